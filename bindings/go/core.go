@@ -1,0 +1,171 @@
+package dsgd
+
+import (
+	"runtime"
+	"sync"
+
+	"dsgd.io/dsgd/internal/raw"
+)
+
+// core is what a session needs while C may still use its memory: the C handle, the pins of bound buffers, and the
+// operations in flight with theirs. It is never reachable from a Session alone: `cores` holds it, so that a Session that
+// the program forgot is collected without its pins being collected first, which Go answers with a panic.
+type core struct {
+	session uintptr
+	workers sync.WaitGroup // the reaper and the log drain: both end after dsgd_close
+
+	closing sync.Mutex // one dsgd_close at a time, so that whoever returns from Close finds it done
+
+	mu      sync.Mutex
+	bound   map[boundKey]*runtime.Pinner
+	ops     map[uintptr]*flight // in flight, by C handle
+	reaping bool                // the reaper runs, or ran
+	closed  bool                // dsgd_close has returned
+}
+
+type boundKey struct{ replica, parameter uintptr }
+
+var cores = struct {
+	sync.Mutex
+	all map[*core]struct{}
+}{all: map[*core]struct{}{}}
+
+func newCore(session uintptr, log LogFunc) *core {
+	c := &core{session: session, bound: map[boundKey]*runtime.Pinner{}, ops: map[uintptr]*flight{}}
+	cores.Lock()
+	cores.all[c] = struct{}{}
+	cores.Unlock()
+	if log != nil {
+		c.workers.Add(1)
+		go func() {
+			defer c.workers.Done()
+			c.drainLog(log)
+		}()
+	}
+	return c
+}
+
+// close ends the session and everything that runs for it. The C handle stays valid: later calls find the session closed.
+func (c *core) close(timeoutMS int) error {
+	c.closing.Lock()
+	defer c.closing.Unlock()
+	var e failure
+	err := e.check(raw.Dsgd_close(c.session, timeoutMS, &e.handle), c)
+	c.mu.Lock()
+	c.closed = true // from here on dsgd refuses to begin operations, and no reaper begins
+	c.mu.Unlock()
+	c.workers.Wait()
+	for _, f := range c.inFlight() {
+		f.finish()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, pins := range c.bound {
+		pins.Unpin()
+		delete(c.bound, key)
+	}
+	return err
+}
+
+// dispose ends a session that the program can no longer reach, and frees it.
+func (c *core) dispose() {
+	_ = c.close(0)
+	raw.Dsgd_session_free(c.session)
+	cores.Lock()
+	delete(cores.all, c)
+	cores.Unlock()
+}
+
+// replace makes pins the ones of a bound buffer; nil for memory that is not Go's. The old ones are let go.
+func (c *core) replace(key boundKey, pins *runtime.Pinner) {
+	if old := c.bound[key]; old != nil {
+		old.Unpin()
+	}
+	if pins == nil {
+		delete(c.bound, key)
+	} else {
+		c.bound[key] = pins
+	}
+}
+
+// start begins an asynchronous operation whose buffers are pinned by pins (nil: none). begin must not block.
+func (c *core) start(owner *Session, step bool, pins *runtime.Pinner, begin func(op *uintptr, err *uintptr) int) (*Op, error) {
+	c.sweep()
+	// Held over the C call: an operation that ends at once must be in the table before the reaper looks for it.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var e failure
+	var handle uintptr
+	if err := e.check(begin(&handle, &e.handle), owner); err != nil {
+		if pins != nil {
+			pins.Unpin()
+		}
+		return nil, err
+	}
+	f := &flight{core: c, key: handle, step: step, handle: handle, pins: pins, done: make(chan struct{})}
+	c.ops[handle] = f
+	return &Op{owner: owner, id: raw.Dsgd_op_id(handle), flight: f}, nil
+}
+
+// forget takes an operation that has ended from the table. Its handle may meanwhile be that of another.
+func (c *core) forget(f *flight) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ops[f.key] == f {
+		delete(c.ops, f.key)
+	}
+}
+
+func (c *core) inFlight() []*flight {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make([]*flight, 0, len(c.ops))
+	for _, f := range c.ops {
+		all = append(all, f)
+	}
+	return all
+}
+
+// sweep ends operations that have ended though nobody waits for them: those whose Op was dropped.
+func (c *core) sweep() {
+	c.mu.Lock()
+	idle := c.reaping || len(c.ops) == 0
+	c.mu.Unlock()
+	if !idle {
+		c.poll(make([]uintptr, 16), 0)
+	}
+}
+
+// startReaper starts the goroutine that ends operations without anybody waiting for them, for the sake of Op.Done. It
+// holds one OS thread until the session closes, however many operations there are.
+func (c *core) startReaper() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reaping || c.closed {
+		return
+	}
+	c.reaping = true
+	c.workers.Add(1)
+	go func() {
+		defer c.workers.Done()
+		handles := make([]uintptr, 64)
+		for c.poll(handles, -1) {
+		}
+	}()
+}
+
+// poll takes operations that have ended from the session's queue, and sees to them. It returns false when the session is
+// closed: what is then in flight is for close to finish, since dsgd uses its buffers until dsgd_close has returned.
+func (c *core) poll(handles []uintptr, timeoutMS int) bool {
+	var count uint64
+	status := raw.Dsgd_queue_poll(c.session, handles, timeoutMS, &count, nil)
+	for _, handle := range handles[:count] {
+		c.mu.Lock()
+		f := c.ops[handle] // perhaps none, or, where a waiter was faster and freed the handle, a later operation
+		c.mu.Unlock()
+		if f != nil {
+			f.ended()
+		}
+	}
+	return status == 0 || Code(status) == ErrWaitTimeout
+}

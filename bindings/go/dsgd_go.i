@@ -1,0 +1,85 @@
+/* Go: package dsgd.io/dsgd/internal/raw, private to the hand-written layer in this folder.
+ *
+ * Handles and the addresses of buffers are uintptr: they are C memory, or Go memory that the hand layer has pinned. What C
+ * only reads or writes during the call (shapes, counts, indices) are slices. Every fallible function returns its status
+ * and fills *error within the same C call, so no state of a thread is involved when the goroutine moves between threads. */
+%module raw
+
+%insert(cgo_comment) %{
+#cgo pkg-config: dsgd
+#cgo CFLAGS: -fno-strict-aliasing
+%}
+
+%{
+#include <dsgd/dsgd.h>
+
+#include <stddef.h>
+
+/* StepResult in Go has this layout; Go's int and C's size_t and pointers are 64 bits wide here. */
+_Static_assert(sizeof(void *) == 8 && sizeof(size_t) == 8, "the Go binding is for 64-bit systems");
+_Static_assert(sizeof(dsgd_step_result) == 56 && offsetof(dsgd_step_result, step) == 8 &&
+                   offsetof(dsgd_step_result, epoch) == 16 && offsetof(dsgd_step_result, size) == 24 &&
+                   offsetof(dsgd_step_result, applied) == 28 && offsetof(dsgd_step_result, all_done) == 32 &&
+                   offsetof(dsgd_step_result, stop) == 36 && offsetof(dsgd_step_result, weight) == 40 &&
+                   offsetof(dsgd_step_result, gradient_norm) == 48,
+               "dsgd_step_result changed: change StepResult in dsgd_go.i with it");
+%}
+
+%insert(go_header) %{
+// StepResult is dsgd_step_result, field by field.
+type StepResult struct {
+	StructSize   uint64
+	Step         int64
+	Epoch        int64
+	Size         int32
+	Applied      int32
+	AllDone      int32
+	Stop         int32
+	Weight       float64
+	GradientNorm float64
+}
+
+// NewStepResult has defaults and its size filled in, as dsgd_step_result_init would.
+func NewStepResult() StepResult { return StepResult{StructSize: uint64(unsafe.Sizeof(StepResult{}))} }
+%}
+%ignore dsgd_step_result; /* read in place, without a C call per field */
+
+%typemap(gotype) SWIGTYPE * "uintptr"
+%typemap(gotype) SWIGTYPE ** "*uintptr"
+%typemap(gotype) void ** "*unsafe.Pointer"
+%typemap(gotype) struct DLManagedTensorVersioned ** "*unsafe.Pointer"
+%typemap(gotype) dsgd_step_result *result "*StepResult"
+%typemap(gotype) int32_t *done "*int32"
+%typemap(gotype) size_t *count "*uint64"
+%typemap(gotype) uint64_t *digest "*uint64"
+
+/* An empty string is NULL where NULL means "the default" or "none". */
+%typemap(in) const char *device, const char *options, const char *reason {
+  $1 = NULL;
+  if ($input.n > 0) {
+    $1 = ($1_ltype)malloc($input.n + 1);
+    if ($1 != NULL) {
+      memcpy($1, $input.p, $input.n);
+      $1[$input.n] = '\0';
+    }
+  }
+}
+%typemap(freearg) const char *device, const char *options, const char *reason "free($1);"
+
+%typemap(gotype) const size_t *counts "[]uint64"
+%typemap(in) const size_t *counts "$1 = $input.len > 0 ? (size_t *)$input.array : NULL;"
+%typemap(gotype) (const int64_t *shape, size_t ndim) "[]int64"
+%typemap(in) (const int64_t *shape, size_t ndim) "$1 = (int64_t *)$input.array; $2 = (size_t)$input.len;"
+%typemap(gotype) (int64_t *indices, size_t max) "[]int64"
+%typemap(in) (int64_t *indices, size_t max) "$1 = (int64_t *)$input.array; $2 = (size_t)$input.len;"
+%typemap(gotype) (dsgd_op **ops, size_t max) "[]uintptr"
+%typemap(in) (dsgd_op **ops, size_t max) "$1 = (dsgd_op **)$input.array; $2 = (size_t)$input.len;"
+
+/* A NULL string and an empty one are the same in Go; only here does the difference matter. */
+%inline %{
+static int32_t dsgd_config_has(const dsgd_config *config, const char *key) {
+  return dsgd_config_get(config, key) != NULL;
+}
+%}
+
+%include "../dsgd.i"

@@ -1,0 +1,3 @@
+module dsgd.io/dsgd
+
+go 1.21

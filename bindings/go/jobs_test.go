@@ -1,0 +1,245 @@
+package dsgd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+func TestStrategiesTakeTheWeightedMeanOfAllWorkers(t *testing.T) {
+	for _, strategy := range []string{"simple", "ps", "allreduce"} {
+		for workers := 2; workers <= 3; workers++ {
+			t.Run(fmt.Sprintf("%s with %d", strategy, workers), func(t *testing.T) {
+				job(t, workers, nil, func(w *worker) {
+					w.ok(w.SetStrategy(strategy, ""))
+					// Only rank 0's values may count.
+					_, _, value, gradient := w.model("p", float32(10*w.Rank()), 1)
+					gradient[0], gradient[1] = float32(w.Rank()), 1
+					sum, weighted := 0, 0
+					for rank := 0; rank < workers; rank++ {
+						sum += rank + 1
+						weighted += rank * (rank + 1)
+					}
+					result := w.step(float64(w.Rank() + 1))
+					w.expect(result.Weight == float64(sum) && result.Size == workers, "%+v", result)
+					want := -0.5 * float32(weighted) / float32(sum)
+					w.expect(near(value[0], want) && value[1] == 0.5, "values %v, want %v and 0.5", value, want)
+					w.sameDigest()
+				})
+			})
+		}
+	}
+}
+
+func near(a, b float32) bool { return a-b < 1e-6 && b-a < 1e-6 }
+
+// sameDigest checks that all workers hold the same bits.
+func (w *worker) sameDigest() {
+	w.t.Helper()
+	digest, err := w.Digest()
+	w.ok(err)
+	lowest, highest := []int64{int64(digest)}, []int64{int64(digest)}
+	w.ok(AllReduce(background, w.Session, lowest, Min))
+	w.ok(AllReduce(background, w.Session, highest, Max))
+	w.expect(lowest[0] == highest[0], "digests range from %x to %x", lowest[0], highest[0])
+}
+
+func TestSwitchingStrategiesBetweenSteps(t *testing.T) {
+	job(t, 2, nil, func(w *worker) {
+		_, _, value, gradient := w.model("p", 0, 0, 0)
+		for i, strategy := range []string{"ps", "simple", "allreduce"} {
+			w.ok(w.SetStrategy(strategy, ""))
+			gradient[i] = float32(2 * w.Rank())
+			w.step(1)
+		}
+		w.expect(equal(value, []float32{-1.5, -1, -0.5}), "values are %v", value)
+		w.failing(w.SetStrategy([]string{"ps", "simple"}[w.Rank()], ""), ErrMismatch)
+	})
+}
+
+func TestUnevenWorkEndsTogether(t *testing.T) {
+	job(t, 2, nil, func(w *worker) {
+		_, _, value, gradient := w.model("p", 0)
+		steps := 0
+		for left := 1 + 2*w.Rank(); ; left-- {
+			weight := 1.0
+			if left <= 0 {
+				weight = 0
+			}
+			gradient[0] = 1
+			result := w.step(weight)
+			if result.AllDone {
+				w.expect(!result.Applied && result.Weight == 0, "%+v", result)
+				break
+			}
+			steps++
+		}
+		w.expect(steps == 3 && value[0] == -1.5, "%d steps led to %v", steps, value[0])
+	})
+}
+
+func TestStopIsSeenByAllInTheSameStep(t *testing.T) {
+	job(t, 3, nil, func(w *worker) {
+		w.model("p", 0)
+		for step := 0; step < 4; step++ {
+			if step == 2 && w.Rank() == 1 {
+				w.ok(w.RequestStop())
+			}
+			w.expect(w.step(1).Stop == (step == 2), "step %d", step)
+		}
+	})
+}
+
+func TestDifferentModelsAreAMismatchOnAllWorkers(t *testing.T) {
+	job(t, 2, nil, func(w *worker) {
+		p, err := w.AddParameter("p", Float32, []int{2 + w.Rank()})
+		w.ok(err)
+		r, err := w.AddReplica("cpu")
+		w.ok(err)
+		w.ok(Bind(r, p, make([]float32, 2+w.Rank()), make([]float32, 2+w.Rank())))
+		failed := w.failing(w.Start(), ErrMismatch)
+		w.expect(strings.Contains(failed.Message, "p") && failed.Parameter == "p", "%+v", failed)
+	})
+}
+
+func TestObjectsReachEveryWorker(t *testing.T) {
+	job(t, 3, nil, func(w *worker) {
+		text := []byte("a vocabulary")
+		if w.Rank() == 1 {
+			w.ok(w.PutObject("vocabulary", text))
+			w.ok(w.PutObject("nothing", nil))
+			w.failing(w.PutObject("vocabulary", text), ErrExists)
+		}
+		got, err := w.GetObject(background, "vocabulary")
+		w.ok(err)
+		w.expect(string(got) == "a vocabulary", "got %q", got)
+		got[0] = 'A' // a copy: others see no change
+		again, err := w.GetObject(background, "vocabulary")
+		w.ok(err)
+		w.expect(string(again) == "a vocabulary", "got %q the second time", again)
+		nothing, err := w.GetObject(background, "nothing")
+		w.ok(err)
+		w.expect(len(nothing) == 0, "got %q for no bytes", nothing)
+		ended, cancel := context.WithCancel(background)
+		cancel()
+		looked, err := w.GetObject(ended, "vocabulary")
+		w.expect(err == nil && string(looked) == "a vocabulary", "a look found %q, %v", looked, err)
+		_, err = w.GetObject(ended, "never")
+		w.expect(err == context.Canceled, "a look for what nobody put gave %v", err)
+		w.ok(w.Barrier(background))
+	})
+}
+
+func TestWaitingForAnObjectThatNobodyPuts(t *testing.T) {
+	job(t, 1, settings{"step_timeout": "30ms"}, func(w *worker) {
+		_, err := w.GetObject(background, "never")
+		w.expect(errors.Is(err, ErrWaitTimeout), "got %v", err)
+	})
+}
+
+func TestShardsCoverEverySampleOnce(t *testing.T) {
+	for workers := 1; workers <= 3; workers++ {
+		t.Run(strconv.Itoa(workers)+" workers", func(t *testing.T) {
+			job(t, workers, nil, func(w *worker) {
+				const samples = 100
+				shard, err := w.NewShard(samples, 7)
+				w.ok(err)
+				var orders [3][]int64
+				for epoch := range orders {
+					w.ok(shard.SetEpoch(uint64(epoch)))
+					seen, batch := make([]int64, samples), make([]int64, 8)
+					for {
+						n, err := shard.Next(batch)
+						w.ok(err)
+						if n == 0 {
+							break
+						}
+						orders[epoch] = append(orders[epoch], batch[:n]...)
+						for _, index := range batch[:n] {
+							seen[index]++
+						}
+					}
+					w.expect(uint64(len(orders[epoch])) == shard.Size(), "%d of %d", len(orders[epoch]), shard.Size())
+					w.ok(AllReduce(background, w.Session, seen, Sum))
+					for index, times := range seen {
+						w.expect(times == 1, "sample %d came %d times in epoch %d", index, times, epoch)
+					}
+				}
+				w.expect(!equal(orders[0], orders[1]) && !equal(orders[1], orders[2]), "epochs have the same order")
+				_, err = shard.Next(nil)
+				w.failing(err, ErrInvalidArgument)
+
+				ordered, err := w.NewShard(samples, 7, Sequential)
+				w.ok(err)
+				batch := make([]int64, 2)
+				n, err := ordered.Next(batch)
+				w.ok(err)
+				w.expect(n == 2 && equal(batch, []int64{int64(w.Rank()), int64(w.Rank() + workers)}), "in order: %v", batch)
+				_, err = w.NewShard(samples, 7, ShardFlag(1<<20))
+				w.failing(err, ErrInvalidArgument)
+			})
+		})
+	}
+}
+
+func TestRanksAndSizes(t *testing.T) {
+	job(t, 3, nil, func(w *worker) {
+		ranks := []int64{1 << (8 * w.Rank()), 1 << (8 * w.LocalRank())}
+		w.ok(AllReduce(background, w.Session, ranks, Sum))
+		w.expect(ranks[0] == 0x10101 && ranks[1] == 0x10101, "ranks %x", ranks)
+		w.expect(w.Size() == 3 && w.LocalSize() == 3 && w.Epoch() >= 0, "%d, %d, %d", w.Size(), w.LocalSize(), w.Epoch())
+	})
+}
+
+func TestJoiningFailsWithAReason(t *testing.T) {
+	head, err := StartHead(configure(t, bounded, settings{"head": "127.0.0.1:0", "num_workers": "2", "token": "secret"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer head.Close()
+	at := settings{"head": head.Address(), "num_workers": "2", "token": "secret", "init_timeout": "300ms"}
+	for name, c := range map[string]struct {
+		with settings
+		code Code
+	}{
+		"wrong token":      {settings{"token": "guess"}, ErrUnauthorized},
+		"other job":        {settings{"job": "another"}, ErrUnauthorized},
+		"other size":       {settings{"num_workers": "3"}, ErrMismatch},
+		"nobody else":      {nil, ErrTimeout},
+		"no head there":    {settings{"head": "127.0.0.1:1", "embed_head": "never"}, ErrUnreachable},
+		"no head given":    {settings{"head": ""}, ErrInvalidArgument},
+		"not a host":       {settings{"head": "no-such-host.invalid:7700"}, ErrUnreachable},
+		"min over workers": {settings{"min_workers": "5"}, ErrInvalidArgument},
+	} {
+		if session, err := Init(configure(t, at, c.with)); !errors.Is(err, c.code) {
+			t.Errorf("%s: Init gave %v, %v; want %v", name, session, err, c.code)
+		}
+	}
+}
+
+func TestTwoWorkersOfTheSameID(t *testing.T) {
+	head, err := StartHead(configure(t, bounded, settings{"head": "127.0.0.1:0", "num_workers": "2"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer head.Close()
+	at := settings{"head": head.Address(), "num_workers": "2", "worker_id": "twin", "init_timeout": "1s"}
+	config := configure(t, at) // one configuration for several sessions at the same time
+	results := make(chan error, 2)
+	for i := 0; i < 2; i++ {
+		go func() {
+			session, err := Init(config)
+			if err == nil {
+				session.Close()
+			}
+			results <- err
+		}()
+	}
+	first, second := <-results, <-results
+	if !errors.Is(first, ErrExists) && !errors.Is(second, ErrExists) {
+		t.Errorf("two workers of one id joined: %v, %v", first, second)
+	}
+}

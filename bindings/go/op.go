@@ -1,0 +1,190 @@
+package dsgd
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"time"
+
+	"dsgd.io/dsgd/internal/raw"
+)
+
+// Op is work in progress. Its buffers are the library's, and pinned, until it has ended, however it ends. A dropped Op goes
+// on; what it held is let go when the session next begins an operation, or closes.
+type Op struct {
+	owner  *Session // an Op keeps its session open
+	id     uint64
+	flight *flight
+}
+
+// ID is the number of the operation, unique in its session.
+func (o *Op) ID() uint64 { return o.id }
+
+// Done is closed when the operation has ended. A step begun with [Session.StepBegin] ends only after all gradients are
+// ready: mark them, or call [Session.StepFlush] before waiting on the channel. [Op.Wait] does that by itself, and is faster.
+func (o *Op) Done() <-chan struct{} {
+	if !o.flight.ended() {
+		o.owner.core.startReaper()
+	}
+	return o.flight.done
+}
+
+// Err is how the operation ended; nil while it has not.
+func (o *Op) Err() error {
+	if !o.flight.ended() {
+		return nil
+	}
+	return o.flight.err
+}
+
+// Wait waits until the operation has ended and returns how. When the context ends first, its error is returned, some
+// milliseconds later, and the operation goes on. Gradients of a step that are not marked when Wait is called count as ready
+// then.
+func (o *Op) Wait(ctx context.Context) error {
+	defer runtime.KeepAlive(o)
+	return o.flight.wait(ctx)
+}
+
+// StepResult is the result of a step that has ended without error.
+func (o *Op) StepResult() (StepResult, error) {
+	f := o.flight
+	switch {
+	case !f.ended():
+		return StepResult{}, &Error{Code: ErrState, Rank: -1,
+			Message: "the operation has not ended: wait for it before asking for its step result"}
+	case f.err != nil:
+		return StepResult{}, f.err
+	case !f.step:
+		return StepResult{}, invalid("the operation is not a step: only those of StepBegin have a step result")
+	}
+	return f.result, nil
+}
+
+// flight is an operation as the package keeps it, whether or not the program still holds its Op.
+type flight struct {
+	core *core
+	key  uintptr // the handle, as the table knows it
+	step bool
+	done chan struct{}
+
+	mu      sync.Mutex
+	handle  uintptr // valid until the operation has ended and nobody waits in C
+	waiters int     // goroutines in dsgd_op_wait
+	over    bool
+	pins    *runtime.Pinner
+
+	err    error // these two are written before done is closed
+	result StepResult
+}
+
+// slice is how late a wait in C notices that its context has ended.
+const slice = 20 * time.Millisecond
+
+// wait waits in C, where the caller's own thread can drive the operation: much shorter than through another goroutine.
+func (f *flight) wait(ctx context.Context) error {
+	f.mu.Lock()
+	if f.over {
+		f.mu.Unlock()
+		return f.err
+	}
+	f.waiters++
+	f.mu.Unlock()
+	defer f.leave()
+
+	timeoutMS := -1
+	if cancelled(ctx) != nil {
+		timeoutMS = milliseconds(slice)
+		if ctx.Err() != nil { // looks once, and makes the gradients of a step ready
+			timeoutMS = 0
+		}
+	}
+	for {
+		status := raw.Dsgd_op_wait(f.handle, timeoutMS, nil)
+		if f.ended() {
+			return f.err
+		}
+		if Code(status) != ErrWaitTimeout { // the session is being closed, and will end it
+			select {
+			case <-f.done:
+				return f.err
+			case <-cancelled(ctx):
+			}
+		}
+		if ctx != nil && ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+func (f *flight) leave() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.waiters--
+	f.free()
+}
+
+// ended looks whether the operation has ended, and if so sees to the rest of it.
+func (f *flight) ended() bool {
+	f.mu.Lock()
+	if f.over {
+		f.mu.Unlock()
+		return true
+	}
+	var e failure
+	var done int32
+	err := e.check(raw.Dsgd_op_test(f.handle, &done, &e.handle), f)
+	if done != 0 {
+		f.end(err)
+	}
+	f.mu.Unlock()
+	if done != 0 {
+		f.core.forget(f)
+	}
+	return done != 0
+}
+
+// end lets the buffers go and tells who waits. The caller holds mu.
+func (f *flight) end(err error) {
+	if f.step && err == nil {
+		var e failure
+		result := raw.NewStepResult()
+		err = e.check(raw.Dsgd_op_step_result(f.handle, &result, &e.handle), f)
+		f.result = stepResult(&result)
+	}
+	f.err = err
+	if f.pins != nil {
+		f.pins.Unpin()
+		f.pins = nil
+	}
+	f.over = true
+	f.free()
+	close(f.done)
+}
+
+// free frees the handle once it is of no use. The caller holds mu.
+func (f *flight) free() {
+	if f.over && f.waiters == 0 {
+		raw.Dsgd_op_free(f.handle)
+		f.handle = 0
+	}
+}
+
+// finish ends an operation of a session that was closed, and whose buffers are therefore the program's again.
+func (f *flight) finish() {
+	if f.ended() {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.over {
+		f.end(&Error{Code: ErrClosed, Rank: -1, Message: "the session was closed before the operation ended"})
+	}
+}
+
+// cancelled is ctx.Done(), for a nil context too.
+func cancelled(ctx context.Context) <-chan struct{} {
+	if ctx == nil {
+		return nil
+	}
+	return ctx.Done()
+}

@@ -1,0 +1,76 @@
+package dsgd
+
+import (
+	"runtime"
+
+	"dsgd.io/dsgd/internal/raw"
+)
+
+// ParameterFlag says what is special about a parameter.
+type ParameterFlag uint32
+
+// Untrained is state without gradient, such as batch-norm's running mean: given out at start, not stepped.
+const Untrained ParameterFlag = 1
+
+// Parameter is a named tensor that is trained.
+type Parameter struct {
+	session *Session
+	handle  uintptr
+	dtype   DType
+	shape   []int
+
+	untrained bool
+}
+
+// AddParameter registers a tensor, before Start. All workers register the same names, shapes, dtypes and flags in the same
+// order. An empty shape is a scalar; a dimension of 0 is valid. Trained parameters are Float32 or Float64.
+func (s *Session) AddParameter(name string, dtype DType, shape []int, flags ...ParameterFlag) (*Parameter, error) {
+	if err := checkText("name of the parameter", name); err != nil {
+		return nil, err
+	}
+	dimensions := make([]int64, len(shape))
+	for i, n := range shape {
+		dimensions[i] = int64(n)
+	}
+	var all ParameterFlag
+	for _, flag := range flags {
+		all |= flag
+	}
+	var e failure
+	var handle uintptr
+	err := e.check(raw.Dsgd_parameter_add(s.pointer(), name, int(dtype), dimensions, uint(all), &handle, &e.handle), s)
+	if err != nil {
+		return nil, err
+	}
+	return &Parameter{session: s, handle: handle, dtype: dtype, shape: append([]int(nil), shape...),
+		untrained: all&Untrained != 0}, nil
+}
+
+// Set changes settings of this parameter: "rate=0.1" multiplies the learning rate, "decay=0" replaces the weight decay,
+// "frozen=1" leaves it out of steps. Equal on all workers; before Start, or between steps by all of them.
+func (p *Parameter) Set(options string) error {
+	if err := checkText("options of the parameter", options); err != nil {
+		return err
+	}
+	var e failure
+	return e.check(raw.Dsgd_parameter_set(p.pointer(), options, &e.handle), p)
+}
+
+// Name of the parameter.
+func (p *Parameter) Name() string {
+	defer runtime.KeepAlive(p)
+	return raw.Dsgd_parameter_name(p.pointer())
+}
+
+// DType of its elements.
+func (p *Parameter) DType() DType { return p.dtype }
+
+// Shape, outermost dimension first.
+func (p *Parameter) Shape() []int { return append([]int(nil), p.shape...) }
+
+func (p *Parameter) pointer() uintptr {
+	if p == nil {
+		return 0
+	}
+	return p.handle
+}

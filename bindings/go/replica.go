@@ -1,0 +1,172 @@
+package dsgd
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"dsgd.io/dsgd/internal/raw"
+)
+
+// Replica is one copy of the model on one device of this worker.
+type Replica struct {
+	session *Session
+	handle  uintptr
+}
+
+// AddReplica adds a copy of the model on a device, before Start: "cpu", or "" for the next entry of the configuration's
+// `devices`.
+func (s *Session) AddReplica(device string) (*Replica, error) {
+	if err := checkText("device", device); err != nil {
+		return nil, err
+	}
+	var e failure
+	var handle uintptr
+	if err := e.check(raw.Dsgd_replica_add(s.pointer(), device, &handle, &e.handle), s); err != nil {
+		return nil, err
+	}
+	return &Replica{session: s, handle: handle}, nil
+}
+
+// SetWeight gives this replica a contribution weight of its own from the next step on, instead of an equal part of the
+// step's; a negative number goes back to that.
+func (r *Replica) SetWeight(weight float64) error {
+	var e failure
+	return e.check(raw.Dsgd_replica_weight(r.pointer(), weight, &e.handle), r)
+}
+
+// Bind gives dsgd slices of the program's own for one parameter of one replica: values, and gradients (nil for an untrained
+// parameter). Both have exactly the parameter's number of elements. They are pinned, and used in place, until others are
+// bound or the session closes; binding again is possible between steps.
+func Bind[T Element](r *Replica, p *Parameter, value, gradient []T) error {
+	if err := checkPair[T](r, p); err != nil {
+		return err
+	}
+	pins := pinned(value, gradient)
+	var valueAt, gradientAt uintptr
+	if value != nil {
+		valueAt = address(value)
+	}
+	if gradient != nil {
+		gradientAt = address(gradient)
+	}
+	core := r.session.core
+	core.mu.Lock()
+	defer core.mu.Unlock()
+	var e failure
+	err := e.check(raw.Dsgd_bind(r.handle, p.handle, valueAt, nbytes(value), gradientAt, nbytes(gradient), &e.handle), r)
+	if err == nil && core.closed { // closed since: nobody would unpin them later
+		err = &Error{Code: ErrClosed, Rank: -1, Message: "the session was closed while buffers were bound"}
+	}
+	if err != nil {
+		pins.Unpin()
+		return err
+	}
+	core.replace(boundKey{r.handle, p.handle}, pins)
+	return nil
+}
+
+// Buffers is memory of the library for one parameter of one replica: the fastest, since it may lie where peers reach it.
+// The slices are valid as long as the Buffers or the [Session] is reachable, also beyond Close; a slice alone does not keep
+// the memory.
+type Buffers[T Element] struct {
+	Value    []T
+	Gradient []T // nil for an untrained parameter
+
+	memory *memory
+}
+
+type memory struct{ handle uintptr }
+
+// Alloc binds a parameter of a replica to memory of the library, zeroed. Calling it again gives the same memory.
+func Alloc[T Element](r *Replica, p *Parameter) (*Buffers[T], error) {
+	if err := checkPair[T](r, p); err != nil {
+		return nil, err
+	}
+	var e failure
+	var value, gradient unsafe.Pointer
+	if err := e.check(raw.Dsgd_alloc(r.handle, p.handle, &value, &gradient, &e.handle), r); err != nil {
+		return nil, err
+	}
+	m := new(memory)
+	var handle uintptr
+	if err := e.check(raw.Dsgd_memory_get(r.handle, p.handle, &handle, &e.handle), r); err != nil {
+		return nil, err
+	}
+	m.handle = handle
+	runtime.SetFinalizer(m, func(m *memory) { raw.Dsgd_memory_free(m.handle) })
+	bytes := raw.Dsgd_memory_nbytes(handle)
+	return &Buffers[T]{Value: sliceAt[T](value, bytes), Gradient: sliceAt[T](gradient, bytes), memory: m}, nil
+}
+
+// BindDLPack is [Bind] with tensors of other libraries in the process: pointers to struct DLManagedTensorVersioned of
+// DLPack 1.x. On success dsgd owns both and calls their deleters when they are bound no more; on failure they stay the
+// caller's. gradient is nil for an untrained parameter.
+func (r *Replica) BindDLPack(p *Parameter, value, gradient unsafe.Pointer) error {
+	if r == nil || p == nil || r.session == nil {
+		return missing()
+	}
+	var e failure
+	core := r.session.core
+	core.mu.Lock()
+	defer core.mu.Unlock()
+	err := e.check(raw.Dsgd_bind_dlpack(r.handle, p.handle, uintptr(value), uintptr(gradient), &e.handle), r)
+	if err == nil {
+		core.replace(boundKey{r.handle, p.handle}, nil)
+	}
+	return err
+}
+
+// ExportDLPack makes tensors over the memory of [Alloc], for other libraries in the process: pointers to struct
+// DLManagedTensorVersioned. Each keeps the memory until its deleter is called; gradient is nil for an untrained parameter.
+func (r *Replica) ExportDLPack(p *Parameter) (value, gradient unsafe.Pointer, err error) {
+	if r == nil || p == nil {
+		return nil, nil, missing()
+	}
+	var e failure
+	to := new(unsafe.Pointer)
+	if p.untrained {
+		to = nil
+	}
+	err = e.check(raw.Dsgd_export_dlpack(r.handle, p.handle, &value, to, &e.handle), r)
+	if err == nil && to != nil {
+		gradient = *to
+	}
+	return value, gradient, err
+}
+
+// GradientReady says that this gradient is complete and will not change until the step ends. Any goroutine, any order.
+func (r *Replica) GradientReady(p *Parameter) error {
+	var e failure
+	return e.check(raw.Dsgd_gradient_ready(r.pointer(), p.pointer(), 0, &e.handle), r)
+}
+
+// GradientAbsent says that this replica has no gradient of this parameter in the step begun, or, with none begun, in the
+// next one: its weight then does not count for that parameter.
+func (r *Replica) GradientAbsent(p *Parameter) error {
+	var e failure
+	return e.check(raw.Dsgd_gradient_absent(r.pointer(), p.pointer(), &e.handle), r)
+}
+
+func (r *Replica) pointer() uintptr {
+	if r == nil {
+		return 0
+	}
+	return r.handle
+}
+
+func missing() error {
+	return invalid("the replica or the parameter is nil: use those that AddReplica and AddParameter returned")
+}
+
+// checkPair finds what C cannot see: elements of another type with the right number of bytes.
+func checkPair[T Element](r *Replica, p *Parameter) error {
+	if r == nil || p == nil || r.session == nil || p.session == nil {
+		return missing()
+	}
+	if got := dtypeOf[T](); got != p.dtype {
+		return &Error{Code: ErrInvalidArgument, Rank: -1, Parameter: p.Name(), Message: fmt.Sprintf(
+			"parameter '%s' has elements of %v, the buffers have %v: give slices of %v", p.Name(), p.dtype, got, p.dtype)}
+	}
+	return nil
+}

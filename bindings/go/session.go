@@ -1,0 +1,148 @@
+package dsgd
+
+import (
+	"math"
+	"runtime"
+	"time"
+
+	"dsgd.io/dsgd/internal/raw"
+)
+
+// Session is one worker's membership in a job. Several sessions in one process are independent. Close it: one that is
+// merely forgotten leaves the job when the garbage collector finds it.
+type Session struct{ core *core }
+
+// Init joins a job: it reaches the head, or becomes it, and waits up to `init_timeout` until all workers have come. A nil
+// config means environment and defaults.
+func Init(config *Config) (*Session, error) {
+	var e failure
+	var handle uintptr
+	var log LogFunc
+	err := config.use(func(configured uintptr, function LogFunc) error {
+		log = function
+		return e.check(raw.Dsgd_init(configured, &handle, &e.handle), config)
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{core: newCore(handle, log)}
+	// The collector's goroutine must not wait for the network.
+	runtime.SetFinalizer(s, func(s *Session) { go s.core.dispose() })
+	return s, nil
+}
+
+// pointer is the C handle; NULL, which C refuses, for a Session that Init did not make. Whoever uses it keeps s alive.
+func (s *Session) pointer() uintptr {
+	if s == nil || s.core == nil {
+		return 0
+	}
+	return s.core.session
+}
+
+// Close ends the membership in good order: it waits up to `step_timeout` for operations in flight, then ends them with
+// [ErrClosed], tells the others, and lets all buffers go. Afterwards every call on the session returns ErrClosed. Closing
+// twice is fine.
+func (s *Session) Close() error { return s.close(-1) }
+
+// CloseWithin is Close with another limit on the wait for operations in flight.
+func (s *Session) CloseWithin(timeout time.Duration) error { return s.close(milliseconds(timeout)) }
+
+func (s *Session) close(timeoutMS int) error {
+	if s.pointer() == 0 {
+		return notASession()
+	}
+	defer runtime.KeepAlive(s)
+	return s.core.close(timeoutMS)
+}
+
+// Abort ends all operations of all workers with [ErrAborted], this worker's rank and the reason. The session can then only
+// be closed. It never blocks.
+func (s *Session) Abort(reason string) error {
+	if err := checkText("reason", reason); err != nil {
+		return err
+	}
+	var e failure
+	return e.check(raw.Dsgd_abort(s.pointer(), reason, &e.handle), s)
+}
+
+// Rank of this worker, 0 .. Size()-1; -1 once the session is closed.
+func (s *Session) Rank() int { return s.number(raw.Dsgd_rank(s.pointer())) }
+
+// Size is the number of workers; -1 once the session is closed.
+func (s *Session) Size() int { return s.number(raw.Dsgd_size(s.pointer())) }
+
+// LocalRank is the rank among the workers on this node; -1 once the session is closed.
+func (s *Session) LocalRank() int { return s.number(raw.Dsgd_local_rank(s.pointer())) }
+
+// LocalSize is the number of workers on this node; -1 once the session is closed.
+func (s *Session) LocalSize() int { return s.number(raw.Dsgd_local_size(s.pointer())) }
+
+// Epoch is the number of the view, which only grows; -1 once the session is closed.
+func (s *Session) Epoch() int64 { return int64(s.number(int(raw.Dsgd_epoch(s.pointer())))) }
+
+func (s *Session) number(result int) int {
+	runtime.KeepAlive(s)
+	if result < 0 {
+		return -1
+	}
+	return result
+}
+
+// SetOptimizer sets the optimizer, before Start: "sgd", "adam", "adamw" or "none", with options such as
+// "lr=0.1 momentum=0.9" ("" for defaults). Names, definitions and defaults are PyTorch's.
+func (s *Session) SetOptimizer(name, options string) error {
+	return s.named(raw.Dsgd_optimizer_set, "optimizer", name, options)
+}
+
+// SetStrategy sets how gradients become new values: "simple", "ps" or "allreduce", with options such as "algorithm=ring"
+// ("" for none). After Start all workers call it between steps with equal arguments.
+func (s *Session) SetStrategy(name, options string) error {
+	return s.named(raw.Dsgd_strategy_set, "strategy", name, options)
+}
+
+func (s *Session) named(set func(session uintptr, name, options string, err *uintptr) int, what, name, options string) error {
+	if err := checkText("name of the "+what, name); err != nil {
+		return err
+	}
+	if err := checkText("options of the "+what, options); err != nil {
+		return err
+	}
+	var e failure
+	return e.check(set(s.pointer(), name, options, &e.handle), s)
+}
+
+// SetLearningRate holds from the next step on; equal on all workers.
+func (s *Session) SetLearningRate(rate float64) error {
+	var e failure
+	return e.check(raw.Dsgd_learning_rate_set(s.pointer(), rate, &e.handle), s)
+}
+
+// Start checks that all workers agree on parameters, optimizer and strategy, then gives every replica of every worker the
+// values of rank 0's first replica.
+func (s *Session) Start() error {
+	var e failure
+	return e.check(raw.Dsgd_start(s.pointer(), &e.handle), s)
+}
+
+// Digest of the values of all parameters of the first replica: equal bits, equal digest.
+func (s *Session) Digest() (uint64, error) {
+	var e failure
+	var digest uint64
+	err := e.check(raw.Dsgd_digest(s.pointer(), &digest, &e.handle), s)
+	return digest, err
+}
+
+func notASession() error {
+	return invalid("this Session was not made by Init; call Init and check its error")
+}
+
+// milliseconds rounds up, so that a short wait stays a wait; negative durations mean "no limit of my own".
+func milliseconds(d time.Duration) int {
+	if d < 0 {
+		return -1
+	}
+	if d > math.MaxInt32*time.Millisecond {
+		return math.MaxInt32
+	}
+	return int((d + time.Millisecond - 1) / time.Millisecond)
+}

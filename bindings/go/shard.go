@@ -1,0 +1,66 @@
+package dsgd
+
+import (
+	"runtime"
+
+	"dsgd.io/dsgd/internal/raw"
+)
+
+// ShardFlag changes how a data set is read.
+type ShardFlag uint32
+
+// Sequential does not shuffle.
+const Sequential ShardFlag = 1
+
+// Shard is the data shard of this worker: which sample indices it reads in an epoch. Over all workers every index
+// 0 .. samples-1 comes exactly once per epoch. One goroutine at a time.
+type Shard struct {
+	session *Session
+	handle  uintptr
+}
+
+// NewShard stands at the beginning of epoch 0. The order depends on seed and epoch alone.
+func (s *Session) NewShard(samples, seed uint64, flags ...ShardFlag) (*Shard, error) {
+	var all ShardFlag
+	for _, flag := range flags {
+		all |= flag
+	}
+	var e failure
+	var handle uintptr
+	if err := e.check(raw.Dsgd_shard_new(s.pointer(), samples, seed, uint(all), &handle, &e.handle), s); err != nil {
+		return nil, err
+	}
+	shard := &Shard{session: s, handle: handle}
+	runtime.SetFinalizer(shard, func(shard *Shard) { raw.Dsgd_shard_free(shard.handle) })
+	return shard, nil
+}
+
+// SetEpoch goes to the beginning of an epoch, 0, 1, 2, ...
+func (s *Shard) SetEpoch(epoch uint64) error {
+	var e failure
+	return e.check(raw.Dsgd_shard_epoch(s.pointer(), epoch, &e.handle), s)
+}
+
+// Next fills indices with the next ones and returns their number; 0 when the epoch is over.
+func (s *Shard) Next(indices []int64) (int, error) {
+	if len(indices) == 0 {
+		return 0, invalid("the slice for the indices is empty: give it the length of a batch")
+	}
+	var e failure
+	var count uint64
+	err := e.check(raw.Dsgd_shard_next(s.pointer(), indices, &count, &e.handle), s)
+	return int(count), err
+}
+
+// Size is the number of indices per epoch on this worker.
+func (s *Shard) Size() uint64 {
+	defer runtime.KeepAlive(s)
+	return raw.Dsgd_shard_size(s.pointer())
+}
+
+func (s *Shard) pointer() uintptr {
+	if s == nil {
+		return 0
+	}
+	return s.handle
+}

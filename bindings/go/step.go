@@ -1,0 +1,71 @@
+package dsgd
+
+import (
+	"context"
+
+	"dsgd.io/dsgd/internal/raw"
+)
+
+// StepResult is what became of a step.
+type StepResult struct {
+	Step         int64   // index of this step, from 0
+	Epoch        int64   // view in which it completed
+	Size         int     // workers in that view
+	Applied      bool    // values were updated; false: skipped, since all weights were 0
+	AllDone      bool    // every worker gave weight 0: nobody has data left
+	Stop         bool    // some worker called RequestStop before this step
+	Weight       float64 // sum of all contribution weights
+	GradientNorm float64 // L2 norm of the mean gradient; NaN unless `gradient_norm` is configured
+}
+
+func stepResult(r *raw.StepResult) StepResult {
+	return StepResult{Step: r.Step, Epoch: r.Epoch, Size: int(r.Size), Applied: r.Applied != 0, AllDone: r.AllDone != 0,
+		Stop: r.Stop != 0, Weight: r.Weight, GradientNorm: r.GradientNorm}
+}
+
+// Step is one synchronous step: the mean of all replicas' gradients over all workers updates every replica. weight is this
+// worker's contribution weight, usually its number of samples; 0 when it has no data left: go on calling until AllDone.
+// When the context ends first, the step goes on, and no other can begin before it has ended: end the session, or use
+// StepBegin to wait again.
+func (s *Session) Step(ctx context.Context, weight float64) (StepResult, error) {
+	if cancelled(ctx) != nil {
+		op, err := s.StepBegin(weight)
+		if err != nil {
+			return StepResult{}, err
+		}
+		if err := op.Wait(ctx); err != nil {
+			return StepResult{}, err
+		}
+		return op.StepResult()
+	}
+	var e failure
+	result := raw.NewStepResult()
+	if err := e.check(raw.Dsgd_step(s.pointer(), weight, &result, &e.handle), s); err != nil {
+		return StepResult{}, err
+	}
+	return stepResult(&result), nil
+}
+
+// StepBegin begins a step that overlaps the backward pass: mark gradients with [Replica.GradientReady] as they are ready,
+// then wait for the operation. It never blocks.
+func (s *Session) StepBegin(weight float64) (*Op, error) {
+	if s.pointer() == 0 {
+		return nil, notASession()
+	}
+	return s.core.start(s, true, nil, func(op, err *uintptr) int {
+		return raw.Dsgd_step_begin(s.pointer(), weight, op, err)
+	})
+}
+
+// StepFlush says that all gradients not yet marked are ready, for programs that wait on [Op.Done].
+func (s *Session) StepFlush() error {
+	var e failure
+	return e.check(raw.Dsgd_step_flush(s.pointer(), &e.handle), s)
+}
+
+// RequestStop asks all workers to stop: every one sees Stop in the result of the same step, the next that this worker
+// begins.
+func (s *Session) RequestStop() error {
+	var e failure
+	return e.check(raw.Dsgd_stop_request(s.pointer(), &e.handle), s)
+}

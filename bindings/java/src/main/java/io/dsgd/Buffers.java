@@ -1,0 +1,74 @@
+package io.dsgd;
+
+import java.nio.Buffer;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.DoubleBuffer;
+import java.nio.FloatBuffer;
+import java.nio.IntBuffer;
+import java.nio.LongBuffer;
+
+/**
+ * Checks buffers before they go to C. Direct ones in native byte order pass, uncopied; what C sees
+ * is the range from position to limit. Everything else is refused with the way to make it right.
+ */
+final class Buffers {
+  private Buffers() {}
+
+  /** A buffer that dsgd reads. */
+  static Buffer readable(Buffer buffer, DType type, String name) {
+    if (buffer == null) {
+      throw DsgdException.invalid(name + " is null; pass a direct buffer");
+    }
+    if (!buffer.isDirect()) {
+      throw DsgdException.invalid(
+          name
+              + " is a heap buffer; dsgd reads and writes buffers in place: make it with"
+              + " ByteBuffer.allocateDirect(n).order(ByteOrder.nativeOrder()) or Replica.alloc");
+    }
+    DType elements = DType.of(buffer, name);
+    if (elements != type && elements != DType.UINT8) {
+      throw DsgdException.invalid(
+          name
+              + " holds "
+              + elements
+              + " but "
+              + type
+              + " is asked for; pass the buffer of that type or a ByteBuffer");
+    }
+    ByteOrder order = order(buffer);
+    if (order != ByteOrder.nativeOrder() && type.size() > 1) {
+      throw DsgdException.invalid(
+          name
+              + " has byte order "
+              + order
+              + "; call order(ByteOrder.nativeOrder()) on the ByteBuffer, before its"
+              + " asFloatBuffer() or the like");
+    }
+    boolean whole = buffer.position() == 0 && buffer.limit() == buffer.capacity();
+    return whole ? buffer : buffer.slice();
+  }
+
+  /** A buffer that dsgd writes. */
+  static Buffer writable(Buffer buffer, DType type, String name) {
+    Buffer checked = readable(buffer, type, name);
+    if (checked.isReadOnly()) {
+      throw DsgdException.invalid(
+          name + " is read-only but dsgd writes to it; pass a writable buffer");
+    }
+    return checked;
+  }
+
+  private static ByteOrder order(Buffer buffer) {
+    if (buffer instanceof FloatBuffer floats) {
+      return floats.order();
+    } else if (buffer instanceof DoubleBuffer doubles) {
+      return doubles.order();
+    } else if (buffer instanceof IntBuffer ints) {
+      return ints.order();
+    } else if (buffer instanceof LongBuffer longs) {
+      return longs.order();
+    }
+    return ((ByteBuffer) buffer).order();
+  }
+}

@@ -1,0 +1,95 @@
+package io.dsgd;
+
+import java.nio.Buffer;
+
+/**
+ * The collectives of {@link Session}, each for a call that blocks and for one that returns an
+ * operation.
+ */
+final class Collectives {
+  private static final long WORLD = 0; // the group: all workers
+
+  /** One checked call; {@code operation} null blocks. The buffers are those that C sees. */
+  record Call(InFlight.Start start, Buffer... buffers) {}
+
+  private Collectives() {}
+
+  static void run(Session session, Call call) {
+    session.use(s -> call.start.with(s, null));
+  }
+
+  static Operation<Void> begin(Session session, Call call) {
+    return session.inFlight().begin(session, call.start, op -> null, call.buffers);
+  }
+
+  static Call allReduce(Buffer data, Reduction reduction) {
+    DType type = DType.of(data, "data");
+    Buffer d = Buffers.writable(data, type, "data");
+    int code = code(reduction);
+    return new Call((s, op) -> Raw.dsgd_allreduce(s, WORLD, d, type.code, code, op), d);
+  }
+
+  static Call broadcast(Buffer data, int root) {
+    DType type = DType.of(data, "data");
+    Buffer d =
+        Buffers.writable(
+            data, type, "data"); // the root's is only read, but who is root is C's to say
+    return new Call((s, op) -> Raw.dsgd_broadcast(s, WORLD, d, type.code, root, op), d);
+  }
+
+  static Call allGather(Session session, Buffer send, Buffer receive, long... counts) {
+    DType type = DType.of(send, "send");
+    Buffer from = Buffers.readable(send, type, "send");
+    Buffer to = Buffers.writable(receive, type, "receive");
+    long[] parts = parts(session, counts);
+    return new Call(
+        (s, op) -> Raw.dsgd_allgather(s, WORLD, from, to, parts, type.code, op), from, to);
+  }
+
+  static Call reduceScatter(
+      Session session, Buffer send, Buffer receive, Reduction reduction, long... counts) {
+    DType type = DType.of(send, "send");
+    Buffer from = Buffers.readable(send, type, "send");
+    Buffer to = Buffers.writable(receive, type, "receive");
+    long[] parts = parts(session, counts);
+    int code = code(reduction);
+    return new Call(
+        (s, op) -> Raw.dsgd_reduce_scatter(s, WORLD, from, to, parts, type.code, code, op),
+        from,
+        to);
+  }
+
+  static Call barrier() {
+    return new Call((s, op) -> Raw.dsgd_barrier(s, WORLD, op));
+  }
+
+  private static int code(Reduction reduction) {
+    if (reduction == null) {
+      throw DsgdException.invalid(
+          "the reduction is null; pass one of Reduction, such as Reduction.SUM");
+    }
+    return reduction.code;
+  }
+
+  /** C reads one count per rank, so their number is checked here. */
+  private static long[] parts(Session session, long... counts) {
+    if (counts == null || counts.length == 0) {
+      return null;
+    }
+    if (counts.length != session.size()) {
+      throw DsgdException.invalid(
+          "counts has "
+              + counts.length
+              + " numbers but there are "
+              + session.size()
+              + " workers; pass one for each");
+    }
+    for (int rank = 0; rank < counts.length; rank++) {
+      if (counts[rank] < 0) {
+        throw DsgdException.invalid(
+            "counts[" + rank + "] is " + counts[rank] + "; pass 0 or more elements");
+      }
+    }
+    return counts.clone();
+  }
+}

@@ -1,0 +1,15 @@
+package io.dsgd;
+
+/**
+ * One row of the table of configuration keys.
+ *
+ * @param name {@code heartbeat_interval}
+ * @param type {@code string}, {@code integer}, {@code duration}, {@code size}, {@code switch} or
+ *     {@code choice}
+ * @param defaultValue as it would be written
+ * @param range {@code 1..65536}, {@code simple | ps | allreduce}, or empty
+ * @param help one sentence
+ * @param environment {@code DSGD_HEARTBEAT_INTERVAL}
+ */
+public record ConfigKey(
+    String name, String type, String defaultValue, String range, String help, String environment) {}

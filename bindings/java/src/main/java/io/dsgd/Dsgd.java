@@ -1,0 +1,70 @@
+package io.dsgd;
+
+import java.util.ArrayList;
+import java.util.List;
+
+/**
+ * Data-parallel stochastic gradient descent for hosts on the JVM. The shortest trainer:
+ *
+ * <pre>{@code
+ * try (Session session = Dsgd.init()) {                  // DSGD_* variables say how to join
+ *   Parameter weight = session.addParameter("weight", DType.FLOAT32, 64, 10);
+ *   Replica replica = session.addReplica("cpu");
+ *   Memory memory = replica.alloc(weight);
+ *   FloatBuffer value = memory.value().asFloatBuffer();
+ *   FloatBuffer gradient = memory.gradient().asFloatBuffer();
+ *   session.setOptimizer("sgd", "lr=0.1 momentum=0.9");
+ *   session.start();                                     // all workers hold rank 0's values
+ *   while (nextBatch(batch)) {
+ *     computeGradient(value, gradient, batch);
+ *     session.step(batch.size());                        // the mean weighs this worker by its samples
+ *   }
+ * }
+ * }</pre>
+ */
+public final class Dsgd {
+  private Dsgd() {}
+
+  /** Joins a job with what the environment and the defaults say. */
+  public static Session init() {
+    return init(null);
+  }
+
+  /**
+   * Joins a job: reaches the head, or becomes it, waits until {@code num_workers} have come, and
+   * learns its rank. Blocks up to {@code init_timeout}.
+   *
+   * @param config null: environment and defaults
+   */
+  public static Session init(Config config) {
+    long[] session = new long[1];
+    Config.with(config, c -> Raw.dsgd_init(c, session));
+    return new Session(session[0]);
+  }
+
+  /** Version of the native library: major * 10000 + minor * 100 + patch. */
+  public static int version() {
+    return (int) Raw.dsgd_version();
+  }
+
+  /** Version of the native library, such as {@code 1.0.0}. */
+  public static String versionString() {
+    return Raw.dsgd_version_string();
+  }
+
+  /** Name of a code, such as {@code DSGD_ERR_TIMEOUT}; {@code DSGD_ERR_UNKNOWN} for others. */
+  public static String statusName(int code) {
+    return Raw.dsgd_status_name(code);
+  }
+
+  /** All configuration keys, in alphabetical order. */
+  public static List<ConfigKey> configKeys() {
+    List<ConfigKey> keys = new ArrayList<>();
+    for (long i = 0; i < Raw.dsgd_config_key_count(); i++) {
+      String[] row = new String[6];
+      Raw.dsgd_config_key_get(i, row);
+      keys.add(new ConfigKey(row[0], row[1], row[2], row[3], row[4], row[5]));
+    }
+    return List.copyOf(keys);
+  }
+}

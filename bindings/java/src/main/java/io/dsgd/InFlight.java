@@ -1,0 +1,159 @@
+package io.dsgd;
+
+import java.nio.Buffer;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.LongFunction;
+
+/**
+ * What the C library may still touch on behalf of one session: buffers that are bound, operations
+ * that run and their buffers. It is reachable from a table of this package until the session is
+ * closed, whatever the host has dropped, so that no collector unmaps a buffer in use. One daemon
+ * thread, started with the first operation, waits on the session's completion queue and ends the
+ * operations.
+ */
+final class InFlight {
+  private static final Set<InFlight> ALL = ConcurrentHashMap.newKeySet();
+
+  /** Starts an operation: calls C with the session and the place for the operation's pointer. */
+  interface Start {
+    void with(long session, long[] operation);
+  }
+
+  private record Slot(long replica, long parameter) {}
+
+  private final Handle session;
+  private final Map<Slot, Object[]> bound = new HashMap<>();
+  private final Map<Long, Operation<?>> running = new HashMap<>();
+  private final Set<Long> endedEarly =
+      new HashSet<>(); // ended before begin() could put them into `running`
+  private Thread poller;
+  private boolean
+      over; // all operations have ended; one that is not in `running` yet ends where it began
+
+  InFlight(Handle session) {
+    this.session = session;
+    ALL.add(this);
+  }
+
+  /** Keeps what was bound, in place of what was bound there before. */
+  synchronized void keepBound(long replica, long parameter, Object... buffers) {
+    bound.put(new Slot(replica, parameter), buffers);
+  }
+
+  <T> Operation<T> begin(Session owner, Start start, LongFunction<T> result, Buffer... buffers) {
+    startPoller();
+    long[] pointer = new long[1];
+    session.use(s -> start.with(s, pointer));
+    Operation<T> operation = new Operation<>(owner, this, pointer[0], result, buffers);
+    boolean ended;
+    synchronized (this) {
+      ended = over || endedEarly.remove(pointer[0]);
+      if (!ended) {
+        running.put(pointer[0], operation);
+      }
+    }
+    if (ended) {
+      operation.end();
+    }
+    return operation;
+  }
+
+  /** Waiting in the poller for what only the poller can bring would never end. */
+  synchronized boolean isPoller(Thread thread) {
+    return thread == poller;
+  }
+
+  /** dsgd_close has returned: every operation has ended, and buffers are the host's again. */
+  void closed() {
+    synchronized (this) {
+      bound.clear();
+      over = true;
+      notifyAll();
+    }
+    ALL.remove(this);
+  }
+
+  private synchronized void startPoller() {
+    if (poller != null) {
+      return;
+    }
+    long pointer = session.acquire();
+    Thread thread = new Thread(() -> poll(pointer), "dsgd-queue");
+    thread.setDaemon(true);
+    try {
+      thread.start();
+    } catch (Throwable e) { // the system gives no more threads
+      session.release();
+      throw e;
+    }
+    poller = thread;
+  }
+
+  private void poll(long pointer) {
+    long[] ended = new long[64];
+    long[] count = new long[1];
+    try {
+      while (true) {
+        if (Raw.dsgd_queue_poll(pointer, ended, -1, count) == dsgd_status.DSGD_OK) {
+          for (int i = 0; i < count[0]; i++) {
+            end(ended[i]);
+          }
+        }
+      }
+    } catch (DsgdException.Closed e) {
+      // dsgd_close has begun; until it returns, operations may go on and use their buffers.
+      awaitClosed();
+    } catch (DsgdException e) { // nobody would learn any more how operations end
+      abort(pointer, "the completion queue failed: " + e.getMessage());
+    } finally {
+      endAll();
+      session.release();
+    }
+  }
+
+  private synchronized void awaitClosed() {
+    while (!over) {
+      try {
+        wait();
+      } catch (InterruptedException e) {
+        // Nobody has a reason to interrupt this thread, and it has nothing else to do.
+      }
+    }
+  }
+
+  private static void abort(long session, String reason) {
+    try {
+      Raw.dsgd_abort(session, reason);
+    } catch (DsgdException.Closed e) {
+      // Then nothing runs any more.
+    }
+  }
+
+  private void end(long pointer) {
+    Operation<?> operation;
+    synchronized (this) {
+      operation = running.remove(pointer);
+      if (operation == null) {
+        endedEarly.add(pointer);
+        return;
+      }
+    }
+    operation.end();
+  }
+
+  private void endAll() {
+    List<Operation<?>> rest;
+    synchronized (this) {
+      over = true;
+      rest = new ArrayList<>(running.values());
+      running.clear();
+    }
+    rest.forEach(Operation::end);
+  }
+}

@@ -1,0 +1,95 @@
+package io.dsgd;
+
+import java.io.IOException;
+import java.io.InputStream;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+
+/**
+ * Loads libdsgd_jni.so and, through it, libdsgd.so: from the folder in the property {@code
+ * dsgd.library.path}, else from the jar, else from {@code java.library.path}.
+ */
+final class NativeLibrary {
+  private static final String JNI = "libdsgd_jni.so";
+  private static final String CORE = "libdsgd.so.1";
+
+  private NativeLibrary() {}
+
+  static void load() {
+    String folder = System.getProperty("dsgd.library.path");
+    if (folder != null) {
+      System.load(Path.of(folder, JNI).toAbsolutePath().toString());
+    } else if (NativeLibrary.class.getResource(resource(JNI)) != null) {
+      loadFromJar();
+    } else {
+      loadFromSystem();
+    }
+  }
+
+  private static void loadFromSystem() {
+    try {
+      System.loadLibrary("dsgd_jni");
+    } catch (UnsatisfiedLinkError e) {
+      UnsatisfiedLinkError told =
+          new UnsatisfiedLinkError(
+              "cannot load "
+                  + JNI
+                  + ": "
+                  + e.getMessage()
+                  + "; this jar has no natives for "
+                  + platform()
+                  + ": set -Ddsgd.library.path to the folder that holds them, or use a jar made by"
+                  + " build-jar");
+      told.initCause(e);
+      throw told;
+    }
+  }
+
+  /**
+   * Both files into one new folder, since the first finds the second beside it; removed as soon as
+   * they are mapped.
+   */
+  private static void loadFromJar() {
+    List<Path> written = new ArrayList<>();
+    try {
+      Path folder = Files.createTempDirectory("dsgd-");
+      written.add(folder);
+      for (String name : List.of(CORE, JNI)) {
+        try (InputStream in = NativeLibrary.class.getResourceAsStream(resource(name))) {
+          if (in != null) {
+            Path file = folder.resolve(name);
+            written.add(0, file);
+            Files.copy(in, file);
+          }
+        }
+      }
+      System.load(folder.resolve(JNI).toString());
+    } catch (IOException e) {
+      UnsatisfiedLinkError told =
+          new UnsatisfiedLinkError(
+              "cannot unpack the natives of the dsgd jar to "
+                  + System.getProperty("java.io.tmpdir")
+                  + ": "
+                  + e
+                  + "; set -Djava.io.tmpdir to a folder that can be written");
+      told.initCause(e);
+      throw told;
+    } finally {
+      for (Path file : written) {
+        file.toFile().delete();
+      }
+    }
+  }
+
+  private static String resource(String name) {
+    return "/io/dsgd/native/" + platform() + "/" + name;
+  }
+
+  private static String platform() {
+    return System.getProperty("os.name").toLowerCase(java.util.Locale.ROOT)
+        + "-"
+        + System.getProperty("os.arch");
+  }
+}

@@ -1,0 +1,63 @@
+package io.dsgd;
+
+import java.lang.ref.Cleaner;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.time.Duration;
+
+/** Small things that several classes need on the way to C. */
+final class Natives {
+  /** Frees what the host forgot. Its actions never block. */
+  static final Cleaner CLEANER = Cleaner.create();
+
+  private Natives() {}
+
+  /** Milliseconds for C, rounded up; -1, C's own limit, for null. */
+  static int millis(Duration timeout) {
+    if (timeout == null) {
+      return -1;
+    }
+    if (timeout.isNegative() || timeout.isZero()) {
+      return 0;
+    }
+    try {
+      long millis =
+          Math.addExact(timeout.toMillis(), timeout.toNanosPart() % 1_000_000 == 0 ? 0 : 1);
+      return (int) Math.min(millis, Integer.MAX_VALUE);
+    } catch (ArithmeticException e) { // more than 292 million years
+      return Integer.MAX_VALUE;
+    }
+  }
+
+  /** A number that C returned in place of an error. */
+  static int checked(int number, String what) {
+    if (number < 0) {
+      throw DsgdException.ofCode(number, what);
+    }
+    return number;
+  }
+
+  /**
+   * A direct buffer over memory of C's, in native order. {@code free} is called when the buffer and
+   * every view of it are unreachable, and not before: a JVM dies reading memory that is no longer
+   * mapped.
+   */
+  static ByteBuffer buffer(long address, long nbytes, String name, Runnable free) {
+    if (nbytes > Integer.MAX_VALUE) {
+      free.run();
+      throw DsgdException.of(
+          dsgd_status.DSGD_ERR_UNSUPPORTED,
+          -1,
+          "",
+          "",
+          name,
+          name
+              + " has "
+              + nbytes
+              + " bytes; a Java buffer holds at most 2147483647: split it into smaller ones");
+    }
+    ByteBuffer buffer = (ByteBuffer) Raw.buffer_over(address, nbytes);
+    CLEANER.register(buffer, free);
+    return buffer.order(ByteOrder.nativeOrder());
+  }
+}

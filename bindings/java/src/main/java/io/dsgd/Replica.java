@@ -1,0 +1,138 @@
+package io.dsgd;
+
+import java.nio.Buffer;
+
+/** One copy of the model on one device of this worker. Belongs to its session. */
+public final class Replica {
+  private final Session session;
+  private final long pointer;
+
+  Replica(Session session, long pointer) {
+    this.session = session;
+    this.pointer = pointer;
+  }
+
+  /**
+   * Buffers from dsgd for one parameter, zeroed: the fastest, since dsgd may place them where peers
+   * reach them. Calling again gives the same memory.
+   */
+  public Memory alloc(Parameter parameter) {
+    return session.inTurnGet(
+        s -> {
+          long p = Parameter.pointer(parameter, session);
+          Raw.dsgd_alloc(pointer, p);
+          return Memory.of(pointer, parameter, p);
+        });
+  }
+
+  /**
+   * Gives dsgd the host's own direct buffers of one parameter, in native byte order: exactly its
+   * bytes, from position to limit. dsgd reads the gradient and writes the value in start and steps
+   * only, and keeps both reachable until the session is closed or others are bound. May be called
+   * again between steps.
+   *
+   * @param gradient null for an untrained parameter
+   */
+  public void bind(Parameter parameter, Buffer value, Buffer gradient) {
+    session.inTurn(
+        s -> {
+          long p = Parameter.pointer(parameter, session);
+          Buffer v =
+              Buffers.writable(
+                  value, parameter.type(), "value of parameter '" + parameter.name() + "'");
+          Buffer g =
+              gradient == null
+                  ? null // for C to judge
+                  : Buffers.writable(
+                      gradient,
+                      parameter.type(),
+                      "gradient of parameter '" + parameter.name() + "'");
+          Raw.dsgd_bind(pointer, p, v, g);
+          session.inFlight().keepBound(pointer, p, v, g);
+        });
+  }
+
+  /** As {@link #bind(Parameter, Buffer, Buffer)}, for an untrained parameter. */
+  public void bind(Parameter parameter, Buffer value) {
+    bind(parameter, value, null);
+  }
+
+  /**
+   * As {@link #bind(Parameter, Buffer, Buffer)}, with DLPack tensors. On success they are dsgd's,
+   * which calls their deleters when they are bound no more; on failure they stay the caller's.
+   *
+   * @param gradient null for an untrained parameter
+   */
+  public void bindDlpack(Parameter parameter, DlpackTensor value, DlpackTensor gradient) {
+    session.inTurn(
+        s -> {
+          long p = Parameter.pointer(parameter, session);
+          DlpackTensor.handOver(value, gradient, (v, g) -> Raw.dsgd_bind_dlpack(pointer, p, v, g));
+        });
+  }
+
+  /**
+   * A DLPack tensor over the values that {@link #alloc} gave; it keeps them mapped until closed.
+   */
+  public DlpackTensor exportValue(Parameter parameter) {
+    return export(parameter, null);
+  }
+
+  /**
+   * A DLPack tensor over the gradients that {@link #alloc} gave; it keeps them mapped until closed.
+   * Null for an untrained parameter.
+   */
+  public DlpackTensor exportGradient(Parameter parameter) {
+    if (parameter != null && !parameter.isTrained()) {
+      return null;
+    }
+    long[] gradient = new long[1];
+    export(parameter, gradient).close();
+    return new DlpackTensor(gradient[0]);
+  }
+
+  private DlpackTensor export(Parameter parameter, long[] gradient) {
+    return session.inTurnGet(
+        s -> {
+          long[] value = new long[1];
+          Raw.dsgd_export_dlpack(pointer, Parameter.pointer(parameter, session), value, gradient);
+          return new DlpackTensor(value[0]);
+        });
+  }
+
+  /**
+   * Contribution weight of this replica from the next step on, instead of an equal part of the
+   * step's weight; a negative number goes back to that. Once one replica has a weight of its own
+   * all replicas of the worker must have.
+   */
+  public void setWeight(double weight) {
+    session.inTurn(s -> Raw.dsgd_replica_weight(pointer, weight));
+  }
+
+  /**
+   * This gradient is complete and will not change until the step ends. Any thread, any order; never
+   * blocks.
+   */
+  public void ready(Parameter parameter) {
+    ready(parameter, 0);
+  }
+
+  /**
+   * As {@link #ready(Parameter)} for a gradient on a device.
+   *
+   * @param stream the address of the stream on which it will be ready, as in DLPack; 0 for host
+   *     memory
+   */
+  public void ready(Parameter parameter, long stream) {
+    session.use(
+        s -> Raw.dsgd_gradient_ready(pointer, Parameter.pointer(parameter, session), stream));
+  }
+
+  /**
+   * This replica has no gradient of this parameter in the step begun, or, with none begun, in the
+   * next one. Any thread; never blocks.
+   */
+  public void absent(Parameter parameter) {
+    session.use(s -> Raw.dsgd_gradient_absent(pointer, Parameter.pointer(parameter, session)));
+  }
+}

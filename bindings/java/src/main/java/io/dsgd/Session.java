@@ -1,0 +1,520 @@
+package io.dsgd;
+
+import java.nio.Buffer;
+import java.nio.ByteBuffer;
+import java.time.Duration;
+import java.util.Queue;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.Consumer;
+import java.util.function.LongFunction;
+
+/**
+ * One worker's membership in a job; made by {@link Dsgd#init}. Several sessions in one process are
+ * independent.
+ *
+ * <p>All methods may be called from any thread: those that C wants one at a time (setting up,
+ * steps) take turns. Workers must still call collectives, and {@link #start} and steps, in the same
+ * order. Blocking calls end by themselves, at {@code step_timeout} at the latest, and pin the
+ * carrier of a virtual thread; operations do not.
+ */
+public final class Session implements AutoCloseable {
+  private final Handle handle;
+  private final InFlight inFlight;
+  private final ReentrantLock turn = new ReentrantLock();
+  private final ReentrantLock closing = new ReentrantLock();
+  private final Queue<LogRecord> lastWords = new ConcurrentLinkedQueue<>();
+
+  Session(long pointer) {
+    Handle owned = new Handle(pointer, "the session", Raw::dsgd_session_free);
+    InFlight mine = new InFlight(owned);
+    handle = owned;
+    inFlight = mine;
+    Natives.CLEANER.register(this, () -> abandon(owned, mine));
+  }
+
+  // ---- Membership
+  // ---------------------------------------------------------------------------------------------------
+
+  /** 0 .. size - 1. */
+  public int rank() {
+    return handle.get(s -> Natives.checked(Raw.dsgd_rank(s), "rank"));
+  }
+
+  /** Number of workers. */
+  public int size() {
+    return handle.get(s -> Natives.checked(Raw.dsgd_size(s), "size"));
+  }
+
+  /** Rank among the workers on this node. */
+  public int localRank() {
+    return handle.get(s -> Natives.checked(Raw.dsgd_local_rank(s), "local rank"));
+  }
+
+  /** Number of workers on this node. */
+  public int localSize() {
+    return handle.get(s -> Natives.checked(Raw.dsgd_local_size(s), "local size"));
+  }
+
+  /** Number of the view; only grows. */
+  public long epoch() {
+    long epoch = handle.get(Raw::dsgd_epoch);
+    return epoch < 0 ? Natives.checked((int) epoch, "epoch") : epoch;
+  }
+
+  /**
+   * Ends the membership in good order, waiting up to {@code step_timeout} for operations in flight.
+   */
+  @Override
+  public void close() {
+    close(null);
+  }
+
+  /**
+   * Ends the membership in good order: waits for operations in flight, ends those left with {@link
+   * DsgdException.Closed}, tells the peers and the head, and frees the network. Every later call
+   * throws {@link DsgdException.Closed}. Closing twice is fine. Memory from {@link Replica#alloc}
+   * stays mapped while its buffers are reachable.
+   *
+   * @param timeout how long to wait; null: {@code step_timeout}
+   */
+  public void close(Duration timeout) {
+    closing.lock(); // a second one returns when the first has closed
+    try {
+      if (!handle.isClosed()) {
+        closeNow(timeout);
+      }
+    } finally {
+      closing.unlock();
+    }
+  }
+
+  private void closeNow(Duration timeout) {
+    long s = handle.acquire();
+    try {
+      Raw.dsgd_close(s, Natives.millis(timeout));
+    } finally {
+      keepLastWords(s);
+      handle.close();
+      handle.release();
+      inFlight.closed();
+    }
+  }
+
+  /**
+   * Ends all operations here with {@link DsgdException.Aborted} and tells every other worker the
+   * same. Never blocks.
+   */
+  public void abort(String reason) {
+    handle.use(s -> Raw.dsgd_abort(s, reason));
+  }
+
+  // ---- Setting up
+  // -----------------------------------------------------------------------------------------------------
+
+  /**
+   * Registers a tensor that is trained, before start. All workers register the same in the same
+   * order.
+   */
+  public Parameter addParameter(String name, DType type, long... shape) {
+    return addParameter(name, type, true, shape);
+  }
+
+  /**
+   * Registers state without gradient, such as batch-norm's running mean: given out at start, not
+   * stepped.
+   */
+  public Parameter addUntrained(String name, DType type, long... shape) {
+    return addParameter(name, type, false, shape);
+  }
+
+  private Parameter addParameter(String name, DType type, boolean trained, long... shape) {
+    if (type == null || shape == null) {
+      throw DsgdException.invalid(
+          name,
+          "parameter '"
+              + name
+              + "' needs a type and a shape; "
+              + (type == null ? "type" : "shape")
+              + " is null");
+    }
+    return inTurnGet(
+        s -> {
+          long[] parameter = new long[1];
+          int flags = trained ? 0 : dsgd_parameter_flag.DSGD_UNTRAINED;
+          Raw.dsgd_parameter_add(s, name, type.code, shape, flags, parameter);
+          return new Parameter(
+              this, parameter[0], Raw.dsgd_parameter_name(parameter[0]), type, shape, trained);
+        });
+  }
+
+  /**
+   * Adds a copy of the model on the next device of the configuration's {@code devices}, before
+   * start.
+   */
+  public Replica addReplica() {
+    return addReplica(null);
+  }
+
+  /**
+   * Adds a copy of the model on a device, before start.
+   *
+   * @param device {@code cpu}; null: the next entry of the configuration's {@code devices}
+   */
+  public Replica addReplica(String device) {
+    return inTurnGet(
+        s -> {
+          long[] replica = new long[1];
+          Raw.dsgd_replica_add(s, device, replica);
+          return new Replica(this, replica[0]);
+        });
+  }
+
+  /**
+   * The optimizer, before start: {@code sgd}, {@code adam}, {@code adamw}, or {@code none}, which
+   * writes the mean gradient to the gradient buffers of every replica.
+   *
+   * @param options "key=value" words as in PyTorch, {@code lr=0.1 momentum=0.9}; null for defaults
+   */
+  public void setOptimizer(String name, String options) {
+    inTurn(s -> Raw.dsgd_optimizer_set(s, name, options));
+  }
+
+  /** Learning rate from the next step on, equal on all workers. */
+  public void setLearningRate(double rate) {
+    inTurn(s -> Raw.dsgd_learning_rate_set(s, rate));
+  }
+
+  /** As {@link #setStrategy(String, String)} without options. */
+  public void setStrategy(String name) {
+    setStrategy(name, null);
+  }
+
+  /**
+   * How gradients become new values: {@code simple}, {@code ps} or {@code allreduce}. After start
+   * it is collective and holds from the next step on.
+   */
+  public void setStrategy(String name, String options) {
+    inTurn(s -> Raw.dsgd_strategy_set(s, name, options));
+  }
+
+  /**
+   * Checks that all workers agree, then gives every replica of every worker the values of rank 0's
+   * first replica.
+   */
+  public void start() {
+    inTurn(Raw::dsgd_start);
+  }
+
+  // ---- Steps
+  // --------------------------------------------------------------------------------------------------------
+
+  /**
+   * One synchronous step: the mean of all gradients, weighted, updates every replica.
+   *
+   * @param weight this worker's contribution weight, usually its number of samples; 0 when it has
+   *     no data left, until {@link StepResult#allDone}
+   */
+  public StepResult step(double weight) {
+    StepResult[] result = new StepResult[1];
+    inTurn(s -> Raw.dsgd_step(s, weight, result));
+    return result[0];
+  }
+
+  /**
+   * Begins a step that overlaps the backward pass; gradients are then marked with {@link
+   * Replica#ready}. It never blocks and ends when all are marked and the step is done; {@link
+   * Operation#join} and {@link #flushStep} mark what is left.
+   */
+  public Operation<StepResult> beginStep(double weight) {
+    turn.lock();
+    try {
+      return inFlight.begin(
+          this,
+          (s, op) -> Raw.dsgd_step_begin(s, weight, op),
+          op -> {
+            StepResult[] result = new StepResult[1];
+            Raw.dsgd_op_step_result(op, result);
+            return result[0];
+          });
+    } finally {
+      turn.unlock();
+    }
+  }
+
+  /** All gradients of the step begun that are not marked are ready. Never blocks. */
+  public void flushStep() {
+    use(Raw::dsgd_step_flush);
+  }
+
+  /**
+   * Asks all workers to stop: each sees {@link StepResult#stop} in the result of the same step.
+   * Never blocks.
+   */
+  public void requestStop() {
+    use(Raw::dsgd_stop_request);
+  }
+
+  /**
+   * 64-bit digest of all values of the first replica: equal bits, equal digest. Not during a step.
+   */
+  public long digest() {
+    long[] digest = new long[1];
+    inTurn(s -> Raw.dsgd_digest(s, digest));
+    return digest[0];
+  }
+
+  // ---- Collectives: every worker calls them in the same order; the buffer's class says the
+  // element type ----------------
+
+  /** In place: every worker ends with the reduction of all workers' data. */
+  public void allReduce(Buffer data, Reduction reduction) {
+    Collectives.run(this, Collectives.allReduce(data, reduction));
+  }
+
+  /** As {@link #allReduce} in the background. */
+  public Operation<Void> allReduceAsync(Buffer data, Reduction reduction) {
+    return Collectives.begin(this, Collectives.allReduce(data, reduction));
+  }
+
+  /** In place: every worker ends with the data of rank {@code root}. */
+  public void broadcast(Buffer data, int root) {
+    Collectives.run(this, Collectives.broadcast(data, root));
+  }
+
+  /** As {@link #broadcast} in the background. */
+  public Operation<Void> broadcastAsync(Buffer data, int root) {
+    return Collectives.begin(this, Collectives.broadcast(data, root));
+  }
+
+  /**
+   * {@code receive} gets every worker's {@code send}, in rank order.
+   *
+   * @param counts elements of each rank; none when all send as many
+   */
+  public void allGather(Buffer send, Buffer receive, long... counts) {
+    Collectives.run(this, Collectives.allGather(this, send, receive, counts));
+  }
+
+  /** As {@link #allGather} in the background. */
+  public Operation<Void> allGatherAsync(Buffer send, Buffer receive, long... counts) {
+    return Collectives.begin(this, Collectives.allGather(this, send, receive, counts));
+  }
+
+  /**
+   * {@code send} is split in rank order; {@code receive} gets the reduction of this rank's part.
+   *
+   * @param counts elements of each part; none when all are equal
+   */
+  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... counts) {
+    Collectives.run(this, Collectives.reduceScatter(this, send, receive, reduction, counts));
+  }
+
+  /** As {@link #reduceScatter} in the background. */
+  public Operation<Void> reduceScatterAsync(
+      Buffer send, Buffer receive, Reduction reduction, long... counts) {
+    return Collectives.begin(
+        this, Collectives.reduceScatter(this, send, receive, reduction, counts));
+  }
+
+  /** Ends when all workers have called it. */
+  public void barrier() {
+    Collectives.run(this, Collectives.barrier());
+  }
+
+  /** As {@link #barrier} in the background. */
+  public Operation<Void> barrierAsync() {
+    return Collectives.begin(this, Collectives.barrier());
+  }
+
+  // ---- Objects, shards, logs
+  // ------------------------------------------------------------------------------------------
+
+  /**
+   * Gives {@code data}, from position to limit, to every worker under {@code name}; returns when
+   * all have it.
+   */
+  public void putObject(String name, ByteBuffer data) {
+    Buffer checked = Buffers.readable(data, DType.UINT8, "data of object '" + name + "'");
+    use(s -> Raw.dsgd_object_put(s, name, checked));
+  }
+
+  /** As {@link #putObject(String, ByteBuffer)}, with a copy of an array. */
+  public void putObject(String name, byte[] data) {
+    if (data == null) {
+      throw DsgdException.invalid(
+          "data of object '" + name + "' is null; pass an array, which may be empty");
+    }
+    putObject(name, ByteBuffer.allocateDirect(data.length).put(data).flip());
+  }
+
+  /** The object of that name, waiting up to {@code step_timeout} for it. */
+  public SharedObject getObject(String name) {
+    return getObject(name, null);
+  }
+
+  /**
+   * The object of that name.
+   *
+   * @param timeout how long to wait for it; null: {@code step_timeout}
+   * @throws DsgdException.WaitTimeout nobody has put it yet
+   */
+  public SharedObject getObject(String name, Duration timeout) {
+    long[] object = new long[1];
+    int status = handle.get(s -> Raw.dsgd_object_get(s, name, Natives.millis(timeout), object));
+    if (status == dsgd_status.DSGD_ERR_WAIT_TIMEOUT) {
+      throw DsgdException.of(
+          status,
+          -1,
+          "",
+          "",
+          "",
+          "no worker has put object '"
+              + name
+              + "'"
+              + (timeout == null ? " yet" : " within " + timeout.toMillis() + " ms"));
+    }
+    return new SharedObject(name, object[0]);
+  }
+
+  /** As {@link #shard(long, long, boolean)}, shuffled. */
+  public Shard shard(long samples, long seed) {
+    return shard(samples, seed, true);
+  }
+
+  /**
+   * This worker's part of a data set.
+   *
+   * @param samples number of samples in all
+   * @param seed of the shuffle, equal on all workers
+   * @param shuffle whether each epoch has an order of its own
+   */
+  public Shard shard(long samples, long seed, boolean shuffle) {
+    if (samples < 0) {
+      throw DsgdException.invalid(
+          "samples is " + samples + "; pass the number of samples of the whole data set");
+    }
+    long[] shard = new long[1];
+    int flags = shuffle ? 0 : dsgd_shard_flag.DSGD_SHARD_SEQUENTIAL;
+    use(s -> Raw.dsgd_shard_new(s, samples, seed, flags, shard));
+    return new Shard(shard[0]);
+  }
+
+  /**
+   * The next line of the log, waiting up to {@code timeout}; null if none came. After close it
+   * gives the lines that are left, then throws {@link DsgdException.Closed}.
+   */
+  public LogRecord pollLog(Duration timeout) {
+    if (handle.isClosed()) {
+      LogRecord record = lastWords.poll();
+      if (record == null) {
+        throw DsgdException.closed("the session");
+      }
+      return record;
+    }
+    return handle.get(s -> nextRecord(s, Natives.millis(timeout)));
+  }
+
+  /**
+   * Gives all lines that are in the log now to {@code consumer}, oldest first; after close those
+   * that are left.
+   */
+  public void drainLog(Consumer<LogRecord> consumer) {
+    try {
+      for (LogRecord record = pollLog(Duration.ZERO);
+          record != null;
+          record = pollLog(Duration.ZERO)) {
+        consumer.accept(record);
+      }
+    } catch (DsgdException.Closed e) {
+      return; // closed, and nothing is left
+    }
+  }
+
+  /**
+   * The file descriptor that is readable while operations have ended that nobody has taken; for
+   * event loops in native code. With operations begun from Java it is drained by a thread of this
+   * library.
+   */
+  public int queueFd() {
+    return handle.get(s -> Natives.checked(Raw.dsgd_queue_fd(s), "queue descriptor"));
+  }
+
+  // ---- For the package
+  // ------------------------------------------------------------------------------------------------
+
+  InFlight inFlight() {
+    return inFlight;
+  }
+
+  void use(Handle.Use use) {
+    handle.use(use);
+  }
+
+  /** Calls that C wants one at a time per session. */
+  void inTurn(Handle.Use use) {
+    turn.lock();
+    try {
+      handle.use(use);
+    } finally {
+      turn.unlock();
+    }
+  }
+
+  <T> T inTurnGet(LongFunction<T> use) {
+    turn.lock();
+    try {
+      return handle.get(use);
+    } finally {
+      turn.unlock();
+    }
+  }
+
+  private void keepLastWords(long s) {
+    try {
+      for (LogRecord record = nextRecord(s, 0); record != null; record = nextRecord(s, 0)) {
+        lastWords.add(record);
+      }
+    } catch (DsgdException e) {
+      return; // the queue is empty and closed
+    }
+  }
+
+  private static LogRecord nextRecord(long s, int timeoutMs) {
+    long[] pointer = new long[1];
+    if (Raw.dsgd_log_poll(s, timeoutMs, pointer) != dsgd_status.DSGD_OK) {
+      return null;
+    }
+    long record = pointer[0];
+    try {
+      LogRecord.Level level = LogRecord.Level.of(Raw.dsgd_log_record_level(record));
+      return new LogRecord(level, Raw.dsgd_log_record_message(record));
+    } finally {
+      Raw.dsgd_log_record_free(record);
+    }
+  }
+
+  /**
+   * The collector found a session that was not closed. Leaving may take a moment, so it has a
+   * thread of its own.
+   */
+  private static void abandon(Handle handle, InFlight inFlight) {
+    if (handle.isClosed()) {
+      return;
+    }
+    Thread thread =
+        new Thread(
+            () -> {
+              try {
+                handle.use(s -> Raw.dsgd_close(s, 0));
+              } catch (DsgdException e) {
+                // Nobody is left to be told.
+              }
+              handle.close();
+              inFlight.closed();
+            },
+            "dsgd-abandoned-session");
+    thread.setDaemon(true);
+    thread.start();
+  }
+}

@@ -1,0 +1,344 @@
+package io.dsgd;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.ByteBuffer;
+import java.nio.DoubleBuffer;
+import java.nio.FloatBuffer;
+import java.nio.IntBuffer;
+import java.nio.LongBuffer;
+import java.time.Duration;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.FutureTask;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** Several workers, each a session of this process. */
+class JobTest {
+  @Test
+  void everyWorkerHasItsRank() throws Exception {
+    Set<Integer> ranks = ConcurrentHashMap.newKeySet();
+    Job.run(
+        3,
+        session -> {
+          assertEquals(3, session.size());
+          assertEquals(3, session.localSize());
+          ranks.add(session.rank());
+          session.barrier();
+        });
+    assertEquals(Set.of(0, 1, 2), ranks);
+  }
+
+  @ParameterizedTest
+  @ValueSource(strings = {"simple", "ps", "allreduce"})
+  void everyStrategyTakesTheWeightedMean(String strategy) throws Exception {
+    Map<Integer, Long> digests = new ConcurrentHashMap<>();
+    Job.run(
+        2,
+        session -> {
+          Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
+          Memory memory = session.addReplica().alloc(weight);
+          FloatBuffer value = memory.value().asFloatBuffer();
+          FloatBuffer gradient = memory.gradient().asFloatBuffer();
+          value.put(0, session.rank() == 0 ? 10 : -99);
+          session.setOptimizer("sgd", "lr=1");
+          session.setStrategy(strategy);
+          session.start();
+          assertEquals(10, value.get(0), "rank 0's initial value");
+          gradient.put(0, session.rank() == 0 ? 8 : 4).put(1, 1);
+          StepResult result = session.step(session.rank() == 0 ? 1 : 3);
+          assertEquals(
+              new StepResult(0, session.epoch(), 2, true, false, false, 4, result.gradientNorm()),
+              result);
+          assertArrayEquals(new float[] {5, -1}, Job.array(value), "10 - (1 * 8 + 3 * 4) / 4");
+          session.setStrategy("allreduce", "algorithm=ring");
+          session.step(1);
+          assertArrayEquals(new float[] {-1, -2}, Job.array(value), "5 - (8 + 4) / 2");
+          digests.put(session.rank(), session.digest());
+        });
+    assertEquals(digests.get(0), digests.get(1));
+  }
+
+  @Test
+  void unevenWorkEndsTogether() throws Exception {
+    Job.run(
+        2,
+        session -> {
+          Memory memory =
+              session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 1));
+          session.setOptimizer("sgd", "lr=1");
+          session.start();
+          memory.gradient().putFloat(0, 1);
+          int batches = session.rank() == 0 ? 1 : 3;
+          int steps = 0;
+          while (true) {
+            StepResult result = session.step(steps < batches ? 1 : 0);
+            if (result.allDone()) {
+              break;
+            }
+            steps++;
+          }
+          assertEquals(3, steps);
+          assertEquals(-3, memory.value().getFloat(0));
+        });
+  }
+
+  @Test
+  void optimizerNoneGivesTheMeanGradient() throws Exception {
+    Job.run(
+        2,
+        session -> {
+          Parameter weight = session.addParameter("weight", DType.FLOAT64, 1);
+          DoubleBuffer value = Job.doubles(7);
+          DoubleBuffer gradient = Job.doubles(session.rank() == 0 ? 1 : 4);
+          session.addReplica().bind(weight, value, gradient);
+          session.setOptimizer("none", null);
+          session.start();
+          session.step(session.rank() + 1);
+          assertEquals(3, gradient.get(0), "(1 * 1 + 2 * 4) / 3");
+          assertEquals(7, value.get(0));
+        });
+  }
+
+  @Test
+  void stopIsSeenByAllInTheSameStep() throws Exception {
+    Job.run(
+        2,
+        session -> {
+          session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 1));
+          session.start();
+          assertFalse(session.step(1).stop());
+          session.barrier();
+          if (session.rank() == 1) {
+            session.requestStop();
+          }
+          assertTrue(session.step(1).stop());
+        });
+  }
+
+  @Test
+  void allReduceTakesEveryType() throws Exception {
+    Job.run(
+        2,
+        session -> {
+          int r = session.rank();
+          FloatBuffer floats = Job.floats(1 + r, 2);
+          session.allReduce(floats, Reduction.SUM);
+          assertArrayEquals(new float[] {3, 4}, Job.array(floats));
+          DoubleBuffer doubles = Job.doubles(r == 0 ? 1 : 2, 3);
+          session.allReduce(doubles, Reduction.MEAN);
+          assertArrayEquals(new double[] {1.5, 3}, Job.array(doubles));
+          IntBuffer ints = Job.ints(r == 0 ? 5 : -5, Integer.MAX_VALUE);
+          session.allReduce(ints, Reduction.MIN);
+          assertArrayEquals(new int[] {-5, Integer.MAX_VALUE}, Job.array(ints));
+          LongBuffer longs = Job.longs(3 + r, Long.MIN_VALUE);
+          session.allReduce(longs, Reduction.MAX);
+          assertArrayEquals(new long[] {4, Long.MIN_VALUE}, Job.array(longs));
+          ByteBuffer bytes = Job.bytes(2).put(new byte[] {(byte) (15 + r), 2}).flip();
+          session.allReduce(bytes, Reduction.PROD);
+          assertEquals((byte) 240, bytes.get(0));
+          assertEquals(4, bytes.get(1));
+        });
+  }
+
+  @Test
+  void collectivesMoveTheRightParts() throws Exception {
+    Job.run(
+        3,
+        session -> {
+          int r = session.rank();
+          IntBuffer root = Job.ints(r, r);
+          session.broadcast(root, 2);
+          assertArrayEquals(new int[] {2, 2}, Job.array(root));
+
+          IntBuffer gathered = Job.ints(0, 0, 0);
+          session.allGather(Job.ints(10 + r), gathered);
+          assertArrayEquals(new int[] {10, 11, 12}, Job.array(gathered));
+
+          IntBuffer uneven = Job.ints(0, 0, 0);
+          int[] mine = r == 0 ? new int[] {1, 2} : r == 1 ? new int[] {} : new int[] {3};
+          session.allGather(Job.ints(mine), uneven, 2, 0, 1);
+          assertArrayEquals(new int[] {1, 2, 3}, Job.array(uneven));
+
+          LongBuffer part = Job.longs(0);
+          session.reduceScatter(Job.longs(1, 2, 3), part, Reduction.SUM);
+          assertEquals(3 * (r + 1), part.get(0));
+
+          DoubleBuffer unevenPart =
+              Job.doubles(
+                  r == 1 ? new double[] {0, 0} : r == 0 ? new double[] {0} : new double[] {});
+          session.reduceScatter(Job.doubles(1, 2, 3), unevenPart, Reduction.SUM, 1, 2, 0);
+          assertArrayEquals(
+              r == 0 ? new double[] {3} : r == 1 ? new double[] {6, 9} : new double[] {},
+              Job.array(unevenPart));
+          assertThrows(
+              DsgdException.InvalidArgument.class,
+              () -> session.allGather(Job.ints(1), Job.ints(0, 0, 0), 1, 1));
+          session.barrier();
+        });
+  }
+
+  @Test
+  void objectsReachAllAndShardsCoverAll() throws Exception {
+    Set<Long> seen = ConcurrentHashMap.newKeySet();
+    Job.run(
+        2,
+        session -> {
+          if (session.rank() == 1) {
+            session.putObject("settings", "größe=3".getBytes("UTF-8"));
+          }
+          assertEquals("größe=3", new String(session.getObject("settings").toByteArray(), "UTF-8"));
+          try (Shard shard = session.shard(11, 5)) {
+            assertEquals(session.rank() == 0 ? 6 : 5, shard.size());
+            for (long index : shard.next(11)) {
+              assertTrue(seen.add(index), "index " + index + " came twice");
+            }
+          }
+          session.barrier();
+        });
+    assertEquals(11, seen.size());
+  }
+
+  @Test
+  void mismatchNamesBothSidesAndTheSessionGoesOn() throws Exception {
+    Job.run(
+        2,
+        session -> {
+          DsgdException e =
+              assertThrows(
+                  DsgdException.Mismatch.class,
+                  () ->
+                      session.allReduce(
+                          session.rank() == 0 ? Job.floats(1) : Job.ints(1, 2), Reduction.SUM));
+          assertTrue(
+              e.getMessage().contains("float32") && e.getMessage().contains("int32"),
+              e.getMessage());
+          assertFalse(e.operation().isEmpty());
+          session.barrier();
+        });
+  }
+
+  @Test
+  void startRefusesUnequalModels() throws Exception {
+    Job.run(
+        2,
+        session -> {
+          Parameter weight = session.addParameter("weight", DType.FLOAT32, 2 + session.rank());
+          session.addReplica().alloc(weight);
+          DsgdException e = assertThrows(DsgdException.Mismatch.class, session::start);
+          assertEquals("weight", e.parameter());
+        });
+  }
+
+  @Test
+  void abortReachesEveryOperation() throws Exception {
+    Job.run(
+        2,
+        session -> {
+          if (session.rank() == 0) {
+            session.abort("the loss is NaN");
+            assertThrows(DsgdException.Aborted.class, session::barrier);
+          } else {
+            DsgdException e = assertThrows(DsgdException.Aborted.class, session::barrier);
+            assertEquals(0, e.rank());
+            assertTrue(e.getMessage().contains("the loss is NaN"), e.getMessage());
+          }
+        });
+  }
+
+  @Test
+  void wrongTokenAndTakenAddressAreSaid() throws Exception {
+    try (Head head =
+        Head.start(Job.config("head", "127.0.0.1:0", "num_workers", "1", "token", "right"))) {
+      assertThrows(
+          DsgdException.Unauthorized.class,
+          () -> Dsgd.init(Job.worker(head, 1, "token", "wrong", "embed_head", "never")));
+      assertThrows(
+          DsgdException.AddressInUse.class, () -> Head.start(Job.config("head", head.address())));
+      assertThrows(
+          DsgdException.Mismatch.class,
+          () -> Dsgd.init(Job.worker(head, 2, "token", "right", "init_timeout", "10s")));
+    }
+  }
+
+  @Test
+  void missingWorkersAreCounted() {
+    try (Head head = Job.head(2)) {
+      DsgdException e =
+          assertThrows(
+              DsgdException.Timeout.class,
+              () -> Dsgd.init(Job.worker(head, 2, "init_timeout", "200ms")));
+      assertTrue(e.getMessage().contains("1 of 2"), e.getMessage());
+    }
+  }
+
+  @Test
+  void unreachableHeadIsNamed() {
+    DsgdException e =
+        assertThrows(
+            DsgdException.Unreachable.class,
+            () ->
+                Dsgd.init(
+                    Job.config(
+                        "head",
+                        "127.0.0.1:1",
+                        "num_workers",
+                        "2",
+                        "embed_head",
+                        "never",
+                        "init_timeout",
+                        "300ms")));
+    assertTrue(e.getMessage().contains("127.0.0.1:1"), e.getMessage());
+  }
+
+  @Test
+  void headTellsWhenTheJobHasEnded() throws Exception {
+    try (Head head = Job.head(1)) {
+      assertFalse(head.await(Duration.ofMillis(1)));
+      Session session = Dsgd.init(Job.worker(head, 1));
+      assertFalse(head.await(Duration.ZERO));
+      session.close();
+      assertTrue(head.await(Duration.ofSeconds(30)));
+    }
+  }
+
+  @Test
+  void closingTheHeadEndsAWait() throws Exception {
+    Head head = Job.head(1);
+    FutureTask<Void> wait =
+        new FutureTask<>(
+            () -> {
+              head.await(null);
+              return null;
+            });
+    Thread thread = new Thread(wait);
+    thread.start();
+    head.close();
+    head.close();
+    assertTrue(Job.outcome(wait) instanceof DsgdException.Closed);
+    assertThrows(DsgdException.Closed.class, head::address);
+  }
+
+  @Test
+  void interruptEndsAWaitForTheHead() throws Exception {
+    try (Head head = Job.head(1)) {
+      FutureTask<Void> wait =
+          new FutureTask<>(
+              () -> {
+                head.await(null);
+                return null;
+              });
+      Thread thread = new Thread(wait);
+      thread.start();
+      thread.interrupt();
+      assertTrue(Job.outcome(wait) instanceof InterruptedException);
+    }
+  }
+}

@@ -1,0 +1,296 @@
+package io.dsgd;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assertions.fail;
+
+import java.lang.ref.Reference;
+import java.lang.ref.WeakReference;
+import java.nio.ByteBuffer;
+import java.nio.FloatBuffer;
+import java.nio.IntBuffer;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.BooleanSupplier;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
+
+/** What the collector may take and when, and calls on what is closed. */
+class LifetimeTest {
+  /** Collects until `condition` holds. */
+  private static void collectUntil(BooleanSupplier condition) {
+    long end = System.nanoTime() + 30_000_000_000L;
+    while (!condition.getAsBoolean()) {
+      if (System.nanoTime() > end) {
+        fail("the collector has not found it within 30 s");
+      }
+      System.gc();
+      Thread.yield();
+    }
+  }
+
+  /** Collects until everything that can go is gone: something made now has gone, twice. */
+  private static void collectAll() {
+    for (int i = 0; i < 2; i++) {
+      WeakReference<ByteBuffer> control = new WeakReference<>(ByteBuffer.allocateDirect(8));
+      collectUntil(() -> control.get() == null);
+    }
+  }
+
+  @Test
+  void memoryOutlivesItsSession() {
+    FloatBuffer value = valueOfAClosedSession();
+    collectAll();
+    assertEquals(3, value.get(1000), "still mapped");
+    value.put(0, 5);
+    assertEquals(5, value.get(0));
+  }
+
+  private static FloatBuffer valueOfAClosedSession() {
+    try (Session session = Job.alone()) {
+      Memory memory =
+          session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 100_000));
+      memory.value().putFloat(4000, 3);
+      return memory.value().asFloatBuffer(); // a view of a view is all that is left
+    }
+  }
+
+  @Test
+  void memoryOutlivesItsParameterReplicaAndForgottenSession() {
+    List<FloatBuffer> values = new ArrayList<>();
+    WeakReference<Session> session = forgottenSession(values);
+    collectUntil(() -> session.get() == null);
+    collectAll();
+    assertEquals(2, values.get(0).get(0));
+  }
+
+  private static WeakReference<Session> forgottenSession(List<FloatBuffer> values) {
+    Session session = Job.alone();
+    Memory memory = session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 10));
+    memory.value().putFloat(0, 2);
+    values.add(memory.value().asFloatBuffer());
+    return new WeakReference<>(session);
+  }
+
+  @Test
+  void objectDataOutlivesObjectAndSession() {
+    ByteBuffer data;
+    try (Session session = Job.alone()) {
+      session.putObject("words", new byte[] {1, 2, 3});
+      data = session.getObject("words").data();
+    }
+    collectAll();
+    assertEquals(3, data.get(2));
+  }
+
+  @Test
+  @SuppressWarnings("try") // close() is what is tested
+  void boundBuffersStayReachableUntilTheSessionCloses() {
+    try (Session session = Job.alone()) {
+      Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
+      Replica replica = session.addReplica();
+      WeakReference<FloatBuffer> first = bindDropped(replica, weight);
+      collectAll();
+      assertNotNull(first.get(), "bound");
+      WeakReference<FloatBuffer> second = bindDropped(replica, weight);
+      collectUntil(() -> first.get() == null); // others were bound
+      session.setOptimizer("sgd", "lr=1");
+      session.start();
+      session.step(1); // reads and writes what only the binding holds
+      assertEquals(-3, second.get().get(0));
+      session.close();
+      collectUntil(() -> second.get() == null);
+      Reference.reachabilityFence(replica);
+    }
+  }
+
+  private static WeakReference<FloatBuffer> bindDropped(Replica replica, Parameter weight) {
+    FloatBuffer value = Job.floats(0, 0);
+    replica.bind(weight, value, Job.floats(3, 3));
+    return new WeakReference<>(value);
+  }
+
+  @Test
+  void buffersInFlightStayReachableUntilTheOperationEnds() throws Exception {
+    try (Head head = Job.head(2)) {
+      Config config = Job.worker(head, 2);
+      CompletableFuture<Session> other = Job.async(() -> Dsgd.init(config));
+      try (Session mine = Dsgd.init(config);
+          Session theirs = other.join()) {
+        WeakReference<IntBuffer> buffer = reduceDropped(mine);
+        collectAll();
+        assertNotNull(buffer.get(), "dsgd will write to it");
+        IntBuffer data = Job.ints(4);
+        theirs.allReduce(data, Reduction.SUM);
+        assertEquals(11, data.get(0));
+        collectUntil(() -> buffer.get() == null);
+      }
+    }
+  }
+
+  private static WeakReference<IntBuffer> reduceDropped(Session session) {
+    IntBuffer data = Job.ints(7);
+    session.allReduceAsync(data, Reduction.SUM); // the operation is dropped too
+    return new WeakReference<>(data);
+  }
+
+  @Test
+  void forgottenSessionLeavesTheJob() throws Exception {
+    try (Head head = Job.head(2)) {
+      Config config = Job.worker(head, 2);
+      CompletableFuture<WeakReference<Session>> other =
+          Job.async(() -> new WeakReference<>(Dsgd.init(config)));
+      try (Session mine = Dsgd.init(config)) {
+        WeakReference<Session> forgotten = other.join();
+        Operation<Void> barrier = mine.barrierAsync();
+        collectUntil(() -> forgotten.get() == null && barrier.isDone());
+        assertThrows(DsgdException.WorkerLost.class, barrier::join);
+      }
+    }
+  }
+
+  @Test
+  void everythingMayBeForgottenAtOnce() {
+    for (int i = 0; i < 20; i++) {
+      forgetEverything();
+    }
+    collectAll();
+  }
+
+  private static void forgetEverything() {
+    Session session = Job.alone();
+    session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 10));
+    session.putObject("words", new byte[3]);
+    session.getObject("words");
+    session.shard(10, 1).next(3);
+    session.barrierAsync();
+    new Config();
+    Job.head(1);
+  }
+
+  @Test
+  void everythingMayBeClosedInAnyOrderAndTwice() {
+    Session session = Job.alone();
+    Shard shard = session.shard(10, 1);
+    Operation<Void> barrier = session.barrierAsync();
+    session.close();
+    session.close(Duration.ZERO);
+    shard.close();
+    shard.close();
+    barrier.join(); // a barrier of one had ended before close
+    assertThrows(DsgdException.Closed.class, () -> shard.next(1));
+  }
+
+  @Test
+  void everyCallOnAClosedSessionIsRefused() {
+    Session session = Job.alone();
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
+    Replica replica = session.addReplica();
+    Memory memory = replica.alloc(weight);
+    session.close();
+    Executable[] calls = {
+      session::rank,
+      session::size,
+      session::localRank,
+      session::localSize,
+      session::epoch,
+      () -> session.abort("late"),
+      () -> session.addParameter("another", DType.FLOAT32, 1),
+      session::addReplica,
+      () -> session.setOptimizer("sgd", null),
+      () -> session.setLearningRate(1),
+      () -> session.setStrategy("ps"),
+      session::start,
+      () -> session.step(1),
+      () -> session.beginStep(1),
+      session::flushStep,
+      session::requestStop,
+      session::digest,
+      () -> session.allReduce(Job.floats(1), Reduction.SUM),
+      () -> session.broadcastAsync(Job.floats(1), 0),
+      () -> session.allGather(Job.floats(1), Job.floats(1)),
+      () -> session.reduceScatter(Job.floats(1), Job.floats(1), Reduction.SUM, 1),
+      session::barrier,
+      () -> session.putObject("words", new byte[1]),
+      () -> session.getObject("words"),
+      () -> session.shard(10, 1),
+      session::queueFd,
+      () -> weight.set("frozen=1"),
+      () -> replica.alloc(weight),
+      () -> replica.bind(weight, Job.floats(1), Job.floats(1)),
+      () -> replica.exportValue(weight),
+      () -> replica.setWeight(1),
+      () -> replica.ready(weight),
+      () -> replica.absent(weight),
+    };
+    for (int i = 0; i < calls.length; i++) {
+      DsgdException e = assertThrows(DsgdException.Closed.class, calls[i], "call " + i);
+      assertEquals("DSGD_ERR_CLOSED", e.codeName());
+    }
+    assertEquals("weight", weight.name());
+    assertEquals(0, memory.value().getFloat(0));
+  }
+
+  @Test
+  void closeEndsACallOfAnotherThread() throws Exception {
+    try (Head head = Job.head(2)) {
+      Config config = Job.worker(head, 2);
+      CompletableFuture<Session> other = Job.async(() -> Dsgd.init(config));
+      try (Session mine = Dsgd.init(config);
+          Session theirs = other.join()) {
+        CompletableFuture<Void> blocked = Job.async((Runnable) mine::barrier);
+        CompletableFuture<Void> closing = Job.async(() -> mine.close(Duration.ZERO));
+        closing.join();
+        Throwable e =
+            assertThrows(java.util.concurrent.CompletionException.class, blocked::join).getCause();
+        assertTrue(e instanceof DsgdException.Closed, "" + e);
+        assertThrows(
+            DsgdException.WorkerLost.class,
+            () -> {
+              theirs.barrier(); // ends well if the other one's call was on its way before it closed
+              theirs.barrier();
+            });
+      }
+    }
+  }
+
+  @Test
+  void sessionsMayBeOpenedAgain() {
+    for (int i = 0; i < 10; i++) {
+      try (Session first = Job.alone();
+          Session second = Job.alone()) {
+        assertEquals(first.size(), second.size());
+      }
+    }
+  }
+
+  @Test
+  void handleIsFreedOnceAfterTheLastCall() {
+    AtomicInteger frees = new AtomicInteger();
+    Handle handle = new Handle(7, "the thing", pointer -> frees.addAndGet((int) pointer));
+    assertEquals(7, handle.acquire());
+    assertTrue(handle.close());
+    assertEquals(0, frees.get(), "a call is using it");
+    assertThrows(DsgdException.Closed.class, handle::acquire);
+    handle.release();
+    assertEquals(7, frees.get());
+    handle.close();
+    assertEquals(7, frees.get());
+  }
+
+  @Test
+  void hugeMemoryIsRefusedAndLetGo() {
+    AtomicInteger frees = new AtomicInteger();
+    DsgdException e =
+        assertThrows(
+            DsgdException.Unsupported.class,
+            () -> Natives.buffer(0, 1L << 31, "parameter 'huge'", frees::incrementAndGet));
+    assertTrue(e.getMessage().contains("parameter 'huge' has 2147483648 bytes"), e.getMessage());
+    assertEquals(1, frees.get());
+  }
+}

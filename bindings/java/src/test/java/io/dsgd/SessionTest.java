@@ -1,0 +1,410 @@
+package io.dsgd;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.ByteBuffer;
+import java.nio.FloatBuffer;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+
+/** One worker alone: everything but the network. */
+class SessionTest {
+  private final Session session = Job.alone("log_level", "debug", "gradient_norm", "1");
+
+  @AfterEach
+  void close() {
+    session.close();
+  }
+
+  @Test
+  void aloneIsRankZeroOfOne() {
+    assertEquals(0, session.rank());
+    assertEquals(1, session.size());
+    assertEquals(0, session.localRank());
+    assertEquals(1, session.localSize());
+    assertTrue(session.epoch() >= 0);
+    assertTrue(session.queueFd() >= 0);
+  }
+
+  @Test
+  void parameterTellsWhatItIs() {
+    Parameter weight = session.addParameter("größe-\uD83D\uDE00", DType.FLOAT64, 3, 4);
+    assertEquals("größe-\uD83D\uDE00", weight.name());
+    assertEquals(DType.FLOAT64, weight.type());
+    assertArrayEquals(new long[] {3, 4}, weight.shape());
+    assertEquals(12, weight.elements());
+    assertTrue(weight.isTrained());
+    assertEquals(1, session.addParameter("scalar", DType.FLOAT32).elements());
+    assertEquals(0, session.addParameter("empty", DType.FLOAT32, 5, 0).elements());
+    assertFalse(session.addUntrained("mean", DType.INT64, 2).isTrained());
+  }
+
+  @Test
+  void typesHaveTheirSizes() {
+    assertArrayEquals(
+        new int[] {4, 8, 4, 8, 1},
+        java.util.Arrays.stream(DType.values()).mapToInt(DType::size).toArray());
+  }
+
+  @Test
+  void badParametersAreRefused() {
+    session.addParameter("weight", DType.FLOAT32, 2);
+    assertThrows(
+        DsgdException.Exists.class, () -> session.addParameter("weight", DType.FLOAT32, 2));
+    assertThrows(
+        DsgdException.InvalidArgument.class, () -> session.addParameter(null, DType.FLOAT32, 2));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.addParameter("a", null, 2));
+    assertThrows(
+        DsgdException.InvalidArgument.class,
+        () -> session.addParameter("a", DType.FLOAT32, (long[]) null));
+    assertThrows(
+        DsgdException.InvalidArgument.class, () -> session.addParameter("a", DType.FLOAT32, -2));
+    assertThrows(
+        DsgdException.InvalidArgument.class, () -> session.addParameter("a", DType.INT32, 2));
+    assertThrows(DsgdException.Unsupported.class, () -> session.addReplica("toaster:0"));
+  }
+
+  @Test
+  void badSettingsAreRefused() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
+    Replica replica = session.addReplica();
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.setOptimizer("sdg", null));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.setOptimizer("sgd", "lr=fast"));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.setOptimizer(null, null));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.setStrategy("pss"));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.setLearningRate(Double.NaN));
+    assertThrows(DsgdException.InvalidArgument.class, () -> weight.set("speed=1"));
+    assertThrows(
+        DsgdException.InvalidArgument.class, () -> replica.setWeight(Double.POSITIVE_INFINITY));
+    assertThrows(DsgdException.State.class, () -> session.step(1));
+    assertThrows(DsgdException.State.class, () -> session.beginStep(1));
+    assertThrows(DsgdException.State.class, session::start, "a parameter is not bound");
+    assertThrows(DsgdException.InvalidArgument.class, () -> replica.alloc(null));
+    assertThrows(
+        DsgdException.State.class, () -> replica.exportValue(weight), "nothing was allocated");
+  }
+
+  @Test
+  void handlesOfAnotherSessionAreRefused() {
+    try (Session other = Job.alone()) {
+      Parameter theirs = other.addParameter("theirs", DType.FLOAT32, 2);
+      Replica replica = session.addReplica();
+      DsgdException e =
+          assertThrows(DsgdException.InvalidArgument.class, () -> replica.alloc(theirs));
+      assertEquals("theirs", e.parameter());
+      assertThrows(DsgdException.InvalidArgument.class, () -> replica.ready(theirs));
+      assertThrows(DsgdException.InvalidArgument.class, () -> replica.absent(theirs));
+      assertThrows(
+          DsgdException.InvalidArgument.class,
+          () -> replica.bind(theirs, Job.floats(1, 2), Job.floats(1, 2)));
+    }
+  }
+
+  @Test
+  void stepUpdatesAllocatedMemoryInPlace() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 3);
+    Parameter mean = session.addUntrained("mean", DType.INT32, 2);
+    Replica replica = session.addReplica("cpu");
+    Memory memory = replica.alloc(weight);
+    assertNull(replica.alloc(mean).gradient());
+    FloatBuffer value = memory.value().asFloatBuffer();
+    FloatBuffer gradient = memory.gradient().asFloatBuffer();
+    assertArrayEquals(new float[3], Job.array(value), "zeroed");
+    value.put(0, new float[] {1, 2, 3});
+    session.setOptimizer("sgd", "lr=0.5");
+    session.start();
+    gradient.put(0, new float[] {2, 4, 8});
+    StepResult result = session.step(7);
+    assertArrayEquals(new float[] {0, 0, -1}, Job.array(value));
+    assertEquals(
+        new StepResult(0, session.epoch(), 1, true, false, false, 7, Math.sqrt(84)), result);
+    session.setLearningRate(1);
+    session.step(1);
+    assertArrayEquals(new float[] {-2, -4, -9}, Job.array(value));
+    assertArrayEquals(
+        new float[] {-2, -4, -9},
+        Job.array(replica.alloc(weight).value().asFloatBuffer()),
+        "the same memory");
+  }
+
+  @Test
+  void boundBuffersAreUsedWithoutCopies() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT64, 2);
+    Replica replica = session.addReplica();
+    var value = Job.doubles(1, 1);
+    var gradient = Job.doubles(0, 0);
+    replica.bind(weight, value, gradient);
+    session.setOptimizer("sgd", "lr=1");
+    session.start();
+    gradient.put(0, 1).put(1, 2); // after bind: dsgd reads this very memory, at the step
+    session.step(1);
+    assertArrayEquals(new double[] {0, -1}, Job.array(value));
+    var fresh = Job.doubles(5, 5); // other buffers between steps, as frameworks replace gradients
+    replica.bind(weight, value, fresh);
+    session.step(1);
+    assertArrayEquals(new double[] {-5, -6}, Job.array(value));
+  }
+
+  @Test
+  void frozenParameterStandsStill() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
+    Memory memory = session.addReplica().alloc(weight);
+    session.setOptimizer("sgd", "lr=1");
+    weight.set("frozen=1");
+    session.start();
+    memory.gradient().putFloat(0, 1);
+    session.step(1);
+    assertEquals(0, memory.value().getFloat(0));
+    weight.set("frozen=0 rate=2");
+    session.step(1);
+    assertEquals(-2, memory.value().getFloat(0));
+  }
+
+  @Test
+  void replicasAreReducedByTheirWeights() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
+    Replica first = session.addReplica("cpu");
+    Replica second = session.addReplica("cpu");
+    DsgdException e = assertThrows(DsgdException.InvalidArgument.class, session::addReplica);
+    assertTrue(e.getMessage().contains("devices"), e.getMessage());
+    Memory one = first.alloc(weight);
+    Memory two = second.alloc(weight);
+    session.setOptimizer("sgd", "lr=1");
+    first.setWeight(1);
+    second.setWeight(3);
+    session.start();
+    one.gradient().putFloat(0, 8);
+    two.gradient().putFloat(0, 4);
+    assertEquals(4, session.step(4).weight());
+    assertEquals(-5, one.value().getFloat(0), "-(8 + 3 * 4) / 4");
+    assertEquals(-5, two.value().getFloat(0));
+  }
+
+  @Test
+  void absentGradientAndNoWeightAreNotRead() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
+    Parameter other = session.addParameter("other", DType.FLOAT32, 1);
+    Replica replica = session.addReplica();
+    Memory a = replica.alloc(weight);
+    Memory b = replica.alloc(other);
+    session.setOptimizer("sgd", "lr=1");
+    session.start();
+    a.gradient().putFloat(0, Float.NaN);
+    b.gradient().putFloat(0, 1);
+    replica.absent(weight);
+    session.step(1);
+    assertEquals(0, a.value().getFloat(0));
+    assertEquals(-1, b.value().getFloat(0));
+    StepResult nothing = session.step(0);
+    assertFalse(nothing.applied());
+    assertTrue(nothing.allDone());
+    assertEquals(0, a.value().getFloat(0));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.step(-1));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.step(Double.NaN));
+  }
+
+  @Test
+  void overlappedStepMarksGradientsOneByOne() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
+    Parameter other = session.addParameter("other", DType.FLOAT32, 1);
+    Replica replica = session.addReplica();
+    Memory a = replica.alloc(weight);
+    Memory b = replica.alloc(other);
+    session.setOptimizer("sgd", "lr=1");
+    session.start();
+    assertThrows(DsgdException.State.class, () -> replica.ready(weight), "no step begun");
+    Operation<StepResult> step = session.beginStep(2);
+    assertSame(session, step.session());
+    assertNotEquals(0, step.id());
+    a.gradient().putFloat(0, 1);
+    replica.ready(weight);
+    DsgdException twice = assertThrows(DsgdException.State.class, () -> replica.ready(weight));
+    assertTrue(twice.getMessage().contains("weight"), twice.getMessage());
+    assertFalse(step.isDone(), "one gradient is missing");
+    b.gradient().putFloat(0, 3);
+    replica.ready(other);
+    assertEquals(2, step.future().join().weight());
+    assertTrue(step.isDone());
+    assertEquals(-1, a.value().getFloat(0));
+    assertEquals(-3, b.value().getFloat(0));
+    // What is not marked counts as ready when the host waits, or flushes.
+    assertEquals(1, session.beginStep(1).join().step());
+    Operation<StepResult> flushed = session.beginStep(1);
+    session.flushStep();
+    assertEquals(2, flushed.future().join().step());
+    assertThrows(DsgdException.State.class, session::flushStep);
+  }
+
+  @Test
+  void digestTellsValuesApart() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
+    Memory memory = session.addReplica().alloc(weight);
+    session.start();
+    long zeros = session.digest();
+    memory.value().putFloat(0, 1);
+    assertNotEquals(zeros, session.digest());
+    memory.value().putFloat(0, 0);
+    assertEquals(zeros, session.digest());
+  }
+
+  @Test
+  void stopIsSeenInTheNextResult() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
+    session.addReplica().alloc(weight);
+    session.start();
+    assertFalse(session.step(1).stop());
+    session.requestStop();
+    assertTrue(session.step(1).stop());
+  }
+
+  @Test
+  void shardGivesEveryIndexOncePerEpoch() {
+    try (Shard shard = session.shard(10, 42)) {
+      assertEquals(10, shard.size());
+      List<Long> first = indices(shard);
+      assertEquals(Set.of(0L, 1L, 2L, 3L, 4L, 5L, 6L, 7L, 8L, 9L), new HashSet<>(first));
+      assertEquals(10, first.size());
+      assertEquals(0, shard.next(3).length, "the epoch is over");
+      shard.epoch(1);
+      assertNotEquals(first, indices(shard), "another order");
+      shard.epoch(0);
+      assertEquals(first, indices(shard));
+      long[] three = new long[3];
+      shard.epoch(0);
+      assertEquals(3, shard.next(three));
+      assertEquals(first.get(2), three[2]);
+      assertThrows(DsgdException.InvalidArgument.class, () -> shard.epoch(-1));
+      assertThrows(DsgdException.InvalidArgument.class, () -> shard.next(-1));
+      assertThrows(DsgdException.InvalidArgument.class, () -> shard.next((long[]) null));
+    }
+    assertArrayEquals(new long[] {0, 1, 2, 3}, session.shard(4, 1, false).next(9), "in order");
+    assertEquals(0, session.shard(0, 1).size());
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.shard(-1, 1));
+  }
+
+  private static List<Long> indices(Shard shard) {
+    List<Long> all = new ArrayList<>();
+    for (long[] some = shard.next(3); some.length > 0; some = shard.next(3)) {
+      for (long index : some) {
+        all.add(index);
+      }
+    }
+    return all;
+  }
+
+  @Test
+  void objectsAreShared() {
+    session.putObject("words", new byte[] {1, 2, 3});
+    session.putObject("nothing", new byte[0]);
+    SharedObject words = session.getObject("words");
+    assertEquals("words", words.name());
+    assertArrayEquals(new byte[] {1, 2, 3}, words.toByteArray());
+    ByteBuffer data = words.data();
+    assertTrue(data.isDirect() && data.isReadOnly());
+    assertEquals(3, data.get(2));
+    assertEquals(0, session.getObject("nothing", Duration.ZERO).data().capacity());
+    ByteBuffer part = Job.bytes(4).put(new byte[] {9, 8, 7, 6}).position(1).limit(3);
+    session.putObject("part", part);
+    assertArrayEquals(new byte[] {8, 7}, session.getObject("part").toByteArray());
+    assertThrows(DsgdException.Exists.class, () -> session.putObject("words", new byte[1]));
+    DsgdException e =
+        assertThrows(
+            DsgdException.WaitTimeout.class,
+            () -> session.getObject("missing", Duration.ofMillis(1)));
+    assertTrue(e.getMessage().contains("missing"), e.getMessage());
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.putObject("n", (byte[]) null));
+    assertThrows(
+        DsgdException.InvalidArgument.class, () -> session.putObject("n", ByteBuffer.allocate(3)));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.putObject(null, new byte[1]));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.getObject(null));
+  }
+
+  @Test
+  void logIsDrained() {
+    session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 1));
+    session.start();
+    List<LogRecord> records = new ArrayList<>();
+    session.drainLog(records::add);
+    assertFalse(records.isEmpty());
+    assertTrue(
+        records.stream().noneMatch(record -> record.message().isEmpty()), records.toString());
+    assertNull(session.pollLog(Duration.ofMillis(1)), "the queue is empty");
+    session.close();
+    session.drainLog(records::add); // what was said while closing; never throws
+    assertThrows(DsgdException.Closed.class, () -> session.pollLog(Duration.ZERO));
+  }
+
+  @Test
+  void collectivesOfOneAreTheIdentity() {
+    FloatBuffer data = Job.floats(1, 2);
+    session.allReduce(data, Reduction.MEAN);
+    session.broadcast(data, 0);
+    session.barrier();
+    FloatBuffer part = Job.floats(0, 0);
+    session.reduceScatter(data, part, Reduction.MAX, 2);
+    assertArrayEquals(new float[] {1, 2}, Job.array(part));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.broadcast(data, 1));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.allReduce(data, null));
+    assertThrows(
+        DsgdException.InvalidArgument.class, () -> session.allReduce(Job.ints(1), Reduction.MEAN));
+    assertThrows(
+        DsgdException.InvalidArgument.class,
+        () -> session.allGather(data, part, 1, 1),
+        "two ranks");
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.allGather(data, part, -2));
+    assertThrows(DsgdException.InvalidArgument.class, () -> session.allGather(data, Job.floats(1)));
+  }
+
+  @Test
+  void dlpackTensorsGoOutAndIn() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
+    Replica replica = session.addReplica();
+    Memory memory = replica.alloc(weight);
+    memory.value().putFloat(0, 3);
+    try (Session other = Job.alone()) {
+      Parameter theirs = other.addParameter("weight", DType.FLOAT32, 2);
+      Parameter larger = other.addParameter("larger", DType.FLOAT32, 3);
+      Replica borrower = other.addReplica();
+      DlpackTensor value = replica.exportValue(weight);
+      DlpackTensor gradient = replica.exportGradient(weight);
+      assertNotEquals(0, value.data());
+      assertNotEquals(value.data(), gradient.data());
+      assertThrows(
+          DsgdException.InvalidArgument.class,
+          () -> borrower.bindDlpack(larger, value, gradient),
+          "the shape");
+      assertNotEquals(0, value.address(), "still ours");
+      assertThrows(
+          DsgdException.InvalidArgument.class, () -> borrower.bindDlpack(theirs, value, value));
+      borrower.bindDlpack(theirs, value, gradient);
+      assertEquals(0, value.address(), "handed over");
+      assertThrows(DsgdException.Closed.class, () -> borrower.bindDlpack(theirs, value, gradient));
+      borrower.alloc(larger);
+      other.setOptimizer("sgd", "lr=1");
+      other.start();
+      memory.gradient().putFloat(0, 1);
+      other.step(1);
+      assertEquals(2, memory.value().getFloat(0), "the other session trains this one's memory");
+    }
+    Parameter state = session.addUntrained("state", DType.UINT8, 2);
+    replica.alloc(state);
+    assertNull(replica.exportGradient(state));
+    DlpackTensor tensor = replica.exportValue(state);
+    tensor.close();
+    tensor.close();
+    assertEquals(0, tensor.data());
+    assertThrows(DsgdException.InvalidArgument.class, () -> new DlpackTensor(0));
+  }
+}

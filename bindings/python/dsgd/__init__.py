@@ -1,0 +1,86 @@
+"""Data-parallel stochastic gradient descent, for replicas in Python and in other languages.
+
+    import dsgd, numpy
+
+    with dsgd.init(head="127.0.0.1:7700", num_workers=4) as session:
+        weight = session.add_parameter("weight", (64, 10))
+        value, gradient = session.add_replica().alloc(weight)
+        session.set_optimizer("sgd", lr=0.1, momentum=0.9)
+        session.start()                                   # all workers hold rank 0's values
+        for batch in session.shard(1797).batches(64):
+            gradient[:] = compute_gradient(value, batch)
+            session.step(len(batch))                      # the mean weighs this worker by its samples
+"""
+
+from ._config import Config, config_keys
+from ._errors import (
+    AbortedError,
+    AddressInUseError,
+    ClosedError,
+    Error,
+    ExistsError,
+    FileError,
+    ForkedError,
+    InternalError,
+    InvalidArgumentError,
+    LimitError,
+    MismatchError,
+    NoMemoryError,
+    NotFoundError,
+    StateError,
+    TimeoutError,
+    TornError,
+    UnauthorizedError,
+    UnreachableError,
+    UnsupportedError,
+    WaitTimeoutError,
+    WorkerLostError,
+)
+from ._head import Head
+from ._operation import Operation, StepOperation
+from ._raw import dsgd_version_string as _version
+from ._replica import Parameter, Replica, Tensor
+from ._session import Session, init
+from ._shard import Shard
+from ._types import ConfigKey, DType, Reduction, StepResult
+
+__version__: str = _version()
+
+__all__ = [
+    "AbortedError",
+    "AddressInUseError",
+    "ClosedError",
+    "Config",
+    "ConfigKey",
+    "DType",
+    "Error",
+    "ExistsError",
+    "FileError",
+    "ForkedError",
+    "Head",
+    "InternalError",
+    "InvalidArgumentError",
+    "LimitError",
+    "MismatchError",
+    "NoMemoryError",
+    "NotFoundError",
+    "Operation",
+    "Parameter",
+    "Reduction",
+    "Replica",
+    "Session",
+    "Shard",
+    "StateError",
+    "StepOperation",
+    "StepResult",
+    "Tensor",
+    "TimeoutError",
+    "TornError",
+    "UnauthorizedError",
+    "UnreachableError",
+    "UnsupportedError",
+    "WaitTimeoutError",
+    "WorkerLostError",
+    "config_keys",
+    "init",
+]

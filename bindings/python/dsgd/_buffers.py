@@ -1,0 +1,124 @@
+"""Buffers of the host's, taken without a copy: the buffer protocol first, else DLPack."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional, Tuple
+
+from . import _raw
+from ._errors import InvalidArgumentError
+from ._types import DType
+
+_FORMATS = {
+    ("f", 4): DType.float32,
+    ("d", 8): DType.float64,
+    ("i", 4): DType.int32,
+    ("l", 4): DType.int32,
+    ("l", 8): DType.int64,
+    ("q", 8): DType.int64,
+    ("B", 1): DType.uint8,
+}
+# By DLPack's type code and bits.
+_DLPACK_TYPES = {
+    (2, 32): DType.float32,
+    (2, 64): DType.float64,
+    (0, 32): DType.int32,
+    (0, 64): DType.int64,
+    (1, 8): DType.uint8,
+}
+_DEVICE_CPU, _DEVICE_CUDA_HOST = 1, 3
+
+
+class Buffer:
+    """A contiguous buffer that stays exported, and its memory thus in place, while this object lives."""
+
+    __slots__ = ("owner", "source", "dtype", "shape", "readonly")
+
+    def __init__(self, owner: Any, what: str) -> None:
+        self.owner = owner  # as the host gave it
+        try:
+            view: Optional[memoryview] = memoryview(owner)
+        except TypeError:
+            view = None
+        except ValueError as error:  # NumPy has dtypes that the buffer protocol has not, such as dates
+            raise InvalidArgumentError(f"{what}: {error}; {_known_types()}") from None
+        if view is not None:
+            self._take_view(view, what)
+        elif hasattr(owner, "__dlpack__"):
+            self._take_tensor(owner, what)
+        else:
+            raise TypeError(
+                f"{what} is {type(owner).__name__}, which has neither the buffer protocol nor __dlpack__; "
+                "give a NumPy array, a CPU tensor, an array.array or a bytearray"
+            )
+
+    def _take_view(self, view: memoryview, what: str) -> None:
+        letter = view.format.lstrip("@=<")
+        dtype = _FORMATS.get((letter, view.itemsize))
+        if dtype is None:
+            raise InvalidArgumentError(f"{what} has elements of format {view.format!r}; {_known_types()}")
+        if not view.c_contiguous:
+            raise InvalidArgumentError(
+                f"{what} of shape {view.shape} is not contiguous in row-major order; "
+                "give numpy.ascontiguousarray of it, and copy back what dsgd writes"
+            )
+        self.source: Any = view
+        self.dtype = dtype
+        self.shape: Tuple[int, ...] = tuple(view.shape or ())
+        self.readonly = view.readonly
+
+    def _take_tensor(self, owner: Any, what: str) -> None:
+        device = owner.__dlpack_device__()[0]
+        if device not in (_DEVICE_CPU, _DEVICE_CUDA_HOST):
+            raise InvalidArgumentError(
+                f"{what} lies on DLPack device type {int(device)}; this version takes host memory only: copy it to the CPU"
+            )
+        try:
+            capsule = owner.__dlpack__(max_version=(1, 0))
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = owner.__dlpack__()
+        self.source = _raw.dsgd_py_tensor_import(capsule)
+        _, code, bits, lanes, self.shape, self.readonly, contiguous, _ = _raw.dsgd_py_tensor_info(self.source)
+        dtype = _DLPACK_TYPES.get((code, bits)) if lanes == 1 else None
+        if dtype is None:
+            raise InvalidArgumentError(f"{what} has elements of DLPack type {code} with {bits} bits; {_known_types()}")
+        if not contiguous:
+            raise InvalidArgumentError(
+                f"{what} of shape {self.shape} is not contiguous in row-major order; make it contiguous first"
+            )
+        self.dtype = dtype
+
+    @property
+    def is_tensor(self) -> bool:
+        return not isinstance(self.source, memoryview)
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    def require_writable(self, what: str) -> "Buffer":
+        if self.readonly:
+            raise InvalidArgumentError(
+                f"{what} is read-only, and dsgd writes into it; give a writable NumPy array and copy the result back "
+                "(arrays of JAX are never writable)"
+            )
+        return self
+
+
+def _known_types() -> str:
+    return f"dsgd takes {', '.join(known.name for known in DType)} in the machine's byte order"
+
+
+def numpy_or_none() -> Any:
+    """NumPy, if the host has it: dsgd works without."""
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
+
+
+def as_array(region: Any) -> Any:
+    """A NumPy array over a region of dsgd's memory, or a memoryview where there is no NumPy."""
+    numpy = numpy_or_none()
+    return memoryview(region) if numpy is None else numpy.asarray(region)

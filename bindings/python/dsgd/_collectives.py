@@ -1,0 +1,117 @@
+"""Collectives on NumPy arrays, buffers and CPU tensors, in place and without copies."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Union
+
+from . import _raw
+from ._buffers import Buffer, numpy_or_none
+from ._errors import InvalidArgumentError
+from ._handle import Handle
+from ._operation import Operation
+from ._types import Reduction, reduction_of
+
+
+class Collectives:
+    """Every worker calls them in the same order with matching arguments.
+
+    The plain forms wait until the end; those named _async return an Operation, and the buffers are dsgd's until it has
+    ended. `reduction` is one of sum, min, max, prod, mean.
+    """
+
+    _handle: Handle
+
+    def allreduce_async(self, data: Any, reduction: Union[str, Reduction] = "sum") -> Operation[Any]:
+        buffer = Buffer(data, "data").require_writable("data")
+        op = _raw.dsgd_allreduce(self._handle.pointer, buffer.source, buffer.dtype, reduction_of(reduction))
+        return Operation(self._handle, op, (buffer,), lambda _: data)
+
+    def allreduce(self, data: Any, reduction: Union[str, Reduction] = "sum") -> Any:
+        """In place: every worker ends with the reduction of all workers' data. Returns `data`."""
+        return self.allreduce_async(data, reduction).wait()
+
+    def broadcast_async(self, data: Any, root: int = 0) -> Operation[Any]:
+        buffer = Buffer(data, "data").require_writable("data")
+        op = _raw.dsgd_broadcast(self._handle.pointer, buffer.source, buffer.dtype, root)
+        return Operation(self._handle, op, (buffer,), lambda _: data)
+
+    def broadcast(self, data: Any, root: int = 0) -> Any:
+        """In place: every worker ends with the data of rank `root`. Returns `data`."""
+        return self.broadcast_async(data, root).wait()
+
+    def allgather_async(
+        self, send: Any, receive: Any = None, counts: Optional[Sequence[int]] = None
+    ) -> Operation[Any]:
+        source = Buffer(send, "send")
+        size = self._checked_size(counts)
+        if receive is None:
+            shape = (size, *source.shape) if counts is None else (sum(counts),)
+            receive = _new_array(shape, source)
+        target = _same_dtype(source, Buffer(receive, "receive").require_writable("receive"))
+        op = _raw.dsgd_allgather(self._handle.pointer, source.source, target.source, counts, source.dtype)
+        return Operation(self._handle, op, (source, target), lambda _: receive)
+
+    def allgather(self, send: Any, receive: Any = None, counts: Optional[Sequence[int]] = None) -> Any:
+        """Every worker's `send`, in rank order. Returns `receive`, or without one a new NumPy array: of shape
+        (size, *send.shape), or flat with `counts`, the number of elements of each rank where they differ."""
+        return self.allgather_async(send, receive, counts).wait()
+
+    def reduce_scatter_async(
+        self,
+        send: Any,
+        receive: Any = None,
+        reduction: Union[str, Reduction] = "sum",
+        counts: Optional[Sequence[int]] = None,
+    ) -> Operation[Any]:
+        source = Buffer(send, "send")
+        size = self._checked_size(counts)
+        if receive is None:
+            if counts is None and source.count % size != 0:
+                raise InvalidArgumentError(
+                    f"send has {source.count} elements, which {size} workers cannot share equally; give counts"
+                )
+            rank = _raw.dsgd_rank(self._handle.pointer)
+            receive = _new_array((source.count // size if counts is None else counts[rank],), source)
+        target = _same_dtype(source, Buffer(receive, "receive").require_writable("receive"))
+        op = _raw.dsgd_reduce_scatter(
+            self._handle.pointer, source.source, target.source, counts, source.dtype, reduction_of(reduction)
+        )
+        return Operation(self._handle, op, (source, target), lambda _: receive)
+
+    def reduce_scatter(
+        self,
+        send: Any,
+        receive: Any = None,
+        reduction: Union[str, Reduction] = "sum",
+        counts: Optional[Sequence[int]] = None,
+    ) -> Any:
+        """The reduction of this rank's part of all workers' `send`, which is split in rank order into parts of
+        `counts` elements (None: equal parts). Returns `receive`, or without one a new flat NumPy array."""
+        return self.reduce_scatter_async(send, receive, reduction, counts).wait()
+
+    def barrier_async(self) -> Operation[None]:
+        return Operation(self._handle, _raw.dsgd_barrier(self._handle.pointer), (), lambda _: None)
+
+    def barrier(self) -> None:
+        """Ends when all workers have called it."""
+        self.barrier_async().wait()
+
+    def _checked_size(self, counts: Optional[Sequence[int]]) -> int:
+        """The number of workers; dsgd reads as many counts."""
+        size = int(_raw.dsgd_size(self._handle.pointer))
+        if counts is not None and len(counts) != size:
+            raise InvalidArgumentError(f"counts has {len(counts)} numbers; give one for each of the {size} workers")
+        return size
+
+
+def _new_array(shape: Any, like: Buffer) -> Any:
+    numpy = numpy_or_none()
+    if numpy is None:
+        raise InvalidArgumentError("receive is missing; without NumPy installed give a buffer for the result")
+    return numpy.empty(shape, like.dtype.name)
+
+
+def _same_dtype(source: Buffer, target: Buffer) -> Buffer:
+    if source.dtype != target.dtype:
+        raise InvalidArgumentError(f"send is {source.dtype.name} and receive is {target.dtype.name}; give equal dtypes")
+    return target

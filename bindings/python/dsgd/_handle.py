@@ -1,0 +1,139 @@
+"""The C session behind a Session, and what it may still touch.
+
+Buffers that dsgd reads or writes are held here until their operation has ended, others are bound, or the session is
+closed; dropping an Operation or a Session in mid-flight therefore never frees memory under dsgd. Every Python object of
+a session refers to its Handle, never the Handle to them, so that plain reference counting frees a dropped session.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import _raw
+from ._errors import Error, WaitTimeoutError
+
+# Blocking calls wait in slices, between which Python handles signals: Ctrl-C is heard within one.
+_SLICE_MS = 200
+
+_LIVE: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+
+
+class Pending:
+    """A C operation and the buffers that are dsgd's until it has ended."""
+
+    __slots__ = ("pointer", "id", "buffers", "orphan")
+
+    def __init__(self, pointer: Any, buffers: Tuple[Any, ...]) -> None:
+        self.pointer = pointer
+        self.id = int(_raw.dsgd_op_id(pointer))
+        self.buffers = buffers
+        self.orphan = False  # its Operation is gone; it is freed here once it has ended
+
+    def ended(self) -> bool:
+        try:
+            return bool(_raw.dsgd_op_test(self.pointer))
+        except Exception:  # it has ended with this error, or the interpreter is going
+            return True
+
+
+class Handle:
+    """Owns the C session. Freed, without waiting, when nothing refers to it any more."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+        self.lock = threading.Lock()
+        self.closed = False
+        self.pending: Dict[int, Pending] = {}
+        self.orphans: Dict[int, Pending] = {}
+        self.bound: Dict[Any, Any] = {}
+        self.on_close: List[Callable[[], None]] = []
+        finalizer = weakref.finalize(self, _free, pointer, self.pending, self.orphans, self.bound)
+        # At exit another thread may be within a call: sessions are closed then, by close_all, but not freed.
+        finalizer.atexit = False
+        _LIVE.add(self)
+
+    def add(self, pointer: Any, buffers: Tuple[Any, ...]) -> Pending:
+        pending = Pending(pointer, buffers)
+        with self.lock:
+            self.pending[pending.id] = pending
+            self._sweep()
+        return pending
+
+    def done(self, pending: Pending) -> None:
+        """The operation has ended: its buffers are the host's again."""
+        with self.lock:
+            self.pending.pop(pending.id, None)
+            pending.buffers = ()
+
+    def dropped(self, pending: Pending) -> None:
+        """The host has let go of the operation. From a destructor: must not block, nor take a lock that the thread it
+        interrupts may hold; dict operations are atomic."""
+        if pending.ended():
+            self.pending.pop(pending.id, None)
+            _raw.dsgd_op_free(pending.pointer)
+        else:
+            pending.orphan = True
+            self.orphans[pending.id] = pending
+
+    def _sweep(self) -> None:
+        for pending in list(self.orphans.values()):
+            if pending.ended():
+                self.pending.pop(pending.id, None)
+                if self.orphans.pop(pending.id, None) is not None:
+                    _raw.dsgd_op_free(pending.pointer)
+
+    def close(self, timeout_ms: int) -> None:
+        _raw.dsgd_close(self.pointer, timeout_ms)
+        self.closed = True
+        with self.lock:
+            self._sweep()
+            for pending in list(self.pending.values()):
+                pending.buffers = ()
+            self.pending.clear()
+            self.bound.clear()
+        for function in self.on_close:
+            function()
+
+
+def _free(pointer: Any, pending: Dict[int, Pending], orphans: Dict[int, Pending], bound: Dict[Any, Any]) -> None:
+    _raw.dsgd_session_free(pointer)  # first: it ends all use of the buffers
+    for orphan in orphans.values():
+        _raw.dsgd_op_free(orphan.pointer)
+    orphans.clear()
+    pending.clear()
+    bound.clear()
+
+
+def close_all() -> None:
+    """At exit: threads of dsgd's must not outlive the interpreter, and the peers should learn that this worker left."""
+    for handle in list(_LIVE):
+        if not handle.closed:
+            try:
+                handle.close(0)
+            except Error:
+                pass  # a forked child, or closed meanwhile
+
+
+def milliseconds(timeout: Optional[float]) -> int:
+    """From seconds; None is -1, dsgd's "as long as the operation's own deadline"."""
+    if timeout is None:
+        return -1
+    if not timeout >= 0:
+        raise ValueError(f"timeout {timeout!r} is negative; give seconds, or None to wait until the end")
+    return min(int(-(-timeout * 1000 // 1)), 2**31 - 1)
+
+
+def wait_in_slices(call: Callable[[int], Any], timeout: Optional[float]) -> Any:
+    """`call(timeout_ms)` until it no longer raises WaitTimeoutError or `timeout` seconds have passed."""
+    left = milliseconds(timeout)
+    while True:
+        part = _SLICE_MS if left < 0 else min(left, _SLICE_MS)
+        try:
+            return call(part)
+        except WaitTimeoutError:
+            if left >= 0:
+                left -= part
+                if left <= 0:
+                    raise

@@ -1,0 +1,63 @@
+"""dsgd's log records into `logging`, under the logger "dsgd"."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from typing import Any, List, Optional, Tuple
+
+from . import _raw
+from ._errors import Error, WaitTimeoutError
+from ._handle import Handle
+
+logger = logging.getLogger("dsgd")
+logger.addHandler(logging.NullHandler())  # a host that has not set up logging wants nothing on its stderr
+
+_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+_POLL_MS = 200
+
+_threads: List[threading.Thread] = []
+
+
+def poll(session: Any, timeout_ms: int) -> Tuple[int, str]:
+    """The next record as (logging's level, message)."""
+    record = _raw.dsgd_log_poll(session, timeout_ms)
+    try:
+        level = _raw.dsgd_log_record_level(record)
+        return _LEVELS[min(max(level, 0), 3)], _raw.dsgd_log_record_message(record)
+    finally:
+        _raw.dsgd_log_record_free(record)
+
+
+def forward(handle: Handle) -> None:
+    """Starts the thread that forwards a session's records. It ends when the session is closed or dropped."""
+    thread = threading.Thread(target=_run, args=(weakref.ref(handle),), name="dsgd-logs", daemon=True)
+    _threads[:] = [known for known in _threads if known.is_alive()]
+    _threads.append(thread)
+    thread.start()
+
+
+def _run(reference: "weakref.ref[Handle]") -> None:
+    while True:
+        handle: Optional[Handle] = reference()
+        if handle is None:
+            return
+        try:
+            level, message = poll(handle.pointer, _POLL_MS)
+        except WaitTimeoutError:
+            continue
+        except Error:
+            return  # closed and empty, or a forked child
+        finally:
+            del handle
+        try:
+            logger.log(level, "%s", message)
+        except Exception:  # a handler of the host's must not end the forwarding
+            logging.getLogger(__name__).debug("a log handler failed", exc_info=True)
+
+
+def join() -> None:
+    """At exit, when the sessions are closed: no thread of ours may be within a call when the interpreter goes."""
+    for thread in _threads:
+        thread.join(timeout=2 * _POLL_MS / 1000)

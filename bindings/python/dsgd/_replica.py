@@ -1,0 +1,152 @@
+"""Parameters, and their buffers in the replicas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional, Tuple
+
+from . import _raw
+from ._buffers import Buffer, as_array
+from ._config import options_text
+from ._errors import InvalidArgumentError
+from ._handle import Handle
+from ._types import DType
+
+
+class Parameter:
+    """A named tensor that is trained, or travels untrained. Made by Session.add_parameter."""
+
+    def __init__(
+        self, handle: Handle, pointer: Any, name: str, shape: Tuple[int, ...], dtype: DType, trained: bool
+    ) -> None:
+        self._handle = handle
+        self._pointer = pointer
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+        self.trained = trained
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    def set(self, options: Optional[str] = None, **values: Any) -> None:
+        """rate=F multiplies the learning rate, decay=F replaces the weight decay, frozen=True leaves the parameter out
+        of steps. Equal on all workers; before start, or between steps by all of them."""
+        _raw.dsgd_parameter_set(self._pointer, options_text(options, values))
+
+    def __repr__(self) -> str:
+        return f"<dsgd.Parameter {self.name!r} {self.dtype.name} {self.shape}{'' if self.trained else ' untrained'}>"
+
+
+class Replica:
+    """One copy of the model on one device. Made by Session.add_replica."""
+
+    def __init__(self, handle: Handle, pointer: Any, index: int) -> None:
+        self._handle = handle
+        self._pointer = pointer
+        self.index = index
+
+    def bind(self, parameter: Parameter, value: Any, gradient: Any = None) -> None:
+        """Gives dsgd the host's own buffers of one parameter: anything with the buffer protocol or __dlpack__, without
+        a copy. They are of the parameter's dtype, and of its shape or flat; `gradient` is None for an untrained one.
+        dsgd holds them until others are bound or the session is closed; may be called again between steps."""
+        held_value = self._checked(parameter, value, "value").require_writable(f"value of parameter {parameter.name!r}")
+        held_gradient = None if gradient is None else self._checked(parameter, gradient, "gradient")
+        sources = (held_value.source, None if held_gradient is None else held_gradient.source)
+        if (
+            held_value.is_tensor
+            and held_value.shape == parameter.shape
+            and (held_gradient is None or (held_gradient.is_tensor and held_gradient.shape == parameter.shape))
+        ):
+            _raw.dsgd_bind_dlpack(self._pointer, parameter._pointer, *sources)
+        else:
+            _raw.dsgd_bind(self._pointer, parameter._pointer, *sources)
+        # The ones bound before are let go of only now, when dsgd has.
+        self._handle.bound[self.index, parameter.name] = (held_value, held_gradient)
+
+    def alloc(self, parameter: Parameter) -> Tuple[Any, Any]:
+        """Buffers of dsgd's own, zeroed: the fastest. Returns (value, gradient) as NumPy arrays (memoryviews where there
+        is no NumPy), gradient None for an untrained parameter. They stay good after close, as long as they are
+        referred to. Calling again returns arrays over the same memory."""
+        _raw.dsgd_alloc(self._pointer, parameter._pointer)
+        self._handle.bound.pop((self.index, parameter.name), None)
+        value = as_array(self._region(parameter, False))
+        return value, as_array(self._region(parameter, True)) if parameter.trained else None
+
+    def alloc_tensors(self, parameter: Parameter) -> Tuple["Tensor", Optional["Tensor"]]:
+        """As alloc, with objects for torch.from_dlpack, jax.numpy.from_dlpack and their like."""
+        self.alloc(parameter)
+        return Tensor(self, parameter, 0), Tensor(self, parameter, 1) if parameter.trained else None
+
+    def set_weight(self, weight: Optional[float]) -> None:
+        """Contribution weight of this replica from the next step on; None: an equal part of the step's again."""
+        if weight is not None and weight < 0:
+            raise InvalidArgumentError(f"weight {weight} is negative; give 0 or more, or None for an equal part")
+        _raw.dsgd_replica_weight(self._pointer, -1.0 if weight is None else float(weight))
+
+    def gradient_ready(self, parameter: Parameter, stream: Optional[int] = None) -> None:
+        """This gradient is complete and will not change until the step ends. Any thread, any order; never blocks."""
+        _raw.dsgd_gradient_ready(self._pointer, parameter._pointer, stream)
+
+    def gradient_absent(self, parameter: Parameter) -> None:
+        """There is no gradient of this parameter in the step begun, or else in the next one."""
+        _raw.dsgd_gradient_absent(self._pointer, parameter._pointer)
+
+    def _region(self, parameter: Parameter, gradient: bool) -> Any:
+        memory = _raw.dsgd_memory_get(self._pointer, parameter._pointer)
+        return _raw.dsgd_py_memory_region(memory, gradient, parameter.dtype.format, parameter.shape)
+
+    def _checked(self, parameter: Parameter, owner: Any, what: str) -> Buffer:
+        what = f"{what} of parameter {parameter.name!r}"
+        buffer = Buffer(owner, what)
+        if buffer.dtype != parameter.dtype:
+            raise InvalidArgumentError(
+                f"{what} is {buffer.dtype.name}, the parameter {parameter.dtype.name}", parameter=parameter.name
+            )
+        if buffer.shape != parameter.shape and buffer.shape != (parameter.count,):
+            raise InvalidArgumentError(
+                f"{what} has shape {buffer.shape}, the parameter {parameter.shape}; give that shape or a flat buffer "
+                f"of {parameter.count} elements",
+                parameter=parameter.name,
+            )
+        return buffer
+
+    def __repr__(self) -> str:
+        return f"<dsgd.Replica {self.index}>"
+
+
+class Tensor:
+    """A value or gradient in memory of dsgd's, for consumers of DLPack."""
+
+    def __init__(self, replica: Replica, parameter: Parameter, which: int) -> None:
+        self._replica = replica
+        self._parameter = parameter
+        self._which = which
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return 1, 0  # host memory
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: Optional[Tuple[int, int]] = None,
+        dl_device: Optional[Tuple[int, int]] = None,
+        copy: Optional[bool] = None,
+    ) -> Any:
+        if stream is not None:
+            raise BufferError(f"stream {stream!r} was given for a tensor in host memory; give None")
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f"a tensor in host memory cannot be exported to DLPack device {dl_device}")
+        if copy:
+            raise BufferError("dsgd exports its own memory, not copies; copy it where it is received")
+        pair = _raw.dsgd_export_dlpack(self._replica._pointer, self._parameter._pointer)
+        if max_version is None or max_version[0] < 1:
+            return _raw.dsgd_py_tensor_legacy(pair[self._which])
+        return pair[self._which]

@@ -1,0 +1,242 @@
+"""One worker's membership in a job."""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import warnings
+from types import TracebackType
+from typing import Any, Iterable, List, Optional, Tuple, Type, Union
+
+from . import _logs, _raw
+from ._buffers import Buffer
+from ._collectives import Collectives
+from ._config import Config, config_from, options_text
+from ._errors import Error, InvalidArgumentError
+from ._handle import Handle, close_all, milliseconds, wait_in_slices
+from ._head import close_heads
+from ._operation import StepOperation
+from ._replica import Parameter, Replica
+from ._shard import Shard
+from ._types import DType, StepResult, dtype_of
+
+
+class Session(Collectives):
+    """One worker's membership in a job, made by dsgd.init; a context manager.
+
+    Leaving the block closes the session in good order, or, when an exception leaves it, aborts the job so that the
+    other workers learn at once.
+    """
+
+    def __init__(self, handle: Handle, optimizer_is_none: bool = False) -> None:
+        self._handle = handle
+        self._parameters: List[Parameter] = []
+        self._replicas: List[Replica] = []
+        self._optimizer_is_none = optimizer_is_none
+
+    # ---- Membership ----
+
+    @property
+    def rank(self) -> int:
+        """0 .. size-1."""
+        return int(_raw.dsgd_rank(self._handle.pointer))
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return int(_raw.dsgd_size(self._handle.pointer))
+
+    @property
+    def local_rank(self) -> int:
+        """Rank among the workers on this node."""
+        return int(_raw.dsgd_local_rank(self._handle.pointer))
+
+    @property
+    def local_size(self) -> int:
+        """Number of workers on this node."""
+        return int(_raw.dsgd_local_size(self._handle.pointer))
+
+    @property
+    def epoch(self) -> int:
+        """Number of the view; only grows."""
+        return int(_raw.dsgd_epoch(self._handle.pointer))
+
+    @property
+    def closed(self) -> bool:
+        return self._handle.closed
+
+    def close(self, timeout: Optional[float] = None) -> None:
+        """Ends the membership in good order: waits for operations in flight, at most `timeout` seconds (None:
+        `step_timeout`), then ends them. The buffers are the host's again. Closing twice is fine."""
+        self._handle.close(milliseconds(timeout))
+
+    def abort(self, reason: Optional[str] = None) -> None:
+        """Ends all operations, here and on every other worker, with AbortedError naming this worker and `reason`. The
+        session can then only be closed. Any thread; never blocks."""
+        _raw.dsgd_abort(self._handle.pointer, reason)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        exception: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        if exception is None or (isinstance(exception, SystemExit) and not exception.code):
+            self.close()
+            return
+        try:
+            if not self.closed:
+                self.abort(f"{type(exception).__name__}: {exception}")
+            self.close(0)
+        except Error:
+            pass  # the exception on its way says more
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and not handle.closed:
+            warnings.warn("unclosed dsgd.Session; use `with dsgd.init(...)`, or close it", ResourceWarning, source=self)
+
+    def __repr__(self) -> str:
+        try:
+            return f"<dsgd.Session rank {self.rank} of {self.size}>"
+        except Error as error:
+            return f"<dsgd.Session {error.status}>"
+
+    # ---- The model ----
+
+    def add_parameter(
+        self, name: str, shape: Union[int, Iterable[int]], dtype: Any = DType.float32, *, trained: bool = True
+    ) -> Parameter:
+        """Registers a tensor, before start; all workers the same ones in the same order. trained=False: state without
+        gradient, such as a running mean, that is given out at start and not stepped."""
+        sizes = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+        kind = dtype_of(dtype)
+        pointer = _raw.dsgd_parameter_add(self._handle.pointer, name, kind, sizes, 0 if trained else 1)
+        parameter = Parameter(self._handle, pointer, name, sizes, kind, trained)
+        self._parameters.append(parameter)
+        return parameter
+
+    def add_replica(self, device: Optional[str] = None) -> Replica:
+        """Adds a copy of the model on a device, before start. None: the next entry of the configuration's `devices`."""
+        replica = Replica(self._handle, _raw.dsgd_replica_add(self._handle.pointer, device), len(self._replicas))
+        self._replicas.append(replica)
+        return replica
+
+    @property
+    def parameters(self) -> Tuple[Parameter, ...]:
+        return tuple(self._parameters)
+
+    @property
+    def replicas(self) -> Tuple[Replica, ...]:
+        return tuple(self._replicas)
+
+    def set_optimizer(self, name: str, options: Optional[str] = None, **values: Any) -> None:
+        """`set_optimizer("sgd", lr=0.1, momentum=0.9)`, before start. Names: sgd, adam, adamw, none (the mean gradient
+        is written to the gradient buffers). Definitions and defaults are PyTorch's."""
+        _raw.dsgd_optimizer_set(self._handle.pointer, name, options_text(options, values))
+        self._optimizer_is_none = name == "none"
+
+    def set_learning_rate(self, rate: float) -> None:
+        """From the next step on, equal on all workers."""
+        _raw.dsgd_learning_rate_set(self._handle.pointer, rate)
+
+    def set_strategy(self, name: str, options: Optional[str] = None, **values: Any) -> None:
+        """How gradients become new values: simple, ps or allreduce. Before start; or, called by all workers between
+        steps, from the next step on."""
+        _raw.dsgd_strategy_set(self._handle.pointer, name, options_text(options, values))
+
+    def start(self) -> None:
+        """Checks that all workers agree, then gives every replica of every worker the values of rank 0's first."""
+        self._check_gradients()
+        _raw.dsgd_start(self._handle.pointer)
+
+    def _check_gradients(self) -> None:
+        if not self._optimizer_is_none:
+            return
+        for (replica, name), (_, gradient) in list(self._handle.bound.items()):
+            if gradient is not None and gradient.readonly:
+                raise InvalidArgumentError(
+                    f"gradient of parameter {name!r} in replica {replica} is read-only, and with the optimizer 'none' "
+                    "dsgd writes the mean into it; bind a writable buffer",
+                    parameter=name,
+                )
+
+    # ---- The step ----
+
+    def step(self, weight: float = 1.0) -> StepResult:
+        """One synchronous step: the mean of all replicas' gradients over all workers, weighted by `weight` (usually this
+        worker's number of samples), updates every replica. 0: nothing left here; go on calling until all_done."""
+        return self.step_begin(weight).wait()
+
+    def step_begin(self, weight: float = 1.0) -> StepOperation:
+        """Begins a step that overlaps the backward pass: mark gradients with Replica.gradient_ready as they come, then
+        wait for, or await, what this returns."""
+        if self._optimizer_is_none:
+            self._check_gradients()  # others may have been bound since start
+        return StepOperation(self._handle, _raw.dsgd_step_begin(self._handle.pointer, weight))
+
+    def step_flush(self) -> None:
+        """All gradients not yet marked are ready. Waiting for the step does it too."""
+        _raw.dsgd_step_flush(self._handle.pointer)
+
+    def request_stop(self) -> None:
+        """Every worker sees `stop` in the result of the same step, the next one that this worker begins."""
+        _raw.dsgd_stop_request(self._handle.pointer)
+
+    def digest(self) -> int:
+        """64-bit digest of the values of all parameters: equal bits, equal digest."""
+        return int(_raw.dsgd_digest(self._handle.pointer))
+
+    # ---- Objects, data, logs ----
+
+    def put(self, name: str, data: Any) -> None:
+        """Gives the bytes of `data` to every worker under `name`; returns when all have them."""
+        _raw.dsgd_object_put(self._handle.pointer, name, Buffer(data, "data").source)
+
+    def get(self, name: str, timeout: Optional[float] = None) -> memoryview:
+        """The object of that name, read-only and without a copy, waiting up to `timeout` seconds (None: `step_timeout`)
+        for it. `bytes(...)` of it copies."""
+        pointer = self._handle.pointer
+        if timeout is None:
+            found = _raw.dsgd_object_get(pointer, name, -1)
+        else:
+            found = wait_in_slices(lambda ms: _raw.dsgd_object_get(pointer, name, ms), timeout)
+        return memoryview(_raw.dsgd_py_object_region(found))
+
+    def shard(self, samples: int, seed: int = 0, *, shuffle: bool = True) -> Shard:
+        """This worker's part of a data set of `samples` samples; the order depends on seed and epoch alone."""
+        return Shard(self._handle, samples, seed, shuffle)
+
+    def poll_log(self, timeout: float = 0.0) -> Optional[Tuple[int, str]]:
+        """The next log record as (level of `logging`, message), None if none comes: for sessions made with
+        forward_logs=False."""
+        try:
+            return _logs.poll(self._handle.pointer, milliseconds(timeout))
+        except Error as error:
+            if error.status in ("DSGD_ERR_WAIT_TIMEOUT", "DSGD_ERR_CLOSED"):
+                return None
+            raise
+
+
+def init(config: Optional[Config] = None, *, forward_logs: bool = True, **options: Any) -> Session:
+    """Joins a job and waits until it is complete: `dsgd.init(head="10.0.0.1:7700", num_workers=4)`, or with a Config.
+
+    Without either, the DSGD_* variables of the environment are read. forward_logs: dsgd's log records go to
+    logging.getLogger("dsgd"), from a thread.
+    """
+    joined = config_from(config, options)  # must live until the call has ended
+    handle = Handle(_raw.dsgd_init(joined._pointer))
+    session = Session(handle)
+    if forward_logs:
+        _logs.forward(handle)
+    return session
+
+
+@atexit.register
+def _at_exit() -> None:
+    close_all()
+    close_heads()
+    _logs.join()

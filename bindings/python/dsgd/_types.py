@@ -1,0 +1,84 @@
+"""Small value types."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Union
+
+from ._errors import InvalidArgumentError
+
+
+class DType(enum.IntEnum):
+    """Element types; the numbers are dsgd.h's."""
+
+    float32 = 0
+    float64 = 1
+    int32 = 2
+    int64 = 3
+    uint8 = 4
+
+    @property
+    def itemsize(self) -> int:
+        return (4, 8, 4, 8, 1)[self]
+
+    @property
+    def format(self) -> str:
+        """The struct module's letter."""
+        return "fdiqB"[self]
+
+
+class Reduction(enum.IntEnum):
+    sum = 0
+    min = 1
+    max = 2
+    prod = 3
+    mean = 4
+
+
+def dtype_of(dtype: Any) -> DType:
+    """From a DType, a name, or what NumPy, PyTorch and JAX call a dtype."""
+    if isinstance(dtype, DType):
+        return dtype
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+    try:
+        return DType[str(name).rpartition(".")[2]]
+    except KeyError:
+        names = ", ".join(known.name for known in DType)
+        raise InvalidArgumentError(f"dtype {dtype!r} is not known to dsgd; it knows {names}") from None
+
+
+def reduction_of(reduction: Union[str, Reduction]) -> Reduction:
+    if isinstance(reduction, Reduction):
+        return reduction
+    try:
+        return Reduction[reduction]
+    except (KeyError, TypeError):
+        names = ", ".join(known.name for known in Reduction)
+        raise InvalidArgumentError(f"reduction {reduction!r} is not known; choose one of {names}") from None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did."""
+
+    step: int  #: index of the step, from 0
+    epoch: int  #: view in which it completed
+    size: int  #: workers in that view
+    applied: bool  #: False: skipped, since all weights were 0
+    all_done: bool  #: every worker gave weight 0: nobody has data left
+    stop: bool  #: some worker had called request_stop
+    weight: float  #: sum of all contribution weights
+    gradient_norm: float  #: L2 norm of the mean gradient; NaN unless `gradient_norm` is configured
+
+
+@dataclass(frozen=True)
+class ConfigKey:
+    """One row of the table of configuration keys."""
+
+    name: str
+    type: str
+    default: str
+    range: str
+    help: str
+    environment: str

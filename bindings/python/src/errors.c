@@ -1,0 +1,45 @@
+#include "errors.h"
+
+#include <string.h>
+
+void dsgd_py_raise(int32_t status, dsgd_error* error) {
+  const char* message = dsgd_error_message(error); /* "" for NULL */
+  PyObject* module = PyImport_ImportModule("dsgd._errors");
+  PyObject* exception = NULL;
+  if (module != NULL) {
+    /* "replace", since a path within a message need not be UTF-8. */
+    PyObject* text = PyUnicode_DecodeUTF8(message, (Py_ssize_t)strlen(message), "replace");
+    if (text != NULL) {
+      exception =
+          PyObject_CallMethod(module, "from_status", "iOisss", (int)status, text,
+                              (int)(error != NULL ? dsgd_error_rank(error) : -1), dsgd_error_host(error),
+                              dsgd_error_operation(error), dsgd_error_parameter(error));
+      Py_DECREF(text);
+    }
+    Py_DECREF(module);
+  }
+  dsgd_error_free(error);
+  if (exception == NULL) return; /* Python's own error is set */
+  PyErr_SetObject((PyObject*)Py_TYPE(exception), exception);
+  Py_DECREF(exception);
+}
+
+PyObject* dsgd_py_step_result(const dsgd_step_result* result) {
+  return Py_BuildValue("LLiNNNdd", (long long)result->step, (long long)result->epoch, (int)result->size,
+                       PyBool_FromLong(result->applied), PyBool_FromLong(result->all_done),
+                       PyBool_FromLong(result->stop), result->weight, result->gradient_norm);
+}
+
+PyObject* dsgd_py_config_key(const dsgd_config_key* key) {
+  return Py_BuildValue("ssssss", key->name, key->type, key->default_value, key->range, key->help,
+                       key->environment);
+}
+
+PyObject* dsgd_py_op_ids(dsgd_op* const* ops, size_t count) {
+  PyObject* list = PyList_New((Py_ssize_t)count);
+  for (size_t i = 0; list != NULL && i < count; ++i) {
+    PyObject* id = PyLong_FromUnsignedLongLong(dsgd_op_id(ops[i]));
+    if (id == NULL || PyList_SetItem(list, (Py_ssize_t)i, id) < 0) Py_CLEAR(list);
+  }
+  return list;
+}

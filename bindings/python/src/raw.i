@@ -1,0 +1,210 @@
+/* The private module dsgd._raw: dsgd.h as plain functions. A failing call raises the exception of its code; handles are
+ * bare pointers that the hand-written layer frees; buffers are objects with the buffer protocol or tensors taken over
+ * DLPack. Only the extension module is used: the Python file that SWIG writes beside it is not. */
+%module(package="dsgd", threads="1") raw  /* SWIG puts an underscore before the name of the extension module */
+
+%{
+#include <dsgd/dsgd.h>
+
+#include "dlpack_capsules.h"
+#include "errors.h"
+#include "memory_region.h"
+#include "sequences.h"
+%}
+
+/* The GIL is given up for calls that block or run long, and for those alone: destructors must not, since they may run
+ * within any other code. */
+%nothread;
+%thread dsgd_init;
+%thread dsgd_close;
+%thread dsgd_alloc;
+%thread dsgd_strategy_set;
+%thread dsgd_start;
+%thread dsgd_op_wait;
+%thread dsgd_log_poll;
+%thread dsgd_object_put;
+%thread dsgd_object_get;
+%thread dsgd_digest;
+%thread dsgd_head_start;
+%thread dsgd_head_wait;
+
+/* What the layer reaches by other means: blocking forms of what it begins and waits for in slices, so that Ctrl-C is
+ * heard; raw addresses; and the structs, which it gets as tuples. */
+%ignore dsgd_step;
+%ignore dsgd_finalize;
+%ignore dsgd_step_result;
+%ignore dsgd_config_key;
+%ignore dsgd_memory_value;
+%ignore dsgd_memory_gradient;
+%ignore dsgd_memory_nbytes;
+%ignore dsgd_object_data;
+%ignore dsgd_object_nbytes;
+%ignore dsgd_error_code;
+%ignore dsgd_error_rank;
+%ignore dsgd_error_host;
+%ignore dsgd_error_operation;
+%ignore dsgd_error_parameter;
+%ignore dsgd_error_message;
+%ignore dsgd_error_free;
+
+/* ---- Results ---- */
+
+/* A status is never a result: success is None, or what the output arguments give. */
+%typemap(out) int32_t "$result = SWIG_Py_Void();"
+%define DSGD_RETURNS_NUMBER(type, function)
+%typemap(out) type function {
+  if ($1 < 0) {
+    dsgd_py_raise((int32_t)$1, NULL);
+    SWIG_fail;
+  }
+  $result = PyLong_FromLongLong($1);
+}
+%enddef
+DSGD_RETURNS_NUMBER(int32_t, dsgd_rank)
+DSGD_RETURNS_NUMBER(int32_t, dsgd_size)
+DSGD_RETURNS_NUMBER(int32_t, dsgd_local_rank)
+DSGD_RETURNS_NUMBER(int32_t, dsgd_local_size)
+DSGD_RETURNS_NUMBER(int32_t, dsgd_queue_fd)
+DSGD_RETURNS_NUMBER(int32_t, dsgd_log_record_level)
+DSGD_RETURNS_NUMBER(int64_t, dsgd_epoch)
+
+%typemap(in, numinputs=0) dsgd_error **error (dsgd_error *made = NULL) "$1 = &made;"
+%typemap(argout) dsgd_error **error {
+  if (result < 0) {
+    Py_CLEAR($result);
+    dsgd_py_raise(result, *$1);
+    SWIG_fail;
+  }
+}
+
+/* The output is written on success only; an error's typemap, always the last, clears what stands here otherwise. */
+%define DSGD_SET_OUTPUT(expression)
+{
+  if (result >= 0) {
+    Py_CLEAR($result);
+    $result = expression;
+    if ($result == NULL) SWIG_fail;
+  }
+}
+%enddef
+
+%define DSGD_OUTPUT_HANDLE(type, argument)
+%typemap(in, numinputs=0) type **argument (type *made = NULL) "$1 = &made;"
+%typemap(argout) type **argument DSGD_SET_OUTPUT(SWIG_NewPointerObj(*$1, $*1_descriptor, 0))
+%enddef
+%include "../../dsgd_handles.i"
+DSGD_EACH_OUTPUT_HANDLE(DSGD_OUTPUT_HANDLE)
+
+%typemap(in, numinputs=0) uint64_t *digest (uint64_t made = 0) "$1 = &made;"
+%typemap(argout) uint64_t *digest DSGD_SET_OUTPUT(PyLong_FromUnsignedLongLong(*$1))
+/* An operation that ended with an error raises it instead. */
+%typemap(in, numinputs=0) int32_t *done (int32_t made = 0) "$1 = &made;"
+%typemap(argout) int32_t *done DSGD_SET_OUTPUT(PyBool_FromLong(*$1))
+
+%typemap(in, numinputs=0) dsgd_step_result *result (dsgd_step_result made) {
+  dsgd_step_result_init(&made, sizeof made);
+  $1 = &made;
+}
+%typemap(argout) dsgd_step_result *result DSGD_SET_OUTPUT(dsgd_py_step_result($1))
+%typemap(in, numinputs=0) dsgd_config_key *key (dsgd_config_key made) {
+  dsgd_config_key_init(&made, sizeof made);
+  $1 = &made;
+}
+%typemap(argout) dsgd_config_key *key DSGD_SET_OUTPUT(dsgd_py_config_key($1))
+
+/* The two buffers are then reached through dsgd_memory_get. */
+%typemap(in, numinputs=0) (void **value, void **gradient) (void *value, void *gradient) {
+  $1 = &value;
+  $2 = &gradient;
+}
+%typemap(in, numinputs=0) (struct DLManagedTensorVersioned **value, struct DLManagedTensorVersioned **gradient)
+    (struct DLManagedTensorVersioned *value = NULL, struct DLManagedTensorVersioned *gradient = NULL) {
+  $1 = &value;
+  $2 = &gradient;
+}
+%typemap(argout) (struct DLManagedTensorVersioned **value, struct DLManagedTensorVersioned **gradient)
+    DSGD_SET_OUTPUT(dsgd_py_capsule_pair(*$1, *$2))
+
+/* Ids of the operations that have ended, up to 64 at a time. Called with timeout 0, and with the GIL held, as every
+ * dsgd_op_free is: no op can be freed between its coming out of the queue and the reading of its id. */
+%typemap(in) (dsgd_op **ops, size_t max, int32_t timeout_ms, size_t *count) (dsgd_op *ended[64], size_t number = 0) {
+  long timeout = PyLong_AsLong($input);
+  if (timeout == -1 && PyErr_Occurred()) SWIG_fail;
+  $1 = ended;
+  $2 = 64;
+  $3 = (int32_t)timeout;
+  $4 = &number;
+}
+%typemap(argout) (dsgd_op **ops, size_t max, int32_t timeout_ms, size_t *count)
+    DSGD_SET_OUTPUT(dsgd_py_op_ids($1, *$4))
+
+/* ---- Arguments ---- */
+
+%typemap(in) const char * {
+  if (!dsgd_py_string($input, (const char **)&$1)) SWIG_fail;
+}
+%typemap(freearg) const char * ""
+%typemap(in, numinputs=0) dsgd_group *group "$1 = NULL;"
+%typemap(in) void *stream {
+  $1 = NULL;
+  if ($input != Py_None) {
+    $1 = PyLong_AsVoidPtr($input);
+    if (PyErr_Occurred()) SWIG_fail;
+  }
+}
+
+/* A buffer is held from here to freearg, thus over the call even where that gives up the GIL. For what goes on after the
+ * call the layer holds it longer. None is a NULL buffer. */
+%define DSGD_BUFFER(data_declaration, size_declaration, is_written)
+%typemap(in) (data_declaration, size_declaration) (dsgd_py_buffer buffer = {0}) {
+  if (!dsgd_py_buffer_get($input, is_written, &buffer)) SWIG_fail;
+  $1 = buffer.data;
+  $2 = buffer.nbytes;
+}
+%typemap(freearg) (data_declaration, size_declaration) "dsgd_py_buffer_release(&buffer$argnum);"
+%enddef
+DSGD_BUFFER(void *data, size_t nbytes, 1)
+DSGD_BUFFER(const void *data, size_t nbytes, 0)
+DSGD_BUFFER(const void *send, size_t send_nbytes, 0)
+DSGD_BUFFER(void *receive, size_t receive_nbytes, 1)
+DSGD_BUFFER(void *value, size_t value_nbytes, 1)
+DSGD_BUFFER(void *gradient, size_t gradient_nbytes, 0)
+
+%typemap(in) (int64_t *indices, size_t max, size_t *count) (dsgd_py_buffer buffer = {0}, size_t number = 0) {
+  if (!dsgd_py_buffer_get($input, 1, &buffer)) SWIG_fail;
+  $1 = (int64_t *)buffer.data;
+  $2 = buffer.nbytes / sizeof(int64_t);
+  $3 = &number;
+}
+%typemap(argout) (int64_t *indices, size_t max, size_t *count) DSGD_SET_OUTPUT(PyLong_FromSize_t(*$3))
+%typemap(freearg) (int64_t *indices, size_t max, size_t *count) "dsgd_py_buffer_release(&buffer$argnum);"
+
+%typemap(in) (const int64_t *shape, size_t ndim) (int64_t *numbers = NULL) {
+  if (!dsgd_py_int64s($input, &numbers, &$2)) SWIG_fail;
+  $1 = numbers;
+}
+%typemap(freearg) (const int64_t *shape, size_t ndim) "free(numbers$argnum);"
+%typemap(in) const size_t *counts (size_t *numbers = NULL) {
+  if (!dsgd_py_sizes($input, &numbers)) SWIG_fail;
+  $1 = numbers;
+}
+%typemap(freearg) const size_t *counts "free(numbers$argnum);"
+
+/* dsgd_bind_dlpack gets a tensor that only describes the buffer: what owns it stays with the layer, so that no deleter
+ * needs the GIL on a thread of dsgd's. On failure it stays ours. */
+%typemap(in) struct DLManagedTensorVersioned *value {
+  if (!dsgd_py_tensor_describe($input, &$1)) SWIG_fail;
+}
+%typemap(in) struct DLManagedTensorVersioned *gradient = struct DLManagedTensorVersioned *value;
+%typemap(argout) struct DLManagedTensorVersioned *value "if (result < 0) dsgd_py_tensor_drop($1);"
+%typemap(argout) struct DLManagedTensorVersioned *gradient = struct DLManagedTensorVersioned *value;
+
+%include "../../dsgd.i"
+
+/* ---- Beyond dsgd.h: memory that dsgd owns, seen as Python objects ---- */
+
+PyObject *dsgd_py_memory_region(dsgd_memory *memory, int gradient, const char *format, PyObject *shape);
+PyObject *dsgd_py_object_region(dsgd_object *object);
+PyObject *dsgd_py_tensor_import(PyObject *capsule);
+PyObject *dsgd_py_tensor_info(PyObject *tensor);
+PyObject *dsgd_py_tensor_legacy(PyObject *capsule);

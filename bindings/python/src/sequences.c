@@ -1,0 +1,94 @@
+#include "sequences.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "dlpack_capsules.h"
+
+int dsgd_py_string(PyObject* object, const char** text) {
+  Py_ssize_t length = 0;
+  *text = NULL;
+  if (object == Py_None) return 1;
+  if (PyBytes_Check(object)) {
+    char* bytes = NULL;
+    if (PyBytes_AsStringAndSize(object, &bytes, &length) < 0) return 0;
+    *text = bytes;
+  } else if (PyUnicode_Check(object)) {
+    *text = PyUnicode_AsUTF8AndSize(object, &length);
+    if (*text == NULL) return 0;
+  } else {
+    PyErr_Format(PyExc_TypeError, "expected a string, got %R", (PyObject*)Py_TYPE(object));
+    return 0;
+  }
+  if (strlen(*text) != (size_t)length) {
+    PyErr_Format(PyExc_ValueError,
+                 "a NUL character within the string %R; dsgd's strings end at the first one", object);
+    return 0;
+  }
+  return 1;
+}
+
+int dsgd_py_int64s(PyObject* sequence, int64_t** numbers, size_t* count) {
+  Py_ssize_t length = PySequence_Size(sequence);
+  if (length < 0) return 0;
+  *numbers = (int64_t*)malloc(sizeof(int64_t) * (size_t)(length + 1));
+  if (*numbers == NULL) {
+    PyErr_NoMemory();
+    return 0;
+  }
+  for (Py_ssize_t i = 0; i < length; ++i) {
+    PyObject* item = PySequence_GetItem(sequence, i);
+    PyObject* number = item != NULL ? PyNumber_Index(item) : NULL;
+    (*numbers)[i] = number != NULL ? PyLong_AsLongLong(number) : -1;
+    Py_XDECREF(number);
+    Py_XDECREF(item);
+    if (PyErr_Occurred()) return 0; /* freearg frees */
+  }
+  *count = (size_t)length;
+  return 1;
+}
+
+int dsgd_py_sizes(PyObject* sequence, size_t** numbers) {
+  int64_t* signed_numbers = NULL;
+  size_t count = 0;
+  *numbers = NULL;
+  if (sequence == Py_None) return 1;
+  if (!dsgd_py_int64s(sequence, &signed_numbers, &count)) {
+    free(signed_numbers);
+    return 0;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (signed_numbers[i] < 0) {
+      PyErr_Format(PyExc_ValueError, "counts[%zu] is %lld; a count of elements is 0 or more", i,
+                   (long long)signed_numbers[i]);
+      free(signed_numbers);
+      return 0;
+    }
+  }
+  *numbers = (size_t*)malloc(sizeof(size_t) * (count + 1));
+  if (*numbers == NULL) {
+    free(signed_numbers);
+    PyErr_NoMemory();
+    return 0;
+  }
+  for (size_t i = 0; i < count; ++i) (*numbers)[i] = (size_t)signed_numbers[i];
+  free(signed_numbers);
+  return 1;
+}
+
+int dsgd_py_buffer_get(PyObject* source, int writable, dsgd_py_buffer* buffer) {
+  memset(buffer, 0, sizeof *buffer);
+  if (source == Py_None) return 1;
+  if (dsgd_py_is_tensor(source)) return dsgd_py_tensor_span(source, &buffer->data, &buffer->nbytes);
+  if (PyObject_GetBuffer(source, &buffer->view, PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0)) < 0) {
+    buffer->view.obj = NULL;
+    return 0;
+  }
+  buffer->data = buffer->view.buf;
+  buffer->nbytes = (size_t)buffer->view.len;
+  return 1;
+}
+
+void dsgd_py_buffer_release(dsgd_py_buffer* buffer) {
+  if (buffer->view.obj != NULL) PyBuffer_Release(&buffer->view);
+}

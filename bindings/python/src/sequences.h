@@ -1,0 +1,30 @@
+/* From Python's strings, sequences and buffers to C arguments. All return 1, or 0 with a Python exception
+ * set. */
+#ifndef DSGD_PYTHON_SEQUENCES_H_
+#define DSGD_PYTHON_SEQUENCES_H_
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* str, bytes or None; the characters belong to `object`. */
+int dsgd_py_string(PyObject* object, const char** text);
+
+/* Sequences of integers, in memory from malloc. sizes: None gives NULL. */
+int dsgd_py_int64s(PyObject* sequence, int64_t** numbers, size_t* count);
+int dsgd_py_sizes(PyObject* sequence, size_t** numbers);
+
+typedef struct {
+  Py_buffer view; /* held while view.obj is set */
+  void* data;
+  size_t nbytes;
+} dsgd_py_buffer;
+
+/* `source`: a contiguous buffer, writable if `writable`; a tensor from dsgd_py_tensor_import; None for NULL
+ * and 0. */
+int dsgd_py_buffer_get(PyObject* source, int writable, dsgd_py_buffer* buffer);
+void dsgd_py_buffer_release(dsgd_py_buffer* buffer);
+
+#endif

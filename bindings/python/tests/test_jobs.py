@@ -1,0 +1,309 @@
+"""Jobs of two and three worker processes over loopback."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy
+import pytest
+
+import dsgd
+import jobs
+
+
+def train(session, strategy, algorithm):
+    """Least squares with momentum; returns the values and the digest."""
+    random = numpy.random.default_rng(0)
+    samples = random.integers(-3, 4, (60, 5)).astype("f8")
+    targets = samples @ numpy.arange(5.0)
+    weight = session.add_parameter("weight", 5, "float64")
+    value, gradient = session.add_replica().alloc(weight)
+    value[:] = session.rank + 1  # rank 0's are the ones that count
+    session.set_optimizer("sgd", lr=0.01, momentum=0.5)
+    session.set_strategy(strategy, **({"algorithm": algorithm} if algorithm else {}))
+    session.start()
+    assert (value == 1).all()
+    shard = session.shard(len(samples), seed=3)
+    for epoch in range(3):
+        for batch in shard.batches(8, epoch):
+            error = samples[batch] @ value - targets[batch]
+            gradient[:] = samples[batch].T @ error / len(batch)
+            result = session.step(len(batch))
+    return value.tolist(), session.digest(), result.weight
+
+
+def oracle(workers):
+    random = numpy.random.default_rng(0)
+    samples = random.integers(-3, 4, (60, 5)).astype("f8")
+    targets = samples @ numpy.arange(5.0)
+    value, velocity = numpy.ones(5), numpy.zeros(5)
+    with dsgd.init() as session:
+        orders = []
+        for epoch in range(3):
+            shard = session.shard(60, seed=3)
+            shard.set_epoch(epoch)
+            orders.append(shard.next(60))
+    for order in orders:
+        own = [order[rank::workers] for rank in range(workers)]
+        for begin in range(0, len(own[0]), 8):
+            batch = numpy.concatenate([indices[begin : begin + 8] for indices in own])
+            gradient = samples[batch].T @ (samples[batch] @ value - targets[batch]) / len(batch)
+            velocity = 0.5 * velocity + gradient
+            value = value - 0.01 * velocity
+    return value
+
+
+@pytest.mark.parametrize(
+    "strategy, algorithm", [("simple", None), ("ps", None), ("allreduce", "direct"), ("allreduce", "ring")]
+)
+def test_training_is_the_same_as_in_one_process(strategy, algorithm):
+    results = jobs.run(train, 3, (strategy, algorithm))
+    assert len({digest for _, digest, _ in results}) == 1
+    for values, _, weight in results:
+        numpy.testing.assert_allclose(values, oracle(3), rtol=1e-12)
+        assert weight == 12  # 60 samples: 20 each, in batches of 8, 8, 4
+
+
+def collect(session, dtype):
+    rank, size = session.rank, session.size
+    mine = numpy.arange(6, dtype=dtype) + rank
+    out = {}
+    for reduction in ("sum", "min", "max", "prod") + (("mean",) if dtype.startswith("float") else ()):
+        out[reduction] = session.allreduce(mine.copy(), reduction).tolist()
+    out["broadcast"] = session.broadcast(mine.copy(), root=1).tolist()
+    out["allgather"] = session.allgather(mine.reshape(2, 3)).tolist()
+    out["uneven"] = session.allgather(mine[: rank + 1].copy(), counts=range(1, size + 1)).tolist()
+    out["scatter"] = session.reduce_scatter(mine).tolist()
+    out["uneven scatter"] = session.reduce_scatter(mine, counts=[6] + [0] * (size - 1)).tolist()
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
+def test_collectives(dtype):
+    results = jobs.run(collect, 3, (dtype,))
+    stacked = numpy.stack([numpy.arange(6, dtype=dtype) + rank for rank in range(3)])
+    for rank, out in enumerate(results):
+        assert out["sum"] == stacked.sum(0).tolist()
+        assert out["min"] == stacked.min(0).tolist() and out["max"] == stacked.max(0).tolist()
+        assert out["prod"] == stacked.prod(0).tolist()
+        if dtype.startswith("float"):
+            assert out["mean"] == stacked.mean(0).tolist()
+        assert out["broadcast"] == stacked[1].tolist()
+        assert out["allgather"] == stacked.reshape(3, 2, 3).tolist()
+        assert out["uneven"] == [0, 1, 2, 2, 3, 4]
+        assert out["scatter"] == stacked.sum(0)[2 * rank : 2 * rank + 2].tolist()
+        assert out["uneven scatter"] == (stacked.sum(0).tolist() if rank == 0 else [])
+
+
+def in_place(session):
+    data = numpy.zeros((256, 256), "f4")
+    data[:] = session.rank + 1
+    address = data.ctypes.data
+    operation = session.allreduce_async(data)
+    result = operation.wait(30)
+    return result is data and result.ctypes.data == address and bool((data == 3).all())
+
+
+def test_a_collective_works_in_the_arrays_own_memory():
+    assert jobs.run(in_place) == [True, True]
+
+
+def uneven(session, batches):
+    value, gradient = session.add_replica().alloc(session.add_parameter("w", 2))
+    session.set_optimizer("sgd", lr=1)
+    session.start()
+    weights = []
+    for weight in batches[session.rank]:
+        gradient[:] = weight
+        weights.append(session.step(weight).weight)
+    while not (result := session.step(0)).all_done:
+        weights.append(result.weight)
+    return weights, value.tolist(), result.applied
+
+
+def test_uneven_work_ends_together():
+    results = jobs.run(uneven, 2, ([[1, 2, 3], [5]],))
+    value = -((1 * 1 + 5 * 5) / 6) - 2 - 3
+    for weights, values, applied in results:
+        assert weights == [6, 2, 3] and not applied
+        assert values == pytest.approx([value, value])
+
+
+def stopping(session):
+    session.add_replica().alloc(session.add_parameter("w", 2))
+    session.start()
+    steps = 0
+    while True:
+        if session.rank == 1 and steps == 3:
+            session.request_stop()
+        steps += 1
+        if session.step().stop:
+            return steps
+
+
+def test_all_workers_see_the_stop_in_the_same_step():
+    assert jobs.run(stopping, 3) == [4, 4, 4]
+
+
+def objects(session):
+    if session.rank == 1:
+        session.put("settings", numpy.arange(1000, dtype="i8"))
+    return int(numpy.frombuffer(session.get("settings", timeout=30), "i8").sum())
+
+
+def test_objects_reach_everyone():
+    assert jobs.run(objects, 3) == [499500] * 3
+
+
+def overlapped(session):
+    first, second = session.add_parameter("first", 1000), session.add_parameter("second", 3)
+    replica = session.add_replica()
+    (value, gradient), (_, other) = replica.alloc(first), replica.alloc(second)
+    session.set_optimizer("sgd", lr=1)
+    session.start()
+    for step in range(5):
+        operation = session.step_begin(1)
+        other[:] = 1
+        replica.gradient_ready(second)
+        gradient[:] = session.rank
+        replica.gradient_ready(first)
+        operation.wait()
+    return value[0].item(), session.digest()
+
+
+def test_gradients_marked_one_by_one():
+    (first, digest), (second, other) = jobs.run(overlapped)
+    assert first == second == -2.5 and digest == other
+
+
+# ---- Disagreement, loss, abort ----
+
+
+def disagree(session, what):
+    shape = 4 if what != "shape" or session.rank == 0 else 5
+    name = "w" if what != "name" or session.rank == 0 else "v"
+    session.add_replica().alloc(session.add_parameter(name, shape))
+    if what == "optimizer" and session.rank == 1:
+        session.set_optimizer("adam")
+    session.start()
+
+
+@pytest.mark.parametrize("what", ["shape", "name", "optimizer"])
+def test_workers_that_disagree_hear_the_same_before_any_value_moves(what):
+    with jobs.Job(disagree, arguments=(what,)) as job:
+        errors = [job.failure(rank) for rank in range(2)]
+    assert all(isinstance(error, dsgd.MismatchError) for error in errors)
+    assert str(errors[0]) == str(errors[1])
+
+
+def mismatched_collective(session):
+    with pytest.raises(dsgd.MismatchError) as caught:
+        session.allreduce(numpy.ones(3 + session.rank, "f4"))
+    return str(caught.value), session.allreduce(numpy.ones(3))[0]
+
+
+def test_a_mismatched_collective_fails_on_all_and_the_session_goes_on():
+    for text, total in jobs.run(mismatched_collective):
+        assert "3" in text and "4" in text and total == 2
+
+
+def lose(session, folder, how):
+    value, gradient = session.add_replica().alloc(session.add_parameter("w", 100))
+    session.start()
+    session.step()
+    if session.rank == 1:
+        pathlib.Path(folder, "pid").write_text(str(os.getpid()))
+        os.kill(os.getpid(), how)
+    session.step()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_worker_is_named(tmp_path, how):
+    with jobs.Job(lose, arguments=(str(tmp_path), how), lease="500ms") as job:
+        error = job.failure(0, timeout=30)
+    assert isinstance(error, dsgd.WorkerLostError) and error.rank == 1
+    assert "1" in str(error) and error.operation
+
+
+def raise_in_block(session):
+    session.add_replica().alloc(session.add_parameter("w", 2))
+    session.start()
+    if session.rank == 1:
+        raise RuntimeError("the disk is full")
+    session.step()
+
+
+def test_an_exception_in_the_block_reaches_the_peers():
+    with jobs.Job(raise_in_block) as job:
+        error = job.failure(0)
+        with pytest.raises(jobs.WorkerFailed, match="the disk is full"):
+            job.result(1)
+    assert isinstance(error, dsgd.AbortedError) and error.rank == 1
+    assert "RuntimeError: the disk is full" in str(error)
+
+
+def test_wrong_token_wrong_job_and_a_taken_rank():
+    with dsgd.Head(head="127.0.0.1:0", num_workers=2, token="right", job="ours") as head:
+        good = dict(head=head.address, num_workers=2, token="right", job="ours", embed_head="never", init_timeout="5s")
+        for wrong in ({"token": "wrong"}, {"job": "theirs"}):
+            with pytest.raises(dsgd.UnauthorizedError):
+                dsgd.init(**{**good, **wrong})
+
+
+def test_an_unreachable_head():
+    begin = time.monotonic()
+    with pytest.raises((dsgd.UnreachableError, dsgd.TimeoutError), match="127.0.0.1"):
+        dsgd.init(head="127.0.0.1:9", num_workers=2, embed_head="never", init_timeout="300ms")
+    assert time.monotonic() - begin < 20
+
+
+def test_a_job_that_is_not_complete_in_time():
+    with dsgd.Head(head="127.0.0.1:0", num_workers=2) as head:
+        with pytest.raises(dsgd.TimeoutError, match="1 of 2"):
+            dsgd.init(head=head.address, num_workers=2, embed_head="never", init_timeout="300ms")
+
+
+# ---- The head ----
+
+
+def test_a_head_ends_with_its_job():
+    with dsgd.Head(head="127.0.0.1:0", num_workers=1) as head:
+        assert head.address.startswith("127.0.0.1:") and not head.address.endswith(":0")
+        with pytest.raises(dsgd.WaitTimeoutError):
+            head.wait(0.01)
+        with dsgd.init(head=head.address, embed_head="never") as session:
+            assert session.size == 1
+        head.wait(30)
+    head.close()
+    with pytest.raises(dsgd.ClosedError):
+        head.wait()
+
+
+def test_an_address_in_use():
+    with dsgd.Head(head="127.0.0.1:0", num_workers=2) as head:
+        with pytest.raises(dsgd.AddressInUseError, match=head.address):
+            dsgd.Head(head=head.address, num_workers=2)
+    with pytest.raises(dsgd.InvalidArgumentError):
+        dsgd.Head(head="no address")
+
+
+def test_workers_join_by_the_environment():
+    text = """
+import dsgd
+with dsgd.init() as session:
+    print(session.rank, session.size, session.allreduce(bytearray([session.rank + 1]))[0])
+"""
+    with dsgd.Head(head="127.0.0.1:0", num_workers=2) as head:
+        environment = dict(os.environ, DSGD_HEAD=head.address, DSGD_NUM_WORKERS="2", DSGD_EMBED_HEAD="never")
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-c", text], env=dict(environment, DSGD_RANK=str(rank)),
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for rank in range(2)
+        ]
+        said = [process.communicate(timeout=60)[0] for process in running]
+    assert said == ["0 2 3\n", "1 2 3\n"]

@@ -1,0 +1,292 @@
+"""A job of one worker: everything but the peers."""
+
+import dataclasses
+import logging
+import math
+
+import numpy
+import pytest
+
+import dsgd
+
+
+def trained(session, count=4, replicas=1, optimizer="sgd"):
+    parameter = session.add_parameter("w", count)
+    buffers = [session.add_replica("cpu").alloc(parameter) for _ in range(replicas)]
+    session.set_optimizer(optimizer, **({"lr": 1.0} if optimizer == "sgd" else {}))
+    session.start()
+    return parameter, buffers
+
+
+def test_who_am_i(session):
+    assert (session.rank, session.size, session.local_rank, session.local_size) == (0, 1, 0, 1)
+    assert session.epoch >= 0 and "rank 0 of 1" in repr(session)
+
+
+def test_the_package_tells_its_version():
+    assert dsgd.__version__ == "1.0.0"
+
+
+def test_a_step_applies_the_mean_over_replicas(session):
+    _, ((value0, gradient0), (value1, gradient1)) = trained(session, replicas=2)
+    gradient0[:], gradient1[:] = 1, 3
+    result = session.step(8)
+    assert math.isnan(result.gradient_norm)
+    assert dataclasses.replace(result, gradient_norm=0) == dsgd.StepResult(0, session.epoch, 1, True, False, False, 8, 0)
+    assert (value0 == -2).all() and (value1 == -2).all()
+    assert [replica.index for replica in session.replicas] == [0, 1]
+
+
+def test_weights_of_replicas(session):
+    _, ((value, gradient0), (_, gradient1)) = trained(session, replicas=2)
+    gradient0[:], gradient1[:] = 1, 5
+    session.replicas[0].set_weight(3)
+    session.replicas[1].set_weight(1)
+    session.step(4)
+    assert (value == -2).all()
+    session.replicas[0].set_weight(None)
+    session.replicas[1].set_weight(None)
+    session.step(4)
+    assert (value == -5).all()
+    with pytest.raises(dsgd.InvalidArgumentError, match="negative"):
+        session.replicas[0].set_weight(-1)
+
+
+def test_weight_zero_skips_and_is_the_end_of_the_work(session):
+    _, ((value, gradient),) = trained(session)
+    gradient[:] = numpy.nan
+    result = session.step(0)
+    assert not result.applied and result.all_done and result.weight == 0
+    assert (value == 0).all()
+
+
+def test_absent_gradients_leave_the_value(session):
+    parameter, ((value, gradient),) = trained(session)
+    gradient[:] = 1
+    session.replicas[0].gradient_absent(parameter)
+    session.step()
+    assert (value == 0).all()
+    session.step()
+    assert (value == -1).all()
+
+
+def test_a_step_begun_ends_when_its_gradients_are_ready(session):
+    parameter, ((value, gradient),) = trained(session)
+    operation = session.step_begin(2)
+    assert not operation.done
+    with pytest.raises(dsgd.StateError):
+        session.step_begin(2)
+    gradient[:] = 1
+    session.replicas[0].gradient_ready(parameter)
+    with pytest.raises(dsgd.StateError, match="w"):
+        session.replicas[0].gradient_ready(parameter)
+    result = operation.wait(30)
+    assert result.applied and result.weight == 2 and operation.done and "done" in repr(operation)
+    assert (value == -1).all()
+    assert repr(operation.wait()) == repr(result)
+
+
+def test_waiting_flushes_what_was_not_marked(session):
+    _, ((value, gradient),) = trained(session)
+    gradient[:] = 1
+    assert session.step_begin().wait().applied
+    operation = session.step_begin()
+    session.step_flush()
+    operation.wait()
+    assert (value == -2).all()
+
+
+def test_ready_without_a_step_is_an_error(session):
+    parameter, _ = trained(session)
+    with pytest.raises(dsgd.StateError):
+        session.replicas[0].gradient_ready(parameter)
+
+
+def test_rate_settings_and_freezing(session):
+    parameter, ((value, gradient),) = trained(session)
+    gradient[:] = 1
+    session.set_learning_rate(0.5)
+    session.step()
+    assert (value == -0.5).all()
+    parameter.set(rate=2)
+    session.step()
+    assert (value == -1.5).all()
+    parameter.set("frozen=1")
+    session.step()
+    assert (value == -1.5).all()
+    with pytest.raises(dsgd.InvalidArgumentError, match="speed"):
+        parameter.set(speed=3)
+
+
+def test_optimizers_options_as_words_or_text():
+    for give in (
+        lambda s: s.set_optimizer("sgd", "lr=1 momentum=0.5 nesterov=1"),
+        lambda s: s.set_optimizer("sgd", lr=1, momentum=0.5, nesterov=True),
+        lambda s: s.set_optimizer("sgd", "lr=1", momentum=0.5, nesterov=True),
+    ):
+        with dsgd.init() as session:
+            parameter = session.add_parameter("w", 1)
+            value, gradient = session.add_replica().alloc(parameter)
+            give(session)
+            session.start()
+            gradient[:] = 1
+            session.step()
+            assert value[0] == -1.5
+
+
+def test_optimizer_none_returns_the_mean_gradient(session):
+    _, ((value, gradient0), (_, gradient1)) = trained(session, replicas=2, optimizer="none")
+    gradient0[:], gradient1[:] = 1, 4
+    session.step()
+    assert (gradient0 == 2.5).all() and (gradient1 == 2.5).all() and (value == 0).all()
+
+
+def test_gradient_norm_where_it_is_configured():
+    with dsgd.init(gradient_norm=True) as session:
+        _, ((_, gradient),) = trained(session)
+        gradient[:] = [3, 4, 0, 0]
+        assert session.step().gradient_norm == pytest.approx(5)
+
+
+def test_strategies_change_between_steps(session):
+    _, ((value, gradient),) = trained(session)
+    for strategy in ("simple", "ps", "allreduce", "mirrored"):
+        session.set_strategy(strategy)
+        gradient[:] = 1
+        session.step()
+    session.set_strategy("allreduce", algorithm="ring")
+    assert (value == -4).all()
+    with pytest.raises(dsgd.InvalidArgumentError, match="allreduce"):
+        session.set_strategy("allredux")
+
+
+def test_stop(session):
+    trained(session)
+    assert not session.step().stop
+    session.request_stop()
+    assert session.step().stop
+
+
+def test_digest_follows_the_values(session):
+    _, ((value, gradient),) = trained(session)
+    before = session.digest()
+    value[0] = 1
+    assert session.digest() != before and 0 <= session.digest() < 2**64
+
+
+def test_step_before_start_and_start_without_buffers(session):
+    session.add_parameter("w", 3)
+    session.add_replica()
+    with pytest.raises(dsgd.StateError, match="start"):
+        session.step()
+    with pytest.raises(dsgd.StateError, match="w"):
+        session.start()
+
+
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
+def test_bad_weights(session, weight):
+    trained(session)
+    with pytest.raises(dsgd.InvalidArgumentError, match="weight"):
+        session.step(weight)
+
+
+def test_bad_parameters_and_devices(session):
+    for arguments in (("", 3), ("w", (-1,)), ("w", 3, "int32")):
+        with pytest.raises(dsgd.InvalidArgumentError):
+            session.add_parameter(*arguments)
+    with pytest.raises(TypeError):
+        session.add_parameter(None, "three")
+    with pytest.raises((dsgd.UnsupportedError, dsgd.InvalidArgumentError), match="cuda:0"):
+        session.add_replica("cuda:0")
+    assert session.parameters == () and session.replicas == ()
+
+
+def test_objects_are_read_in_place(session):
+    with pytest.raises(dsgd.WaitTimeoutError):
+        session.get("vocabulary", timeout=0)
+    session.put("vocabulary", b"a b c")
+    session.put("numbers", numpy.arange(3))
+    session.put("nothing", b"")
+    found = session.get("vocabulary")
+    assert found.readonly and bytes(found) == b"a b c"
+    assert numpy.frombuffer(session.get("numbers"), numpy.int64).tolist() == [0, 1, 2]
+    assert bytes(session.get("nothing")) == b""
+    with pytest.raises(dsgd.ExistsError, match="vocabulary"):
+        session.put("vocabulary", b"again")
+    with pytest.raises(TypeError):
+        session.put("text", "not bytes")
+    session.close()
+    assert bytes(found) == b"a b c"
+
+
+def test_shards(session):
+    shard = session.shard(100, seed=7)
+    assert len(shard) == 100
+    first = numpy.concatenate(list(shard.batches(64)))
+    assert sorted(first) == list(range(100)) and first.dtype == numpy.int64
+    assert [len(batch) for batch in shard.batches(64, epoch=1)] == [64, 36]
+    assert list(shard.batches(64)) == []
+    assert (numpy.concatenate(list(shard.batches(9, epoch=0))) == first).all()
+    shard.set_epoch(3)
+    assert len(shard.next(5)) == 5
+    assert list(session.shard(5, shuffle=False).next(10)) == [0, 1, 2, 3, 4]
+    assert len(session.shard(0)) == 0 and len(session.shard(0).next(3)) == 0
+    for bad in (lambda: shard.batches(0), lambda: shard.next(0), lambda: shard.next(-1)):
+        with pytest.raises(dsgd.InvalidArgumentError):
+            bad()
+    with pytest.raises(OverflowError):
+        session.shard(-1)
+
+
+def test_collectives_of_one_are_copies(session):
+    data = numpy.arange(5, dtype="f4")
+    assert session.allreduce(data) is data and data.tolist() == [0, 1, 2, 3, 4]
+    assert session.broadcast(data) is data
+    assert session.allgather(data.reshape(5, 1)).shape == (1, 5, 1)
+    assert session.allgather(data, counts=[5]).tolist() == data.tolist()
+    assert session.reduce_scatter(data, reduction="mean").tolist() == data.tolist()
+    receive = numpy.zeros(5, "f4")
+    assert session.reduce_scatter(data, receive, "max", counts=[5]) is receive
+    session.barrier()
+
+
+def test_collectives_refuse_what_does_not_fit(session):
+    data = numpy.zeros(4, "f4")
+    with pytest.raises(dsgd.InvalidArgumentError, match="reduction 'total'"):
+        session.allreduce(data, "total")
+    with pytest.raises(dsgd.InvalidArgumentError, match="read-only"):
+        session.allreduce(b"abc")
+    with pytest.raises(dsgd.InvalidArgumentError, match="float64"):
+        session.allgather(data, numpy.zeros(4))
+    with pytest.raises(dsgd.InvalidArgumentError, match="each of the 1 workers"):
+        session.allgather(data, counts=[2, 2])
+    with pytest.raises(dsgd.InvalidArgumentError, match="root"):
+        session.broadcast(data, root=1)
+    with pytest.raises(dsgd.InvalidArgumentError):
+        session.allgather(data, numpy.zeros(3, "f4"))
+    with pytest.raises(dsgd.InvalidArgumentError):
+        session.allreduce(numpy.zeros(4, "i4"), "mean")
+    with pytest.raises((ValueError, OverflowError)):
+        session.allgather(data, data.copy(), counts=[-4])
+
+
+def test_records_go_to_logging(caplog):
+    with caplog.at_level(logging.DEBUG, logger="dsgd"):
+        with dsgd.init(log_level="debug") as session:
+            trained(session)
+            session.step()
+        from dsgd import _logs
+
+        _logs.join()
+    records = [record for record in caplog.records if record.name == "dsgd"]
+    assert records and all(record.getMessage() for record in records)
+
+
+def test_records_can_be_polled_instead():
+    session = dsgd.init(log_level="debug", forward_logs=False)
+    trained(session)
+    session.close()
+    records = []
+    while (record := session.poll_log()) is not None:
+        records.append(record)
+    assert records and all(level in (10, 20, 30, 40) and text for level, text in records)

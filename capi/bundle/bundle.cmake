@@ -1,0 +1,7 @@
+# DSGD_BUNDLE=ON: from here on pkg-config finds Cap'n Proto, KJ and libuv as archives of our own, and only those.
+set(DSGD_BUNDLE_PREFIX ${CMAKE_BINARY_DIR}/bundle)
+execute_process(COMMAND ${CMAKE_COMMAND} -E env CXX=${CMAKE_CXX_COMPILER} CC=${CMAKE_C_COMPILER}
+                        ${CMAKE_CURRENT_LIST_DIR}/build-deps ${DSGD_BUNDLE_PREFIX}
+                COMMAND_ERROR_IS_FATAL ANY)
+set(ENV{PKG_CONFIG_PATH} ${DSGD_BUNDLE_PREFIX}/lib/pkgconfig)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/build-deps)

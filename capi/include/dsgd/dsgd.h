@@ -1,0 +1,502 @@
+/* dsgd.h - data-parallel stochastic gradient descent, embeddable in any host. Version 1.0.
+ *
+ * A host program computes gradients; dsgd makes many such programs, in any language, train one model. This header is
+ * the reference: nothing else need be read to use the library from C.
+ *
+ *   dsgd_config      how to join a job                      dsgd_op          work in progress
+ *   dsgd_session     one worker's membership in a job       dsgd_shard       a worker's part of the data set
+ *   dsgd_parameter   a named tensor that is trained         dsgd_error       what went wrong
+ *   dsgd_replica     one copy of the model on one device    dsgd_head        the coordinator, when it runs by itself
+ *
+ * The shortest trainer, errors left out:
+ *
+ *   dsgd_config *config = dsgd_config_new();            // DSGD_* variables are read
+ *   dsgd_session *session;
+ *   dsgd_init(config, &session, NULL);
+ *   dsgd_parameter_add(session, "weight", DSGD_FLOAT32, shape, 2, 0, &weight, NULL);
+ *   dsgd_replica_add(session, "cpu", &replica, NULL);
+ *   dsgd_alloc(replica, weight, &value, &gradient, NULL);
+ *   dsgd_optimizer_set(session, "sgd", "lr=0.1 momentum=0.9", NULL);
+ *   dsgd_start(session, NULL);                          // all workers hold rank 0's values
+ *   while (next_batch(&batch)) {
+ *     compute_gradient(value, gradient, &batch);
+ *     dsgd_step(session, batch.size, NULL, NULL);       // the mean weighs this worker by its samples
+ *   }
+ *   dsgd_finalize(session);
+ *   dsgd_config_free(config);
+ *
+ * CONVENTIONS, true of every function unless its own text says otherwise
+ *
+ *   Result     int32_t: DSGD_OK (0) or one of DSGD_ERR_* (negative). Functions that return a count or a rank return it
+ *              as a non-negative number and errors as negative ones.
+ *   Errors     The last argument `error` may be NULL. On failure *error is overwritten with a new error that the caller
+ *              frees; on success it is not touched. There is no last-error state anywhere.
+ *   Output     Other output arguments are written only on success. NULL is allowed where the text says "may be NULL".
+ *   NULL       A NULL handle or a NULL required argument gives DSGD_ERR_INVALID_ARGUMENT, never a crash. So does a
+ *              handle of another kind, or one freed a moment ago, as far as memory allows; *_free leave it alone.
+ *   Strings    NUL-terminated UTF-8, copied if kept. Returned strings belong to the handle they came from.
+ *   Sizes      nbytes counts bytes. A shape counts elements, outermost dimension first; the buffer is contiguous in that
+ *              order (row-major).
+ *   Threads    "Any thread": may be called at any time from any thread. "One thread at a time": calls marked so on one
+ *              session must not overlap; different sessions are independent.
+ *   Deadlines  Every blocking call ends: collective calls within `step_timeout`, joining within `init_timeout`. A worker
+ *              that dies or stops is noticed within `lease`. The error names who is missing.
+ *   Waiting    timeout_ms counts milliseconds; 0 does not wait; -1 means what each function says; below -1 is
+ *              DSGD_ERR_INVALID_ARGUMENT.
+ *   Forking    In a child made by fork() every call on a session, a parameter, a replica, an op or a head of the parent
+ *              returns DSGD_ERR_FORKED; *_free and dsgd_finalize work and touch nothing outside the process. What holds
+ *              nothing outside of it (configurations, errors, objects, data shards, log records, dsgd_memory) goes on
+ *              working, and the child may open sessions of its own.
+ *   Host       dsgd installs no signal handler, never exits, aborts or prints, and lets no exception out.
+ *   Since      1.0 unless stated.
+ */
+#ifndef DSGD_DSGD_H_
+#define DSGD_DSGD_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__) && !defined(SWIG)
+#define DSGD_API __attribute__((visibility("default")))
+#else
+#define DSGD_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version ---------------------------------------------------------------------------------------------------- */
+
+#define DSGD_VERSION_MAJOR 1
+#define DSGD_VERSION_MINOR 0
+#define DSGD_VERSION_PATCH 0
+
+/* Version of the library in use: major * 10000 + minor * 100 + patch. Any thread. */
+DSGD_API uint32_t dsgd_version(void);
+/* The same as text, "1.0.0". Static. Any thread. */
+DSGD_API const char *dsgd_version_string(void);
+
+/* ---- Status ----------------------------------------------------------------------------------------------------- */
+
+/* Result codes. Numbers are never reused; a newer library may return codes that are not listed here. */
+enum dsgd_status {
+  DSGD_OK = 0,
+  DSGD_ERR_INVALID_ARGUMENT = -1, /* an argument, key, option or size is wrong */
+  DSGD_ERR_STATE = -2,            /* right call, wrong moment: step before start, gradient ready twice */
+  DSGD_ERR_CLOSED = -3,           /* the session was closed */
+  DSGD_ERR_FORKED = -4,           /* called in a forked child of the process that made the handle */
+  DSGD_ERR_TIMEOUT = -5,          /* the operation's deadline passed; the message names who is missing */
+  DSGD_ERR_WAIT_TIMEOUT = -6,     /* this wait ran out; the operation goes on and its buffers stay dsgd's */
+  DSGD_ERR_ABORTED = -7,          /* dsgd_abort was called on this worker or another; the message says who and why */
+  DSGD_ERR_WORKER_LOST = -8,      /* a worker or the head died, stopped, left or cannot be reached */
+  DSGD_ERR_MISMATCH = -9,         /* workers disagree: names, shapes, dtypes, order of operations, settings */
+  DSGD_ERR_NOT_FOUND = -10,       /* no such name, file or object */
+  DSGD_ERR_EXISTS = -11,          /* the name or the worker id is taken */
+  DSGD_ERR_UNAUTHORIZED = -12,    /* wrong token or job name */
+  DSGD_ERR_UNREACHABLE = -13,     /* an address cannot be resolved or connected to */
+  DSGD_ERR_ADDRESS_IN_USE = -14,  /* the address to listen on is taken */
+  DSGD_ERR_NO_MEMORY = -15,
+  DSGD_ERR_LIMIT = -16,       /* a limit of the system or of dsgd is reached (file descriptors, sizes) */
+  DSGD_ERR_IO = -17,          /* reading or writing a file failed */
+  DSGD_ERR_UNSUPPORTED = -18, /* known, but not in this build or not for these arguments */
+  DSGD_ERR_TORN = -19,        /* an earlier step failed half-way; load a checkpoint or start a new session */
+  DSGD_ERR_INTERNAL = -20     /* a defect of dsgd; please report the message */
+};
+
+/* Name of a code, "DSGD_ERR_TIMEOUT"; "DSGD_ERR_UNKNOWN" for others. Static. Any thread. */
+DSGD_API const char *dsgd_status_name(int32_t status);
+
+/* ---- Error ------------------------------------------------------------------------------------------------------ */
+
+/* What went wrong, where, and what to do. Immutable; owned by whoever got it. Any thread. */
+typedef struct dsgd_error dsgd_error;
+
+DSGD_API int32_t dsgd_error_code(const dsgd_error *error);           /* DSGD_ERR_*; DSGD_OK for NULL */
+DSGD_API int32_t dsgd_error_rank(const dsgd_error *error);           /* rank concerned, -1 if none */
+DSGD_API const char *dsgd_error_host(const dsgd_error *error);       /* host concerned, "" if none */
+DSGD_API const char *dsgd_error_operation(const dsgd_error *error);  /* "step 17", "all-reduce 3", "" if none */
+DSGD_API const char *dsgd_error_parameter(const dsgd_error *error);  /* parameter or key concerned, "" if none */
+DSGD_API const char *dsgd_error_message(const dsgd_error *error);    /* whole sentence; "" for NULL */
+DSGD_API void dsgd_error_free(dsgd_error *error);                    /* NULL is fine */
+
+/* ---- Configuration ---------------------------------------------------------------------------------------------- */
+
+/* How to join a job: string keys with string values. `dsgd config` prints all keys with type, default, range and help.
+ * A value comes from dsgd_config_set, else from the environment (key heartbeat_interval: DSGD_HEARTBEAT_INTERVAL), else
+ * from a file, else from the default; a DSGD_* variable that names no key is an error of dsgd_init. Durations are
+ * written "500ms", "10s", "5m"; sizes "64K", "4M", "1G" (powers of 1024); switches 0 or 1. A configuration may be used
+ * for several sessions and freed right after dsgd_init. One thread at a time per configuration. */
+typedef struct dsgd_config dsgd_config;
+
+/* A configuration with what the environment holds at this moment; NULL only when memory is exhausted. */
+DSGD_API dsgd_config *dsgd_config_new(void);
+DSGD_API void dsgd_config_free(dsgd_config *config); /* NULL is fine */
+/* Sets one key. Errors: DSGD_ERR_INVALID_ARGUMENT for an unknown key (the message names the nearest one) or a value
+ * that the key does not take. */
+DSGD_API int32_t dsgd_config_set(dsgd_config *config, const char *key, const char *value, dsgd_error **error);
+/* Reads "key = value" lines from a file; '#' begins a comment. Errors name the line. Nothing is set if one line fails.
+ * Errors: DSGD_ERR_NOT_FOUND, DSGD_ERR_IO, DSGD_ERR_INVALID_ARGUMENT. */
+DSGD_API int32_t dsgd_config_load(dsgd_config *config, const char *path, dsgd_error **error);
+/* Effective value of a key; NULL if the key is unknown. Valid until the configuration changes or is freed. */
+DSGD_API const char *dsgd_config_get(const dsgd_config *config, const char *key);
+
+/* One row of the table of keys. All strings are static. */
+typedef struct dsgd_config_key {
+  size_t struct_size;        /* set by dsgd_config_key_init */
+  const char *name;          /* "heartbeat_interval" */
+  const char *type;          /* "string", "integer", "duration", "size", "switch", "choice" */
+  const char *default_value; /* as it would be written */
+  const char *range;         /* "1..65536", "simple | ps | allreduce", "" */
+  const char *help;          /* one sentence */
+  const char *environment;   /* "DSGD_HEARTBEAT_INTERVAL" */
+} dsgd_config_key;
+
+/* Fills `key` with defaults. struct_size is sizeof(dsgd_config_key) as the caller was compiled: an older caller's
+ * smaller struct is never written beyond its end; fields of a newer caller that this library does not know are set to 0
+ * and must stay so. Any thread. Errors: DSGD_ERR_INVALID_ARGUMENT. */
+DSGD_API int32_t dsgd_config_key_init(dsgd_config_key *key, size_t struct_size);
+DSGD_API size_t dsgd_config_key_count(void); /* any thread */
+/* Row `index` of the table, 0 .. count-1, in alphabetical order. Any thread. Errors: DSGD_ERR_INVALID_ARGUMENT. */
+DSGD_API int32_t dsgd_config_key_get(size_t index, dsgd_config_key *key, dsgd_error **error);
+
+/* ---- Logs ------------------------------------------------------------------------------------------------------- */
+
+enum dsgd_log_level { DSGD_LOG_ERROR = 0, DSGD_LOG_WARNING = 1, DSGD_LOG_INFO = 2, DSGD_LOG_DEBUG = 3 };
+
+/* Called for each record at or above `log_level`, from any of dsgd's threads or the caller's, one call at a time per
+ * session. It must return soon, must not call dsgd functions on the session, and must not throw or longjmp. The strings
+ * are valid during the call. */
+typedef void (*dsgd_log_function)(int32_t level, const char *message, void *user);
+
+/* Sets the log hook of sessions and heads made from this configuration; NULL removes it. `user` must outlive them.
+ * Without a hook, records of a session wait in its log queue (the newest 1024) for dsgd_log_poll; those of a head are
+ * dropped. */
+DSGD_API int32_t dsgd_config_log_hook(dsgd_config *config, dsgd_log_function function, void *user,
+                                      dsgd_error **error);
+
+/* ---- Session ---------------------------------------------------------------------------------------------------- */
+
+/* One worker's membership in a job. Several sessions in one process are independent. A session owns its parameters,
+ * replicas and buffers: handles to them are valid until dsgd_session_free or dsgd_finalize. */
+typedef struct dsgd_session dsgd_session;
+typedef struct dsgd_parameter dsgd_parameter;
+typedef struct dsgd_replica dsgd_replica;
+typedef struct dsgd_op dsgd_op;
+
+/* Joins a job: reaches the head (or becomes it: the process that can bind `head` and is told nothing else does), waits
+ * until `num_workers` have come, and learns its rank. `config` may be NULL: environment and defaults. With
+ * num_workers = 1 and no `head` nothing is listened on and nobody is contacted. Any thread; blocks up to `init_timeout`.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job),
+ * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_ADDRESS_IN_USE,
+ * DSGD_ERR_TIMEOUT (the message says how many have come), DSGD_ERR_LIMIT. */
+DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
+
+/* Ends the membership in good order: waits up to timeout_ms (-1: `step_timeout`) for operations in flight, then ends them
+ * with DSGD_ERR_CLOSED, tells the peers and the head, and frees the network. Afterwards every call on the session
+ * returns DSGD_ERR_CLOSED, but for what tells how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result, and
+ * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing twice is fine.
+ * Any thread. */
+DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
+/* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
+ * not during another call on the same session. */
+DSGD_API void dsgd_session_free(dsgd_session *session);
+/* dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. */
+DSGD_API void dsgd_finalize(dsgd_session *session);
+/* Ends all operations here with DSGD_ERR_ABORTED and tells every other worker the same, with this worker's rank and
+ * `reason` (may be NULL). The session can then only be closed. Any thread; never blocks. */
+DSGD_API int32_t dsgd_abort(dsgd_session *session, const char *reason, dsgd_error **error);
+
+/* Any thread. Return a non-negative number, or a negative code. */
+DSGD_API int32_t dsgd_rank(const dsgd_session *session);       /* 0 .. size-1 */
+DSGD_API int32_t dsgd_size(const dsgd_session *session);       /* number of workers */
+DSGD_API int32_t dsgd_local_rank(const dsgd_session *session); /* rank among the workers on this node */
+DSGD_API int32_t dsgd_local_size(const dsgd_session *session); /* number of workers on this node */
+DSGD_API int64_t dsgd_epoch(const dsgd_session *session);      /* number of the view; only grows */
+
+/* Records of the session's log queue, oldest first; see dsgd_config_log_hook. */
+typedef struct dsgd_log_record dsgd_log_record;
+/* The next record, waiting up to timeout_ms (-1: until one comes or the session closes). DSGD_ERR_WAIT_TIMEOUT if none
+ * came. Works after close until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */
+DSGD_API int32_t dsgd_log_poll(dsgd_session *session, int32_t timeout_ms, dsgd_log_record **record,
+                               dsgd_error **error);
+DSGD_API int32_t dsgd_log_record_level(const dsgd_log_record *record);
+DSGD_API const char *dsgd_log_record_message(const dsgd_log_record *record);
+DSGD_API void dsgd_log_record_free(dsgd_log_record *record); /* NULL is fine */
+
+/* ---- Parameters ------------------------------------------------------------------------------------------------- */
+
+/* Element types. */
+enum dsgd_dtype {
+  DSGD_FLOAT32 = 0,
+  DSGD_FLOAT64 = 1,
+  DSGD_INT32 = 2,
+  DSGD_INT64 = 3,
+  DSGD_UINT8 = 4
+};
+
+/* Bytes per element; 0 for an unknown type. Any thread. */
+DSGD_API size_t dsgd_dtype_size(int32_t dtype);
+
+/* Flags of dsgd_parameter_add. */
+enum dsgd_parameter_flag {
+  DSGD_UNTRAINED = 1 /* state without gradient, such as batch-norm's running mean: given out at start, not stepped */
+};
+
+/* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
+ * order (dsgd_start checks). ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32 or
+ * DSGD_FLOAT64; untrained ones any dtype. `parameter` may be NULL. One thread at a time.
+ * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (after start). */
+DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int32_t dtype, const int64_t *shape,
+                                    size_t ndim, uint32_t flags, dsgd_parameter **parameter, dsgd_error **error);
+/* Settings of one parameter, "key=value" words: rate=F multiplies the learning rate, decay=F replaces the weight decay,
+ * frozen=0|1 leaves it out of steps. Equal on all workers; before start, or between steps by all of them.
+ * One thread at a time. */
+DSGD_API int32_t dsgd_parameter_set(dsgd_parameter *parameter, const char *options, dsgd_error **error);
+DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter); /* "" for NULL; any thread */
+
+/* ---- Replicas and buffers --------------------------------------------------------------------------------------- */
+
+/* Adds a copy of the model on a device, before dsgd_start. `device`: "cpu"; NULL: the next entry of the configuration's
+ * `devices`. Workers may have different numbers of replicas. `replica` may be NULL. One thread at a time.
+ * Errors: DSGD_ERR_UNSUPPORTED (device), DSGD_ERR_STATE. */
+DSGD_API int32_t dsgd_replica_add(dsgd_session *session, const char *device, dsgd_replica **replica,
+                                  dsgd_error **error);
+/* Contribution weight of one replica from the next step on, instead of an equal part of the step's weight; a negative
+ * number goes back to that. >= 0, finite. Once one replica has a weight of its own, all replicas of the worker must
+ * have, and the step's weight argument must be their sum or 0 (0: the worker contributes nothing). One thread at a
+ * time. */
+DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_error **error);
+
+/* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an untrained
+ * parameter). Both hold exactly the parameter's bytes, are aligned to the element, and stay valid until the session is
+ * closed or others are bound; may be called again between steps. dsgd reads the gradient and writes the values, during
+ * start and steps only; with optimizer "none" it writes the mean into the gradient. One thread at a time.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment), DSGD_ERR_STATE (during a step). */
+DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, void *value, size_t value_nbytes,
+                           void *gradient, size_t gradient_nbytes, dsgd_error **error);
+/* Buffers from dsgd, zeroed, aligned to 64 bytes: the fastest, since dsgd may place them where peers or devices reach
+ * them. `gradient` may be NULL for an untrained parameter. They live until the session is freed and the last
+ * dsgd_memory of them is, even beyond dsgd_close. Calling again returns the same buffers. One thread at a time.
+ * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE. */
+DSGD_API int32_t dsgd_alloc(dsgd_replica *replica, dsgd_parameter *parameter, void **value, void **gradient,
+                            dsgd_error **error);
+/* A reference that keeps the buffers of dsgd_alloc mapped, for hosts with a garbage collector. Any thread. */
+typedef struct dsgd_memory dsgd_memory;
+DSGD_API int32_t dsgd_memory_get(dsgd_replica *replica, dsgd_parameter *parameter, dsgd_memory **memory,
+                                 dsgd_error **error);
+DSGD_API void *dsgd_memory_value(const dsgd_memory *memory);
+DSGD_API void *dsgd_memory_gradient(const dsgd_memory *memory); /* NULL for an untrained parameter */
+DSGD_API size_t dsgd_memory_nbytes(const dsgd_memory *memory);  /* of each of the two */
+DSGD_API void dsgd_memory_free(dsgd_memory *memory);            /* NULL is fine */
+
+/* DLPack 1.x (https://github.com/dmlc/dlpack, struct DLManagedTensorVersioned); include dlpack.h beside this header to
+ * make or read one. */
+struct DLManagedTensorVersioned;
+/* As dsgd_bind, with tensors. On success dsgd owns both and calls their deleters when they are bound no more; on failure
+ * they stay the caller's. `gradient` NULL for an untrained parameter. Device, dtype, shape and contiguity are checked.
+ * The value tensor must not be read-only. Errors: DSGD_ERR_INVALID_ARGUMENT; DSGD_ERR_UNSUPPORTED for another major
+ * version of DLPack. One thread at a time. */
+DSGD_API int32_t dsgd_bind_dlpack(dsgd_replica *replica, dsgd_parameter *parameter,
+                                  struct DLManagedTensorVersioned *value, struct DLManagedTensorVersioned *gradient,
+                                  dsgd_error **error);
+/* Tensors over the buffers of dsgd_alloc; each keeps them mapped until its deleter is called. `gradient` may be NULL.
+ * One thread at a time. */
+DSGD_API int32_t dsgd_export_dlpack(dsgd_replica *replica, dsgd_parameter *parameter,
+                                    struct DLManagedTensorVersioned **value,
+                                    struct DLManagedTensorVersioned **gradient, dsgd_error **error);
+
+/* ---- Optimizer and strategy ------------------------------------------------------------------------------------- */
+
+/* Names: "sgd" (lr, momentum, dampening, nesterov, weight_decay), "adam" and "adamw" (lr, beta1, beta2, eps,
+ * weight_decay, amsgrad), "none" (no update: the mean gradient is written to the gradient buffers of every replica).
+ * `options`: "key=value" words, NULL for defaults. Definitions and defaults are PyTorch's (torch.optim.SGD, Adam, AdamW).
+ * Before dsgd_start; equal on all workers. The default is sgd with lr=0.01. One thread at a time.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT names the nearest name or key. */
+DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
+/* Learning rate from the next step on, equal on all workers (the step checks). One thread at a time. */
+DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd_error **error);
+/* How gradients become new values: "simple" (through the driver, rank 0), "ps" (parameter servers inside the workers,
+ * placed by consistent hashing), "allreduce" (aliases "mirrored", "multi_worker_mirrored"). `options`: "key=value" words:
+ * algorithm=auto|direct|ring (allreduce). NULL for none. Before dsgd_start: sets the strategy to start with. After:
+ * collective, called by all workers between steps with equal arguments; optimizer state moves to where the new strategy
+ * keeps it; holds from the next step on; blocks up to `step_timeout`. One thread at a time.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_MISMATCH, DSGD_ERR_STATE (a step is in flight), and those of dsgd_step. */
+DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
+
+/* Checks that all workers agree on protocol, library, parameters, optimizer and strategy, then gives every replica of
+ * every worker the values of rank 0's first replica. Every parameter of every replica must be bound. Collective; blocks
+ * up to `step_timeout`. One thread at a time.
+ * Errors: DSGD_ERR_MISMATCH (the same message on all workers, before any value moves), DSGD_ERR_STATE (called twice,
+ * no replica, a parameter not bound), DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_CLOSED. */
+DSGD_API int32_t dsgd_start(dsgd_session *session, dsgd_error **error);
+
+/* ---- The step --------------------------------------------------------------------------------------------------- */
+
+typedef struct dsgd_step_result {
+  size_t struct_size;   /* set by dsgd_step_result_init */
+  int64_t step;         /* index of this step, from 0 */
+  int64_t epoch;        /* view in which it completed */
+  int32_t size;         /* workers in that view */
+  int32_t applied;      /* 1: values were updated; 0: skipped, since all weights were 0 */
+  int32_t all_done;     /* 1: every worker gave weight 0: nobody has data left */
+  int32_t stop;         /* 1: some worker called dsgd_stop_request before this step */
+  double weight;        /* sum of all contribution weights */
+  double gradient_norm; /* L2 norm of the mean gradient; NaN unless `gradient_norm` is configured */
+} dsgd_step_result;
+
+/* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread. */
+DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_size);
+
+/* One synchronous step: the mean of all replicas' gradients over all workers, sum(c*g)/sum(c), updates every replica.
+ * `weight` is this worker's contribution weight c, usually its number of samples, split equally over its replicas; >= 0
+ * and finite. 0: the gradients are not read (no data left: go on calling with 0 until result->all_done). Every gradient
+ * not marked absent is taken as ready. Collective; blocks up to `step_timeout`. `result` may be NULL. Gradient buffers
+ * are the host's again when it returns. One thread at a time.
+ * After a failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
+ * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ), DSGD_ERR_WORKER_LOST,
+ * DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_TORN, DSGD_ERR_CLOSED, DSGD_ERR_INVALID_ARGUMENT. */
+DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result, dsgd_error **error);
+
+/* A step that overlaps the backward pass. Begins it; gradients are then marked one by one as they are ready, and the op
+ * ends when the step does. Never blocks. What is not marked when dsgd_op_wait is called on the op, or
+ * dsgd_step_flush, counts as ready then. One thread at a time. */
+DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, dsgd_op **op, dsgd_error **error);
+/* This gradient is complete and will not change until the step ends. `stream`: as in DLPack; NULL for host memory.
+ * Any thread, any order, never blocks. Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step). */
+DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
+                                     dsgd_error **error);
+/* This replica has no gradient of this parameter in the step begun, or, with none begun, in the next one. Its weight then
+ * does not count for that parameter; absent on all replicas of all workers, value and optimizer state stand still.
+ * Any thread. Errors: as dsgd_gradient_ready. */
+DSGD_API int32_t dsgd_gradient_absent(dsgd_replica *replica, dsgd_parameter *parameter, dsgd_error **error);
+/* All gradients not yet marked are ready, for hosts that wait through the queue. Any thread, never blocks. */
+DSGD_API int32_t dsgd_step_flush(dsgd_session *session, dsgd_error **error);
+/* Result of a step's op that has ended without error. Any thread. */
+DSGD_API int32_t dsgd_op_step_result(const dsgd_op *op, dsgd_step_result *result, dsgd_error **error);
+/* Asks all workers to stop: every worker sees stop = 1 in the result of the same step, the next one that this worker
+ * begins. Any thread, never blocks. */
+DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
+
+/* ---- Operations ------------------------------------------------------------------------------------------------- */
+
+/* Work in progress. Its buffers are dsgd's until it has ended, however it ended. Freeing an op does not end the work, and
+ * an op may be freed before or after its session; an op whose session was freed has ended with DSGD_ERR_CLOSED at the
+ * latest. */
+
+/* Number of the op, unique in its session, for tables on the host's side. 0 for NULL. Any thread. */
+DSGD_API uint64_t dsgd_op_id(const dsgd_op *op);
+/* Waits until the op has ended and returns how. timeout_ms -1: as long as the op's own deadline. DSGD_ERR_WAIT_TIMEOUT:
+ * it has not ended yet. Any thread; several may wait. */
+DSGD_API int32_t dsgd_op_wait(dsgd_op *op, int32_t timeout_ms, dsgd_error **error);
+/* Sets *done to 1 if the op has ended, else 0; returns how it ended if it has. Never blocks. Any thread. */
+DSGD_API int32_t dsgd_op_test(dsgd_op *op, int32_t *done, dsgd_error **error);
+DSGD_API void dsgd_op_free(dsgd_op *op); /* NULL is fine; any thread, never blocks */
+
+/* The completion queue: ops that have ended and were not yet returned by it or freed, in the order in which they ended.
+ * Fills `ops` with up to `max` of them and *count with their number, waiting up to timeout_ms (-1: until one ends or the
+ * session closes) for the first. The pointers are those the host already has. DSGD_ERR_WAIT_TIMEOUT: none. Works after
+ * close until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */
+DSGD_API int32_t dsgd_queue_poll(dsgd_session *session, dsgd_op **ops, size_t max, int32_t timeout_ms, size_t *count,
+                                 dsgd_error **error);
+/* A file descriptor that is readable while the queue is not empty, for poll() and event loops; dsgd's, do not read or
+ * close it. Negative: a code. Valid until the session is freed. Any thread. */
+DSGD_API int32_t dsgd_queue_fd(const dsgd_session *session);
+
+/* ---- Collectives ------------------------------------------------------------------------------------------------ */
+
+/* Reductions. */
+enum dsgd_reduction { DSGD_SUM = 0, DSGD_MIN = 1, DSGD_MAX = 2, DSGD_PROD = 3, DSGD_MEAN = 4 };
+
+/* An ordered subset of the workers. NULL is the world; version 1.0 has no other. */
+typedef struct dsgd_group dsgd_group;
+
+/* Common to all: every worker of the group calls them in the same order with matching arguments; a mismatch fails on all
+ * with DSGD_ERR_MISMATCH naming both sides, and the session goes on. With `op` NULL the call blocks until the end (up to
+ * `step_timeout`); else it returns at once and buffers are dsgd's until the op ends. A failed collective leaves its
+ * output undefined. Zero elements are valid. nbytes must be a multiple of the element size. Sums are made in an order
+ * fixed by rank or by the algorithm, so the same run gives the same bits. Integer sums wrap around; DSGD_MEAN is for
+ * floating point only. Any thread, but the order must be the same on all workers.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_MISMATCH, DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED,
+ * DSGD_ERR_CLOSED. */
+
+/* In place: every worker ends with the reduction of all workers' data. */
+DSGD_API int32_t dsgd_allreduce(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes, int32_t dtype,
+                                int32_t reduction, dsgd_op **op, dsgd_error **error);
+/* In place: every worker ends with the data of rank `root`. The root ends when all have called it; another worker as soon as
+ * it has the data, even if a third one then turns out to disagree. */
+DSGD_API int32_t dsgd_broadcast(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes, int32_t dtype,
+                                int32_t root, dsgd_op **op, dsgd_error **error);
+/* `receive` gets every worker's `send`, in rank order. `counts`: elements of each rank (size() numbers, copied, equal on
+ * all workers), or NULL when all send as many. receive_nbytes is the sum of all parts. `send` may lie in its place in
+ * `receive`. */
+DSGD_API int32_t dsgd_allgather(dsgd_session *session, dsgd_group *group, const void *send, size_t send_nbytes,
+                                void *receive, size_t receive_nbytes, const size_t *counts, int32_t dtype,
+                                dsgd_op **op, dsgd_error **error);
+/* `send` is split in rank order into parts of `counts` elements (NULL: equal parts); `receive` gets the reduction of this
+ * rank's part. `receive` may be this rank's part of `send`. */
+DSGD_API int32_t dsgd_reduce_scatter(dsgd_session *session, dsgd_group *group, const void *send, size_t send_nbytes,
+                                     void *receive, size_t receive_nbytes, const size_t *counts, int32_t dtype,
+                                     int32_t reduction, dsgd_op **op, dsgd_error **error);
+/* Ends when all workers have called it. */
+DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, dsgd_op **op, dsgd_error **error);
+
+/* ---- Objects ---------------------------------------------------------------------------------------------------- */
+
+/* Named blobs given to all workers: a vocabulary, a tokenizer, settings. */
+typedef struct dsgd_object dsgd_object;
+/* Gives `data` to every worker under `name`; returns when all have it. Not collective: one worker calls it. Blocks up to
+ * `step_timeout`. Any thread. Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_LIMIT (over 1 GiB), and those of collectives. */
+DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes,
+                                 dsgd_error **error);
+/* The object of that name, waiting up to timeout_ms (-1: `step_timeout`) for it. DSGD_ERR_WAIT_TIMEOUT: nobody has put
+ * it yet. Any thread. */
+DSGD_API int32_t dsgd_object_get(dsgd_session *session, const char *name, int32_t timeout_ms, dsgd_object **object,
+                                 dsgd_error **error);
+DSGD_API const void *dsgd_object_data(const dsgd_object *object); /* valid until dsgd_object_free */
+DSGD_API size_t dsgd_object_nbytes(const dsgd_object *object);
+DSGD_API void dsgd_object_free(dsgd_object *object); /* NULL is fine */
+
+/* ---- Data-set sharding ------------------------------------------------------------------------------------------ */
+
+/* The data shard of this worker: which sample indices it reads in an epoch (a pass over the data set). Over all workers
+ * every index 0 .. samples-1 comes exactly once per epoch, whatever the number of workers; the order depends on seed and
+ * epoch alone, and worker r of W takes every W-th from the r-th on. One thread at a time per shard. */
+typedef struct dsgd_shard dsgd_shard;
+
+enum dsgd_shard_flag { DSGD_SHARD_SEQUENTIAL = 1 /* do not shuffle */ };
+
+DSGD_API int32_t dsgd_shard_new(const dsgd_session *session, uint64_t samples, uint64_t seed, uint32_t flags,
+                                dsgd_shard **shard, dsgd_error **error);
+/* Goes to the beginning of an epoch, 0, 1, 2, ...; a new shard stands at epoch 0. */
+DSGD_API int32_t dsgd_shard_epoch(dsgd_shard *shard, uint64_t epoch, dsgd_error **error);
+/* Writes up to `max` next indices and their number to *count; 0 when the epoch is over. */
+DSGD_API int32_t dsgd_shard_next(dsgd_shard *shard, int64_t *indices, size_t max, size_t *count, dsgd_error **error);
+DSGD_API uint64_t dsgd_shard_size(const dsgd_shard *shard); /* indices per epoch on this worker; 0 for NULL */
+DSGD_API void dsgd_shard_free(dsgd_shard *shard);           /* NULL is fine */
+
+/* ---- Digest ----------------------------------------------------------------------------------------------------- */
+
+/* 64-bit digest of the values of all parameters, in order, of this worker's first replica, for comparison between
+ * workers: equal bits, equal digest. Reads the buffers now; not collective, not during a step. One thread at a time. */
+DSGD_API int32_t dsgd_digest(dsgd_session *session, uint64_t *digest, dsgd_error **error);
+
+/* ---- Head ------------------------------------------------------------------------------------------------------- */
+
+/* The coordinator as a thing of its own, for jobs that do not embed it in a worker. */
+typedef struct dsgd_head dsgd_head;
+/* Binds the configuration's `head` address (port 0: any) and serves one job until it is stopped. `config` NULL:
+ * environment and defaults. Any thread. Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_INVALID_ARGUMENT. */
+DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
+/* Address workers can be told, with the real port. "" for NULL. Any thread. */
+DSGD_API const char *dsgd_head_address(const dsgd_head *head);
+/* Waits until the job has ended (all workers left, DSGD_OK; or the job broke, with its error) or timeout_ms have passed
+ * (-1: no limit), DSGD_ERR_WAIT_TIMEOUT. Any thread. */
+DSGD_API int32_t dsgd_head_wait(dsgd_head *head, int32_t timeout_ms, dsgd_error **error);
+DSGD_API void dsgd_head_free(dsgd_head *head); /* stops it; NULL is fine */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DSGD_DSGD_H_ */

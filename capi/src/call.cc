@@ -1,0 +1,114 @@
+#include "capi/src/call.h"
+
+#include <cmath>
+
+#include "capi/src/operation.h"
+#include "capi/src/session.h"
+#include "core/base/dtype.h"
+
+namespace dsgd::capi {
+
+Status Call::fail(Code code, const std::string& message) const {
+  return Status(code, std::string(function_) + ": " + message);
+}
+
+Status Call::given(const void* pointer, const char* argument) const {
+  if (pointer) return {};
+  return invalid(std::string("argument '") + argument + "' is NULL");
+}
+
+Status Call::named(const char* text, const char* argument) const {
+  DSGD_RETURN_IF_ERROR(given(text, argument));
+  if (*text) return {};
+  return invalid(std::string("argument '") + argument + "' is an empty string; give a name");
+}
+
+Status Call::bad_handle(bool null, const char* argument, const char* kind) const {
+  if (null) return invalid(std::string("argument '") + argument + "' is NULL; it must be a " + kind);
+  return invalid(std::string("argument '") + argument + "' is not a " + kind +
+                 ": it was freed, or is a handle of another kind");
+}
+
+Status Call::forked(const char* kind) const {
+  return fail(Code::kForked, std::string("this ") + kind +
+                                 " belongs to the parent of this forked process; call dsgd_init here for a "
+                                 "session of its own, before or after freeing this one");
+}
+
+Status Call::closed() const {
+  return fail(Code::kClosed, "the session is closed; free it and call dsgd_init for a new one");
+}
+
+Status Call::local(const dsgd_session* session) const {
+  DSGD_RETURN_IF_ERROR(handle(session, "session"));
+  return session->core->forked() ? forked("session") : Status();
+}
+
+Status Call::local(const dsgd_op* op) const {
+  DSGD_RETURN_IF_ERROR(handle(op, "op"));
+  return op->table->forked() ? forked("op") : Status();
+}
+
+Status Call::open(const dsgd_session* session) const {
+  DSGD_RETURN_IF_ERROR(local(session));
+  return session->core->closed() ? closed() : Status();
+}
+
+Status Call::open(const dsgd_parameter* parameter) const {
+  DSGD_RETURN_IF_ERROR(handle(parameter, "parameter"));
+  return open(parameter->session);
+}
+
+Status Call::open(const dsgd_replica* replica) const {
+  DSGD_RETURN_IF_ERROR(handle(replica, "replica"));
+  return open(replica->session);
+}
+
+Status Call::open(const dsgd_replica* replica, const dsgd_parameter* parameter) const {
+  DSGD_RETURN_IF_ERROR(open(replica));
+  DSGD_RETURN_IF_ERROR(handle(parameter, "parameter"));
+  if (replica->session == parameter->session) return {};
+  return invalid("parameter '" + parameter->core->name +
+                 "' belongs to another session than the replica; use handles of one session");
+}
+
+Status Call::wait_time(int32_t timeout_ms) const {
+  if (timeout_ms >= -1) return {};
+  return invalid("timeout_ms is " + std::to_string(timeout_ms) + "; give milliseconds, or -1");
+}
+
+Status Call::weight(double weight) const {
+  if (std::isfinite(weight) && weight >= 0) return {};
+  return invalid("weight is " + std::to_string(weight) +
+                 "; a contribution weight is finite and not negative, usually the number of samples");
+}
+
+Status Call::dtype(int32_t dtype) const {
+  if (valid_dtype(dtype)) return {};
+  return invalid("dtype " + std::to_string(dtype) + " is none of enum dsgd_dtype (0 to 4)");
+}
+
+Status Call::reduction(int32_t reduction, int32_t dtype) const {
+  if (!valid_reduction(reduction))
+    return invalid("reduction " + std::to_string(reduction) + " is none of enum dsgd_reduction (0 to 4)");
+  if (static_cast<Reduction>(reduction) == Reduction::kMean && !is_floating(static_cast<DType>(dtype)))
+    return invalid(std::string("DSGD_MEAN of ") + dtype_name(static_cast<DType>(dtype)) +
+                   " is not exact; reduce with DSGD_SUM and divide, or use a floating-point dtype");
+  return {};
+}
+
+Status Call::world(const dsgd_group* group) const {
+  if (group == nullptr) return {};
+  return invalid("argument 'group' is not NULL; this version has no group but the world, which is NULL");
+}
+
+Status Call::buffer(const void* data, size_t nbytes, int32_t dtype, const char* argument) const {
+  const size_t element = dtype_size(static_cast<DType>(dtype));
+  if (nbytes != 0) DSGD_RETURN_IF_ERROR(given(data, argument));
+  if (nbytes % element == 0) return {};
+  return invalid(std::string("argument '") + argument + "' has " + std::to_string(nbytes) +
+                 " bytes, which is no whole number of " + dtype_name(static_cast<DType>(dtype)) +
+                 " elements of " + std::to_string(element) + " bytes");
+}
+
+}  // namespace dsgd::capi

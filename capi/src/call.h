@@ -1,0 +1,98 @@
+// One guard wraps the body of every fallible function: no exception crosses the boundary, and a Status
+// becomes a code and an error object. Call carries the function's name, for messages, and the checks of
+// arguments that need no state.
+#pragma once
+
+#include <cxxabi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "capi/src/error.h"
+#include "capi/src/handle.h"
+#include "dsgd/dsgd.h"
+#include "transport/base/status.h"
+
+// Leaves the function with a Status that is not OK.
+#define DSGD_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                        \
+    if (::dsgd::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (false)
+
+namespace dsgd::capi {
+
+class Call {
+ public:
+  explicit Call(const char* function) : function_(function) {}
+
+  const char* function() const { return function_; }
+  // "dsgd_bind: argument 'value' is NULL ..."
+  Status fail(Code code, const std::string& message) const;
+  Status invalid(const std::string& message) const { return fail(Code::kInvalidArgument, message); }
+
+  // A required argument that is not a handle.
+  Status given(const void* pointer, const char* argument) const;
+  // A required string; also not empty.
+  Status named(const char* text, const char* argument) const;
+  template <typename T>
+  Status handle(const T* handle, const char* argument) const {
+    if (is_handle(handle)) return {};
+    return bad_handle(handle == nullptr, argument, T::kName);
+  }
+
+  // A session, and everything that belongs to one: it must be of this process ...
+  Status local(const dsgd_session* session) const;
+  Status local(const dsgd_op* op) const;
+  // ... and open.
+  Status open(const dsgd_session* session) const;
+  Status open(const dsgd_parameter* parameter) const;
+  Status open(const dsgd_replica* replica) const;
+  Status open(const dsgd_replica* replica, const dsgd_parameter* parameter) const;  // and of the same session
+
+  Status wait_time(int32_t timeout_ms) const;  // -1 or more
+  Status weight(double weight) const;          // finite and not negative
+  Status dtype(int32_t dtype) const;
+  Status reduction(int32_t reduction, int32_t dtype) const;
+  Status world(const dsgd_group* group) const;
+  // A buffer of whole elements; NULL is right for no bytes.
+  Status buffer(const void* data, size_t nbytes, int32_t dtype, const char* argument) const;
+
+ private:
+  Status bad_handle(bool null, const char* argument, const char* kind) const;
+  Status forked(const char* kind) const;
+  Status closed() const;
+
+  const char* const function_;
+};
+
+template <typename Body>
+int32_t guard(const char* function, dsgd_error** error, Body&& body) {
+  try {
+    const Status status = body(Call(function));
+    return status.ok() ? static_cast<int32_t>(DSGD_OK) : give_error(status, error);
+  } catch (const std::bad_alloc&) {
+    return give_no_memory(error);
+  } catch (abi::__forced_unwind&) {
+    throw;  // the host cancels its thread: no exception, and it may not be stopped
+  } catch (const std::exception& exception) {
+    return give_error(Status(Code::kInternal, std::string(function) + ": unexpected exception (" +
+                                                  exception.what() + "); please report this"),
+                      error);
+  } catch (...) {
+    return give_error(
+        Status(Code::kInternal, std::string(function) + ": unexpected exception; please report this"), error);
+  }
+}
+
+// For functions that return a number which is negative on failure.
+template <typename Number, typename Body>
+Number guard_number(const char* function, Body&& body) {
+  Number number = 0;
+  const int32_t code = guard(function, nullptr, [&](const Call& call) { return body(call, &number); });
+  return code == DSGD_OK ? number : static_cast<Number>(code);
+}
+
+}  // namespace dsgd::capi

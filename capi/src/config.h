@@ -1,0 +1,23 @@
+// dsgd_config: the values of one configuration, and where its sessions' logs go.
+#pragma once
+
+#include "capi/src/handle.h"
+#include "capi/src/log.h"
+#include "core/config/config.h"
+#include "dsgd/dsgd.h"
+
+struct dsgd_config : dsgd::capi::Handle {
+  static constexpr uint64_t kTag = dsgd::capi::tag_of("config  ");
+  static constexpr const char* kName = "dsgd_config";
+  dsgd_config() : Handle(kTag) {}
+
+  dsgd::Config values;
+  dsgd::capi::LogHook hook;
+};
+
+namespace dsgd::capi {
+
+// Defaults and the DSGD_* variables that the environment holds now.
+Config environment_config();
+
+}  // namespace dsgd::capi

@@ -1,0 +1,27 @@
+// dsgd_error: an immutable copy of a Status in the host's hands.
+#pragma once
+
+#include <string>
+
+#include "capi/src/handle.h"
+#include "dsgd/dsgd.h"
+#include "transport/base/status.h"
+
+struct dsgd_error : dsgd::capi::Handle {
+  static constexpr uint64_t kTag = dsgd::capi::tag_of("error   ");
+  static constexpr const char* kName = "dsgd_error";
+  dsgd_error() : Handle(kTag) {}
+
+  int32_t code = 0;
+  int32_t rank = -1;
+  std::string host, operation, parameter, message;
+};
+
+namespace dsgd::capi {
+
+// Hands a failure to the host: *error gets a new error object where the host wants one. Returns the code.
+int32_t give_error(const Status& status, dsgd_error** error) noexcept;
+// The same when there is no memory left to say more.
+int32_t give_no_memory(dsgd_error** error) noexcept;
+
+}  // namespace dsgd::capi

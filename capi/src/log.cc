@@ -1,0 +1,94 @@
+#include "capi/src/log.h"
+
+#include "capi/src/call.h"
+#include "capi/src/session.h"
+
+namespace dsgd::capi {
+
+void LogQueue::push(int32_t level, const std::string& message) {
+  auto record = std::make_unique<dsgd_log_record>(level, message);
+  {
+    std::lock_guard lock(mutex_);
+    if (records_.size() == kCapacity) records_.pop_front();
+    records_.push_back(std::move(record));
+  }
+  changed_.notify_one();
+}
+
+Result<std::unique_ptr<dsgd_log_record>> LogQueue::pop(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  const auto something = [this] { return !records_.empty() || closed_; };
+  if (timeout.count() < 0) {
+    changed_.wait(lock, something);
+  } else {
+    changed_.wait_for(lock, timeout, something);
+  }
+  if (!records_.empty()) {
+    auto record = std::move(records_.front());
+    records_.pop_front();
+    return record;
+  }
+  if (closed_)
+    return Status(Code::kClosed, "dsgd_log_poll: the session is closed and its log queue is empty");
+  return Status(Code::kWaitTimeout,
+                "dsgd_log_poll: no log record came within " + std::to_string(timeout.count()) + " ms");
+}
+
+void LogQueue::close() {
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+}
+
+std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_ptr<LogQueue> queue) {
+  const std::string& name = config.text("log_level");
+  const LogLevel threshold = name == "debug"     ? LogLevel::kDebug
+                             : name == "info"    ? LogLevel::kInfo
+                             : name == "warning" ? LogLevel::kWarning
+                                                 : LogLevel::kError;
+  if (hook.function) {
+    return std::make_shared<Log>(threshold, [hook](LogLevel level, const std::string& message) {
+      hook.function(static_cast<int32_t>(level), message.c_str(), hook.user);
+    });
+  }
+  if (!queue) return std::make_shared<Log>();
+  return std::make_shared<Log>(threshold, [queue](LogLevel level, const std::string& message) {
+    queue->push(static_cast<int32_t>(level), message);
+  });
+}
+
+}  // namespace dsgd::capi
+
+using dsgd::Status;
+using dsgd::capi::Call;
+using dsgd::capi::guard;
+using dsgd::capi::is_handle;
+
+extern "C" {
+
+int32_t dsgd_log_poll(dsgd_session* session, int32_t timeout_ms, dsgd_log_record** record,
+                      dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.local(session));
+    DSGD_RETURN_IF_ERROR(call.wait_time(timeout_ms));
+    DSGD_RETURN_IF_ERROR(call.given(record, "record"));
+    auto popped = session->log->pop(std::chrono::milliseconds(timeout_ms));
+    if (!popped.ok()) return popped.status();
+    *record = std::move(popped).value().release();
+    return {};
+  });
+}
+
+int32_t dsgd_log_record_level(const dsgd_log_record* record) {
+  return is_handle(record) ? record->level : static_cast<int32_t>(DSGD_ERR_INVALID_ARGUMENT);
+}
+
+const char* dsgd_log_record_message(const dsgd_log_record* record) {
+  return is_handle(record) ? record->message.c_str() : "";
+}
+
+void dsgd_log_record_free(dsgd_log_record* record) { dsgd::capi::free_handle(record); }
+
+}  // extern "C"

@@ -1,0 +1,27 @@
+// References to the buffers of dsgd_alloc, and what is known of each binding.
+#pragma once
+
+#include <memory>
+
+#include "capi/src/call.h"
+#include "capi/src/handle.h"
+#include "core/session/session.h"
+#include "dsgd/dsgd.h"
+
+struct dsgd_memory : dsgd::capi::Handle {
+  static constexpr uint64_t kTag = dsgd::capi::tag_of("memory  ");
+  static constexpr const char* kName = "dsgd_memory";
+  explicit dsgd_memory(std::shared_ptr<dsgd::TensorMemory> tensor)
+      : Handle(kTag), tensor(std::move(tensor)) {}
+
+  const std::shared_ptr<dsgd::TensorMemory> tensor;
+};
+
+namespace dsgd::capi {
+
+// What dsgd_alloc made for this parameter in this replica; Code::kState if it was not called.
+Result<std::shared_ptr<TensorMemory>> allocated_memory(const Call& call, dsgd_replica* replica,
+                                                       dsgd_parameter* parameter);
+void remember_binding(dsgd_replica* replica, dsgd_parameter* parameter, bool read_only_gradient);
+
+}  // namespace dsgd::capi

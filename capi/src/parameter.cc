@@ -1,0 +1,162 @@
+// Parameters, replicas and their buffers.
+#include <cmath>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "capi/src/call.h"
+#include "capi/src/memory.h"
+#include "capi/src/session.h"
+
+namespace {
+constexpr size_t kMostDimensions = 64;
+constexpr uint32_t kKnownParameterFlags = DSGD_UNTRAINED;
+}  // namespace
+
+using dsgd::Code;
+using dsgd::Status;
+using dsgd::capi::Call;
+using dsgd::capi::guard;
+using dsgd::capi::is_handle;
+
+namespace dsgd::capi {
+
+Result<std::shared_ptr<TensorMemory>> allocated_memory(const Call& call, dsgd_replica* replica,
+                                                       dsgd_parameter* parameter) {
+  std::lock_guard lock(replica->session->mutex);
+  const auto found = replica->memory.find(parameter->core->index);
+  if (found != replica->memory.end()) return found->second;
+  return call.fail(Code::kState, "parameter '" + parameter->core->name +
+                                     "' has no buffers of dsgd_alloc in replica " +
+                                     std::to_string(replica->core->index) + "; call dsgd_alloc first");
+}
+
+void remember_binding(dsgd_replica* replica, dsgd_parameter* parameter, bool read_only_gradient) {
+  std::lock_guard lock(replica->session->mutex);
+  if (read_only_gradient) {
+    replica->read_only_gradients.insert(parameter->core->index);
+  } else {
+    replica->read_only_gradients.erase(parameter->core->index);
+  }
+}
+
+}  // namespace dsgd::capi
+
+extern "C" {
+
+int32_t dsgd_parameter_add(dsgd_session* session, const char* name, int32_t dtype, const int64_t* shape,
+                           size_t ndim, uint32_t flags, dsgd_parameter** parameter, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+    DSGD_RETURN_IF_ERROR(call.dtype(dtype));
+    if (ndim > 0) DSGD_RETURN_IF_ERROR(call.given(shape, "shape"));
+    if (ndim > kMostDimensions)
+      return call.invalid("ndim is " + std::to_string(ndim) + "; a parameter has at most " +
+                          std::to_string(kMostDimensions) + " dimensions");
+    if (flags & ~kKnownParameterFlags)
+      return call.invalid("flags " + std::to_string(flags) +
+                          " has bits that enum dsgd_parameter_flag has not");
+    auto added = session->core->add_parameter(name, static_cast<dsgd::DType>(dtype), std::span(shape, ndim),
+                                              (flags & DSGD_UNTRAINED) == 0);
+    if (!added.ok()) return added.status();
+    auto handle = std::make_unique<dsgd_parameter>(session, added.value());
+    std::lock_guard lock(session->mutex);
+    session->parameters.push_back(std::move(handle));
+    if (parameter) *parameter = session->parameters.back().get();
+    return {};
+  });
+}
+
+int32_t dsgd_parameter_set(dsgd_parameter* parameter, const char* options, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(parameter));
+    DSGD_RETURN_IF_ERROR(call.given(options, "options"));
+    return parameter->session->core->set_parameter(parameter->core, options);
+  });
+}
+
+const char* dsgd_parameter_name(const dsgd_parameter* parameter) {
+  return is_handle(parameter) ? parameter->core->name.c_str() : "";
+}
+
+int32_t dsgd_replica_add(dsgd_session* session, const char* device, dsgd_replica** replica,
+                         dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    if (device) DSGD_RETURN_IF_ERROR(call.named(device, "device"));
+    auto added = session->core->add_replica(device ? device : "");
+    if (!added.ok()) return added.status();
+    auto handle = std::make_unique<dsgd_replica>(session, added.value());
+    std::lock_guard lock(session->mutex);
+    session->replicas.push_back(std::move(handle));
+    if (replica) *replica = session->replicas.back().get();
+    return {};
+  });
+}
+
+int32_t dsgd_replica_weight(dsgd_replica* replica, double weight, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(replica));
+    if (!std::isfinite(weight))
+      return call.invalid("weight is " + std::to_string(weight) + "; it must be finite");
+    return replica->session->core->set_replica_weight(replica->core, weight);
+  });
+}
+
+int32_t dsgd_bind(dsgd_replica* replica, dsgd_parameter* parameter, void* value, size_t value_nbytes,
+                  void* gradient, size_t gradient_nbytes, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
+    if (parameter->core->nbytes() > 0) {
+      DSGD_RETURN_IF_ERROR(call.given(value, "value"));
+      if (parameter->core->trained) DSGD_RETURN_IF_ERROR(call.given(gradient, "gradient"));
+    }
+    DSGD_RETURN_IF_ERROR(replica->session->core->bind(replica->core, parameter->core, value, value_nbytes,
+                                                      gradient, gradient_nbytes, {}));
+    dsgd::capi::remember_binding(replica, parameter, false);
+    return {};
+  });
+}
+
+int32_t dsgd_alloc(dsgd_replica* replica, dsgd_parameter* parameter, void** value, void** gradient,
+                   dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
+    DSGD_RETURN_IF_ERROR(call.given(value, "value"));
+    if (parameter->core->trained) DSGD_RETURN_IF_ERROR(call.given(gradient, "gradient"));
+    auto memory = replica->session->core->alloc(replica->core, parameter->core);
+    if (!memory.ok()) return memory.status();
+    dsgd::capi::remember_binding(replica, parameter, false);
+    *value = memory.value()->value;
+    if (gradient) *gradient = memory.value()->gradient;
+    std::lock_guard lock(replica->session->mutex);
+    replica->memory[parameter->core->index] = std::move(memory).value();
+    return {};
+  });
+}
+
+int32_t dsgd_memory_get(dsgd_replica* replica, dsgd_parameter* parameter, dsgd_memory** memory,
+                        dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
+    DSGD_RETURN_IF_ERROR(call.given(memory, "memory"));
+    auto tensor = dsgd::capi::allocated_memory(call, replica, parameter);
+    if (!tensor.ok()) return tensor.status();
+    *memory = new dsgd_memory(std::move(tensor).value());
+    return {};
+  });
+}
+
+void* dsgd_memory_value(const dsgd_memory* memory) {
+  return is_handle(memory) ? memory->tensor->value : nullptr;
+}
+void* dsgd_memory_gradient(const dsgd_memory* memory) {
+  return is_handle(memory) ? memory->tensor->gradient : nullptr;
+}
+size_t dsgd_memory_nbytes(const dsgd_memory* memory) {
+  return is_handle(memory) ? memory->tensor->nbytes : 0;
+}
+void dsgd_memory_free(dsgd_memory* memory) { dsgd::capi::free_handle(memory); }
+
+}  // extern "C"

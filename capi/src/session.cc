@@ -1,0 +1,94 @@
+// Joining and leaving a job.
+#include "capi/src/session.h"
+
+#include <memory>
+
+#include "capi/src/call.h"
+#include "capi/src/config.h"
+#include "transport/uv/environment.h"
+
+using dsgd::Config;
+using dsgd::Status;
+using dsgd::capi::Call;
+using dsgd::capi::guard;
+using dsgd::capi::guard_number;
+
+namespace {
+
+std::chrono::milliseconds milliseconds(int32_t timeout_ms) { return std::chrono::milliseconds(timeout_ms); }
+
+// A number of an open session.
+template <typename Number, typename Read>
+Number session_number(const char* function, const dsgd_session* session, Read&& read) {
+  return guard_number<Number>(function, [&](const Call& call, Number* number) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    *number = read(*session->core);
+    return {};
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t dsgd_init(const dsgd_config* config, dsgd_session** session, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    if (config) DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
+    DSGD_RETURN_IF_ERROR(call.given(session, "session"));
+    const Config values = config ? config->values : dsgd::capi::environment_config();
+    DSGD_RETURN_IF_ERROR(values.validate());
+    auto made = std::make_unique<dsgd_session>();
+    auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, made->log);
+    auto opened = dsgd::Session::open(values, dsgd::transport::make_uv_environment(), std::move(log));
+    if (!opened.ok()) return opened.status();
+    made->core = std::move(opened).value();
+    *session = made.release();
+    return {};
+  });
+}
+
+int32_t dsgd_close(dsgd_session* session, int32_t timeout_ms, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.local(session));
+    DSGD_RETURN_IF_ERROR(call.wait_time(timeout_ms));
+    Status status = session->core->close(milliseconds(timeout_ms));
+    if (session->core->closed()) session->log->close();
+    return status;
+  });
+}
+
+void dsgd_session_free(dsgd_session* session) { dsgd::capi::free_handle(session); }
+
+void dsgd_finalize(dsgd_session* session) {
+  // In a forked child, and on what is no session, there is nothing to close.
+  guard(__func__, nullptr, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.local(session));
+    return session->core->close(milliseconds(-1));
+  });
+  dsgd::capi::free_handle(session);
+}
+
+int32_t dsgd_abort(dsgd_session* session, const char* reason, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    return session->core->abort(reason ? reason : "");
+  });
+}
+
+int32_t dsgd_rank(const dsgd_session* session) {
+  return session_number<int32_t>(__func__, session, [](dsgd::Session& core) { return core.rank(); });
+}
+int32_t dsgd_size(const dsgd_session* session) {
+  return session_number<int32_t>(__func__, session, [](dsgd::Session& core) { return core.size(); });
+}
+int32_t dsgd_local_rank(const dsgd_session* session) {
+  return session_number<int32_t>(__func__, session, [](dsgd::Session& core) { return core.local_rank(); });
+}
+int32_t dsgd_local_size(const dsgd_session* session) {
+  return session_number<int32_t>(__func__, session, [](dsgd::Session& core) { return core.local_size(); });
+}
+int64_t dsgd_epoch(const dsgd_session* session) {
+  return session_number<int64_t>(__func__, session, [](dsgd::Session& core) { return core.epoch(); });
+}
+
+}  // extern "C"

@@ -1,0 +1,75 @@
+// dsgd_session and what it owns: the handles of its parameters and replicas.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "capi/src/handle.h"
+#include "capi/src/log.h"
+#include "capi/src/operation.h"
+#include "core/session/session.h"
+#include "dsgd/dsgd.h"
+
+struct dsgd_parameter : dsgd::capi::Handle {
+  static constexpr uint64_t kTag = dsgd::capi::tag_of("paramete");
+  static constexpr const char* kName = "dsgd_parameter";
+  dsgd_parameter(dsgd_session* session, dsgd::Parameter* core) : Handle(kTag), session(session), core(core) {}
+
+  dsgd_session* const session;
+  dsgd::Parameter* const core;
+};
+
+struct dsgd_replica : dsgd::capi::Handle {
+  static constexpr uint64_t kTag = dsgd::capi::tag_of("replica ");
+  static constexpr const char* kName = "dsgd_replica";
+  dsgd_replica(dsgd_session* session, dsgd::Replica* core) : Handle(kTag), session(session), core(core) {}
+
+  dsgd_session* const session;
+  dsgd::Replica* const core;
+  // By Parameter::index; under the session's mutex.
+  std::map<uint32_t, std::shared_ptr<dsgd::TensorMemory>> memory;  // from dsgd_alloc
+  std::set<uint32_t> read_only_gradients;                          // from dsgd_bind_dlpack
+};
+
+struct dsgd_session : dsgd::capi::Handle {
+  static constexpr uint64_t kTag = dsgd::capi::tag_of("session ");
+  static constexpr const char* kName = "dsgd_session";
+  dsgd_session() : Handle(kTag) {}
+  ~dsgd_session() {
+    core.reset();  // first: what follows are the things that its operations use
+    log->close();
+  }
+
+  const std::shared_ptr<dsgd::capi::LogQueue> log = std::make_shared<dsgd::capi::LogQueue>();
+  const std::shared_ptr<dsgd::capi::OpTable> ops = std::make_shared<dsgd::capi::OpTable>();
+  std::shared_ptr<dsgd::Session> core;
+
+  std::mutex mutex;  // of what follows and of the replicas' maps; never held while core is called
+  std::vector<std::unique_ptr<dsgd_parameter>> parameters;
+  std::vector<std::unique_ptr<dsgd_replica>> replicas;
+  bool optimizer_none = false;  // the mean is written to the gradient buffers
+};
+
+namespace dsgd::capi {
+
+// The body of every function that starts work: with `op` NULL it waits for the end, else it hands the handle
+// out.
+template <typename Start>
+Status run_operation(dsgd_session* session, dsgd_op** op, Start&& start) {
+  if (op) {
+    auto started = session->ops->start(session->ops, session->core, start);
+    if (!started.ok()) return started.status();
+    *op = started.value();
+    return {};
+  }
+  Result<std::shared_ptr<Operation>> operation = start();
+  if (!operation.ok()) return operation.status();
+  Status status = session->core->wait(*operation.value(), std::chrono::milliseconds(-1));
+  session->core->queue_forget(*operation.value());
+  return status;
+}
+
+}  // namespace dsgd::capi

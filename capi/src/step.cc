@@ -1,0 +1,163 @@
+// Optimizer, strategy, start and the step.
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "capi/src/call.h"
+#include "capi/src/session.h"
+#include "capi/src/sized.h"
+#include "capi/src/step_result.h"
+
+namespace dsgd::capi {
+namespace {
+
+constexpr size_t kStepResultFirstSize = sizeof(dsgd_step_result);  // 1.0
+constexpr const char* kStepResultInit = "dsgd_step_result_init";
+
+// The parameter whose gradient buffer dsgd could not write to, null if there is none.
+const Parameter* read_only_gradient(dsgd_session* session) {
+  std::lock_guard lock(session->mutex);
+  for (const auto& replica : session->replicas)
+    if (!replica->read_only_gradients.empty())
+      return session->parameters[*replica->read_only_gradients.begin()]->core;
+  return nullptr;
+}
+
+}  // namespace
+
+Status check_step_result(const Call& call, const dsgd_step_result* result) {
+  return check_sized(call, result, kStepResultFirstSize, "result", kStepResultInit);
+}
+
+void write_step_result(dsgd_step_result* target, const StepResult& result) {
+  dsgd_step_result copy{};
+  copy.step = result.step;
+  copy.epoch = result.epoch;
+  copy.size = result.size;
+  copy.applied = result.applied;
+  copy.all_done = result.all_done;
+  copy.stop = result.stop;
+  copy.weight = result.weight;
+  copy.gradient_norm = result.gradient_norm;
+  write_sized(target, copy);
+}
+
+}  // namespace dsgd::capi
+
+using dsgd::Status;
+using dsgd::capi::Call;
+using dsgd::capi::guard;
+
+extern "C" {
+
+int32_t dsgd_step_result_init(dsgd_step_result* result, size_t struct_size) {
+  return guard(__func__, nullptr, [&](const Call& call) -> Status {
+    dsgd_step_result defaults{};
+    defaults.gradient_norm = std::numeric_limits<double>::quiet_NaN();
+    return init_sized(call, result, struct_size, defaults, dsgd::capi::kStepResultFirstSize, "result");
+  });
+}
+
+int32_t dsgd_optimizer_set(dsgd_session* session, const char* name, const char* options, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+    const bool none = std::string(name) == "none";
+    if (const auto* parameter = none ? dsgd::capi::read_only_gradient(session) : nullptr)
+      return call.invalid(
+          "optimizer 'none' writes the mean into the gradients, but the gradient bound to "
+          "parameter '" +
+          parameter->name + "' is a read-only tensor; bind a writable one");
+    DSGD_RETURN_IF_ERROR(session->core->set_optimizer(name, options ? options : ""));
+    std::lock_guard lock(session->mutex);
+    session->optimizer_none = none;
+    return {};
+  });
+}
+
+int32_t dsgd_learning_rate_set(dsgd_session* session, double rate, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    if (!std::isfinite(rate) || rate < 0)
+      return call.invalid("rate is " + std::to_string(rate) + "; a learning rate is finite and not negative");
+    return session->core->set_learning_rate(rate);
+  });
+}
+
+int32_t dsgd_strategy_set(dsgd_session* session, const char* name, const char* options, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+    return session->core->set_strategy(name, options ? options : "");
+  });
+}
+
+int32_t dsgd_start(dsgd_session* session, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    return session->core->start();
+  });
+}
+
+int32_t dsgd_step(dsgd_session* session, double weight, dsgd_step_result* result, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    DSGD_RETURN_IF_ERROR(call.weight(weight));
+    if (result) DSGD_RETURN_IF_ERROR(dsgd::capi::check_step_result(call, result));
+    dsgd::StepResult stepped;
+    DSGD_RETURN_IF_ERROR(session->core->step(weight, &stepped));
+    if (result) dsgd::capi::write_step_result(result, stepped);
+    return {};
+  });
+}
+
+int32_t dsgd_step_begin(dsgd_session* session, double weight, dsgd_op** op, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    DSGD_RETURN_IF_ERROR(call.weight(weight));
+    DSGD_RETURN_IF_ERROR(call.given(op, "op"));
+    return dsgd::capi::run_operation(session, op, [&] { return session->core->step_begin(weight); });
+  });
+}
+
+int32_t dsgd_gradient_ready(dsgd_replica* replica, dsgd_parameter* parameter, void* stream,
+                            dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
+    return replica->session->core->gradient_ready(replica->core, parameter->core, stream);
+  });
+}
+
+int32_t dsgd_gradient_absent(dsgd_replica* replica, dsgd_parameter* parameter, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
+    return replica->session->core->gradient_absent(replica->core, parameter->core);
+  });
+}
+
+int32_t dsgd_step_flush(dsgd_session* session, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    return session->core->step_flush();
+  });
+}
+
+int32_t dsgd_stop_request(dsgd_session* session, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    return session->core->stop_request();
+  });
+}
+
+int32_t dsgd_digest(dsgd_session* session, uint64_t* digest, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    DSGD_RETURN_IF_ERROR(call.given(digest, "digest"));
+    auto value = session->core->digest();
+    if (!value.ok()) return value.status();
+    *digest = value.value();
+    return {};
+  });
+}
+
+}  // extern "C"

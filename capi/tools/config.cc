@@ -1,0 +1,64 @@
+// `dsgd config`: the table of keys, as the library has it.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "capi/tools/tool.h"
+
+namespace dsgd_tool {
+namespace {
+
+std::vector<dsgd_config_key> all_keys() {
+  std::vector<dsgd_config_key> keys(dsgd_config_key_count());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    dsgd_error* error = nullptr;
+    check(dsgd_config_key_init(&keys[i], sizeof keys[i]), nullptr);
+    check(dsgd_config_key_get(i, &keys[i], &error), error);
+  }
+  return keys;
+}
+
+// A cell of a Markdown table: a bar inside would end it.
+std::string cell(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) escaped += c == '|' ? std::string("\\|") : std::string(1, c);
+  return escaped;
+}
+
+std::string code(const std::string& text) { return text.empty() ? "" : "`" + cell(text) + "`"; }
+
+void print_markdown(const std::vector<dsgd_config_key>& keys) {
+  std::printf(
+      "| key | type | default | range | meaning | environment |\n| --- | --- | --- | --- | --- | --- |\n");
+  for (const auto& key : keys)
+    std::printf("| %s | %s | %s | %s | %s | %s |\n", code(key.name).c_str(), key.type,
+                code(key.default_value).c_str(), cell(key.range).c_str(), cell(key.help).c_str(),
+                code(key.environment).c_str());
+}
+
+void print_plain(const std::vector<dsgd_config_key>& keys) {
+  std::printf(
+      "A key is set by dsgd_config_set, by its environment variable, or by a line \"key = value\" of a "
+      "file.\n");
+  for (const auto& key : keys) {
+    std::printf("\n%s (%s", key.name, key.type);
+    if (*key.range) std::printf(", %s", key.range);
+    std::printf(")\n    %s\n    default: %s\n    environment: %s\n", key.help,
+                *key.default_value ? key.default_value : "(empty)", key.environment);
+  }
+}
+
+}  // namespace
+
+Command add_config(CLI::App& app) {
+  auto markdown = std::make_shared<bool>(false);
+  app.add_flag("--markdown", *markdown, "Print a Markdown table");
+  return [markdown] {
+    const auto keys = all_keys();
+    *markdown ? print_markdown(keys) : print_plain(keys);
+    return 0;
+  };
+}
+
+}  // namespace dsgd_tool

@@ -1,0 +1,89 @@
+// `dsgd head`: the coordinator of one job as a process of its own.
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "capi/tools/tool.h"
+
+namespace dsgd_tool {
+namespace {
+
+constexpr int32_t kPollMilliseconds = 100;  // how often the signals are looked at
+
+struct Options {
+  std::string listen, job, token, file;
+  uint32_t num_workers = 0;
+  std::vector<std::string> settings;
+};
+
+void set(const OwnedConfig& config, const std::string& key, const std::string& value) {
+  dsgd_error* error = nullptr;
+  check(dsgd_config_set(config.get(), key.c_str(), value.c_str(), &error), error);
+}
+
+void print_log(int32_t level, const char* message, void*) {
+  static const char* const kNames[] = {"error", "warning", "info", "debug"};
+  std::fprintf(stderr, "dsgd: %s: %s\n", kNames[level], message);
+}
+
+int run_head(const Options& options) {
+  // Blocked before any thread exists, so that sigtimedwait gets them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+
+  OwnedConfig config(dsgd_config_new());
+  dsgd_error* error = nullptr;
+  if (!options.file.empty()) check(dsgd_config_load(config.get(), options.file.c_str(), &error), error);
+  if (!options.listen.empty()) set(config, "head", options.listen);
+  if (!options.job.empty()) set(config, "job", options.job);
+  if (!options.token.empty()) set(config, "token", options.token);
+  if (options.num_workers) set(config, "num_workers", std::to_string(options.num_workers));
+  for (const auto& text : options.settings) {
+    const Setting setting = parse_setting(text);
+    set(config, setting.key, setting.value);
+  }
+  check(dsgd_config_log_hook(config.get(), print_log, nullptr, &error), error);
+
+  OwnedHead head;
+  check(dsgd_head_start(config.get(), head.out(), &error), error);
+  std::printf("%s\n", dsgd_head_address(head.get()));
+  std::fflush(stdout);
+
+  for (;;) {
+    const int32_t status = dsgd_head_wait(head.get(), kPollMilliseconds, &error);
+    if (status == DSGD_OK) return 0;
+    if (status != DSGD_ERR_WAIT_TIMEOUT) check(status, error);
+    dsgd_error_free(error);
+    const timespec now{};
+    const int signal = sigtimedwait(&signals, nullptr, &now);
+    if (signal > 0) return 128 + signal;
+  }
+}
+
+}  // namespace
+
+Command add_head(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  app.add_option("--listen", options->listen,
+                 "Address to listen on, host:port; port 0: any (default: DSGD_HEAD)");
+  app.add_option("--num-workers", options->num_workers, "Workers of the job (default: DSGD_NUM_WORKERS)")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
+  app.add_option("--token", options->token,
+                 "Secret of the job; DSGD_TOKEN keeps it out of the process list (default: DSGD_TOKEN)");
+  app.add_option("--set", options->settings, "Another configuration key, KEY=VALUE; may be repeated")
+      ->take_all();
+  app.add_option("--config", options->file, "Configuration file with lines \"key = value\"");
+  app.footer(
+      "Prints the address it listens on, then serves the job until all workers have left (status 0),\n"
+      "the job broke (status 1), or SIGINT or SIGTERM comes.");
+  return [options] { return run_head(*options); };
+}
+
+}  // namespace dsgd_tool

@@ -1,0 +1,72 @@
+#include "capi/tools/line_output.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace dsgd_tool {
+namespace {
+
+constexpr size_t kLongestLine = 64 * 1024;  // a longer one is broken, so that memory is bounded
+
+// One call per batch of lines, so that lines of different workers do not mix. A reader that is gone is no
+// reason to end the workers: the output is dropped.
+void write_all(int fd, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = write(fd, text.data() + done, text.size() - done);
+    if (n > 0) {
+      done += static_cast<size_t>(n);
+    } else if (errno == EAGAIN) {
+      pollfd writable{fd, POLLOUT, 0};
+      poll(&writable, 1, -1);
+    } else if (errno != EINTR) {
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+LineOutput::~LineOutput() {
+  if (from_ >= 0) close(from_);
+}
+
+void LineOutput::copy() {
+  char block[16384];
+  while (from_ >= 0) {
+    const ssize_t n = read(from_, block, sizeof block);
+    if (n > 0) {
+      pending_.append(block, static_cast<size_t>(n));
+      write_lines(false);
+    } else if (n < 0 && errno == EINTR) {
+      continue;
+    } else if (n < 0 && errno == EAGAIN) {
+      return;
+    } else {
+      close(from_);
+      from_ = -1;
+      write_lines(true);
+    }
+  }
+}
+
+void LineOutput::finish() {
+  copy();
+  write_lines(true);
+}
+
+void LineOutput::write_lines(bool all) {
+  std::string text;
+  size_t begin = 0;
+  for (size_t end; (end = pending_.find('\n', begin)) != std::string::npos; begin = end + 1)
+    text += prefix_ + pending_.substr(begin, end + 1 - begin);
+  pending_.erase(0, begin);
+  if (!pending_.empty() && (all || pending_.size() >= kLongestLine)) {
+    text += prefix_ + pending_ + "\n";
+    pending_.clear();
+  }
+  write_all(to_, text);
+}
+
+}  // namespace dsgd_tool

@@ -1,0 +1,74 @@
+// dsgd: the command line of the library. Exit status: the command's own, 1 for a failure, 2 for wrong usage.
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+#include "capi/tools/tool.h"
+
+namespace dsgd_tool {
+
+void check(int32_t status, dsgd_error* const& error) {
+  if (status == DSGD_OK) return;
+  const std::string message = std::string(dsgd_error_message(error)) + " (" + dsgd_status_name(status) + ")";
+  dsgd_error_free(error);
+  throw Failure(message);
+}
+
+std::string Setting::variable() const {
+  std::string name = "DSGD_" + key;
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::toupper(c); });
+  return name;
+}
+
+Setting parse_setting(const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0)
+    throw Failure("--set '" + text + "' is not KEY=VALUE; `dsgd config` lists the keys");
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+namespace {
+
+int run_tool(int argc, char** argv) {
+  // What follows the first "--" belongs to the command that is to be run, options and all.
+  std::vector<std::string> own(argv + 1, argv + argc);
+  const auto dashes = std::find(own.begin(), own.end(), "--");
+  std::vector<std::string> words;
+  if (dashes != own.end()) words.assign(dashes + 1, own.end());
+  own.erase(dashes, own.end());
+
+  CLI::App app("Data-parallel training: run local workers, run the head of a job, list the configuration.",
+               "dsgd");
+  app.require_subcommand(1);
+  CLI::App& run = *app.add_subcommand("run", "Run local workers of one job");
+  CLI::App& head = *app.add_subcommand("head", "Run the head of a job");
+  CLI::App& config = *app.add_subcommand("config", "List all configuration keys");
+  CLI::App& version = *app.add_subcommand("version", "Print the version");
+  const std::pair<const CLI::App*, Command> commands[] = {{&run, add_run(run, std::move(words))},
+                                                          {&head, add_head(head)},
+                                                          {&config, add_config(config)},
+                                                          {&version, add_version(version)}};
+  try {
+    std::reverse(own.begin(), own.end());  // as CLI11 wants it
+    app.parse(own);
+    for (const auto& [sub, command] : commands)
+      if (sub->parsed()) return command();
+  } catch (const CLI::ParseError& wrong) {
+    return app.exit(wrong) == 0 ? 0 : kExitUsage;
+  }
+  return kExitUsage;
+}
+
+}  // namespace
+}  // namespace dsgd_tool
+
+int main(int argc, char** argv) {
+  try {
+    return dsgd_tool::run_tool(argc, argv);
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "dsgd: %s\n", failure.what());
+    return 1;
+  }
+}

@@ -1,0 +1,57 @@
+// The subcommands of `dsgd`. They use the C ABI and nothing else of this project, as any host does.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "dsgd/dsgd.h"
+
+namespace dsgd_tool {
+
+inline constexpr int kExitUsage = 2;
+
+// A failure of a dsgd call, or of the system, with what the user has to know.
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Throws a Failure with the error's message if a call has failed. The error is taken by reference since the
+// call that sets it stands in the same argument list.
+void check(int32_t status, dsgd_error* const& error);
+
+// "key=value", as given to --set.
+struct Setting {
+  std::string key, value;
+  std::string variable() const;  // DSGD_KEY
+};
+Setting parse_setting(const std::string& text);
+
+// Frees what it holds: Owned<dsgd_config, dsgd_config_free>.
+template <typename T, void (*kFree)(T*)>
+class Owned {
+ public:
+  explicit Owned(T* handle = nullptr) : handle_(handle) {}
+  ~Owned() { kFree(handle_); }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  T* get() const { return handle_; }
+  T** out() { return &handle_; }
+
+ private:
+  T* handle_;
+};
+using OwnedConfig = Owned<dsgd_config, dsgd_config_free>;
+using OwnedHead = Owned<dsgd_head, dsgd_head_free>;
+
+// Each adds its options to a subcommand and returns what runs it; the result is the exit status.
+using Command = std::function<int()>;
+Command add_version(CLI::App& app);
+Command add_config(CLI::App& app);
+Command add_head(CLI::App& app);
+// `words`: what stands after the first "--" of the command line.
+Command add_run(CLI::App& app, std::vector<std::string> words);
+
+}  // namespace dsgd_tool

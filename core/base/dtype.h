@@ -1,0 +1,49 @@
+// Element types and reductions, with the numbers of the C ABI.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dsgd {
+
+enum class DType : uint8_t { kFloat32 = 0, kFloat64 = 1, kInt32 = 2, kInt64 = 3, kUint8 = 4 };
+enum class Reduction : uint8_t { kSum = 0, kMin = 1, kMax = 2, kProd = 3, kMean = 4 };
+
+inline constexpr bool valid_dtype(int32_t dtype) { return dtype >= 0 && dtype <= 4; }
+inline constexpr bool valid_reduction(int32_t reduction) { return reduction >= 0 && reduction <= 4; }
+inline constexpr bool is_floating(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::kFloat64; }
+
+inline constexpr size_t dtype_size(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kInt32: return 4;
+    case DType::kFloat64:
+    case DType::kInt64: return 8;
+    case DType::kUint8: return 1;
+  }
+  return 0;
+}
+
+inline constexpr const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return "float32";
+    case DType::kFloat64: return "float64";
+    case DType::kInt32: return "int32";
+    case DType::kInt64: return "int64";
+    case DType::kUint8: return "uint8";
+  }
+  return "unknown";
+}
+
+inline constexpr const char* reduction_name(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kSum: return "sum";
+    case Reduction::kMin: return "min";
+    case Reduction::kMax: return "max";
+    case Reduction::kProd: return "prod";
+    case Reduction::kMean: return "mean";
+  }
+  return "unknown";
+}
+
+}  // namespace dsgd

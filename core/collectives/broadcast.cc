@@ -1,0 +1,124 @@
+#include "core/collectives/broadcast.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/collectives/mesh.h"
+
+namespace dsgd {
+
+using transport::BulkHeader;
+using transport::BulkReceipt;
+
+class Broadcast::Sink final : public transport::BulkSink {
+ public:
+  Landing landing;
+  std::byte* base = nullptr;
+  std::byte* place(size_t offset, size_t) override { return base + offset; }
+  void take(size_t offset, std::span<const std::byte> piece) override {
+    std::memcpy(base + offset, piece.data(), piece.size());
+  }
+};
+
+Broadcast::Broadcast(Mesh& mesh, const BulkHeader& shape, std::span<std::byte> data, Done done)
+    : Task(mesh, shape, std::move(done)),
+      data_(data),
+      rank_(mesh.rank()),
+      size_(mesh.size()),
+      position_((rank_ - shape.root + size_) % size_),
+      small_(data.size() <= transport::kSmallBytes),
+      chunk_(small_ ? transport::kSmallBytes : mesh.chunk_bytes()),
+      have_((data.size() + chunk_ - 1) / chunk_, position_ == 0),
+      announced_(size_, position_ != 0),
+      to_receive_(position_ == 0 ? static_cast<size_t>(size_) - 1 : have_.size()),
+      sink_(std::make_unique<Sink>()) {}
+
+Broadcast::~Broadcast() = default;
+
+void Broadcast::start() {
+  if (position_ != 0) {
+    BulkHeader header = shape_;
+    header.phase = kAnnounce;
+    mesh_.send_small(shape_.root, header, {});
+  } else {
+    for (size_t chunk = 0; chunk < have_.size(); ++chunk) forward(chunk);
+  }
+  check_end();
+}
+
+void Broadcast::forward(size_t chunk) {
+  BulkHeader header = shape_;
+  header.offset = chunk * chunk_;
+  const auto data = data_.subspan(header.offset, std::min(chunk_, data_.size() - header.offset));
+  if (small_) {
+    for (int32_t hop = 1; position_ == 0 && hop < size_; ++hop) mesh_.send_small((rank_ + hop) % size_, header, data);
+    return;
+  }
+  if (position_ + 1 == size_) return;
+  const int32_t next = (rank_ + 1) % size_;
+  if (data.size() <= transport::kSmallBytes) return mesh_.send_small(next, header, data);
+  ++sends_;
+  mesh_.send(next, header, data, [this](const Status&) {
+    --sends_;
+    check_end();
+  });
+}
+
+bool Broadcast::expected(int32_t source, const BulkHeader& header, size_t nbytes) const {
+  const int32_t from = small_ ? shape_.root : (rank_ + size_ - 1) % size_;
+  if (header.phase != kData || position_ == 0 || source != from || header.offset % chunk_ != 0 || header.offset >= data_.size()) return false;
+  return nbytes == std::min<size_t>(chunk_, data_.size() - header.offset) && !have_[header.offset / chunk_];
+}
+
+transport::BulkSink* Broadcast::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
+  if (!expected(source, header, nbytes)) return nullptr;
+  sink_->base = data_.data() + header.offset;
+  sink_->landing.begin(header);
+  return sink_.get();
+}
+
+void Broadcast::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
+  const auto data = receipt->data();
+  if (header.phase == kAnnounce && position_ == 0 && source != rank_ && !announced_[source]) {
+    receipt->finish({});
+    announced_[source] = 1;
+    --to_receive_;
+    return check_end();
+  }
+  const bool landed = data.empty() && sink_->landing.end(header);
+  if (!landed) {
+    if (!expected(source, header, data.size())) {
+      const size_t nbytes = data.size();
+      receipt->finish(Status(Code::kInternal, "unexpected chunk"));
+      return protocol_error(source, header, nbytes);
+    }
+    std::memcpy(data_.data() + header.offset, data.data(), data.size());
+  }
+  receipt->finish({});
+  received(header.offset / chunk_);
+}
+
+void Broadcast::received(size_t chunk) {
+  have_[chunk] = 1;
+  --to_receive_;
+  forward(chunk);
+  check_end();
+}
+
+void Broadcast::check_end() {
+  if (!ended() && to_receive_ == 0 && sends_ == 0) end({});
+}
+
+std::vector<int32_t> Broadcast::missing() const {
+  std::vector<int32_t> ranks;
+  for (int32_t rank = 0; rank < size_ && position_ == 0; ++rank) {
+    if (rank != rank_ && !announced_[rank]) ranks.push_back(rank);
+  }
+  if (position_ != 0 && to_receive_ > 0) ranks.push_back(small_ ? shape_.root : (rank_ + size_ - 1) % size_);
+  if (sends_ > 0) ranks.push_back((rank_ + 1) % size_);
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+}  // namespace dsgd

@@ -1,0 +1,41 @@
+// Broadcast: small data goes from the root to everybody in one hop; large data goes down a chain root, root + 1, ... in
+// pipelined chunks, so that each worker sends and receives it once, whatever their number.
+#pragma once
+
+#include "core/collectives/task.h"
+
+namespace dsgd {
+
+class Broadcast final : public Task {
+ public:
+  Broadcast(Mesh& mesh, const transport::BulkHeader& shape, std::span<std::byte> data, Done done);
+  ~Broadcast() override;
+
+  void start() override;
+  transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
+  void on_chunk(int32_t source, const transport::BulkHeader& header,
+                std::unique_ptr<transport::BulkReceipt> receipt) override;
+  std::vector<int32_t> missing() const override;
+
+ private:
+  class Sink;
+  // Every worker tells its root with an empty chunk what it takes the operation for, and the root waits for all of them:
+  // else two workers that each take the other for the root would wait in silence, and a root would be gone before a
+  // mismatch was found.
+  enum Phase : uint16_t { kData = 0, kAnnounce = 1 };
+  bool expected(int32_t source, const transport::BulkHeader& header, size_t nbytes) const;
+  void forward(size_t chunk);
+  void received(size_t chunk);
+  void check_end();
+
+  std::span<std::byte> data_;
+  const int32_t rank_, size_, position_;  // position in the chain, 0: root
+  const bool small_;
+  size_t chunk_;
+  std::vector<char> have_;
+  std::vector<char> announced_;  // at the root, by rank
+  size_t to_receive_ = 0, sends_ = 0;
+  std::unique_ptr<Sink> sink_;
+};
+
+}  // namespace dsgd

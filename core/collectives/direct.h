@@ -1,0 +1,90 @@
+// Direct reduce-scatter and all-gather over given slices: two rounds, every owner adds the contributions to its slice in
+// rank order (so the bits do not depend on arrival), then gives the result to all. One state machine serves all-reduce,
+// reduce-scatter, all-gather and the buckets of the strategies: with balanced slices it is the direct all-reduce, with
+// everything in rank 0's slice it is `simple`, with slices placed by consistent hashing and an update at the owner it is
+// the parameter server's push and pull.
+#pragma once
+
+#include <optional>
+
+#include "core/collectives/task.h"
+
+namespace dsgd {
+
+struct DirectPlan {
+  std::vector<size_t> bounds;        // size() + 1 element positions; rank r owns [bounds[r], bounds[r + 1])
+  size_t element = 4;                // bytes of an element in the reduce phase
+  std::byte* data = nullptr;         // contributions, bounds.back() elements
+  std::byte* own = nullptr;          // this rank's slice, where its sum is made; null: its place in `data`
+  bool reduce = true;                // else the own slice of `result` already holds what is to be given out
+  bool ordered = true;               // false: the sum does not depend on the order (integers)
+  // sum(destination, source, count): destination += source, in elements
+  std::function<void(void* destination, const void* source, size_t count)> add;
+  bool gather = true;
+  size_t result_element = 4;         // bytes of an element in the gather phase
+  std::byte* result = nullptr;       // bounds.back() elements; may be `data` when the sizes are equal
+  // Called for consecutive ranges of the own slice, from its beginning, once their sums are complete: turns sums (in data)
+  // into results (in result). Empty: sums are the results.
+  std::function<void(size_t begin, size_t end)> transform;
+};
+
+// Slices of near equal size, at multiples of 16 elements.
+std::vector<size_t> balanced_slices(size_t count, int32_t size);
+
+class Direct final : public Task {
+ public:
+  // `hold`: sums are made but not transformed until release() is called (a step's header must come first).
+  Direct(Mesh& mesh, const transport::BulkHeader& shape, DirectPlan plan, bool hold, Done done);
+  ~Direct() override;
+  void release();
+
+  void start() override;
+  transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
+  void on_chunk(int32_t source, const transport::BulkHeader& header,
+                std::unique_ptr<transport::BulkReceipt> receipt) override;
+  std::vector<int32_t> missing() const override;
+  void drop_chunks(const Status& cause) override;
+
+  // What else must agree, for the shape's tag.
+  static uint64_t tag(const Mesh& mesh, const DirectPlan& plan);
+
+ private:
+  enum Phase : uint16_t { kReduce = 0, kGather = 1 };
+  class Sink;
+  // One chunk of the own slice.
+  struct Chunk {
+    std::vector<std::unique_ptr<transport::BulkReceipt>> parked;  // by source, arrived before their turn
+    std::vector<char> added;                                     // by source
+    int32_t count = 0;                                           // how many are added
+    bool landing = false;                                        // a sink is adding right now
+    std::unique_ptr<std::byte[]> prefix;  // sum of the ranks before ours, until ours is added
+    bool prefix_empty = true;
+  };
+
+  size_t chunks_of(int32_t rank) const;
+  bool locate(const transport::BulkHeader& header, size_t nbytes, int32_t source, size_t* chunk) const;
+  bool eligible(const Chunk& chunk, int32_t source) const;
+  std::byte* target(size_t chunk, bool* copy);
+  void added(size_t chunk, int32_t source);
+  void advance(size_t chunk);
+  void transform_ready();
+  void check_end();
+  void send_range(int32_t rank, Phase phase, size_t begin, size_t end);
+
+  DirectPlan plan_;
+  bool hold_;
+  const int32_t rank_, size_;
+  size_t chunk_ = 0;        // elements
+  size_t first_ = 0, last_ = 0;  // own slice
+  std::byte* own_at(size_t position) const { return plan_.own + (position - first_) * plan_.element; }
+  std::vector<Chunk> chunks_;
+  size_t complete_ = 0;     // chunks of the own slice that are transformed and published
+  std::vector<std::vector<char>> gathered_;  // by owner, by chunk
+  std::vector<size_t> to_gather_;            // by owner, chunks still to come
+  size_t gathering_ = 0;
+  size_t sends_ = 0;        // zero-copy sends not yet answered
+  std::vector<size_t> sends_to_;
+  std::vector<std::unique_ptr<Sink>> sinks_;  // by source
+};
+
+}  // namespace dsgd

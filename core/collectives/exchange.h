@@ -1,0 +1,30 @@
+// One-hop all-gather of at most kSmallBytes per worker: everybody sends its bytes to everybody, the fastest way for small
+// data (design: 60 -> 16 microseconds against two rounds). Carries step headers, barriers, signatures and small
+// all-reduces.
+#pragma once
+
+#include "core/collectives/task.h"
+
+namespace dsgd {
+
+class Exchange final : public Task {
+ public:
+  // Bytes of each rank; valid during the call.
+  using Gathered = std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)>;
+  Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<std::byte> mine, Gathered done);
+  // Sizes may differ from rank to rank; a size that must be equal belongs into the shape.
+
+  void start() override;
+  transport::BulkSink* on_bulk(int32_t, const transport::BulkHeader&, size_t) override { return nullptr; }
+  void on_chunk(int32_t source, const transport::BulkHeader& header,
+                std::unique_ptr<transport::BulkReceipt> receipt) override;
+  std::vector<int32_t> missing() const override;
+
+ private:
+  void finish_if_complete();
+  std::vector<std::vector<std::byte>> parts_;
+  std::vector<char> have_;
+  int32_t waiting_;
+};
+
+}  // namespace dsgd

@@ -1,0 +1,487 @@
+#include "core/collectives/mesh.h"
+
+#include <algorithm>
+
+namespace dsgd {
+
+using transport::BulkHeader;
+using transport::ClientChannel;
+using transport::Message;
+using transport::ServerChannel;
+
+namespace {
+
+constexpr size_t kLargestChunk = 1 << 20;  // a prototype lost 2-3x with 64 KiB; more than 1 MiB gains nothing
+constexpr size_t kSmallestChunk = 4096;
+constexpr size_t kChunksInWindow = 4;
+constexpr size_t kOpenClasses = 2;     // buckets and stand-alone collectives
+constexpr size_t kRememberedFailures = 64;
+constexpr transport::Duration kGoodbyeGrace = std::chrono::milliseconds(50);
+constexpr transport::Duration kAnswerGrace = std::chrono::milliseconds(200);
+
+// Is this a broken connection, rather than an answer of the peer?
+bool is_break(const Status& status) {
+  return status.code() == Code::kWorkerLost || status.code() == Code::kUnreachable || status.code() == Code::kClosed;
+}
+
+}  // namespace
+
+Mesh::Mesh(transport::Network& network, MeshOptions options, MeshEvents& events, std::shared_ptr<Log> log)
+    : network_(network), options_(std::move(options)), events_(events), log_(std::move(log)) {}
+
+Mesh::~Mesh() = default;
+
+Status Mesh::open(const transport::JoinReply& view) {
+  view_ = view;
+  const size_t peers = view_.members.size() - 1;
+  outgoing_.resize(view_.members.size());
+  left_.assign(view_.members.size(), 0);
+  // Everything a peer may have on its way or parked here, at the worst, stays within receive_memory.
+  size_t share = options_.receive_memory / std::max<size_t>(1, peers * kOpenTasks * kOpenClasses);
+  chunk_bytes_ = std::min(kLargestChunk, share / 2 / kSmallestChunk * kSmallestChunk);
+  if (chunk_bytes_ < kSmallestChunk) {
+    return Status(Code::kInvalidArgument,
+                  "receive_memory = " + std::to_string(options_.receive_memory) + " bytes is too little for " +
+                      std::to_string(view_.members.size()) + " workers; set at least " +
+                      std::to_string(2 * kSmallestChunk * peers * kOpenTasks * kOpenClasses));
+  }
+  window_ = std::min(share, kChunksInWindow * chunk_bytes_);
+  options_.hello.role = transport::Role::kPeer;
+  options_.hello.rank = view_.rank;
+  options_.hello.epoch = view_.epoch;
+  opened_ = true;
+  return {};
+}
+
+std::string Mesh::member_name(int32_t rank) const {
+  if (rank < 0 || rank >= size()) return "rank " + std::to_string(rank);
+  const transport::MemberInfo& member = view_.members[rank];
+  return "rank " + std::to_string(rank) + " (worker '" + member.worker_id + "' on host " + member.host + ", pid " +
+         std::to_string(member.pid) + ")";
+}
+
+Status Mesh::lost(int32_t rank, const Status& why) const {
+  const std::string host = rank >= 0 && rank < size() ? view_.members[rank].host : std::string();
+  if (why.code() == Code::kAborted) return why;
+  return Status(Code::kWorkerLost, member_name(rank) + " was lost: " + why.message()).with_rank(rank, host);
+}
+
+// ---- sending
+
+void Mesh::dial(int32_t rank) {
+  Outgoing& out = outgoing_[rank];
+  out.dialling = true;
+  transport::DialOptions dial;
+  dial.hello = options_.hello;
+  dial.deadline = loop().now() + options_.dial_timeout;
+  dial.bulk_window = window_;
+  std::weak_ptr<int> alive = alive_;
+  dial.closed = [this, alive, rank](const Status& why) {
+    if (!alive.expired() && !closed_) peer_gone(rank, lost(rank, why));
+  };
+  dial.refused = [this, alive, rank](uint64_t operation, const Status& why) {
+    if (alive.expired() || closed_ || is_break(why)) return;
+    if (Task* task = find(operation)) fail(*task, why);
+  };
+  // The first address that works: a peer on this node may offer a Unix socket besides its TCP address.
+  const auto& addresses = view_.members[rank].addresses;
+  auto attempt = std::make_shared<std::function<void(size_t, Status)>>();
+  *attempt = [this, alive, rank, dial, addresses, weak = std::weak_ptr(attempt)](size_t index, Status last) {
+    auto self = weak.lock();
+    if (alive.expired() || closed_ || !self) return;
+    if (index >= addresses.size()) {
+      if (last.ok()) last = Status(Code::kUnreachable, "it has given no address");
+      outgoing_[rank].dialling = false;
+      return peer_gone(rank, Status(Code::kWorkerLost, member_name(rank) + " cannot be reached: " + last.message())
+                                 .with_rank(rank, view_.members[rank].host));
+    }
+    network_.dial(addresses[index], dial, [this, alive, rank, self, index](Result<std::unique_ptr<ClientChannel>> r) {
+      if (alive.expired() || closed_) return;
+      if (!r.ok()) return (*self)(index + 1, r.status());
+      Outgoing& out = outgoing_[rank];
+      out.dialling = false;
+      out.channel = std::move(r).value();
+      auto waiting = std::move(out.waiting);
+      out.waiting.clear();
+      for (auto& [operation, use] : waiting) use(*out.channel);
+    });
+  };
+  (*attempt)(0, Status());
+}
+
+// A connection to or from a peer is gone. That is how a peer looks that closes its session, too, or that ends because the job
+// is broken already: its goodbye on the other connection, or the cause from others or the head, may be here but unread.
+void Mesh::peer_gone(int32_t rank, const Status& status) {
+  if (closed_ || left_[rank]) return;
+  outgoing_[rank].broken = status;
+  outgoing_[rank].waiting.clear();
+  std::weak_ptr<int> alive = alive_;
+  loop().schedule(loop().now() + kGoodbyeGrace, [this, alive, rank, status] {
+    if (!alive.expired() && !closed_ && !left_[rank]) events_.on_peer_failure(rank, status);
+  });
+}
+
+void Mesh::with_channel(int32_t rank, uint64_t operation, std::function<void(ClientChannel&)> use) {
+  Outgoing& out = outgoing_[rank];
+  if (!out.broken.ok() || closed_ || left_[rank]) return;  // who waits for it will be told
+  if (out.channel) return use(*out.channel);
+  out.waiting.emplace_back(operation, std::move(use));
+  if (!out.dialling) dial(rank);
+}
+
+void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data,
+                std::function<void(const Status&)> done) {
+  header.source = view_.rank;
+  header.epoch = view_.epoch;
+  std::weak_ptr<int> alive = alive_;
+  auto finished = [this, alive, operation = header.operation, done = std::move(done)](const Status& status) {
+    if (alive.expired()) return;
+    Task* task = find(operation);
+    if (!task) return;
+    if (status.ok()) return done(status);
+    if (!is_break(status)) fail(*task, status);  // a break is told by `closed`
+  };
+  with_channel(rank, header.operation, [header, data, finished](ClientChannel& channel) {
+    channel.send(header, data, finished);
+  });
+}
+
+void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte> data) {
+  header.source = view_.rank;
+  header.epoch = view_.epoch;
+  Outgoing& out = outgoing_[rank];
+  if (out.channel && out.broken.ok() && !closed_) return out.channel->send_small(header, data, nullptr);
+  with_channel(rank, header.operation,
+               [header, copy = std::vector<std::byte>(data.begin(), data.end())](ClientChannel& channel) {
+                 channel.send_small(header, copy, nullptr);
+               });
+}
+
+void Mesh::call(int32_t rank, Message message, transport::Time deadline, std::function<void(Result<Message>)> done) {
+  auto answered = done ? std::move(done) : [](Result<Message>) {};
+  if (!outgoing_[rank].broken.ok() || closed_ || left_[rank]) {
+    const Status why = !outgoing_[rank].broken.ok()
+                           ? outgoing_[rank].broken
+                           : Status(Code::kWorkerLost, member_name(rank) + " has closed its session").with_rank(rank);
+    loop().post([answered, why] { answered(why); });
+    return;
+  }
+  with_channel(rank, 0, [message = std::move(message), deadline, answered](ClientChannel& channel) {
+    channel.call(message, deadline, answered);
+  });
+}
+
+// ---- tasks
+
+Task* Mesh::find(uint64_t operation) {
+  auto it = tasks_.find(operation);
+  return it == tasks_.end() ? nullptr : it->second.task.get();
+}
+
+Task* Mesh::add(std::unique_ptr<Task> owned, transport::Time deadline) {
+  Task* task = owned.get();
+  const uint64_t operation = task->operation();
+  Entry& entry = tasks_[operation];
+  entry.task = std::move(owned);
+  if (deadline != transport::kNever) {
+    entry.timer = loop().schedule(deadline, [this, operation] { deadline_passed(operation); });
+  }
+  if (auto early = failed_early_.find(operation); early != failed_early_.end()) {
+    Status cause = early->second.second;
+    failed_early_.erase(early);
+    task->end(cause);
+    return nullptr;
+  }
+  task->start();
+  if (find(operation) != task) return nullptr;
+  auto parked = parked_.find(operation);
+  if (parked != parked_.end()) {
+    auto chunks = std::move(parked->second);
+    parked_.erase(parked);
+    for (Parked& chunk : chunks) {
+      // It may have come before the view did.
+      if (chunk.header.epoch != view_.epoch || !is_peer(chunk.source)) {
+        chunk.receipt->finish(Status(Code::kMismatch, "a chunk from rank " + std::to_string(chunk.source) +
+                                                          " in epoch " + std::to_string(chunk.header.epoch) +
+                                                          ", which is none of this job's"));
+        continue;
+      }
+      Task* open = match(chunk.source, chunk.header);
+      if (!open) {
+        chunk.receipt->finish(failed_.count(operation) ? failed_[operation] : Status());
+        continue;
+      }
+      open->on_chunk(chunk.source, chunk.header, std::move(chunk.receipt));
+    }
+  }
+  // A peer that has left may have done its part before.
+  for (int32_t rank = 0; rank < size() && find(operation); ++rank) {
+    if (left_[rank]) fail_tasks_that_need(rank);
+  }
+  return find(operation);
+}
+
+void Mesh::ended(Task& task, const Status& status) {
+  const uint64_t operation = task.operation();
+  auto node = tasks_.extract(operation);
+  if (node.empty()) return;
+  mark_ended(operation);
+  std::shared_ptr<Task> last = std::move(node.mapped().task);  // may be running one of its own functions
+  if (node.mapped().timer) loop().cancel(node.mapped().timer);
+  if (!status.ok()) {
+    failed_[operation] = status;
+    if (failed_.size() > kRememberedFailures) failed_.erase(failed_.begin());
+    for (Outgoing& out : outgoing_) {
+      std::erase_if(out.waiting, [&](const auto& item) { return item.first == operation; });
+      if (out.channel) out.channel->revoke(operation);
+    }
+    for (auto& [channel, incoming] : incoming_) channel->discard(operation, status);
+    last->drop_chunks(status);
+  }
+  auto done = std::move(last->done_);
+  loop().post([last] {});  // destroyed after the caller's stack is gone
+  if (done) done(status);
+}
+
+void Mesh::mark_ended(uint64_t operation) {
+  ended_.insert(operation);
+  while (!ended_.empty() && *ended_.begin() == ended_below_) {
+    ended_.erase(ended_.begin());
+    ++ended_below_;
+  }
+}
+
+void Mesh::deadline_passed(uint64_t operation) {
+  Task* task = find(operation);
+  if (!task) return;
+  tasks_[operation].timer = 0;
+  std::string who;
+  int32_t first = -1;
+  for (int32_t rank : task->missing()) {
+    if (first < 0) first = rank;
+    who += (who.empty() ? "" : ", ") + member_name(rank);
+  }
+  fail(*task, Status(Code::kTimeout, task->name() + " did not end within step_timeout; still waiting for " +
+                                         (who.empty() ? "this worker itself" : who) +
+                                         "; look at what these workers do, or raise step_timeout")
+                  .with_rank(first, first >= 0 ? view_.members[first].host : std::string())
+                  .with_operation(task->name()));
+}
+
+void Mesh::fail(Task& task, const Status& cause) {
+  tell_peers(task.operation(), false, cause);
+  task.end(cause);
+}
+
+void Mesh::end_operation(uint64_t operation, const Status& cause) {
+  if (Task* task = find(operation)) return task->end(cause);
+  if (has_ended(operation)) return;
+  failed_[operation] = cause;
+  mark_ended(operation);
+  if (auto parked = parked_.extract(operation)) {
+    for (Parked& chunk : parked.mapped()) chunk.receipt->finish(cause);
+  }
+}
+
+void Mesh::tell_peers(uint64_t operation, bool session, const Status& cause) {
+  transport::OperationFailed message{view_.epoch, view_.rank, operation, session, cause};
+  for (int32_t rank = 0; rank < size(); ++rank) {
+    if (rank != view_.rank && !left_[rank]) call(rank, message, loop().now() + options_.dial_timeout, nullptr);
+  }
+}
+
+void Mesh::fail_session(const Status& cause, bool tell) {
+  if (opened_ && tell) tell_peers(0, true, cause);
+  while (!tasks_.empty()) tasks_.begin()->second.task->end(cause);
+  auto parked = std::move(parked_);
+  parked_.clear();
+  for (auto& [operation, chunks] : parked) {
+    for (Parked& chunk : chunks) chunk.receipt->finish(cause);
+  }
+}
+
+void Mesh::told_left(int32_t rank) {
+  if (rank < 0 || rank >= size() || left_[rank]) return;
+  for (const auto& [channel, incoming] : incoming_) {
+    if (incoming.rank == rank) return;
+  }
+  events_.on_peer_left(rank);
+}
+
+// Its goodbye came over its own connection; answers to what we sent come over ours, were written before, and may still be
+// unread. So tasks get a moment to end by them.
+void Mesh::peer_left(int32_t rank) {
+  if (rank < 0 || rank >= size() || left_[rank]) return;
+  left_[rank] = 1;
+  std::weak_ptr<int> alive = alive_;
+  loop().schedule(loop().now() + kAnswerGrace, [this, alive, rank] {
+    if (!alive.expired() && !closed_) fail_tasks_that_need(rank);
+  });
+}
+
+void Mesh::fail_tasks_that_need(int32_t rank) {
+  std::vector<uint64_t> stuck;
+  for (auto& [operation, entry] : tasks_) {
+    auto missing = entry.task->missing();
+    if (std::find(missing.begin(), missing.end(), rank) != missing.end()) stuck.push_back(operation);
+  }
+  for (uint64_t operation : stuck) {
+    Task* task = find(operation);  // the failure of one may have ended another
+    if (!task) continue;
+    fail(*task, Status(Code::kWorkerLost, member_name(rank) + " closed its session while " + task->name() +
+                                              " needs it; all workers must make the same calls before they close")
+                    .with_rank(rank, view_.members[rank].host)
+                    .with_operation(task->name()));
+  }
+}
+
+void Mesh::close(const Status& cause) {
+  if (closed_) return;
+  fail_session(cause.ok() ? Status(Code::kClosed, "the session was closed") : cause, false);
+  for (int32_t rank = 0; rank < static_cast<int32_t>(outgoing_.size()); ++rank) {
+    Outgoing& out = outgoing_[rank];
+    if (!out.channel || !out.broken.ok()) continue;
+    out.channel->call(transport::Goodbye{view_.epoch, view_.rank, cause}, transport::kNever, [](Result<Message>) {});
+    out.channel->close(true);
+  }
+  closed_ = true;
+}
+
+bool Mesh::sent() const {
+  return std::all_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) { return out.waiting.empty(); });
+}
+
+void Mesh::drop_channels() {
+  closed_ = true;
+  parked_.clear();
+  outgoing_.clear();
+}
+
+// ---- receiving
+
+void Mesh::on_open(ServerChannel& channel) {
+  const transport::Hello& hello = channel.hello();
+  // Who came before the view did is looked at when its first message does.
+  if (opened_ && (!is_peer(hello.rank) || hello.worker_id != view_.members[hello.rank].worker_id)) {
+    log_->warning("a connection from " + channel.address() + " says it is rank " + std::to_string(hello.rank) + ", worker '" +
+                  hello.worker_id + "', which is none of this job's; it is closed");
+    return channel.close();
+  }
+  incoming_[&channel] = {hello.rank, false};
+}
+
+Task* Mesh::match(int32_t source, const BulkHeader& header) {
+  Task* task = find(header.operation);
+  if (!task) return nullptr;
+  const BulkHeader& mine = task->shape();
+  if (header.kind == mine.kind && header.dtype == mine.dtype && header.reduction == mine.reduction &&
+      header.algorithm == mine.algorithm && header.root == mine.root && header.count == mine.count &&
+      header.tag == mine.tag) {
+    return task;
+  }
+  mismatch(*task, source, header);
+  return nullptr;
+}
+
+void Mesh::mismatch(Task& task, int32_t source, const BulkHeader& header) {
+  // All workers tell the same sentence: the lower rank comes first.
+  std::string mine = "rank " + std::to_string(view_.rank) + " calls " + describe(task.shape());
+  std::string theirs = "rank " + std::to_string(source) + " calls " + describe(header);
+  if (source < view_.rank) std::swap(mine, theirs);
+  std::string detail = header.tag != task.shape().tag && header.count == task.shape().count &&
+                               header.kind == task.shape().kind
+                           ? " with other counts, sizes or settings"
+                           : "";
+  fail(task, Status(Code::kMismatch, "workers disagree: " + mine + ", " + theirs + detail +
+                                         "; all workers must call the same operations in the same order")
+                 .with_rank(source, view_.members[source].host)
+                 .with_operation(task.name()));
+}
+
+transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) {
+  auto it = incoming_.find(&channel);
+  if (it == incoming_.end() || !opened_ || header.epoch != view_.epoch || header.source != it->second.rank ||
+      !is_peer(header.source)) {
+    return nullptr;  // refused once it is in
+  }
+  // Chunks that wait for their turn stay in order: none may overtake them.
+  Task* task = match(header.source, header);
+  return task ? task->on_bulk(header.source, header, nbytes) : nullptr;
+}
+
+void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
+                       std::unique_ptr<transport::BulkReceipt> receipt) {
+  auto it = incoming_.find(&channel);
+  if (it == incoming_.end() || closed_) return receipt->finish(Status(Code::kClosed, "the session is closed"));
+  const int32_t source = it->second.rank;
+  if (header.source != source || (opened_ && (header.epoch != view_.epoch || !is_peer(source)))) {
+    return receipt->finish(Status(Code::kMismatch,
+                                  "a chunk from rank " + std::to_string(header.source) + " in epoch " +
+                                      std::to_string(header.epoch) + " came over the connection of rank " +
+                                      std::to_string(source) + "; this worker is in epoch " +
+                                      std::to_string(view_.epoch)));
+  }
+  Task* task = opened_ ? match(source, header) : nullptr;
+  if (task) return task->on_chunk(source, header, std::move(receipt));
+  if (auto failed = failed_.find(header.operation); failed != failed_.end()) return receipt->finish(failed->second);
+  if (has_ended(header.operation)) {
+    return receipt->finish(Status(Code::kMismatch, "workers disagree: rank " + std::to_string(source) + " calls " +
+                                                       describe(header) + ", which rank " + std::to_string(view_.rank) +
+                                                       " has ended without it; all workers must call the same operations "
+                                                       "in the same order")
+                               .with_rank(source, view_.members[source].host));
+  }
+  parked_[header.operation].push_back({source, header, std::move(receipt)});
+}
+
+void Mesh::failure_from_peer(const transport::OperationFailed& message) {
+  if (message.cause.ok() || !is_peer(message.rank)) return;  // not what a worker of dsgd sends
+  if (message.session) {
+    events_.on_peer_failure(message.cause.rank() >= 0 ? message.cause.rank() : message.rank, message.cause);
+    return;
+  }
+  if (Task* task = find(message.operation)) return task->end(message.cause);
+  if (!has_ended(message.operation)) {
+    failed_early_.emplace(message.operation, std::make_pair(message.rank, message.cause));
+    if (failed_early_.size() > kRememberedFailures) failed_early_.erase(std::prev(failed_early_.end()));
+    if (auto parked = parked_.extract(message.operation)) {
+      for (Parked& chunk : parked.mapped()) chunk.receipt->finish(message.cause);
+    }
+  }
+}
+
+void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
+  if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
+    respond(Message(transport::Empty{}));
+    if (opened_ && failed->epoch == view_.epoch) failure_from_peer(*failed);
+  } else if (auto* part = std::get_if<transport::ObjectPart>(&request)) {
+    if (opened_ && (part->epoch != view_.epoch || !is_peer(part->rank))) {
+      return respond(Status(Code::kMismatch, "an object from rank " + std::to_string(part->rank) + " in epoch " +
+                                                 std::to_string(part->epoch) + ", which is none of this job's"));
+    }
+    events_.on_object(std::move(*part), std::move(respond));
+  } else if (auto* goodbye = std::get_if<transport::Goodbye>(&request)) {
+    if (auto it = incoming_.find(&channel); it != incoming_.end()) {
+      it->second.goodbye = true;
+      it->second.cause = goodbye->cause;
+    }
+    respond(Message(transport::Empty{}));
+  } else {
+    respond(Status(Code::kUnsupported, "a worker does not answer this message; only the head does"));
+  }
+}
+
+void Mesh::on_close(ServerChannel& channel, const Status& why) {
+  auto node = incoming_.extract(&channel);
+  if (node.empty() || closed_) return;
+  const int32_t rank = node.mapped().rank;
+  if (!opened_ || !is_peer(rank)) return;
+  if (left_[rank]) return;
+  if (const Status& cause = node.mapped().cause; !cause.ok()) {  // its news may be ahead of the head's
+    return events_.on_peer_failure(cause.rank() >= 0 ? cause.rank() : rank, cause);
+  }
+  if (node.mapped().goodbye) return events_.on_peer_left(rank);
+  peer_gone(rank, lost(rank, why.ok() ? Status(Code::kWorkerLost, "its connection was closed without a goodbye") : why));
+}
+
+}  // namespace dsgd

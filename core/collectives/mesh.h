@@ -1,0 +1,160 @@
+// The workers' connections to each other, and which task an arriving chunk belongs to. Connections open on first use, one
+// for each direction of a pair. Everything is on the session's loop.
+//
+// Order and memory: operations are numbered in issue order. A chunk for an operation that has not begun here is parked in
+// pooled memory; the sender's windows (per operation, see ClientChannel::send) and the number of tasks open at once bound
+// how much that can be, so a worker that is ahead waits, and one that is behind finds its data there.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/log.h"
+#include "core/collectives/task.h"
+#include "transport/network.h"
+
+namespace dsgd {
+
+struct MeshOptions {
+  transport::Hello hello;             // job, token, worker id; role, rank and epoch are filled in
+  uint64_t receive_memory = 256 << 20;
+  transport::Duration dial_timeout = std::chrono::seconds(10);
+};
+
+// What the mesh tells its owner.
+class MeshEvents {
+ public:
+  virtual ~MeshEvents() = default;
+  // A peer's session is broken, or the connection to or from it is: the session here cannot go on.
+  virtual void on_peer_failure(int32_t rank, const Status& why) = 0;
+  // A peer closed its session in good order; all that it sent has arrived.
+  virtual void on_peer_left(int32_t rank) = 0;
+  virtual void on_object(transport::ObjectPart part, transport::Responder respond) = 0;
+};
+
+class Mesh final : public transport::ServerHandler {
+ public:
+  // Tasks of one class (buckets, or stand-alone collectives) that may be open at once on a worker. Two classes exist.
+  static constexpr size_t kOpenTasks = 4;
+
+  Mesh(transport::Network& network, MeshOptions options, MeshEvents& events, std::shared_ptr<Log> log);
+  ~Mesh() override;
+
+  // The view is known: peers may be dialled and operations begun.
+  Status open(const transport::JoinReply& view);
+  int32_t rank() const { return view_.rank; }
+  int32_t size() const { return static_cast<int32_t>(view_.members.size()); }
+  uint64_t epoch() const { return view_.epoch; }
+  const transport::JoinReply& view() const { return view_; }
+  transport::Loop& loop() { return network_.loop(); }
+  size_t chunk_bytes() const { return chunk_bytes_; }  // the same on all workers: from receive_memory and size
+  // "rank 2 (worker 'w2' on host nodeb)"
+  std::string member_name(int32_t rank) const;
+
+  // Takes the task and starts it; null if it ended at once. Every number from 1 on is begun or failed, once.
+  Task* add(std::unique_ptr<Task> task, transport::Time deadline);
+  // Fails a task here and on all peers. `cause` is what everybody is told.
+  void fail(Task& task, const Status& cause);
+  // Ends an operation here, begun or not, without telling the peers, who know by themselves.
+  void end_operation(uint64_t operation, const Status& cause);
+  // No worker begins this operation.
+  void skip_operation(uint64_t operation) { mark_ended(operation); }
+  // Fails all tasks, tells the peers that this session is broken. Later operations are refused by the owner.
+  void fail_session(const Status& cause, bool tell_peers);
+  // Nothing waits for a connection that is still being dialled.
+  bool sent() const;
+
+  // For tasks.
+  void send(int32_t rank, transport::BulkHeader header, std::span<const std::byte> data,
+            std::function<void(const Status&)> done);
+  void send_small(int32_t rank, transport::BulkHeader header, std::span<const std::byte> data);
+  // Control message to a peer; `done` may be empty.
+  void call(int32_t rank, transport::Message message, transport::Time deadline,
+            std::function<void(Result<transport::Message>)> done);
+
+  // A rank has left in good order: tasks that need it fail.
+  void peer_left(int32_t rank);
+  // The head says that a rank has left. Its own goodbye comes behind its data and is waited for, if it ever connected.
+  void told_left(int32_t rank);
+  // Says goodbye and closes all connections after flushing.
+  void close(const Status& cause);
+  // Before the network ends: nothing of it is used afterwards.
+  void drop_channels();
+
+  // transport::ServerHandler
+  void on_open(transport::ServerChannel& channel) override;
+  void on_call(transport::ServerChannel& channel, transport::Message request, transport::Responder respond) override;
+  transport::BulkSink* on_bulk(transport::ServerChannel& channel, const transport::BulkHeader& header,
+                               size_t nbytes) override;
+  void on_bulk_end(transport::ServerChannel& channel, const transport::BulkHeader& header,
+                   std::unique_ptr<transport::BulkReceipt> receipt) override;
+  void on_close(transport::ServerChannel& channel, const Status& why) override;
+
+ private:
+  friend class Task;
+  struct Outgoing {
+    std::unique_ptr<transport::ClientChannel> channel;
+    bool dialling = false;
+    Status broken;
+    std::deque<std::pair<uint64_t, std::function<void(transport::ClientChannel&)>>> waiting;  // by operation
+  };
+  struct Incoming {
+    int32_t rank = -1;
+    bool goodbye = false;
+    Status cause;  // why it said goodbye
+  };
+  struct Parked {
+    int32_t source;
+    transport::BulkHeader header;
+    std::unique_ptr<transport::BulkReceipt> receipt;
+  };
+  struct Entry {
+    std::unique_ptr<Task> task;
+    transport::TimerId timer = 0;
+  };
+
+  void with_channel(int32_t rank, uint64_t operation, std::function<void(transport::ClientChannel&)> use);
+  void dial(int32_t rank);
+  void ended(Task& task, const Status& status);  // called by Task::end
+  void deadline_passed(uint64_t operation);
+  Task* find(uint64_t operation);
+  void mark_ended(uint64_t operation);
+  bool has_ended(uint64_t operation) const { return operation < ended_below_ || ended_.count(operation) > 0; }
+  // Checks shape; null and a failed task on mismatch.
+  Task* match(int32_t source, const transport::BulkHeader& header);
+  void mismatch(Task& task, int32_t source, const transport::BulkHeader& header);
+  void failure_from_peer(const transport::OperationFailed& message);
+  void tell_peers(uint64_t operation, bool session, const Status& cause);
+  Status lost(int32_t rank, const Status& why) const;
+  void peer_gone(int32_t rank, const Status& status);
+  bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
+  void fail_tasks_that_need(int32_t rank);
+
+  transport::Network& network_;
+  MeshOptions options_;
+  MeshEvents& events_;
+  std::shared_ptr<Log> log_;
+  transport::JoinReply view_;
+  bool opened_ = false, closed_ = false;
+  size_t chunk_bytes_ = 0;
+  size_t window_ = 0;
+  std::vector<Outgoing> outgoing_;
+  std::vector<char> left_;
+  std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
+  std::map<uint64_t, Entry> tasks_;
+  std::map<uint64_t, std::vector<Parked>> parked_;
+  std::map<uint64_t, Status> failed_;  // newest failed operations, so that latecomers learn the cause
+  std::map<uint64_t, std::pair<int32_t, Status>> failed_early_;  // failed by a peer before they began here
+  uint64_t ended_below_ = 1;           // operations are numbered from 1; all below this have ended here
+  std::set<uint64_t> ended_;           // ended ones at or above it
+  std::shared_ptr<int> alive_ = std::make_shared<int>();
+};
+
+}  // namespace dsgd

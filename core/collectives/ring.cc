@@ -1,0 +1,139 @@
+#include "core/collectives/ring.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/collectives/direct.h"
+#include "core/collectives/mesh.h"
+
+namespace dsgd {
+
+using transport::BulkHeader;
+using transport::BulkReceipt;
+
+class Ring::Sink final : public transport::BulkSink {
+ public:
+  Landing landing;
+  void set(std::byte* place, const RingPlan* add) { place_ = place, add_ = add; }
+  std::byte* place(size_t offset, size_t) override { return add_ ? nullptr : place_ + offset; }
+  void take(size_t offset, std::span<const std::byte> piece) override {
+    if (add_) {
+      add_->add(place_ + offset, piece.data(), piece.size() / add_->element);
+    } else {
+      std::memcpy(place_ + offset, piece.data(), piece.size());
+    }
+  }
+
+ private:
+  std::byte* place_ = nullptr;
+  const RingPlan* add_ = nullptr;
+};
+
+Ring::Ring(Mesh& mesh, const BulkHeader& shape, RingPlan plan, Done done)
+    : Task(mesh, shape, std::move(done)),
+      plan_(std::move(plan)),
+      rank_(mesh.rank()),
+      size_(mesh.size()),
+      rounds_(2 * (size_ - 1)),
+      left_((rank_ + size_ - 1) % size_),
+      right_((rank_ + 1) % size_),
+      chunk_(mesh.chunk_bytes() / plan_.element),
+      bounds_(balanced_slices(plan_.count, size_)),
+      sink_(std::make_unique<Sink>()) {}
+
+Ring::~Ring() = default;
+
+// Rounds 0 .. W-2 reduce: in round s this worker sends slice rank - s and adds slice rank - s - 1. It then owns the sum of
+// slice rank + 1, and rounds W-1 .. 2W-3 pass the sums around the same way.
+int32_t Ring::slice_sent(int32_t round) const { return ((rank_ - round) % size_ + size_) % size_; }
+int32_t Ring::slice_received(int32_t round) const { return ((rank_ - round - 1) % size_ + size_) % size_; }
+size_t Ring::chunks_of(int32_t slice) const { return (bounds_[slice + 1] - bounds_[slice] + chunk_ - 1) / chunk_; }
+
+void Ring::start() {
+  have_.resize(rounds_);
+  for (int32_t round = 0; round < rounds_; ++round) {
+    const size_t chunks = chunks_of(slice_received(round));
+    have_[round].assign(chunks, 0);
+    to_receive_ += chunks;
+  }
+  if (rounds_ > 0) {
+    for (size_t chunk = 0; chunk < chunks_of(slice_sent(0)); ++chunk) send_chunk(0, chunk);
+  }
+  check_end();
+}
+
+void Ring::send_chunk(int32_t round, size_t chunk) {
+  const int32_t slice = slice_sent(round);
+  const size_t begin = bounds_[slice] + chunk * chunk_, end = std::min(begin + chunk_, bounds_[slice + 1]);
+  BulkHeader header = shape_;
+  header.phase = static_cast<uint16_t>(round);
+  header.offset = begin * plan_.element;
+  const std::span<const std::byte> data(plan_.data + header.offset, (end - begin) * plan_.element);
+  if (data.size() <= transport::kSmallBytes) return mesh_.send_small(right_, header, data);
+  ++sends_;
+  mesh_.send(right_, header, data, [this](const Status&) {
+    --sends_;
+    check_end();
+  });
+}
+
+bool Ring::locate(const BulkHeader& header, size_t nbytes, size_t* chunk) const {
+  if (header.phase >= rounds_ || header.offset % plan_.element != 0) return false;
+  const int32_t slice = slice_received(header.phase);
+  const size_t begin = header.offset / plan_.element;
+  if (begin < bounds_[slice] || begin >= bounds_[slice + 1] || (begin - bounds_[slice]) % chunk_ != 0) return false;
+  *chunk = (begin - bounds_[slice]) / chunk_;
+  return nbytes == (std::min(begin + chunk_, bounds_[slice + 1]) - begin) * plan_.element;
+}
+
+transport::BulkSink* Ring::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
+  size_t chunk;
+  if (source != left_ || !locate(header, nbytes, &chunk) || have_[header.phase][chunk]) return nullptr;
+  sink_->set(plan_.data + header.offset, header.phase < size_ - 1 ? &plan_ : nullptr);
+  sink_->landing.begin(header);
+  return sink_.get();
+}
+
+void Ring::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
+  const auto data = receipt->data();
+  if (data.empty() && source == left_ && sink_->landing.end(header)) {  // so it was checked
+    receipt->finish({});
+    const size_t begin = header.offset / plan_.element;
+    return received(header.phase, (begin - bounds_[slice_received(header.phase)]) / chunk_);
+  }
+  size_t chunk;
+  if (source != left_ || !locate(header, data.size(), &chunk) || have_[header.phase][chunk]) {
+    const size_t nbytes = data.size();
+    receipt->finish(Status(Code::kInternal, "unexpected chunk"));
+    return protocol_error(source, header, nbytes);
+  }
+  std::byte* place = plan_.data + header.offset;
+  if (header.phase < size_ - 1) {
+    plan_.add(place, data.data(), data.size() / plan_.element);
+  } else {
+    std::memcpy(place, data.data(), data.size());
+  }
+  receipt->finish({});
+  received(header.phase, chunk);
+}
+
+void Ring::received(int32_t round, size_t chunk) {
+  have_[round][chunk] = 1;
+  --to_receive_;
+  if (round + 1 < rounds_) send_chunk(round + 1, chunk);
+  check_end();
+}
+
+void Ring::check_end() {
+  if (!ended() && to_receive_ == 0 && sends_ == 0) end({});
+}
+
+std::vector<int32_t> Ring::missing() const {
+  std::vector<int32_t> ranks;
+  if (to_receive_ > 0) ranks.push_back(left_);
+  if (sends_ > 0 && (ranks.empty() || right_ != left_)) ranks.push_back(right_);
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+}  // namespace dsgd

@@ -1,0 +1,50 @@
+// Ring all-reduce (Patarasuk & Yuan 2009), pipelined by chunks: 2(W-1) rounds, each worker sends 2(W-1)/W of the data to
+// its right neighbour only. The order of summation is fixed by the ring, so the same run gives the same bits.
+#pragma once
+
+#include "core/collectives/task.h"
+
+namespace dsgd {
+
+struct RingPlan {
+  size_t count = 0;  // elements
+  size_t element = 4;
+  std::byte* data = nullptr;  // in place
+  std::function<void(void* destination, const void* source, size_t count)> add;
+};
+
+class Ring final : public Task {
+ public:
+  Ring(Mesh& mesh, const transport::BulkHeader& shape, RingPlan plan, Done done);
+  ~Ring() override;
+
+  void start() override;
+  transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
+  void on_chunk(int32_t source, const transport::BulkHeader& header,
+                std::unique_ptr<transport::BulkReceipt> receipt) override;
+  std::vector<int32_t> missing() const override;
+
+
+ private:
+  class Sink;
+
+  int32_t slice_sent(int32_t round) const;      // slice that this worker sends in a round
+  int32_t slice_received(int32_t round) const;  // and the one it receives
+  size_t chunks_of(int32_t slice) const;
+  bool locate(const transport::BulkHeader& header, size_t nbytes, size_t* chunk) const;
+  void send_chunk(int32_t round, size_t chunk);
+  void received(int32_t round, size_t chunk);
+  void check_end();
+
+  RingPlan plan_;
+  const int32_t rank_, size_, rounds_;
+  const int32_t left_, right_;
+  size_t chunk_ = 0;  // elements
+  std::vector<size_t> bounds_;
+  std::vector<std::vector<char>> have_;  // by round, by chunk
+  size_t to_receive_ = 0;
+  size_t sends_ = 0;
+  std::unique_ptr<Sink> sink_;
+};
+
+}  // namespace dsgd

@@ -1,0 +1,68 @@
+#include "core/collectives/task.h"
+
+#include "core/collectives/mesh.h"
+
+namespace dsgd {
+
+const char* kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::kExchange: return "exchange";
+    case Kind::kAllReduce: return "all-reduce";
+    case Kind::kReduceScatter: return "reduce-scatter";
+    case Kind::kAllGather: return "all-gather";
+    case Kind::kBroadcast: return "broadcast";
+    case Kind::kBarrier: return "barrier";
+    case Kind::kBucket: return "bucket";
+    case Kind::kStart: return "start";
+    case Kind::kStrategy: return "strategy change";
+    case Kind::kHeader: return "step header";
+  }
+  return "unknown operation";
+}
+
+const char* algorithm_name(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAuto: return "auto";
+    case Algorithm::kDirect: return "direct";
+    case Algorithm::kRing: return "ring";
+    case Algorithm::kOneHop: return "one hop";
+    case Algorithm::kChain: return "chain";
+  }
+  return "unknown";
+}
+
+std::string describe(const transport::BulkHeader& shape) {
+  std::string text = kind_name(static_cast<Kind>(shape.kind));
+  text += ' ' + std::to_string(shape.operation) + " (" + dtype_name(static_cast<DType>(shape.dtype)) + ", ";
+  const Kind kind = static_cast<Kind>(shape.kind);
+  if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter) {
+    text += reduction_name(static_cast<Reduction>(shape.reduction));
+    text += ", ";
+  }
+  if (shape.root >= 0) text += "root " + std::to_string(shape.root) + ", ";
+  text += std::to_string(shape.count) + " elements, " + algorithm_name(static_cast<Algorithm>(shape.algorithm)) + ')';
+  return text;
+}
+
+std::string Task::name() const {
+  if (!name_.empty()) return name_;
+  return std::string(kind_name(static_cast<Kind>(shape_.kind))) + ' ' + std::to_string(shape_.operation);
+}
+
+void Task::end(const Status& status) {
+  if (ended_) return;
+  ended_ = true;
+  mesh_.ended(*this, status);
+}
+
+void Task::protocol_error(int32_t source, const transport::BulkHeader& header, size_t nbytes) {
+  mesh_.fail(*this, Status(Code::kInternal, name() + ": " + mesh_.member_name(source) + " sent " +
+                                                std::to_string(nbytes) + " bytes at offset " +
+                                                std::to_string(header.offset) + " of phase " +
+                                                std::to_string(header.phase) +
+                                                ", outside what was agreed; all workers must run the same dsgd version")
+                        .with_rank(source)
+                        .with_operation(name()));
+}
+
+}  // namespace dsgd

@@ -1,0 +1,95 @@
+// A task is one collective operation on this worker: a small state machine on the session's loop that sends chunks
+// through the mesh, takes what arrives, and ends once. Tasks with the same operation number on all workers belong
+// together; each message carries what its sender believes the operation to be, and the mesh compares.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "transport/network.h"
+
+namespace dsgd {
+
+class Mesh;
+
+enum class Kind : uint8_t {
+  kExchange = 1,       // small all-gather in one hop: step headers, barriers, small all-reduces
+  kAllReduce = 2,
+  kReduceScatter = 3,
+  kAllGather = 4,
+  kBroadcast = 5,
+  kBarrier = 6,
+  kBucket = 7,         // a bucket of a step
+  kStart = 8,          // signature and initial values
+  kStrategy = 9,       // a change of strategy
+  kHeader = 10,        // a step's header
+};
+enum class Algorithm : uint8_t { kAuto = 0, kDirect = 1, kRing = 2, kOneHop = 3, kChain = 4 };
+
+const char* kind_name(Kind kind);
+const char* algorithm_name(Algorithm algorithm);
+
+// What all workers must agree on, in words: "all-reduce 7 (float32, sum, 1024 elements, direct)".
+std::string describe(const transport::BulkHeader& shape);
+
+// Which chunk a sink was given out for: a chunk without pooled data is taken for landed only if it is that one.
+class Landing {
+ public:
+  void begin(const transport::BulkHeader& header) { active_ = true, phase_ = header.phase, offset_ = header.offset; }
+  bool end(const transport::BulkHeader& header) {
+    return std::exchange(active_, false) && phase_ == header.phase && offset_ == header.offset;
+  }
+
+ private:
+  bool active_ = false;
+  uint16_t phase_ = 0;
+  uint64_t offset_ = 0;
+};
+
+class Task {
+ public:
+  using Done = std::function<void(const Status&)>;
+  // `shape`: epoch, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the mesh.
+  Task(Mesh& mesh, const transport::BulkHeader& shape, Done done)
+      : mesh_(mesh), shape_(shape), done_(std::move(done)) {}
+  virtual ~Task() = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+
+  const transport::BulkHeader& shape() const { return shape_; }
+  uint64_t operation() const { return shape_.operation; }
+  std::string name() const;  // "all-reduce 7"
+  void rename(std::string name) { name_ = std::move(name); }
+
+  virtual void start() = 0;
+  // A chunk whose shape agrees. Offsets and sizes are still unchecked.
+  virtual transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) = 0;
+  virtual void on_chunk(int32_t source, const transport::BulkHeader& header,
+                        std::unique_ptr<transport::BulkReceipt> receipt) = 0;
+  // Ranks that this task still waits for; empty once it has ended.
+  virtual std::vector<int32_t> missing() const = 0;
+  // The task has failed: chunks that it holds are answered with the cause, so that their senders learn it too.
+  virtual void drop_chunks(const Status& /*cause*/) {}
+
+ protected:
+  friend class Mesh;
+  void end(const Status& status);  // once; the mesh removes and destroys the task afterwards
+  bool ended() const { return ended_; }
+  // The peer broke the rules: its chunk lies outside what was agreed.
+  void protocol_error(int32_t source, const transport::BulkHeader& header, size_t nbytes);
+
+  Mesh& mesh_;
+  const transport::BulkHeader shape_;
+
+ private:
+  Done done_;
+  std::string name_;
+  bool ended_ = false;
+};
+
+}  // namespace dsgd

@@ -1,0 +1,195 @@
+#include "core/config/config.h"
+
+#include "core/config/table.h"
+
+namespace dsgd {
+namespace {
+
+using config::Rule;
+using config::Type;
+
+Status invalid(const std::string& key, const std::string& message) {
+  return Status(Code::kInvalidArgument, message).with_parameter(key);
+}
+
+std::string did_you_mean(const std::string& nearest, const std::string& otherwise) {
+  return nearest.empty() ? otherwise : "; did you mean '" + nearest + "'?";
+}
+
+Result<const Rule*> known_rule(std::string_view key) {
+  if (const Rule* rule = config::find_rule(key)) return rule;
+  const std::string name(key.substr(0, 80));
+  return invalid(name,
+                 "unknown key '" + name + "'" +
+                     did_you_mean(nearest_name(key, config::key_names()), "; `dsgd config` lists all keys"));
+}
+
+// A '#' begins a comment at the start of a line or after a blank, so that it may stand inside a value.
+std::string_view without_comment(std::string_view line) {
+  for (size_t i = 0; i < line.size(); ++i)
+    if (line[i] == '#' && (i == 0 || line[i - 1] == ' ' || line[i - 1] == '\t')) return line.substr(0, i);
+  return line;
+}
+
+}  // namespace
+
+void Config::set_environment(std::vector<std::pair<std::string, std::string>> variables) {
+  environment_.clear();
+  unknown_variables_.clear();
+  for (auto& [name, value] : variables) {
+    if (!name.starts_with("DSGD_")) continue;
+    bool known = false;
+    for (const ConfigKey& key : config_keys()) {
+      if (name != key.environment) continue;
+      environment_[key.name] = std::move(value);
+      known = true;
+      break;
+    }
+    if (!known) unknown_variables_.push_back(std::move(name));
+  }
+}
+
+Status Config::set(std::string_view key, std::string_view value) {
+  const Result<const Rule*> rule = known_rule(key);
+  if (!rule.ok()) return rule.status();
+  Status status = config::check_value(*rule.value(), value);
+  if (status.ok()) set_[std::string(key)] = value;
+  return status;
+}
+
+Status Config::parse(std::string_view text, const std::string& name) {
+  std::map<std::string, std::string, std::less<>> values;
+  std::map<std::string, size_t, std::less<>> lines;
+  for (size_t number = 1; !text.empty(); ++number) {
+    const size_t end = text.find('\n');
+    const std::string_view line = config::trim(without_comment(text.substr(0, end)));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    if (line.empty()) continue;
+    const std::string where = name + ":" + std::to_string(number) + ": ";
+    const size_t equals = line.find('=');
+    if (equals == std::string_view::npos)
+      return Status(Code::kInvalidArgument,
+                    where + "'" + std::string(line.substr(0, 80)) + "' is not key = value");
+    const std::string key(config::trim(line.substr(0, equals)));
+    const std::string value(config::trim(line.substr(equals + 1)));
+    const Result<const Rule*> rule = known_rule(key);
+    Status status = rule.ok() ? config::check_value(*rule.value(), value) : rule.status();
+    if (!status.ok()) return invalid(status.parameter(), where + status.message());
+    if (const auto [first, fresh] = lines.try_emplace(key, number); !fresh)
+      return invalid(key, where + "key '" + key + "' was given in line " + std::to_string(first->second) +
+                              " already; remove one of them");
+    values[key] = value;
+  }
+  for (auto& [key, value] : values) file_[key] = std::move(value);
+  return {};
+}
+
+Status Config::validate() const {
+  if (!unknown_variables_.empty()) {
+    const std::string& name = unknown_variables_.front();
+    return invalid(name, "unknown environment variable " + name +
+                             did_you_mean(nearest_name(name, config::environment_names()),
+                                          "; unset it, or see `dsgd config` for those that are read"));
+  }
+  for (const auto& [key, value] : environment_) {
+    const Rule* rule = config::find_rule(key);
+    const Status status = config::check_value(*rule, value);
+    if (!status.ok() && !set_.contains(key))
+      return invalid(key,
+                     "environment variable " + std::string(rule->key.environment) + ": " + status.message());
+  }
+  return check_together();
+}
+
+Status Config::check_together() const {
+  const int64_t workers = integer("num_workers");
+  const std::string of_workers = "num_workers is " + std::to_string(workers);
+  if (workers > 1 && text("head").empty())
+    return invalid("head", "key 'head' is not set, but " + of_workers +
+                               ": set head (or DSGD_HEAD) to the address of the coordinator, HOST:PORT");
+  if (integer("rank") >= workers)
+    return invalid("rank", "key 'rank': " + text("rank") + " is too large, since " + of_workers +
+                               " and ranks begin at 0; set rank lower or num_workers higher");
+  if (integer("servers") > workers)
+    return invalid("servers",
+                   "key 'servers': " + text("servers") + " is too many, since " + of_workers +
+                       " and servers live in workers; set servers lower, or 0 for one in each worker");
+  if (const int64_t least = integer("min_workers"); least > workers) {
+    return invalid("min_workers", "key 'min_workers': " + std::to_string(least) + " is too many, since " +
+                                      of_workers + "; leave min_workers unset");
+  } else if (least < workers) {
+    return Status(Code::kUnsupported,
+                  "key 'min_workers': " + std::to_string(least) + " is less than num_workers (" +
+                      std::to_string(workers) +
+                      "), but going on after a loss is not supported yet; leave min_workers unset")
+        .with_parameter("min_workers");
+  }
+  if (duration("heartbeat_interval") > duration("lease") / 2)
+    return invalid("heartbeat_interval",
+                   "key 'heartbeat_interval': '" + text("heartbeat_interval") +
+                       "' is more than half of lease ('" + text("lease") +
+                       "'), so that one late renewal would lose the worker; set it lower, or 0");
+  const size_t devices = config::split_list(text("devices")).size();
+  if (static_cast<uint64_t>(integer("devices_per_worker")) > devices)
+    return invalid("devices_per_worker", "key 'devices_per_worker': " + text("devices_per_worker") +
+                                             " is more than the " + std::to_string(devices) +
+                                             " of devices ('" + text("devices") + "'); list more devices");
+  return {};
+}
+
+const std::string* Config::get(std::string_view key) const {
+  for (const auto* layer : {&set_, &environment_, &file_})
+    if (const auto found = layer->find(key); found != layer->end()) return &found->second;
+  static const auto defaults = [] {
+    std::map<std::string, std::string, std::less<>> values;
+    for (const ConfigKey& row : config_keys()) values[row.name] = row.default_value;
+    return values;
+  }();
+  const auto found = defaults.find(key);
+  return found == defaults.end() ? nullptr : &found->second;
+}
+
+// The log level is read before validate() can report a bad one; such a value then counts as the default.
+const std::string& Config::text(std::string_view key) const {
+  static const std::string kEmpty;
+  const std::string* value = get(key);
+  const Rule* rule = config::find_rule(key);
+  if (!value || !rule) return kEmpty;
+  if (rule->type != Type::kChoice || config::check_value(*rule, *value).ok()) return *value;
+  static const Config kDefaults;
+  return *kDefaults.get(key);
+}
+
+int64_t Config::integer(std::string_view key) const {
+  const std::string& value = text(key);
+  if (key == "min_workers" && value.empty()) return integer("num_workers");
+  return config::parse_integer(value).value_or(0);
+}
+
+bool Config::flag(std::string_view key) const { return text(key) == "1"; }
+
+uint64_t Config::size(std::string_view key) const {
+  return static_cast<uint64_t>(config::parse_size(text(key)).value_or(0));
+}
+
+std::chrono::nanoseconds Config::duration(std::string_view key) const {
+  const std::chrono::nanoseconds value(config::parse_duration(text(key)).value_or(0));
+  if (key == "heartbeat_interval" && value.count() == 0) return duration("lease") / 5;
+  return value;
+}
+
+Result<std::vector<std::string>> Config::devices(uint32_t local_rank) const {
+  std::vector<std::string> all = config::split_list(text("devices"));
+  const auto each = static_cast<size_t>(integer("devices_per_worker"));
+  if (each == 0) return all;
+  const size_t begin = local_rank * each;
+  if (begin + each > all.size())
+    return invalid("devices", "key 'devices': '" + text("devices") + "' has " + std::to_string(all.size()) +
+                                  " entries, but the worker with local rank " + std::to_string(local_rank) +
+                                  " takes number " + std::to_string(begin) + " to " +
+                                  std::to_string(begin + each - 1) + " (devices_per_worker is " +
+                                  std::to_string(each) + "); list more devices");
+  return std::vector<std::string>(all.begin() + begin, all.begin() + begin + each);
+}
+
+}  // namespace dsgd

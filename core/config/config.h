@@ -1,0 +1,89 @@
+// Configuration: one table defines every key; values are strings until a typed getter reads them.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "transport/base/status.h"
+
+namespace dsgd {
+
+struct ConfigKey {
+  const char* name;           // "heartbeat_interval"
+  const char* type;           // "string", "integer", "duration", "size", "switch", "choice"
+  const char* default_value;  // as it would be written
+  const char* range;          // "1..65536", "simple | ps | allreduce", ""
+  const char* help;
+  const char* environment;  // "DSGD_HEARTBEAT_INTERVAL"
+};
+
+std::span<const ConfigKey> config_keys();  // in alphabetical order
+
+class Config {
+ public:
+  // Values of DSGD_* variables, given as NAME=VALUE pairs (the caller reads the environment). They are
+  // checked by validate(), not here, so that dsgd_config_new cannot fail.
+  void set_environment(std::vector<std::pair<std::string, std::string>> variables);
+  Status set(std::string_view key, std::string_view value);
+  // Text of a configuration file; `name` is for messages ("job.conf:3: ..."). All or nothing.
+  Status parse(std::string_view text, const std::string& name);
+  // Errors that wait for dsgd_init: unknown DSGD_* variables, bad values in the environment, keys that do not
+  // go together.
+  Status validate() const;
+
+  const std::string* get(std::string_view key) const;  // effective value; null: unknown key
+  // Typed, for keys whose name is in the table and whose value has been validated. Values that stand for a
+  // derived one are resolved here: an empty min_workers is num_workers, a heartbeat_interval of 0 a fifth of
+  // lease.
+  int64_t integer(std::string_view key) const;
+  bool flag(std::string_view key) const;
+  uint64_t size(std::string_view key) const;  // bytes
+  std::chrono::nanoseconds duration(std::string_view key) const;
+  const std::string& text(std::string_view key) const;
+  // Entries of `devices` that belong to the worker with this local rank (see devices_per_worker).
+  Result<std::vector<std::string>> devices(uint32_t local_rank) const;
+
+ private:
+  Status check_together() const;
+
+  std::map<std::string, std::string, std::less<>> set_, file_, environment_;
+  std::vector<std::string> unknown_variables_;
+};
+
+// Name in `candidates` that a person most likely meant (edit distance), "" if none is near.
+std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates);
+
+// Shortest text that reads back as the same number.
+std::string number_text(double number);
+
+// "key=value" words of option strings ("lr=0.1 momentum=0.9"); for optimizers, strategies and parameter
+// settings.
+class Options {
+ public:
+  // Errors name the word, for example: option 'lr:0.1' of optimizer 'sgd' is not key=value.
+  static Result<Options> parse(std::string_view text, const std::string& owner);
+  // Reads a key into `out` if present and remembers it as known; a bad value is kept as an error for
+  // finish().
+  void number(std::string_view key, double* out, double minimum, double maximum);
+  void flag(std::string_view key, bool* out);
+  void choice(std::string_view key, std::string* out, const std::vector<std::string>& choices);
+  Status finish();  // first bad value, or an unknown key with the nearest known one
+
+ private:
+  const std::string* read(std::string_view key);  // null: not given
+  void bad(std::string_view key, const std::string& value, const std::string& expected);
+
+  std::string owner_;
+  std::vector<std::pair<std::string, std::string>> words_;
+  std::vector<std::string> known_;
+  Status first_error_;
+};
+
+}  // namespace dsgd

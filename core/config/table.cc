@@ -1,0 +1,266 @@
+#include "core/config/table.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+namespace dsgd {
+namespace config {
+namespace {
+
+constexpr int64_t kMillisecond = 1'000'000, kSecond = 1000 * kMillisecond, kHour = 3600 * kSecond;
+constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30, kTiB = kGiB * 1024;
+
+// Alphabetical. The texts are what `dsgd config` and the documentation print.
+constexpr Rule kRules[] = {
+    {{"algorithm", "choice", "auto", "auto | direct | ring",
+      "How the allreduce strategy moves bytes between workers; auto picks by size and number of workers.",
+      "DSGD_ALGORITHM"},
+     Type::kChoice,
+     0,
+     0,
+     false,
+     false},
+    {{"bucket_size", "size", "4M", "4K..1G",
+      "Largest number of bytes of parameters that are fused into one bucket for communication; equal on all "
+      "workers.",
+      "DSGD_BUCKET_SIZE"},
+     Type::kSize,
+     4 * kKiB,
+     kGiB,
+     false,
+     false},
+    {{"devices", "string", "cpu", "DEVICE, DEVICE, ...",
+      "Devices of the replicas that are added without naming one, in the order in which they are added.",
+      "DSGD_DEVICES"},
+     Type::kDevices,
+     0,
+     0,
+     false,
+     false},
+    {{"devices_per_worker", "integer", "0", "0..1024",
+      "How many entries of `devices` each worker of a node takes, in the order of their local ranks; 0: all "
+      "workers "
+      "take all of them.",
+      "DSGD_DEVICES_PER_WORKER"},
+     Type::kInteger,
+     0,
+     1024,
+     false,
+     false},
+    {{"embed_head", "choice", "auto", "auto | never",
+      "Whether a worker that can bind `head` becomes the head itself (auto) or always expects it elsewhere "
+      "(never).",
+      "DSGD_EMBED_HEAD"},
+     Type::kChoice,
+     0,
+     0,
+     false,
+     false},
+    {{"gradient_norm", "switch", "0", "0 | 1",
+      "Whether each step computes the L2 norm of the mean gradient; costs the overlap of update and "
+      "communication.",
+      "DSGD_GRADIENT_NORM"},
+     Type::kSwitch,
+     0,
+     1,
+     false,
+     false},
+    {{"head", "string", "", "HOST:PORT | [IPV6]:PORT | unix:PATH",
+      "Address of the coordinator, equal on all workers; needed as soon as num_workers is more than 1.",
+      "DSGD_HEAD"},
+     Type::kAddress,
+     0,
+     0,
+     false,
+     true},
+    {{"heartbeat_interval", "duration", "0", "0 or 10ms..30m",
+      "Time between two renewals of a worker's lease, at most half of `lease`; 0: a fifth of `lease`.",
+      "DSGD_HEARTBEAT_INTERVAL"},
+     Type::kDuration,
+     10 * kMillisecond,
+     kHour / 2,
+     true,
+     false},
+    {{"init_timeout", "duration", "60s", "10ms..24h",
+      "Time that joining a job may take: reaching the head and waiting until all workers have come.",
+      "DSGD_INIT_TIMEOUT"},
+     Type::kDuration,
+     10 * kMillisecond,
+     24 * kHour,
+     false,
+     false},
+    {{"interface", "string", "", "NAME | ADDRESS | ADDRESS/BITS",
+      "Network interface for the traffic between workers, by name, own address or CIDR prefix; empty: the "
+      "one that "
+      "routes to the head.",
+      "DSGD_INTERFACE"},
+     Type::kText,
+     0,
+     0,
+     false,
+     true},
+    {{"job", "string", "default", "1 to 255 characters",
+      "Name of the job; a head admits only workers that give the same name.", "DSGD_JOB"},
+     Type::kText,
+     0,
+     0,
+     false,
+     false},
+    {{"lease", "duration", "10s", "500ms..1h",
+      "Time without a sign of life after which a worker counts as lost; equal on all workers and the head.",
+      "DSGD_LEASE"},
+     Type::kDuration,
+     500 * kMillisecond,
+     kHour,
+     false,
+     false},
+    {{"listen", "string", "", "HOST:PORT | [IPV6]:PORT | unix:PATH",
+      "Address on which this worker accepts its peers, port 0 for any; empty: the address that reaches the "
+      "head, any "
+      "port.",
+      "DSGD_LISTEN"},
+     Type::kAddress,
+     0,
+     0,
+     false,
+     true},
+    {{"log_level", "choice", "info", "error | warning | info | debug",
+      "Least severe level of the records that go to the log hook or the log queue.", "DSGD_LOG_LEVEL"},
+     Type::kChoice,
+     0,
+     0,
+     false,
+     false},
+    {{"min_workers", "integer", "", "1..65536",
+      "Number of workers with which the job goes on after a loss; empty: num_workers, so that a loss is an "
+      "error "
+      "(nothing less is supported yet).",
+      "DSGD_MIN_WORKERS"},
+     Type::kInteger,
+     1,
+     65536,
+     false,
+     true},
+    {{"num_workers", "integer", "1", "1..65536",
+      "Number of workers of the job; joining is complete when all have come.", "DSGD_NUM_WORKERS"},
+     Type::kInteger,
+     1,
+     65536,
+     false,
+     false},
+    {{"rank", "integer", "-1", "-1..65535",
+      "Rank that this worker asks for, less than num_workers; -1: the head gives the free ranks in the order "
+      "of the "
+      "worker ids.",
+      "DSGD_RANK"},
+     Type::kInteger,
+     -1,
+     65535,
+     false,
+     false},
+    {{"receive_memory", "size", "256M", "1M..1T",
+      "Most bytes of received data that wait in pooled buffers; senders are held back before it is exceeded.",
+      "DSGD_RECEIVE_MEMORY"},
+     Type::kSize,
+     kMiB,
+     kTiB,
+     false,
+     false},
+    {{"reproducible", "switch", "0", "0 | 1",
+      "Whether gradients are summed so that strategy, algorithm and the split of replicas over workers leave "
+      "the bits "
+      "unchanged; doubles the bytes sent.",
+      "DSGD_REPRODUCIBLE"},
+     Type::kSwitch,
+     0,
+     1,
+     false,
+     false},
+    {{"servers", "integer", "0", "0..65536",
+      "Number of workers, from rank 0 on, that hold a server shard in the ps strategy; 0: all.",
+      "DSGD_SERVERS"},
+     Type::kInteger,
+     0,
+     65536,
+     false,
+     false},
+    {{"spin", "duration", "0", "0..1s",
+      "Time that a waiting thread spins before it sleeps: shorter latency for a busy core; 0: it sleeps at "
+      "once.",
+      "DSGD_SPIN"},
+     Type::kDuration,
+     0,
+     kSecond,
+     false,
+     false},
+    {{"step_timeout", "duration", "300s", "10ms..24h",
+      "Time that a step or another collective call may take before it ends with DSGD_ERR_TIMEOUT.",
+      "DSGD_STEP_TIMEOUT"},
+     Type::kDuration,
+     10 * kMillisecond,
+     24 * kHour,
+     false,
+     false},
+    {{"strategy", "choice", "allreduce", "simple | ps | allreduce | mirrored | multi_worker_mirrored",
+      "How gradients become new values, unless dsgd_strategy_set says otherwise; the last two are other "
+      "names of "
+      "allreduce.",
+      "DSGD_STRATEGY"},
+     Type::kChoice,
+     0,
+     0,
+     false,
+     false},
+    {{"token", "string", "", "up to 255 characters",
+      "Shared secret; a head admits only workers that give the same token.", "DSGD_TOKEN"},
+     Type::kText,
+     0,
+     0,
+     false,
+     true},
+    {{"worker_id", "string", "", "up to 255 characters",
+      "Name of this worker, unique in the job, that gives it the same rank in every run; empty: made from "
+      "host and "
+      "process.",
+      "DSGD_WORKER_ID"},
+     Type::kText,
+     0,
+     0,
+     false,
+     true},
+};
+
+}  // namespace
+
+const Rule* find_rule(std::string_view key) {
+  for (const Rule& rule : kRules)
+    if (key == rule.key.name) return &rule;
+  return nullptr;
+}
+
+std::vector<std::string> key_names() {
+  std::vector<std::string> names;
+  for (const Rule& rule : kRules) names.emplace_back(rule.key.name);
+  return names;
+}
+
+std::vector<std::string> environment_names() {
+  std::vector<std::string> names;
+  for (const Rule& rule : kRules) names.emplace_back(rule.key.environment);
+  return names;
+}
+
+}  // namespace config
+
+std::span<const ConfigKey> config_keys() {
+  static const auto keys = [] {
+    std::array<ConfigKey, std::size(config::kRules)> rows;
+    std::transform(std::begin(config::kRules), std::end(config::kRules), rows.begin(),
+                   [](const config::Rule& rule) { return rule.key; });
+    return rows;
+  }();
+  return keys;
+}
+
+}  // namespace dsgd

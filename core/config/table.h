@@ -1,0 +1,44 @@
+// The table of keys with what the program needs beside the printed columns: how a value is read and its
+// bounds.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/config/config.h"
+
+namespace dsgd::config {
+
+enum class Type { kText, kAddress, kDevices, kInteger, kDuration, kSize, kSwitch, kChoice };
+
+struct Rule {
+  ConfigKey key;
+  Type type;
+  int64_t minimum, maximum;  // integer; nanoseconds; bytes; unused otherwise
+  bool zero_too;             // 0 is valid although it is below the minimum (it stands for a derived value)
+  bool empty_too;            // "" is valid (nothing given)
+};
+
+const Rule* find_rule(std::string_view key);  // null: unknown
+std::vector<std::string> key_names();
+std::vector<std::string> environment_names();
+
+// A value that does not fit gives an error that names the key, the value and what would do.
+Status check_value(const Rule& rule, std::string_view value);
+
+// "12", "-1"; "500ms" in nanoseconds, units ns, us, ms, s, m, h; "64K" in bytes, units K, M, G, T. Nothing on
+// bad syntax or overflow.
+std::optional<int64_t> parse_integer(std::string_view text);
+std::optional<int64_t> parse_duration(std::string_view text);
+std::optional<int64_t> parse_size(std::string_view text);
+
+// "a | b | c"
+std::vector<std::string> choices(const char* range);
+// Entries of "cpu, cpu", without blanks.
+std::vector<std::string> split_list(std::string_view text);
+std::string_view trim(std::string_view text);
+
+}  // namespace dsgd::config

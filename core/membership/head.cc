@@ -1,0 +1,410 @@
+#include "core/membership/head.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/membership/leases.h"
+#include "core/membership/rendezvous.h"
+#include "core/membership/text.h"
+
+namespace dsgd {
+namespace {
+
+using transport::MemberInfo;
+using transport::Responder;
+using transport::ServerChannel;
+using transport::Time;
+
+constexpr uint64_t kFirstEpoch = 1;
+
+Status bad_message(const std::string& text) { return Status(Code::kInvalidArgument, text); }
+
+}  // namespace
+
+struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
+  enum class Phase { kGathering, kRunning, kBroken, kDone };
+
+  struct Worker {
+    MemberInfo info;
+    ServerChannel* control = nullptr;  // null: closed
+    ServerChannel* heartbeat = nullptr;
+    bool left = false;  // sent Leave
+    bool lost = false;
+    uint64_t told = 0;        // news that it has confirmed
+    uint64_t watch_from = 0;  // of the parked watch
+    Responder watch;
+    bool watches(const MemberInfo& other) const {
+      return info.rank != other.rank && !left && !lost && control;
+    }
+  };
+
+  Impl(transport::Loop& l, HeadOptions o, std::shared_ptr<Log> g)
+      : loop(l),
+        options(o),
+        log(g ? std::move(g) : std::make_shared<Log>()),
+        rendezvous(o.num_workers),
+        leases(o.lease) {}
+
+  transport::Loop& loop;
+  const HeadOptions options;
+  const std::shared_ptr<Log> log;
+
+  Phase phase = Phase::kGathering;
+  Rendezvous rendezvous;
+  Leases leases;
+  std::vector<Worker> workers;  // by rank
+  int32_t head_rank = -1;
+  std::vector<transport::WatchReply> news;  // news[i] has sequence i + 1
+  Status cause;                             // what broke the job
+  Responder host_leave;  // the answer to the head's own worker, held back until the others know
+  Time next_check{};
+  std::function<void(const Status&)> ended;
+
+  // ---- finding
+
+  Worker* by_control(const ServerChannel& channel) {
+    for (Worker& w : workers) {
+      if (w.control == &channel) return &w;
+    }
+    return nullptr;
+  }
+
+  // The worker that may speak for `rank` in `epoch`, or an error.
+  Result<Worker*> speaker(Worker* worker, int32_t rank, uint64_t epoch) {
+    if (phase == Phase::kGathering || worker == nullptr) {
+      return Status(Code::kState, "this connection belongs to no worker of the job; it has to join first");
+    }
+    if (epoch != kFirstEpoch) {
+      return Status(Code::kState, "a message of epoch " + std::to_string(epoch) + " from " +
+                                      describe_member(worker->info) + " is refused: the job is in epoch " +
+                                      std::to_string(kFirstEpoch));
+    }
+    if (rank != worker->info.rank) {
+      return bad_message(describe_member(worker->info) + " speaks as rank " + std::to_string(rank));
+    }
+    return worker;
+  }
+
+  // ---- rendezvous
+
+  void on_join(ServerChannel& channel, transport::JoinRequest request, const Responder& respond) {
+    if (phase != Phase::kGathering) return respond(refusal(request.member));
+    if (rendezvous.holds(channel)) {
+      return respond(Status(
+          Code::kState, "worker " + describe_candidate(request.member) + " joins twice on one connection"));
+    }
+    const MemberInfo member = request.member;
+    Rendezvous::Candidate candidate{std::move(request), &channel, respond}, replaced;
+    if (Status refused = rendezvous.admit(candidate, &replaced); !refused.ok()) {
+      log->warning("head: " + refused.message());
+      return respond(std::move(refused));
+    }
+    if (replaced.channel) {
+      replaced.respond(
+          Status(Code::kExists, "worker id '" + member.worker_id +
+                                    "' was taken over by a later join of the same process (host " +
+                                    member.host + ", pid " + std::to_string(member.pid) +
+                                    "); give each session its own `worker_id`"));
+    }
+    log->info("head: " + rendezvous.progress());
+    if (rendezvous.complete()) complete();
+  }
+
+  Status refusal(const MemberInfo& late) const {
+    const bool ending = phase != Phase::kRunning ||
+                        std::any_of(workers.begin(), workers.end(), [](const Worker& w) { return w.left; });
+    if (ending) {  // the next job may begin at this address as soon as this one is gone: worth another
+                   // attempt
+      return Status(Code::kUnreachable, "worker " + describe_candidate(late) +
+                                            " cannot join: the job at this head is ending" +
+                                            (cause.ok() ? "" : " (" + cause.message() + ")") +
+                                            "; a new one can begin when its head is gone");
+    }
+    for (const Worker& w : workers) {
+      if (w.info.worker_id == late.worker_id) {
+        return Status(Code::kExists,
+                      "worker id '" + late.worker_id + "' is taken by rank " + std::to_string(w.info.rank) +
+                          " on host " + w.info.host + " (pid " + std::to_string(w.info.pid) +
+                          ") of this job, which is running; give each worker its own `worker_id`");
+      }
+    }
+    return Status(Code::kState,
+                  "worker " + describe_candidate(late) + " comes too late: all " +
+                      std::to_string(options.num_workers) +
+                      " workers of the job have come and it is running; raise `num_workers` and start "
+                      "the job again, or use another `job` with a head of its own");
+  }
+
+  void complete() {
+    transport::JoinReply reply;
+    reply.epoch = kFirstEpoch;
+    std::vector<Responder> waiting;
+    for (Rendezvous::Candidate& c : rendezvous.take_by_rank()) {
+      Worker worker;
+      worker.info = std::move(c.request.member);
+      worker.control = c.channel;
+      if (c.request.hosts_head) head_rank = worker.info.rank;
+      reply.members.push_back(worker.info);
+      workers.push_back(std::move(worker));
+      waiting.push_back(std::move(c.respond));
+    }
+    reply.head_rank = head_rank;
+    leases.begin(workers.size(), loop.now());
+    phase = Phase::kRunning;
+    log->info("head: all " + std::to_string(workers.size()) + " workers have come, the job begins");
+    for (size_t rank = 0; rank < waiting.size(); ++rank) {
+      reply.rank = static_cast<int32_t>(rank);
+      waiting[rank](transport::Message(reply));
+    }
+    schedule_check();
+  }
+
+  // ---- leases
+
+  void schedule_check() {
+    next_check = leases.next_check(loop.now());
+    loop.schedule(next_check, [weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->check_leases();
+    });
+  }
+
+  void check_leases() {
+    if (phase != Phase::kRunning) return;
+    const Time now = loop.now();
+    const Leases::Verdict verdict = leases.check(now, next_check);
+    if (verdict.late) {
+      log->warning("head: was itself stopped or delayed for " + describe_duration(now - next_check) +
+                   "; every worker gets one more lease");
+    }
+    if (verdict.lost.empty()) return schedule_check();
+    std::string others;
+    for (const size_t rank : verdict.lost) {
+      workers[rank].lost = true;
+      if (rank == verdict.lost.front()) continue;
+      others += (others.empty() ? "; silent too: " : ", ") + describe_member(workers[rank].info);
+    }
+    const size_t first = verdict.lost.front();
+    break_job(lost_worker(workers[first].info, "no heartbeat for " +
+                                                   describe_duration(leases.silence(first, now)) +
+                                                   " (lease); it is stopped, suspended or cut off" + others));
+  }
+
+  void on_renew(ServerChannel& channel, const transport::Renew& renew, const Responder& respond) {
+    Worker* worker = nullptr;
+    if (renew.rank >= 0 && static_cast<size_t>(renew.rank) < workers.size()) {
+      worker = &workers[static_cast<size_t>(renew.rank)];
+      if (channel.hello().worker_id != worker->info.worker_id) worker = nullptr;
+    }
+    Result<Worker*> known = speaker(worker, renew.rank, renew.epoch);
+    if (!known.ok()) return respond(known.status());
+    if (worker->lost) return respond(cause);
+    if (worker->heartbeat == nullptr) worker->heartbeat = &channel;
+    if (worker->heartbeat != &channel) {
+      return respond(
+          Status(Code::kExists, describe_member(worker->info) + " renews its lease on two connections"));
+    }
+    leases.renew(static_cast<size_t>(renew.rank), loop.now());
+    respond(transport::Message(transport::Empty{}));
+  }
+
+  // ---- news
+
+  void publish(transport::WatchReply reply) {
+    reply.sequence = news.size() + 1;
+    reply.epoch = kFirstEpoch;
+    news.push_back(std::move(reply));
+    for (Worker& w : workers) {
+      if (w.watch && !w.left) answer_watch(w);
+    }
+  }
+
+  void answer_watch(Worker& worker) {
+    Responder respond = std::move(worker.watch);
+    worker.watch = nullptr;
+    respond(transport::Message(news[worker.watch_from]));
+  }
+
+  void on_watch(ServerChannel& channel, const transport::Watch& watch, const Responder& respond) {
+    if (phase == Phase::kGathering && rendezvous.holds(channel)) {
+      return respond(Status(Code::kTimeout,
+                            rendezvous.progress()));  // it has no news to wait for: it asks how far we are
+    }
+    Worker* worker = by_control(channel);
+    Result<Worker*> known = speaker(worker, worker ? worker->info.rank : -1, kFirstEpoch);
+    if (!known.ok()) return respond(known.status());
+    if (watch.sequence > news.size()) {
+      return respond(bad_message(describe_member(worker->info) + " watches for news after " +
+                                 std::to_string(watch.sequence) + ", the last is " +
+                                 std::to_string(news.size())));
+    }
+    if (worker->watch) worker->watch(Status(Code::kState, "replaced by a later watch of the same worker"));
+    worker->told = std::max(worker->told, watch.sequence);
+    worker->watch_from = watch.sequence;
+    worker->watch = respond;
+    if (watch.sequence < news.size()) answer_watch(*worker);
+    settle();
+  }
+
+  void break_job(Status why) {
+    if (phase != Phase::kRunning) return;
+    log->error("head: the job cannot go on: " + why.message());
+    phase = Phase::kBroken;
+    cause = why;
+    transport::WatchReply reply;
+    reply.news = std::move(why);
+    publish(std::move(reply));
+    end_after_lease();
+    settle();
+  }
+
+  void on_report(ServerChannel& channel, const transport::Report& report, const Responder& respond) {
+    Result<Worker*> known = speaker(by_control(channel), report.rank, report.epoch);
+    if (!known.ok()) return respond(known.status());
+    if (report.cause.ok())
+      return respond(bad_message(describe_member(known.value()->info) + " reports no cause"));
+    respond(transport::Message(transport::Empty{}));
+    break_job(relayed_cause(known.value()->info, report.cause, ""));
+  }
+
+  void on_leave(ServerChannel& channel, const transport::Leave& leave, const Responder& respond) {
+    Result<Worker*> known = speaker(by_control(channel), leave.rank, leave.epoch);
+    if (!known.ok()) return respond(known.status());
+    Worker& worker = *known.value();
+    if (worker.left) return respond(transport::Message(transport::Empty{}));
+    worker.left = true;
+    leases.end(static_cast<size_t>(leave.rank));
+    if (phase == Phase::kRunning && leave.cause.ok()) {
+      log->info("head: " + describe_member(worker.info) + " left in good order");
+      transport::WatchReply reply;
+      reply.left = worker.info.rank;
+      publish(std::move(reply));
+    } else if (!leave.cause.ok()) {
+      break_job(relayed_cause(worker.info, leave.cause, describe_member(worker.info) + " left the job: "));
+    }
+    if (worker.info.rank == head_rank) {
+      host_leave = respond;
+    } else {
+      respond(transport::Message(transport::Empty{}));
+    }
+    settle();
+  }
+
+  // ---- the end
+
+  // After each change: may the head's own worker go, and is the job over?
+  void settle() {
+    if (host_leave) {
+      const MemberInfo& host = workers[static_cast<size_t>(head_rank)].info;
+      const bool wait = std::any_of(workers.begin(), workers.end(),
+                                    [&](const Worker& w) { return w.watches(host) && w.told < news.size(); });
+      if (!wait) {
+        Responder respond = std::move(host_leave);
+        host_leave = nullptr;
+        respond(transport::Message(transport::Empty{}));
+      }
+    }
+    if (phase != Phase::kRunning && phase != Phase::kBroken) return;
+    const bool gone = std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return !w.control; });
+    if (gone) return end();
+    const bool all_left = std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return w.left; });
+    if (all_left && phase == Phase::kRunning && !ending) {
+      ending = true;
+      end_after_lease();
+    }
+  }
+  bool ending = false;
+
+  void end_after_lease() {
+    loop.schedule(loop.now() + options.lease, [weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->end();
+    });
+  }
+
+  void end() {
+    if (phase == Phase::kDone) return;
+    phase = Phase::kDone;
+    log->info(cause.ok() ? "head: all workers have left, the job is over"
+                         : "head: the job is over: " + cause.message());
+    tell_end();
+  }
+
+  void tell_end() {
+    if (phase != Phase::kDone || !ended) return;
+    loop.post([weak = weak_from_this()] {
+      auto self = weak.lock();
+      if (!self || !self->ended) return;
+      auto tell = std::move(self->ended);
+      self->ended = nullptr;
+      tell(self->cause);
+    });
+  }
+
+  void on_channel_closed(ServerChannel& channel, const Status& why) {
+    MemberInfo gone;
+    if (rendezvous.remove(channel, &gone)) {
+      log->warning("head: worker " + describe_candidate(gone) +
+                   " has gone before the job began; its place is free again");
+      return;
+    }
+    for (Worker& w : workers) {
+      if (w.control != &channel && w.heartbeat != &channel) continue;
+      const std::string which = w.control == &channel ? "its connection" : "its heartbeat connection";
+      if (w.control == &channel) {
+        w.control = nullptr;
+        w.watch = nullptr;
+      } else {
+        w.heartbeat = nullptr;
+      }
+      if (!w.left && !w.lost && phase == Phase::kRunning) {
+        w.lost = true;
+        break_job(lost_worker(w.info, why.ok() ? which + " to the head was closed without leaving the job"
+                                               : which + " to the head broke (" + why.message() + ")"));
+      }
+      return settle();
+    }
+  }
+};
+
+Head::Head(transport::Loop& loop, HeadOptions options, std::shared_ptr<Log> log)
+    : impl_(std::make_shared<Impl>(loop, options, std::move(log))) {}
+Head::~Head() = default;
+
+void Head::on_open(ServerChannel&) {}
+
+void Head::on_call(ServerChannel& channel, transport::Message request, Responder respond) {
+  auto keep = impl_;
+  if (auto* join = std::get_if<transport::JoinRequest>(&request)) {
+    impl_->on_join(channel, std::move(*join), respond);
+  } else if (auto* watch = std::get_if<transport::Watch>(&request)) {
+    impl_->on_watch(channel, *watch, respond);
+  } else if (auto* renew = std::get_if<transport::Renew>(&request)) {
+    impl_->on_renew(channel, *renew, respond);
+  } else if (auto* leave = std::get_if<transport::Leave>(&request)) {
+    impl_->on_leave(channel, *leave, respond);
+  } else if (auto* report = std::get_if<transport::Report>(&request)) {
+    impl_->on_report(channel, *report, respond);
+  } else {
+    respond(bad_message("worker '" + channel.hello().worker_id + "' at " + channel.address() +
+                        " sent the head a message that heads do not take"));
+  }
+}
+
+void Head::on_bulk_end(ServerChannel& channel, const transport::BulkHeader&,
+                       std::unique_ptr<transport::BulkReceipt> receipt) {
+  receipt->finish(bad_message("worker '" + channel.hello().worker_id + "' at " + channel.address() +
+                              " sent bulk data to the head, which takes none"));
+}
+
+void Head::on_close(ServerChannel& channel, const Status& why) {
+  auto keep = impl_;
+  impl_->on_channel_closed(channel, why);
+}
+
+void Head::on_end(std::function<void(const Status&)> ended) {
+  impl_->ended = std::move(ended);
+  impl_->tell_end();
+}
+
+std::string Head::progress() const { return impl_->rendezvous.progress(); }
+
+}  // namespace dsgd

@@ -1,0 +1,50 @@
+// The head: the one place that decides who is in the job.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/base/log.h"
+#include "transport/network.h"
+
+namespace dsgd {
+
+struct HeadOptions {
+  uint32_t num_workers = 1;
+  transport::Duration lease{};
+  transport::Duration heartbeat_interval{};
+};
+
+// Complete when num_workers have joined. Ranks: a worker that asks for a rank gets it; the others get the
+// free ranks in the order of their worker ids, so that the same ids give the same ranks in every run. After
+// completion a silent worker (no Renew within `lease`), one whose heartbeat or control connection breaks
+// without Leave, or a Report breaks the job: all Watch calls are answered with the news. A head that itself
+// was late (its timer fired more than lease/2 after it was due) first gives everybody one more lease, since
+// renewals may wait unread.
+//
+// The head may be destroyed before or after the network that carries it; it touches neither loop nor channels
+// then.
+class Head final : public transport::ServerHandler {
+ public:
+  Head(transport::Loop& loop, HeadOptions options, std::shared_ptr<Log> log);
+  ~Head() override;
+  void on_open(transport::ServerChannel&) override;
+  void on_call(transport::ServerChannel&, transport::Message request, transport::Responder respond) override;
+  void on_bulk_end(transport::ServerChannel&, const transport::BulkHeader&,
+                   std::unique_ptr<transport::BulkReceipt>) override;
+  void on_close(transport::ServerChannel&, const Status& why) override;
+
+  // Called once, on the loop, when the job is over: OK when all workers have left in good order, else what
+  // broke it. By then every worker has been told and is gone, or had a lease's time for it: the process may
+  // end.
+  void on_end(std::function<void(const Status&)> ended);
+  // "2 of 4 workers have come: 'w0' (host nodea, pid 17), ..." for time-out messages. Loop only.
+  std::string progress() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace dsgd

@@ -1,0 +1,66 @@
+// Renews a worker's lease, on a network (loop, thread) of its own, so that neither bulk data nor a busy
+// session delays it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "transport/network.h"
+
+namespace dsgd {
+
+struct HeartbeatOptions {
+  std::string address;     // of the head
+  transport::Hello hello;  // complete, with rank and epoch
+  transport::Duration lease{};
+  transport::Duration interval{};
+  std::string head_name;  // for messages: "the head at ..."
+  int32_t head_rank = -1;
+  std::string head_host;
+  std::string own_name, own_host;  // "rank 2 (worker ...)"
+};
+
+// The lease is counted from the sending of the last renewal that was acknowledged: so it never outlasts the
+// head's own count, which begins when the renewal arrives.
+class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
+ public:
+  // `failed` is called at most once, on the network's loop: the head is lost, has refused, or has not
+  // answered in time.
+  Heartbeat(transport::Network& network, HeartbeatOptions options, std::function<void(const Status&)> failed);
+
+  void start();  // any thread
+  // Any thread; the network must be alive. `stopped` (may be empty) is called on the network's loop; nothing
+  // is called after it. The heartbeat closes its connection there.
+  void stop(std::function<void()> stopped);
+
+ private:
+  void dial();
+  void on_dialled(Result<std::unique_ptr<transport::ClientChannel>> result);
+  void renew();
+  void on_renewed(transport::Time sent, const Result<transport::Message>& answer);
+  void arm();
+  void tick();
+  void expire();
+  void fail(Status why);
+  void lose(const std::string& how);
+  transport::Loop& loop() { return network_.loop(); }
+
+  transport::Network& network_;
+  const HeartbeatOptions options_;
+  std::function<void(const Status&)> failed_;
+
+  bool over_ = false;     // failed or stopped
+  bool drained_ = false;  // the lease is over; answers that wait unread get a last chance
+  bool dialling_ = false;
+  std::unique_ptr<transport::ClientChannel> channel_;
+  transport::Time lease_start_{};  // when the last acknowledged renewal was sent
+  transport::Time next_{};         // of the next renewal or dial
+  transport::Time due_{};          // of the timer
+  transport::Duration
+      stalled_{};  // how late the timer was, if by more than half a lease: this process did not run
+  transport::TimerId timer_ = 0;
+  std::string last_error_;
+};
+
+}  // namespace dsgd

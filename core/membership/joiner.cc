@@ -1,0 +1,144 @@
+#include "core/membership/joiner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/membership/retry.h"
+#include "core/membership/text.h"
+
+namespace dsgd {
+namespace {
+
+using transport::Duration;
+using transport::JoinReply;
+using transport::Message;
+
+constexpr Duration kFirstDelay = std::chrono::milliseconds(10);
+constexpr Duration kLongestDelay = std::chrono::milliseconds(500);
+constexpr Duration kLongestDial = std::chrono::seconds(10);
+constexpr Duration kProgressInterval = std::chrono::seconds(5);
+
+bool is_sound(const JoinReply& reply, const transport::JoinRequest& request) {
+  const auto size = static_cast<int64_t>(reply.members.size());
+  return reply.members.size() == request.num_workers && reply.rank >= 0 && reply.rank < size &&
+         reply.head_rank >= -1 && reply.head_rank < size &&
+         reply.members[static_cast<size_t>(reply.rank)].worker_id == request.member.worker_id;
+}
+
+}  // namespace
+
+Joiner::Joiner(transport::Network& network, const MemberOptions& options, Log& log,
+               std::function<void(Result<Joined>)> done)
+    : network_(network),
+      loop_(network.loop()),
+      options_(options),
+      log_(log),
+      done_(std::move(done)),
+      delay_(kFirstDelay) {}
+
+void Joiner::start() {
+  started_ = loop_.now();
+  deadline_timer_ = loop_.schedule(options_.deadline, [weak = weak_from_this()] {
+    if (auto self = weak.lock(); self && !self->over_) self->out_of_time();
+  });
+  dial();
+}
+
+void Joiner::dial() {
+  ++attempt_;
+  progress_.clear();
+  transport::DialOptions dial;
+  dial.hello = options_.hello;
+  dial.deadline = std::min(options_.deadline, loop_.now() + kLongestDial);
+  network_.dial(options_.head, std::move(dial),
+                guard([](Joiner& self, Result<std::unique_ptr<transport::ClientChannel>> result) {
+                  if (!result.ok()) return self.attempt_failed(result.status());
+                  self.channel_ = std::move(result).value();
+                  self.ask();
+                }));
+}
+
+void Joiner::ask() {
+  // A broken connection ends the call too, and so the attempt.
+  channel_->call(options_.join, options_.deadline, guard([](Joiner& self, Result<Message> answer) {
+                   if (!answer.ok()) return self.attempt_failed(answer.status());
+                   self.on_answer(std::move(answer).value());
+                 }));
+  ask_progress();
+}
+
+// A watch from a worker that waits in the rendezvous is answered at once, with how many have come.
+void Joiner::ask_progress() {
+  channel_->call(transport::Watch{}, options_.deadline,
+                 guard([](Joiner& self, const Result<Message>& answer) {
+                   if (answer.ok() || answer.status().code() != Code::kTimeout) return;
+                   if (self.loop_.now() >= self.options_.deadline) return;  // not the head's words
+                   if (self.progress_ == answer.status().message()) return;
+                   self.progress_ = answer.status().message();
+                   self.log_.info("waiting at the head at " + self.options_.head + ": " + self.progress_);
+                 }));
+  // Often enough that the last answer before the deadline is fresh.
+  const Duration wait = std::min(kProgressInterval, (options_.deadline - loop_.now()) / 4);
+  if (wait < std::chrono::milliseconds(1)) return;
+  progress_timer_ = loop_.schedule(loop_.now() + wait, guard([](Joiner& self) { self.ask_progress(); }));
+}
+
+void Joiner::attempt_failed(const Status& why) {
+  loop_.cancel(progress_timer_);
+  drop_channel();
+  ++attempt_;
+  if (is_final(why)) return end(why);
+  if (loop_.now() >= options_.deadline) return out_of_time();
+  last_error_ = why;
+  log_.debug("the head at " + options_.head + " cannot be joined yet: " + why.message());
+  const auto half = static_cast<uint64_t>(delay_.count()) / 2;
+  const Duration wait = delay_ / 2 + Duration(static_cast<int64_t>(loop_.random() % (half + 1)));
+  delay_ = std::min(2 * delay_, kLongestDelay);
+  retry_timer_ = loop_.schedule(loop_.now() + wait, guard([](Joiner& self) { self.dial(); }));
+}
+
+void Joiner::out_of_time() {
+  const std::string within = " within " + describe_duration(loop_.now() - started_);
+  if (!progress_.empty()) {
+    return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" +
+                                          within + ": " + progress_ +
+                                          "; start the missing workers, or raise `init_timeout`"));
+  }
+  end(Status(Code::kUnreachable,
+             "the head at " + options_.head + " could not be joined" + within + ": " +
+                 (last_error_.ok() ? "it does not answer" : last_error_.message()) +
+                 "; check that it runs, that `head` is its address and that no firewall is between"));
+}
+
+void Joiner::on_answer(Message message) {
+  auto* reply = std::get_if<JoinReply>(&message);
+  if (!reply || !is_sound(*reply, options_.join)) {
+    return end(Status(Code::kMismatch, "the head at " + options_.head + " answered the join of worker '" +
+                                           options_.join.member.worker_id +
+                                           "' with nonsense; does another program listen there?"));
+  }
+  end(Joined{std::exchange(channel_, nullptr), std::move(*reply)});
+}
+
+void Joiner::end(Result<Joined> result) {
+  stop();
+  std::exchange(done_, nullptr)(std::move(result));
+}
+
+void Joiner::stop() {
+  if (over_) return;
+  over_ = true;
+  loop_.cancel(deadline_timer_);
+  loop_.cancel(retry_timer_);
+  loop_.cancel(progress_timer_);
+  drop_channel();
+}
+
+// The channel may be calling us at this moment, so it is destroyed from a task of its own.
+void Joiner::drop_channel() {
+  if (!channel_) return;
+  channel_->close(true);
+  loop_.post([keep = std::exchange(channel_, nullptr)] {});
+}
+
+}  // namespace dsgd

@@ -1,0 +1,44 @@
+// The leases of all workers, as the head counts them: from the receipt of each one's last renewal. Pure data.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "transport/loop.h"
+
+namespace dsgd {
+
+class Leases {
+ public:
+  explicit Leases(transport::Duration lease);
+
+  void begin(size_t workers, transport::Time now);  // all of them
+  void renew(size_t rank, transport::Time now);
+  void end(size_t rank) { entries_[rank].held = false; }  // left or lost: not looked at any more
+  transport::Duration silence(size_t rank, transport::Time now) const { return now - entries_[rank].renewed; }
+
+  // When to call check: at the next lease's end, and often enough in between to notice that the head itself
+  // was late.
+  transport::Time next_check(transport::Time now) const;
+
+  struct Verdict {
+    bool late = false;         // the head was: everybody has one more lease, since renewals may wait unread
+    std::vector<size_t> lost;  // the one that has been silent for longest first
+  };
+  // `due`: what next_check said. A lease that is over is looked at once more after a few milliseconds, in
+  // which renewals that have arrived are read, and only then lost.
+  Verdict check(transport::Time now, transport::Time due);
+
+ private:
+  struct Entry {
+    transport::Time renewed{};
+    bool held = true;
+    bool suspected = false;  // was over at the last check
+  };
+  transport::Duration drain() const;
+
+  const transport::Duration lease_;
+  std::vector<Entry> entries_;  // by rank
+};
+
+}  // namespace dsgd

@@ -1,0 +1,333 @@
+#include "core/membership/member.h"
+
+#include <mutex>
+#include <utility>
+
+#include "core/membership/doorman.h"
+#include "core/membership/heartbeat.h"
+#include "core/membership/joiner.h"
+#include "core/membership/text.h"
+
+namespace dsgd {
+namespace {
+
+using transport::ClientChannel;
+using transport::JoinReply;
+using transport::Message;
+
+// The way from the heartbeat's thread back to the session's loop, shut when the member is destroyed.
+struct Door {
+  std::mutex mutex;
+  transport::Loop* loop;
+  explicit Door(transport::Loop* l) : loop(l) {}
+  void post(transport::Task task) {
+    std::lock_guard lock(mutex);
+    if (loop) loop->post(std::move(task));
+  }
+  void shut() {
+    std::lock_guard lock(mutex);
+    loop = nullptr;
+  }
+};
+
+}  // namespace
+
+struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
+  enum class Phase {
+    kIdle,
+    kJoining,  // dialling, waiting to dial again, or in the rendezvous
+    kJoined,
+    kHeadless,  // the worker that hosts the head has left in good order, and the head with it
+    kBroken,
+    kLeaving,
+    kLeft,  // also: the join failed
+  };
+
+  Impl(transport::Network& n, transport::Network& h, MemberOptions o, std::shared_ptr<Log> g)
+      : network(n),
+        loop(n.loop()),
+        heartbeat_network(h),
+        options(std::move(o)),
+        log(g ? std::move(g) : std::make_shared<Log>()),
+        door(std::make_shared<Door>(&n.loop())) {
+    options.hello.worker_id = options.join.member.worker_id;
+    options.hello.library_version = library_version();
+    options.hello.role = transport::Role::kControl;
+    options.hello.rank = -1;
+    options.hello.epoch = 0;
+  }
+
+  transport::Network& network;
+  transport::Loop& loop;
+  transport::Network& heartbeat_network;
+  MemberOptions options;
+  const std::shared_ptr<Log> log;
+  const std::shared_ptr<Door> door;
+
+  Phase phase = Phase::kIdle;
+  std::shared_ptr<Joiner> joiner;
+  std::shared_ptr<ClientChannel> channel;  // control, once joined; shared only so that a task may hold it
+  std::shared_ptr<Heartbeat> heartbeat;
+  JoinReply view;
+
+  bool host_left = false;  // news: the worker that hosts the head left in good order
+  Status broken;
+  std::vector<int32_t> left;  // news that no callback has taken yet
+  std::function<void(Result<JoinReply>)> tell_joined;
+  std::function<void(const Status&)> tell_broken;
+  std::function<void(int32_t)> tell_left;
+  std::function<void()> tell_done;
+  transport::TimerId leave_timer = 0;
+
+  // Runs `f(impl)` from a task of the loop, if the member still exists.
+  template <typename F>
+  void later(F f) {
+    loop.post([weak = weak_from_this(), f = std::move(f)]() mutable {
+      if (auto self = weak.lock()) f(*self);
+    });
+  }
+
+  // The channel may be calling us at this moment, so it is destroyed from a task of its own.
+  void drop_channel(bool flush) {
+    if (!channel) return;
+    channel->close(flush);
+    loop.post([keep = std::exchange(channel, nullptr)] {});
+  }
+
+  bool over() const { return phase == Phase::kLeaving || phase == Phase::kLeft; }
+
+  // ---- joining
+
+  void start() {
+    phase = Phase::kJoining;
+    joiner = std::make_shared<Joiner>(network, options, *log, [this](Result<Joiner::Joined> result) {
+      if (result.ok()) {
+        on_joined(std::move(result).value());
+      } else {
+        join_failed(result.status());
+      }
+    });
+    joiner->start();
+  }
+
+  void join_failed(const Status& why) {
+    joiner->stop();
+    phase = Phase::kLeft;
+    later([why](Impl& self) {
+      if (auto tell = std::exchange(self.tell_joined, nullptr)) tell(why);
+    });
+  }
+
+  void on_joined(Joiner::Joined joined) {
+    channel = std::move(joined.channel);
+    view = std::move(joined.view);
+    phase = Phase::kJoined;
+    start_heartbeat();
+    watch(0);
+    later([](Impl& self) {
+      if (auto tell = std::exchange(self.tell_joined, nullptr)) tell(self.view);
+    });
+  }
+
+  const transport::MemberInfo& member(int32_t rank) const { return view.members[static_cast<size_t>(rank)]; }
+  std::string head_host() const { return view.head_rank >= 0 ? member(view.head_rank).host : std::string(); }
+
+  void start_heartbeat() {
+    HeartbeatOptions o;
+    o.address = options.head;
+    o.hello = options.hello;
+    o.hello.role = transport::Role::kHeartbeat;
+    o.hello.rank = view.rank;
+    o.hello.epoch = view.epoch;
+    o.lease = options.lease;
+    o.interval = options.heartbeat_interval;
+    o.head_name = describe_head(options.head, view);
+    o.head_rank = view.head_rank;
+    o.head_host = head_host();
+    o.own_name = describe_member(member(view.rank));
+    o.own_host = member(view.rank).host;
+    heartbeat = std::make_shared<Heartbeat>(heartbeat_network, std::move(o),
+                                            [door = door, weak = weak_from_this()](const Status& why) {
+                                              door->post([weak, why] {
+                                                if (auto self = weak.lock()) self->heartbeat_failed(why);
+                                              });
+                                            });
+    heartbeat->start();
+  }
+
+  void stop_heartbeat(std::function<void()> stopped) {
+    if (heartbeat) {
+      std::exchange(heartbeat, nullptr)->stop(std::move(stopped));
+    } else if (stopped) {
+      stopped();
+    }
+  }
+
+  // ---- joined
+
+  void watch(uint64_t sequence) {
+    transport::Watch request;
+    request.sequence = sequence;
+    channel->call(request, transport::kNever, [weak = weak_from_this()](Result<Message> answer) {
+      auto self = weak.lock();
+      if (!self || self->over() || !self->channel)
+        return;  // who is leaving waits for the answer to that alone
+      if (!answer.ok()) return self->head_lost("was lost: " + answer.status().message());
+      if (auto* news = std::get_if<transport::WatchReply>(&answer.value())) self->on_news(*news);
+    });
+  }
+
+  void on_news(const transport::WatchReply& news) {
+    watch(news.sequence);  // which also tells the head that we know
+    if (!news.news.ok()) return break_down(news.news);
+    if (news.left < 0 || news.left >= static_cast<int32_t>(view.members.size())) return;
+    log->info(describe_member(member(news.left)) + " has left the job in good order");
+    if (news.left == view.head_rank) host_left = true;
+    left.push_back(news.left);
+    give_left();
+  }
+
+  void give_left() {
+    if (!tell_left) return;
+    for (const int32_t rank : std::exchange(left, {})) {
+      later([rank](Impl& self) {
+        auto tell = self.tell_left;
+        if (tell && !self.over()) tell(rank);
+      });
+    }
+  }
+
+  void heartbeat_failed(const Status& why) {
+    if (host_left) return head_gone();
+    break_down(why);
+  }
+
+  void head_lost(const std::string& how) {
+    if (host_left) return head_gone();
+    drop_channel(false);
+    break_down(Status(Code::kWorkerLost, describe_head(options.head, view) + " " + how)
+                   .with_rank(view.head_rank, head_host()));
+  }
+
+  // The head has gone in good order, with the worker that hosted it.
+  void head_gone() {
+    if (phase != Phase::kJoined) return;
+    drop_channel(false);
+    phase = Phase::kHeadless;
+    stop_heartbeat({});
+    log->info(describe_head(options.head, view) +
+              " has gone in good order; nobody watches over the workers that remain");
+  }
+
+  void break_down(const Status& why) {
+    if (phase != Phase::kJoined) return;
+    phase = Phase::kBroken;
+    broken = why;
+    log->error("the job cannot go on: " + why.message());
+    stop_heartbeat({});
+    give_broken();
+  }
+
+  void give_broken() {
+    if (broken.ok() || !tell_broken) return;
+    later([](Impl& self) {
+      auto tell = std::exchange(self.tell_broken, nullptr);
+      if (tell && !self.over()) tell(self.broken);
+    });
+  }
+
+  void report(const Status& cause) {
+    if (phase != Phase::kJoined || !channel || cause.ok()) return;
+    transport::Report request;
+    request.rank = view.rank;
+    request.epoch = view.epoch;
+    request.cause = cause;
+    // Whatever becomes of it: the head's answer is the news that it gives to everybody.
+    channel->call(request, loop.now() + options.lease, [](const Result<Message>&) {});
+  }
+
+  // ---- leaving
+
+  void leave(const Status& cause, std::function<void()> done) {
+    if (phase == Phase::kJoining) {
+      join_failed(
+          Status(Code::kClosed, "the session was closed while it waited for the head at " + options.head));
+    }
+    tell_done = std::move(done);
+    if (!channel || phase == Phase::kLeft) return left_job();
+    phase = Phase::kLeaving;
+    leave_timer = loop.schedule(loop.now() + options.lease, [weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->finish();
+    });
+    transport::Leave request;
+    request.rank = view.rank;
+    request.epoch = view.epoch;
+    request.cause = cause;
+    channel->call(request, loop.now() + options.lease, [weak = weak_from_this()](const Result<Message>&) {
+      if (auto self = weak.lock()) self->left_job();
+    });
+  }
+
+  // The head knows (or is gone): the heartbeat ends, then the connection.
+  void left_job() {
+    if (phase == Phase::kLeaving || phase == Phase::kHeadless || phase == Phase::kBroken ||
+        phase == Phase::kIdle) {
+      phase = Phase::kLeft;
+    }
+    stop_heartbeat([door = door, weak = weak_from_this()] {
+      door->post([weak] {
+        if (auto self = weak.lock()) self->finish();
+      });
+    });
+  }
+
+  void finish() {
+    phase = Phase::kLeft;
+    loop.cancel(leave_timer);
+    stop_heartbeat({});
+    drop_channel(true);
+    later([](Impl& self) {
+      if (auto tell = std::exchange(self.tell_done, nullptr)) tell();
+    });
+  }
+
+  void shut() {
+    door->shut();
+    if (joiner) joiner->stop();
+    loop.cancel(leave_timer);
+    phase = Phase::kLeft;
+    tell_joined = nullptr;
+    tell_broken = nullptr;
+    tell_left = nullptr;
+    tell_done = nullptr;
+    stop_heartbeat({});
+    channel.reset();
+  }
+};
+
+Member::Member(transport::Network& network, transport::Network& heartbeat_network, MemberOptions options,
+               std::shared_ptr<Log> log)
+    : impl_(std::make_shared<Impl>(network, heartbeat_network, std::move(options), std::move(log))) {}
+
+Member::~Member() { impl_->shut(); }
+
+void Member::join(std::function<void(Result<JoinReply>)> joined) {
+  impl_->tell_joined = std::move(joined);
+  impl_->start();
+}
+
+void Member::on_broken(std::function<void(const Status&)> broken) {
+  impl_->tell_broken = std::move(broken);
+  impl_->give_broken();
+}
+
+void Member::on_left(std::function<void(int32_t rank)> left) {
+  impl_->tell_left = std::move(left);
+  impl_->give_left();
+}
+
+void Member::report(const Status& cause) { impl_->report(cause); }
+
+void Member::leave(const Status& cause, std::function<void()> done) { impl_->leave(cause, std::move(done)); }
+
+}  // namespace dsgd

@@ -1,0 +1,56 @@
+// A worker's side of the membership.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "core/base/log.h"
+#include "transport/network.h"
+
+namespace dsgd {
+
+struct MemberOptions {
+  std::string head;        // address to dial
+  transport::Hello hello;  // job, token; role, rank, epoch, worker id and version are filled in by Member
+  transport::JoinRequest join;
+  transport::Time
+      deadline{};  // of the join: refused dials are tried again until then (the head may not be up yet)
+  transport::Duration lease{};
+  transport::Duration heartbeat_interval{};
+};
+
+// All callbacks come from a task of the session's loop, never from within a call of this class, and never
+// after its destruction; each may destroy the member. Both networks outlive it.
+class Member {
+ public:
+  Member(transport::Network& network, transport::Network& heartbeat_network, MemberOptions options,
+         std::shared_ptr<Log> log);
+  ~Member();  // on the loop
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  // Loop only. `joined` is called once. Unauthorized, exists, mismatch end the attempt at once; an
+  // unreachable head is tried again (after 10 ms, doubling to 500 ms, with jitter) until the deadline; the
+  // error then says what the last attempt met. While waiting in the rendezvous a broken control connection
+  // also counts as an attempt to repeat.
+  void join(std::function<void(Result<transport::JoinReply>)> joined);
+  // After joined: the job cannot go on (another worker lost, aborted; the head lost; our own lease ran out).
+  // Once. When the head is lost and was hosted by a worker, the status names that worker's rank. Called on
+  // the session's loop.
+  void on_broken(std::function<void(const Status&)> broken);
+  // Rank `r` closed its session in good order. When r hosts the head, there is no head from then on and
+  // nobody watches over the others; that is no failure by itself, since all workers may be closing.
+  void on_left(std::function<void(int32_t rank)> left);
+
+  void report(const Status& cause);  // tell the head that the job broke
+  // Leaves; a join under way ends with kClosed. `done` is called within lease at the latest. When this worker
+  // hosts the head, it is called after the other workers have learnt of it, and only then may the head be
+  // destroyed.
+  void leave(const Status& cause, std::function<void()> done);
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace dsgd

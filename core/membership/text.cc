@@ -1,0 +1,56 @@
+#include "core/membership/text.h"
+
+#include <cstdio>
+
+namespace dsgd {
+namespace {
+
+bool is_rank(int32_t rank, const transport::JoinReply& view) {
+  return rank >= 0 && static_cast<size_t>(rank) < view.members.size();
+}
+
+}  // namespace
+
+std::string describe_duration(transport::Duration duration) {
+  char text[48];
+  const double seconds = std::chrono::duration<double>(duration).count();
+  if (seconds >= 1.0) {
+    std::snprintf(text, sizeof text, "%.1f s", seconds);
+  } else {
+    std::snprintf(text, sizeof text, "%.0f ms", seconds * 1e3);
+  }
+  return text;
+}
+
+std::string describe_candidate(const transport::MemberInfo& member) {
+  return "'" + member.worker_id + "' (host " + member.host + ", pid " + std::to_string(member.pid) + ")";
+}
+
+std::string describe_member(const transport::MemberInfo& member) {
+  return "rank " + std::to_string(member.rank) + " (worker '" + member.worker_id + "' on host " +
+         member.host + ", pid " + std::to_string(member.pid) + ")";
+}
+
+std::string describe_head(const std::string& address, const transport::JoinReply& view) {
+  std::string text = "the head at " + address;
+  if (is_rank(view.head_rank, view)) {
+    text += ", hosted by " + describe_member(view.members[static_cast<size_t>(view.head_rank)]) + ",";
+  }
+  return text;
+}
+
+Status lost_worker(const transport::MemberInfo& member, const std::string& why) {
+  return Status(Code::kWorkerLost, describe_member(member) + " was lost: " + why)
+      .with_rank(member.rank, member.host);
+}
+
+Status relayed_cause(const transport::MemberInfo& from, const Status& cause, const std::string& prefix) {
+  const Code code = cause.code() == Code::kClosed ? Code::kWorkerLost : cause.code();
+  const bool named = cause.rank() >= 0;
+  return Status(code, prefix + cause.message())
+      .with_rank(named ? cause.rank() : from.rank, named ? cause.host() : from.host)
+      .with_operation(cause.operation())
+      .with_parameter(cause.parameter());
+}
+
+}  // namespace dsgd

@@ -1,0 +1,28 @@
+// How messages name workers, the head and durations, and how losses are worded.
+#pragma once
+
+#include <string>
+
+#include "transport/messages.h"
+#include "transport/network.h"
+
+namespace dsgd {
+
+// "10.0 s", "500 ms"
+std::string describe_duration(transport::Duration duration);
+// "'w2' (host nodeb, pid 4242)": a worker that has no rank yet
+std::string describe_candidate(const transport::MemberInfo& member);
+// "rank 2 (worker 'w2' on host nodeb, pid 4242)"
+std::string describe_member(const transport::MemberInfo& member);
+// "the head at 10.0.0.1:7700, hosted by rank 0 (worker 'w0' on host nodea, pid 17),", without the host if
+// there is none
+std::string describe_head(const std::string& address, const transport::JoinReply& view);
+
+// "rank 2 (worker ...) was lost: <why>"
+Status lost_worker(const transport::MemberInfo& member, const std::string& why);
+// What others are told of a cause that `from` has given: names `from` where the cause names no rank. A closed
+// session is no cause to be returned by another session, where it would mean that itself was closed: it
+// becomes a lost worker.
+Status relayed_cause(const transport::MemberInfo& from, const Status& cause, const std::string& prefix);
+
+}  // namespace dsgd

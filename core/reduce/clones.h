@@ -1,0 +1,33 @@
+// Compiling one loop for several instruction sets. DSGD_CLONES before a function that is not a template makes
+// a portable, an AVX2 and an AVX-512 version, picked when the library is loaded. Sanitizers get the portable
+// one: the pick happens before their runtime is up. With -ffp-contract=off all versions give the same bits.
+#pragma once
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DSGD_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define DSGD_SANITIZED 1
+#endif
+#endif
+
+#if defined(__has_attribute) && defined(__x86_64__) && defined(__gnu_linux__) && !defined(DSGD_SANITIZED)
+#if __has_attribute(target_clones)
+#define DSGD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#endif
+#ifndef DSGD_CLONES
+#define DSGD_CLONES
+#endif
+
+// For loop bodies that a DSGD_CLONES function calls: they must become part of it, or they stay portable.
+#define DSGD_INLINED __attribute__((always_inline)) inline
+
+// Before a loop whose iterations touch no common element, although its pointers may be equal.
+#if defined(__clang__)
+#define DSGD_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define DSGD_INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define DSGD_INDEPENDENT
+#endif

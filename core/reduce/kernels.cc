@@ -1,0 +1,179 @@
+#include "core/reduce/kernels.h"
+
+#include <type_traits>
+
+#include "core/reduce/clones.h"
+
+namespace dsgd {
+namespace {
+
+// Integers wrap around: they are added and multiplied as unsigned.
+template <typename T>
+DSGD_INLINED T plus(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
+  } else {
+    return a + b;
+  }
+}
+template <typename T>
+DSGD_INLINED T times(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    // 1u: narrow types would be promoted to int, which does not wrap.
+    return static_cast<T>(static_cast<U>(1u * static_cast<U>(a) * static_cast<U>(b)));
+  } else {
+    return a * b;
+  }
+}
+// A NaN on either side wins, so that it is seen wherever it came from.
+template <typename T>
+DSGD_INLINED T least(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    return b < a ? b : a;
+  } else {
+    return ((b < a) | (b != b)) ? (a != a ? a : b) : a;
+  }
+}
+template <typename T>
+DSGD_INLINED T greatest(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    return b > a ? b : a;
+  } else {
+    return ((b > a) | (b != b)) ? (a != a ? a : b) : a;
+  }
+}
+
+#define DSGD_REDUCE(function, type, operation)                                               \
+  DSGD_CLONES void function(type* destination, const type* a, const type* b, size_t count) { \
+    DSGD_INDEPENDENT                                                                         \
+    for (size_t i = 0; i < count; ++i) destination[i] = operation(a[i], b[i]);               \
+  }
+#define DSGD_REDUCE_ALL(suffix, type)           \
+  DSGD_REDUCE(add_##suffix, type, plus)         \
+  DSGD_REDUCE(minimum_##suffix, type, least)    \
+  DSGD_REDUCE(maximum_##suffix, type, greatest) \
+  DSGD_REDUCE(multiply_##suffix, type, times)
+
+DSGD_REDUCE_ALL(float32, float)
+DSGD_REDUCE_ALL(float64, double)
+DSGD_REDUCE_ALL(int32, int32_t)
+DSGD_REDUCE_ALL(int64, int64_t)
+DSGD_REDUCE_ALL(uint8, uint8_t)
+
+#undef DSGD_REDUCE_ALL
+#undef DSGD_REDUCE
+
+template <typename T>
+using Kernel = void (*)(T*, const T*, const T*, size_t);
+
+template <typename T>
+void dispatch(Reduction reduction, void* destination, const void* a, const void* b, size_t count,
+              Kernel<T> sum, Kernel<T> minimum, Kernel<T> maximum, Kernel<T> product) {
+  const Kernel<T> kernel = reduction == Reduction::kMin    ? minimum
+                           : reduction == Reduction::kMax  ? maximum
+                           : reduction == Reduction::kProd ? product
+                                                           : sum;
+  kernel(static_cast<T*>(destination), static_cast<const T*>(a), static_cast<const T*>(b), count);
+}
+
+#define DSGD_SCALE(suffix, type)                                                                        \
+  DSGD_CLONES void divide_##suffix(type* data, size_t count, type divisor) {                            \
+    for (size_t i = 0; i < count; ++i) data[i] /= divisor;                                              \
+  }                                                                                                     \
+  DSGD_CLONES void weighted_set_##suffix(type* destination, const type* source, size_t count, type c) { \
+    DSGD_INDEPENDENT                                                                                    \
+    for (size_t i = 0; i < count; ++i) destination[i] = c * source[i];                                  \
+  }                                                                                                     \
+  DSGD_CLONES void weighted_add_##suffix(type* destination, const type* source, size_t count, type c) { \
+    DSGD_INDEPENDENT                                                                                    \
+    for (size_t i = 0; i < count; ++i) destination[i] += c * source[i];                                 \
+  }
+
+DSGD_SCALE(float32, float)
+DSGD_SCALE(float64, double)
+
+#undef DSGD_SCALE
+
+// Element i goes to lane i mod kLanes; the lanes are added in pairs at the end. The order does not depend on
+// the width of the machine's registers, and the additions of different lanes do not wait for each other.
+constexpr size_t kLanes = 16;
+
+template <typename T>
+DSGD_INLINED double squares(const T* data, size_t count) {
+  double lanes[kLanes] = {};
+  const size_t whole = count - count % kLanes;
+  for (size_t i = 0; i < whole; i += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const double x = static_cast<double>(data[i + lane]);
+      lanes[lane] += x * x;
+    }
+  for (size_t i = whole; i < count; ++i) {
+    const double x = static_cast<double>(data[i]);
+    lanes[i - whole] += x * x;
+  }
+  for (size_t width = kLanes / 2; width > 0; width /= 2)
+    for (size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  return lanes[0];
+}
+
+DSGD_CLONES double squares_float32(const float* data, size_t count) { return squares(data, count); }
+DSGD_CLONES double squares_float64(const double* data, size_t count) { return squares(data, count); }
+
+}  // namespace
+
+void reduce_to(DType dtype, Reduction reduction, void* destination, const void* a, const void* b,
+               size_t count) {
+#define DSGD_DISPATCH(suffix, type)                                                          \
+  return dispatch<type>(reduction, destination, a, b, count, add_##suffix, minimum_##suffix, \
+                        maximum_##suffix, multiply_##suffix)
+  switch (dtype) {
+    case DType::kFloat32:
+      DSGD_DISPATCH(float32, float);
+    case DType::kFloat64:
+      DSGD_DISPATCH(float64, double);
+    case DType::kInt32:
+      DSGD_DISPATCH(int32, int32_t);
+    case DType::kInt64:
+      DSGD_DISPATCH(int64, int64_t);
+    case DType::kUint8:
+      DSGD_DISPATCH(uint8, uint8_t);
+  }
+#undef DSGD_DISPATCH
+}
+
+void reduce_into(DType dtype, Reduction reduction, void* destination, const void* source, size_t count) {
+  reduce_to(dtype, reduction, destination, destination, source, count);
+}
+
+void divide(DType dtype, void* destination, size_t count, double divisor) {
+  if (dtype == DType::kFloat32)
+    divide_float32(static_cast<float*>(destination), count, static_cast<float>(divisor));
+  else if (dtype == DType::kFloat64)
+    divide_float64(static_cast<double*>(destination), count, divisor);
+}
+
+void weighted_set(DType dtype, void* destination, const void* source, size_t count, double c) {
+  if (dtype == DType::kFloat32)
+    weighted_set_float32(static_cast<float*>(destination), static_cast<const float*>(source), count,
+                         static_cast<float>(c));
+  else if (dtype == DType::kFloat64)
+    weighted_set_float64(static_cast<double*>(destination), static_cast<const double*>(source), count, c);
+}
+
+void weighted_add(DType dtype, void* destination, const void* source, size_t count, double c) {
+  if (dtype == DType::kFloat32)
+    weighted_add_float32(static_cast<float*>(destination), static_cast<const float*>(source), count,
+                         static_cast<float>(c));
+  else if (dtype == DType::kFloat64)
+    weighted_add_float64(static_cast<double*>(destination), static_cast<const double*>(source), count, c);
+}
+
+double sum_of_squares(DType dtype, const void* data, size_t count) {
+  if (dtype == DType::kFloat32) return squares_float32(static_cast<const float*>(data), count);
+  if (dtype == DType::kFloat64) return squares_float64(static_cast<const double*>(data), count);
+  return 0;
+}
+
+}  // namespace dsgd

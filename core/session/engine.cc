@@ -1,0 +1,329 @@
+#include "core/session/engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "core/collectives/broadcast.h"
+#include "core/collectives/direct.h"
+#include "core/collectives/exchange.h"
+#include "core/collectives/ring.h"
+#include "core/reduce/kernels.h"
+
+namespace dsgd {
+
+using transport::BulkHeader;
+
+namespace {
+
+constexpr int32_t kDirectWorkers = 32;
+// An all-reduce in one hop sends the data W-1 times; up to here the saved round is worth it.
+constexpr size_t kOneHopBytes = 128 * 1024;
+
+auto adder(DType dtype, Reduction reduction) {
+  return [dtype, reduction](void* destination, const void* source, size_t count) {
+    reduce_into(dtype, reduction, destination, source, count);
+  };
+}
+
+std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
+  std::vector<size_t> bounds(counts.size() + 1, 0);
+  std::partial_sum(counts.begin(), counts.end(), bounds.begin() + 1);
+  return bounds;
+}
+
+}  // namespace
+
+Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log)
+    : loop_(loop), model_(model), options_(std::move(options)), log_(std::move(log)), step_(model, options_.step) {}
+
+Engine::~Engine() = default;
+
+Status Engine::usable() const { return broken_; }
+
+BulkHeader Engine::shape(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count) const {
+  BulkHeader header;
+  header.operation = operation;
+  header.kind = static_cast<uint8_t>(kind);
+  header.dtype = static_cast<uint8_t>(dtype);
+  header.algorithm = static_cast<uint8_t>(algorithm);
+  header.count = count;
+  return header;
+}
+
+void Engine::schedule(MakeTask make, Done done) {
+  if (Status status = usable(); !status.ok()) return done(status);
+  pending_.push_back({std::move(make), std::move(done), next_operation_++, deadline()});
+  pump();
+}
+
+void Engine::pump() {
+  while (running_ < Mesh::kOpenTasks && !pending_.empty()) {
+    Pending next = std::move(pending_.front());
+    pending_.pop_front();
+    ++running_;
+    auto ended = [this, done = std::move(next.done)](const Status& status) {
+      --running_;
+      done(status);
+      pump();
+    };
+    mesh_->add(next.make(next.operation, std::move(ended)), next.deadline);
+  }
+}
+
+void Engine::exchange(Kind kind, DType dtype, size_t count, std::vector<std::byte> mine, std::string name,
+                      std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done) {
+  auto parts = std::make_shared<std::vector<std::vector<std::byte>>>();
+  schedule(
+      [=, this, mine = std::move(mine)](uint64_t operation, Done ended) {
+        auto task = std::make_unique<Exchange>(*mesh_, shape(operation, kind, dtype, Algorithm::kOneHop, count), mine,
+                                               [parts, ended](const Status& status, const auto& all) {
+                                                 *parts = all;
+                                                 ended(status);
+                                               });
+        if (!name.empty()) task->rename(name);
+        return task;
+      },
+      [parts, done](const Status& status) { done(status, *parts); });
+}
+
+// ---- collectives
+
+void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
+  if (Status status = usable(); !status.ok()) return done(status);
+  if (!mesh_) return done({});  // sum, min, max, product and mean of one
+  const size_t workers = static_cast<size_t>(size());
+  Algorithm algorithm = workers > kDirectWorkers ? Algorithm::kRing : Algorithm::kDirect;
+  if (options_.algorithm == "ring") algorithm = Algorithm::kRing;
+  if (options_.algorithm == "direct") algorithm = Algorithm::kDirect;
+  const bool small = data.size() <= transport::kSmallBytes && data.size() * (workers - 1) <= kOneHopBytes;
+  if (data.empty() || (options_.algorithm == "auto" && small)) {
+    return reduce_one_hop(data, dtype, reduction, std::move(done));
+  }
+  reduce_all(data, dtype, reduction, algorithm, std::move(done));
+}
+
+void Engine::reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
+  const size_t count = data.size() / dtype_size(dtype);
+  auto parts = std::make_shared<std::vector<std::vector<std::byte>>>();
+  schedule(
+      [=, this](uint64_t operation, Done ended) {
+        BulkHeader header = shape(operation, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
+        header.reduction = static_cast<uint8_t>(reduction);
+        return std::make_unique<Exchange>(
+            *mesh_, header, std::vector<std::byte>(data.begin(), data.end()),
+            [this, data, dtype, reduction, count, ended](const Status& status, const auto& all) {
+              if (!status.ok()) return ended(status);
+              for (const auto& part : all) {
+                if (part.size() != data.size()) {
+                  return ended(Status(Code::kInternal, "a worker sent another number of bytes than it said"));
+                }
+              }
+              if (count > 0) std::memcpy(data.data(), all[0].data(), data.size());
+              for (size_t r = 1; r < all.size(); ++r) reduce_into(dtype, reduction, data.data(), all[r].data(), count);
+              if (reduction == Reduction::kMean) divide(dtype, data.data(), count, static_cast<double>(size()));
+              ended(status);
+            });
+      },
+      std::move(done));
+}
+
+void Engine::reduce_all(std::span<std::byte> data, DType dtype, Reduction reduction, Algorithm algorithm, Done done) {
+  const size_t element = dtype_size(dtype), count = data.size() / element;
+  schedule(
+      [=, this](uint64_t operation, Done ended) -> std::unique_ptr<Task> {
+        BulkHeader header = shape(operation, Kind::kAllReduce, dtype, algorithm, count);
+        header.reduction = static_cast<uint8_t>(reduction);
+        if (algorithm == Algorithm::kRing) {
+          header.tag = mesh_->chunk_bytes();
+          return std::make_unique<Ring>(
+              *mesh_, header, RingPlan{count, element, data.data(), adder(dtype, reduction)},
+              [this, data, dtype, reduction, count, ended](const Status& status) {
+                if (status.ok() && reduction == Reduction::kMean) {
+                  divide(dtype, data.data(), count, static_cast<double>(size()));
+                }
+                ended(status);
+              });
+        }
+        DirectPlan plan;
+        plan.bounds = balanced_slices(count, size());
+        plan.element = plan.result_element = element;
+        plan.data = plan.result = data.data();
+        plan.ordered = is_floating(dtype);
+        plan.add = adder(dtype, reduction);
+        if (reduction == Reduction::kMean) {
+          plan.transform = [this, data, dtype, element](size_t begin, size_t end) {
+            divide(dtype, data.data() + begin * element, end - begin, static_cast<double>(size()));
+          };
+        }
+        header.tag = Direct::tag(*mesh_, plan);
+        return std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+      },
+      std::move(done));
+}
+
+void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done) {
+  if (Status status = usable(); !status.ok()) return done(status);
+  if (!mesh_) return done({});
+  schedule(
+      [=, this](uint64_t operation, Done ended) {
+        BulkHeader header =
+            shape(operation, Kind::kBroadcast, dtype, Algorithm::kChain, data.size() / dtype_size(dtype));
+        header.root = root;
+        header.tag = mesh_->chunk_bytes();
+        return std::make_unique<Broadcast>(*mesh_, header, data, ended);
+      },
+      std::move(done));
+}
+
+void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
+                       DType dtype, Done done) {
+  if (Status status = usable(); !status.ok()) return done(status);
+  const size_t element = dtype_size(dtype);
+  const std::vector<size_t> bounds = bounds_of(counts);
+  std::byte* own = receive.data() + bounds[rank()] * element;
+  if (!send.empty() && own != send.data()) std::memmove(own, send.data(), send.size());
+  if (!mesh_) return done({});
+  if (bounds.back() == 0) return meet(Kind::kAllGather, dtype, std::move(done));
+  schedule(
+      [=, this](uint64_t operation, Done ended) {
+        BulkHeader header = shape(operation, Kind::kAllGather, dtype, Algorithm::kDirect, bounds.back());
+        DirectPlan plan;
+        plan.bounds = bounds;
+        plan.reduce = false;
+        plan.element = plan.result_element = element;
+        plan.data = plan.result = receive.data();
+        header.tag = Direct::tag(*mesh_, plan);
+        return std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+      },
+      std::move(done));
+}
+
+void Engine::reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
+                            DType dtype, Reduction reduction, Done done) {
+  if (Status status = usable(); !status.ok()) return done(status);
+  const size_t element = dtype_size(dtype);
+  const std::vector<size_t> bounds = bounds_of(counts);
+  const std::byte* own = send.data() + bounds[rank()] * element;
+  if (!mesh_) {
+    if (!receive.empty() && own != receive.data()) std::memmove(receive.data(), own, receive.size());
+    return done({});
+  }
+  if (bounds.back() == 0) return meet(Kind::kReduceScatter, dtype, std::move(done));
+  // The sum is made in `receive`, beginning with this rank's own contribution: `send` stays as it is.
+  if (!receive.empty() && own != receive.data()) std::memcpy(receive.data(), own, receive.size());
+  schedule(
+      [=, this](uint64_t operation, Done ended) {
+        BulkHeader header = shape(operation, Kind::kReduceScatter, dtype, Algorithm::kDirect, bounds.back());
+        header.reduction = static_cast<uint8_t>(reduction);
+        DirectPlan plan;
+        plan.bounds = bounds;
+        plan.gather = false;
+        plan.element = plan.result_element = element;
+        plan.data = const_cast<std::byte*>(send.data());
+        plan.own = receive.data();
+        plan.ordered = is_floating(dtype);
+        plan.add = adder(dtype, reduction);
+        if (reduction == Reduction::kMean) {
+          plan.transform = [this, receive, dtype, element, first = bounds[rank()]](size_t begin, size_t end) {
+            divide(dtype, receive.data() + (begin - first) * element, end - begin, static_cast<double>(size()));
+          };
+        }
+        header.tag = Direct::tag(*mesh_, plan);
+        return std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+      },
+      std::move(done));
+}
+
+void Engine::barrier(Done done) {
+  if (Status status = usable(); !status.ok()) return done(status);
+  if (!mesh_) return done({});
+  meet(Kind::kBarrier, DType::kUint8, std::move(done));
+}
+
+// Nothing to move, but everybody must have called the same.
+void Engine::meet(Kind kind, DType dtype, Done done) {
+  exchange(kind, dtype, 0, {}, "", [done](const Status& status, const auto&) { done(status); });
+}
+
+// ---- the step
+
+void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop, StepDone done) {
+  if (!torn_.ok()) return done(torn_, {});
+  if (Status status = usable(); !status.ok()) return done(status, {});
+  StepRequest request;
+  request.step = next_step_;
+  request.first_operation = next_operation_;
+  request.weights = std::move(weights);
+  request.absent = std::move(absent);
+  request.stop = stop;
+  request.deadline = deadline();
+  next_operation_ += step_.operations();
+  step_.begin(std::move(request), [this, done = std::move(done)](const Status& status, const StepResult& result) {
+    if (status.ok()) {
+      ++next_step_;
+    } else if (!step_.failed_in_agreement()) {
+      torn_ = Status(Code::kTorn, "step " + std::to_string(next_step_) +
+                                      " failed half-way, so workers may stand at different steps: " + status.message() +
+                                      "; start a new session from a checkpoint")
+                  .with_rank(status.rank(), status.host())
+                  .with_operation(status.operation());
+    }
+    done(status, result);
+  });
+}
+
+// ---- objects
+
+void Engine::put_object(const std::string& name, Objects::Blob blob, Done done) {
+  if (Status status = usable(); !status.ok()) return done(status);
+  objects_.put(mesh_, name, std::move(blob), deadline(), std::move(done));
+}
+
+uint64_t Engine::get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done) {
+  if (!broken_.ok() && !objects_.has(name)) {
+    done(broken_);
+    return 0;
+  }
+  return objects_.get(name, std::move(done));
+}
+
+// ---- failure and end
+
+void Engine::fail(const Status& cause, bool tell_peers) {
+  if (!broken_.ok()) return;
+  broken_ = cause;
+  log_->error(cause.message());
+  if (mesh_) mesh_->fail_session(cause, tell_peers);
+  step_.fail(cause);
+  auto pending = std::move(pending_);
+  pending_.clear();
+  for (Pending& next : pending) next.done(cause);
+  objects_.fail(cause);
+  if (on_broken_) on_broken_(cause);
+}
+
+void Engine::close(const Status& cause) {
+  const Status closed =
+      cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
+  if (broken_.ok()) broken_ = closed;
+  if (mesh_) mesh_->close(cause);
+  step_.fail(closed);
+  auto pending = std::move(pending_);
+  pending_.clear();
+  for (Pending& next : pending) next.done(closed);
+  objects_.fail(closed);
+}
+
+void Engine::on_peer_failure(int32_t, const Status& why) { fail(why, true); }
+
+void Engine::on_peer_left(int32_t rank) {
+  log_->info(mesh_->member_name(rank) + " has closed its session");
+  mesh_->peer_left(rank);
+}
+
+void Engine::on_object(transport::ObjectPart part, transport::Responder respond) {
+  objects_.receive(std::move(part), respond);
+}
+
+}  // namespace dsgd

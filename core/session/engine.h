@@ -1,0 +1,129 @@
+// The engine: a worker's whole protocol state after it has joined, on the session's loop. Each function starts work and
+// returns; its end is told through `done`, from the loop. The session (threads, blocking) and the simulation (neither)
+// both drive it.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/log.h"
+#include "core/collectives/mesh.h"
+#include "core/session/objects.h"
+#include "core/strategy/model.h"
+#include "core/strategy/step.h"
+
+namespace dsgd {
+
+struct EngineOptions {
+  transport::Duration step_timeout = std::chrono::seconds(300);
+  size_t bucket_bytes = 4 << 20;
+  int32_t servers = 0;  // 0: as many as workers
+  std::string algorithm = "auto";
+  StepOptions step;
+  std::string library_version;
+};
+
+class Engine final : public MeshEvents {
+ public:
+  using Done = std::function<void(const Status&)>;
+  using StepDone = Step::Done;
+
+  // Without a mesh (one worker) collectives are local. `broken` is called once, when the session cannot go on, for a
+  // reason that this worker saw itself (true) or was told.
+  Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log);
+  ~Engine() override;
+  void on_broken(std::function<void(const Status&)> broken) { on_broken_ = std::move(broken); }
+
+  // The mesh exists before the view does, since peers may dial early.
+  void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh); }
+  Status open(const transport::JoinReply& view) { return mesh_ ? mesh_->open(view) : Status(); }
+
+  int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
+  int32_t size() const { return mesh_ ? mesh_->size() : 1; }
+  const Status& broken() const { return broken_; }
+
+  // Collectives on the world. Buffers are untouched after `done`.
+  void allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
+  void broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done);
+  void allgather(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
+                 Done done);
+  void reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
+                      DType dtype, Reduction reduction, Done done);
+  void barrier(Done done);
+
+  void start(const StrategySpec& strategy, Done done);
+  void set_strategy(const StrategySpec& strategy, Done done);
+  bool started() const { return started_; }
+  void replan();  // settings of parameters have changed
+
+  // `weights` by replica. Marks may come before or after begin; flush marks the rest.
+  void step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop, StepDone done);
+  void parameter_ready(uint32_t parameter) { step_.parameter_ready(parameter); }
+  void mark_absent(uint32_t replica, uint32_t parameter) { step_.mark_absent(replica, parameter); }
+
+  void put_object(const std::string& name, Objects::Blob blob, Done done);
+  uint64_t get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done);
+  Objects& objects() { return objects_; }
+
+  // The session cannot go on. `tell_peers`: this worker is the first to know.
+  void fail(const Status& cause, bool tell_peers);
+  void peer_left(int32_t rank) { if (mesh_) mesh_->told_left(rank); }
+  void close(const Status& cause);
+  bool idle() const { return running_ == 0 && pending_.empty() && !step_.running() && (!mesh_ || mesh_->sent()); }
+
+  // MeshEvents
+  void on_peer_failure(int32_t rank, const Status& why) override;
+  void on_peer_left(int32_t rank) override;
+  void on_object(transport::ObjectPart part, transport::Responder respond) override;
+
+ private:
+  using MakeTask = std::function<std::unique_ptr<Task>(uint64_t operation, Done done)>;
+  // Stand-alone collectives run in issue order, a few at a time.
+  void schedule(MakeTask make, Done done);
+  void pump();
+  Status usable() const;
+  transport::Time deadline() const { return loop_.now() + options_.step_timeout; }
+  transport::BulkHeader shape(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count) const;
+  void exchange(Kind kind, DType dtype, size_t count, std::vector<std::byte> mine, std::string name,
+                std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
+  void meet(Kind kind, DType dtype, Done done);
+  void reduce_all(std::span<std::byte> data, DType dtype, Reduction reduction, Algorithm algorithm, Done done);
+  void reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
+
+  // start (engine_start.cc)
+  std::string signature(const StrategySpec& strategy) const;
+  void compare_signatures(const StrategySpec& strategy, std::string mine, size_t length, Done done);
+  void give_values(const StrategySpec& strategy, Done done);
+  void apply_plan(const StrategySpec& strategy);
+  void gather_state(size_t bucket, size_t tensor, Done done);
+
+  transport::Loop& loop_;
+  Model& model_;
+  EngineOptions options_;
+  std::shared_ptr<Log> log_;
+  Mesh* mesh_ = nullptr;
+  Objects objects_;
+  Step step_;
+  Status broken_;
+  Status torn_;  // a step failed half-way
+  std::function<void(const Status&)> on_broken_;
+  uint64_t next_operation_ = 1;
+  struct Pending {
+    MakeTask make;
+    Done done;
+    uint64_t operation;
+    transport::Time deadline;
+  };
+  std::deque<Pending> pending_;
+  size_t running_ = 0;
+  bool started_ = false;
+  uint64_t next_step_ = 0, strategy_version_ = 0;
+  uint32_t total_replicas_ = 1;
+};
+
+}  // namespace dsgd

@@ -1,0 +1,284 @@
+// Start and change of strategy: the moments at which all workers compare what they are and agree on a plan.
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/collectives/broadcast.h"
+#include "core/collectives/direct.h"
+#include "core/session/engine.h"
+
+namespace dsgd {
+
+using transport::BulkHeader;
+
+namespace {
+
+struct StartWire {
+  uint64_t hash, length;
+  uint32_t replicas, reserved;
+};
+
+std::vector<std::byte> bytes_of(const std::string& text) {
+  std::vector<std::byte> bytes(text.size());
+  if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());
+  return bytes;
+}
+std::string text_of(const std::vector<std::byte>& bytes) {
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+}  // namespace
+
+// One line for each thing that must be equal, so that the first unequal line says what to mend.
+std::string Engine::signature(const StrategySpec& strategy) const {
+  std::string text = "library " + options_.library_version + "\n";
+  for (size_t p = 0; p < model_.parameters.size(); ++p) {
+    const Parameter& parameter = *model_.parameters[p];
+    const ParameterSettings& settings = model_.settings[p];
+    text += "parameter " + parameter.name + ' ' + dtype_name(parameter.dtype) + ' ' + shape_text(parameter.shape) +
+            (parameter.trained ? " trained" : " untrained") + " rate=" + std::to_string(settings.rate) +
+            " decay=" + std::to_string(settings.decay) + " frozen=" + (settings.frozen ? "1" : "0") + '\n';
+  }
+  text += "optimizer " + model_.optimizer->describe() + '\n';
+  text += "strategy " + strategy.describe() + '\n';
+  text += std::string("reproducible = ") + (options_.step.reproducible ? "1" : "0") + '\n';
+  text += "bucket_size = " + std::to_string(options_.bucket_bytes) + '\n';
+  text += "servers = " + std::to_string(options_.servers) + '\n';
+  text += std::string("gradient_norm = ") + (options_.step.gradient_norm ? "1" : "0") + '\n';
+  if (mesh_) text += "receive_memory gives chunks of " + std::to_string(mesh_->chunk_bytes()) + " bytes\n";
+  return text;
+}
+
+void Engine::start(const StrategySpec& strategy, Done done) {
+  if (Status status = usable(); !status.ok()) return done(status);
+  const std::string mine = signature(strategy);
+  const uint32_t replicas = static_cast<uint32_t>(model_.replicas.size());
+  if (!mesh_) {
+    total_replicas_ = replicas;
+    return give_values(strategy, std::move(done));
+  }
+  const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, 0};
+  std::vector<std::byte> bytes(sizeof wire);
+  std::memcpy(bytes.data(), &wire, sizeof wire);
+  exchange(Kind::kStart, DType::kUint8, 0, std::move(bytes), "start",
+           [this, strategy, mine, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+             if (!status.ok()) return done(status);
+             bool equal = true;
+             uint64_t length = 0, hash = 0;
+             total_replicas_ = 0;
+             for (size_t rank = 0; rank < all.size(); ++rank) {
+               StartWire theirs{};
+               if (all[rank].size() != sizeof theirs) {
+                 return done(Status(Code::kMismatch, "start: rank " + std::to_string(rank) +
+                                                         " runs another version of dsgd; use the same everywhere")
+                                 .with_rank(static_cast<int32_t>(rank))
+                                 .with_operation("start"));
+               }
+               std::memcpy(&theirs, all[rank].data(), sizeof theirs);
+               if (rank == 0) length = theirs.length, hash = theirs.hash;
+               equal = equal && theirs.hash == hash && theirs.length == length;
+               total_replicas_ += theirs.replicas;
+             }
+             if (!equal) return compare_signatures(strategy, mine, length, done);
+             give_values(strategy, done);
+           });
+}
+
+// Rank 0's signature goes to all; each says what differs; all report the first difference of the lowest rank.
+void Engine::compare_signatures(const StrategySpec&, std::string mine, size_t length, Done done) {
+  if (length > Objects::kLargest) {
+    return done(Status(Code::kMismatch, "start: rank 0 runs another version of dsgd; use the same everywhere"));
+  }
+  auto theirs = std::make_shared<std::vector<std::byte>>(length);
+  if (rank() == 0) *theirs = bytes_of(mine);
+  schedule(
+      [this, theirs](uint64_t operation, Done ended) {
+        BulkHeader header = shape(operation, Kind::kStart, DType::kUint8, Algorithm::kChain, theirs->size());
+        header.root = 0;
+        auto task = std::make_unique<Broadcast>(*mesh_, header, std::span<std::byte>(*theirs), ended);
+        task->rename("start");
+        return task;
+      },
+      [this, mine, theirs, done](const Status& status) {
+        if (!status.ok()) return done(status);
+        const std::vector<std::string> here = lines_of(mine), zero = lines_of(text_of(*theirs));
+        std::string difference;
+        for (size_t i = 0; i < std::max(here.size(), zero.size()) && difference.empty(); ++i) {
+          const std::string a = i < zero.size() ? "'" + zero[i] + "'" : "nothing more";
+          const std::string b = i < here.size() ? "'" + here[i] + "'" : "nothing more";
+          if (a != b) difference = "rank 0 has " + a + ", rank " + std::to_string(rank()) + " has " + b;
+        }
+        if (difference.size() > 4096) difference.resize(4096);
+        exchange(Kind::kStart, DType::kUint8, 1, bytes_of(difference), "start",
+                 [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+                   if (!status.ok()) return done(status);
+                   for (size_t rank = 0; rank < all.size(); ++rank) {
+                     if (all[rank].empty()) continue;
+                     const std::string text = text_of(all[rank]);
+                     std::string parameter;
+                     if (const size_t at = text.find("'parameter "); at != std::string::npos) {
+                       parameter = text.substr(at + 11, text.find(' ', at + 11) - at - 11);
+                     }
+                     return done(Status(Code::kMismatch, "start: workers disagree: " + text +
+                                                             "; register the same parameters in the same order and set the "
+                                                             "same options on all workers")
+                                     .with_rank(static_cast<int32_t>(rank))
+                                     .with_operation("start")
+                                     .with_parameter(parameter));
+                   }
+                   done(Status(Code::kInternal, "start: signatures differ but no line does"));
+                 });
+      });
+}
+
+void Engine::give_values(const StrategySpec& strategy, Done done) {
+  struct Values {
+    size_t left;
+    Status failure;
+  };
+  auto values = std::make_shared<Values>(Values{model_.parameters.size() + 1, {}});
+  auto one_done = [this, values, strategy, done](const Status& status) {
+    if (!status.ok() && values->failure.ok()) values->failure = status;
+    if (--values->left > 0) return;
+    if (!values->failure.ok()) return done(values->failure);
+    for (size_t r = 1; r < model_.bindings.size(); ++r) {
+      for (size_t p = 0; p < model_.parameters.size(); ++p) {
+        std::memcpy(model_.bindings[r][p].value, model_.bindings[0][p].value, model_.parameters[p]->nbytes());
+      }
+    }
+    apply_plan(strategy);
+    started_ = true;
+    log_->info("started: " + std::to_string(model_.parameters.size()) + " parameters in " +
+               std::to_string(step_.plan().size()) + " buckets, strategy " + strategy.describe() + ", " +
+               std::to_string(step_.buffer_bytes()) + " bytes of buffers");
+    done({});
+  };
+  for (size_t p = 0; mesh_ && p < model_.parameters.size(); ++p) {
+    const Parameter& parameter = *model_.parameters[p];
+    const std::span<std::byte> data(model_.bindings[0][p].value, parameter.nbytes());
+    schedule(
+        [this, data, &parameter](uint64_t operation, Done ended) {
+          BulkHeader header = shape(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
+          header.root = 0;
+          auto task = std::make_unique<Broadcast>(*mesh_, header, data, ended);
+          task->rename("start");
+          return task;
+        },
+        one_done);
+  }
+  if (!mesh_) values->left = 1;
+  one_done({});
+}
+
+void Engine::apply_plan(const StrategySpec& strategy) {
+  std::vector<PlanParameter> planned;
+  for (size_t p = 0; p < model_.parameters.size(); ++p) {
+    const Parameter& parameter = *model_.parameters[p];
+    planned.push_back({parameter.dtype, parameter.count, parameter.trained && !model_.settings[p].frozen});
+  }
+  const int32_t servers = options_.servers > 0 ? options_.servers : size();
+  step_.set_replicas(total_replicas_);
+  step_.set_plan(make_plan(planned, strategy, {size(), servers, options_.bucket_bytes}), strategy, strategy_version_);
+}
+
+void Engine::replan() {
+  if (started_) apply_plan(step_.strategy());
+}
+
+void Engine::set_strategy(const StrategySpec& strategy, Done done) {
+  if (!torn_.ok()) return done(torn_);
+  if (Status status = usable(); !status.ok()) return done(status);
+  auto change = [this, strategy, done] {
+    ++strategy_version_;
+    apply_plan(strategy);
+    log_->info("strategy is " + strategy.describe() + " from step " + std::to_string(next_step_) + " on");
+    done({});
+  };
+  if (!mesh_) return change();
+  exchange(Kind::kStrategy, DType::kUint8, 0, bytes_of(strategy.describe()), "dsgd_strategy_set",
+           [this, strategy, change, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+             if (!status.ok()) return done(status);
+             for (size_t rank = 1; rank < all.size(); ++rank) {
+               if (all[rank] == all[0]) continue;
+               return done(Status(Code::kMismatch, "dsgd_strategy_set: workers disagree: rank 0 asks for '" +
+                                                       text_of(all[0]) + "', rank " + std::to_string(rank) + " for '" +
+                                                       text_of(all[rank]) + "'; give the same arguments everywhere")
+                               .with_rank(static_cast<int32_t>(rank))
+                               .with_operation("dsgd_strategy_set"));
+             }
+             const size_t tensors = static_cast<size_t>(model_.optimizer->state_count());
+             const size_t moves = step_.updates_at_owner() ? step_.plan().size() * tensors : 0;
+             auto left = std::make_shared<size_t>(moves + 1);
+             auto failure = std::make_shared<Status>();
+             auto moved = [left, failure, change, done](const Status& status) {
+               if (!status.ok() && failure->ok()) *failure = status;
+               if (--*left > 0) return;
+               if (!failure->ok()) return done(*failure);
+               change();
+             };
+             for (size_t bucket = 0; moves > 0 && bucket < step_.plan().size(); ++bucket) {
+               for (size_t tensor = 0; tensor < tensors; ++tensor) gather_state(bucket, tensor, moved);
+             }
+             moved({});
+           });
+}
+
+// Optimizer state of one bucket goes from the owners of its ranges to every worker.
+void Engine::gather_state(size_t index, size_t tensor, Done done) {
+  const Bucket& bucket = step_.plan()[index];
+  const size_t element = dtype_size(bucket.dtype);
+  auto buffer = std::make_shared<std::vector<std::byte>>(bucket.elements * element);
+  auto place = [this, element, tensor](const Piece& piece) {
+    return model_.state[piece.parameter][tensor].get() + piece.begin * element;
+  };
+  for (const Piece& piece : bucket.pieces) {
+    if (piece.owner == rank()) {
+      std::memcpy(buffer->data() + piece.position * element, place(piece), piece.count * element);
+    }
+  }
+  schedule(
+      [this, buffer, element, index](uint64_t operation, Done ended) {
+        const Bucket& bucket = step_.plan()[index];
+        BulkHeader header = shape(operation, Kind::kStrategy, bucket.dtype, Algorithm::kDirect, bucket.elements);
+        DirectPlan plan;
+        plan.bounds = bucket.bounds;
+        plan.reduce = false;
+        plan.element = plan.result_element = element;
+        plan.data = plan.result = buffer->data();
+        header.tag = Direct::tag(*mesh_, plan);
+        auto task = std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+        task->rename("dsgd_strategy_set");
+        return task;
+      },
+      [this, buffer, element, index, place, done](const Status& status) {
+        if (status.ok()) {
+          for (const Piece& piece : step_.plan()[index].pieces) {
+            if (piece.owner != rank()) {
+              std::memcpy(place(piece), buffer->data() + piece.position * element, piece.count * element);
+            }
+          }
+        }
+        done(status);
+      });
+}
+
+}  // namespace dsgd

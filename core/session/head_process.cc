@@ -1,0 +1,84 @@
+// The coordinator alone (dsgd_head_start).
+
+#include "core/membership/membership.h"
+#include "core/session/session.h"
+#include "core/session/worker.h"
+
+namespace dsgd {
+
+struct HeadProcess::Impl {
+  std::unique_ptr<transport::Environment> environment;
+  std::unique_ptr<transport::Network> network;
+  std::unique_ptr<Head> head;
+  std::unique_ptr<Doorman> doorman;
+  std::unique_ptr<transport::Listener> listener;
+  std::string address;
+  std::atomic<bool> ended{false};
+  Status result;
+};
+
+HeadProcess::HeadProcess() = default;
+
+Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
+                                                        std::unique_ptr<transport::Environment> environment,
+                                                        std::shared_ptr<Log> log) {
+  Status status = config.validate();
+  if (!status.ok()) return status;
+  const std::string address = config.text("head");
+  if (address.empty()) {
+    return Status(Code::kInvalidArgument, "`head` is not set; give the address to listen on, for example "
+                                          "head = 127.0.0.1:7700 (port 0: any)")
+        .with_parameter("head");
+  }
+  if (config.text("token").empty() && !is_loopback(address)) {
+    return Status(Code::kInvalidArgument, "`token` is not set: without one the head listens on the loopback interface "
+                                          "only, not on " + address + "; set `token` on the head and all workers")
+        .with_parameter("token");
+  }
+  auto process = std::unique_ptr<HeadProcess>(new HeadProcess());
+  process->impl_ = std::make_unique<Impl>();
+  Impl& impl = *process->impl_;
+  impl.environment = std::move(environment);
+  auto network = impl.environment->new_network("dsgd-head", 4 << 20);
+  if (!network.ok()) return network.status();
+  impl.network = std::move(network).value();
+  HeadOptions options{static_cast<uint32_t>(config.integer("num_workers")), config.duration("lease"),
+                      config.duration("heartbeat_interval")};
+  impl.head = std::make_unique<Head>(impl.network->loop(), options, log);
+  impl.head->on_end([&impl](const Status& status) {
+    impl.result = status;
+    impl.ended = true;
+  });
+  impl.doorman = std::make_unique<Doorman>(config.text("job"), config.text("token"),
+                                           Doorman::Route{impl.network.get(), impl.head.get()}, Doorman::Route{});
+  auto listener = impl.network->listen(address, impl.doorman.get());
+  if (!listener.ok()) return listener.status();
+  impl.listener = std::move(listener).value();
+  impl.address = impl.listener->address();
+  log->info("the head listens on " + impl.address);
+  return process;
+}
+
+HeadProcess::~HeadProcess() {
+  if (!impl_) return;
+  if (impl_->environment->forked()) {
+    (void)impl_.release();
+    return;
+  }
+  impl_->listener.reset();
+  impl_->network.reset();  // before the head, which its loop may call
+}
+
+const std::string& HeadProcess::address() const { return impl_->address; }
+bool HeadProcess::forked() const { return impl_->environment->forked(); }
+
+Status HeadProcess::wait(std::chrono::milliseconds timeout) {
+  const transport::Time deadline =
+      timeout.count() < 0 ? transport::kNever : impl_->network->loop().now() + timeout;
+  if (!impl_->network->loop().wait(impl_->ended, deadline)) {
+    return Status(Code::kWaitTimeout, "the job goes on after " + std::to_string(timeout.count()) + " ms");
+  }
+  return impl_->result;
+}
+
+}  // namespace dsgd

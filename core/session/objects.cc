@@ -1,0 +1,120 @@
+#include "core/session/objects.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace dsgd {
+
+namespace {
+constexpr size_t kPart = 256 * 1024;
+Status exists(const std::string& name) {
+  return Status(Code::kExists, "there is an object '" + name + "' already; objects are put once, choose another name");
+}
+}  // namespace
+
+struct Objects::Sending {
+  Mesh* mesh;
+  std::string name;
+  Blob blob;
+  transport::Time deadline;
+  std::function<void(const Status&)> done;
+  std::vector<size_t> offset;  // by rank, next part
+  int32_t waiting = 0;         // peers that do not have all yet
+  Status failure;
+};
+
+void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Time deadline,
+                  std::function<void(const Status&)> done) {
+  if (objects_.count(name) || incoming_.count(name)) return done(exists(name));
+  store(name, blob);
+  if (!mesh || mesh->size() == 1) return done({});
+  auto sending = std::make_shared<Sending>();
+  sending->mesh = mesh;
+  sending->name = name;
+  sending->blob = std::move(blob);
+  sending->deadline = deadline;
+  sending->done = std::move(done);
+  sending->offset.assign(mesh->size(), 0);
+  sending->waiting = mesh->size() - 1;
+  sending_.push_back(sending);
+  mesh->loop().schedule(deadline, [this, weak = std::weak_ptr(sending), name] {
+    auto late = weak.lock();
+    if (!late || !late->done) return;
+    finish(late, Status(Code::kTimeout, "object '" + name + "' has not reached all workers within step_timeout")
+                     .with_operation("dsgd_object_put"));
+  });
+  for (int32_t hop = 1; hop < mesh->size(); ++hop) send_parts(sending, (mesh->rank() + hop) % mesh->size());
+}
+
+// One part at a time to each peer: objects are small against a step's data and must not get in its way.
+void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
+  const std::vector<uint8_t>& blob = *sending->blob;
+  const size_t offset = sending->offset[rank], count = std::min(kPart, blob.size() - offset);
+  transport::ObjectPart part{sending->mesh->epoch(), sending->mesh->rank(), sending->name, blob.size(), offset,
+                             {blob.begin() + offset, blob.begin() + offset + count}};
+  sending->mesh->call(rank, std::move(part), sending->deadline, [this, sending, rank, count](Result<transport::Message> r) {
+    sending->offset[rank] += count;
+    if (!r.ok() && sending->failure.ok()) sending->failure = r.status();
+    if (r.ok() && sending->offset[rank] < sending->blob->size()) return send_parts(sending, rank);
+    if (--sending->waiting == 0) finish(sending, sending->failure);
+  });
+}
+
+void Objects::receive(transport::ObjectPart part, const transport::Responder& respond) {
+  if (objects_.count(part.name)) return respond(exists(part.name));
+  if (part.total > kLargest || part.offset > part.total || part.data.size() > part.total - part.offset) {
+    return respond(Status(Code::kInternal, "a part of object '" + part.name + "' lies outside of it"));
+  }
+  Incoming& incoming = incoming_.try_emplace(part.name, Incoming{part.rank, {}, 0}).first->second;
+  if (incoming.rank != part.rank) return respond(exists(part.name));
+  if (part.offset != incoming.received) return respond(Status(Code::kInternal, "a part of object '" + part.name + "' is missing"));
+  incoming.data.insert(incoming.data.end(), part.data.begin(), part.data.end());  // grows with what came, not with `total`
+  incoming.received += part.data.size();
+  respond(transport::Message(transport::Empty{}));
+  if (incoming.received < part.total) return;
+  auto blob = std::make_shared<const std::vector<uint8_t>>(std::move(incoming.data));
+  incoming_.erase(part.name);
+  store(part.name, std::move(blob));
+}
+
+void Objects::store(const std::string& name, Blob blob) {
+  objects_[name] = blob;
+  std::vector<std::function<void(Result<Blob>)>> ready;
+  for (auto it = waiters_.begin(); it != waiters_.end();) {
+    if (it->name == name) {
+      ready.push_back(std::move(it->done));
+      it = waiters_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  for (auto& done : ready) done(blob);
+}
+
+uint64_t Objects::get(const std::string& name, std::function<void(Result<Blob>)> done) {
+  if (auto it = objects_.find(name); it != objects_.end()) {
+    done(it->second);
+    return 0;
+  }
+  waiters_.push_back({next_ticket_, name, std::move(done)});
+  return next_ticket_++;
+}
+
+void Objects::forget(uint64_t ticket) {
+  waiters_.remove_if([ticket](const Waiter& waiter) { return waiter.ticket == ticket; });
+}
+
+void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& status) {
+  sending_.remove(sending);
+  if (auto done = std::exchange(sending->done, nullptr)) done(status);
+}
+
+void Objects::fail(const Status& cause) {
+  while (!sending_.empty()) finish(std::shared_ptr<Sending>(sending_.front()), cause);
+  auto waiters = std::move(waiters_);
+  waiters_.clear();
+  for (Waiter& waiter : waiters) waiter.done(cause);
+}
+
+}  // namespace dsgd

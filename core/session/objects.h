@@ -1,0 +1,56 @@
+// Named blobs that every worker holds. Who puts one sends it to all peers in parts; each peer answers a part once it has
+// it. Everything is on the session's loop.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/collectives/mesh.h"
+
+namespace dsgd {
+
+class Objects {
+ public:
+  using Blob = std::shared_ptr<const std::vector<uint8_t>>;
+  static constexpr size_t kLargest = size_t{1} << 30;
+
+  // mesh null: one worker.
+  void put(Mesh* mesh, const std::string& name, Blob blob, transport::Time deadline,
+           std::function<void(const Status&)> done);
+  // `done` is called at once if it is there, else when it comes. Returns a ticket for forget().
+  uint64_t get(const std::string& name, std::function<void(Result<Blob>)> done);
+  bool has(const std::string& name) const { return objects_.count(name) > 0; }
+  void forget(uint64_t ticket);
+  void receive(transport::ObjectPart part, const transport::Responder& respond);
+  void fail(const Status& cause);  // all who wait
+
+ private:
+  struct Incoming {
+    int32_t rank;
+    std::vector<uint8_t> data;
+    uint64_t received = 0;
+  };
+  struct Waiter {
+    uint64_t ticket;
+    std::string name;
+    std::function<void(Result<Blob>)> done;
+  };
+  struct Sending;
+  void send_parts(std::shared_ptr<Sending> sending, int32_t rank);
+  void finish(const std::shared_ptr<Sending>& sending, const Status& status);
+  void store(const std::string& name, Blob blob);
+
+  std::map<std::string, Blob> objects_;
+  std::map<std::string, Incoming> incoming_;
+  std::list<Waiter> waiters_;
+  std::list<std::shared_ptr<Sending>> sending_;  // puts in flight
+  uint64_t next_ticket_ = 1;
+};
+
+}  // namespace dsgd

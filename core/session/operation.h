@@ -1,0 +1,63 @@
+// An operation as the host sees it: made by the session, ended by the engine, waited for by any number of threads.
+#pragma once
+
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "transport/base/status.h"
+
+namespace dsgd {
+
+struct StepResult {
+  int64_t step = 0;
+  int64_t epoch = 0;
+  int32_t size = 0;
+  bool applied = false;
+  bool all_done = false;
+  bool stop = false;
+  double weight = 0;
+  double gradient_norm = std::numeric_limits<double>::quiet_NaN();
+};
+
+class Operation {
+ public:
+  Operation(uint64_t id, std::string name, bool is_step) : id_(id), name_(std::move(name)), is_step_(is_step) {}
+  uint64_t id() const { return id_; }
+  const std::string& name() const { return name_; }  // "step 17", "all-reduce 3"
+  bool is_step() const { return is_step_; }
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  // Valid once done() is true.
+  const Status& status() const { return status_; }
+  const StepResult& step_result() const { return step_result_; }
+
+  // Engine only, once, on its loop.
+  void end(Status status) {
+    if (!status.ok() && status.operation().empty() && !name_.empty()) {
+      status = std::move(status).with_operation(name_);  // the session's failure ends operations that it does not name
+    }
+    status_ = std::move(status);
+    if (!status_.ok() && status_.operation().empty()) {
+      // A cause that ends many operations, such as a lost worker, names none; they share it, so a new one is made.
+      status_ = Status(status_.code(), status_.message())
+                    .with_rank(status_.rank(), status_.host())
+                    .with_operation(name_)
+                    .with_parameter(status_.parameter());
+    }
+    done_.store(true, std::memory_order_release);
+  }
+  StepResult& mutable_step_result() { return step_result_; }
+  const std::atomic<bool>& done_flag() const { return done_; }
+
+ private:
+  const uint64_t id_;
+  const std::string name_;
+  const bool is_step_;
+  Status status_;
+  StepResult step_result_;
+  std::atomic<bool> done_{false};
+};
+
+}  // namespace dsgd

@@ -1,0 +1,254 @@
+#include "core/session/session.h"
+
+#include <algorithm>
+
+#include "core/session/session_impl.h"
+
+namespace dsgd {
+
+namespace {
+
+// A little more than the deadlines that protocol timers keep, so that their better messages come first.
+constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
+
+Status closed_status() { return Status(Code::kClosed, "the session is closed; open a new one with dsgd_init"); }
+
+}  // namespace
+
+Session::Session() = default;
+
+Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique_ptr<transport::Environment> environment,
+                                               std::shared_ptr<Log> log) {
+  Status status = config.validate();
+  if (!status.ok()) return status;
+  auto session = std::shared_ptr<Session>(new Session());
+  session->impl_ = std::make_unique<Impl>(config, std::move(environment), std::move(log));
+  Impl& impl = *session->impl_;
+  auto strategy = StrategySpec::parse(config.text("strategy"), "", config.text("algorithm"));
+  if (!strategy.ok()) return strategy.status();
+  impl.strategy = strategy.value();
+  auto optimizer = Optimizer::make("sgd", "");
+  if (!optimizer.ok()) return optimizer.status();
+  impl.model.optimizer = std::move(optimizer).value();
+  if (auto notifier = impl.environment->new_notifier(); notifier.ok()) impl.notifier = std::move(notifier).value();
+
+  impl.worker = std::make_unique<Worker>(*impl.environment, impl.config, impl.model, impl.log);
+  status = impl.worker->setup();
+  if (!status.ok()) return status;
+  const transport::Time deadline = impl.loop().now() + impl.config.duration("init_timeout");
+  auto joined = std::make_shared<Operation>(0, "dsgd_init", false);
+  impl.loop().run(
+      [&impl, deadline, joined] {
+        impl.worker->join(deadline, [joined](const Status& status) {
+          if (!joined->done()) joined->end(status);
+        });
+      },
+      joined->done_flag(), deadline + kSlack);
+  if (!joined->done()) {
+    return Status(Code::kTimeout, "joining the job at " + config.text("head") + " did not end within init_timeout");
+  }
+  if (!joined->status().ok()) return joined->status();
+  impl.opened = true;
+  const transport::JoinReply& view = impl.worker->view();
+  impl.rank = view.rank;
+  impl.size = static_cast<int32_t>(view.members.size());
+  impl.epoch = static_cast<int64_t>(view.epoch);
+  impl.local_size = 0;
+  for (const transport::MemberInfo& member : view.members) {
+    if (member.machine != view.members[view.rank].machine) continue;
+    if (member.rank < view.rank) ++impl.local_rank;
+    ++impl.local_size;
+  }
+  return session;
+}
+
+Session::~Session() {
+  if (!impl_) return;
+  if (impl_->environment->forked()) {
+    // The threads and the state behind the locks are the parent's; what is here is a copy that nobody can end properly.
+    (void)impl_.release();
+    return;
+  }
+  if (impl_->opened) close(std::chrono::milliseconds(0));
+  for (auto& bindings : impl_->model.bindings) {
+    for (Binding& binding : bindings) {
+      if (binding.release) binding.release();
+    }
+  }
+}
+
+// ---- calls
+
+Session::Impl::Call::Call(Impl& impl, bool waiting) : impl_(impl) {
+  if (impl_.environment->forked()) {  // the parent's locks may be held for ever in this copy
+    status_ = Status(Code::kForked, "this process is a fork of the one that opened the session; open a session of its own "
+                                    "with dsgd_init");
+    return;
+  }
+  std::lock_guard lock(impl_.call_mutex);
+  if (waiting ? impl_.ended : impl_.closing) {
+    status_ = closed_status();
+  } else {
+    ++impl_.calls;
+    counted_ = true;
+  }
+}
+
+Session::Impl::Call::~Call() {
+  if (!counted_) return;
+  std::lock_guard lock(impl_.call_mutex);
+  if (--impl_.calls == 0 && impl_.ended) impl_.loop().post([&impl = impl_] { impl.drained = true; });
+}
+
+bool Session::forked() const { return impl_->environment->forked(); }
+bool Session::closed() const { return impl_->closing; }
+
+Status Session::close(std::chrono::milliseconds timeout) {
+  if (forked()) return Status(Code::kForked, "this process is a fork of the one that opened the session");
+  Impl& impl = *impl_;
+  std::lock_guard closing(impl.close_mutex);
+  {
+    std::lock_guard lock(impl.call_mutex);
+    if (impl.closing) return {};
+    impl.closing = true;
+  }
+  const transport::Time deadline =
+      impl.loop().now() + (timeout.count() < 0 ? impl.config.duration("step_timeout") : transport::Duration(timeout));
+  // Operations in flight, until the deadline.
+  auto idle = std::make_shared<std::atomic<bool>>(false);
+  auto look = std::make_shared<std::function<void()>>();
+  *look = [&impl, idle, deadline, weak = std::weak_ptr(look)] {
+    if (*idle) return;
+    if (impl.engine().idle() || impl.loop().now() >= deadline) {
+      *idle = true;
+    } else if (auto again = weak.lock()) {
+      impl.loop().schedule(impl.loop().now() + std::chrono::milliseconds(1), [again] { (*again)(); });
+    }
+  };
+  impl.loop().run([look] { (*look)(); }, *idle, deadline + kSlack);
+  // Leave. The head answers at once, or not at all: the member's own deadline ends the wait.
+  auto left = std::make_shared<std::atomic<bool>>(false);
+  impl.loop().run([&impl, idle, left] {
+    *idle = true;
+    const Status cause = impl.engine().broken();  // a copy: closing the engine sets it
+    impl.worker->leave(cause, [left] { *left = true; });
+  }, *left, impl.loop().now() + impl.worker->lease() + kSlack);
+  // Callers that were waiting have been told; when the last one is out, nobody uses the loop any more.
+  {
+    std::lock_guard lock(impl.call_mutex);
+    impl.ended = true;
+    impl.drained = impl.calls == 0;
+  }
+  impl.wake_queue();
+  impl.loop().wait(impl.drained, transport::kNever);
+  std::lock_guard lock(impl.call_mutex);  // the last one is out of post(), too
+  impl.closed = true;
+  impl.worker.reset();
+  return {};
+}
+
+Status Session::abort(const std::string& reason) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  const std::string who = "rank " + std::to_string(impl_->rank) + " (host " + impl_->environment->host_name() + ", pid " +
+                          std::to_string(impl_->environment->process_id()) + ")";
+  const Status cause = Status(Code::kAborted, who + " aborted the job: " + (reason.empty() ? "no reason given" : reason))
+                           .with_rank(impl_->rank, impl_->environment->host_name());
+  impl_->loop().post([impl = impl_.get(), cause] { impl->engine().fail(cause, true); });
+  return {};
+}
+
+int32_t Session::rank() const { return impl_->rank; }
+int32_t Session::size() const { return impl_->size; }
+int32_t Session::local_rank() const { return impl_->local_rank; }
+int32_t Session::local_size() const { return impl_->local_size; }
+int64_t Session::epoch() const { return impl_->epoch; }
+
+// ---- waiting and the queue
+
+void Session::Impl::begin_async() {
+  std::lock_guard lock(queue_mutex);
+  if (in_flight++ == 0) loop().set_busy(true);
+}
+
+void Session::Impl::end_async(const std::shared_ptr<Operation>& operation, const Status& status) {
+  std::lock_guard lock(queue_mutex);
+  operation->end(status);
+  queue.push_back(operation);
+  if (notifier) notifier->set();
+  if (--in_flight == 0) loop().set_busy(false);
+  for (std::atomic<bool>* waiter : queue_waiters) *waiter = true;
+}
+
+void Session::Impl::wake_queue() {
+  auto done = std::make_shared<std::atomic<bool>>(false);
+  loop().run(
+      [this, done] {
+        std::lock_guard lock(queue_mutex);
+        for (std::atomic<bool>* waiter : queue_waiters) *waiter = true;
+        *done = true;
+      },
+      *done, transport::kNever);
+}
+
+Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
+  if (operation.done()) return operation.status();
+  Impl::Call call(*impl_, true);
+  if (!call.status().ok()) return operation.done() ? operation.status() : call.status();
+  if (operation.is_step() && !impl_->closing) {
+    Status status = step_flush();
+    if (!status.ok() && !operation.done() && status.code() != Code::kClosed) return status;
+  }
+  const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
+  if (!impl_->loop().wait(operation.done_flag(), deadline)) {
+    return Status(Code::kWaitTimeout, (operation.name().empty() ? "the operation" : operation.name()) +
+                                          " has not ended after " + std::to_string(timeout.count()) +
+                                          " ms; it goes on, and its buffers stay in use")
+        .with_operation(operation.name());
+  }
+  return operation.status();
+}
+
+Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max, std::chrono::milliseconds timeout) {
+  Impl::Call call(*impl_, true);
+  if (call.status().code() == Code::kForked) return call.status();
+  const bool usable = call.status().ok();
+  const transport::Time deadline =
+      !usable || timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
+  for (;;) {
+    std::atomic<bool> woken{false};
+    std::list<std::atomic<bool>*>::iterator self;
+    {
+      std::lock_guard lock(impl_->queue_mutex);
+      if (!impl_->queue.empty() && max > 0) {
+        std::vector<std::shared_ptr<Operation>> ended;
+        while (!impl_->queue.empty() && ended.size() < max) {
+          ended.push_back(std::move(impl_->queue.front()));
+          impl_->queue.pop_front();
+        }
+        if (impl_->queue.empty() && impl_->notifier) impl_->notifier->clear();
+        return ended;
+      }
+      if (impl_->ended) return closed_status();
+      self = impl_->queue_waiters.insert(impl_->queue_waiters.end(), &woken);
+    }
+    const bool in_time = impl_->loop().wait(woken, deadline);
+    std::lock_guard lock(impl_->queue_mutex);
+    impl_->queue_waiters.erase(self);
+    if (!in_time && impl_->queue.empty()) {
+      return Status(Code::kWaitTimeout, "no operation has ended within " + std::to_string(timeout.count()) + " ms");
+    }
+  }
+}
+
+int Session::queue_fd() const {
+  return impl_->notifier ? impl_->notifier->fd() : static_cast<int>(Code::kUnsupported);
+}
+
+void Session::queue_forget(const Operation& operation) {
+  std::lock_guard lock(impl_->queue_mutex);
+  std::erase_if(impl_->queue, [&](const auto& ended) { return ended.get() == &operation; });
+  if (impl_->queue.empty() && impl_->notifier) impl_->notifier->clear();
+}
+
+}  // namespace dsgd

@@ -1,0 +1,112 @@
+// A session as the C ABI sees it: thread-safe where dsgd.h says "any thread", blocking, errors as Status. It starts work
+// on the engine's loop and waits; all protocol state is the engine's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/log.h"
+#include "core/config/config.h"
+#include "core/session/operation.h"
+#include "core/session/tensor_memory.h"
+#include "core/strategy/model.h"
+#include "transport/base/status.h"
+#include "transport/network.h"
+
+namespace dsgd {
+
+class Session {
+ public:
+  // Joins the job and blocks until it is complete. `config` is validated by this call.
+  static Result<std::shared_ptr<Session>> open(const Config& config, std::unique_ptr<transport::Environment> environment,
+                                               std::shared_ptr<Log> log);
+  ~Session();  // as free: ends without waiting for operations; in a forked child it abandons threads and sockets
+
+  bool forked() const;
+  bool closed() const;
+  // timeout < 0: step_timeout.
+  Status close(std::chrono::milliseconds timeout);
+  Status abort(const std::string& reason);
+
+  int32_t rank() const;
+  int32_t size() const;
+  int32_t local_rank() const;
+  int32_t local_size() const;
+  int64_t epoch() const;
+
+  Result<Parameter*> add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
+                                   bool trained);
+  Status set_parameter(Parameter* parameter, const std::string& options);
+  Result<Replica*> add_replica(const std::string& device);  // "": next entry of `devices`
+  Status set_replica_weight(Replica* replica, double weight);
+  // `release` is called once, when the buffers are bound no more (rebind, close or destruction); may be empty. On failure
+  // it is not called.
+  Status bind(Replica* replica, Parameter* parameter, void* value, size_t value_nbytes, void* gradient,
+              size_t gradient_nbytes, std::function<void()> release);
+  Result<std::shared_ptr<TensorMemory>> alloc(Replica* replica, Parameter* parameter);  // binds too
+  Status set_optimizer(const std::string& name, const std::string& options);
+  Status set_learning_rate(double rate);
+  Status set_strategy(const std::string& name, const std::string& options);  // before start, or collective
+  Status start();
+
+  Status step(double weight, StepResult* result);
+  Result<std::shared_ptr<Operation>> step_begin(double weight);
+  Status gradient_ready(Replica* replica, Parameter* parameter, void* stream);
+  Status gradient_absent(Replica* replica, Parameter* parameter);
+  Status step_flush();
+  Status stop_request();
+
+  // Collectives. The returned operation is running; blocking callers wait on it. Buffers: see dsgd.h.
+  Result<std::shared_ptr<Operation>> allreduce(void* data, size_t nbytes, DType dtype, Reduction reduction);
+  Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root);
+  Result<std::shared_ptr<Operation>> allgather(const void* send, size_t send_nbytes, void* receive,
+                                               size_t receive_nbytes, const size_t* counts, DType dtype);
+  Result<std::shared_ptr<Operation>> reduce_scatter(const void* send, size_t send_nbytes, void* receive,
+                                                    size_t receive_nbytes, const size_t* counts, DType dtype,
+                                                    Reduction reduction);
+  Result<std::shared_ptr<Operation>> barrier();
+
+  // Waits for the end of an operation. timeout < 0: until it ends (its own deadline sees to that). Code::kWaitTimeout when
+  // it goes on. Waiting on a step marks the gradients that are not marked yet.
+  Status wait(Operation& operation, std::chrono::milliseconds timeout);
+  // Operations that have ended and that still are in the queue, oldest first; removes them from it.
+  Result<std::vector<std::shared_ptr<Operation>>> queue_poll(size_t max, std::chrono::milliseconds timeout);
+  int queue_fd() const;                         // readable while the queue is not empty; negative code on failure
+  void queue_forget(const Operation& operation);  // the host freed it
+
+  Status object_put(const std::string& name, std::span<const uint8_t> data);
+  Result<std::shared_ptr<const std::vector<uint8_t>>> object_get(const std::string& name,
+                                                                 std::chrono::milliseconds timeout);
+
+  Result<uint64_t> digest();
+
+ private:
+  Session();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The coordinator alone (dsgd_head_start).
+class HeadProcess {
+ public:
+  static Result<std::unique_ptr<HeadProcess>> start(const Config& config,
+                                                    std::unique_ptr<transport::Environment> environment,
+                                                    std::shared_ptr<Log> log);
+  ~HeadProcess();
+  const std::string& address() const;
+  bool forked() const;
+  Status wait(std::chrono::milliseconds timeout);  // timeout < 0: no limit
+
+ private:
+  HeadProcess();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dsgd

@@ -1,0 +1,112 @@
+// What a session holds. Split over session.cc (life, waiting, queue), session_model.cc (parameters, buffers), session_step.cc
+// (start, steps) and session_collectives.cc.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/session/session.h"
+#include "core/session/worker.h"
+
+namespace dsgd {
+
+struct Session::Impl {
+  Impl(const Config& config, std::unique_ptr<transport::Environment> environment, std::shared_ptr<Log> log)
+      : config(config), environment(std::move(environment)), log(std::move(log)) {}
+
+  // Calls in progress, so that close() knows when nobody uses the loop any more.
+  class Call {
+   public:
+    // `waiting`: also allowed while close() lets operations end.
+    explicit Call(Impl& impl, bool waiting = false);
+    ~Call();
+    const Status& status() const { return status_; }  // kForked, kClosed
+
+   private:
+    Impl& impl_;
+    bool counted_ = false;
+    Status status_;
+  };
+
+  transport::Loop& loop() { return worker->loop(); }
+  Engine& engine() { return worker->engine(); }
+
+  // Runs start(done) on the loop and blocks until done was called.
+  template <typename Start>
+  Status block(Start start) {
+    auto operation = std::make_shared<Operation>(0, "", false);
+    loop().run([start, operation] { start([operation](const Status& status) { operation->end(status); }); },
+               operation->done_flag(), transport::kNever);
+    return operation->status();
+  }
+  // An operation that the host waits for: made here, ended on the loop, then put in the queue.
+  template <typename Start>
+  std::shared_ptr<Operation> launch(const char* kind, Start start) {
+    auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false);
+    begin_async();
+    loop().post([this, start, operation] {
+      start([this, operation](const Status& status) { end_async(operation, status); });
+    });
+    return operation;
+  }
+  void begin_async();
+  void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
+  void wake_queue();
+
+  Status writable(const char* what);  // kState while a step is in flight
+  // Marks one gradient, or with replica null all that are unmarked. Returns what to tell the engine.
+  struct Marked {
+    std::vector<std::pair<uint32_t, uint32_t>> absent;  // replica, parameter
+    std::vector<uint32_t> complete;                     // parameters marked on all replicas
+  };
+  Status mark(const Replica& replica, const Parameter& parameter, bool absent, Marked* marked);
+  void mark_rest(Marked* marked);
+  void tell_engine(const Marked& marked);
+  void clear_marks();
+  Result<std::vector<double>> split_weight(double weight);
+  // Begins a step on the loop; `blocking` marks everything at once.
+  Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation);
+  void step_ended(const std::shared_ptr<Operation>& operation, const Status& status, const StepResult& result,
+                  bool blocking);
+
+  const Config config;
+  const std::unique_ptr<transport::Environment> environment;
+  const std::shared_ptr<Log> log;
+  Model model;
+  std::unique_ptr<Worker> worker;
+  std::unique_ptr<transport::Notifier> notifier;
+  int32_t rank = 0, size = 1, local_rank = 0, local_size = 1;
+  int64_t epoch = 1;
+  StrategySpec strategy;
+
+  std::mutex close_mutex;          // who closes too, waits for the end
+  std::mutex call_mutex;
+  int calls = 0;                   // in progress
+  std::atomic<bool> closing{false};  // written under call_mutex; no new work begins
+  std::atomic<bool> ended{false};    // written under call_mutex; all operations have ended, no new wait begins
+  std::atomic<bool> drained{false};  // ended, and no call is in progress
+  bool closed = false;
+  bool opened = false;  // has joined, so there is something to leave
+  std::atomic<uint64_t> next_id{1};
+  std::atomic<bool> started{false};
+  std::atomic<bool> stop{false};
+
+  std::mutex model_mutex;  // registering and binding
+  std::mutex step_mutex;   // marks and the step in flight
+  std::vector<std::vector<char>> marks;  // by replica, by parameter: 0 none, 1 ready, 2 absent
+  std::vector<uint32_t> unmarked;        // by parameter: replicas that have not marked it
+  std::shared_ptr<Operation> step_operation;
+  bool in_step = false;
+
+  std::mutex queue_mutex;
+  std::deque<std::shared_ptr<Operation>> queue;
+  std::list<std::atomic<bool>*> queue_waiters;
+  int in_flight = 0;  // asynchronous operations
+};
+
+}  // namespace dsgd

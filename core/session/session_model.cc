@@ -1,0 +1,243 @@
+// Parameters, replicas, buffers, optimizer settings.
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <cmath>
+#include <limits>
+
+#include "core/session/session_impl.h"
+
+namespace dsgd {
+
+Status Session::Impl::writable(const char* what) {
+  std::lock_guard lock(step_mutex);
+  if (!in_step) return {};
+  return Status(Code::kState, std::string(what) + " is called while a step is in flight; wait for its end first");
+}
+
+Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
+                                          bool trained) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  std::lock_guard lock(impl_->model_mutex);
+  Model& model = impl_->model;
+  auto bad = [&](Code code, const std::string& text) {
+    return Status(code, "parameter '" + name + "': " + text).with_parameter(name);
+  };
+  if (impl_->started) return bad(Code::kState, "parameters are added before dsgd_start");
+  if (name.empty() || name.find_first_of(" \n\t'") != std::string::npos) {
+    return bad(Code::kInvalidArgument, "a name is not empty and has no spaces or quotes");
+  }
+  for (const auto& parameter : model.parameters) {
+    if (parameter->name == name) return bad(Code::kExists, "the name is taken; give each parameter one of its own");
+  }
+  if (trained && !is_floating(dtype)) {
+    return bad(Code::kInvalidArgument, std::string("trained parameters are float32 or float64, not ") +
+                                           dtype_name(dtype) + "; add it with DSGD_UNTRAINED");
+  }
+  uint64_t count = 1;
+  bool empty = false;
+  for (int64_t dimension : shape) {
+    if (dimension < 0) {
+      return bad(Code::kInvalidArgument, "dimension " + std::to_string(dimension) + " is negative");
+    }
+    empty = empty || dimension == 0;
+    if (dimension > 0 && count > (uint64_t{1} << 46) / static_cast<uint64_t>(dimension)) {
+      return bad(Code::kInvalidArgument, "the shape has more than 2^46 elements");
+    }
+    count *= dimension > 0 ? static_cast<uint64_t>(dimension) : 1;
+  }
+  auto parameter = std::make_unique<Parameter>();
+  parameter->session = this;
+  parameter->index = static_cast<uint32_t>(model.parameters.size());
+  parameter->name = name;
+  parameter->dtype = dtype;
+  parameter->shape.assign(shape.begin(), shape.end());
+  parameter->count = empty ? 0 : count;
+  parameter->trained = trained;
+  model.parameters.push_back(std::move(parameter));
+  model.settings.emplace_back();
+  for (auto& bindings : model.bindings) bindings.emplace_back();
+  return model.parameters.back().get();
+}
+
+Status Session::set_parameter(Parameter* parameter, const std::string& options) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  auto words = Options::parse(options, "parameter '" + parameter->name + "'");
+  if (!words.ok()) return words.status();
+  ParameterSettings settings = impl_->model.settings[parameter->index];
+  constexpr double kMax = std::numeric_limits<double>::max();
+  words->number("rate", &settings.rate, 0, kMax);
+  words->number("decay", &settings.decay, 0, kMax);
+  words->flag("frozen", &settings.frozen);
+  Status status = words->finish();
+  if (!status.ok()) return status;
+  status = impl_->writable("dsgd_parameter_set");
+  if (!status.ok()) return status;
+  std::lock_guard lock(impl_->model_mutex);
+  impl_->model.settings[parameter->index] = settings;
+  if (!impl_->started) return {};
+  return impl_->block([this](auto done) {
+    impl_->engine().replan();
+    done(Status());
+  });
+}
+
+Result<Replica*> Session::add_replica(const std::string& device) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  std::lock_guard lock(impl_->model_mutex);
+  Model& model = impl_->model;
+  if (impl_->started) return Status(Code::kState, "replicas are added before dsgd_start");
+  std::string name = device;
+  if (name.empty()) {
+    auto devices = impl_->config.devices(static_cast<uint32_t>(impl_->local_rank));
+    if (!devices.ok()) return devices.status();
+    const size_t index = model.replicas.size();
+    if (index >= devices.value().size()) {
+      return Status(Code::kInvalidArgument, "replica " + std::to_string(index) + " has no entry in devices = '" +
+                                                impl_->config.text("devices") + "'; name its device or lengthen the list")
+          .with_parameter("devices");
+    }
+    name = devices.value()[index];
+  }
+  if (name != "cpu") {
+    return Status(Code::kUnsupported, "there is no device '" + name + "' in this build; it has: cpu");
+  }
+  auto replica = std::make_unique<Replica>();
+  replica->session = this;
+  replica->index = static_cast<uint32_t>(model.replicas.size());
+  replica->device = name;
+  model.replicas.push_back(std::move(replica));
+  model.weights.push_back(-1);
+  model.bindings.emplace_back(model.parameters.size());
+  return model.replicas.back().get();
+}
+
+Status Session::set_replica_weight(Replica* replica, double weight) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  if (!std::isfinite(weight)) {
+    return Status(Code::kInvalidArgument, "replica " + std::to_string(replica->index) + ": weight " +
+                                              std::to_string(weight) + " is not finite");
+  }
+  std::lock_guard lock(impl_->step_mutex);
+  if (impl_->in_step) return Status(Code::kState, "dsgd_replica_weight is called while a step is in flight");
+  impl_->model.weights[replica->index] = weight < 0 ? -1 : weight;
+  return {};
+}
+
+Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t value_nbytes, void* gradient,
+                     size_t gradient_nbytes, std::function<void()> release) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  auto bad = [&](const std::string& text) {
+    return Status(Code::kInvalidArgument,
+                  "binding parameter '" + parameter->name + "' in replica " + std::to_string(replica->index) + ": " + text)
+        .with_parameter(parameter->name);
+  };
+  const size_t nbytes = parameter->nbytes(), align = dtype_size(parameter->dtype);
+  auto check = [&](const char* which, const void* data, size_t given) -> Status {
+    if (given != nbytes) {
+      return bad(std::string("the ") + which + " has " + std::to_string(given) + " bytes, " + std::to_string(nbytes) +
+                 " are needed (" + std::to_string(parameter->count) + " of " + dtype_name(parameter->dtype) + ")");
+    }
+    if (!data && nbytes > 0) return bad(std::string("the ") + which + " is NULL");
+    if (reinterpret_cast<uintptr_t>(data) % align != 0) {
+      return bad(std::string("the ") + which + " is not aligned to " + std::to_string(align) + " bytes");
+    }
+    return {};
+  };
+  Status status = check("value", value, value_nbytes);
+  if (!status.ok()) return status;
+  if (parameter->trained) {
+    status = check("gradient", gradient, gradient_nbytes);
+    if (!status.ok()) return status;
+  } else if (gradient || gradient_nbytes) {
+    return bad("an untrained parameter has no gradient; give NULL and 0");
+  }
+  status = impl_->writable("dsgd_bind");
+  if (!status.ok()) return status;
+  std::lock_guard lock(impl_->model_mutex);
+  Binding& binding = impl_->model.bindings[replica->index][parameter->index];
+  auto released = std::move(binding.release);
+  binding = Binding{static_cast<std::byte*>(value), static_cast<std::byte*>(gradient), true, std::move(release),
+                    std::move(binding.memory)};
+  if (released) released();
+  return {};
+}
+
+Result<std::shared_ptr<TensorMemory>> Session::alloc(Replica* replica, Parameter* parameter) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  std::shared_ptr<TensorMemory> memory;
+  {
+    std::lock_guard lock(impl_->model_mutex);
+    memory = impl_->model.bindings[replica->index][parameter->index].memory;
+  }
+  if (!memory) memory = TensorMemory::make(parameter->nbytes(), parameter->trained);
+  if (!memory) {
+    return Status(Code::kNoMemory, "no memory for parameter '" + parameter->name + "' (" +
+                                       std::to_string(parameter->nbytes()) + " bytes, twice)")
+        .with_parameter(parameter->name);
+  }
+  Status status = bind(replica, parameter, memory->value, memory->nbytes, memory->gradient,
+                       parameter->trained ? memory->nbytes : 0, {});
+  if (!status.ok()) return status;
+  std::lock_guard lock(impl_->model_mutex);
+  impl_->model.bindings[replica->index][parameter->index].memory = memory;
+  return memory;
+}
+
+Status Session::set_optimizer(const std::string& name, const std::string& options) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  if (impl_->started) {
+    return Status(Code::kState, "dsgd_optimizer_set comes before dsgd_start; use dsgd_learning_rate_set between steps");
+  }
+  auto optimizer = Optimizer::make(name, options);
+  if (!optimizer.ok()) return optimizer.status();
+  std::lock_guard lock(impl_->model_mutex);
+  impl_->model.optimizer = std::move(optimizer).value();
+  return {};
+}
+
+Status Session::set_learning_rate(double rate) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  if (!std::isfinite(rate) || rate < 0) {
+    return Status(Code::kInvalidArgument, "learning rate " + std::to_string(rate) + " is not a finite number >= 0");
+  }
+  Status status = impl_->writable("dsgd_learning_rate_set");
+  if (!status.ok()) return status;
+  impl_->model.optimizer->set_learning_rate(rate);
+  return {};
+}
+
+Result<uint64_t> Session::digest() {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  Status status = impl_->writable("dsgd_digest");
+  if (!status.ok()) return status;
+  std::lock_guard lock(impl_->model_mutex);
+  const Model& model = impl_->model;
+  if (model.replicas.empty()) return Status(Code::kState, "there is no replica yet; call dsgd_replica_add first");
+  XXH3_state_t* state = XXH3_createState();
+  XXH3_64bits_reset(state);
+  for (size_t p = 0; p < model.parameters.size(); ++p) {
+    const Binding& binding = model.bindings[0][p];
+    if (!binding.bound) {
+      XXH3_freeState(state);
+      return Status(Code::kState, "parameter '" + model.parameters[p]->name + "' is not bound in replica 0")
+          .with_parameter(model.parameters[p]->name);
+    }
+    XXH3_64bits_update(state, binding.value, model.parameters[p]->nbytes());
+  }
+  const uint64_t digest = XXH3_64bits_digest(state);
+  XXH3_freeState(state);
+  return digest;
+}
+
+}  // namespace dsgd

@@ -1,0 +1,251 @@
+// Start, change of strategy, and the step as the host drives it.
+
+#include <cmath>
+
+#include "core/session/session_impl.h"
+
+namespace dsgd {
+
+Status Session::set_strategy(const std::string& name, const std::string& options) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  auto strategy = StrategySpec::parse(name, options, impl_->config.text("algorithm"));
+  if (!strategy.ok()) return strategy.status();
+  if (!impl_->started) {
+    impl_->strategy = strategy.value();
+    return {};
+  }
+  Status status = impl_->writable("dsgd_strategy_set");
+  if (!status.ok()) return status;
+  status = impl_->block([this, spec = strategy.value()](auto done) { impl_->engine().set_strategy(spec, done); });
+  if (status.ok()) impl_->strategy = strategy.value();
+  return status;
+}
+
+Status Session::start() {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  {
+    std::lock_guard lock(impl_->model_mutex);
+    Model& model = impl_->model;
+    if (impl_->started) return Status(Code::kState, "dsgd_start was called before; a session is started once");
+    if (model.replicas.empty()) return Status(Code::kState, "there is no replica; call dsgd_replica_add first");
+    for (const auto& parameter : model.parameters) {
+      for (size_t r = 0; r < model.replicas.size(); ++r) {
+        if (model.bindings[r][parameter->index].bound) continue;
+        return Status(Code::kState, "parameter '" + parameter->name + "' has no buffers in replica " +
+                                        std::to_string(r) + "; call dsgd_bind or dsgd_alloc before dsgd_start")
+            .with_parameter(parameter->name);
+      }
+    }
+  }
+  Status status = impl_->block([this](auto done) { impl_->engine().start(impl_->strategy, done); });
+  if (!status.ok()) return status;
+  std::lock_guard lock(impl_->step_mutex);
+  impl_->clear_marks();
+  impl_->started = true;
+  return {};
+}
+
+// ---- marks; step_mutex is held
+
+void Session::Impl::clear_marks() {
+  marks.assign(model.replicas.size(), std::vector<char>(model.parameters.size(), 0));
+  unmarked.assign(model.parameters.size(), static_cast<uint32_t>(model.replicas.size()));
+}
+
+Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, bool absent, Marked* marked) {
+  char& mark = marks[replica.index][parameter.index];
+  if (mark) {
+    return Status(Code::kState, "the gradient of parameter '" + parameter.name + "' in replica " +
+                                    std::to_string(replica.index) + " was marked " +
+                                    (mark == 2 ? "absent" : "ready") + " before in this step; mark each once")
+        .with_parameter(parameter.name);
+  }
+  mark = absent ? 2 : 1;
+  if (absent) marked->absent.emplace_back(replica.index, parameter.index);
+  if (--unmarked[parameter.index] == 0) marked->complete.push_back(parameter.index);
+  return {};
+}
+
+void Session::Impl::mark_rest(Marked* marked) {
+  for (uint32_t p = 0; p < unmarked.size(); ++p) {
+    if (unmarked[p] == 0) continue;
+    for (auto& of_replica : marks) of_replica[p] = of_replica[p] ? of_replica[p] : 1;
+    unmarked[p] = 0;
+    marked->complete.push_back(p);
+  }
+}
+
+void Session::Impl::tell_engine(const Marked& marked) {
+  for (const auto& [replica, parameter] : marked.absent) engine().mark_absent(replica, parameter);
+  for (uint32_t parameter : marked.complete) engine().parameter_ready(parameter);
+}
+
+// ---- the step
+
+Result<std::vector<double>> Session::Impl::split_weight(double weight) {
+  if (!std::isfinite(weight) || weight < 0) {
+    return Status(Code::kInvalidArgument, "contribution weight " + std::to_string(weight) +
+                                              " is not a finite number >= 0 (0: no data left)");
+  }
+  const size_t replicas = model.replicas.size();
+  size_t own = 0;
+  double sum = 0;
+  for (double w : model.weights) {
+    if (w >= 0) ++own, sum += w;
+  }
+  if (own == 0 || weight == 0) return std::vector<double>(replicas, weight / static_cast<double>(replicas));
+  if (own < replicas) {
+    return Status(Code::kInvalidArgument, std::to_string(own) + " of " + std::to_string(replicas) +
+                                              " replicas have a weight of their own; set dsgd_replica_weight for all of "
+                                              "them or for none");
+  }
+  if (std::abs(sum - weight) > 1e-9 * std::max(sum, weight)) {
+    return Status(Code::kInvalidArgument, "the step's weight " + std::to_string(weight) +
+                                              " is not the sum of the replicas' weights, " + std::to_string(sum));
+  }
+  return model.weights;
+}
+
+Status Session::Impl::begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation) {
+  if (!started) return Status(Code::kState, "a step needs dsgd_start first");
+  Marked marked;
+  std::vector<double> weights;
+  std::vector<std::vector<char>> absent;
+  {
+    std::lock_guard lock(step_mutex);
+    if (in_step) return Status(Code::kState, "a step is in flight already; wait for its end first");
+    auto split = split_weight(weight);
+    if (!split.ok()) return split.status();
+    weights = std::move(split).value();
+    in_step = true;
+    step_operation = operation;
+    // Absences may have been marked before the step began.
+    absent.assign(marks.size(), std::vector<char>(model.parameters.size(), 0));
+    for (size_t r = 0; r < marks.size(); ++r) {
+      for (size_t p = 0; p < marks[r].size(); ++p) absent[r][p] = marks[r][p] == 2;
+    }
+    for (uint32_t p = 0; p < unmarked.size(); ++p) {
+      if (unmarked[p] == 0) marked.complete.push_back(p);
+    }
+    if (blocking) mark_rest(&marked);
+  }
+  auto task = [this, operation, blocking, weights, absent, marked] {
+    engine().step_begin(weights, absent, stop.exchange(false),
+                        [this, operation, blocking](const Status& status, const StepResult& result) {
+                          step_ended(operation, status, result, blocking);
+                        });
+    tell_engine(marked);
+  };
+  if (blocking) {
+    loop().run(std::move(task), operation->done_flag(), transport::kNever);
+    return operation->status();
+  }
+  begin_async();
+  loop().post(std::move(task));
+  return {};
+}
+
+void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, const Status& status,
+                               const StepResult& result, bool blocking) {
+  {
+    std::lock_guard lock(step_mutex);
+    in_step = false;
+    step_operation.reset();
+    clear_marks();
+  }
+  operation->mutable_step_result() = result;
+  if (blocking) {
+    operation->end(status);
+  } else {
+    end_async(operation, status);
+  }
+}
+
+Status Session::step(double weight, StepResult* result) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  auto operation = std::make_shared<Operation>(0, "step", true);
+  Status status = impl_->begin_step(weight, true, operation);
+  if (status.ok() && result) *result = operation->step_result();
+  return status;
+}
+
+Result<std::shared_ptr<Operation>> Session::step_begin(double weight) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "step", true);
+  Status status = impl_->begin_step(weight, false, operation);
+  if (!status.ok()) return status;
+  return operation;
+}
+
+Status Session::gradient_ready(Replica* replica, Parameter* parameter, void* stream) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  if (stream) {
+    return Status(Code::kInvalidArgument, "replica " + std::to_string(replica->index) + " is on the cpu, which has no "
+                                                                                        "streams; give NULL")
+        .with_parameter(parameter->name);
+  }
+  if (!parameter->trained) {
+    return Status(Code::kInvalidArgument, "parameter '" + parameter->name + "' is untrained: it has no gradient")
+        .with_parameter(parameter->name);
+  }
+  Impl::Marked marked;
+  {
+    std::lock_guard lock(impl_->step_mutex);
+    if (!impl_->in_step) {
+      return Status(Code::kState, "the gradient of parameter '" + parameter->name +
+                                      "' cannot be marked: no step is in flight; call dsgd_step_begin first")
+          .with_parameter(parameter->name);
+    }
+    Status status = impl_->mark(*replica, *parameter, false, &marked);
+    if (!status.ok()) return status;
+  }
+  if (!marked.complete.empty()) impl_->loop().post([impl = impl_.get(), marked] { impl->tell_engine(marked); });
+  return {};
+}
+
+Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  if (!parameter->trained) {
+    return Status(Code::kInvalidArgument, "parameter '" + parameter->name + "' is untrained: it has no gradient")
+        .with_parameter(parameter->name);
+  }
+  Impl::Marked marked;
+  bool tell;
+  {
+    std::lock_guard lock(impl_->step_mutex);
+    if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
+    Status status = impl_->mark(*replica, *parameter, true, &marked);
+    if (!status.ok()) return status;
+    tell = impl_->in_step;
+  }
+  if (tell) impl_->loop().post([impl = impl_.get(), marked] { impl->tell_engine(marked); });
+  return {};
+}
+
+Status Session::step_flush() {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  Impl::Marked marked;
+  {
+    std::lock_guard lock(impl_->step_mutex);
+    if (!impl_->in_step) return Status(Code::kState, "no step is in flight; call dsgd_step_begin first");
+    impl_->mark_rest(&marked);
+  }
+  if (!marked.complete.empty()) impl_->loop().post([impl = impl_.get(), marked] { impl->tell_engine(marked); });
+  return {};
+}
+
+Status Session::stop_request() {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  impl_->stop = true;
+  return {};
+}
+
+}  // namespace dsgd

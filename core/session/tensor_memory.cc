@@ -1,0 +1,26 @@
+#include "core/session/tensor_memory.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace dsgd {
+
+std::shared_ptr<TensorMemory> TensorMemory::make(size_t nbytes, bool with_gradient) {
+  constexpr size_t kAlign = 64;
+  if (nbytes > (SIZE_MAX - 4 * kAlign) / 2) return nullptr;
+  const size_t part = (nbytes + kAlign - 1) / kAlign * kAlign + kAlign;  // never empty, never adjacent
+  const size_t total = with_gradient ? 2 * part : part;
+  auto memory = std::make_shared<TensorMemory>();
+  memory->block_ = std::aligned_alloc(kAlign, total);
+  if (!memory->block_) return nullptr;
+  std::memset(memory->block_, 0, total);  // also touches the pages once, here rather than in the first step
+  memory->value = memory->block_;
+  memory->gradient = with_gradient ? static_cast<char*>(memory->block_) + part : nullptr;
+  memory->nbytes = nbytes;
+  return memory;
+}
+
+TensorMemory::~TensorMemory() { std::free(block_); }
+
+}  // namespace dsgd

@@ -1,0 +1,224 @@
+#include "core/session/worker.h"
+
+#include <atomic>
+
+namespace dsgd {
+
+using transport::Duration;
+using transport::Network;
+
+bool is_loopback(const std::string& address) {
+  return address.rfind("unix:", 0) == 0 || address.rfind("127.", 0) == 0 || address.rfind("[::1]", 0) == 0 ||
+         address.rfind("localhost:", 0) == 0 || address == "localhost";
+}
+
+namespace {
+
+EngineOptions engine_options(const Config& config) {
+  EngineOptions options;
+  options.step_timeout = config.duration("step_timeout");
+  options.bucket_bytes = config.size("bucket_size");
+  options.servers = static_cast<int32_t>(config.integer("servers"));
+  options.algorithm = config.text("algorithm");
+  options.step.reproducible = config.flag("reproducible");
+  options.step.gradient_norm = config.flag("gradient_norm");
+  options.library_version = library_version();
+  return options;
+}
+
+std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+}  // namespace
+
+Worker::Worker(transport::Environment& environment, const Config& config, Model& model, std::shared_ptr<Log> log)
+    : environment_(environment), config_(config), model_(model), log_(std::move(log)) {}
+
+Worker::~Worker() {
+  listener_.reset();
+  if (network_) {  // channels of ours are the loop's, and end there
+    std::atomic<bool> done{false};
+    network_->loop().run(
+        [this, &done] {
+          member_.reset();
+          if (mesh_) mesh_->drop_channels();
+          done = true;
+        },
+        done, transport::kNever);
+  }
+  // The networks go next: afterwards no loop can call what is destroyed last.
+  head_network_.reset();
+  heartbeat_network_.reset();
+  network_.reset();
+}
+
+Status Worker::setup() {
+  lease_ = config_.duration("lease");
+  heartbeat_interval_ = config_.duration("heartbeat_interval");
+  const int64_t num_workers = config_.integer("num_workers");
+  const std::string head = config_.text("head");
+  solo_ = num_workers == 1 && head.empty();
+  if (!solo_ && head.empty()) {
+    return Status(Code::kInvalidArgument, "num_workers = " + std::to_string(num_workers) +
+                                              " but `head` is not set; give the coordinator's address, for example "
+                                              "head = 10.0.0.1:7700, or start the workers with `dsgd run`")
+        .with_parameter("head");
+  }
+  auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
+  if (!network.ok()) return network.status();
+  network_ = std::move(network).value();
+  engine_ = std::make_unique<Engine>(network_->loop(), model_, engine_options(config_), log_);
+  network_->loop().set_spin(config_.duration("spin"));
+  if (solo_) return {};
+
+  worker_id_ = config_.text("worker_id");
+  if (worker_id_.empty()) {
+    static const char* kHex = "0123456789abcdef";
+    worker_id_ = environment_.host_name() + "-" + std::to_string(environment_.process_id()) + "-";
+    for (uint64_t bits = network_->loop().random(), i = 0; i < 8; ++i, bits >>= 4) worker_id_ += kHex[bits & 15];
+  }
+  MeshOptions mesh;
+  mesh.hello.job = config_.text("job");
+  mesh.hello.token = config_.text("token");
+  mesh.hello.worker_id = worker_id_;
+  mesh.hello.library_version = library_version();
+  mesh.receive_memory = config_.size("receive_memory");
+  mesh_ = std::make_unique<Mesh>(*network_, mesh, *engine_, log_);
+  engine_->use_mesh(mesh_.get());
+
+  auto heartbeat = environment_.new_network("dsgd-heart", 1 << 20);
+  if (!heartbeat.ok()) return heartbeat.status();
+  heartbeat_network_ = std::move(heartbeat).value();
+
+  if (config_.text("embed_head") == "auto") {
+    Status status = embed_head();
+    if (!status.ok()) return status;
+  }
+  return head_ ? Status() : listen_for_peers();
+}
+
+// The process that can bind `head` becomes it; the others find it taken, or not theirs, and dial.
+Status Worker::embed_head() {
+  auto network = environment_.new_network("dsgd-head", 4 << 20);
+  if (!network.ok()) return network.status();
+  HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")), lease_, heartbeat_interval_};
+  auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
+  auto doorman = std::make_unique<Doorman>(config_.text("job"), config_.text("token"),
+                                           Doorman::Route{network.value().get(), head.get()},
+                                           Doorman::Route{network_.get(), mesh_.get()});
+  const std::string address = config_.text("head");
+  auto listener = network.value()->listen(address, doorman.get());
+  if (!listener.ok()) {
+    const Code code = listener.status().code();
+    network.value().reset();  // before the head, which its loop may call
+    if (code == Code::kAddressInUse || code == Code::kUnreachable) {
+      log_->info("the head is elsewhere: " + listener.status().message());
+      return {};
+    }
+    return listener.status();
+  }
+  if (config_.text("token").empty() && !is_loopback(address)) {
+    log_->warning("the head listens on " + address +
+                  " without a token: anybody who reaches it can join; set `token` on all workers");
+  }
+  head_network_ = std::move(network).value();
+  head_ = std::move(head);
+  doorman_ = std::move(doorman);
+  listener_ = std::move(listener).value();
+  log_->info("this process is the head, at " + listener_->address());
+  return {};
+}
+
+std::string Worker::listen_address(std::string* why, Status* status) const {
+  const std::string listen = config_.text("listen"), head = config_.text("head");
+  if (!listen.empty()) {
+    *why = "`listen` is set";
+    return listen;
+  }
+  if (head.rfind("unix:", 0) == 0) {
+    static std::atomic<uint32_t> counter{0};
+    *why = "the head is a Unix socket";
+    return head + "." + std::to_string(environment_.process_id()) + "." + std::to_string(counter++);
+  }
+  auto local = network_->local_address_for(head, config_.text("interface"), why);
+  if (!local.ok()) {
+    *status = local.status();
+    return {};
+  }
+  const bool v6 = local.value().find(':') != std::string::npos && local.value().front() != '[';
+  return (v6 ? "[" + local.value() + "]" : local.value()) + ":0";
+}
+
+Status Worker::listen_for_peers() {
+  std::string why;
+  Status status;
+  const std::string address = listen_address(&why, &status);
+  if (!status.ok()) return status;
+  if (config_.text("listen").empty() && config_.text("token").empty() && !is_loopback(address)) {
+    return Status(Code::kInvalidArgument, "`token` is not set: without one, dsgd listens on the loopback interface only, "
+                                          "not on " + address + "; set `token` on all workers (or `listen`, to take the "
+                                          "risk)")
+        .with_parameter("token");
+  }
+  doorman_ = std::make_unique<Doorman>(config_.text("job"), config_.text("token"), Doorman::Route{},
+                                       Doorman::Route{network_.get(), mesh_.get()});
+  auto listener = network_->listen(address, doorman_.get());
+  if (!listener.ok()) return listener.status();
+  listener_ = std::move(listener).value();
+  log_->info("peers reach this worker at " + listener_->address() + ": " + why);
+  return {};
+}
+
+void Worker::join(transport::Time deadline, std::function<void(const Status&)> joined) {
+  if (solo_) {
+    view_.epoch = 1;
+    view_.rank = 0;
+    view_.members.resize(1);
+    view_.members[0] = {0, "solo", environment_.host_name(), environment_.machine(), {}, environment_.process_id()};
+    return joined({});
+  }
+  MemberOptions options;
+  options.head = head_ ? listener_->address() : config_.text("head");
+  options.hello.job = config_.text("job");
+  options.hello.token = config_.text("token");
+  options.hello.worker_id = worker_id_;
+  options.hello.library_version = library_version();
+  options.join.num_workers = static_cast<uint32_t>(config_.integer("num_workers"));
+  options.join.hosts_head = head_ != nullptr;
+  transport::MemberInfo& me = options.join.member;
+  me.rank = static_cast<int32_t>(config_.integer("rank"));
+  me.worker_id = worker_id_;
+  me.host = environment_.host_name();
+  me.machine = environment_.machine();
+  me.pid = environment_.process_id();
+  std::string address = listener_->address();
+  if (head_) {  // bound to all interfaces: peers are given the one that the head's own name leads to
+    const std::string host = host_of(address);
+    if (host == "0.0.0.0" || host == "[::]") address = host_of(config_.text("head")) + address.substr(address.rfind(':'));
+  }
+  me.addresses = {address};
+  options.deadline = deadline;
+  options.lease = lease_;
+  options.heartbeat_interval = heartbeat_interval_;
+  member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(options), log_);
+  member_->on_broken([this](const Status& why) { engine_->fail(why, false); });
+  member_->on_left([this](int32_t rank) { engine_->peer_left(rank); });
+  engine_->on_broken([this](const Status& why) { member_->report(why); });
+  member_->join([this, joined = std::move(joined)](Result<transport::JoinReply> reply) {
+    if (!reply.ok()) return joined(reply.status());
+    view_ = reply.value();
+    Status status = engine_->open(view_);
+    if (status.ok()) {
+      log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) + ", epoch " +
+                 std::to_string(view_.epoch));
+    }
+    joined(status);
+  });
+}
+
+void Worker::leave(const Status& cause, std::function<void()> done) {
+  engine_->close(cause);
+  if (!member_) return done();
+  member_->leave(cause, std::move(done));
+}
+
+}  // namespace dsgd

@@ -1,0 +1,65 @@
+// A worker put together: its networks, its listener, the head if it lives here, membership and the engine. Nothing blocks
+// but the bind in setup(), so that the simulation runs the very same thing without threads.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/base/log.h"
+#include "core/config/config.h"
+#include "core/membership/membership.h"
+#include "core/session/engine.h"
+#include "transport/network.h"
+
+namespace dsgd {
+
+class Worker {
+ public:
+  Worker(transport::Environment& environment, const Config& config, Model& model, std::shared_ptr<Log> log);
+  ~Worker();  // on no loop; ends the networks' threads
+
+  // Makes networks and listeners; decides whether the head lives here. Not on a loop.
+  Status setup();
+  transport::Loop& loop() { return network_->loop(); }
+  transport::Network& network() { return *network_; }
+  Engine& engine() { return *engine_; }
+
+  // Loop only. `joined` is called once.
+  void join(transport::Time deadline, std::function<void(const Status&)> joined);
+  // Loop only: leaves in good order or because of `cause`; `done` within lease at the latest.
+  void leave(const Status& cause, std::function<void()> done);
+
+  const transport::JoinReply& view() const { return view_; }
+  bool hosts_head() const { return head_ != nullptr; }
+  bool solo() const { return solo_; }  // one worker and no head: no network at all
+  transport::Duration lease() const { return lease_; }
+
+ private:
+  Status embed_head();
+  Status listen_for_peers();
+  std::string listen_address(std::string* why, Status* status) const;
+
+  transport::Environment& environment_;
+  const Config& config_;
+  Model& model_;
+  std::shared_ptr<Log> log_;
+  bool solo_ = false;
+  transport::Duration lease_{}, heartbeat_interval_{};
+  std::string worker_id_;
+  transport::JoinReply view_;
+
+  // Destroyed from below: listeners stop before what they call.
+  std::unique_ptr<transport::Network> network_, heartbeat_network_, head_network_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Mesh> mesh_;
+  std::unique_ptr<Head> head_;
+  std::unique_ptr<Member> member_;
+  std::unique_ptr<Doorman> doorman_;
+  std::unique_ptr<transport::Listener> listener_;
+};
+
+// Is this the address of the machine itself ("127.0.0.1:7700", "[::1]:0", "localhost:7700", "unix:...")?
+bool is_loopback(const std::string& address);
+
+}  // namespace dsgd

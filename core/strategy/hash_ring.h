@@ -1,0 +1,25 @@
+// Consistent hashing with virtual nodes (Karger et al. 1997): which server owns a key. When one of k servers joins or
+// leaves, about 1/k of the keys move, and only to or from that server.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace dsgd {
+
+uint64_t mix64(uint64_t value);  // splitmix64's finalizer (Steele et al. 2014)
+inline uint64_t range_key(uint32_t parameter, uint64_t range) {
+  return mix64(mix64(parameter + 1) ^ (range * 0x9e3779b97f4a7c15ull));
+}
+
+class HashRing {
+ public:
+  explicit HashRing(const std::vector<int32_t>& servers, int virtual_nodes = 256);
+  int32_t owner(uint64_t key) const;
+
+ private:
+  std::vector<std::pair<uint64_t, int32_t>> points_;  // sorted
+};
+
+}  // namespace dsgd

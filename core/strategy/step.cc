@@ -1,0 +1,315 @@
+#include "core/strategy/step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/collectives/exchange.h"
+#include "core/collectives/ring.h"
+#include "core/reduce/kernels.h"
+#include "core/reduce/reproducible.h"
+
+namespace dsgd {
+namespace {
+
+constexpr int32_t kDirectWorkers = 32;  // beyond, the ring's fewer messages win
+
+void add_int64(void* destination, const void* source, size_t count) {
+  reduce_into(DType::kInt64, Reduction::kSum, destination, source, count);
+}
+
+}  // namespace
+
+Step::Step(Model& model, StepOptions options) : model_(model), options_(options) {}
+Step::~Step() = default;
+
+void Step::set_plan(std::vector<Bucket> plan, const StrategySpec& strategy, uint64_t version) {
+  plan_ = std::move(plan);
+  strategy_ = strategy;
+  version_ = version;
+  buffers_.clear();
+  buffers_.resize(plan_.size());
+  buckets_of_.assign(model_.parameters.size(), {});
+  for (size_t b = 0; b < plan_.size(); ++b) {
+    const Bucket& bucket = plan_[b];
+    buffers_[b].data.resize(bucket.elements * data_element(bucket));  // zeroed: padding adds nothing
+    if (options_.reproducible) {
+      buffers_[b].result.resize(bucket.elements * dtype_size(bucket.dtype));
+      buffers_[b].exponents.resize(bucket.blocks);
+    }
+    for (uint32_t parameter : bucket.parameters) buckets_of_[parameter].push_back(static_cast<uint32_t>(b));
+  }
+  ensure_state();
+}
+
+void Step::ensure_state() {
+  const size_t tensors = static_cast<size_t>(model_.optimizer->state_count());
+  auto fill = [&](std::vector<std::vector<StateBuffer>>& state) {
+    state.resize(model_.parameters.size());
+    for (size_t p = 0; p < state.size(); ++p) {
+      const Parameter& parameter = *model_.parameters[p];
+      while (parameter.trained && state[p].size() < tensors) state[p].emplace_back(parameter.nbytes());
+    }
+  };
+  fill(model_.state);
+  if (updates_at_owner()) {
+    fill(next_state_);
+  } else {
+    next_state_.clear();
+  }
+  model_.updates.resize(model_.parameters.size(), 0);
+}
+
+size_t Step::buffer_bytes() const {
+  size_t bytes = 0;
+  for (const Buffers& buffers : buffers_) {
+    bytes += buffers.data.size() + buffers.result.size() + buffers.exponents.size() * sizeof(int32_t);
+  }
+  return bytes;
+}
+
+// Numbers: the header, then per bucket its exponents (when reproducible) and the bucket itself, then the norms.
+uint64_t Step::operations() const {
+  return 1 + plan_.size() * (options_.reproducible ? 2 : 1) + (options_.gradient_norm ? 1 : 0);
+}
+uint64_t Step::operation_of(size_t bucket, bool exponents) const {
+  if (!options_.reproducible) return request_.first_operation + 1 + bucket;
+  return request_.first_operation + 1 + 2 * bucket + (exponents ? 0 : 1);
+}
+
+Algorithm Step::algorithm_of(const Bucket&) const {
+  if (strategy_.kind != StrategyKind::kAllReduce) return Algorithm::kDirect;
+  if (strategy_.algorithm == "ring") return Algorithm::kRing;
+  if (strategy_.algorithm == "direct") return Algorithm::kDirect;
+  return mesh_ && mesh_->size() > kDirectWorkers ? Algorithm::kRing : Algorithm::kDirect;
+}
+
+void Step::begin(StepRequest request, Done done) {
+  request_ = std::move(request);
+  done_ = std::move(done);
+  result_ = {};
+  result_.step = static_cast<int64_t>(request_.step);
+  result_.epoch = mesh_ ? static_cast<int64_t>(mesh_->epoch()) : 1;
+  result_.size = mesh_ ? mesh_->size() : 1;
+  header_done_ = norms_done_ = agreed_ = false;
+  bucket_failure_ = {};
+  next_ = open_ = reduced_ = 0;
+  for (size_t b = 0; b < plan_.size(); ++b) {
+    buffers_[b].pending = static_cast<int>(plan_[b].parameters.size());
+    buffers_[b].reduced = false;
+    buffers_[b].held = nullptr;
+    buffers_[b].norms.clear();
+  }
+  if (!mesh_) return on_header({}, {make_header()});
+  transport::BulkHeader shape;
+  shape.operation = request_.first_operation;
+  shape.kind = static_cast<uint8_t>(Kind::kHeader);
+  shape.dtype = static_cast<uint8_t>(DType::kUint8);
+  shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
+  auto exchange = std::make_unique<Exchange>(*mesh_, shape, make_header(), [this](const Status& status, const auto& all) {
+    on_header(status, all);
+  });
+  exchange->rename("step " + std::to_string(request_.step));
+  mesh_->add(std::move(exchange), request_.deadline);
+}
+
+void Step::on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers) {
+  if (!done_) return;
+  if (!status.ok()) return fail(status);
+  Status agreed = read_headers(headers);
+  if (!agreed.ok()) {
+    agreed_ = true;
+    return fail(agreed);
+  }
+  if (!bucket_failure_.ok()) return fail(bucket_failure_);
+  header_done_ = true;
+  for (Buffers& buffers : buffers_) {
+    if (Direct* held = std::exchange(buffers.held, nullptr)) held->release();
+    if (!done_) return;
+  }
+  launch();
+}
+
+void Step::parameter_ready(uint32_t parameter) {
+  if (!done_) return;
+  for (uint32_t bucket : buckets_of_[parameter]) --buffers_[bucket].pending;
+  launch();
+}
+
+// Starts buckets in index order whatever order they become ready in, so that all workers open the same ones.
+void Step::launch() {
+  if (options_.reproducible && !header_done_) return;  // weights set the units of the sums
+  while (done_ && next_ < plan_.size() && open_ < Mesh::kOpenTasks && buffers_[next_].pending == 0) {
+    const size_t bucket = next_++;
+    ++open_;
+    if (!options_.reproducible) {
+      contribute(bucket);
+      reduce(bucket);
+    } else {
+      raise_exponents(bucket);
+      exchange_exponents(bucket);
+    }
+  }
+  finish();
+}
+
+void Step::exchange_exponents(size_t index) {
+  Buffers& buffers = buffers_[index];
+  if (!mesh_) {
+    contribute(index);
+    return reduce(index);
+  }
+  transport::BulkHeader shape;
+  shape.operation = operation_of(index, true);
+  shape.kind = static_cast<uint8_t>(Kind::kBucket);
+  shape.dtype = static_cast<uint8_t>(DType::kInt32);
+  shape.reduction = static_cast<uint8_t>(Reduction::kMax);
+  shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
+  shape.count = buffers.exponents.size();
+  std::vector<std::byte> mine(buffers.exponents.size() * sizeof(int32_t));
+  std::memcpy(mine.data(), buffers.exponents.data(), mine.size());
+  auto task = std::make_unique<Exchange>(
+      *mesh_, shape, std::move(mine), [this, index](const Status& status, const auto& all) {
+        if (!done_) return;
+        if (!status.ok()) return fail(status);
+        std::vector<int32_t>& exponents = buffers_[index].exponents;
+        for (const auto& part : all) {
+          if (part.size() != exponents.size() * sizeof(int32_t)) {
+            return fail(Status(Code::kInternal, "a worker sent " + std::to_string(part.size()) +
+                                                    " bytes of exponents for a bucket of " +
+                                                    std::to_string(exponents.size()) + " blocks"));
+          }
+          for (size_t block = 0; block < exponents.size(); ++block) {
+            int32_t theirs;
+            std::memcpy(&theirs, part.data() + block * sizeof theirs, sizeof theirs);
+            exponents[block] = std::max(exponents[block], theirs);
+          }
+        }
+        contribute(index);
+        reduce(index);
+      });
+  task->rename("step " + std::to_string(request_.step));
+  mesh_->add(std::move(task), request_.deadline);
+}
+
+void Step::reduce(size_t index) {
+  const Bucket& bucket = plan_[index];
+  Buffers& buffers = buffers_[index];
+  if (!mesh_) return bucket_done(index, {});
+
+  const DType sum_type = options_.reproducible ? DType::kInt64 : bucket.dtype;
+  const Algorithm algorithm = algorithm_of(bucket);
+  transport::BulkHeader shape;
+  shape.operation = operation_of(index, false);
+  shape.kind = static_cast<uint8_t>(Kind::kBucket);
+  shape.dtype = static_cast<uint8_t>(sum_type);
+  shape.algorithm = static_cast<uint8_t>(algorithm);
+  shape.count = bucket.elements;
+  auto add = sum_type == DType::kInt64 ? std::function(add_int64)
+                                       : [sum_type](void* destination, const void* source, size_t count) {
+                                           reduce_into(sum_type, Reduction::kSum, destination, source, count);
+                                         };
+  auto done = [this, index](const Status& status) { bucket_done(index, status); };
+  std::unique_ptr<Task> task;
+  Direct* held = nullptr;
+  if (algorithm == Algorithm::kRing) {
+    shape.tag = mesh_->chunk_bytes();
+    task = std::make_unique<Ring>(*mesh_, shape,
+                                  RingPlan{bucket.elements, data_element(bucket), buffers.data.data(), add}, done);
+  } else {
+    DirectPlan direct;
+    direct.bounds = bucket.bounds;
+    direct.element = data_element(bucket);
+    direct.data = buffers.data.data();
+    direct.ordered = !options_.reproducible;
+    direct.add = add;
+    direct.result_element = transforms() ? dtype_size(bucket.dtype) : direct.element;
+    direct.result = transforms() ? result_of(buffers) : buffers.data.data();
+    if (transforms()) direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };
+    shape.tag = Direct::tag(*mesh_, direct);
+    const bool hold = transforms() && !header_done_;
+    auto owned = std::make_unique<Direct>(*mesh_, shape, std::move(direct), hold, done);
+    if (hold) held = owned.get();
+    task = std::move(owned);
+  }
+  task->rename("step " + std::to_string(request_.step));
+  Task* added = mesh_->add(std::move(task), request_.deadline);
+  if (added && held && !header_done_) buffers_[index].held = held;
+}
+
+void Step::bucket_done(size_t index, const Status& status) {
+  if (!done_) return;
+  if (!status.ok() && !header_done_) {
+    // A peer may have refused the bucket because its headers did not agree; ours will tell the same.
+    if (bucket_failure_.ok()) bucket_failure_ = status;
+    return;
+  }
+  if (!status.ok()) return fail(status);
+  buffers_[index].reduced = true;
+  buffers_[index].held = nullptr;
+  --open_;
+  ++reduced_;
+  launch();
+}
+
+void Step::exchange_norms() {
+  // One number per bucket from every rank; each rank has those of the slices it transformed.
+  norms_done_ = true;
+  std::vector<std::byte> mine(plan_.size() * sizeof(double));
+  for (size_t b = 0; b < plan_.size(); ++b) {
+    double sum = 0;
+    for (double part : buffers_[b].norms) sum += part;
+    std::memcpy(mine.data() + b * sizeof sum, &sum, sizeof sum);
+  }
+  if (mine.size() > transport::kSmallBytes) mine.resize(transport::kSmallBytes);
+  transport::BulkHeader shape;
+  shape.operation = request_.first_operation + operations() - 1;
+  shape.kind = static_cast<uint8_t>(Kind::kBucket);
+  shape.dtype = static_cast<uint8_t>(DType::kFloat64);
+  shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
+  shape.count = plan_.size();
+  open_ = 1;
+  auto task = std::make_unique<Exchange>(*mesh_, shape, std::move(mine), [this](const Status& status, const auto& all) {
+    if (!done_) return;
+    if (!status.ok()) return fail(status);
+    double total = 0;
+    for (const auto& part : all) {
+      for (size_t at = 0; at + sizeof(double) <= part.size(); at += sizeof(double)) {
+        double sum;
+        std::memcpy(&sum, part.data() + at, sizeof sum);
+        total += sum;
+      }
+    }
+    result_.gradient_norm = std::sqrt(total);
+    open_ = 0;
+    finish();
+  });
+  task->rename("step " + std::to_string(request_.step));
+  mesh_->add(std::move(task), request_.deadline);
+}
+
+void Step::finish() {
+  if (!done_ || !header_done_ || reduced_ < plan_.size() || open_ > 0) return;
+  if (options_.gradient_norm && mesh_ && !norms_done_) {
+    if (updates_at_owner()) return exchange_norms();
+    // Everybody has the whole mean: no message, but the number must be used up.
+    mesh_->skip_operation(request_.first_operation + operations() - 1);
+  }
+  commit();
+  Done done = std::move(done_);
+  done_ = nullptr;
+  done({}, result_);
+}
+
+void Step::fail(const Status& cause) {
+  if (!done_) return;
+  Done done = std::move(done_);
+  done_ = nullptr;
+  for (Buffers& buffers : buffers_) buffers.held = nullptr;
+  if (mesh_) {
+    for (uint64_t i = 0; i < operations(); ++i) mesh_->end_operation(request_.first_operation + i, cause);
+  }
+  done(cause, result_);
+}
+
+}  // namespace dsgd

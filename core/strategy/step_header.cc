@@ -1,0 +1,143 @@
+// The step's header: what all workers must agree on before anything changes, and the weights that the mean needs.
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "core/strategy/step.h"
+
+namespace dsgd {
+namespace {
+
+// A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found within K steps
+// for 1/K of a pass over the values.
+constexpr uint64_t kDigestParts = 64;
+
+struct HeaderWire {  // little-endian, as all machines that dsgd runs on
+  uint64_t step, version, settings, values;
+  double rate;
+  uint32_t stop, replicas;
+};
+
+std::string hex(uint64_t value) {
+  char text[17];
+  for (int i = 15; i >= 0; --i, value >>= 4) text[i] = "0123456789abcdef"[value & 15];
+  text[16] = 0;
+  return text;
+}
+
+}  // namespace
+
+uint64_t Step::settings_digest() const {
+  XXH3_state_t* state = XXH3_createState();
+  XXH3_64bits_reset(state);
+  const std::string optimizer = model_.optimizer->describe();
+  XXH3_64bits_update(state, optimizer.data(), optimizer.size());
+  for (const ParameterSettings& setting : model_.settings) {
+    const double numbers[3] = {setting.rate, setting.decay, setting.frozen ? 1.0 : 0.0};
+    XXH3_64bits_update(state, numbers, sizeof numbers);
+  }
+  const uint64_t digest = XXH3_64bits_digest(state);
+  XXH3_freeState(state);
+  return digest;
+}
+
+uint64_t Step::value_digest() const {
+  XXH3_state_t* state = XXH3_createState();
+  XXH3_64bits_reset(state);
+  const uint64_t part = request_.step % kDigestParts;
+  for (size_t p = 0; p < model_.parameters.size(); ++p) {
+    if (!model_.parameters[p]->trained) continue;
+    const uint64_t nbytes = model_.parameters[p]->nbytes();
+    const uint64_t begin = nbytes * part / kDigestParts, end = nbytes * (part + 1) / kDigestParts;
+    XXH3_64bits_update(state, model_.bindings[0][p].value + begin, end - begin);
+  }
+  const uint64_t digest = XXH3_64bits_digest(state);
+  XXH3_freeState(state);
+  return digest;
+}
+
+std::vector<std::byte> Step::make_header() const {
+  const uint32_t replicas = static_cast<uint32_t>(request_.weights.size());
+  const HeaderWire wire{request_.step, version_,          settings_digest(), mesh_ ? value_digest() : 0,
+                        model_.optimizer->learning_rate(), request_.stop, replicas};
+  std::vector<std::byte> bytes(sizeof wire + replicas * sizeof(double));
+  std::memcpy(bytes.data(), &wire, sizeof wire);
+  if (replicas) std::memcpy(bytes.data() + sizeof wire, request_.weights.data(), replicas * sizeof(double));
+  return bytes;
+}
+
+Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
+  all_weights_.clear();
+  total_weight_ = largest_weight_ = 0;
+  positive_ = 0;
+  result_.stop = false;
+  HeaderWire first{};
+  const std::string operation = "step " + std::to_string(request_.step);
+  for (size_t rank = 0; rank < headers.size(); ++rank) {
+    HeaderWire wire;
+    if (headers[rank].size() < sizeof wire) {
+      return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a step header of " +
+                                         std::to_string(headers[rank].size()) + " bytes")
+          .with_rank(static_cast<int32_t>(rank))
+          .with_operation(operation);
+    }
+    std::memcpy(&wire, headers[rank].data(), sizeof wire);
+    if (rank == 0) first = wire;
+    auto differs = [&](const std::string& what, const std::string& zero, const std::string& here,
+                       const std::string& remedy) {
+      return Status(Code::kMismatch, operation + ": workers disagree on " + what + ": rank 0 has " + zero + ", rank " +
+                                         std::to_string(rank) + " has " + here + "; " + remedy)
+          .with_rank(static_cast<int32_t>(rank))
+          .with_operation(operation);
+    };
+    if (wire.step != first.step) {
+      return differs("the step's index", std::to_string(first.step), std::to_string(wire.step),
+                     "all workers must make the same number of steps");
+    }
+    if (wire.version != first.version) {
+      return differs("the number of strategy changes", std::to_string(first.version), std::to_string(wire.version),
+                     "dsgd_strategy_set is called by all workers between the same steps");
+    }
+    if (std::memcmp(&wire.rate, &first.rate, sizeof wire.rate) != 0) {
+      return differs("the learning rate", std::to_string(first.rate), std::to_string(wire.rate),
+                     "set the same rate on all workers");
+    }
+    if (wire.settings != first.settings) {
+      return differs("the optimizer's or a parameter's settings", hex(first.settings), hex(wire.settings),
+                     "call dsgd_parameter_set alike on all workers");
+    }
+    if (wire.values != first.values) {
+      return differs("the values of the parameters (digest)", hex(first.values), hex(wire.values),
+                     "the host of one of them has written into its values, or its memory is at fault");
+    }
+    if (headers[rank].size() != sizeof wire + wire.replicas * sizeof(double)) {
+      return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a malformed step header")
+          .with_rank(static_cast<int32_t>(rank))
+          .with_operation(operation);
+    }
+    result_.stop = result_.stop || wire.stop;
+    for (uint32_t r = 0; r < wire.replicas; ++r) {
+      double weight;
+      std::memcpy(&weight, headers[rank].data() + sizeof wire + r * sizeof weight, sizeof weight);
+      all_weights_.push_back(weight);
+    }
+  }
+  // In the order of the replicas, whatever worker they are on.
+  for (double weight : all_weights_) {
+    total_weight_ += weight;
+    largest_weight_ = std::max(largest_weight_, weight);
+    positive_ += weight > 0;
+  }
+  if (!std::isfinite(total_weight_)) {
+    return Status(Code::kInvalidArgument, operation + ": the sum of all workers' weights is not finite; give smaller ones")
+        .with_operation(operation);
+  }
+  result_.weight = total_weight_;
+  result_.all_done = positive_ == 0;
+  return {};
+}
+
+}  // namespace dsgd

@@ -1,0 +1,8 @@
+module digits
+
+go 1.21
+
+require dsgd.io/dsgd v1.0.0
+
+// The tree's own module; leave this out where it is published.
+replace dsgd.io/dsgd => ../../bindings/go

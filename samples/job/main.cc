@@ -1,0 +1,258 @@
+// The mixed-language job: starts one worker per language, shows how they train one model, and checks that all of them end
+// with the same bits. The workers are the trainers beside this folder; `dsgd run` starts them.
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "plot.h"
+
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  std::string build = "build", source = ".";
+  std::string strategy = "allreduce", optimizer = "sgd", optimizer_options, report, plot;
+  std::vector<std::string> languages = {"c", "java", "go", "python"}, settings;
+  int workers = 4, epochs = 40, batch = 16, seed = 1;
+};
+
+struct Worker {
+  std::string language;
+  int epoch = 0;
+  double loss = 0, accuracy = 0, speed = 0;
+  std::string digest;
+};
+
+const std::map<std::string, std::string> kOptimizerOptions = {
+    {"sgd", "lr=0.1 momentum=0.9"}, {"adam", "lr=0.003"}, {"adamw", "lr=0.003"}};
+
+std::vector<std::string> trainer(const Options& options, const std::string& language) {
+  const std::string build = options.build, source = options.source;
+  if (language == "c") return {build + "/bin/digits_c"};
+  if (language == "go") return {build + "/bin/digits_go"};
+  if (language == "java") {
+    return {"java", "-XX:TieredStopAtLevel=1", "-Ddsgd.library.path=" + build + "/lib", "-cp",
+            build + "/java/dsgd.jar:" + build + "/java/samples", "Digits"};
+  }
+  const std::string own = build + "/venv/bin/python";
+  return {"env", "PYTHONPATH=" + build + "/python", std::filesystem::exists(own) ? own : "python3",
+          source + "/samples/python/digits.py"};
+}
+
+std::vector<std::string> command_line(const Options& options, const std::vector<Worker>& workers) {
+  std::vector<std::string> words = {options.build + "/bin/dsgd", "run"};
+  auto set = [&](const std::string& setting) {
+    words.push_back("--set");
+    words.push_back(setting);
+  };
+  set("strategy=" + options.strategy);
+  for (const std::string& setting : options.settings) set(setting);
+  for (size_t i = 0; i < workers.size(); ++i) {
+    words.insert(words.end(), i == 0 ? std::initializer_list<std::string>{"-n", "1", "--"}
+                                     : std::initializer_list<std::string>{":", "-n", "1"});
+    for (const std::string& word : trainer(options, workers[i].language)) words.push_back(word);
+    for (const std::string& word :
+         {std::string("--data"), options.source + "/samples/data/digits.csv", std::string("--epochs"),
+          std::to_string(options.epochs), std::string("--batch"), std::to_string(options.batch), std::string("--seed"),
+          std::to_string(options.seed), std::string("--optimizer"), options.optimizer,
+          std::string("--optimizer-options"), options.optimizer_options}) {
+      words.push_back(word);
+    }
+  }
+  return words;
+}
+
+// One line per worker: redrawn on a terminal, a plain line per epoch otherwise.
+class Display {
+ public:
+  Display(const std::vector<Worker>& workers, int epochs) : workers_(workers), epochs_(epochs), terminal_(isatty(1)) {}
+
+  void update(size_t rank) {
+    if (!terminal_) {
+      std::cout << line(rank) << std::endl;
+      return;
+    }
+    if (drawn_) std::cout << "\033[" << workers_.size() << 'A';
+    for (size_t r = 0; r < workers_.size(); ++r) std::cout << "\033[2K" << line(r) << '\n';
+    std::cout << std::flush;
+    drawn_ = true;
+  }
+  // Something a worker said, above the lines.
+  void message(const std::string& text) {
+    if (drawn_) std::cout << "\033[" << workers_.size() << 'A' << "\033[J";
+    std::cout << text << std::endl;
+    drawn_ = false;
+    if (terminal_ && !workers_.empty()) update(0);
+  }
+
+ private:
+  std::string line(size_t rank) const {
+    const Worker& worker = workers_[rank];
+    char text[160];
+    std::snprintf(text, sizeof text, "rank %zu %-7s epoch %3d/%d  loss %.4f  test accuracy %6.2f %%  %8.0f samples/s", rank,
+                  worker.language.c_str(), worker.epoch, epochs_, worker.loss, worker.accuracy, worker.speed);
+    return text;
+  }
+  const std::vector<Worker>& workers_;
+  const int epochs_;
+  const bool terminal_;
+  bool drawn_ = false;
+};
+
+// A worker's line, "[2] {...}" after the launcher's prefix. False: not one of ours.
+bool take_line(const std::string& line, std::vector<Worker>& workers, std::vector<job::Curve>& curves, Display& display) {
+  const size_t end = line.find("] ");
+  if (line.empty() || line[0] != '[' || end == std::string::npos) return false;
+  const json record = json::parse(line.substr(end + 2), nullptr, false);
+  const size_t rank = std::strtoul(line.c_str() + 1, nullptr, 10);
+  if (!record.is_object() || rank >= workers.size()) return false;
+  Worker& worker = workers[rank];
+  worker.accuracy = record.value("accuracy", worker.accuracy);
+  if (record.contains("epoch")) {
+    worker.epoch = record["epoch"];
+    worker.loss = record.value("loss", 0.0);
+    worker.speed = record.value("samples_per_second", 0.0);
+    curves[rank].loss.push_back(worker.loss);
+    curves[rank].accuracy.push_back(worker.accuracy);
+    display.update(rank);
+  }
+  worker.digest = record.value("digest", worker.digest);
+  return true;
+}
+
+pid_t child = -1;
+void pass_on(int signal) {
+  if (child > 0) kill(child, signal);
+}
+
+// Runs the launcher and reads its output to the end; returns its exit status.
+int run(const std::vector<std::string>& words, std::vector<Worker>& workers, std::vector<job::Curve>& curves, int epochs) {
+  int output[2];
+  if (pipe2(output, O_CLOEXEC) != 0) return 1;
+  child = fork();
+  if (child < 0) return 1;
+  if (child == 0) {
+    dup2(output[1], 1);
+    dup2(output[1], 2);
+    std::vector<char*> arguments;
+    for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+    arguments.push_back(nullptr);
+    execv(arguments[0], arguments.data());
+    _exit(127);
+  }
+  std::signal(SIGINT, pass_on);
+  std::signal(SIGTERM, pass_on);
+  close(output[1]);
+  Display display(workers, epochs);
+  FILE* stream = fdopen(output[0], "r");
+  char* line = nullptr;
+  size_t capacity = 0;
+  for (ssize_t length; (length = getline(&line, &capacity, stream)) >= 0;) {
+    std::string text(line, static_cast<size_t>(length));
+    while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+    if (!take_line(text, workers, curves, display)) display.message(text);
+  }
+  free(line);
+  fclose(stream);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+job::Curve mean_curve(const std::vector<job::Curve>& curves) {
+  job::Curve mean;
+  for (size_t epoch = 0;; ++epoch) {
+    double loss = 0;
+    for (const job::Curve& curve : curves) {
+      if (epoch >= curve.loss.size()) return mean;
+      loss += curve.loss[epoch];
+    }
+    mean.loss.push_back(loss / static_cast<double>(curves.size()));
+    mean.accuracy.push_back(curves[0].accuracy[epoch]);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Trains a 64-128-10 network on handwritten digits (1797 images) with workers in several languages.",
+               "samples/run");
+  app.add_option("--strategy", options.strategy, "simple, ps or allreduce (default allreduce)");
+  app.add_option("--workers", options.workers, "Number of workers (default 4)")->check(CLI::Range(1, 64));
+  app.add_option("--languages", options.languages, "Languages of the workers, in turn (default c,java,go,python)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"c", "java", "go", "python"}));
+  app.add_option("--epochs", options.epochs, "Passes over the training images (default 40)")->check(CLI::Range(1, 100000));
+  app.add_option("--batch", options.batch, "Images per worker and step (default 16)")->check(CLI::Range(1, 256));
+  app.add_option("--optimizer", options.optimizer, "sgd, adam or adamw (default sgd)")
+      ->check(CLI::IsMember({"sgd", "adam", "adamw"}));
+  app.add_option("--optimizer-options", options.optimizer_options,
+                 "Its options (default for sgd: lr=0.1 momentum=0.9, else lr=0.003)");
+  app.add_option("--seed", options.seed, "Seed of initial values and shuffling (default 1)");
+  app.add_option("--set", options.settings, "KEY=VALUE of dsgd's configuration; may be given more than once");
+  app.add_option("--report", options.report, "Write a report as JSON to this file");
+  app.add_option("--plot", options.plot, "Write the plot to this SVG file (default BUILD/digits.svg)");
+  app.add_option("--build", options.build, "Build folder")->group("");
+  app.add_option("--source", options.source, "Source folder")->group("");
+  CLI11_PARSE(app, argc, argv);
+  if (options.optimizer_options.empty()) options.optimizer_options = kOptimizerOptions.at(options.optimizer);
+  if (options.plot.empty()) options.plot = options.build + "/digits.svg";
+
+  std::vector<Worker> workers(static_cast<size_t>(options.workers));
+  for (size_t i = 0; i < workers.size(); ++i) workers[i].language = options.languages[i % options.languages.size()];
+  std::vector<job::Curve> curves(workers.size());
+
+  const auto began = std::chrono::steady_clock::now();
+  const int status = run(command_line(options, workers), workers, curves, options.epochs);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  if (status != 0) {
+    std::cerr << "samples/run: the job failed with status " << status << "; its messages are above\n";
+    return status;
+  }
+
+  const job::Curve curve = mean_curve(curves);
+  bool equal = true;
+  double speed = 0;
+  json report = {{"strategy", options.strategy}, {"seconds", seconds}, {"workers", json::array()}};
+  std::cout << "\nrank  language  test accuracy  digest of the parameters\n";
+  for (size_t rank = 0; rank < workers.size(); ++rank) {
+    const Worker& worker = workers[rank];
+    std::printf("%4zu  %-8s  %11.2f %%  %s\n", rank, worker.language.c_str(), worker.accuracy, worker.digest.c_str());
+    equal = equal && !worker.digest.empty() && worker.digest == workers[0].digest;
+    speed += worker.speed;
+    report["workers"].push_back({{"rank", rank},
+                                 {"language", worker.language},
+                                 {"accuracy", worker.accuracy},
+                                 {"digest", worker.digest}});
+  }
+  report["samples_per_second"] = speed;
+  const std::string title = "digits, strategy " + options.strategy + ", " + std::to_string(workers.size()) +
+                            " workers, " + options.optimizer + " " + options.optimizer_options;
+  if (!job::write_plot(options.plot, title, curve)) std::cerr << "samples/run: cannot write " << options.plot << '\n';
+  std::printf("%s after %.1f s; plot: %s\n", equal ? "All workers hold the same bits" : "The workers' bits DIFFER", seconds,
+              options.plot.c_str());
+  if (!options.report.empty()) {
+    std::ofstream file(options.report);
+    file << report.dump(2) << '\n';
+    if (!file.flush()) {
+      std::cerr << "samples/run: cannot write " << options.report << '\n';
+      return 1;
+    }
+  }
+  return equal ? 0 : 1;
+}

@@ -1,0 +1,97 @@
+/* Measures float32 sum all-reduce, in place. A worker of its own: `dsgd run -n 2 -- bench_allreduce` makes a
+ * job of it, and rank 0 prints one line of CSV per size. README.md says what is measured. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "timing.h"
+
+static const char kHelp[] =
+    "bench_allreduce [--sizes 1K,64K,1M,16M,100M] [--rounds N]\n"
+    "\n"
+    "Measures dsgd_allreduce of float32 sums in place, in a job that the environment names (`dsgd run`), and "
+    "checks every\n"
+    "result. Rank 0 prints CSV: workers,bytes,algorithm,median_us,p10_us,p90_us,busbw_GBps.\n"
+    "  --sizes   bytes per worker; K, M, G are powers of 1024\n"
+    "  --rounds  timed operations per size; by default 5 (100M) to 200 (1M and less)";
+
+/* Small whole numbers, so that sums are exact in any order; other ones in every round, so that no old result
+ * passes. */
+enum { kPeriod = 13 };
+
+static void write_input(float* data, size_t count, int rank, size_t round) {
+  unsigned phase = (unsigned)(round % kPeriod);
+  for (size_t i = 0; i < count; ++i) {
+    data[i] = (float)((unsigned)rank + 1 + phase);
+    if (++phase == kPeriod) phase = 0;
+  }
+}
+
+static void check_output(const float* data, size_t count, int workers, size_t round) {
+  const unsigned base = (unsigned)workers * ((unsigned)workers + 1) / 2;
+  unsigned phase = (unsigned)(round % kPeriod);
+  for (size_t i = 0; i < count; ++i) {
+    const float expected = (float)(base + (unsigned)workers * phase);
+    if (data[i] != expected) {
+      die("wrong result: element %zu of %zu is %g instead of %g", i, count, (double)data[i],
+          (double)expected);
+    }
+    if (++phase == kPeriod) phase = 0;
+  }
+}
+
+/* Fills times[0..rounds) with this worker's microseconds from call to return. */
+static void measure(dsgd_session* session, float* data, size_t bytes, size_t rounds, double* times) {
+  enum { kWarmUp = 2 };
+  const size_t count = bytes / sizeof *data;
+  const int rank = dsgd_rank(session), workers = dsgd_size(session);
+  dsgd_error* error = NULL;
+  for (size_t round = 0; round < kWarmUp + rounds; ++round) {
+    write_input(data, count, rank, round);
+    check(dsgd_barrier(session, NULL, NULL, &error), &error);
+    const double began = now_us();
+    check(dsgd_allreduce(session, NULL, data, bytes, DSGD_FLOAT32, DSGD_SUM, NULL, &error), &error);
+    if (round >= kWarmUp) times[round - kWarmUp] = now_us() - began;
+    check_output(data, count, workers, round);
+  }
+}
+
+int main(int argc, char** argv) {
+  if (argc > 1 && strcmp(argv[1], "--help") == 0) return puts(kHelp) < 0;
+  static const char* const kOptions[] = {"--sizes", "--rounds", NULL};
+  check_options(argc, argv, kOptions);
+  size_t sizes[kMaxSizes];
+  const size_t size_count = parse_sizes(option(argc, argv, "--sizes", "1K,64K,1M,16M,100M"), sizes);
+  const size_t rounds_asked = (size_t)count_option(argc, argv, "--rounds");
+
+  dsgd_error* error = NULL;
+  dsgd_config* config = dsgd_config_new();
+  if (!config) die("out of memory");
+  dsgd_session* session;
+  check(dsgd_init(config, &session, &error), &error);
+  const int workers = dsgd_size(session), rank = dsgd_rank(session);
+  if (rank == 0) puts("workers,bytes,algorithm,median_us,p10_us,p90_us,busbw_GBps");
+
+  for (size_t s = 0; s < size_count; ++s) {
+    const size_t bytes = sizes[s], rounds = rounds_asked ? rounds_asked : default_rounds(bytes);
+    float* data = malloc(bytes);
+    double* times = malloc(rounds * sizeof *times);
+    if (!data || !times) die("out of memory for %zu bytes", bytes);
+    measure(session, data, bytes, rounds, times);
+    /* An operation takes as long as its slowest worker. */
+    check(dsgd_allreduce(session, NULL, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL, &error),
+          &error);
+    if (rank == 0) {
+      const double median = percentile(times, rounds, 50);
+      printf("%d,%zu,%s,%.2f,%.2f,%.2f,%.4f\n", workers, bytes, dsgd_config_get(config, "algorithm"), median,
+             percentile(times, rounds, 10), percentile(times, rounds, 90),
+             (double)bytes * 2.0 * (workers - 1) / workers / median * 1e-3);
+      fflush(stdout);
+    }
+    free(times);
+    free(data);
+  }
+  dsgd_finalize(session);
+  dsgd_config_free(config);
+  return 0;
+}

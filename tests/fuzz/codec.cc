@@ -1,0 +1,55 @@
+// Bytes that a peer sends in one piece: a hello, its reply, a message, an answer, a chunk's header. The first
+// byte chooses the decoder. What is accepted must survive being written and read again.
+#include <cstdlib>
+#include <vector>
+
+#include "transport/schema/codec.h"
+
+using namespace dsgd::transport;
+
+namespace {
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const std::vector<uint8_t> bytes(data + 1, data + size);  // exact, so that an over-read is seen
+  switch (data[0] % 5) {
+    case 0:
+      if (auto message = decode_message(bytes); message.ok()) {
+        auto again = decode_message(encode(message.value()));
+        require(again.ok() && again.value().index() == message.value().index());
+        require(encode(again.value()) == encode(message.value()));
+      }
+      break;
+    case 1:
+      if (auto hello = decode_hello(bytes); hello.ok()) require(decode_hello(encode(hello.value())).ok());
+      break;
+    case 2:
+      if (auto header = decode_bulk_header(bytes); header.ok()) {
+        require(decode_bulk_header(encode(header.value())).value() == header.value());
+      }
+      break;
+    case 3: {
+      dsgd::Status status, again;
+      if (decode_status(bytes, &status).ok()) {
+        require(decode_status(encode_status(status), &again).ok());
+        require(again.code() == status.code() && again.message() == status.message());
+      }
+      break;
+    }
+    case 4: {
+      dsgd::Result<Message> reply = Message(Empty{}), again = Message(Empty{});
+      if (decode_reply(bytes, &reply).ok()) {
+        require(decode_reply(encode_reply(reply), &again).ok());
+        require(again.ok() == reply.ok());
+      }
+      break;
+    }
+  }
+  return 0;
+}

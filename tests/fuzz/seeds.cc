@@ -1,0 +1,170 @@
+// seeds NAME DIRECTORY: writes a small corpus of right inputs for the fuzz program NAME, one file each.
+#include <capnp/message.h>
+#include <capnp/rpc.capnp.h>
+#include <capnp/serialize.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "transport/schema/codec.h"
+#include "transport/schema/codec_capnp.h"
+
+using namespace dsgd;
+using namespace dsgd::transport;
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+Status problem() {
+  return Status(Code::kWorkerLost, "worker 3 was lost").with_rank(3, "node3").with_operation("step 7");
+}
+
+std::vector<Message> messages() {
+  const MemberInfo member{1, "w1", "node1", "boot", {"10.0.0.1:7700", "unix:/run/x"}, 99};
+  return {Empty{},
+          JoinRequest{member, 4, true},
+          JoinReply{1, 1, 0, {member, member}},
+          Watch{3},
+          WatchReply{4, 1, problem(), 2},
+          Renew{1, 1},
+          Leave{1, 1, problem()},
+          Report{1, 1, problem()},
+          OperationFailed{1, 1, 17, true, problem()},
+          ObjectPart{1, 1, "name", 100, 0, {1, 2, 3, 4, 5}},
+          Goodbye{1, 1, {}}};
+}
+
+BulkHeader header(uint64_t operation) {
+  BulkHeader header;
+  header.epoch = 1;
+  header.operation = operation;
+  header.source = 1;
+  header.count = 1000;
+  return header;
+}
+
+Bytes prefixed(uint8_t first, const Bytes& rest) {
+  Bytes bytes{first};
+  bytes.insert(bytes.end(), rest.begin(), rest.end());
+  return bytes;
+}
+
+std::vector<Bytes> codec_seeds() {
+  std::vector<Bytes> seeds;
+  for (const auto& message : messages()) {
+    seeds.push_back(prefixed(0, encode(message)));
+    seeds.push_back(prefixed(4, encode_reply(message)));
+  }
+  seeds.push_back(prefixed(4, encode_reply(problem())));
+  seeds.push_back(prefixed(1, encode(Hello{1, Role::kPeer, "job", "token", "w1", 1, 1, "1.0.0"})));
+  seeds.push_back(prefixed(2, encode(header(5))));
+  seeds.push_back(prefixed(3, encode_status(problem())));
+  seeds.push_back(prefixed(3, encode_status({})));
+  return seeds;
+}
+
+// ---- RPC as a client writes it
+void append(Bytes& stream, capnp::MessageBuilder& message) {
+  auto flat = capnp::messageToFlatArray(message);
+  auto bytes = flat.asBytes();
+  stream.insert(stream.end(), bytes.begin(), bytes.end());
+}
+
+void bootstrap(Bytes& stream) {
+  capnp::MallocMessageBuilder message;
+  message.initRoot<capnp::rpc::Message>().initBootstrap().setQuestionId(0);
+  append(stream, message);
+}
+
+capnp::rpc::Call::Builder begin_call(capnp::MallocMessageBuilder& message, uint32_t question,
+                                     uint16_t method) {
+  auto call = message.initRoot<capnp::rpc::Message>().initCall();
+  call.setQuestionId(question);
+  call.initTarget().initPromisedAnswer().setQuestionId(0);
+  call.setInterfaceId(capnp::typeId<schema::Wire>());
+  call.setMethodId(method);
+  return call;
+}
+
+void call(Bytes& stream, uint32_t question, const Message& content) {
+  capnp::MallocMessageBuilder message;
+  auto params = begin_call(message, question, 0).initParams().getContent().initAs<schema::Wire::CallParams>();
+  write(content, params.initMessage());
+  append(stream, message);
+}
+
+// The payload in a segment of its own, as a span travels, or inside the message.
+void push(Bytes& stream, uint32_t question, uint64_t operation, size_t nbytes, bool own_segment) {
+  std::vector<capnp::word> payload((nbytes + 7) / 8);
+  const capnp::Data::Reader data(reinterpret_cast<const kj::byte*>(payload.data()), nbytes);
+  capnp::MallocMessageBuilder message(128 + (own_segment ? 0 : static_cast<unsigned>(payload.size())));
+  auto params = begin_call(message, question, 1).initParams().getContent().initAs<schema::Wire::PushParams>();
+  write(header(operation), params.initHeader());
+  if (own_segment) {
+    params.adoptData(message.getOrphanage().referenceExternalData(data));
+  } else {
+    params.setData(data);
+  }
+  append(stream, message);
+}
+
+void finish(Bytes& stream, uint32_t question) {
+  capnp::MallocMessageBuilder message;
+  message.initRoot<capnp::rpc::Message>().initFinish().setQuestionId(question);
+  append(stream, message);
+}
+
+std::vector<Bytes> stream_seeds() {
+  std::vector<Bytes> seeds;
+  Hello hello;
+  hello.token = "secret";
+  seeds.push_back(prefixed(0, encode(hello)));
+  for (const auto& message : messages()) {
+    Bytes stream{1};
+    bootstrap(stream);
+    call(stream, 1, message);
+    finish(stream, 1);
+    seeds.push_back(stream);
+  }
+  for (bool own_segment : {true, false}) {
+    for (size_t nbytes : {0, 8, 100, 4096, 20000}) {
+      Bytes stream{1};
+      bootstrap(stream);
+      push(stream, 1, nbytes % 5, nbytes, own_segment);
+      push(stream, 2, 1, nbytes, own_segment);
+      finish(stream, 1);
+      call(stream, 3, Renew{1, 1});
+      seeds.push_back(stream);
+    }
+  }
+  return seeds;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: seeds codec|stream DIRECTORY\n");
+    return 2;
+  }
+  const std::string name = argv[1];
+  if (name != "codec" && name != "stream") {
+    std::fprintf(stderr, "no corpus '%s': codec or stream\n", argv[1]);
+    return 2;
+  }
+  std::filesystem::create_directories(argv[2]);
+  int n = 0;
+  for (const auto& seed : name == "codec" ? codec_seeds() : stream_seeds()) {
+    std::ofstream file(std::filesystem::path(argv[2]) / ("seed-" + std::to_string(n++)), std::ios::binary);
+    file.write(reinterpret_cast<const char*>(seed.data()), static_cast<std::streamsize>(seed.size()));
+    if (!file.flush()) {
+      std::fprintf(stderr, "cannot write to %s\n", argv[2]);
+      return 1;
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,164 @@
+// All that a peer may write to a socket: the hello, then RPC with calls and pushes whose payload lands. A
+// real listener of the libuv network reads it; whatever comes, the connection ends and the next one works.
+//
+// The first byte says whether a right hello is put before the input, so that the fuzzer need not find one.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "transport/network.h"
+#include "transport/schema/codec.h"
+#include "transport/uv/environment.h"
+
+using namespace dsgd;
+using namespace dsgd::transport;
+
+namespace {
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "%s\n", what);
+  std::abort();
+}
+
+constexpr size_t kReceiveMemory = 4 << 20, kLargestFrame = 64 << 20;
+
+// Lands chunks up to its size, in place or in pieces by turns, with all bounds checked by the sanitizer.
+class Sink final : public BulkSink {
+ public:
+  void begin(size_t nbytes) {
+    data_.reset(new std::byte[nbytes]);
+    nbytes_ = nbytes;
+  }
+  std::byte* place(size_t offset, size_t n) override {
+    if (offset > nbytes_ || n > nbytes_ - offset) fail("a place beyond the chunk");
+    return ++turn_ % 2 == 0 ? data_.get() + offset : nullptr;
+  }
+  void take(size_t offset, std::span<const std::byte> piece) override {
+    if (offset > nbytes_ || piece.size() > nbytes_ - offset) fail("a piece beyond the chunk");
+    std::copy(piece.begin(), piece.end(), data_.get() + offset);
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> data_;
+  size_t nbytes_ = 0;
+  int turn_ = 0;
+};
+
+class Handler final : public ServerHandler {
+ public:
+  void on_open(ServerChannel&) override { ++open; }
+  void on_call(ServerChannel& channel, Message request, Responder respond) override {
+    if (std::holds_alternative<Goodbye>(request)) return channel.close();
+    if (std::holds_alternative<Watch>(request)) return;  // dropped
+    respond(std::move(request));
+  }
+  BulkSink* on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) override {
+    if (header.operation % 4 == 3) channel.discard(header.operation, Status(Code::kAborted, "fuzz"));
+    if (header.operation % 4 == 0 || nbytes > kLargest) return nullptr;
+    sink_.begin(nbytes);
+    return &sink_;
+  }
+  void on_bulk_end(ServerChannel& channel, const BulkHeader& header,
+                   std::unique_ptr<BulkReceipt> receipt) override {
+    uint64_t sum = 0;
+    for (std::byte b : receipt->data()) sum += static_cast<uint64_t>(b);
+    if (sum % 7 == 1) return;  // dropped
+    receipt->finish(sum % 7 == 2 ? Status(Code::kMismatch, "fuzz") : Status());
+    if (header.count == 99) channel.discard(header.operation, Status(Code::kAborted, "fuzz"));
+  }
+  void on_close(ServerChannel&, const Status&) override { --open; }
+  std::atomic<int> open{0};
+
+ private:
+  static constexpr size_t kLargest = 1 << 20;
+  Sink sink_;
+};
+
+class Server final : public AcceptHandler {
+ public:
+  Server() {
+    environment_ = make_uv_environment();
+    auto network = environment_->new_network("fuzz", kReceiveMemory);
+    if (!network.ok()) fail(network.status().message().c_str());
+    network_ = std::move(network).value();
+    auto listener = network_->listen("127.0.0.1:0", this);
+    if (!listener.ok()) fail(listener.status().message().c_str());
+    listener_ = std::move(listener).value();
+    const std::string address = listener_->address();
+    port_ = static_cast<uint16_t>(std::atoi(address.c_str() + address.rfind(':') + 1));
+    Hello hello;
+    hello.token = "secret";
+    hello_ = encode(hello);
+  }
+  Result<Decision> on_hello(const Hello& hello, const std::string&) override {
+    if (hello.rank == 5) return Status(Code::kUnauthorized, "fuzz");
+    return Decision{network_.get(), &handler_};
+  }
+
+  void feed(bool greet, const uint8_t* data, size_t size) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) fail("no socket");
+    // Reset at close: thousands of connections a second would leave no port free in TIME_WAIT.
+    const linger reset{1, 0};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    timeval patience{15, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(port_);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0)
+      fail("the listener takes no connection");
+    bool open = true;
+    if (greet) open = write(fd, hello_.data(), hello_.size());
+    if (open) open = write(fd, data, size);
+    ::shutdown(fd, SHUT_WR);
+    // The server must end the connection: it has read all there is.
+    uint8_t buffer[4096];
+    for (;;) {
+      const ssize_t n = ::recv(fd, buffer, sizeof buffer, 0);
+      if (n == 0 || (n < 0 && errno == ECONNRESET)) break;
+      if (n < 0) fail("the connection does not end");
+    }
+    ::close(fd);
+    const auto counters = network_->counters();
+    // A connection may hold one frame of the largest size whatever receive_memory says, and there is one at a
+    // time.
+    if (counters.pooled_peak > kReceiveMemory + kLargestFrame) fail("pooled memory is not bounded");
+  }
+
+ private:
+  static bool write(int fd, const uint8_t* data, size_t size) {
+    while (size > 0) {
+      const ssize_t n = ::send(fd, data, size, MSG_NOSIGNAL);
+      if (n < 0) return false;
+      data += n;
+      size -= static_cast<size_t>(n);
+    }
+    return true;
+  }
+
+  Handler handler_;
+  std::unique_ptr<Environment> environment_;
+  std::unique_ptr<Network> network_;
+  std::unique_ptr<Listener> listener_;
+  uint16_t port_ = 0;
+  std::vector<uint8_t> hello_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static Server* server =
+      new Server;  // never destroyed: its thread would outlive what static destructors take away
+  if (size == 0) return 0;
+  server->feed(data[0] % 8 != 0, data + 1, size - 1);
+  return 0;
+}

@@ -1,0 +1,233 @@
+// Real processes, killed and stopped: every other worker's call returns an error that names the victim, within the lease. The
+// exact bound (lease + 100 ms) is shown in virtual time by the simulation; here the latencies are real ones, so they are
+// recorded as properties of the test, and the limit is wide enough for a busy machine.
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <dsgd/dsgd.h>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLease{1000};
+constexpr milliseconds kBusyMachine{3000};  // what scheduling may add
+
+class Process {
+ public:
+  Process(std::vector<std::string> words, const std::vector<std::string>& environment) {
+    int out[2];
+    EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
+    std::vector<char*> arguments, variables;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    std::vector<std::string> all = environment;
+    for (std::string& variable : all) variables.push_back(variable.data());
+    variables.push_back(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      dup2(out[1], 1);
+      execve(arguments[0], arguments.data(), variables.data());
+      _exit(127);
+    }
+    close(out[1]);
+    out_ = out[0];
+  }
+  ~Process() {
+    if (pid_ > 0 && !status_) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    close(out_);
+  }
+  Process(const Process&) = delete;
+
+  pid_t pid() const { return pid_; }
+  // The next line that begins with `word`; nothing when it does not come in time or the process ends first.
+  std::optional<std::string> expect(const std::string& word, Clock::time_point deadline) {
+    for (;;) {
+      for (size_t end; (end = buffer_.find('\n')) != std::string::npos;) {
+        std::string line = buffer_.substr(0, end);
+        buffer_.erase(0, end + 1);
+        if (line.rfind(word, 0) == 0) return line;
+      }
+      const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()).count();
+      pollfd poll_fd{out_, POLLIN, 0};
+      if (left <= 0 || poll(&poll_fd, 1, static_cast<int>(left)) <= 0) return std::nullopt;
+      char chunk[4096];
+      const ssize_t count = read(out_, chunk, sizeof chunk);
+      if (count <= 0) return std::nullopt;
+      buffer_.append(chunk, static_cast<size_t>(count));
+    }
+  }
+  int wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    status_ = status;
+    return status;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int out_ = -1;
+  std::string buffer_;
+  std::optional<int> status_;
+};
+
+struct Fault {
+  const char* name;
+  std::vector<std::string> work;
+  int signal;
+  int victim;
+  bool head_in_worker;  // else the head is this process
+};
+
+class Job {
+ public:
+  Job(int workers, const std::vector<std::string>& work, bool head_in_worker,
+      const std::vector<std::string>& settings = {}) {
+    std::string address = "unix:" + testing::TempDir() + "dsgd-fault-" + std::to_string(getpid());
+    if (!head_in_worker) {
+      dsgd_config* config = dsgd_config_new();
+      EXPECT_EQ(dsgd_config_set(config, "head", "127.0.0.1:0", nullptr), DSGD_OK);
+      EXPECT_EQ(dsgd_config_set(config, "num_workers", std::to_string(workers).c_str(), nullptr), DSGD_OK);
+      EXPECT_EQ(dsgd_config_set(config, "lease", (std::to_string(kLease.count()) + "ms").c_str(), nullptr), DSGD_OK);
+      EXPECT_EQ(dsgd_head_start(config, &head_, nullptr), DSGD_OK);
+      dsgd_config_free(config);
+      address = dsgd_head_address(head_);
+    }
+    std::vector<std::string> words = {PROCESS_WORKER};
+    words.insert(words.end(), work.begin(), work.end());
+    for (int rank = 0; rank < workers; ++rank) {
+      std::vector<std::string> environment = {
+          "DSGD_HEAD=" + address, "DSGD_NUM_WORKERS=" + std::to_string(workers), "DSGD_RANK=" + std::to_string(rank),
+          "DSGD_LEASE=" + std::to_string(kLease.count()) + "ms",
+          // The worker that hosts the head is rank 0.
+          std::string("DSGD_EMBED_HEAD=") + (head_in_worker && rank == 0 ? "auto" : "never")};
+      for (const char* inherited : {"ASAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"}) {
+        if (const char* value = getenv(inherited)) environment.push_back(std::string(inherited) + '=' + value);
+      }
+      environment.insert(environment.end(), settings.begin(), settings.end());
+      processes.push_back(std::make_unique<Process>(words, environment));
+    }
+  }
+  ~Job() {
+    processes.clear();
+    dsgd_head_free(head_);
+  }
+  void expect_all(const std::string& word) {
+    const auto deadline = Clock::now() + std::chrono::seconds(60);
+    for (size_t rank = 0; rank < processes.size(); ++rank) {
+      ASSERT_TRUE(processes[rank]->expect(word, deadline)) << "rank " << rank << " never said '" << word << "'";
+    }
+  }
+  std::vector<std::unique_ptr<Process>> processes;
+
+ private:
+  dsgd_head* head_ = nullptr;
+};
+
+class Faults : public testing::TestWithParam<Fault> {};
+
+TEST_P(Faults, SurvivorsNameTheVictimWithinTheLeaseAndGoOn) {
+  const Fault& fault = GetParam();
+  Job job(4, fault.work, fault.head_in_worker);
+  job.expect_all("joined");
+  job.expect_all("going");
+  if (HasFatalFailure()) return;
+  const auto hit = Clock::now();
+  kill(job.processes[fault.victim]->pid(), fault.signal);
+  long longest = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    if (rank == fault.victim) continue;
+    const auto line = job.processes[rank]->expect("failed", hit + kLease + kBusyMachine);
+    ASSERT_TRUE(line) << "rank " << rank << " said nothing";
+    longest = std::max<long>(longest, std::chrono::duration_cast<milliseconds>(Clock::now() - hit).count());
+    EXPECT_NE(line->find("DSGD_ERR_WORKER_LOST " + std::to_string(fault.victim) + " "), std::string::npos) << *line;
+    EXPECT_NE(line->find("rank " + std::to_string(fault.victim)), std::string::npos) << *line;
+    EXPECT_NE(line->find("pid " + std::to_string(job.processes[fault.victim]->pid())), std::string::npos) << *line;
+  }
+  RecordProperty("longest_ms", std::to_string(longest));
+  for (int rank = 0; rank < 4; ++rank) {
+    if (rank == fault.victim) continue;
+    EXPECT_TRUE(job.processes[rank]->expect("ended", Clock::now() + kLease + kBusyMachine)) << "rank " << rank;
+    EXPECT_EQ(job.processes[rank]->wait(), 0) << "rank " << rank << ": the host process did not survive";
+  }
+}
+
+std::vector<Fault> faults() {
+  std::vector<Fault> all;
+  static const std::vector<std::pair<const char*, std::vector<std::string>>> kWork = {
+      {"steps", {"steps", "1000"}},         {"big_steps", {"steps", "2000000"}},
+      {"overlap", {"overlap", "300000"}},   {"allreduce", {"allreduce", "4000000"}},
+      {"barrier", {"barrier"}}};
+  for (const auto& [name, work] : kWork) {
+    for (int signal : {SIGKILL, SIGSTOP}) all.push_back({name, work, signal, 2, false});
+  }
+  for (int signal : {SIGKILL, SIGSTOP}) {
+    all.push_back({"steps_head_in_victim", {"steps", "100000"}, signal, 0, true});
+    all.push_back({"steps_head_in_survivor", {"steps", "100000"}, signal, 3, true});
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Signals, Faults, testing::ValuesIn(faults()), [](const auto& info) {
+  return std::string(info.param.name) + (info.param.signal == SIGKILL ? "_killed" : "_stopped");
+});
+
+TEST(Deadline, AWorkerThatDoesNotCallIsNamedWhenTheStepTimeoutRunsOut) {
+  Job job(3, {"absent-rank", "1"}, false, {"DSGD_STEP_TIMEOUT=700ms"});
+  job.expect_all("going");
+  if (HasFatalFailure()) return;
+  for (int rank : {0, 2}) {
+    const auto line = job.processes[rank]->expect("failed", Clock::now() + milliseconds(700) + kBusyMachine);
+    ASSERT_TRUE(line) << "rank " << rank;
+    EXPECT_NE(line->find("DSGD_ERR_TIMEOUT 1 "), std::string::npos) << *line;
+    EXPECT_NE(line->find("still waiting for rank 1"), std::string::npos) << *line;
+  }
+}
+
+TEST(Abort, EveryWorkerLearnsWhoAbortedAndWhy) {
+  Job job(3, {"abort", "1"}, false);
+  job.expect_all("going");
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto line = job.processes[rank]->expect("failed", Clock::now() + kLease + kBusyMachine);
+    ASSERT_TRUE(line) << "rank " << rank;
+    EXPECT_NE(line->find("DSGD_ERR_ABORTED 1 "), std::string::npos) << *line;
+    EXPECT_NE(line->find("the host has had enough"), std::string::npos) << *line;
+    EXPECT_EQ(job.processes[rank]->wait(), 0);
+  }
+}
+
+TEST(Rendezvous, AnotherNumberOfWorkersThanTheHeadsIsRefused) {
+  Job job(2, {"init"}, false, {"DSGD_INIT_TIMEOUT=1s", "DSGD_NUM_WORKERS=3"});
+  for (auto& process : job.processes) {
+    const auto line = process->expect("failed", Clock::now() + milliseconds(1000) + kBusyMachine);
+    ASSERT_TRUE(line);
+    EXPECT_NE(line->find("DSGD_ERR_MISMATCH"), std::string::npos) << *line;  // the head expects 2
+  }
+}
+
+TEST(Rendezvous, AllWorkersMayCloseAtOnceAlsoTheOneThatHostsTheHead) {
+  Job job(4, {"init"}, true);
+  for (auto& process : job.processes) {
+    EXPECT_TRUE(process->expect("ended", Clock::now() + std::chrono::seconds(30)));
+    EXPECT_EQ(process->wait(), 0);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,104 @@
+/* A worker for the fault tests: joins by the DSGD_* variables, then does what it is told until it fails or is killed. Says on
+ * stdout, one line each: "joined RANK", "started", "going" (once the work has run three times), and at the end
+ * "failed CODE RANK MESSAGE" or "ended". Exit status 0 unless something else goes wrong: an error that was reported is a
+ * success here, since the host process goes on.
+ *
+ *   process_worker steps ELEMENTS      steps for ever
+ *   process_worker overlap ELEMENTS    steps with dsgd_step_begin and gradients marked one by one
+ *   process_worker allreduce ELEMENTS  all-reduces for ever
+ *   process_worker barrier             barriers for ever
+ *   process_worker init                joins and leaves
+ *   process_worker absent-rank R       all but rank R wait in a barrier; rank R sleeps
+ *   process_worker abort R             rank R aborts after three steps
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <dsgd/dsgd.h>
+
+/* The error by its address: arguments are evaluated in any order, and the call among them sets it. */
+static int report(int32_t status, dsgd_error **error) {
+  if (status == DSGD_OK) return 0;
+  printf("failed %s %d %s\n", dsgd_status_name(status), (int)dsgd_error_rank(*error), dsgd_error_message(*error));
+  fflush(stdout);
+  dsgd_error_free(*error);
+  *error = NULL;
+  return 1;
+}
+
+static void say(const char *word) {
+  puts(word);
+  fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+  if (argc < 2) return 2;
+  const char *mode = argv[1];
+  const long number = argc > 2 ? atol(argv[2]) : 0;
+  const size_t elements = number > 0 ? (size_t)number : 1;
+  dsgd_error *error = NULL;
+  dsgd_config *config = dsgd_config_new();
+  dsgd_session *session = NULL;
+  if (report(dsgd_init(config, &session, &error), &error)) return 0;
+  const int rank = (int)dsgd_rank(session);
+  printf("joined %d\n", rank);
+  fflush(stdout);
+
+  int failed = 0;
+  const int64_t shape[1] = {(int64_t)elements};
+  dsgd_parameter *parameters[4];
+  dsgd_replica *replica;
+  failed = report(dsgd_replica_add(session, "cpu", &replica, &error), &error);
+  for (int p = 0; p < 4 && !failed; ++p) {
+    char name[8];
+    snprintf(name, sizeof name, "p%d", p);
+    void *value, *gradient;
+    failed = report(dsgd_parameter_add(session, name, DSGD_FLOAT32, shape, 1, 0, &parameters[p], &error), &error) ||
+             report(dsgd_alloc(replica, parameters[p], &value, &gradient, &error), &error);
+    if (!failed) memset(gradient, 0, elements * sizeof(float));
+  }
+  if (!failed) failed = report(dsgd_start(session, &error), &error);
+  if (!failed) say("started");
+
+  float *data = calloc(elements, sizeof *data);
+  for (long round = 0; !failed; ++round) {
+    if (round == 3) say("going");
+    if (strcmp(mode, "init") == 0) break;
+    if (strcmp(mode, "allreduce") == 0) {
+      failed = report(dsgd_allreduce(session, NULL, data, elements * sizeof *data, DSGD_FLOAT32, DSGD_SUM, NULL, &error),
+                      &error);
+    } else if (strcmp(mode, "barrier") == 0) {
+      failed = report(dsgd_barrier(session, NULL, NULL, &error), &error);
+    } else if (strcmp(mode, "absent-rank") == 0 && round >= 3) {
+      if (rank == number) pause();
+      failed = report(dsgd_barrier(session, NULL, NULL, &error), &error);
+    } else if (strcmp(mode, "overlap") == 0) {
+      dsgd_op *op = NULL;
+      failed = report(dsgd_step_begin(session, 1, &op, &error), &error);
+      for (int p = 3; p >= 0 && !failed; --p) {
+        int32_t status = dsgd_gradient_ready(replica, parameters[p], NULL, &error);
+        if (status == DSGD_ERR_STATE) { /* the step has failed already; its op tells why */
+          dsgd_error_free(error);
+          error = NULL;
+          break;
+        }
+        failed = report(status, &error);
+      }
+      if (!failed) failed = report(dsgd_op_wait(op, -1, &error), &error);
+      dsgd_op_free(op);
+    } else {
+      if (strcmp(mode, "abort") == 0 && round == 4 && rank == number) {
+        failed = report(dsgd_abort(session, "the host has had enough", &error), &error);
+      }
+      if (!failed) failed = report(dsgd_step(session, 1, NULL, &error), &error);
+    }
+  }
+  /* The host goes on: the session can be closed, its buffers read. */
+  dsgd_finalize(session);
+  dsgd_config_free(config);
+  free(data);
+  say("ended");
+  return 0;
+}

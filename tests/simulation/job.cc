@@ -1,0 +1,324 @@
+#include "job.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "core/session/session.h"
+#include "transport/sim/world.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using transport::Death;
+using transport::ProcessId;
+using transport::SimOptions;
+using transport::SimWorld;
+using transport::Time;
+
+std::string milliseconds(transport::Duration duration) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count()) + "ms";
+}
+
+Config config_of(const JobSpec& spec, int worker) {
+  Config config;
+  const std::vector<std::pair<std::string, std::string>> values = {
+      {"head", "node0:7700"},
+      {"job", "simulated"},
+      {"token", "secret"},
+      {"num_workers", std::to_string(spec.shape.workers)},
+      {"embed_head", spec.separate_head ? "never" : "auto"},
+      {"lease", milliseconds(kLease)},
+      {"step_timeout", milliseconds(kStepTimeout)},
+      {"init_timeout", milliseconds(kInitTimeout)},
+      {"bucket_size", spec.bucket_size},
+      {"strategy", spec.strategy},
+      {"algorithm", spec.algorithm},
+      {"reproducible", spec.reproducible ? "1" : "0"},
+      {"receive_memory", "1M"}};
+  for (const auto& [key, value] : values) {
+    Status status = config.set(key, value);
+    if (!status.ok()) std::abort();
+  }
+  if (worker >= 0 && !config.set("rank", std::to_string(worker)).ok()) std::abort();
+  if (worker >= 0 && !config.set("worker_id", "w" + std::to_string(worker)).ok()) std::abort();
+  return config;
+}
+
+// What a user of the library does in one worker process, and notes of what came of it.
+class Program {
+ public:
+  Program(SimWorld& world, ProcessId process, const JobSpec& spec, const Oracle& oracle, int worker,
+          WorkerOutcome& outcome)
+      : world_(world),
+        process_(process),
+        spec_(spec),
+        shape_(spec.shape),
+        oracle_(oracle),
+        worker_(worker),
+        outcome_(outcome) {}
+
+  void run() {
+    std::shared_ptr<Session> session;
+    note("open", [&] {
+      auto opened =
+          Session::open(config_of(spec_, worker_), world_.environment(process_), std::make_shared<Log>());
+      if (opened.ok()) session = std::move(opened).value();
+      return opened.status();
+    });
+    if (session) {
+      train(*session);
+      // Broken for good: a further call says so, too, and at once. (After a time-out the job may go on.)
+      const Code code = outcome_.calls.back().status.code();
+      if (code == Code::kWorkerLost || code == Code::kAborted) {
+        note("after", [&] { return finish(*session, session->barrier()); });
+      }
+      note("close", [&] { return session->close(1000ms); });
+      session.reset();
+    }
+    outcome_.finished = true;
+  }
+
+ private:
+  template <typename F>
+  bool note(const std::string& name, F&& call) {
+    Call noted{name, world_.now(), {}, {}};
+    noted.status = call();
+    noted.ended = world_.now();
+    outcome_.calls.push_back(noted);
+    return noted.status.ok();
+  }
+
+  bool train(Session& session) {
+    if (!note("set up", [&] { return set_up(session); })) return false;
+    if (!note("start", [&] { return session.start(); })) return false;
+    compare("start", 0);
+    for (int k = 0; k < shape_.steps; ++k) {
+      if (!note("step " + std::to_string(k), [&] { return step(session, k); })) return false;
+      compare("step " + std::to_string(k), k + 1);
+      if (k % 2 == 0 && !collectives(session, k)) return false;
+    }
+    return note("barrier", [&] { return finish(session, session.barrier()); });
+  }
+
+  Status set_up(Session& session) {
+    Status status = session.set_optimizer("sgd", "lr=0.5 momentum=" + std::to_string(shape_.momentum));
+    std::vector<Parameter*> parameters;
+    for (size_t t = 0; t < shape_.tensors.size() && status.ok(); ++t) {
+      const int64_t count = static_cast<int64_t>(shape_.tensors[t]);
+      auto parameter = session.add_parameter("p" + std::to_string(t), DType::kFloat32, {&count, 1}, true);
+      status = parameter.status();
+      if (parameter.ok()) parameters.push_back(parameter.value());
+    }
+    values_.resize(static_cast<size_t>(shape_.replicas));
+    gradients_.resize(values_.size());
+    for (size_t r = 0; r < values_.size() && status.ok(); ++r) {
+      auto replica = session.add_replica("cpu");
+      status = replica.status();
+      for (size_t t = 0; t < parameters.size() && status.ok(); ++t) {
+        auto& value = values_[r].emplace_back(shape_.tensors[t]);
+        for (size_t i = 0; i < value.size(); ++i) value[i] = initial_value(shape_, worker_, t, i);
+        auto& gradient = gradients_[r].emplace_back(shape_.tensors[t]);
+        const size_t nbytes = value.size() * sizeof(float);
+        status = session.bind(replica.value(), parameters[t], value.data(), nbytes, gradient.data(), nbytes,
+                              nullptr);
+      }
+    }
+    return status;
+  }
+
+  Status step(Session& session, int k) {
+    for (size_t r = 0; r < gradients_.size(); ++r) {
+      for (size_t t = 0; t < gradients_[r].size(); ++t) {
+        auto& tensor = gradients_[r][t];
+        for (size_t i = 0; i < tensor.size(); ++i)
+          tensor[i] = gradient(shape_, k, worker_, static_cast<int>(r), t, i);
+      }
+    }
+    StepResult result;
+    Status status = session.step(weight(shape_, k, worker_), &result);
+    if (status.ok()) {
+      double total = 0;
+      for (int w = 0; w < shape_.workers; ++w) total += weight(shape_, k, w);
+      if (!result.applied || result.weight != total || result.size != shape_.workers)
+        wrong("result of step", k);
+    }
+    return status;
+  }
+
+  // Sums, copies and concatenations of numbers that tell who sent them.
+  bool collectives(Session& session, int k) {
+    const int n = shape_.workers;
+    const size_t count = 1 + shape_.seed % 700;
+    std::vector<int32_t> sum(count);
+    for (size_t i = 0; i < count; ++i) sum[i] = worker_ * 1000 + static_cast<int32_t>(i) + k;
+    const bool summed = note("all-reduce", [&] {
+      return finish(session, session.allreduce(sum.data(), count * 4, DType::kInt32, Reduction::kSum));
+    });
+    if (!summed) return false;
+    for (size_t i = 0; i < count; ++i) {
+      if (sum[i] != 1000 * (n * (n - 1) / 2) + n * (static_cast<int32_t>(i) + k))
+        return wrong("all-reduce", k), true;
+    }
+    const int32_t root = k % n;
+    std::vector<uint8_t> blob(count, static_cast<uint8_t>(worker_ + 1));
+    const bool given = note("broadcast", [&] {
+      return finish(session, session.broadcast(blob.data(), count, DType::kUint8, root));
+    });
+    if (!given) return false;
+    if (blob != std::vector<uint8_t>(count, static_cast<uint8_t>(root + 1))) wrong("broadcast", k);
+    std::vector<size_t> counts;
+    std::vector<int64_t> want;
+    for (int w = 0; w < n; ++w) {
+      counts.push_back(static_cast<size_t>(w * 3));
+      want.insert(want.end(), counts.back(), w);
+    }
+    std::vector<int64_t> mine(counts[static_cast<size_t>(worker_)], worker_), all(want.size(), -1);
+    const bool gathered = note("all-gather", [&] {
+      return finish(session, session.allgather(mine.data(), mine.size() * 8, all.data(), all.size() * 8,
+                                               counts.data(), DType::kInt64));
+    });
+    if (!gathered) return false;
+    if (all != want) wrong("all-gather", k);
+    return true;
+  }
+
+  Status finish(Session& session, Result<std::shared_ptr<Operation>> operation) {
+    if (!operation.ok()) return operation.status();
+    return session.wait(*operation.value(), -1ms);
+  }
+
+  void compare(const std::string& when, int steps) {
+    const auto& want = oracle_.values(steps);
+    for (const auto& replica : values_) {
+      size_t k = 0;
+      for (const auto& tensor : replica) {
+        if (!tensor.empty() &&
+            std::memcmp(tensor.data(), want.data() + k, tensor.size() * sizeof(float)) != 0) {
+          outcome_.wrong.push_back("values after " + when);
+          return;
+        }
+        k += tensor.size();
+      }
+    }
+  }
+  void wrong(const std::string& what, int k) { outcome_.wrong.push_back(what + " " + std::to_string(k)); }
+
+  SimWorld& world_;
+  const ProcessId process_;
+  const JobSpec& spec_;
+  const Shape& shape_;
+  const Oracle& oracle_;
+  const int worker_;
+  WorkerOutcome& outcome_;
+  std::vector<std::vector<std::vector<float>>> values_, gradients_;  // replica, tensor
+};
+
+void inject(SimWorld& world, const JobSpec& spec, const std::vector<ProcessId>& processes) {
+  const ProcessId victim = processes[static_cast<size_t>(spec.victim)];
+  const ProcessId other = processes[static_cast<size_t>(spec.other)];
+  auto later = [&world](transport::Duration after, std::function<void()> action) {
+    world.at(world.now() + after, std::move(action));
+  };
+  switch (spec.fault) {
+    case Fault::kNone:
+    case Fault::kSlow:
+      break;
+    case Fault::kKill:
+      world.kill(victim, Death::kReset);
+      break;
+    case Fault::kMachineDies:
+      world.kill(victim, Death::kSilent);
+      break;
+    case Fault::kIsolate:
+      world.isolate(victim);
+      break;
+    case Fault::kBreak:
+      world.break_connections(victim, other);
+      break;
+    case Fault::kLongBlock:
+      world.block(victim, other);
+      break;
+    case Fault::kShortBlock:
+      world.block(victim, other);
+      later(kLease / 3, [&world, victim, other] { world.unblock(victim, other); });
+      break;
+    case Fault::kShortPause:
+    case Fault::kLongPause:
+      world.pause(victim);
+      later(spec.fault == Fault::kShortPause ? kLease / 3 : kLongPause,
+            [&world, victim] { world.resume(victim); });
+      break;
+  }
+}
+
+}  // namespace
+
+JobOutcome run_job(const JobSpec& spec) {
+  const int workers = spec.shape.workers;
+  const Oracle oracle(spec.shape);
+  JobOutcome outcome;
+  outcome.workers.resize(static_cast<size_t>(workers));
+  SimOptions options;
+  if (spec.fault == Fault::kSlow) options.delay = {20us, 500us, 0.05, 30ms};
+  SimWorld world(spec.shape.seed, options);
+
+  std::vector<ProcessId> processes;
+  std::vector<std::unique_ptr<Program>> programs;
+  bool head_stop = false, head_finished = !spec.separate_head;
+  for (int w = 0; w < workers; ++w) {
+    const bool first = spec.one_host || (w == 0 && !spec.separate_head);
+    processes.push_back(world.start_process(first ? "node0" : "node" + std::to_string(w + 1)));
+    programs.push_back(std::make_unique<Program>(world, processes.back(), spec, oracle, w,
+                                                 outcome.workers[static_cast<size_t>(w)]));
+    world.start_program(processes.back(), [program = programs.back().get()] { program->run(); });
+  }
+  if (spec.separate_head) {
+    processes.push_back(world.start_process("node0"));
+    world.start_program(
+        processes.back(), [&world, &spec, &head_stop, &head_finished, process = processes.back()] {
+          auto head =
+              HeadProcess::start(config_of(spec, -1), world.environment(process), std::make_shared<Log>());
+          while (head.ok() && !head_stop && head.value()->wait(20ms).code() == Code::kWaitTimeout) {
+          }
+          head_finished = true;
+        });
+  }
+  if (spec.fault != Fault::kNone && spec.fault != Fault::kSlow) {
+    world.at(world.now() + spec.fault_after, [&] {
+      if (outcome.ended != Time{}) return;  // the job was over before
+      outcome.fault_at = world.now();
+      inject(world, spec, processes);
+    });
+  }
+  auto survivors_done = [&] {
+    for (int w = 0; w < workers; ++w) {
+      if (world.alive(processes[static_cast<size_t>(w)]) && !outcome.workers[static_cast<size_t>(w)].finished)
+        return false;
+    }
+    return true;
+  };
+  world.run_until(survivors_done, world.now() + 60s);
+  outcome.ended = world.now();
+  outcome.trace_hash = world.trace_hash();
+
+  // The end of the test, not of the job: everything that still stands is wound up. What it says now does not
+  // count.
+  const auto judged = outcome.workers;
+  head_stop = true;
+  for (ProcessId process : processes) {
+    world.resume(process);
+    world.kill(process, Death::kReset);
+    world.bury(process);
+  }
+  if (!world.run_until([&] { return world.running_programs() == 0; }, world.now() + 600s)) {
+    std::fprintf(stderr, "a session cannot be closed once its process is cut off: %s\n", spec.describe().c_str());
+    std::abort();  // its thread cannot be ended
+  }
+  outcome.workers = judged;
+  return outcome;
+}
+
+}  // namespace dsgd::simulation

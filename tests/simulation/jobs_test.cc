@@ -1,0 +1,177 @@
+// Thousands of simulated jobs with faults. Of each: every worker that lives ends every call in time, with the
+// oracle's bits or with an error that names who was lost; nobody hangs; no two workers ever hold different
+// values after a step.
+//
+//   DSGD_SIMULATION_SEED=17 jobs_test     one job, with what its workers saw
+//   DSGD_SIMULATION_JOBS=100000 jobs_test
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <set>
+
+#include "job.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr transport::Duration kSlack = 100ms;  // beyond a deadline
+
+uint64_t number(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+std::string seconds(transport::Duration d) {
+  return std::to_string(static_cast<double>(d.count()) * 1e-9) + " s";
+}
+
+class Checker {
+ public:
+  Checker(const JobSpec& spec, const JobOutcome& outcome) : spec_(spec), outcome_(outcome) {}
+
+  std::vector<std::string> problems() {
+    for (int w = 0; w < spec_.shape.workers; ++w) worker(w);
+    return problems_;
+  }
+
+ private:
+  bool dead(int process) const {
+    return outcome_.fault_at && process == spec_.victim &&
+           (spec_.fault == Fault::kKill || spec_.fault == Fault::kMachineDies);
+  }
+  // Cut off or stopped for so long that what it reports of others is right from where it stands.
+  bool apart(int process) const {
+    return outcome_.fault_at && process == spec_.victim &&
+           (spec_.fault == Fault::kIsolate || spec_.fault == Fault::kLongPause);
+  }
+
+  void worker(int w) {
+    const WorkerOutcome& seen = outcome_.workers[static_cast<size_t>(w)];
+    for (const auto& what : seen.wrong) problem(w, what + " differs from the oracle");
+    if (dead(w)) return;
+    if (!seen.finished) {
+      problem(w, "hangs after " + (seen.calls.empty() ? std::string("its start") : seen.calls.back().name));
+    }
+    bool failed = false;
+    for (const Call& call : seen.calls) {
+      time(w, call);
+      if (call.status.ok() || call.name == "close") {
+        if (failed && call.name != "close") problem(w, call.name + " succeeds on a broken session");
+        continue;
+      }
+      if (!failed) blame(w, call);
+      failed = true;
+    }
+    if (!failed && seen.finished && seen.calls.size() < 4) problem(w, "ended without training");
+  }
+
+  void time(int w, const Call& call) {
+    transport::Duration limit = call.name == "open"    ? kInitTimeout
+                                : call.name == "close" ? 1s + kLease
+                                                       : kStepTimeout;
+    // A death is noticed within a lease, whatever the timeout of the step is.
+    const bool death =
+        outcome_.fault_at && (spec_.fault == Fault::kKill || spec_.fault == Fault::kMachineDies);
+    transport::Time from = call.began;
+    if (death && call.name != "open" && call.name != "close") {
+      limit = std::min(limit, kLease);
+      from = std::max(from, *outcome_.fault_at);
+    }
+    if (apart(w) && spec_.fault == Fault::kLongPause) limit += kLongPause;
+    if (spec_.fault == Fault::kShortPause && w == spec_.victim) limit += kLease / 3;
+    if (call.ended > from + limit + kSlack) {
+      problem(w,
+              call.name + " took " + seconds(call.ended - from) + ", allowed are " + seconds(limit + kSlack));
+    }
+  }
+
+  void blame(int w, const Call& call) {
+    const Status& status = call.status;
+    const std::string text = call.name + " failed: " + code_name(status.code()) + " rank " +
+                             std::to_string(status.rank()) + ": " + status.message();
+    if (harmless(spec_.fault) || !outcome_.fault_at) return problem(w, "without a reason " + text);
+    if (status.message().empty()) return problem(w, "says nothing: " + text);
+    switch (status.code()) {
+      case Code::kWorkerLost:
+      case Code::kTimeout:
+      case Code::kUnreachable:
+      case Code::kAborted:
+        break;
+      default:
+        return problem(w, "wrong code: " + text);
+    }
+    if (call.name == "open" || apart(w)) return;
+    std::set<int> suspects = {spec_.victim};
+    if (spec_.fault == Fault::kBreak || spec_.fault == Fault::kLongBlock) suspects.insert(spec_.other);
+    if (suspects.contains(spec_.shape.workers)) suspects.insert(-1);  // the head apart has no rank
+    // A worker that waits for one that waits for the victim may name the former, if both deadlines pass at
+    // once.
+    if (spec_.fault == Fault::kLongBlock && status.rank() >= 0) return;
+    if (!suspects.contains(status.rank())) problem(w, "the wrong one is named: " + text);
+  }
+
+  void problem(int w, const std::string& what) {
+    problems_.push_back("worker " + std::to_string(w) + ": " + what);
+  }
+
+  const JobSpec& spec_;
+  const JobOutcome& outcome_;
+  std::vector<std::string> problems_;
+};
+
+void print(const JobSpec& spec, const JobOutcome& outcome) {
+  std::cerr << spec.describe() << "\n";
+  const transport::Time start =
+      outcome.workers[0].calls.empty() ? outcome.ended : outcome.workers[0].calls[0].began;
+  if (outcome.fault_at) std::cerr << "  fault at " << seconds(*outcome.fault_at - start) << "\n";
+  for (size_t w = 0; w < outcome.workers.size(); ++w) {
+    for (const Call& call : outcome.workers[w].calls) {
+      std::cerr << "  worker " << w << " " << call.name << " " << seconds(call.began - start) << " + "
+                << seconds(call.ended - call.began) << " " << code_name(call.status.code()) << " rank "
+                << call.status.rank() << " " << call.status.message() << "\n";
+    }
+  }
+}
+
+TEST(Simulation, EveryWorkerEndsWithTheRightBitsOrTheRightError) {
+  const uint64_t one = number("DSGD_SIMULATION_SEED", 0);
+  const uint64_t first = one != 0 ? one : 1,
+                 jobs = one != 0 ? 1 : number("DSGD_SIMULATION_JOBS", DSGD_SIMULATION_JOBS);
+  std::map<std::string, int> kinds;
+  int failures = 0, whole = 0;
+  for (uint64_t seed = first; seed < first + jobs && failures < 5; ++seed) {
+    const JobSpec spec = JobSpec::draw(seed);
+    const JobOutcome outcome = run_job(spec);
+    if (one != 0) print(spec, outcome);
+    for (const auto& problem : Checker(spec, outcome).problems()) {
+      ADD_FAILURE() << spec.describe() << "\n  " << problem << "\n  repeat it: DSGD_SIMULATION_SEED=" << seed;
+      ++failures;
+    }
+    bool all_ok = true;
+    for (const auto& worker : outcome.workers) {
+      for (const auto& call : worker.calls) all_ok &= call.status.ok();
+    }
+    whole += all_ok ? 1 : 0;
+    ++kinds[std::string(fault_name(spec.fault)) + (all_ok ? ", all well" : ", errors")];
+  }
+  for (const auto& [kind, n] : kinds) std::cerr << "  " << kind << ": " << n << "\n";
+  if (one == 0 && failures == 0 && jobs >= 100) {
+    EXPECT_GT(whole, 0);
+    EXPECT_GT(kinds["kill, errors"], 0) << "the faults must hurt, or nothing is tested";
+    EXPECT_GT(kinds["break, errors"], 0);
+  }
+}
+
+TEST(Simulation, TheSameSeedIsTheSameJob) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    const JobSpec spec = JobSpec::draw(seed);
+    EXPECT_EQ(run_job(spec).trace_hash, run_job(spec).trace_hash) << spec.describe();
+  }
+}
+
+}  // namespace
+}  // namespace dsgd::simulation

@@ -1,0 +1,86 @@
+#include <sstream>
+
+#include "job.h"
+#include "transport/sim/random.h"
+
+namespace dsgd::simulation {
+
+using namespace std::chrono_literals;
+using transport::Duration;
+using transport::Random;
+
+const char* fault_name(Fault fault) {
+  switch (fault) {
+    case Fault::kNone:
+      return "none";
+    case Fault::kSlow:
+      return "slow";
+    case Fault::kShortPause:
+      return "short pause";
+    case Fault::kShortBlock:
+      return "short block";
+    case Fault::kKill:
+      return "kill";
+    case Fault::kMachineDies:
+      return "machine dies";
+    case Fault::kLongPause:
+      return "long pause";
+    case Fault::kLongBlock:
+      return "long block";
+    case Fault::kIsolate:
+      return "isolate";
+    case Fault::kBreak:
+      return "break";
+  }
+  return "?";
+}
+
+bool harmless(Fault fault) { return fault <= Fault::kShortBlock; }
+
+JobSpec JobSpec::draw(uint64_t seed) {
+  Random random(seed * 0x2545f4914f6cdd1du + 11);
+  JobSpec spec;
+  Shape& shape = spec.shape;
+  shape.seed = seed;
+  shape.workers = 2 + static_cast<int>(random.below(4));
+  shape.replicas = 1 + static_cast<int>(random.below(2));
+  const size_t tensors = 1 + random.below(4);
+  for (size_t t = 0; t < tensors; ++t) {
+    shape.tensors.push_back(random.chance(0.1) ? 0 : 1 + random.below(random.chance(0.2) ? 6000 : 300));
+  }
+  shape.steps = 1 + static_cast<int>(random.below(6));
+  shape.momentum = random.chance(0.5) ? 0.5 : 0;
+  spec.separate_head = random.chance(0.4);
+  static const char* const kStrategies[] = {"simple", "ps", "allreduce"};
+  spec.strategy = kStrategies[random.below(3)];
+  static const char* const kAlgorithms[] = {"auto", "direct", "ring"};
+  spec.algorithm = kAlgorithms[random.below(3)];
+  spec.bucket_size = random.chance(0.5) ? "4K" : "4M";
+  spec.reproducible = random.chance(0.3);
+  spec.one_host = random.chance(0.2);
+  spec.fault = static_cast<Fault>(random.below(10));
+  // Most often while the job is at work, which takes some tens of virtual milliseconds; now and then after
+  // it.
+  spec.fault_after = random.between(0us, random.chance(0.4) ? 3ms : 12ms);
+  const auto processes = static_cast<uint64_t>(spec.processes());
+  spec.victim = static_cast<int>(random.below(processes));
+  spec.other =
+      static_cast<int>((static_cast<uint64_t>(spec.victim) + 1 + random.below(processes - 1)) % processes);
+  return spec;
+}
+
+std::string JobSpec::describe() const {
+  std::ostringstream out;
+  out << "seed " << shape.seed << ": " << shape.workers << " workers x " << shape.replicas << ", " << strategy
+      << "/" << algorithm << (reproducible ? ", reproducible" : "") << ", buckets " << bucket_size << ", "
+      << shape.steps << " steps, tensors";
+  for (size_t n : shape.tensors) out << " " << n;
+  out << (separate_head ? ", head apart" : ", head in worker 0") << (one_host ? ", one host" : "")
+      << "; fault: " << fault_name(fault) << " of " << victim;
+  if (fault == Fault::kBreak || fault == Fault::kShortBlock || fault == Fault::kLongBlock)
+    out << " and " << other;
+  out << " after " << std::chrono::duration_cast<std::chrono::microseconds>(fault_after).count() << " us";
+  return out.str();
+}
+
+}  // namespace dsgd::simulation

@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Includes follow the arrows: samples, bindings -> capi -> core -> transport.
+
+check_includes.py SOURCE [--self-test]
+"""
+
+import pathlib
+import re
+import sys
+
+# What a folder may include, of this project and of others.
+MAY = {
+    "transport": ["transport"],
+    "core": ["core", "transport"],
+    "capi": ["capi", "core", "transport"],
+    "bindings": [],
+    "samples": [],
+}
+# core and transport's interfaces know nothing of the libraries behind them.
+LIBRARIES = re.compile(r"uv\.h|capnp/|kj/|pthread\.h|sys/|netinet/|arpa/|unistd\.h|fcntl\.h|poll\.h|time\.h|thread|chrono_io|"
+                       r"condition_variable|future|random|fstream|filesystem")
+INTERFACES = ["loop.h", "network.h", "messages.h"]
+# core knows transport by its interfaces alone.
+CORE_MAY_SEE = re.compile(r"transport/(loop|network|messages|base/status)\.h")
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+def problems_of(path, folder, text):
+    for target in INCLUDE.findall(text):
+        first = target.split("/")[0]
+        if first in MAY and first not in MAY[folder] and "/" in target:
+            yield f"{path}: {folder} may not include {target}"
+        if folder == "core" and first == "transport" and not CORE_MAY_SEE.fullmatch(target):
+            yield f"{path}: core sees transport's interfaces only, not {target}"
+        interface = folder == "transport" and path.parent.name == "transport"
+        if (folder == "core" or interface) and LIBRARIES.match(target):
+            yield f"{path}: {target} belongs behind transport's interfaces"
+        if path.name == "dsgd.h" and target not in ("stddef.h", "stdint.h"):
+            yield f"{path}: dsgd.h includes only <stddef.h> and <stdint.h>, not {target}"
+
+
+def main():
+    if "--self-test" in sys.argv:
+        bad = [("core/a.cc", "core", "#include <uv.h>\n"), ("core/a.cc", "core", '#include "capi/src/error.h"\n'),
+               ("core/a.cc", "core", '#include "transport/uv/uv_loop.h"\n'), ("transport/loop.h", "transport", "#include <kj/async.h>\n"),
+               ("transport/uv/a.cc", "transport", '#include "core/base/log.h"\n'),
+               ("capi/include/dsgd/dsgd.h", "capi", "#include <stdio.h>\n"), ("samples/c/a.c", "samples", '#include "core/a.h"\n')]
+        for name, folder, text in bad:
+            if not list(problems_of(pathlib.Path(name), folder, text)):
+                sys.exit(f"self-test: {text.strip()} in {name} was not found")
+        print(f"self-test: {len(bad)} violations found")
+        return
+    source = pathlib.Path(sys.argv[1])
+    problems, files = [], 0
+    for folder in MAY:
+        for path in sorted((source / folder).rglob("*")):
+            if path.suffix in (".h", ".cc", ".c", ".i"):
+                files += 1
+                problems += problems_of(path, folder, path.read_text())
+    if files < 50:
+        sys.exit(f"only {files} files were found under {source}")
+    print("\n".join(problems) or f"{files} files follow the arrows")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

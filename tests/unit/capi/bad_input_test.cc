@@ -1,0 +1,84 @@
+// Bad input for every public function: a status and a message that names what is wrong, and the process goes
+// on.
+#include "tests/unit/capi/bad_input.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+
+void PrintTo(const BadCall& bad, std::ostream* out) { *out << bad.function << ": " << bad.what; }
+
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<BadCall> all_cases() {
+  std::vector<BadCall> all;
+  for (const auto& cases : {config_cases(), session_cases(), model_cases(), step_cases(), operation_cases(),
+                            collective_cases(), data_cases()})
+    all.insert(all.end(), cases.begin(), cases.end());
+  return all;
+}
+
+World& world() {
+  static World* const made = new World;
+  return *made;
+}
+
+class BadInput : public ::testing::TestWithParam<BadCall> {};
+
+TEST_P(BadInput, gives_a_status_and_a_message) {
+  const BadCall& bad = GetParam();
+  SCOPED_TRACE(std::string(bad.function) + ": " + bad.what);
+  dsgd_error* error = nullptr;
+  EXPECT_EQ(bad.call(world(), &error), bad.expected) << dsgd_error_message(error);
+  if (bad.message) {
+    ASSERT_NE(error, nullptr);
+    EXPECT_EQ(dsgd_error_code(error), bad.expected);
+    EXPECT_THAT(dsgd_error_message(error), HasSubstr(bad.message));
+  } else {
+    EXPECT_EQ(error, nullptr);
+  }
+  dsgd_error_free(error);
+  EXPECT_EQ(bad.call(world(), nullptr), bad.expected) << "without an error argument";
+}
+
+std::string case_name(const ::testing::TestParamInfo<BadCall>& info) {
+  std::string name = std::string(info.param.function) + "_" + info.param.what;
+  for (char& c : name)
+    if (!isalnum(static_cast<unsigned char>(c))) c = '_';
+  return name + "_" + std::to_string(info.index);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BadInput, ::testing::ValuesIn(all_cases()), case_name);
+
+TEST(BadInputTable, has_every_function_of_the_header) {
+  std::ifstream file(DSGD_HEADER);
+  std::stringstream text;
+  text << file.rdbuf();
+  const std::string header = text.str();
+  std::set<std::string> declared, covered;
+  const std::regex declaration(R"(DSGD_API[^;(]*?(dsgd_\w+)\()");
+  for (auto match = std::sregex_iterator(header.begin(), header.end(), declaration);
+       match != std::sregex_iterator(); ++match)
+    declared.insert((*match)[1]);
+  for (const auto& bad : all_cases()) covered.insert(bad.function);
+  EXPECT_GT(declared.size(), 80u);
+  EXPECT_EQ(declared, covered);
+}
+
+TEST(BadInputTable, leaves_a_session_that_still_trains) {
+  World own;
+  for (const auto& bad : all_cases()) bad.call(own, nullptr);
+  own.running.value[0] = 3;
+  own.running.gradient[0] = 2;
+  dsgd_error* error = nullptr;
+  ASSERT_EQ(dsgd_step(own.running.session, 1, nullptr, &error), DSGD_OK) << take_message(error);
+  EXPECT_EQ(own.running.value[0], 2);  // 3 - 0.5 * 2
+}
+
+}  // namespace

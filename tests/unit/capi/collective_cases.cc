@@ -1,0 +1,111 @@
+// Collectives. Those that carry data share the checks of session, group, dtype and buffers.
+#include "tests/unit/capi/bad_input.h"
+
+namespace {
+
+// One collective with all that may be wrong about it; the rest is right.
+struct Arguments {
+  dsgd_session* session;
+  dsgd_group* group = nullptr;
+  void* data;
+  size_t nbytes = 8;
+  int32_t dtype = DSGD_FLOAT32;
+  int32_t reduction = DSGD_SUM;
+  int32_t root = 0;
+};
+
+using Collective = int32_t (*)(const Arguments&, dsgd_error**);
+
+float receive[2];
+
+int32_t allreduce(const Arguments& a, dsgd_error** e) {
+  return dsgd_allreduce(a.session, a.group, a.data, a.nbytes, a.dtype, a.reduction, nullptr, e);
+}
+int32_t broadcast(const Arguments& a, dsgd_error** e) {
+  return dsgd_broadcast(a.session, a.group, a.data, a.nbytes, a.dtype, a.root, nullptr, e);
+}
+int32_t allgather(const Arguments& a, dsgd_error** e) {
+  return dsgd_allgather(a.session, a.group, a.data, a.nbytes, receive, sizeof receive, nullptr, a.dtype,
+                        nullptr, e);
+}
+int32_t reduce_scatter(const Arguments& a, dsgd_error** e) {
+  return dsgd_reduce_scatter(a.session, a.group, a.data, a.nbytes, receive, sizeof receive, nullptr, a.dtype,
+                             a.reduction, nullptr, e);
+}
+
+}  // namespace
+
+std::vector<BadCall> collective_cases() {
+  using W = World&;
+  using E = dsgd_error**;
+  constexpr int64_t kInvalid = DSGD_ERR_INVALID_ARGUMENT, kClosed = DSGD_ERR_CLOSED;
+  static float data[3];
+  std::vector<BadCall> cases;
+  const std::pair<const char*, Collective> collectives[] = {{"dsgd_allreduce", allreduce},
+                                                            {"dsgd_broadcast", broadcast},
+                                                            {"dsgd_allgather", allgather},
+                                                            {"dsgd_reduce_scatter", reduce_scatter}};
+  for (const auto& [name, collective] : collectives) {
+    // `change` makes one of the arguments wrong.
+    const auto add = [&, name = name, collective = collective](const char* what, int64_t expected,
+                                                               const char* message,
+                                                               std::function<void(W, Arguments&)> change) {
+      cases.push_back({name, what, expected, message, [collective, change](W w, E e) -> int64_t {
+                         Arguments arguments{.session = w.running.session, .data = data};
+                         change(w, arguments);
+                         return collective(arguments, e);
+                       }});
+    };
+    add("NULL session", kInvalid, "'session' is NULL", [](W, Arguments& a) { a.session = nullptr; });
+    add("foreign session", kInvalid, "not a dsgd_session",
+        [](W w, Arguments& a) { a.session = foreign<dsgd_session>(w.config); });
+    add("closed", kClosed, "closed", [](W w, Arguments& a) { a.session = w.closed.session; });
+    add("a group", kInvalid, "'group'", [](W w, Arguments& a) { a.group = foreign<dsgd_group>(w.config); });
+    add("bad dtype", kInvalid, "dtype 9", [](W, Arguments& a) { a.dtype = 9; });
+    add("NULL buffer", kInvalid, "is NULL", [](W, Arguments& a) { a.data = nullptr; });
+    add("half an element", kInvalid, "10", [](W, Arguments& a) { a.nbytes = 10; });
+  }
+  const auto add = [&](const char* function, const char* what, const char* message,
+                       std::function<int64_t(W, E)> call) {
+    cases.push_back({function, what, kInvalid, message, std::move(call)});
+  };
+  for (const auto& [name, collective] : {collectives[0], collectives[3]}) {
+    add(name, "bad reduction", "reduction 7", [collective = collective](W w, E e) {
+      return collective({.session = w.running.session, .data = data, .reduction = 7}, e);
+    });
+    add(name, "mean of integers", "DSGD_MEAN", [collective = collective](W w, E e) {
+      return collective(
+          {.session = w.running.session, .data = data, .dtype = DSGD_INT32, .reduction = DSGD_MEAN}, e);
+    });
+  }
+  add("dsgd_broadcast", "no such root", "root is 5",
+      [](W w, E e) { return broadcast({.session = w.running.session, .data = data, .root = 5}, e); });
+  add("dsgd_broadcast", "negative root", "root is -1",
+      [](W w, E e) { return broadcast({.session = w.running.session, .data = data, .root = -1}, e); });
+  add("dsgd_allgather", "receive too small", "elements", [](W w, E e) {
+    return dsgd_allgather(w.running.session, nullptr, data, 8, receive, 4, nullptr, DSGD_FLOAT32, nullptr, e);
+  });
+  add("dsgd_allgather", "NULL receive", "'receive' is NULL", [](W w, E e) {
+    return dsgd_allgather(w.running.session, nullptr, data, 8, nullptr, 8, nullptr, DSGD_FLOAT32, nullptr, e);
+  });
+  add("dsgd_allgather", "counts of another size", "counts", [](W w, E e) {
+    const size_t counts[] = {3};
+    return dsgd_allgather(w.running.session, nullptr, data, 8, receive, 8, counts, DSGD_FLOAT32, nullptr, e);
+  });
+  add("dsgd_reduce_scatter", "receive too small", "elements", [](W w, E e) {
+    return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, receive, 4, nullptr, DSGD_FLOAT32,
+                               DSGD_SUM, nullptr, e);
+  });
+  add("dsgd_reduce_scatter", "counts of another size", "counts", [](W w, E e) {
+    const size_t counts[] = {1};
+    return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, receive, 8, counts, DSGD_FLOAT32,
+                               DSGD_SUM, nullptr, e);
+  });
+  add("dsgd_barrier", "NULL session", "'session' is NULL",
+      [](W, E e) { return dsgd_barrier(nullptr, nullptr, nullptr, e); });
+  add("dsgd_barrier", "a group", "'group'",
+      [](W w, E e) { return dsgd_barrier(w.running.session, foreign<dsgd_group>(w.config), nullptr, e); });
+  cases.push_back({"dsgd_barrier", "closed", kClosed, "closed",
+                   [](W w, E e) { return dsgd_barrier(w.closed.session, nullptr, nullptr, e); }});
+  return cases;
+}

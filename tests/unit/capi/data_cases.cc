@@ -1,0 +1,110 @@
+// Objects and data-set shards.
+#include "tests/unit/capi/bad_input.h"
+
+std::vector<BadCall> data_cases() {
+  using W = World&;
+  using E = dsgd_error**;
+  constexpr int64_t kInvalid = DSGD_ERR_INVALID_ARGUMENT, kClosed = DSGD_ERR_CLOSED;
+  return {
+      {"dsgd_object_put", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_object_put(nullptr, "x", "data", 4, e); }},
+      {"dsgd_object_put", "NULL name", kInvalid, "'name' is NULL",
+       [](W w, E e) { return dsgd_object_put(w.running.session, nullptr, "data", 4, e); }},
+      {"dsgd_object_put", "empty name", kInvalid, "'name'",
+       [](W w, E e) { return dsgd_object_put(w.running.session, "", "data", 4, e); }},
+      {"dsgd_object_put", "NULL data", kInvalid, "'data' is NULL",
+       [](W w, E e) { return dsgd_object_put(w.running.session, "x", nullptr, 4, e); }},
+      {"dsgd_object_put", "too large", DSGD_ERR_LIMIT, "1 GiB",
+       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", (size_t{1} << 30) + 1, e); }},
+      {"dsgd_object_put", "name taken", DSGD_ERR_EXISTS, "name",
+       [](W w, E e) { return dsgd_object_put(w.running.session, "name", "other", 5, e); }},
+      {"dsgd_object_put", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_object_put(w.closed.session, "x", "data", 4, e); }},
+      {"dsgd_object_get", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) {
+         dsgd_object* object = nullptr;
+         return dsgd_object_get(nullptr, "name", 0, &object, e);
+       }},
+      {"dsgd_object_get", "NULL name", kInvalid, "'name' is NULL",
+       [](W w, E e) {
+         dsgd_object* object = nullptr;
+         return dsgd_object_get(w.running.session, nullptr, 0, &object, e);
+       }},
+      {"dsgd_object_get", "NULL object", kInvalid, "'object' is NULL",
+       [](W w, E e) { return dsgd_object_get(w.running.session, "name", 0, nullptr, e); }},
+      {"dsgd_object_get", "bad time", kInvalid, "-4",
+       [](W w, E e) {
+         dsgd_object* object = nullptr;
+         return dsgd_object_get(w.running.session, "name", -4, &object, e);
+       }},
+      {"dsgd_object_get", "nobody has put it", DSGD_ERR_WAIT_TIMEOUT, "missing",
+       [](W w, E e) {
+         dsgd_object* object = nullptr;
+         return dsgd_object_get(w.running.session, "missing", 1, &object, e);
+       }},
+      {"dsgd_object_get", "closed", kClosed, "closed",
+       [](W w, E e) {
+         dsgd_object* object = nullptr;
+         return dsgd_object_get(w.closed.session, "name", 0, &object, e);
+       }},
+      {"dsgd_object_data", "NULL", 1, nullptr, [](W, E) { return dsgd_object_data(nullptr) == nullptr; }},
+      {"dsgd_object_nbytes", "NULL", 0, nullptr, [](W, E) { return dsgd_object_nbytes(nullptr); }},
+      {"dsgd_object_free", "NULL", 0, nullptr, [](W, E) { return dsgd_object_free(nullptr), 0; }},
+      {"dsgd_object_free", "foreign handle", 0, nullptr,
+       [](W w, E) { return dsgd_object_free(foreign<dsgd_object>(w.config)), 0; }},
+
+      {"dsgd_shard_new", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) {
+         dsgd_shard* shard = nullptr;
+         return dsgd_shard_new(nullptr, 10, 0, 0, &shard, e);
+       }},
+      {"dsgd_shard_new", "NULL shard", kInvalid, "'shard' is NULL",
+       [](W w, E e) { return dsgd_shard_new(w.running.session, 10, 0, 0, nullptr, e); }},
+      {"dsgd_shard_new", "unknown flag", kInvalid, "flags",
+       [](W w, E e) {
+         dsgd_shard* shard = nullptr;
+         return dsgd_shard_new(w.running.session, 10, 0, 4, &shard, e);
+       }},
+      {"dsgd_shard_new", "more samples than indices", kInvalid, "samples",
+       [](W w, E e) {
+         dsgd_shard* shard = nullptr;
+         return dsgd_shard_new(w.running.session, UINT64_MAX, 0, 0, &shard, e);
+       }},
+      {"dsgd_shard_new", "closed", kClosed, "closed",
+       [](W w, E e) {
+         dsgd_shard* shard = nullptr;
+         return dsgd_shard_new(w.closed.session, 10, 0, 0, &shard, e);
+       }},
+      {"dsgd_shard_epoch", "NULL", kInvalid, "'shard' is NULL",
+       [](W, E e) { return dsgd_shard_epoch(nullptr, 0, e); }},
+      {"dsgd_shard_epoch", "foreign handle", kInvalid, "not a dsgd_shard",
+       [](W w, E e) { return dsgd_shard_epoch(foreign<dsgd_shard>(w.config), 0, e); }},
+      {"dsgd_shard_next", "NULL shard", kInvalid, "'shard' is NULL",
+       [](W, E e) {
+         int64_t index = 0;
+         size_t count = 0;
+         return dsgd_shard_next(nullptr, &index, 1, &count, e);
+       }},
+      {"dsgd_shard_next", "NULL indices", kInvalid, "'indices' is NULL",
+       [](W w, E e) {
+         size_t count = 0;
+         return dsgd_shard_next(w.shard, nullptr, 1, &count, e);
+       }},
+      {"dsgd_shard_next", "NULL count", kInvalid, "'count' is NULL",
+       [](W w, E e) {
+         int64_t index = 0;
+         return dsgd_shard_next(w.shard, &index, 1, nullptr, e);
+       }},
+      {"dsgd_shard_next", "no room", kInvalid, "'max' is 0",
+       [](W w, E e) {
+         int64_t index = 0;
+         size_t count = 0;
+         return dsgd_shard_next(w.shard, &index, 0, &count, e);
+       }},
+      {"dsgd_shard_size", "NULL", 0, nullptr,
+       [](W, E) { return static_cast<int64_t>(dsgd_shard_size(nullptr)); }},
+      {"dsgd_shard_free", "NULL", 0, nullptr, [](W, E) { return dsgd_shard_free(nullptr), 0; }},
+      {"dsgd_shard_free", "foreign handle", 0, nullptr,
+       [](W w, E) { return dsgd_shard_free(foreign<dsgd_shard>(w.config)), 0; }},
+  };
+}

@@ -1,0 +1,117 @@
+// Sessions, logs, the head.
+#include <cstring>
+
+#include "tests/unit/capi/bad_input.h"
+
+std::vector<BadCall> session_cases() {
+  using W = World&;
+  using E = dsgd_error**;
+  constexpr int64_t kInvalid = DSGD_ERR_INVALID_ARGUMENT, kClosed = DSGD_ERR_CLOSED;
+  std::vector<BadCall> cases = {
+      {"dsgd_init", "NULL session", kInvalid, "'session' is NULL",
+       [](W w, E e) { return dsgd_init(w.config, nullptr, e); }},
+      {"dsgd_init", "foreign config", kInvalid, "not a dsgd_config",
+       [](W w, E e) {
+         dsgd_session* session = nullptr;
+         return dsgd_init(foreign<dsgd_config>(w.shard), &session, e);
+       }},
+      {"dsgd_init", "several workers and no head", kInvalid, "head",
+       [](W, E e) {
+         dsgd_config* config = quiet_config();
+         dsgd_config_set(config, "num_workers", "2", nullptr);
+         dsgd_session* session = nullptr;
+         const int32_t status = dsgd_init(config, &session, e);
+         dsgd_config_free(config);
+         return status;
+       }},
+      {"dsgd_close", "NULL", kInvalid, "'session' is NULL", [](W, E e) { return dsgd_close(nullptr, 0, e); }},
+      {"dsgd_close", "foreign session", kInvalid, "not a dsgd_session",
+       [](W w, E e) { return dsgd_close(foreign<dsgd_session>(w.config), 0, e); }},
+      {"dsgd_close", "bad time", kInvalid, "-2",
+       [](W w, E e) { return dsgd_close(w.running.session, -2, e); }},
+      {"dsgd_close", "twice is fine", 0, nullptr,
+       [](W w, E e) { return dsgd_close(w.closed.session, -1, e); }},
+      {"dsgd_session_free", "NULL", 0, nullptr, [](W, E) { return dsgd_session_free(nullptr), 0; }},
+      {"dsgd_session_free", "foreign handle", 0, nullptr,
+       [](W w, E) { return dsgd_session_free(foreign<dsgd_session>(w.config)), 0; }},
+      {"dsgd_finalize", "NULL", 0, nullptr, [](W, E) { return dsgd_finalize(nullptr), 0; }},
+      {"dsgd_finalize", "foreign handle", 0, nullptr,
+       [](W w, E) { return dsgd_finalize(foreign<dsgd_session>(w.config)), 0; }},
+      {"dsgd_abort", "NULL", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_abort(nullptr, "why", e); }},
+      {"dsgd_abort", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_abort(w.closed.session, "why", e); }},
+
+      {"dsgd_log_poll", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) {
+         dsgd_log_record* record = nullptr;
+         return dsgd_log_poll(nullptr, 0, &record, e);
+       }},
+      {"dsgd_log_poll", "NULL record", kInvalid, "'record' is NULL",
+       [](W w, E e) { return dsgd_log_poll(w.running.session, 0, nullptr, e); }},
+      {"dsgd_log_poll", "bad time", kInvalid, "-7",
+       [](W w, E e) {
+         dsgd_log_record* record = nullptr;
+         return dsgd_log_poll(w.running.session, -7, &record, e);
+       }},
+      {"dsgd_log_poll", "closed and empty", kClosed, "closed",
+       [](W w, E e) {
+         dsgd_log_record* record = nullptr;
+         while (dsgd_log_poll(w.closed.session, 0, &record, nullptr) == DSGD_OK) dsgd_log_record_free(record);
+         return dsgd_log_poll(w.closed.session, -1, &record, e);
+       }},
+      {"dsgd_log_record_level", "NULL", kInvalid, nullptr,
+       [](W, E) { return dsgd_log_record_level(nullptr); }},
+      {"dsgd_log_record_message", "NULL", 0, nullptr,
+       [](W, E) { return std::strlen(dsgd_log_record_message(nullptr)); }},
+      {"dsgd_log_record_free", "NULL", 0, nullptr, [](W, E) { return dsgd_log_record_free(nullptr), 0; }},
+
+      {"dsgd_head_start", "NULL head", kInvalid, "'head' is NULL",
+       [](W w, E e) { return dsgd_head_start(w.config, nullptr, e); }},
+      {"dsgd_head_start", "foreign config", kInvalid, "not a dsgd_config",
+       [](W w, E e) {
+         dsgd_head* head = nullptr;
+         return dsgd_head_start(foreign<dsgd_config>(w.shard), &head, e);
+       }},
+      {"dsgd_head_start", "no address", kInvalid, "head",
+       [](W w, E e) {
+         dsgd_head* head = nullptr;
+         return dsgd_head_start(w.config, &head, e);
+       }},
+      {"dsgd_head_start", "address in use", DSGD_ERR_ADDRESS_IN_USE, "127.0.0.1:",
+       [](W w, E e) {
+         dsgd_config* config = quiet_config();
+         dsgd_config_set(config, "head", dsgd_head_address(w.head), nullptr);
+         dsgd_head* head = nullptr;
+         const int32_t status = dsgd_head_start(config, &head, e);
+         dsgd_config_free(config);
+         return status;
+       }},
+      {"dsgd_head_address", "NULL", 0, nullptr, [](W, E) { return std::strlen(dsgd_head_address(nullptr)); }},
+      {"dsgd_head_address", "foreign handle", 0, nullptr,
+       [](W w, E) { return std::strlen(dsgd_head_address(foreign<dsgd_head>(w.shard))); }},
+      {"dsgd_head_wait", "NULL", kInvalid, "'head' is NULL",
+       [](W, E e) { return dsgd_head_wait(nullptr, 0, e); }},
+      {"dsgd_head_wait", "bad time", kInvalid, "-9", [](W w, E e) { return dsgd_head_wait(w.head, -9, e); }},
+      {"dsgd_head_wait", "nobody has come", DSGD_ERR_WAIT_TIMEOUT, "",
+       [](W w, E e) { return dsgd_head_wait(w.head, 0, e); }},
+      {"dsgd_head_free", "NULL", 0, nullptr, [](W, E) { return dsgd_head_free(nullptr), 0; }},
+      {"dsgd_head_free", "foreign handle", 0, nullptr,
+       [](W w, E) { return dsgd_head_free(foreign<dsgd_head>(w.config)), 0; }},
+  };
+  const std::pair<const char*, int64_t (*)(const dsgd_session*)> numbers[] = {
+      {"dsgd_rank", [](const dsgd_session* session) -> int64_t { return dsgd_rank(session); }},
+      {"dsgd_size", [](const dsgd_session* session) -> int64_t { return dsgd_size(session); }},
+      {"dsgd_local_rank", [](const dsgd_session* session) -> int64_t { return dsgd_local_rank(session); }},
+      {"dsgd_local_size", [](const dsgd_session* session) -> int64_t { return dsgd_local_size(session); }},
+      {"dsgd_epoch", [](const dsgd_session* session) -> int64_t { return dsgd_epoch(session); }},
+  };
+  for (const auto& [name, number] : numbers) {
+    cases.push_back({name, "NULL", kInvalid, nullptr, [number = number](W, E) { return number(nullptr); }});
+    cases.push_back({name, "foreign session", kInvalid, nullptr,
+                     [number = number](W w, E) { return number(foreign<dsgd_session>(w.config)); }});
+    cases.push_back(
+        {name, "closed", kClosed, nullptr, [number = number](W w, E) { return number(w.closed.session); }});
+  }
+  return cases;
+}

@@ -1,0 +1,171 @@
+// Optimizer, strategy, start, steps.
+#include <cmath>
+#include <limits>
+
+#include "tests/unit/capi/bad_input.h"
+
+std::vector<BadCall> step_cases() {
+  using W = World&;
+  using E = dsgd_error**;
+  constexpr int64_t kInvalid = DSGD_ERR_INVALID_ARGUMENT, kClosed = DSGD_ERR_CLOSED, kState = DSGD_ERR_STATE;
+  return {
+      {"dsgd_optimizer_set", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_optimizer_set(nullptr, "sgd", nullptr, e); }},
+      {"dsgd_optimizer_set", "NULL name", kInvalid, "'name' is NULL",
+       [](W w, E e) { return dsgd_optimizer_set(w.fresh.session, nullptr, nullptr, e); }},
+      {"dsgd_optimizer_set", "unknown name", kInvalid, "adamw",
+       [](W w, E e) { return dsgd_optimizer_set(w.fresh.session, "adamww", nullptr, e); }},
+      {"dsgd_optimizer_set", "unknown option", kInvalid, "momentum",
+       [](W w, E e) { return dsgd_optimizer_set(w.fresh.session, "sgd", "momentun=0.9", e); }},
+      {"dsgd_optimizer_set", "option without value", kInvalid, "lr",
+       [](W w, E e) { return dsgd_optimizer_set(w.fresh.session, "sgd", "lr", e); }},
+      {"dsgd_optimizer_set", "no number", kInvalid, "high",
+       [](W w, E e) { return dsgd_optimizer_set(w.fresh.session, "sgd", "lr=high", e); }},
+      {"dsgd_optimizer_set", "negative rate", kInvalid, "lr",
+       [](W w, E e) { return dsgd_optimizer_set(w.fresh.session, "sgd", "lr=-1", e); }},
+      {"dsgd_optimizer_set", "after start", kState, "start",
+       [](W w, E e) { return dsgd_optimizer_set(w.running.session, "sgd", "lr=0.5", e); }},
+      {"dsgd_optimizer_set", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_optimizer_set(w.closed.session, "sgd", nullptr, e); }},
+      {"dsgd_learning_rate_set", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_learning_rate_set(nullptr, 0.1, e); }},
+      {"dsgd_learning_rate_set", "not a number", kInvalid, "rate",
+       [](W w, E e) { return dsgd_learning_rate_set(w.running.session, std::nan(""), e); }},
+      {"dsgd_learning_rate_set", "negative", kInvalid, "rate",
+       [](W w, E e) { return dsgd_learning_rate_set(w.running.session, -0.1, e); }},
+      {"dsgd_learning_rate_set", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_learning_rate_set(w.closed.session, 0.1, e); }},
+      {"dsgd_strategy_set", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_strategy_set(nullptr, "ps", nullptr, e); }},
+      {"dsgd_strategy_set", "NULL name", kInvalid, "'name' is NULL",
+       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, nullptr, nullptr, e); }},
+      {"dsgd_strategy_set", "unknown name", kInvalid, "allreduce",
+       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "all_reduce", nullptr, e); }},
+      {"dsgd_strategy_set", "unknown option", kInvalid, "algorithm",
+       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "allreduce", "algoritm=ring", e); }},
+      {"dsgd_strategy_set", "bad option", kInvalid, "round",
+       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "allreduce", "algorithm=round", e); }},
+      {"dsgd_strategy_set", "unknown name after start", kInvalid, "simple",
+       [](W w, E e) { return dsgd_strategy_set(w.running.session, "simpel", nullptr, e); }},
+      {"dsgd_strategy_set", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_strategy_set(w.closed.session, "ps", nullptr, e); }},
+      {"dsgd_start", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_start(nullptr, e); }},
+      {"dsgd_start", "not bound", kState, "weight", [](W w, E e) { return dsgd_start(w.fresh.session, e); }},
+      {"dsgd_start", "twice", kState, "start", [](W w, E e) { return dsgd_start(w.running.session, e); }},
+      {"dsgd_start", "closed", kClosed, "closed", [](W w, E e) { return dsgd_start(w.closed.session, e); }},
+
+      {"dsgd_step_result_init", "NULL", kInvalid, nullptr,
+       [](W, E) { return dsgd_step_result_init(nullptr, sizeof(dsgd_step_result)); }},
+      {"dsgd_step_result_init", "too small", kInvalid, nullptr,
+       [](W, E) {
+         dsgd_step_result result;
+         return dsgd_step_result_init(&result, sizeof result - 8);
+       }},
+      {"dsgd_step_result_init", "absurdly large", kInvalid, nullptr,
+       [](W, E) {
+         dsgd_step_result result;
+         return dsgd_step_result_init(&result, SIZE_MAX);
+       }},
+      {"dsgd_step", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_step(nullptr, 1, nullptr, e); }},
+      {"dsgd_step", "foreign session", kInvalid, "not a dsgd_session",
+       [](W w, E e) { return dsgd_step(foreign<dsgd_session>(w.running.replica), 1, nullptr, e); }},
+      {"dsgd_step", "before start", kState, "dsgd_start",
+       [](W w, E e) { return dsgd_step(w.fresh.session, 1, nullptr, e); }},
+      {"dsgd_step", "negative weight", kInvalid, "weight",
+       [](W w, E e) { return dsgd_step(w.running.session, -1, nullptr, e); }},
+      {"dsgd_step", "weight is not a number", kInvalid, "weight",
+       [](W w, E e) { return dsgd_step(w.running.session, std::nan(""), nullptr, e); }},
+      {"dsgd_step", "infinite weight", kInvalid, "weight",
+       [](W w, E e) {
+         return dsgd_step(w.running.session, std::numeric_limits<double>::infinity(), nullptr, e);
+       }},
+      {"dsgd_step", "result without init", kInvalid, "dsgd_step_result_init",
+       [](W w, E e) {
+         dsgd_step_result result = {};
+         return dsgd_step(w.running.session, 1, &result, e);
+       }},
+      {"dsgd_step", "unknown field in the result", kInvalid, "newer library",
+       [](W w, E e) {
+         struct {
+           dsgd_step_result known;
+           int64_t unknown;
+         } result;
+         dsgd_step_result_init(&result.known, sizeof result);
+         result.unknown = 1;
+         return dsgd_step(w.running.session, 1, &result.known, e);
+       }},
+      {"dsgd_step", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_step(w.closed.session, 1, nullptr, e); }},
+      {"dsgd_step_begin", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) {
+         dsgd_op* op = nullptr;
+         return dsgd_step_begin(nullptr, 1, &op, e);
+       }},
+      {"dsgd_step_begin", "NULL op", kInvalid, "'op' is NULL",
+       [](W w, E e) { return dsgd_step_begin(w.running.session, 1, nullptr, e); }},
+      {"dsgd_step_begin", "negative weight", kInvalid, "weight",
+       [](W w, E e) {
+         dsgd_op* op = nullptr;
+         return dsgd_step_begin(w.running.session, -2, &op, e);
+       }},
+      {"dsgd_step_begin", "before start", kState, "dsgd_start",
+       [](W w, E e) {
+         dsgd_op* op = nullptr;
+         return dsgd_step_begin(w.fresh.session, 1, &op, e);
+       }},
+      {"dsgd_step_begin", "closed", kClosed, "closed",
+       [](W w, E e) {
+         dsgd_op* op = nullptr;
+         return dsgd_step_begin(w.closed.session, 1, &op, e);
+       }},
+      {"dsgd_gradient_ready", "NULL replica", kInvalid, "'replica' is NULL",
+       [](W w, E e) { return dsgd_gradient_ready(nullptr, w.running.weight, nullptr, e); }},
+      {"dsgd_gradient_ready", "NULL parameter", kInvalid, "'parameter' is NULL",
+       [](W w, E e) { return dsgd_gradient_ready(w.running.replica, nullptr, nullptr, e); }},
+      {"dsgd_gradient_ready", "no step begun", kState, "step",
+       [](W w, E e) { return dsgd_gradient_ready(w.running.replica, w.running.weight, nullptr, e); }},
+      {"dsgd_gradient_ready", "of two sessions", kInvalid, "another session",
+       [](W w, E e) { return dsgd_gradient_ready(w.running.replica, w.fresh.weight, nullptr, e); }},
+      {"dsgd_gradient_ready", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_gradient_ready(w.closed.replica, w.closed.weight, nullptr, e); }},
+      {"dsgd_gradient_absent", "NULL replica", kInvalid, "'replica' is NULL",
+       [](W w, E e) { return dsgd_gradient_absent(nullptr, w.running.weight, e); }},
+      {"dsgd_gradient_absent", "NULL parameter", kInvalid, "'parameter' is NULL",
+       [](W w, E e) { return dsgd_gradient_absent(w.running.replica, nullptr, e); }},
+      {"dsgd_gradient_absent", "of an untrained parameter", kInvalid, "state",
+       [](W w, E e) { return dsgd_gradient_absent(w.running.replica, w.running.state, e); }},
+      {"dsgd_gradient_absent", "of two sessions", kInvalid, "another session",
+       [](W w, E e) { return dsgd_gradient_absent(w.running.replica, w.fresh.weight, e); }},
+      {"dsgd_gradient_absent", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_gradient_absent(w.closed.replica, w.closed.weight, e); }},
+      {"dsgd_step_flush", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_step_flush(nullptr, e); }},
+      {"dsgd_step_flush", "no step begun", kState, "step",
+       [](W w, E e) { return dsgd_step_flush(w.running.session, e); }},
+      {"dsgd_step_flush", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_step_flush(w.closed.session, e); }},
+      {"dsgd_stop_request", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_stop_request(nullptr, e); }},
+      {"dsgd_stop_request", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_stop_request(w.closed.session, e); }},
+      {"dsgd_digest", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) {
+         uint64_t digest = 0;
+         return dsgd_digest(nullptr, &digest, e);
+       }},
+      {"dsgd_digest", "NULL digest", kInvalid, "'digest' is NULL",
+       [](W w, E e) { return dsgd_digest(w.running.session, nullptr, e); }},
+      {"dsgd_digest", "not bound", kState, "weight",
+       [](W w, E e) {
+         uint64_t digest = 0;
+         return dsgd_digest(w.fresh.session, &digest, e);
+       }},
+      {"dsgd_digest", "closed", kClosed, "closed",
+       [](W w, E e) {
+         uint64_t digest = 0;
+         return dsgd_digest(w.closed.session, &digest, e);
+       }},
+  };
+}

@@ -1,0 +1,424 @@
+#include "core/config/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <set>
+
+namespace dsgd {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::HasSubstr;
+
+const ConfigKey* find_key(const std::string& name) {
+  for (const ConfigKey& key : config_keys())
+    if (name == key.name) return &key;
+  return nullptr;
+}
+
+Config with(std::vector<std::pair<std::string, std::string>> values) {
+  Config config;
+  for (const auto& [key, value] : values) {
+    const Status status = config.set(key, value);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  return config;
+}
+
+Config in_environment(std::vector<std::pair<std::string, std::string>> variables) {
+  Config config;
+  config.set_environment(std::move(variables));
+  return config;
+}
+
+TEST(ConfigKeys, are_complete_and_alphabetical) {
+  const std::set<std::string> types = {"string", "integer", "duration", "size", "switch", "choice"};
+  std::vector<std::string> names;
+  for (const ConfigKey& key : config_keys()) {
+    names.emplace_back(key.name);
+    EXPECT_TRUE(types.contains(key.type)) << key.name;
+    std::string variable = "DSGD_";
+    for (const char* c = key.name; *c; ++c) variable += static_cast<char>(std::toupper(*c));
+    EXPECT_EQ(key.environment, variable);
+    const std::string help = key.help;
+    EXPECT_TRUE(help.ends_with('.') && std::isupper(help.front())) << key.name;
+    EXPECT_EQ(std::count(help.begin(), help.end(), '.'), 1) << "one sentence: " << key.name;
+    EXPECT_STRNE(key.range, "") << key.name;
+  }
+  EXPECT_TRUE(std::is_sorted(names.begin(), names.end()));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"algorithm",    "bucket_size",    "devices",      "devices_per_worker",
+                                      "embed_head",   "gradient_norm",  "head",         "heartbeat_interval",
+                                      "init_timeout", "interface",      "job",          "lease",
+                                      "listen",       "log_level",      "min_workers",  "num_workers",
+                                      "rank",         "receive_memory", "reproducible", "servers",
+                                      "spin",         "step_timeout",   "strategy",     "token",
+                                      "worker_id"}));
+}
+
+TEST(ConfigKeys, every_default_is_a_valid_value) {
+  for (const ConfigKey& key : config_keys()) {
+    Config config;
+    EXPECT_TRUE(config.set(key.name, key.default_value).ok()) << key.name;
+    EXPECT_EQ(*config.get(key.name), key.default_value);
+  }
+  EXPECT_TRUE(Config().validate().ok());
+}
+
+TEST(ConfigKeys, every_choice_and_switch_takes_what_its_range_lists_and_nothing_else) {
+  for (const ConfigKey& key : config_keys()) {
+    const std::string type = key.type;
+    if (type != "choice" && type != "switch") continue;
+    std::string rest = key.range;
+    int listed = 0;
+    for (size_t bar; !rest.empty(); rest = bar == std::string::npos ? "" : rest.substr(bar + 3), ++listed) {
+      bar = rest.find(" | ");
+      EXPECT_TRUE(Config().set(key.name, rest.substr(0, bar)).ok()) << key.name << " " << rest;
+    }
+    EXPECT_GE(listed, 2) << key.name;
+    for (const char* bad : {"", "nonsense", "2", "true", " 1"})
+      EXPECT_FALSE(Config().set(key.name, bad).ok()) << key.name << " '" << bad << "'";
+  }
+}
+
+TEST(ConfigKeys, every_number_takes_the_ends_of_its_range_and_nothing_beyond) {
+  const struct {
+    const char* key;
+    std::vector<const char*> good, bad;
+  } cases[] = {
+      {"bucket_size",
+       {"4K", "1G", "4096", "1024M", "5000"},
+       {"4095", "3K", "1025M", "1073741825", "2G", "-4K", ""}},
+      {"devices_per_worker", {"0", "1024"}, {"-1", "1025", "", "two", "1.5"}},
+      {"heartbeat_interval", {"0", "0s", "10ms", "30m", "1800s"}, {"9ms", "1ns", "31m", "-1s", ""}},
+      {"init_timeout", {"10ms", "24h", "1440m"}, {"9ms", "0", "25h", "60", ""}},
+      {"lease", {"500ms", "1h", "500000us", "500000000ns"}, {"499ms", "0", "61m", "2h", "10", ""}},
+      {"min_workers", {"", "1", "65536"}, {"0", "65537", "-1"}},
+      {"num_workers",
+       {"1", "65536"},
+       {"0", "65537", "-1", "", "four", "4 ", "0x4", "1e3", "99999999999999999999"}},
+      {"rank", {"-1", "0", "65535"}, {"-2", "65536", "", "+1"}},
+      {"receive_memory", {"1M", "1T", "1024G"}, {"1023K", "2T", "0", "", "256"}},
+      {"servers", {"0", "65536"}, {"-1", "65537", ""}},
+      {"spin", {"0", "1ns", "50us", "1s", "1000ms"}, {"1001ms", "2s", "-1us", "50", ""}},
+      {"step_timeout", {"10ms", "300s", "24h"}, {"9ms", "0", "25h", ""}},
+  };
+  std::set<std::string> tested;
+  for (const auto& test : cases) {
+    tested.insert(test.key);
+    for (const char* value : test.good) {
+      const Status status = Config().set(test.key, value);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    for (const char* value : test.bad) {
+      Config config;
+      const Status status = config.set(test.key, value);
+      EXPECT_EQ(status.code(), Code::kInvalidArgument) << test.key << " '" << value << "'";
+      EXPECT_EQ(status.parameter(), test.key);
+      EXPECT_THAT(status.message(),
+                  AllOf(HasSubstr(std::string("key '") + test.key + "'"),
+                        HasSubstr(std::string("'") + value + "'"), HasSubstr(find_key(test.key)->range)));
+      EXPECT_EQ(*config.get(test.key), find_key(test.key)->default_value) << "a refused value was kept";
+    }
+  }
+  for (const ConfigKey& key : config_keys()) {
+    const std::string type = key.type;
+    const bool number = type == "integer" || type == "duration" || type == "size";
+    EXPECT_EQ(tested.contains(key.name), number) << key.name;
+  }
+}
+
+TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
+  const std::string longest(255, 'x'), too_long(256, 'x');
+  const std::vector<std::string> addresses = {"10.0.0.1:7700",
+                                              "localhost:0",
+                                              "node-7.cluster:65535",
+                                              "[::1]:7700",
+                                              "[fe80::1%eth0]:7700",
+                                              "unix:/tmp/head",
+                                              ""};
+  const std::vector<std::string> bad_addresses = {
+      "10.0.0.1", "host:", ":7700", "host:65536", "host:-1",    "host:http", "::1:7700",
+      "[::1]",    "[]:1",  "unix:", "a b:1",      "http://h:1", "[::1:7",    "host:1\n"};
+  const struct {
+    const char* key;
+    std::vector<std::string> good, bad;
+  } cases[] = {
+      {"devices",
+       {"cpu", "cpu,cpu", "cpu, cpu", "cuda:0,cuda:1"},
+       {"", ",", "cpu,", "cpu,,cpu", "cpu cpu", "c\tpu"}},
+      {"head", addresses, bad_addresses},
+      {"interface", {"", "eth0", "10.0.0.3", "10.0.0.0/8", longest}, {too_long, "eth\n0"}},
+      {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f"}},
+      {"listen", addresses, bad_addresses},
+      {"token", {"", "secret # = word", longest}, {too_long, "a\nb"}},
+      {"worker_id", {"", "node7-2", longest}, {too_long, "a\tb"}},
+  };
+  std::set<std::string> tested;
+  for (const auto& test : cases) {
+    tested.insert(test.key);
+    for (const std::string& value : test.good) {
+      const Status status = Config().set(test.key, value);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    for (const std::string& value : test.bad) {
+      const Status status = Config().set(test.key, value);
+      EXPECT_EQ(status.code(), Code::kInvalidArgument) << test.key << " '" << value << "'";
+      EXPECT_THAT(status.message(), HasSubstr(std::string("key '") + test.key + "'"));
+    }
+  }
+  for (const ConfigKey& key : config_keys())
+    EXPECT_EQ(tested.contains(key.name), std::string(key.type) == "string") << key.name;
+}
+
+TEST(Config, messages_name_the_remedy) {
+  const struct {
+    const char *key, *value, *message;
+  } cases[] = {
+      {"lease", "5",
+       "key 'lease': '5' is not a duration; write for example 500ms, 10s or 5m (range 500ms..1h)"},
+      {"lease", "400ms", "key 'lease': '400ms' is outside 500ms..1h"},
+      {"bucket_size", "4MB", "is not a size; write for example 64K, 4M or 1G"},
+      {"reproducible", "yes", "key 'reproducible': 'yes' is not a switch; write 0 or 1"},
+      {"strategy", "allreduec", "did you mean 'allreduce'?"},
+      {"head", "10.0.0.1", "'10.0.0.1' has no port; write HOST:PORT"},
+      {"head", "::1:7700", "write an IPv6 address as [IPV6]:PORT"},
+      {"head", "h:70000", "has a bad port '70000'; ports are 0..65535"},
+      {"hearbeat_interval", "1s", "unknown key 'hearbeat_interval'; did you mean 'heartbeat_interval'?"},
+      {"HEAD", "x:1", "unknown key 'HEAD'; did you mean 'head'?"},
+      {"zzzzzz", "1", "unknown key 'zzzzzz'; `dsgd config` lists all keys"},
+      {"", "1", "unknown key ''"},
+  };
+  for (const auto& test : cases) {
+    const Status status = Config().set(test.key, test.value);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(test.message));
+    EXPECT_EQ(status.parameter(), test.key);
+  }
+}
+
+TEST(Config, a_bad_token_is_not_repeated_in_the_message) {
+  const std::string secret(300, 'S');
+  const Status status = Config().set("token", secret);
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(status.message(), testing::Not(HasSubstr("SSS")));
+}
+
+TEST(Config, messages_stay_short_and_printable_whatever_is_given) {
+  const Status status = Config().set("rank", std::string(100000, '\x01'));
+  EXPECT_LT(status.message().size(), 400u);
+  for (const char c : status.message()) EXPECT_GE(c, 0x20);
+}
+
+TEST(Config, typed_getters_read_units) {
+  Config config = with({{"lease", "2m"},
+                        {"bucket_size", "3M"},
+                        {"num_workers", "12"},
+                        {"reproducible", "1"},
+                        {"head", "h:1"},
+                        {"step_timeout", "1h"},
+                        {"spin", "7us"},
+                        {"receive_memory", "2G"}});
+  EXPECT_EQ(config.duration("lease"), seconds(120));
+  EXPECT_EQ(config.duration("step_timeout"), seconds(3600));
+  EXPECT_EQ(config.duration("spin"), std::chrono::microseconds(7));
+  EXPECT_EQ(config.size("bucket_size"), 3u << 20);
+  EXPECT_EQ(config.size("receive_memory"), uint64_t{2} << 30);
+  EXPECT_EQ(config.integer("num_workers"), 12);
+  EXPECT_TRUE(config.flag("reproducible"));
+  EXPECT_FALSE(config.flag("gradient_norm"));
+  EXPECT_EQ(config.text("head"), "h:1");
+  EXPECT_EQ(config.get("no_such_key"), nullptr);
+}
+
+TEST(Config, defaults) {
+  const Config config;
+  EXPECT_EQ(config.duration("step_timeout"), seconds(300));
+  EXPECT_EQ(config.duration("lease"), seconds(10));
+  EXPECT_EQ(config.duration("heartbeat_interval"), seconds(2));
+  EXPECT_EQ(config.duration("init_timeout"), seconds(60));
+  EXPECT_EQ(config.duration("spin").count(), 0);
+  EXPECT_EQ(config.size("bucket_size"), 4u << 20);
+  EXPECT_EQ(config.size("receive_memory"), 256u << 20);
+  EXPECT_EQ(config.integer("num_workers"), 1);
+  EXPECT_EQ(config.integer("min_workers"), 1);
+  EXPECT_EQ(config.integer("rank"), -1);
+  EXPECT_EQ(config.text("strategy"), "allreduce");
+  EXPECT_EQ(config.text("algorithm"), "auto");
+  EXPECT_EQ(config.text("embed_head"), "auto");
+  EXPECT_EQ(config.text("job"), "default");
+}
+
+TEST(Config, derived_values_follow_what_they_are_derived_from) {
+  Config config = with({{"lease", "500ms"}, {"num_workers", "6"}});
+  EXPECT_EQ(config.duration("heartbeat_interval"), milliseconds(100));
+  EXPECT_EQ(config.integer("min_workers"), 6);
+  EXPECT_TRUE(config.set("heartbeat_interval", "50ms").ok());
+  EXPECT_EQ(config.duration("heartbeat_interval"), milliseconds(50));
+}
+
+TEST(Config, set_wins_over_environment_over_file_over_default) {
+  Config config;
+  EXPECT_EQ(*config.get("job"), "default");
+  ASSERT_TRUE(config.parse("job = from-file", "f").ok());
+  EXPECT_EQ(*config.get("job"), "from-file");
+  config.set_environment({{"DSGD_JOB", "from-environment"}});
+  EXPECT_EQ(*config.get("job"), "from-environment");
+  ASSERT_TRUE(config.set("job", "set").ok());
+  EXPECT_EQ(*config.get("job"), "set");
+  config.set_environment({});
+  EXPECT_EQ(*config.get("job"), "set");
+  EXPECT_TRUE(config.validate().ok());
+}
+
+TEST(Config, environment_ignores_what_is_not_dsgds) {
+  const Config config =
+      in_environment({{"PATH", "/bin"}, {"DSGDX", "1"}, {"dsgd_job", "x"}, {"DSGD_RANK", "0"}});
+  EXPECT_TRUE(config.validate().ok());
+  EXPECT_EQ(config.integer("rank"), 0);
+}
+
+TEST(Config, unknown_variables_and_bad_values_in_the_environment_wait_for_validate) {
+  const struct {
+    const char *name, *value, *message;
+  } cases[] = {
+      {"DSGD_HEARTBEAT_INTERVALL", "1s",
+       "unknown environment variable DSGD_HEARTBEAT_INTERVALL; did you mean 'DSGD_HEARTBEAT_INTERVAL'?"},
+      {"DSGD_", "1", "unknown environment variable DSGD_"},
+      {"DSGD_SOMETHING_ELSE_ALTOGETHER", "", "unset it, or see `dsgd config`"},
+      {"DSGD_LEASE", "1", "environment variable DSGD_LEASE: key 'lease': '1' is not a duration"},
+      {"DSGD_NUM_WORKERS", "",
+       "environment variable DSGD_NUM_WORKERS: key 'num_workers': '' is not a whole number"},
+  };
+  for (const auto& test : cases) {
+    const Status status = in_environment({{test.name, test.value}}).validate();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(test.message));
+  }
+  Config overridden = in_environment({{"DSGD_LEASE", "1"}});
+  ASSERT_TRUE(overridden.set("lease", "1s").ok());
+  EXPECT_TRUE(overridden.validate().ok()) << "a bad variable that is not used does no harm";
+}
+
+TEST(Config, a_bad_log_level_counts_as_the_default_until_validate_reports_it) {
+  const Config config = in_environment({{"DSGD_LOG_LEVEL", "loud"}});
+  EXPECT_EQ(config.text("log_level"), "info");
+  EXPECT_FALSE(config.validate().ok());
+}
+
+TEST(Config, files_have_comments_blank_lines_and_any_line_ends) {
+  Config config;
+  const Status status = config.parse(
+      "# a job\n\n  num_workers=4\r\nhead =  node1:7700   # the first one\njob\t=\tnight # run\ntoken = "
+      "a#b=c\n   \n"
+      "worker_id =\nlease = 1s",
+      "job.conf");
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(config.integer("num_workers"), 4);
+  EXPECT_EQ(config.text("head"), "node1:7700");
+  EXPECT_EQ(config.text("job"), "night");
+  EXPECT_EQ(config.text("token"), "a#b=c");
+  EXPECT_EQ(config.text("worker_id"), "");
+  EXPECT_EQ(config.duration("lease"), seconds(1));
+  EXPECT_TRUE(config.parse("", "empty").ok());
+}
+
+TEST(Config, files_are_taken_whole_or_not_at_all_and_errors_name_the_line) {
+  const struct {
+    const char *text, *message;
+  } cases[] = {
+      {"num_workers = 2\nlease 5s\n", "job.conf:2: 'lease 5s' is not key = value"},
+      {"num_workers = 2\n\n# x\nlaese = 5s\n", "job.conf:4: unknown key 'laese'; did you mean 'lease'?"},
+      {"num_workers = 2\nlease = 5\n", "job.conf:2: key 'lease': '5' is not a duration"},
+      {"num_workers = 2\njob = a\nnum_workers = 3\n",
+       "job.conf:3: key 'num_workers' was given in line 1 already; remove one of them"},
+      {"num_workers = 2\n= 3\n", "job.conf:2: unknown key ''"},
+  };
+  for (const auto& test : cases) {
+    Config config;
+    const Status status = config.parse(test.text, "job.conf");
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(test.message));
+    EXPECT_EQ(config.integer("num_workers"), 1);
+  }
+}
+
+TEST(Config, a_later_file_wins_over_an_earlier_one) {
+  Config config;
+  ASSERT_TRUE(config.parse("job = a\nlease = 1s", "1").ok());
+  ASSERT_TRUE(config.parse("job = b", "2").ok());
+  EXPECT_EQ(config.text("job"), "b");
+  EXPECT_EQ(config.duration("lease"), seconds(1));
+}
+
+TEST(Config, validate_refuses_what_does_not_go_together) {
+  using Values = std::vector<std::pair<std::string, std::string>>;
+  const struct {
+    Values values;
+    Code code;
+    const char *parameter, *message;
+  } cases[] = {
+      {{{"num_workers", "2"}}, Code::kInvalidArgument, "head", "key 'head' is not set, but num_workers is 2"},
+      {{{"num_workers", "2"}, {"head", "h:1"}, {"rank", "2"}},
+       Code::kInvalidArgument,
+       "rank",
+       "key 'rank': 2 is too large, since num_workers is 2"},
+      {{{"rank", "1"}}, Code::kInvalidArgument, "rank", "num_workers is 1"},
+      {{{"num_workers", "4"}, {"head", "h:1"}, {"min_workers", "3"}},
+       Code::kUnsupported,
+       "min_workers",
+       "going on after a loss is not supported yet"},
+      {{{"num_workers", "4"}, {"head", "h:1"}, {"min_workers", "5"}},
+       Code::kInvalidArgument,
+       "min_workers",
+       "5 is too many"},
+      {{{"num_workers", "4"}, {"head", "h:1"}, {"servers", "5"}},
+       Code::kInvalidArgument,
+       "servers",
+       "5 is too many"},
+      {{{"lease", "1s"}, {"heartbeat_interval", "501ms"}},
+       Code::kInvalidArgument,
+       "heartbeat_interval",
+       "'501ms' is more than half of lease ('1s')"},
+      {{{"devices", "cpu,cpu"}, {"devices_per_worker", "3"}},
+       Code::kInvalidArgument,
+       "devices_per_worker",
+       "3 is more than the 2 of devices"},
+  };
+  for (const auto& test : cases) {
+    const Status status = with(test.values).validate();
+    EXPECT_EQ(status.code(), test.code) << status.message();
+    EXPECT_EQ(status.parameter(), test.parameter);
+    EXPECT_THAT(status.message(), HasSubstr(test.message));
+  }
+  for (const Values& values :
+       {Values{{"num_workers", "4"}, {"head", "h:1"}, {"rank", "3"}, {"min_workers", "4"}, {"servers", "4"}},
+        Values{{"lease", "1s"}, {"heartbeat_interval", "500ms"}},
+        Values{{"devices", "cpu,cpu"}, {"devices_per_worker", "2"}}}) {
+    const Status status = with(values).validate();
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
+TEST(Config, devices_are_split_over_the_workers_of_a_node) {
+  using Names = std::vector<std::string>;
+  const Config all = with({{"devices", "cpu, cuda:0"}});
+  EXPECT_EQ(all.devices(0).value(), (Names{"cpu", "cuda:0"}));
+  EXPECT_EQ(all.devices(3).value(), (Names{"cpu", "cuda:0"}));
+  const Config split = with({{"devices", "a,b,c,d"}, {"devices_per_worker", "2"}});
+  EXPECT_EQ(split.devices(0).value(), (Names{"a", "b"}));
+  EXPECT_EQ(split.devices(1).value(), (Names{"c", "d"}));
+  const auto beyond = split.devices(2);
+  ASSERT_FALSE(beyond.ok());
+  EXPECT_THAT(beyond.status().message(), AllOf(HasSubstr("'a,b,c,d' has 4 entries"),
+                                               HasSubstr("local rank 2"), HasSubstr("number 4 to 5")));
+  EXPECT_EQ(Config().devices(0).value(), Names{"cpu"});
+}
+
+}  // namespace
+}  // namespace dsgd

@@ -1,0 +1,530 @@
+#include "core/membership/head.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/membership/fakes.h"
+
+namespace dsgd {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using transport::JoinReply;
+using transport::Message;
+using transport::Role;
+using transport::WatchReply;
+
+constexpr transport::Duration kLease = 10s;
+
+std::string worker_name(int64_t number) {
+  std::string name = "w";
+  return name += std::to_string(number);
+}
+
+// One worker as the head sees it.
+struct Remote {
+  explicit Remote(const std::string& id) : control(id), heartbeat(id, Role::kHeartbeat) {}
+  FakeChannel control, heartbeat;
+  Answer join, watch, leave;
+  int32_t rank = -1;
+};
+
+class HeadTest : public testing::Test {
+ protected:
+  explicit HeadTest(uint32_t num_workers = 3) : num_workers_(num_workers) {
+    head_ = std::make_unique<Head>(loop_, HeadOptions{num_workers, kLease, 1s}, nullptr);
+    head_->on_end([this](const Status& status) { ends_.push_back(status); });
+  }
+
+  Answer call(FakeChannel& channel, Message message) {
+    Answer answer;
+    head_->on_call(channel, std::move(message), answer.responder());
+    return answer;
+  }
+  static transport::JoinRequest request_of(const std::string& id, uint32_t num_workers) {
+    transport::JoinRequest request;
+    request.member.worker_id = id;
+    request.member.host = "node" + id;
+    request.member.pid = 100 + id.back();
+    request.num_workers = num_workers;
+    return request;
+  }
+  Remote& come(const std::string& id, bool hosts_head = false) {
+    remotes_.push_back(std::make_unique<Remote>(id));
+    Remote& remote = *remotes_.back();
+    head_->on_open(remote.control);
+    transport::JoinRequest request = request_of(id, num_workers_);
+    request.hosts_head = hosts_head;
+    remote.join = call(remote.control, request);
+    return remote;
+  }
+  // w0, w1, ... with ranks 0, 1, ...; all renew once and watch.
+  void begin(int32_t head_rank = -1) {
+    for (uint32_t i = 0; i < num_workers_; ++i) {
+      come(worker_name(i), static_cast<int32_t>(i) == head_rank);
+    }
+    for (uint32_t i = 0; i < num_workers_; ++i) {
+      ASSERT_TRUE(at(i).join.ok()) << at(i).join.status().message();
+      at(i).rank = at(i).join.message<JoinReply>().rank;
+      ASSERT_EQ(at(i).rank, static_cast<int32_t>(i));
+      ASSERT_TRUE(renew(i).ok());
+      watch(i, 0);
+    }
+  }
+  Remote& at(size_t i) { return *remotes_[i]; }
+  Answer renew(size_t i, uint64_t epoch = 1) {
+    return call(at(i).heartbeat, transport::Renew{at(i).rank, epoch});
+  }
+  void watch(size_t i, uint64_t sequence) { at(i).watch = call(at(i).control, transport::Watch{sequence}); }
+  void leave(size_t i, Status cause = {}) {
+    at(i).leave = call(at(i).control, transport::Leave{at(i).rank, 1, std::move(cause)});
+  }
+  Answer report(size_t i, Status cause, uint64_t epoch = 1) {
+    return call(at(i).control, transport::Report{at(i).rank, epoch, std::move(cause)});
+  }
+  void close(size_t i, const Status& why = {}) {
+    head_->on_close(at(i).heartbeat, why);
+    head_->on_close(at(i).control, why);
+  }
+  Status news(size_t i) const {
+    return remotes_[i]->watch.ok() ? remotes_[i]->watch.message<WatchReply>().news : Status();
+  }
+
+  const uint32_t num_workers_;
+  FakeLoop loop_;
+  std::unique_ptr<Head> head_;
+  std::vector<std::unique_ptr<Remote>> remotes_;
+  std::vector<Status> ends_;
+};
+
+// ---- rendezvous
+
+TEST_F(HeadTest, NobodyIsAnsweredBeforeAllHaveComeAndThenEverybodyAgrees) {
+  come("w2");
+  come("w0", true);
+  loop_.advance(1h);  // no lease is counted yet
+  EXPECT_FALSE(at(0).join.given());
+  EXPECT_FALSE(at(1).join.given());
+  come("w1");
+  for (size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(at(i).join.ok());
+    const auto reply = at(i).join.message<JoinReply>();
+    EXPECT_EQ(reply.epoch, 1u);
+    EXPECT_EQ(reply.head_rank, 0);
+    ASSERT_EQ(reply.members.size(), 3u);
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(reply.members[rank].rank, rank);
+      EXPECT_EQ(reply.members[rank].worker_id, worker_name(rank));
+    }
+    EXPECT_EQ(reply.members[reply.rank].worker_id, at(i).control.hello().worker_id);
+  }
+}
+
+TEST_F(HeadTest, AWorkerThatVanishesBeforeTheJobBeginsIsNoLoss) {
+  come("w0");
+  come("w1");
+  head_->on_close(at(1).control, Status(Code::kWorkerLost, "reset"));
+  EXPECT_EQ(head_->progress(), "1 of 3 workers have come: 'w0' (host nodew0, pid 148)");
+  come("w1");
+  come("w2");
+  EXPECT_TRUE(at(0).join.ok());
+  EXPECT_TRUE(at(2).join.ok());
+  EXPECT_FALSE(at(1).join.given());
+}
+
+TEST_F(HeadTest, ARepeatedJoinTakesThePlaceOfTheOneWhoseConnectionBroke) {
+  come("w0");
+  come("w0");
+  EXPECT_EQ(at(0).join.status().code(), Code::kExists);
+  EXPECT_THAT(at(0).join.status().message(), AllOf(HasSubstr("'w0'"), HasSubstr("`worker_id`")));
+  head_->on_close(at(0).control, Status(Code::kWorkerLost, "reset"));  // seen late
+  come("w1");
+  come("w2");
+  EXPECT_TRUE(at(1).join.ok());
+  EXPECT_TRUE(at(3).join.ok());
+}
+
+TEST_F(HeadTest, ASecondWorkerWithTheSameIdIsRefusedAndTheFirstGoesOn) {
+  come("w0");
+  FakeChannel channel("w0");
+  transport::JoinRequest request = request_of("w0", 3);
+  request.member.host = "elsewhere";
+  const Answer answer = call(channel, request);
+  EXPECT_EQ(answer.status().code(), Code::kExists);
+  EXPECT_THAT(answer.status().message(), AllOf(HasSubstr("'w0'"), HasSubstr("nodew0"), HasSubstr("pid 148")));
+  head_->on_close(channel, {});
+  come("w1");
+  come("w2");
+  EXPECT_TRUE(at(0).join.ok());
+}
+
+TEST_F(HeadTest, AWatchInTheRendezvousIsAnsweredWithTheProgress) {
+  come("w0");
+  watch(0, 0);
+  EXPECT_EQ(at(0).watch.status().code(), Code::kTimeout);
+  EXPECT_THAT(at(0).watch.status().message(), HasSubstr("1 of 3 workers have come"));
+}
+
+TEST_F(HeadTest, ALateComerIsToldThatTheJobRuns) {
+  begin();
+  come("late");
+  EXPECT_EQ(at(3).join.status().code(), Code::kState);
+  EXPECT_THAT(at(3).join.status().message(),
+              AllOf(HasSubstr("'late'"), HasSubstr("all 3"), HasSubstr("`num_workers`")));
+  head_->on_close(at(3).control, {});
+  come("w1");
+  EXPECT_EQ(at(4).join.status().code(), Code::kExists);
+  EXPECT_THAT(at(4).join.status().message(),
+              AllOf(HasSubstr("'w1'"), HasSubstr("rank 1"), HasSubstr("nodew1")));
+  head_->on_close(at(4).control, {});
+  EXPECT_FALSE(at(0).watch.given());
+}
+
+TEST_F(HeadTest, WhoComesWhileTheJobEndsMayTryAgain) {
+  begin();
+  leave(2);
+  come("w2");
+  EXPECT_EQ(at(3).join.status().code(), Code::kUnreachable);
+  report(0, Status(Code::kAborted, "rank 0 stops"));
+  come("w1");
+  EXPECT_EQ(at(4).join.status().code(), Code::kUnreachable);
+  EXPECT_THAT(at(4).join.status().message(), HasSubstr("rank 0 stops"));
+}
+
+TEST_F(HeadTest, OneConnectionCarriesOneJoin) {
+  come("w0");
+  EXPECT_EQ(call(at(0).control, request_of("w1", 3)).status().code(), Code::kState);
+}
+
+// ---- losses
+
+TEST_F(HeadTest, ASilentWorkerIsLostWithinItsLeaseAndEverybodyIsTold) {
+  begin();
+  for (int second = 1; second < 10; ++second) {
+    loop_.advance(1s);
+    ASSERT_TRUE(renew(0).ok());
+    ASSERT_TRUE(renew(1).ok());
+  }
+  loop_.advance(999ms);
+  EXPECT_FALSE(at(0).watch.given());
+  loop_.advance(50ms);
+  for (size_t i : {0u, 1u, 2u}) {  // the silent one hears it too, if it wakes
+    EXPECT_EQ(news(i).code(), Code::kWorkerLost);
+    EXPECT_EQ(news(i).rank(), 2);
+    EXPECT_EQ(news(i).host(), "nodew2");
+    EXPECT_THAT(
+        news(i).message(),
+        HasSubstr("rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat for 10.0 s (lease)"));
+  }
+  EXPECT_EQ(renew(2).status().rank(), 2);
+  EXPECT_TRUE(renew(0).ok());
+}
+
+TEST_F(HeadTest, AllThatAreSilentAreNamed) {
+  begin();
+  loop_.advance(5s);
+  renew(0);
+  loop_.advance(6s);
+  EXPECT_THAT(news(0).message(),
+              AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("silent too: rank 2 (worker 'w2'")));
+}
+
+TEST_F(HeadTest, AHeadThatWasStoppedReadsItsMailBeforeItJudges) {
+  begin();
+  loop_.advance(9s);
+  loop_.stop_for(20s);
+  loop_.advance(1ms);  // the check is 20 s late
+  EXPECT_FALSE(at(0).watch.given());
+  for (size_t i : {0u, 1u}) ASSERT_TRUE(renew(i).ok());
+  loop_.advance(9s);
+  for (size_t i : {0u, 1u}) ASSERT_TRUE(renew(i).ok());
+  loop_.advance(1500ms);
+  EXPECT_EQ(news(0).rank(), 2);
+}
+
+TEST_F(HeadTest, AConnectionThatEndsWithoutLeaveIsALossAtOnce) {
+  struct Case {
+    const char* name;
+    bool heartbeat;
+    Status why;
+    std::string says;
+  };
+  const Status reset(Code::kWorkerLost, "connection reset by peer");
+  for (const Case& c :
+       {Case{"control broke", false, reset, "its connection to the head broke (connection reset by peer)"},
+        Case{"heartbeat broke", true, reset, "its heartbeat connection to the head broke"},
+        Case{"control closed", false, {}, "closed without leaving the job"},
+        Case{"heartbeat closed", true, {}, "closed without leaving the job"}}) {
+    SCOPED_TRACE(c.name);
+    remotes_.clear();
+    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, 1s}, nullptr);
+    begin();
+    head_->on_close(c.heartbeat ? at(1).heartbeat : at(1).control, c.why);
+    EXPECT_EQ(news(0).code(), Code::kWorkerLost);
+    EXPECT_EQ(news(2).rank(), 1);
+    EXPECT_THAT(news(2).message(),
+                AllOf(HasSubstr("rank 1 (worker 'w1' on host nodew1, pid 149)"), HasSubstr(c.says)));
+  }
+}
+
+TEST_F(HeadTest, TheFirstCauseWins) {
+  begin();
+  const Answer answer =
+      report(0, Status(Code::kMismatch, "parameter 'w' differs").with_rank(1, "nodew1").with_parameter("w"));
+  EXPECT_TRUE(answer.ok());
+  close(2, Status(Code::kWorkerLost, "reset"));  // a consequence
+  report(1, Status(Code::kTimeout, "step 7 timed out"));
+  for (size_t i : {0u, 1u}) {
+    EXPECT_EQ(news(i).code(), Code::kMismatch);
+    EXPECT_EQ(news(i).rank(), 1);
+    EXPECT_EQ(news(i).parameter(), "w");
+    EXPECT_EQ(news(i).message(), "parameter 'w' differs");
+    watch(i, 1);
+    EXPECT_FALSE(at(i).watch.given());  // there is no second cause
+  }
+}
+
+TEST_F(HeadTest, AReportWithoutARankNamesTheReporter) {
+  begin();
+  report(1, Status(Code::kAborted, "aborted: out of patience"));
+  EXPECT_EQ(news(0).code(), Code::kAborted);
+  EXPECT_EQ(news(0).rank(), 1);
+  EXPECT_EQ(news(0).host(), "nodew1");
+}
+
+TEST_F(HeadTest, LeavingBecauseOfACauseBreaksTheJob) {
+  begin();
+  leave(1, Status(Code::kClosed, "session freed in mid-step"));
+  EXPECT_TRUE(at(1).leave.ok());
+  EXPECT_EQ(news(0).code(), Code::kWorkerLost);  // nobody else's session was closed
+  EXPECT_EQ(news(0).rank(), 1);
+  EXPECT_THAT(news(0).message(),
+              AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("session freed in mid-step")));
+}
+
+TEST_F(HeadTest, WhoAsksLateStillHearsTheNews) {
+  begin();
+  leave(0);
+  watch(1, 1);
+  report(2, Status(Code::kAborted, "stop"));
+  EXPECT_EQ(news(1).code(), Code::kAborted);
+  EXPECT_EQ(at(1).watch.message<WatchReply>().sequence, 2u);
+  EXPECT_EQ(at(2).watch.message<WatchReply>().left, 0);  // its first watch
+  watch(2, 1);
+  EXPECT_EQ(news(2).code(), Code::kAborted);
+}
+
+// ---- leaving
+
+TEST_F(HeadTest, LeavingInGoodOrderIsNewsAndNoLoss) {
+  begin();
+  leave(1);
+  EXPECT_TRUE(at(1).leave.ok());
+  close(1);
+  for (size_t i : {0u, 2u}) {
+    ASSERT_TRUE(at(i).watch.ok());
+    EXPECT_TRUE(news(i).ok());
+    EXPECT_EQ(at(i).watch.message<WatchReply>().left, 1);
+    watch(i, at(i).watch.message<WatchReply>().sequence);
+  }
+  for (int second = 0; second < 30; ++second) {
+    loop_.advance(1s);
+    renew(0), renew(2);
+  }
+  EXPECT_FALSE(at(0).watch.given());
+  EXPECT_TRUE(ends_.empty());
+}
+
+TEST_F(HeadTest, TheHostOfTheHeadGoesAfterTheOthersKnow) {
+  begin(0);
+  leave(0);
+  EXPECT_FALSE(at(0).leave.given());
+  EXPECT_EQ(at(1).watch.message<WatchReply>().left, 0);
+  watch(1, 1);
+  EXPECT_FALSE(at(0).leave.given());
+  leave(2);  // who leaves need not be told
+  EXPECT_FALSE(at(0).leave.given());
+  watch(1, 2);
+  EXPECT_TRUE(at(0).leave.ok());
+}
+
+TEST_F(HeadTest, TheHostOfABrokenJobGoesAfterTheOthersKnowWhy) {
+  begin(0);
+  close(2, Status(Code::kWorkerLost, "reset"));  // is not waited for
+  leave(0, Status(Code::kWorkerLost, "rank 2 was lost"));
+  EXPECT_FALSE(at(0).leave.given());
+  EXPECT_EQ(news(1).rank(), 2);
+  watch(1, 1);
+  EXPECT_TRUE(at(0).leave.ok());
+}
+
+TEST_F(HeadTest, NewsThatAreAskedForAgainAreNotConfirmed) {
+  begin(0);
+  leave(2);
+  leave(0);
+  watch(1, 0);
+  EXPECT_EQ(at(1).watch.message<WatchReply>().left, 2);
+  watch(1, 1);
+  EXPECT_EQ(at(1).watch.message<WatchReply>().left, 0);
+  EXPECT_FALSE(at(0).leave.given());
+  watch(1, 2);
+  EXPECT_TRUE(at(0).leave.ok());
+}
+
+TEST_F(HeadTest, TheHostDoesNotWaitForWhoIsGone) {
+  begin(0);
+  leave(0);
+  leave(1);
+  close(2, Status(Code::kWorkerLost, "reset"));
+  EXPECT_TRUE(at(0).leave.ok());
+}
+
+TEST_F(HeadTest, TheJobIsOverWhenAllHaveLeftAndHungUp) {
+  begin();
+  for (size_t i = 0; i < 3; ++i) {
+    leave(i);
+    EXPECT_TRUE(at(i).leave.ok());
+  }
+  loop_.advance(1s);
+  EXPECT_TRUE(ends_.empty());  // answers may still be under way
+  for (size_t i = 0; i < 3; ++i) close(i);
+  loop_.advance(0s);
+  ASSERT_EQ(ends_.size(), 1u);
+  EXPECT_TRUE(ends_[0].ok());
+  loop_.advance(1h);
+  EXPECT_EQ(ends_.size(), 1u);
+}
+
+TEST_F(HeadTest, TheEndDoesNotWaitForeverForWhoDoesNotHangUp) {
+  begin();
+  for (size_t i = 0; i < 3; ++i) leave(i);
+  loop_.advance(kLease + 1ms);
+  ASSERT_EQ(ends_.size(), 1u);
+  EXPECT_TRUE(ends_[0].ok());
+}
+
+TEST_F(HeadTest, ABrokenJobEndsWithItsCauseWhenAllAreGoneOrALeaseLater) {
+  for (const bool hang_up : {true, false}) {
+    SCOPED_TRACE(hang_up);
+    ends_.clear();
+    remotes_.clear();
+    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, 1s}, nullptr);
+    begin();
+    report(1, Status(Code::kAborted, "enough"));
+    loop_.advance(1ms);
+    EXPECT_TRUE(ends_.empty());
+    if (hang_up) {
+      for (size_t i = 0; i < 3; ++i) close(i);
+      loop_.advance(1ms);
+    } else {
+      loop_.advance(kLease);
+    }
+    head_->on_end(
+        [this](const Status& status) { ends_.push_back(status); });  // asked late: told all the same
+    loop_.advance(1ms);
+    ASSERT_EQ(ends_.size(), 1u);
+    EXPECT_EQ(ends_[0].code(), Code::kAborted);
+  }
+}
+
+TEST_F(HeadTest, TimersOfADestroyedHeadDoNothing) {
+  begin();
+  head_.reset();
+  loop_.advance(1h);
+  EXPECT_FALSE(at(0).watch.given() && at(0).watch.ok());
+}
+
+// ---- nonsense
+
+TEST_F(HeadTest, MessagesThatAreStaleForeignOrOutOfPlaceAreRefused) {
+  begin();
+  Remote& w1 = at(1);
+  FakeChannel stranger("w1", Role::kHeartbeat), impostor("w9", Role::kHeartbeat);
+  struct Case {
+    const char* name;
+    FakeChannel* channel;
+    Message message;
+    Code code;
+    std::string says;
+  };
+  const std::vector<Case> cases = {
+      {"stale renewal", &w1.heartbeat, transport::Renew{1, 0}, Code::kState, "epoch 0"},
+      {"renewal of another rank", &impostor, transport::Renew{1, 1}, Code::kState, "join first"},
+      {"renewal of no rank", &w1.heartbeat, transport::Renew{-1, 1}, Code::kState, "join first"},
+      {"renewal beyond the ranks", &w1.heartbeat, transport::Renew{3, 1}, Code::kState, "join first"},
+      {"second heartbeat", &stranger, transport::Renew{1, 1}, Code::kExists, "two connections"},
+      {"stale report", &w1.control, transport::Report{1, 2, Status(Code::kIo, "x")}, Code::kState, "epoch 2"},
+      {"report as another", &w1.control, transport::Report{0, 1, Status(Code::kIo, "x")},
+       Code::kInvalidArgument, "rank 0"},
+      {"report without cause", &w1.control, transport::Report{1, 1, {}}, Code::kInvalidArgument, "no cause"},
+      {"report from nobody", &impostor, transport::Report{1, 1, Status(Code::kIo, "x")}, Code::kState,
+       "join first"},
+      {"leave from nobody", &impostor, transport::Leave{1, 1, {}}, Code::kState, "join first"},
+      {"stale leave", &w1.control, transport::Leave{1, 7, {}}, Code::kState, "epoch 7"},
+      {"watch of the future", &w1.control, transport::Watch{5}, Code::kInvalidArgument, "after 5"},
+      {"watch from nobody", &impostor, transport::Watch{0}, Code::kState, "join first"},
+      {"not for heads", &w1.control, transport::ObjectPart{}, Code::kInvalidArgument, "do not take"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    const Answer answer = call(*c.channel, c.message);
+    ASSERT_TRUE(answer.given());
+    EXPECT_EQ(answer.status().code(), c.code);
+    EXPECT_THAT(answer.status().message(), HasSubstr(c.says));
+    EXPECT_FALSE(at(0).watch.given());  // and the job goes on
+  }
+}
+
+TEST_F(HeadTest, ASecondWatchReplacesTheFirst) {
+  begin();
+  const Answer first = at(0).watch;
+  watch(0, 0);
+  EXPECT_EQ(first.status().code(), Code::kState);
+  leave(1);
+  EXPECT_EQ(at(0).watch.message<WatchReply>().left, 1);
+}
+
+TEST_F(HeadTest, LeavingTwiceIsToldOnce) {
+  begin();
+  leave(1);
+  leave(1);
+  EXPECT_TRUE(at(1).leave.ok());
+  watch(0, 1);
+  EXPECT_FALSE(at(0).watch.given());
+}
+
+class ReceiptProbe final : public transport::BulkReceipt {
+ public:
+  explicit ReceiptProbe(Status* out) : out_(out) {}
+  std::span<const std::byte> data() const override { return {}; }
+  void finish(const Status& status) override { *out_ = status; }
+
+ private:
+  Status* out_;
+};
+
+TEST_F(HeadTest, BulkDataIsRefused) {
+  come("w0");
+  Status status;
+  head_->on_bulk_end(at(0).control, transport::BulkHeader{}, std::make_unique<ReceiptProbe>(&status));
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+}
+
+class LoneHeadTest : public HeadTest {
+ protected:
+  LoneHeadTest() : HeadTest(1) {}
+};
+
+TEST_F(LoneHeadTest, AJobOfOneBeginsAtOnceAndItsHostLeavesAtOnce) {
+  begin(0);
+  leave(0);
+  EXPECT_TRUE(at(0).leave.ok());
+  close(0);
+  loop_.advance(0s);
+  ASSERT_EQ(ends_.size(), 1u);
+  EXPECT_TRUE(ends_[0].ok());
+}
+
+}  // namespace
+}  // namespace dsgd

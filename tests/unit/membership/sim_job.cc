@@ -1,0 +1,103 @@
+#include "tests/unit/membership/sim_job.h"
+
+#include <gtest/gtest.h>
+
+namespace dsgd {
+
+using transport::Network;
+using transport::ProcessId;
+using transport::SimWorld;
+
+namespace {
+
+constexpr size_t kReceiveMemory = 1 << 20;
+
+std::unique_ptr<Network> network_of(transport::Environment& environment, const std::string& name) {
+  auto network = environment.new_network(name, kReceiveMemory);
+  EXPECT_TRUE(network.ok()) << network.status().message();
+  return std::move(network).value();
+}
+
+}  // namespace
+
+SimHead::SimHead(SimWorld& world, ProcessId p, const std::string& host, uint32_t num_workers,
+                 transport::Duration lease)
+    : process(p), environment_(world.environment(p)), network_(network_of(*environment_, "head")) {
+  head_ = std::make_unique<Head>(network_->loop(), HeadOptions{num_workers, lease, lease / 10}, nullptr);
+  head_->on_end([this](const Status& status) { ends.push_back(status); });
+  doorman_ = std::make_unique<Doorman>("digits", "secret", Doorman::Route{network_.get(), head_.get()},
+                                       Doorman::Route{});
+  auto listener = network_->listen(host + kHeadPort, doorman_.get());
+  EXPECT_TRUE(listener.ok()) << listener.status().message();
+  if (listener.ok()) listener_ = std::move(listener).value();
+}
+
+SimHead::~SimHead() {
+  listener_.reset();
+  network_.reset();  // before the head, which its loop may call
+}
+
+SimWorker::SimWorker(SimWorld& world, ProcessId p, SimWorkerOptions o)
+    : process(p),
+      options(std::move(o)),
+      world_(world),
+      environment_(world.environment(p)),
+      network_(network_of(*environment_, "session")),
+      heartbeat_network_(network_of(*environment_, "heartbeat")) {
+  host = environment_->host_name();
+  pid = environment_->process_id();
+  MemberOptions member;
+  member.head = options.head_host + kHeadPort;
+  member.hello.job = "digits";
+  member.hello.token = options.token;
+  member.join.member.worker_id = options.id;
+  member.join.member.rank = options.rank;
+  member.join.member.host = host;
+  member.join.member.machine = environment_->machine();
+  member.join.member.pid = pid;
+  member.join.num_workers = options.num_workers;
+  member.join.hosts_head = options.hosts_head;
+  member.deadline = world.now() + options.patience;
+  member.lease = options.lease;
+  member.heartbeat_interval = options.interval;
+  member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(member), nullptr);
+  network_->loop().post([this] {
+    member_->on_broken([this](const Status& why) {
+      broken.push_back(why);
+      broken_at = world_.now();
+    });
+    member_->on_left([this](int32_t rank) { left.push_back(rank); });
+    member_->join([this](Result<transport::JoinReply> result) {
+      ++calls_of_joined;
+      joined = std::move(result);
+      joined_at = world_.now();
+    });
+  });
+}
+
+SimWorker::~SimWorker() { destroy(); }
+
+void SimWorker::leave(Status cause) {
+  network_->loop().post([this, cause = std::move(cause)] {
+    member_->leave(cause, [this] {
+      ++calls_of_done;
+      left_at = world_.now();
+    });
+  });
+}
+
+void SimWorker::report(Status cause) {
+  network_->loop().post([this, cause = std::move(cause)] { member_->report(cause); });
+}
+
+void SimWorker::destroy() {
+  if (!member_) return;
+  if (!world_.alive(process)) world_.bury(process);
+  world_.resume(process);
+  network_->loop().post([this] { member_.reset(); });
+  EXPECT_TRUE(world_.run_until([this] { return member_ == nullptr; }, world_.now() + 1s));
+  heartbeat_network_.reset();
+  network_.reset();
+}
+
+}  // namespace dsgd

@@ -1,0 +1,293 @@
+// Collectives against plain loops: every dtype, reduction, algorithm; sizes on both sides of each path (one hop, small and
+// large chunks); uneven and empty parts; several in flight; and what happens when workers disagree.
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "job.h"
+
+namespace dsgd_test {
+namespace {
+
+constexpr int32_t kDtypes[] = {DSGD_FLOAT32, DSGD_FLOAT64, DSGD_INT32, DSGD_INT64, DSGD_UINT8};
+constexpr int32_t kReductions[] = {DSGD_SUM, DSGD_MIN, DSGD_MAX, DSGD_PROD, DSGD_MEAN};
+
+// Small integers, so that sums and products are exact in every dtype.
+double element(int rank, size_t index) { return static_cast<double>((index * 7 + static_cast<size_t>(rank) * 3) % 3 + 1); }
+
+double reduce(int32_t reduction, int workers, size_t index) {
+  double result = element(0, index);
+  for (int rank = 1; rank < workers; ++rank) {
+    const double next = element(rank, index);
+    switch (reduction) {
+      case DSGD_MIN: result = std::min(result, next); break;
+      case DSGD_MAX: result = std::max(result, next); break;
+      case DSGD_PROD: result *= next; break;
+      default: result += next;
+    }
+  }
+  return reduction == DSGD_MEAN ? result / workers : result;
+}
+
+// A buffer of any dtype, seen as numbers.
+class Buffer {
+ public:
+  Buffer(int32_t dtype, size_t count) : dtype_(dtype), bytes_(count * dsgd_dtype_size(dtype) + 1) {}
+  void* data() { return bytes_.data(); }
+  size_t nbytes() const { return bytes_.size() - 1; }
+  size_t count() const { return nbytes() / dsgd_dtype_size(dtype_); }
+  void set(size_t index, double value) {
+    switch (dtype_) {
+      case DSGD_FLOAT32: return put(index, static_cast<float>(value));
+      case DSGD_FLOAT64: return put(index, value);
+      case DSGD_INT32: return put(index, static_cast<int32_t>(value));
+      case DSGD_INT64: return put(index, static_cast<int64_t>(value));
+      default: return put(index, static_cast<uint8_t>(value));
+    }
+  }
+  double get(size_t index) const {
+    switch (dtype_) {
+      case DSGD_FLOAT32: return at<float>(index);
+      case DSGD_FLOAT64: return at<double>(index);
+      case DSGD_INT32: return at<int32_t>(index);
+      case DSGD_INT64: return static_cast<double>(at<int64_t>(index));
+      default: return at<uint8_t>(index);
+    }
+  }
+
+ private:
+  template <typename T>
+  void put(size_t index, T value) {
+    std::memcpy(bytes_.data() + index * sizeof value, &value, sizeof value);
+  }
+  template <typename T>
+  T at(size_t index) const {
+    T value;
+    std::memcpy(&value, bytes_.data() + index * sizeof value, sizeof value);
+    return value;
+  }
+  int32_t dtype_;
+  std::vector<unsigned char> bytes_;
+};
+
+class Collectives : public testing::TestWithParam<int> {};
+
+TEST_P(Collectives, AllReduceEqualsPlainLoops) {
+  const int workers = GetParam();
+  for (const char* algorithm : {"auto", "direct", "ring"}) {
+    run_job(workers, {{"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
+      for (int32_t dtype : kDtypes) {
+        for (int32_t reduction : kReductions) {
+          if (reduction == DSGD_MEAN && dtype != DSGD_FLOAT32 && dtype != DSGD_FLOAT64) continue;
+          for (size_t count : {0, 1, 15, 1000, 100003}) {
+            Buffer buffer(dtype, count);
+            for (size_t i = 0; i < count; ++i) buffer.set(i, element(rank, i));
+            DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, buffer.data(), buffer.nbytes(), dtype, reduction, nullptr,
+                                           error_));
+            for (size_t i = 0; i < count; ++i) {
+              const double expected = reduce(reduction, workers, i);
+              const double tolerance = reduction == DSGD_MEAN ? 1e-6 * expected : 0;
+              ASSERT_NEAR(buffer.get(i), expected, tolerance)
+                  << algorithm << " dtype " << dtype << " reduction " << reduction << " element " << i << " of " << count;
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_P(Collectives, LargeBuffersTravelInManyChunks) {
+  const int workers = GetParam();
+  const size_t count = 5'000'011;
+  for (const char* algorithm : {"direct", "ring"}) {
+    run_job(workers, {{"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
+      std::vector<float> data(count);
+      for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(element(rank, i));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), count * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+      for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], reduce(DSGD_SUM, workers, i)) << algorithm << ' ' << i;
+      const int root = workers - 1;
+      for (size_t i = 0; i < count; ++i) data[i] = rank == root ? static_cast<float>(i) : -1;
+      DSGD_OK_OR_FAIL(dsgd_broadcast(session, nullptr, data.data(), count * 4, DSGD_FLOAT32, root, nullptr, error_));
+      for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], static_cast<float>(i));
+    });
+  }
+}
+
+// Too little receive memory for large windows: more, smaller chunks, the same result.
+TEST_P(Collectives, ALittleReceiveMemoryIsEnough) {
+  const int workers = GetParam();
+  run_job(workers, {{"receive_memory", "1M"}}, [&](dsgd_session* session, int rank) {
+    const size_t count = 300'000;
+    std::vector<float> data(count);
+    for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(element(rank, i));
+    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), count * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+    for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], reduce(DSGD_SUM, workers, i));
+  });
+}
+
+TEST_P(Collectives, GatherScatterAndBroadcastWithUnevenParts) {
+  const int workers = GetParam();
+  run_job(workers, {}, [&](dsgd_session* session, int rank) {
+    for (size_t unit : {1, 1000, 100000}) {
+      // Rank r has r units, so rank 0 has none.
+      std::vector<size_t> counts(static_cast<size_t>(workers));
+      for (int r = 0; r < workers; ++r) counts[static_cast<size_t>(r)] = unit * static_cast<size_t>(r);
+      const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+      const size_t first = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0}), mine = counts[rank];
+      std::vector<int64_t> send(mine), all(total, -1);
+      for (size_t i = 0; i < mine; ++i) send[i] = static_cast<int64_t>(first + i);
+      DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, send.data(), mine * 8, all.data(), total * 8, counts.data(),
+                                     DSGD_INT64, nullptr, error_));
+      for (size_t i = 0; i < total; ++i) ASSERT_EQ(all[i], static_cast<int64_t>(i));
+
+      std::vector<float> whole(total), part(mine, -1);
+      for (size_t i = 0; i < total; ++i) whole[i] = static_cast<float>(element(rank, i));
+      const std::vector<float> before = whole;
+      DSGD_OK_OR_FAIL(dsgd_reduce_scatter(session, nullptr, whole.data(), total * 4, part.data(), mine * 4, counts.data(),
+                                          DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+      for (size_t i = 0; i < mine; ++i) ASSERT_EQ(part[i], reduce(DSGD_SUM, workers, first + i));
+      ASSERT_EQ(whole, before) << "reduce-scatter wrote into what it sends";
+      // In place: the part is where it lies in the whole.
+      DSGD_OK_OR_FAIL(dsgd_reduce_scatter(session, nullptr, whole.data(), total * 4, whole.data() + first, mine * 4,
+                                          counts.data(), DSGD_FLOAT32, DSGD_MEAN, nullptr, error_));
+      for (size_t i = 0; i < mine; ++i) {
+        ASSERT_NEAR(whole[first + i], reduce(DSGD_MEAN, workers, first + i), 1e-6);
+      }
+    }
+    for (int root = 0; root < workers; ++root) {
+      for (size_t count : {0, 1, 70000}) {
+        std::vector<uint8_t> data(count, static_cast<uint8_t>(rank == root ? root + 1 : 99));
+        DSGD_OK_OR_FAIL(dsgd_broadcast(session, nullptr, data.data(), count, DSGD_UINT8, root, nullptr, error_));
+        for (uint8_t byte : data) ASSERT_EQ(byte, root + 1);
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, ManyMayBeInFlightAndTheQueueReturnsEachOnce) {
+  const int workers = GetParam();
+  run_job(workers, {}, [&](dsgd_session* session, int rank) {
+    constexpr size_t kOps = 40;
+    std::vector<std::vector<float>> data(kOps);
+    std::vector<dsgd_op*> ops(kOps);
+    for (size_t n = 0; n < kOps; ++n) {
+      data[n].resize(n * 3001);
+      for (size_t i = 0; i < data[n].size(); ++i) data[n][i] = static_cast<float>(element(rank, i + n));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[n].data(), data[n].size() * 4, DSGD_FLOAT32, DSGD_SUM, &ops[n],
+                                     error_));
+    }
+    std::map<dsgd_op*, int> returned;
+    while (returned.size() < kOps) {
+      dsgd_op* ended[7];
+      size_t count = 0;
+      DSGD_OK_OR_FAIL(dsgd_queue_poll(session, ended, 7, 10000, &count, error_));
+      for (size_t i = 0; i < count; ++i) ++returned[ended[i]];
+    }
+    for (size_t n = 0; n < kOps; ++n) {
+      ASSERT_EQ(returned[ops[n]], 1);
+      DSGD_OK_OR_FAIL(dsgd_op_wait(ops[n], 0, error_));
+      for (size_t i = 0; i < data[n].size(); ++i) ASSERT_EQ(data[n][i], reduce(DSGD_SUM, workers, i + n));
+      dsgd_op_free(ops[n]);
+    }
+    size_t count = 0;
+    dsgd_op* none;
+    EXPECT_EQ(dsgd_queue_poll(session, &none, 1, 0, &count, nullptr), DSGD_ERR_WAIT_TIMEOUT);
+  });
+}
+
+TEST_P(Collectives, CountsThatWrapAroundAreRefused) {
+  const int workers = GetParam();
+  if (workers < 2) return;
+  run_job(workers, {}, [&](dsgd_session* session, int) {
+    float data[4] = {}, part[4] = {};
+    std::vector<size_t> counts(static_cast<size_t>(workers), 0);
+    counts[0] = SIZE_MAX;
+    counts[1] = 5;  // 4 in all, modulo 2^64
+    EXPECT_EQ(dsgd_allgather(session, nullptr, part, 0, data, sizeof data, counts.data(), DSGD_FLOAT32, nullptr, nullptr),
+              DSGD_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(dsgd_reduce_scatter(session, nullptr, data, sizeof data, part, sizeof part, counts.data(), DSGD_FLOAT32,
+                                  DSGD_SUM, nullptr, nullptr),
+              DSGD_ERR_INVALID_ARGUMENT);
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Workers, Collectives, testing::Values(1, 2, 3, 5),
+                         [](const auto& info) { return "W" + std::to_string(info.param); });
+
+// Two calls that do not match: both sides are named on every worker, and the session goes on.
+struct Mismatch {
+  const char* name;
+  std::function<int32_t(dsgd_session*, dsgd_error**)> usual, other;
+  const char* said;            // part of the message
+  bool leaf_may_end = false;   // a worker that has its data is done
+};
+
+class Disagreement : public testing::TestWithParam<Mismatch> {};
+
+TEST_P(Disagreement, FailsOnAllWorkersNamingBothAndTheSessionGoesOn) {
+  const Mismatch& mismatch = GetParam();
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    for (int odd = 0; odd < 3; ++odd) {
+      Error error;
+      const int32_t status = rank == odd ? mismatch.other(session, error) : mismatch.usual(session, error);
+      if (mismatch.leaf_may_end && rank != odd && rank != 0 && status == DSGD_OK) {
+        DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+        continue;
+      }
+      ASSERT_EQ(status, DSGD_ERR_MISMATCH) << error.message();
+      ASSERT_NE(error.message().find("rank " + std::to_string(odd)), std::string::npos) << error.message();
+      ASSERT_NE(error.message().find(mismatch.said), std::string::npos) << error.message();
+      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+    }
+  });
+}
+
+int32_t sum(dsgd_session* session, size_t count, int32_t dtype, int32_t reduction, dsgd_error** error) {
+  static thread_local std::vector<double> data(1 << 20);
+  return dsgd_allreduce(session, nullptr, data.data(), count * dsgd_dtype_size(dtype), dtype, reduction, nullptr, error);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, Disagreement,
+    testing::Values(
+        Mismatch{"count", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
+                 [](auto s, auto e) { return sum(s, 101, DSGD_FLOAT32, DSGD_SUM, e); }, "101 elements"},
+        Mismatch{"count_of_large", [](auto s, auto e) { return sum(s, 500000, DSGD_FLOAT32, DSGD_SUM, e); },
+                 [](auto s, auto e) { return sum(s, 600000, DSGD_FLOAT32, DSGD_SUM, e); }, "600000 elements"},
+        Mismatch{"dtype", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
+                 [](auto s, auto e) { return sum(s, 100, DSGD_INT32, DSGD_SUM, e); }, "int32"},
+        Mismatch{"reduction", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
+                 [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_MAX, e); }, "max"},
+        Mismatch{"operation", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
+                 [](auto s, auto e) { return dsgd_barrier(s, nullptr, nullptr, e); }, "barrier"},
+        Mismatch{"root",
+                 [](auto s, auto e) {
+                   float x = 0;
+                   return dsgd_broadcast(s, nullptr, &x, 4, DSGD_FLOAT32, 0, nullptr, e);
+                 },
+                 [](auto s, auto e) {
+                   float x = 0;
+                   return dsgd_broadcast(s, nullptr, &x, 4, DSGD_FLOAT32, 1, nullptr, e);
+                 },
+                 "root 1", true},
+        Mismatch{"counts",
+                 [](auto s, auto e) {
+                   std::vector<float> data(600), part(200);
+                   const size_t counts[] = {200, 200, 200};
+                   return dsgd_reduce_scatter(s, nullptr, data.data(), 2400, part.data(), 800, counts, DSGD_FLOAT32, DSGD_SUM,
+                                              nullptr, e);
+                 },
+                 [](auto s, auto e) {
+                   std::vector<float> data(600), part(600);
+                   size_t counts[] = {100, 300, 200};
+                   return dsgd_reduce_scatter(s, nullptr, data.data(), 2400, part.data(), counts[dsgd_rank(s)] * 4, counts,
+                                              DSGD_FLOAT32, DSGD_SUM, nullptr, e);
+                 },
+                 "counts"}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace dsgd_test

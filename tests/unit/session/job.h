@@ -1,0 +1,78 @@
+// A job of several workers inside this process, one thread and one session each, over loopback and the C ABI.
+#pragma once
+
+#include <dsgd/dsgd.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace dsgd_test {
+
+// Owns an error for the length of a check.
+struct Error {
+  dsgd_error* error = nullptr;
+  ~Error() { dsgd_error_free(error); }
+  operator dsgd_error**() { return &error; }  // NOLINT: passed where the ABI takes it
+  std::string message() const { return dsgd_error_message(error); }
+  int32_t code() const { return dsgd_error_code(error); }
+  int32_t rank() const { return dsgd_error_rank(error); }
+};
+
+#define DSGD_OK_OR_FAIL(call)                                              \
+  do {                                                                     \
+    dsgd_test::Error error_;                                               \
+    const int32_t status_ = (call);                                        \
+    ASSERT_EQ(status_, DSGD_OK) << #call << ": " << error_.message();      \
+  } while (0)
+
+using Settings = std::map<std::string, std::string>;
+
+// A head on a port of its own, and `workers` threads that each join it and run `body`. Returns when all are done.
+// body(session, rank) runs in the worker's thread; sessions are closed and freed after it.
+inline void run_job(int workers, const Settings& settings, const std::function<void(dsgd_session*, int)>& body) {
+  dsgd_head* head = nullptr;
+  std::string address;
+  if (workers > 1) {
+    dsgd_config* config = dsgd_config_new();
+    DSGD_OK_OR_FAIL(dsgd_config_set(config, "head", "127.0.0.1:0", error_));
+    DSGD_OK_OR_FAIL(dsgd_config_set(config, "num_workers", std::to_string(workers).c_str(), error_));
+    for (const auto& [key, value] : settings) {
+      if (key == "lease" || key == "token" || key == "job") DSGD_OK_OR_FAIL(dsgd_config_set(config, key.c_str(), value.c_str(), error_));
+    }
+    DSGD_OK_OR_FAIL(dsgd_head_start(config, &head, error_));
+    dsgd_config_free(config);
+    address = dsgd_head_address(head);
+  }
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < workers; ++worker) {
+    threads.emplace_back([&, worker] {
+      dsgd_config* config = dsgd_config_new();
+      auto set = [&](const std::string& key, const std::string& value) {
+        Error error;
+        ASSERT_EQ(dsgd_config_set(config, key.c_str(), value.c_str(), error), DSGD_OK) << error.message();
+      };
+      set("num_workers", std::to_string(workers));
+      if (workers > 1) {
+        set("head", address);
+        set("embed_head", "never");
+        set("rank", std::to_string(worker));
+      }
+      for (const auto& [key, value] : settings) set(key, value);
+      dsgd_session* session = nullptr;
+      Error error;
+      const int32_t status = dsgd_init(config, &session, error);
+      dsgd_config_free(config);
+      ASSERT_EQ(status, DSGD_OK) << error.message();
+      body(session, worker);
+      dsgd_finalize(session);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  dsgd_head_free(head);
+}
+
+}  // namespace dsgd_test

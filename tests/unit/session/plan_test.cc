@@ -1,0 +1,136 @@
+// Plans and the placement of ranges, without any worker.
+
+#include "core/strategy/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "core/reduce/reproducible.h"
+#include "core/strategy/hash_ring.h"
+
+namespace dsgd {
+namespace {
+
+std::vector<int32_t> servers(int count) {
+  std::vector<int32_t> all;
+  for (int s = 0; s < count; ++s) all.push_back(s);
+  return all;
+}
+
+TEST(HashRing, WhenAServerJoinsOrLeavesAboutOneInKMovesAndNoOthers) {
+  constexpr int kKeys = 20000;
+  for (int k : {2, 3, 5, 8, 16}) {
+    const HashRing before(servers(k - 1)), after(servers(k));  // read backwards, server k-1 leaves
+    int moved = 0;
+    for (int key = 0; key < kKeys; ++key) {
+      const uint64_t hash = range_key(static_cast<uint32_t>(key % 97), static_cast<uint64_t>(key / 97));
+      if (before.owner(hash) == after.owner(hash)) continue;
+      ++moved;
+      ASSERT_EQ(after.owner(hash), k - 1) << "a key moved between servers that were there before";
+    }
+    EXPECT_NEAR(moved, kKeys / k, 0.25 * kKeys / k) << k;
+  }
+}
+
+TEST(HashRing, SpreadsKeysOverServers) {
+  for (int k : {2, 4, 16}) {
+    const HashRing ring(servers(k));
+    std::map<int32_t, int> share;
+    for (uint32_t key = 0; key < 20000; ++key) ++share[ring.owner(range_key(key, key % 7))];
+    for (int s = 0; s < k; ++s) EXPECT_NEAR(share[s], 20000 / k, 0.3 * 20000 / k) << s << " of " << k;
+  }
+}
+
+struct PlanCase {
+  const char* name;
+  std::vector<PlanParameter> parameters;
+};
+
+std::vector<PlanCase> cases() {
+  const DType f = DType::kFloat32, d = DType::kFloat64;
+  std::vector<PlanParameter> many;
+  for (size_t i = 0; i < 161; ++i) many.push_back({i % 5 ? f : d, (i * i * 131) % 200000, i % 7 != 3});
+  return {{"none", {}},
+          {"empty", {{f, 0, true}}},
+          {"frozen", {{f, 100, false}}},
+          {"one", {{f, 1, true}}},
+          {"large", {{f, 10'000'000, true}}},
+          {"mixed", {{f, 70000, true}, {d, 5, true}, {f, 0, true}, {f, 4096, true}, {d, 100000, false}}},
+          {"many", many}};
+}
+
+TEST(Plan, EveryElementHasOnePlaceAndOneOwner) {
+  for (const PlanCase& c : cases()) {
+    for (const char* name : {"simple", "ps", "allreduce"}) {
+      for (int workers : {1, 2, 3, 7}) {
+        for (size_t bytes : {size_t{64} << 10, size_t{4} << 20}) {
+          const StrategySpec spec = StrategySpec::parse(name, "", "auto").value();
+          const auto plan = make_plan(c.parameters, spec, {workers, workers, bytes});
+          std::vector<size_t> covered(c.parameters.size(), 0);
+          for (const Bucket& bucket : plan) {
+            SCOPED_TRACE(std::string(c.name) + ' ' + name + " W" + std::to_string(workers));
+            size_t elements = 0, last = 0;
+            std::set<size_t> trailers;
+            ASSERT_EQ(bucket.bounds.size(), static_cast<size_t>(workers) + 1);
+            ASSERT_EQ(bucket.bounds.front(), 0u);
+            ASSERT_EQ(bucket.bounds.back(), bucket.elements);
+            for (const Piece& piece : bucket.pieces) {
+              const PlanParameter& parameter = c.parameters[piece.parameter];
+              ASSERT_TRUE(parameter.planned);
+              ASSERT_EQ(parameter.dtype, bucket.dtype);
+              ASSERT_EQ(piece.begin % reproducible::kBlock, 0u) << "a block is split";
+              ASSERT_LE(piece.begin + piece.count, parameter.count);
+              ASSERT_GE(piece.position, last) << "pieces overlap";
+              last = piece.position + piece.count;
+              ASSERT_LE(last, bucket.elements);
+              ASSERT_TRUE(trailers.insert(piece.trailer).second);
+              ASSERT_LT(piece.trailer, piece.position) << "a trailer comes first";
+              if (spec.kind != StrategyKind::kAllReduce) {
+                for (size_t at : {piece.trailer, piece.position, last - 1}) {
+                  ASSERT_GE(at, bucket.bounds[static_cast<size_t>(piece.owner)]);
+                  ASSERT_LT(at, bucket.bounds[static_cast<size_t>(piece.owner) + 1]);
+                }
+              }
+              covered[piece.parameter] += piece.count;
+              elements += piece.count;
+            }
+            ASSERT_LE(elements * dtype_size(bucket.dtype), bytes) << "a bucket is over its limit";
+          }
+          for (size_t p = 0; p < covered.size(); ++p) {
+            ASSERT_EQ(covered[p], c.parameters[p].planned ? c.parameters[p].count : 0) << c.name << " p" << p;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, PsOwnersDoNotDependOnBuckets) {
+  const std::vector<PlanParameter> parameters = {{DType::kFloat32, 1'000'000, true}, {DType::kFloat32, 300'000, true}};
+  const StrategySpec ps = StrategySpec::parse("ps", "", "auto").value();
+  std::map<std::pair<uint32_t, size_t>, int32_t> owners;
+  for (size_t bytes : {size_t{256} << 10, size_t{1} << 20, size_t{4} << 20}) {
+    for (const Bucket& bucket : make_plan(parameters, ps, {4, 4, bytes})) {
+      for (const Piece& piece : bucket.pieces) {
+        const auto [it, fresh] = owners.try_emplace({piece.parameter, piece.begin}, piece.owner);
+        EXPECT_EQ(it->second, piece.owner);
+      }
+    }
+  }
+}
+
+TEST(Strategy, NamesAliasesAndOptionsAreChecked) {
+  EXPECT_EQ(StrategySpec::parse("mirrored", "", "ring").value().describe(), "allreduce algorithm=ring");
+  EXPECT_EQ(StrategySpec::parse("multi_worker_mirrored", "algorithm=direct", "ring").value().describe(),
+            "allreduce algorithm=direct");
+  const auto wrong = StrategySpec::parse("allreduse", "", "auto");
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_NE(wrong.status().message().find("did you mean 'allreduce'"), std::string::npos) << wrong.status().message();
+  EXPECT_FALSE(StrategySpec::parse("allreduce", "algorithm=tree", "auto").ok());
+  EXPECT_FALSE(StrategySpec::parse("ps", "algorithm=ring", "auto").ok());
+}
+
+}  // namespace
+}  // namespace dsgd

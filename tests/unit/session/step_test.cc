@@ -1,0 +1,450 @@
+// Steps through the C ABI in jobs of several workers: overlap, uneven work, stop, changes of strategy, disagreement.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "job.h"
+
+namespace dsgd_test {
+namespace {
+
+// Two parameters in buffers of dsgd; gradients depend on rank and step, with integer values.
+struct Trainer {
+  dsgd_session* session;
+  int rank;
+  dsgd_replica* replica = nullptr;
+  std::vector<dsgd_parameter*> parameters;
+  std::vector<float*> values, gradients;
+  std::vector<size_t> counts;
+
+  void build(const std::vector<int64_t>& sizes, const char* optimizer, const char* options, const char* strategy) {
+    DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+    for (int64_t size : sizes) {
+      dsgd_parameter* parameter;
+      void *value, *gradient;
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(parameters.size())).c_str(), DSGD_FLOAT32, &size, 1, 0,
+                                         &parameter, error_));
+      DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
+      parameters.push_back(parameter);
+      values.push_back(static_cast<float*>(value));
+      gradients.push_back(static_cast<float*>(gradient));
+      counts.push_back(static_cast<size_t>(size));
+    }
+    DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, optimizer, options, error_));
+    DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+  }
+  void compute(int step) {
+    for (size_t p = 0; p < counts.size(); ++p) {
+      for (size_t i = 0; i < counts[p]; ++i) {
+        gradients[p][i] = static_cast<float>((i * 5 + static_cast<size_t>(step * 3 + rank) * 7 + p) % 17) - 8;
+      }
+    }
+  }
+  std::vector<float> all_values() const {
+    std::vector<float> all;
+    for (size_t p = 0; p < counts.size(); ++p) all.insert(all.end(), values[p], values[p] + counts[p]);
+    return all;
+  }
+};
+
+using PerRank = std::vector<std::vector<float>>;
+
+TEST(Overlap, MarkingGradientsInAnyOrderFromAnyThreadGivesTheBitsOfABlockingStep) {
+  const std::vector<int64_t> sizes = {70000, 3, 1, 40000, 4096, 12};
+  for (const char* strategy : {"simple", "ps", "allreduce"}) {
+    PerRank blocking(3), overlapped(3);
+    for (PerRank* result : {&blocking, &overlapped}) {
+      run_job(3, {{"bucket_size", "64K"}}, [&](dsgd_session* session, int rank) {
+        Trainer trainer{session, rank};
+        trainer.build(sizes, "adam", "lr=0.01", strategy);
+        std::mt19937 random(static_cast<unsigned>(rank));
+        for (int step = 0; step < 4; ++step) {
+          trainer.compute(step);
+          if (result == &blocking) {
+            DSGD_OK_OR_FAIL(dsgd_step(session, 1 + rank, nullptr, error_));
+            continue;
+          }
+          dsgd_op* op;
+          DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1 + rank, &op, error_));
+          std::vector<size_t> order = {0, 1, 2, 3, 4, 5};
+          std::shuffle(order.begin(), order.end(), random);
+          order.resize(4 + static_cast<size_t>(step % 3));  // what is not marked counts as ready at the wait
+          std::thread other([&] {
+            for (size_t i = 0; i < order.size(); i += 2) {
+              DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[order[i]], nullptr, error_));
+            }
+          });
+          for (size_t i = 1; i < order.size(); i += 2) {
+            DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[order[i]], nullptr, error_));
+          }
+          other.join();
+          DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
+          dsgd_step_result step_result;
+          dsgd_step_result_init(&step_result, sizeof step_result);
+          DSGD_OK_OR_FAIL(dsgd_op_step_result(op, &step_result, error_));
+          ASSERT_EQ(step_result.step, step);
+          ASSERT_EQ(step_result.weight, 6);
+          dsgd_op_free(op);
+        }
+        (*result)[rank] = trainer.all_values();
+      });
+    }
+    for (int rank = 0; rank < 3; ++rank) {
+      ASSERT_EQ(overlapped[rank], blocking[0]) << strategy << " rank " << rank;
+      ASSERT_EQ(blocking[rank], blocking[0]) << strategy << " rank " << rank;
+    }
+  }
+}
+
+TEST(UnevenWork, AWorkerWithoutDataGoesOnUntilAllAreDone) {
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({100}, "sgd", "lr=1", "ps");
+    dsgd_step_result result;
+    dsgd_step_result_init(&result, sizeof result);
+    int steps = 0;
+    for (; !result.all_done; ++steps) {
+      const bool has_data = steps < 2 + 3 * rank;  // 2, 5, 8 batches
+      if (has_data) {
+        trainer.compute(steps);
+      } else {
+        std::fill_n(trainer.gradients[0], 100, NAN);  // never read
+      }
+      DSGD_OK_OR_FAIL(dsgd_step(session, has_data ? 4 : 0, &result, error_));
+      ASSERT_EQ(result.applied, result.weight > 0);
+    }
+    ASSERT_EQ(steps, 9);
+    for (size_t i = 0; i < 100; ++i) ASSERT_TRUE(std::isfinite(trainer.values[0][i]));
+  });
+}
+
+TEST(Stop, AllWorkersSeeItInTheResultOfTheSameStep) {
+  std::vector<int> seen(4, -1);
+  run_job(4, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({10}, "sgd", "", "allreduce");
+    dsgd_step_result result;
+    dsgd_step_result_init(&result, sizeof result);
+    for (int step = 0; step < 20 && !result.stop; ++step) {
+      if (step == 7 && rank == 2) DSGD_OK_OR_FAIL(dsgd_stop_request(session, error_));
+      trainer.compute(step);
+      DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+      if (result.stop) seen[rank] = step;
+    }
+  });
+  EXPECT_EQ(seen, std::vector<int>(4, 7));
+}
+
+// Whatever strategies a run goes through, its optimizer state and values go along.
+TEST(StrategyChange, KeepsValuesAndOptimizerState) {
+  const std::vector<int64_t> sizes = {70000, 5, 5000};
+  const std::vector<std::vector<const char*>> kRoutes = {{"allreduce", "allreduce", "allreduce", "allreduce"},
+                                                         {"ps", "allreduce", "ps", "simple"},
+                                                         {"simple", "ps", "ps", "allreduce"},
+                                                         {"allreduce", "ps", "simple", "ps"}};
+  std::vector<float> expected;
+  for (const auto& route : kRoutes) {
+    PerRank result(3);
+    run_job(3, {{"reproducible", "1"}, {"bucket_size", "64K"}}, [&](dsgd_session* session, int rank) {
+      Trainer trainer{session, rank};
+      trainer.build(sizes, "adamw", "lr=0.01 weight_decay=0.1", route[0]);
+      for (int step = 0; step < 8; ++step) {
+        if (step % 2 == 0 && step > 0) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, route[step / 2], nullptr, error_));
+        trainer.compute(step);
+        if (step == 3) {  // Adam's count of updates differs between parameters
+          DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[1], error_));
+        }
+        DSGD_OK_OR_FAIL(dsgd_step(session, 2, nullptr, error_));
+      }
+      result[rank] = trainer.all_values();
+    });
+    if (expected.empty()) expected = result[0];
+    for (int rank = 0; rank < 3; ++rank) {
+      ASSERT_EQ(result[rank], expected) << route[0] << ',' << route[1] << ',' << route[2] << ',' << route[3];
+    }
+  }
+}
+
+TEST(StrategyChange, UnequalArgumentsAreAMismatchOnAll) {
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({10}, "sgd", "", "allreduce");
+    Error error;
+    ASSERT_EQ(dsgd_strategy_set(session, rank == 1 ? "ps" : "simple", nullptr, error), DSGD_ERR_MISMATCH);
+    ASSERT_NE(error.message().find("rank 1"), std::string::npos) << error.message();
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+  });
+}
+
+TEST(Header, UnequalRatesAreAMismatchThatCanBeMended) {
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({10}, "sgd", "lr=0.5", "allreduce");
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    const std::vector<float> before = trainer.all_values();
+    trainer.compute(1);
+    if (rank == 2) DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 0.25, error_));
+    Error error;
+    ASSERT_EQ(dsgd_step(session, 1, nullptr, error), DSGD_ERR_MISMATCH);
+    ASSERT_NE(error.message().find("learning rate"), std::string::npos) << error.message();
+    ASSERT_EQ(error.rank(), 2);
+    ASSERT_EQ(trainer.all_values(), before) << "a step that failed changed values";
+    DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 0.125, error_));
+    dsgd_step_result result;
+    dsgd_step_result_init(&result, sizeof result);
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+    ASSERT_EQ(result.step, 1);
+  });
+}
+
+TEST(Header, ASilentDivergenceIsFoundWithin64Steps) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({1000}, "sgd", "lr=0", "allreduce");
+    if (rank == 1) trainer.values[0][637] += 1e-6f;
+    Error error;
+    int32_t status = DSGD_OK;
+    int steps = 0;
+    while (status == DSGD_OK && steps < 65) {
+      status = dsgd_step(session, 1, nullptr, error);
+      ++steps;
+    }
+    ASSERT_EQ(status, DSGD_ERR_MISMATCH);
+    ASSERT_LE(steps, 64);
+    ASSERT_NE(error.message().find("values of the parameters"), std::string::npos) << error.message();
+  });
+}
+
+TEST(OptimizerNone, WritesTheMeanIntoEveryGradient) {
+  for (const char* strategy : {"simple", "ps", "allreduce"}) {
+    run_job(3, {}, [&](dsgd_session* session, int rank) {
+      Trainer trainer{session, rank};
+      trainer.build({1000, 7}, "none", nullptr, strategy);
+      const std::vector<float> before = trainer.all_values();
+      trainer.compute(0);
+      DSGD_OK_OR_FAIL(dsgd_step(session, 2, nullptr, error_));
+      ASSERT_EQ(trainer.all_values(), before);
+      const std::vector<float> mean(trainer.gradients[0], trainer.gradients[0] + 1000);
+      std::vector<double> expected(1000, 0);
+      for (int r = 0; r < 3; ++r) {
+        Trainer other{session, r};
+        std::vector<float> gradient(1000);
+        other.counts = {1000};
+        other.gradients = {gradient.data()};
+        other.compute(0);
+        for (size_t i = 0; i < 1000; ++i) expected[i] += gradient[i] / 3.0;
+      }
+      for (size_t i = 0; i < 1000; ++i) ASSERT_NEAR(mean[i], expected[i], 1e-6) << strategy;
+    });
+  }
+}
+
+TEST(GradientNorm, IsThatOfTheMeanUnderEveryStrategy) {
+  for (const char* strategy : {"simple", "ps", "allreduce"}) {
+    run_job(2, {{"gradient_norm", "1"}, {"bucket_size", "64K"}}, [&](dsgd_session* session, int rank) {
+      Trainer trainer{session, rank};
+      trainer.build({50000, 9}, "sgd", "", strategy);
+      for (float* gradient : {trainer.gradients[0], trainer.gradients[1]}) {
+        std::fill_n(gradient, gradient == trainer.gradients[0] ? 50000 : 9, rank == 0 ? 1.0f : 3.0f);
+      }
+      dsgd_step_result result;
+      dsgd_step_result_init(&result, sizeof result);
+      DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+      ASSERT_NEAR(result.gradient_norm, 2 * std::sqrt(50009.0), 1e-6) << strategy;
+    });
+  }
+}
+
+TEST(Frozen, ParametersStandStillAndThawLater) {
+  for (const char* strategy : {"ps", "allreduce"}) {
+    run_job(2, {}, [&](dsgd_session* session, int rank) {
+      Trainer trainer{session, rank};
+      trainer.build({100, 100}, "sgd", "lr=1 momentum=0.9", strategy);
+      auto step = [&](int index) {
+        trainer.compute(index);
+        DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+      };
+      step(0);
+      DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[0], "frozen=1", error_));
+      const std::vector<float> first = trainer.all_values();
+      step(1);
+      const std::vector<float> second = trainer.all_values();
+      ASSERT_TRUE(std::equal(first.begin(), first.begin() + 100, second.begin()));
+      ASSERT_FALSE(std::equal(first.begin() + 100, first.end(), second.begin() + 100));
+      DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[0], "frozen=0", error_));
+      step(2);
+      ASSERT_NE(trainer.all_values()[3], second[3]);
+    });
+  }
+}
+
+// What differs at start is told to all in the same words, before any value moves.
+struct Difference {
+  const char* name;
+  std::function<void(dsgd_session*, dsgd_replica*, bool odd)> build;
+  const char* said;
+};
+
+class Signature : public testing::TestWithParam<Difference> {};
+
+void add(dsgd_session* session, dsgd_replica* replica, const char* name, int32_t dtype, std::vector<int64_t> shape,
+         uint32_t flags = 0) {
+  dsgd_parameter* parameter;
+  DSGD_OK_OR_FAIL(dsgd_parameter_add(session, name, dtype, shape.data(), shape.size(), flags, &parameter, error_));
+  void *value, *gradient;
+  DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
+}
+
+TEST_P(Signature, IsComparedAtStart) {
+  std::vector<std::string> messages(3);
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    dsgd_replica* replica;
+    DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+    add(session, replica, "first", DSGD_FLOAT32, {4});
+    GetParam().build(session, replica, rank == 1);
+    Error error;
+    ASSERT_EQ(dsgd_start(session, error), DSGD_ERR_MISMATCH);
+    messages[rank] = error.message();
+    ASSERT_EQ(error.rank(), 1);
+  });
+  EXPECT_NE(messages[0].find(GetParam().said), std::string::npos) << messages[0];
+  EXPECT_EQ(messages[0], messages[1]);
+  EXPECT_EQ(messages[0], messages[2]);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Differences, Signature,
+    testing::Values(
+        Difference{"name", [](auto s, auto r, bool odd) { add(s, r, odd ? "b" : "a", DSGD_FLOAT32, {3}); }, "parameter b"},
+        Difference{"shape", [](auto s, auto r, bool odd) { add(s, r, "a", DSGD_FLOAT32, {3, odd ? 2 : 1}); }, "[3, 2]"},
+        Difference{"dtype", [](auto s, auto r, bool odd) { add(s, r, "a", odd ? DSGD_FLOAT64 : DSGD_FLOAT32, {3}); },
+                   "float64"},
+        Difference{"order",
+                   [](auto s, auto r, bool odd) {
+                     add(s, r, odd ? "b" : "a", DSGD_FLOAT32, {3});
+                     add(s, r, odd ? "a" : "b", DSGD_FLOAT32, {3});
+                   },
+                   "parameter b"},
+        Difference{"untrained", [](auto s, auto r, bool odd) { add(s, r, "a", DSGD_FLOAT32, {3}, odd ? DSGD_UNTRAINED : 0); },
+                   "untrained"},
+        Difference{"missing",
+                   [](auto s, auto r, bool odd) {
+                     if (!odd) add(s, r, "a", DSGD_FLOAT32, {3});
+                   },
+                   "parameter a"},
+        Difference{"optimizer",
+                   [](auto s, auto, bool odd) { DSGD_OK_OR_FAIL(dsgd_optimizer_set(s, odd ? "adam" : "sgd", nullptr, error_)); },
+                   "adam"},
+        Difference{"optimizer_option",
+                   [](auto s, auto, bool odd) {
+                     DSGD_OK_OR_FAIL(dsgd_optimizer_set(s, "sgd", odd ? "momentum=0.5" : "momentum=0.9", error_));
+                   },
+                   "0.5"},
+        Difference{"strategy",
+                   [](auto s, auto, bool odd) {
+                     DSGD_OK_OR_FAIL(dsgd_strategy_set(s, odd ? "ps" : "simple", nullptr, error_));
+                   },
+                   "strategy ps"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Objects, ReachEveryWorkerWhoeverPutsThem) {
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    const size_t large = 3'000'001;
+    if (rank == 1) {
+      std::vector<uint8_t> blob(large);
+      for (size_t i = 0; i < large; ++i) blob[i] = static_cast<uint8_t>(i * 31);
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", blob.data(), blob.size(), error_));
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "empty", nullptr, 0, error_));
+      EXPECT_EQ(dsgd_object_put(session, "empty", nullptr, 0, nullptr), DSGD_ERR_EXISTS);
+    }
+    dsgd_object* object;
+    DSGD_OK_OR_FAIL(dsgd_object_get(session, "vocabulary", 20000, &object, error_));
+    ASSERT_EQ(dsgd_object_nbytes(object), large);
+    const uint8_t* data = static_cast<const uint8_t*>(dsgd_object_data(object));
+    for (size_t i = 0; i < large; ++i) ASSERT_EQ(data[i], static_cast<uint8_t>(i * 31));
+    dsgd_object_free(object);
+    DSGD_OK_OR_FAIL(dsgd_object_get(session, "empty", 20000, &object, error_));
+    EXPECT_EQ(dsgd_object_nbytes(object), 0u);
+    dsgd_object_free(object);
+    EXPECT_EQ(dsgd_object_get(session, "nobody puts this", 1, &object, nullptr), DSGD_ERR_WAIT_TIMEOUT);
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+  });
+}
+
+TEST(Objects, APutEndsWhenAWorkerHasClosed) {
+  std::atomic<bool> closed{false};
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+    if (rank == 1) {
+      DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
+      closed = true;
+      return;
+    }
+    while (!closed) std::this_thread::yield();
+    Error error;
+    EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, error), DSGD_ERR_WORKER_LOST) << error.message();
+  });
+}
+
+TEST(Header, WeightsWhoseSumIsNotFiniteAreRefused) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({10}, "sgd", "", "allreduce");
+    const std::vector<float> before = trainer.all_values();
+    EXPECT_EQ(dsgd_step(session, 1.7e308, nullptr, nullptr), DSGD_ERR_INVALID_ARGUMENT);
+    ASSERT_EQ(trainer.all_values(), before);
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+  });
+}
+
+TEST(Wait, ThatRunsOutLeavesTheOperationRunning) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    if (rank == 1) {
+      dsgd_object* go;
+      DSGD_OK_OR_FAIL(dsgd_object_get(session, "go", -1, &go, error_));
+      dsgd_object_free(go);
+      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+      return;
+    }
+    dsgd_op* op;
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, &op, error_));
+    EXPECT_EQ(dsgd_op_wait(op, 20, nullptr), DSGD_ERR_WAIT_TIMEOUT);
+    int32_t done = 1;
+    DSGD_OK_OR_FAIL(dsgd_op_test(op, &done, error_));
+    EXPECT_EQ(done, 0);
+    DSGD_OK_OR_FAIL(dsgd_object_put(session, "go", "!", 1, error_));
+    DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
+    dsgd_op_free(op);
+  });
+}
+
+TEST(Close, EndsOperationsInFlightAndTellsTheOthers) {
+  std::atomic<bool> closed{false};
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    std::vector<float> data(1000);
+    if (rank == 0) {
+      dsgd_op* op;
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_close(session, 10, error_));
+      EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_CLOSED);
+      EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr), DSGD_ERR_CLOSED);
+      dsgd_op_free(op);
+      closed = true;
+    } else {
+      while (!closed) std::this_thread::yield();
+      // What rank 0 had sent of the operation came before its goodbye, so that one may complete; the next cannot.
+      Error error;
+      dsgd_allreduce(session, nullptr, data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr);
+      EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
+      EXPECT_EQ(error.rank(), 0);
+      EXPECT_NE(error.message().find("closed its session"), std::string::npos) << error.message();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace dsgd_test

@@ -1,0 +1,338 @@
+// Every message survives the way to bytes and back with all its fields; any other bytes are an error, never a
+// crash.
+#include "transport/schema/codec.h"
+
+#include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+
+#include "transport/schema/codec_capnp.h"
+
+namespace dsgd::transport {
+namespace {
+
+Status detailed() {
+  return Status(Code::kWorkerLost, "worker 3 on node7 was lost in step 17: \u20ac")
+      .with_rank(3, "node7")
+      .with_operation("step 17")
+      .with_parameter("dense.weight");
+}
+
+MemberInfo member(int32_t rank) {
+  return {rank,
+          "worker-" + std::to_string(rank),
+          "node" + std::to_string(rank),
+          "0a1b2c3d",
+          {"10.0.0.1:7701", "[fe80::1]:7701", "unix:/run/x"},
+          std::numeric_limits<int64_t>::max()};
+}
+
+// One of each kind, every field different from its default.
+std::vector<Message> samples() {
+  constexpr uint64_t kBig = std::numeric_limits<uint64_t>::max() - 1;
+  return {Empty{},
+          JoinRequest{member(2), 4000000000u, true},
+          JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}},
+          Watch{kBig},
+          WatchReply{7, kBig, detailed(), 3},
+          Renew{5, kBig},
+          Leave{5, kBig, detailed()},
+          Report{6, kBig, detailed()},
+          OperationFailed{kBig, 7, kBig - 1, true, detailed()},
+          ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}},
+          Goodbye{kBig, 9, detailed()}};
+}
+
+bool same(const Status& a, const Status& b) {
+  return a.code() == b.code() && a.rank() == b.rank() && a.host() == b.host() &&
+         a.operation() == b.operation() && a.parameter() == b.parameter() && a.message() == b.message();
+}
+bool same(const MemberInfo& a, const MemberInfo& b) {
+  return a.rank == b.rank && a.worker_id == b.worker_id && a.host == b.host && a.machine == b.machine &&
+         a.addresses == b.addresses && a.pid == b.pid;
+}
+bool same(const Empty&, const Empty&) { return true; }
+bool same(const JoinRequest& a, const JoinRequest& b) {
+  return same(a.member, b.member) && a.num_workers == b.num_workers && a.hosts_head == b.hosts_head;
+}
+bool same(const JoinReply& a, const JoinReply& b) {
+  if (a.members.size() != b.members.size()) return false;
+  for (size_t i = 0; i < a.members.size(); ++i) {
+    if (!same(a.members[i], b.members[i])) return false;
+  }
+  return a.epoch == b.epoch && a.rank == b.rank && a.head_rank == b.head_rank;
+}
+bool same(const Watch& a, const Watch& b) { return a.sequence == b.sequence; }
+bool same(const WatchReply& a, const WatchReply& b) {
+  return a.sequence == b.sequence && a.epoch == b.epoch && same(a.news, b.news) && a.left == b.left;
+}
+bool same(const Renew& a, const Renew& b) { return a.rank == b.rank && a.epoch == b.epoch; }
+bool same(const Leave& a, const Leave& b) {
+  return a.rank == b.rank && a.epoch == b.epoch && same(a.cause, b.cause);
+}
+bool same(const Report& a, const Report& b) {
+  return a.rank == b.rank && a.epoch == b.epoch && same(a.cause, b.cause);
+}
+bool same(const Goodbye& a, const Goodbye& b) {
+  return a.rank == b.rank && a.epoch == b.epoch && same(a.cause, b.cause);
+}
+bool same(const OperationFailed& a, const OperationFailed& b) {
+  return a.epoch == b.epoch && a.rank == b.rank && a.operation == b.operation && a.session == b.session &&
+         same(a.cause, b.cause);
+}
+bool same(const ObjectPart& a, const ObjectPart& b) {
+  return a.epoch == b.epoch && a.rank == b.rank && a.name == b.name && a.total == b.total &&
+         a.offset == b.offset && a.data == b.data;
+}
+bool same_message(const Message& a, const Message& b) {
+  return std::visit(
+      [](const auto& x, const auto& y) {
+        if constexpr (std::is_same_v<decltype(x), decltype(y)>) {
+          return same(x, y);
+        } else {
+          return false;
+        }
+      },
+      a, b);
+}
+
+Hello hello() { return {77, Role::kPeer, "digits", "secret", "worker-3", 3, 1ull << 60, "1.0.0"}; }
+
+BulkHeader header() {
+  return {1ull << 61, 1ull << 62, 4000000000u, 5, 251, 252, 253, 254, 6, 1ull << 63, 9, 65535, 10};
+}
+
+// All decoders on the same bytes; what matters is that they return.
+void decode_all(std::span<const uint8_t> bytes) {
+  (void)decode_message(bytes);
+  (void)decode_hello(bytes);
+  (void)decode_bulk_header(bytes);
+  Status status;
+  (void)decode_status(bytes, &status);
+  Result<Message> reply = Message(Empty{});
+  (void)decode_reply(bytes, &reply);
+}
+
+TEST(Codec, EveryKindOfMessageHasASample) {
+  const auto all = samples();
+  ASSERT_EQ(all.size(), std::variant_size_v<Message>);
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].index(), i);
+}
+
+TEST(Codec, MessagesKeepAllFields) {
+  for (const auto& message : samples()) {
+    const auto bytes = encode(message);
+    auto back = decode_message(bytes);
+    ASSERT_TRUE(back.ok()) << message_name(message) << ": " << back.status().message();
+    EXPECT_TRUE(same_message(message, back.value())) << message_name(message);
+    auto reply = Result<Message>(Status(Code::kInternal, "unset"));
+    ASSERT_TRUE(decode_reply(encode_reply(message), &reply).ok());
+    ASSERT_TRUE(reply.ok());
+    EXPECT_TRUE(same_message(message, reply.value())) << message_name(message);
+  }
+}
+
+TEST(Codec, DefaultsSurviveToo) {
+  for (const Message& message :
+       std::vector<Message>{JoinRequest{}, JoinReply{}, Watch{}, WatchReply{}, Renew{}, Leave{}, Report{},
+                            OperationFailed{}, ObjectPart{}, Goodbye{}}) {
+    auto back = decode_message(encode(message));
+    ASSERT_TRUE(back.ok()) << message_name(message) << ": " << back.status().message();
+    EXPECT_TRUE(same_message(message, back.value())) << message_name(message);
+  }
+}
+
+TEST(Codec, HelloKeepsAllFields) {
+  auto back = decode_hello(encode(hello()));
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  const Hello want = hello();
+  EXPECT_EQ(back->protocol, want.protocol);
+  EXPECT_EQ(back->role, want.role);
+  EXPECT_EQ(back->job, want.job);
+  EXPECT_EQ(back->token, want.token);
+  EXPECT_EQ(back->worker_id, want.worker_id);
+  EXPECT_EQ(back->rank, want.rank);
+  EXPECT_EQ(back->epoch, want.epoch);
+  EXPECT_EQ(back->library_version, want.library_version);
+}
+
+TEST(Codec, BulkHeaderKeepsAllFields) {
+  auto back = decode_bulk_header(encode(header()));
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ(back.value(), header());
+}
+
+TEST(Codec, StatusKeepsAllFields) {
+  Status back(Code::kInternal, "unset");
+  ASSERT_TRUE(decode_status(encode_status(Status()), &back).ok());
+  EXPECT_TRUE(back.ok());
+  ASSERT_TRUE(decode_status(encode_status(detailed()), &back).ok());
+  EXPECT_TRUE(same(back, detailed()));
+  Result<Message> reply = Message(Empty{});
+  ASSERT_TRUE(decode_reply(encode_reply(detailed()), &reply).ok());
+  EXPECT_TRUE(same(reply.status(), detailed()));
+}
+
+TEST(Codec, EveryCodeSurvives) {
+  for (int32_t code = -1; code >= -20; --code) {
+    Status back;
+    ASSERT_TRUE(decode_status(encode_status(Status(static_cast<Code>(code), "x")), &back).ok());
+    EXPECT_EQ(static_cast<int32_t>(back.code()), code);
+  }
+}
+
+TEST(Codec, ATooLongStatusMessageIsCutNotRefused) {
+  Status back;
+  const Status form = decode_status(encode_status(Status(Code::kIo, std::string(100000, 'x'))), &back);
+  ASSERT_TRUE(form.ok()) << form.message();
+  EXPECT_EQ(back.message().size(), kMaxTextBytes);
+  EXPECT_TRUE(back.message().ends_with("(cut)"));
+}
+
+TEST(Codec, WhatExceedsALimitIsNamed) {
+  Hello long_token = hello();
+  long_token.token.assign(kMaxNameBytes + 1, 'x');
+  auto rejected = decode_hello(encode(long_token));
+  ASSERT_FALSE(rejected.ok());
+  EXPECT_NE(rejected.status().message().find("token has 4097 bytes"), std::string::npos)
+      << rejected.status().message();
+
+  JoinRequest many;
+  many.member.addresses.assign(kMaxAddresses + 1, "10.0.0.1:1");
+  EXPECT_FALSE(decode_message(encode(many)).ok());
+
+  ObjectPart large;
+  large.data.resize(kMaxObjectPartBytes + 1);
+  EXPECT_FALSE(decode_message(encode(large)).ok());
+  large.data.resize(kMaxObjectPartBytes);
+  EXPECT_TRUE(decode_message(encode(large)).ok());
+}
+
+TEST(Codec, UnalignedBytesAreRead) {
+  const auto bytes = encode(samples()[2]);
+  std::vector<uint8_t> shifted(bytes.size() + 1);
+  std::copy(bytes.begin(), bytes.end(), shifted.begin() + 1);
+  auto back = decode_message(std::span(shifted).subspan(1));
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_TRUE(same_message(back.value(), samples()[2]));
+}
+
+TEST(Codec, TruncatedAndExtendedMessagesAreErrors) {
+  for (const auto& message : samples()) {
+    auto bytes = encode(message);
+    for (size_t n = 0; n < bytes.size(); ++n) {
+      auto cut = decode_message(std::span(bytes).first(n));
+      EXPECT_FALSE(cut.ok()) << message_name(message) << " cut to " << n << " bytes";
+      decode_all(std::span(bytes).first(n));
+    }
+    bytes.resize(bytes.size() + 8);
+    EXPECT_FALSE(decode_message(bytes).ok()) << message_name(message) << " with bytes after its end";
+  }
+}
+
+TEST(Codec, NoFlippedBitDoesHarm) {
+  for (const auto& message : samples()) {
+    auto bytes = encode(message);
+    for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+      bytes[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+      decode_all(bytes);
+      bytes[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+    }
+  }
+}
+
+TEST(Codec, NoRandomBytesDoHarm) {
+  std::mt19937_64 random(7);
+  for (int i = 0; i < 5000; ++i) {
+    std::vector<uint8_t> bytes(8 * (random() % 24));
+    for (auto& byte : bytes) byte = random() % 3 == 0 ? static_cast<uint8_t>(random()) : 0;
+    if (bytes.size() >= 8 && random() % 4 != 0) {  // a plausible segment table
+      std::fill_n(bytes.begin(), 8, uint8_t{0});
+      bytes[4] = static_cast<uint8_t>(bytes.size() / 8 - 1);
+    }
+    decode_all(bytes);
+  }
+}
+
+// A list may claim many more elements than there are bytes, all of them the same bytes or none.
+TEST(Codec, ListsThatClaimMoreThanTheyHaveAreErrors) {
+  auto bytes = encode(Message(JoinReply{1, 0, 0, {member(0)}}));
+  bool refused_all = true;
+  size_t tried = 0;
+  for (size_t word = 8; word + 8 <= bytes.size(); word += 8) {
+    if ((bytes[word] & 3) != 1) continue;  // a list pointer
+    for (uint32_t claim : {0xfffffff8u | 7u, 0x7ffffff8u | 6u, 0xfffffff8u}) {
+      auto forged = bytes;
+      for (int i = 0; i < 4; ++i) forged[word + 4 + i] = static_cast<uint8_t>(claim >> (8 * i));
+      ++tried;
+      auto result = decode_message(forged);
+      if (result.ok()) {
+        size_t strings = 0;
+        if (const auto* reply = std::get_if<JoinReply>(&result.value())) strings = reply->members.size();
+        refused_all &= strings <= kMaxMembers;
+      }
+    }
+  }
+  EXPECT_GT(tried, 0u);
+  EXPECT_TRUE(refused_all);
+}
+
+// Zero-sized structs cost no bytes each; the limits on lists bound what they can make us allocate.
+TEST(Codec, AListOfNothingsIsBounded) {
+  capnp::MallocMessageBuilder builder;
+  auto reply = builder.initRoot<schema::Message>().initJoinReply();
+  reply.initMembers(2);
+  auto flat = capnp::messageToFlatArray(builder);
+  auto raw = flat.asBytes();
+  std::vector<uint8_t> bytes(raw.begin(), raw.end());
+  // The tag of the composite list: so many elements of no words.
+  bool found = false;
+  for (size_t word = 8; word + 16 <= bytes.size() && !found; word += 8) {
+    if ((bytes[word] & 3) != 1 || (bytes[word + 4] & 7) != 7) continue;
+    const uint32_t count = 0x0fffffff;
+    for (int i = 0; i < 4; ++i) bytes[word + 4 + i] = static_cast<uint8_t>((i == 0 ? 7u : 0u));
+    const uint32_t tag = count << 2;
+    for (int i = 0; i < 4; ++i) bytes[word + 8 + i] = static_cast<uint8_t>(tag >> (8 * i));
+    for (int i = 4; i < 8; ++i) bytes[word + 8 + i] = 0;
+    found = true;
+  }
+  ASSERT_TRUE(found);
+  EXPECT_FALSE(decode_message(bytes).ok());
+}
+
+TEST(Codec, UnknownKindsAreErrors) {
+  capnp::MallocMessageBuilder builder;
+  builder.initRoot<schema::Message>().setEmpty();
+  auto flat = capnp::messageToFlatArray(builder);
+  auto raw = flat.asBytes();
+  std::vector<uint8_t> bytes(raw.begin(), raw.end());
+  bytes[16] = 200;  // the union's tag
+  auto result = decode_message(bytes);
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(result.status().message().find("unknown kind of message 200"), std::string::npos)
+      << result.status().message();
+}
+
+TEST(Codec, APositiveStatusCodeIsAnError) {
+  capnp::MallocMessageBuilder builder;
+  builder.initRoot<schema::HelloReply>().initStatus().setCode(5);
+  auto flat = capnp::messageToFlatArray(builder);
+  auto raw = flat.asBytes();
+  Status status;
+  EXPECT_FALSE(decode_status(std::span(raw.begin(), raw.size()), &status).ok());
+}
+
+TEST(Codec, AnUnknownRoleIsAnError) {
+  Hello strange = hello();
+  strange.role = static_cast<Role>(17);
+  auto result = decode_hello(encode(strange));
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(result.status().message().find("unknown role 17"), std::string::npos)
+      << result.status().message();
+}
+
+}  // namespace
+}  // namespace dsgd::transport

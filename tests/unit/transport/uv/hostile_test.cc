@@ -1,0 +1,208 @@
+// Bytes from somebody who means ill, or is another program: an error there, nothing here.
+#include <capnp/message.h>
+#include <capnp/rpc.capnp.h>
+#include <capnp/serialize.h>
+
+#include <random>
+
+#include "support.h"
+#include "transport/schema/codec.h"
+#include "transport/schema/codec_capnp.h"
+
+namespace dsgd::transport::test {
+namespace {
+
+class HostileTest : public NetworkTest {
+ protected:
+  uv::Fd guest() {
+    uv::Fd fd = connect_raw(port_of(listener->address()));
+    timeval timeout{20, 0};
+    setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
+    return fd;
+  }
+  static void put(const uv::Fd& fd, const void* data, size_t n) {
+    (void)!::send(fd.get(), data, n, MSG_NOSIGNAL);
+  }
+  static void put(const uv::Fd& fd, const std::vector<uint8_t>& bytes) {
+    put(fd, bytes.data(), bytes.size());
+  }
+  static void put(const uv::Fd& fd, capnp::MessageBuilder& message) {
+    auto words = capnp::messageToFlatArray(message);
+    put(fd, words.begin(), words.asBytes().size());
+  }
+  // Reads until the server ends the connection; false when it does not.
+  static bool shown_out(const uv::Fd& fd) {
+    char buffer[4096];
+    for (;;) {
+      const ssize_t n = ::recv(fd.get(), buffer, sizeof buffer, 0);
+      if (n == 0 || (n < 0 && errno == ECONNRESET)) return true;
+      if (n < 0) return false;
+    }
+  }
+  uv::Fd welcomed() {
+    uv::Fd fd = guest();
+    Hello hello;
+    hello.token = "secret";
+    put(fd, encode(hello));
+    char reply[8];
+    EXPECT_EQ(::recv(fd.get(), reply, sizeof reply, MSG_WAITALL), 8);
+    return fd;
+  }
+  static std::vector<uint8_t> words(std::initializer_list<uint32_t> numbers) {
+    std::vector<uint8_t> bytes;
+    for (uint32_t n : numbers) {
+      for (int i = 0; i < 4; ++i) bytes.push_back(static_cast<uint8_t>(n >> (8 * i)));
+    }
+    return bytes;
+  }
+  void still_works() {
+    if (!channel) connect();
+    EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
+  }
+};
+
+TEST_F(HostileTest, GarbageInsteadOfAHelloEndsTheConnectionOnly) {
+  start();
+  for (const char* text :
+       {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\x00\x00"}) {
+    auto fd = guest();
+    put(fd, text, std::strlen(text) + 8);
+    EXPECT_TRUE(shown_out(fd));
+  }
+  std::mt19937 random(1);
+  for (int i = 0; i < 50; ++i) {
+    auto fd = guest();
+    std::vector<uint8_t> bytes(16 + random() % 200);
+    for (auto& b : bytes) b = static_cast<uint8_t>(random());
+    bytes[0] = static_cast<uint8_t>(random() % 3), bytes[1] = bytes[2] = bytes[3] = 0;
+    put(fd, bytes);
+    ::shutdown(fd.get(), SHUT_WR);
+    EXPECT_TRUE(shown_out(fd));
+  }
+  still_works();
+}
+
+TEST_F(HostileTest, AHugeHelloIsNotWaitedFor) {
+  start();
+  auto fd = guest();
+  put(fd, words({0, 0x10000000}));
+  EXPECT_TRUE(shown_out(fd));
+  still_works();
+}
+
+TEST_F(HostileTest, AFrameBeyondTheLimitsIsRefusedBeforeMemoryIsTaken) {
+  start();
+  for (auto& table : {words({0, 0x1fffffff}), words({1, 8, 0x1fffffff, 0}), words({15, 1}),
+                      words({0xffffffff, 1}), words({511, 1}), words({1, 0xffffffff, 0xffffffff, 0})}) {
+    auto fd = welcomed();
+    put(fd, table);
+    EXPECT_TRUE(shown_out(fd));
+  }
+  EXPECT_LT(server->counters().pooled_peak, 1u << 20);
+  still_works();
+  on(*server, [&] {
+    for (auto& why : handler.closes) EXPECT_FALSE(why.ok());
+  });
+}
+
+TEST_F(HostileTest, RandomFramesAfterAGoodHelloBreakTheirOwnConnectionAtMost) {
+  start();
+  connect();
+  std::mt19937 random(7);
+  for (int i = 0; i < 200; ++i) {
+    auto fd = welcomed();
+    for (int frame = 0; frame < 3; ++frame) {
+      const uint32_t first = random() % 24, second = random() % 24;
+      auto bytes = random() % 2 ? words({1, first, second, 0}) : words({0, first + second});
+      for (uint32_t w = 0; w < (first + second) * 8; ++w)
+        bytes.push_back(static_cast<uint8_t>(random() >> 7));
+      put(fd, bytes);
+    }
+    ::shutdown(fd.get(), SHUT_WR);
+    EXPECT_TRUE(shown_out(fd));
+  }
+  still_works();
+}
+
+// A push whose Data is right in everything but one thing.
+void make_push(capnp::MallocMessageBuilder& message, uint32_t target, size_t nbytes, uint64_t operation,
+               std::vector<capnp::word>& payload) {
+  payload.resize((nbytes + 7) / 8);
+  auto call = message.initRoot<capnp::rpc::Message>().initCall();
+  call.setQuestionId(17);
+  call.initTarget().setImportedCap(target);
+  call.setInterfaceId(capnp::typeId<schema::Wire>());
+  call.setMethodId(1);
+  auto params = call.initParams().getContent().initAs<schema::Wire::PushParams>();
+  params.initHeader().setOperation(operation);
+  auto orphan = message.getOrphanage().referenceExternalData(
+      capnp::Data::Reader(reinterpret_cast<const kj::byte*>(payload.data()), nbytes));
+  params.adoptData(kj::mv(orphan));
+}
+
+TEST_F(HostileTest, APushToAnObjectThatIsNotThereLandsAndIsForgotten) {
+  start();
+  CopySink sink(1 << 16, CopySink::Mode::kPlace);
+  int ends = 0;
+  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t n) {
+    return n <= sink.data.size() ? &sink : nullptr;
+  };
+  handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
+    ++ends;
+    receipt->finish({});
+  };
+  {
+    auto fd = welcomed();
+    capnp::MallocMessageBuilder message(128);
+    std::vector<capnp::word> payload;
+    make_push(message, 4711, 1000, 1, payload);
+    put(fd, message);
+    ::shutdown(fd.get(), SHUT_WR);
+    EXPECT_TRUE(shown_out(fd));
+  }
+  still_works();
+  on(*server, [&] { EXPECT_EQ(ends, 0); });
+  // The real one that follows is not mistaken for it.
+  auto data = pattern(5000, 3);
+  EXPECT_TRUE(send(*client, *channel, {}, data).ok());
+  EXPECT_TRUE(std::equal(data.begin(), data.end(), sink.data.begin()));
+  on(*server, [&] { EXPECT_EQ(ends, 1); });
+}
+
+TEST_F(HostileTest, APayloadLargerThanItsDataDoesNotLandBeyondIt) {
+  start();
+  size_t announced = 0;
+  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t n) -> BulkSink* {
+    announced = n;
+    return nullptr;
+  };
+  auto fd = welcomed();
+  capnp::MallocMessageBuilder message(128);
+  std::vector<capnp::word> payload;
+  make_push(message, 0, 64, 1, payload);
+  auto flat = capnp::messageToFlatArray(message);
+  // Segment 1 is said to have 1000 words more than the Data in it.
+  std::vector<uint8_t> bytes(flat.asBytes().begin(), flat.asBytes().end());
+  uint32_t size;
+  std::memcpy(&size, bytes.data() + 8, 4);
+  size += 1000;
+  std::memcpy(bytes.data() + 8, &size, 4);
+  bytes.resize(bytes.size() + 8000);
+  put(fd, bytes);
+  ::shutdown(fd.get(), SHUT_WR);
+  EXPECT_TRUE(shown_out(fd));
+  on(*server, [&] { EXPECT_EQ(announced, 0u); });
+  EXPECT_EQ(server->counters().landed, 0u);
+  still_works();
+}
+
+TEST_F(HostileTest, GuestsWithoutAHelloDoNotKeepOthersOut) {
+  start();
+  std::vector<uv::Fd> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(guest());
+  connect();
+  still_works();
+}
+
+}  // namespace
+}  // namespace dsgd::transport::test

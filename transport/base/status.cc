@@ -1,0 +1,68 @@
+#include "transport/base/status.h"
+
+namespace dsgd {
+namespace {
+const std::string kEmpty;
+}
+
+const char* code_name(Code code) {
+  switch (code) {
+    case Code::kOk: return "DSGD_OK";
+    case Code::kInvalidArgument: return "DSGD_ERR_INVALID_ARGUMENT";
+    case Code::kState: return "DSGD_ERR_STATE";
+    case Code::kClosed: return "DSGD_ERR_CLOSED";
+    case Code::kForked: return "DSGD_ERR_FORKED";
+    case Code::kTimeout: return "DSGD_ERR_TIMEOUT";
+    case Code::kWaitTimeout: return "DSGD_ERR_WAIT_TIMEOUT";
+    case Code::kAborted: return "DSGD_ERR_ABORTED";
+    case Code::kWorkerLost: return "DSGD_ERR_WORKER_LOST";
+    case Code::kMismatch: return "DSGD_ERR_MISMATCH";
+    case Code::kNotFound: return "DSGD_ERR_NOT_FOUND";
+    case Code::kExists: return "DSGD_ERR_EXISTS";
+    case Code::kUnauthorized: return "DSGD_ERR_UNAUTHORIZED";
+    case Code::kUnreachable: return "DSGD_ERR_UNREACHABLE";
+    case Code::kAddressInUse: return "DSGD_ERR_ADDRESS_IN_USE";
+    case Code::kNoMemory: return "DSGD_ERR_NO_MEMORY";
+    case Code::kLimit: return "DSGD_ERR_LIMIT";
+    case Code::kIo: return "DSGD_ERR_IO";
+    case Code::kUnsupported: return "DSGD_ERR_UNSUPPORTED";
+    case Code::kTorn: return "DSGD_ERR_TORN";
+    case Code::kInternal: return "DSGD_ERR_INTERNAL";
+  }
+  return "DSGD_ERR_UNKNOWN";
+}
+
+Status::Status(Code code, std::string message) : detail_(std::make_shared<Detail>()) {
+  detail_->code = code;
+  detail_->message = std::move(message);
+}
+const std::string& Status::host() const { return detail_ ? detail_->host : kEmpty; }
+const std::string& Status::operation() const { return detail_ ? detail_->operation : kEmpty; }
+const std::string& Status::parameter() const { return detail_ ? detail_->parameter : kEmpty; }
+const std::string& Status::message() const { return detail_ ? detail_->message : kEmpty; }
+
+// The builders copy before they write where the detail is shared already.
+Status&& Status::with_rank(int32_t rank, std::string host) && {
+  if (detail_) {
+    if (detail_.use_count() > 1) detail_ = std::make_shared<Detail>(*detail_);
+    detail_->rank = rank;
+    detail_->host = std::move(host);
+  }
+  return std::move(*this);
+}
+Status&& Status::with_operation(std::string operation) && {
+  if (detail_) {
+    if (detail_.use_count() > 1) detail_ = std::make_shared<Detail>(*detail_);
+    detail_->operation = std::move(operation);
+  }
+  return std::move(*this);
+}
+Status&& Status::with_parameter(std::string parameter) && {
+  if (detail_) {
+    if (detail_.use_count() > 1) detail_ = std::make_shared<Detail>(*detail_);
+    detail_->parameter = std::move(parameter);
+  }
+  return std::move(*this);
+}
+
+}  // namespace dsgd

@@ -1,0 +1,56 @@
+// The loop: core's only source of time, threads and waiting. One implementation runs on libuv (transport/uv), one in
+// virtual time (transport/sim). All protocol state of a session is touched on its loop only, so it needs no locks.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+namespace dsgd::transport {
+
+using Duration = std::chrono::nanoseconds;
+using Time = std::chrono::nanoseconds;  // since a fixed, arbitrary origin; goes on during suspend (CLOCK_BOOTTIME)
+using Task = std::function<void()>;
+using TimerId = uint64_t;  // 0 is never a timer
+inline constexpr Time kNever = Time::max();
+
+class Loop {
+ public:
+  virtual ~Loop() = default;
+
+  virtual Time now() const = 0;  // any thread
+
+  // Runs the task on the loop, after those posted before it. Any thread. Tasks must not block and must not throw.
+  virtual void post(Task task) = 0;
+
+  // Runs the task on the loop at or soon after `when`. Loop only; cancel of an id that has fired is harmless.
+  virtual TimerId schedule(Time when, Task task) = 0;
+  virtual void cancel(TimerId id) = 0;
+
+  virtual bool on_loop() const = 0;  // is the calling thread the one that runs the loop now?
+
+  // Blocks the calling thread (never the loop's own) until `done` is true or `deadline` has passed; returns done.
+  // The waiting thread may drive the loop itself meanwhile, which saves two thread switches per call. Who sets `done`
+  // sets it on the loop and then returns to the loop; no notification is needed.
+  virtual bool wait(const std::atomic<bool>& done, Time deadline) = 0;
+
+  // post(task) and wait(done, deadline) in one. A caller that goes on to drive the loop itself need not wake anybody
+  // for the task, which a plain post() must do.
+  virtual bool run(Task task, const std::atomic<bool>& done, Time deadline) {
+    post(std::move(task));
+    return wait(done, deadline);
+  }
+
+  // Hints, any thread. Busy: operations are in flight that must go on while no caller waits; without it, an idle loop may
+  // leave events alone for a millisecond after a caller has stopped driving it. Spin: how long a waiting caller polls
+  // before it sleeps; wise only when each local worker has a core of its own.
+  virtual void set_busy(bool /*busy*/) {}
+  virtual void set_spin(Duration /*spin*/) {}
+
+  // 64 random bits, from the system or from the simulation's seed. Any thread.
+  virtual uint64_t random() = 0;
+};
+
+}  // namespace dsgd::transport

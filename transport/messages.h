@@ -1,0 +1,121 @@
+// What travels, as plain structs. transport/schema turns them into Cap'n Proto and back; both networks carry the same
+// serialised bytes. Every message has its epoch where a stale one could do harm.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "transport/base/status.h"
+
+namespace dsgd::transport {
+
+inline constexpr uint32_t kProtocolVersion = 1;
+
+// What a connection is for. Each connection carries calls from the side that dialled to the side that accepted.
+enum class Role : uint8_t {
+  kControl = 0,    // worker -> head: join, watch, leave, abort
+  kHeartbeat = 1,  // worker -> head: renew, from a thread of its own
+  kPeer = 2,       // worker -> worker: bulk data, operation failures, objects
+};
+
+// First bytes of every connection, before any RPC is possible.
+struct Hello {
+  uint32_t protocol = kProtocolVersion;
+  Role role = Role::kControl;
+  std::string job;
+  std::string token;
+  std::string worker_id;
+  int32_t rank = -1;  // -1: not yet known
+  uint64_t epoch = 0;
+  std::string library_version;
+};
+
+struct MemberInfo {
+  int32_t rank = -1;
+  std::string worker_id;
+  std::string host;                    // name for messages
+  std::string machine;                 // identity of the machine (boot id): equal means same node
+  std::vector<std::string> addresses;  // where it listens: "10.0.0.1:7701", "[fe80::1]:7701", "unix:/run/x"
+  int64_t pid = 0;
+};
+
+// ---- worker -> head
+struct JoinRequest {
+  MemberInfo member;  // member.rank: the rank asked for, or -1
+  uint32_t num_workers = 0;
+  bool hosts_head = false;  // the head runs inside this worker
+};
+struct JoinReply {  // comes when num_workers have joined
+  uint64_t epoch = 0;
+  int32_t rank = -1;
+  int32_t head_rank = -1;  // worker that hosts the head, -1: a process of its own
+  std::vector<MemberInfo> members;  // by rank
+};
+struct Watch {  // parked by the head until it has news after `sequence`
+  uint64_t sequence = 0;
+};
+struct WatchReply {
+  uint64_t sequence = 0;  // to be given with the next Watch
+  uint64_t epoch = 0;
+  Status news;        // why the job cannot go on, naming the rank; OK: a member left at its end, see left
+  int32_t left = -1;  // rank that closed its session in good order
+};
+struct Renew {  // a heartbeat; the answer is Empty
+  int32_t rank = -1;
+  uint64_t epoch = 0;
+};
+struct Leave {  // a worker closes its session in good order (cause is OK) or because of `cause`
+  int32_t rank = -1;
+  uint64_t epoch = 0;
+  Status cause;
+};
+struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head tells everybody
+  int32_t rank = -1;
+  uint64_t epoch = 0;
+  Status cause;
+};
+
+// ---- worker -> worker
+struct OperationFailed {
+  uint64_t epoch = 0;
+  int32_t rank = -1;  // who says so
+  uint64_t operation = 0;
+  bool session = false;  // true: the whole session failed, not this operation alone
+  Status cause;
+};
+struct ObjectPart {
+  uint64_t epoch = 0;
+  int32_t rank = -1;
+  std::string name;
+  uint64_t total = 0, offset = 0;
+  std::vector<uint8_t> data;
+};
+struct Goodbye {  // last message on a connection that is closed on purpose
+  uint64_t epoch = 0;
+  int32_t rank = -1;
+  Status cause;
+};
+
+struct Empty {};
+
+using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report,
+                             OperationFailed, ObjectPart, Goodbye>;
+
+// ---- bulk: one chunk of an operation. The meaning of kind, dtype, reduction, phase is core's.
+struct BulkHeader {
+  uint64_t epoch = 0;
+  uint64_t operation = 0;  // sequence number in its group
+  uint32_t group = 0;      // 0: the world
+  int32_t source = -1;     // rank of the sender
+  uint8_t kind = 0, dtype = 0, reduction = 0, algorithm = 0;  // what the sender believes the operation is
+  int32_t root = -1;
+  uint64_t count = 0;  // elements of the whole operation, as the sender believes
+  uint64_t tag = 0;    // digest of what else must agree (uneven counts, bucket layout)
+  uint16_t phase = 0;
+  uint64_t offset = 0;  // bytes, in the phase's address space
+  bool operator==(const BulkHeader&) const = default;
+};
+
+}  // namespace dsgd::transport

@@ -1,0 +1,175 @@
+// Connections as core sees them. A connection is dialled by one side and carries calls and bulk data in that direction
+// only (two workers that both send have two connections), so nobody has to settle who dials. It is first-in-first-out
+// and delivers at most once; when it breaks, an unknown suffix is lost. Everything here is used on the network's loop.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/base/status.h"
+#include "transport/loop.h"
+#include "transport/messages.h"
+
+namespace dsgd::transport {
+
+// Answers one call, once. Copyable handle to a single answer; the last copy dropped without an answer answers with an
+// error. Answering after the connection closed is harmless.
+using Responder = std::function<void(Result<Message>)>;
+
+// Where a chunk's payload goes while it is read from the wire. Owned by the operation; the channel forgets it when the
+// chunk is complete, when the connection closes (after on_close), or at ServerChannel::discard.
+class BulkSink {
+ public:
+  virtual ~BulkSink() = default;
+  // The place for bytes [offset, offset + n) of the chunk, to be read into directly; null: use take().
+  virtual std::byte* place(size_t offset, size_t n) = 0;
+  // A piece in cache-resident scratch, valid during the call. Pieces come in order; offset and all sizes but the last
+  // are multiples of 64.
+  virtual void take(size_t offset, std::span<const std::byte> piece) = 0;
+};
+
+// A chunk that has arrived whole. Its call is answered when finish() is called, which gives the sender its credit back;
+// until then pooled data stays valid. Destruction without finish() answers with an error.
+class BulkReceipt {
+ public:
+  virtual ~BulkReceipt() = default;
+  virtual std::span<const std::byte> data() const = 0;  // empty when it went to a sink
+  virtual void finish(const Status& status) = 0;        // then data() is gone
+};
+
+class ServerChannel {
+ public:
+  virtual ~ServerChannel() = default;
+  virtual const Hello& hello() const = 0;
+  virtual std::string address() const = 0;  // the peer's, for messages
+  // No sink of this operation is used after this returns: what is still to come of its chunks is read and thrown away,
+  // and their calls are answered with `why`.
+  virtual void discard(uint64_t operation, const Status& why) = 0;
+  virtual void close() = 0;  // on_close follows from the loop, once
+};
+
+// What the accepting side does with a connection. One handler may serve many channels. It outlives them.
+class ServerHandler {
+ public:
+  virtual ~ServerHandler() = default;
+  virtual void on_open(ServerChannel&) {}
+  virtual void on_call(ServerChannel&, Message request, Responder respond) = 0;
+  // A chunk's header is in, its nbytes of payload are not. Null: receive into pooled memory. Only called for chunks that
+  // travel as a span; small ones come with on_bulk_end alone, pooled.
+  virtual BulkSink* on_bulk(ServerChannel&, const BulkHeader&, size_t /*nbytes*/) { return nullptr; }
+  virtual void on_bulk_end(ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) = 0;
+  // The connection is gone; `why` is OK when the dialling side closed it in good order. The channel is destroyed after.
+  virtual void on_close(ServerChannel&, const Status& why) = 0;
+};
+
+class ClientChannel {
+ public:
+  virtual ~ClientChannel() = default;  // as close(), with on_closed not called
+  virtual std::string address() const = 0;
+
+  // Sends a request; `done` is called once, from the loop, also when the deadline passes or the connection breaks.
+  virtual void call(Message request, Time deadline, std::function<void(Result<Message>)> done) = 0;
+
+  // Sends a chunk without copying it. The channel reads `data` until `done` is called: OK when the receiver has finished
+  // the chunk, else why not. `done` comes from the loop, never from within send(). At most `bulk_window` bytes (at least
+  // one chunk) of one operation are unanswered at a time; more wait their turn, in order within the operation.
+  virtual void send(const BulkHeader& header, std::span<const std::byte> data,
+                    std::function<void(const Status&)> done) = 0;
+  // Sends a chunk of at most kSmallBytes, copied at once. `done` (may be empty) is called when the message has a place in
+  // the small window, without waiting for an answer; an answer that is an error goes to `refused` of the dial.
+  virtual void send_small(const BulkHeader& header, std::span<const std::byte> data,
+                          std::function<void(const Status&)> done) = 0;
+
+  // No span of this operation is read after this returns. Chunks not begun are dropped, one half written is finished from
+  // a copy; their `done` is not called.
+  virtual void revoke(uint64_t operation) = 0;
+
+  // Sends what is queued, tells the peer (Goodbye is core's) and closes; at once when `flush` is false. `closed` is not
+  // called for it.
+  virtual void close(bool flush) = 0;
+};
+
+inline constexpr size_t kSmallBytes = 64 * 1024;
+
+struct DialOptions {
+  Hello hello;
+  Time deadline = kNever;
+  size_t bulk_window = 4 << 20;   // unanswered bytes per operation
+  size_t small_window = 1 << 20;  // unanswered bytes of small chunks, all operations together
+  std::function<void(const Status& why)> closed;  // broken by the peer or the network; never from within a call
+  std::function<void(uint64_t operation, const Status& why)> refused;  // a small chunk was answered with an error
+};
+
+// Decides on each new connection, on the listening network's loop.
+class AcceptHandler {
+ public:
+  virtual ~AcceptHandler() = default;
+  struct Decision {
+    class Network* network;  // where the connection shall live (may have another loop than the listener)
+    ServerHandler* handler;  // called on that network's loop
+  };
+  // The hello is syntactically right; job, token and the rest are for the handler to check. An error is sent to the
+  // dialling side, which sees it as the result of its dial, and the connection is closed.
+  virtual Result<Decision> on_hello(const Hello& hello, const std::string& from) = 0;
+};
+
+class Listener {
+ public:
+  virtual ~Listener() = default;                               // stops listening; accepted connections live on
+  virtual std::string address() const = 0;  // bound address with the real port: "127.0.0.1:40123", "unix:/tmp/x"
+};
+
+// A loop with its sockets. Destroying it closes all its connections (no callback comes after) and ends its thread.
+class Network {
+ public:
+  virtual ~Network() = default;
+  virtual Loop& loop() = 0;
+  // Connects, says hello, waits for the verdict. Names are resolved without blocking the loop; each address is tried.
+  virtual void dial(const std::string& address, DialOptions options,
+                    std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) = 0;
+  // Binds and listens; port 0 lets the system choose. Blocks for the bind only. May be called before the loop is busy,
+  // from any thread but a loop's.
+  virtual Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler) = 0;
+  // The local address that reaches `address` (host part only, "10.0.0.3"), with the interface's name and why it was
+  // chosen as a sentence for the log. `interface`: a name ("eth1"), an address or a CIDR prefix that must be used; empty:
+  // as the system routes. Any thread.
+  virtual Result<std::string> local_address_for(const std::string& address, const std::string& interface,
+                                                std::string* why) = 0;
+  // Counters for tests and metrics; any thread.
+  struct Counters {
+    uint64_t bytes_sent = 0, bytes_received = 0, landed = 0, landing_missed = 0, pooled_bytes = 0, pooled_peak = 0;
+    uint64_t accept_pauses = 0;  // times that a listener waited because descriptors or memory had run out
+  };
+  virtual Counters counters() const = 0;
+};
+
+// A file descriptor that the host's event loop can poll: readable while it is set.
+class Notifier {
+ public:
+  virtual ~Notifier() = default;
+  virtual int fd() const = 0;
+  virtual void set() = 0;    // any thread
+  virtual void clear() = 0;  // any thread
+};
+
+// Makes networks; the composition root of a process (uv) or of one simulated node (sim).
+class Environment {
+ public:
+  virtual ~Environment() = default;
+  // `name` becomes the thread's name ("dsgd-comm"). `receive_memory`: bound on pooled bytes.
+  virtual Result<std::unique_ptr<Network>> new_network(const std::string& name, size_t receive_memory) = 0;
+  virtual Result<std::unique_ptr<Notifier>> new_notifier() {
+    return Status(Code::kUnsupported, "this environment has no file descriptors");
+  }
+  virtual std::string host_name() = 0;  // for messages
+  virtual std::string machine() = 0;    // boot id: equal means the same node
+  virtual int64_t process_id() = 0;
+  virtual bool forked() const = 0;  // is this a child of the process that made the environment?
+};
+
+}  // namespace dsgd::transport

@@ -1,0 +1,413 @@
+#include "transport/schema/codec_capnp.h"
+
+#include <kj/exception.h>
+
+#include <algorithm>
+#include <string_view>
+#include <type_traits>
+
+namespace dsgd::transport {
+namespace {
+
+Status malformed(const std::string& what) { return {Code::kIo, "malformed message: " + what}; }
+
+kj::StringPtr text(const std::string& from) { return {from.c_str(), from.size()}; }
+
+// Collects the first thing that is wrong, so that readers can be written one field a line.
+class Check {
+ public:
+  const Status& status() const { return status_; }
+  bool ok() const { return status_.ok(); }
+  void fail(const std::string& what) {
+    if (status_.ok()) status_ = malformed(what);
+  }
+
+  void text(capnp::Text::Reader from, std::string* to, const char* field, size_t limit = kMaxNameBytes) {
+    if (!ok() || !length(from.size(), limit, field, "bytes")) return;
+    to->assign(from.cStr(), from.size());
+  }
+  bool length(size_t n, size_t limit, const char* field, const char* unit) {
+    if (n > limit) {
+      fail(std::string(field) + " has " + std::to_string(n) + " " + unit + ", more than the " +
+           std::to_string(limit) + " allowed");
+    }
+    return ok();
+  }
+
+  void status(schema::Status::Reader from, Status* to) {
+    const int32_t code = from.getCode();
+    if (code == 0) {
+      *to = Status();
+      return;
+    }
+    if (code > 0) return fail("status code " + std::to_string(code) + " is positive");
+    std::string host, operation, parameter, message;
+    text(from.getHost(), &host, "host");
+    text(from.getOperation(), &operation, "operation");
+    text(from.getParameter(), &parameter, "parameter");
+    text(from.getMessage(), &message, "status message", kMaxTextBytes);
+    *to = Status(static_cast<Code>(code), std::move(message))
+              .with_rank(from.getRank(), std::move(host))
+              .with_operation(std::move(operation))
+              .with_parameter(std::move(parameter));
+  }
+
+  void member(schema::MemberInfo::Reader from, MemberInfo* to) {
+    to->rank = from.getRank();
+    text(from.getWorkerId(), &to->worker_id, "worker id");
+    text(from.getHost(), &to->host, "host");
+    text(from.getMachine(), &to->machine, "machine");
+    auto addresses = from.getAddresses();
+    if (!ok() || !length(addresses.size(), kMaxAddresses, "list of addresses", "entries")) return;
+    for (auto address : addresses) {
+      if (!ok()) return;
+      text(address, &to->addresses.emplace_back(), "address");
+    }
+    to->pid = from.getPid();
+  }
+
+  template <typename T>  // Leave, Report, Goodbye
+  T departure(schema::Departure::Reader from) {
+    T to;
+    to.rank = from.getRank();
+    to.epoch = from.getEpoch();
+    status(from.getCause(), &to.cause);
+    return to;
+  }
+
+  Message message(schema::Message::Reader from) {
+    switch (from.which()) {
+      case schema::Message::EMPTY:
+        return Empty{};
+      case schema::Message::JOIN_REQUEST: {
+        auto part = from.getJoinRequest();
+        JoinRequest to;
+        member(part.getMember(), &to.member);
+        to.num_workers = part.getNumWorkers();
+        to.hosts_head = part.getHostsHead();
+        return to;
+      }
+      case schema::Message::JOIN_REPLY: {
+        auto part = from.getJoinReply();
+        JoinReply to;
+        to.epoch = part.getEpoch();
+        to.rank = part.getRank();
+        to.head_rank = part.getHeadRank();
+        auto members = part.getMembers();
+        if (!length(members.size(), kMaxMembers, "list of members", "entries")) return to;
+        for (auto entry : members) {
+          if (!ok()) return to;
+          member(entry, &to.members.emplace_back());
+        }
+        return to;
+      }
+      case schema::Message::WATCH:
+        return Watch{from.getWatch().getSequence()};
+      case schema::Message::WATCH_REPLY: {
+        auto part = from.getWatchReply();
+        WatchReply to;
+        to.sequence = part.getSequence();
+        to.epoch = part.getEpoch();
+        status(part.getNews(), &to.news);
+        to.left = part.getLeft();
+        return to;
+      }
+      case schema::Message::RENEW:
+        return Renew{from.getRenew().getRank(), from.getRenew().getEpoch()};
+      case schema::Message::LEAVE:
+        return departure<Leave>(from.getLeave());
+      case schema::Message::REPORT:
+        return departure<Report>(from.getReport());
+      case schema::Message::OPERATION_FAILED: {
+        auto part = from.getOperationFailed();
+        OperationFailed to;
+        to.epoch = part.getEpoch();
+        to.rank = part.getRank();
+        to.operation = part.getOperation();
+        to.session = part.getSession();
+        status(part.getCause(), &to.cause);
+        return to;
+      }
+      case schema::Message::OBJECT_PART: {
+        auto part = from.getObjectPart();
+        ObjectPart to;
+        to.epoch = part.getEpoch();
+        to.rank = part.getRank();
+        text(part.getName(), &to.name, "object name");
+        to.total = part.getTotal();
+        to.offset = part.getOffset();
+        auto data = part.getData();
+        if (ok() && length(data.size(), kMaxObjectPartBytes, "object part", "bytes")) {
+          to.data.assign(data.begin(), data.end());
+        }
+        return to;
+      }
+      case schema::Message::GOODBYE:
+        return departure<Goodbye>(from.getGoodbye());
+    }
+    fail("unknown kind of message " + std::to_string(static_cast<uint16_t>(from.which())) +
+         " (a newer protocol?)");
+    return Empty{};
+  }
+
+ private:
+  Status status_;
+};
+
+// Runs a reader; what the library throws on invalid data becomes a Status.
+template <typename F>
+Status guarded(F&& body) {
+  Check check;
+  KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] { body(check); })) {
+    return malformed(exception->getDescription().cStr());
+  }
+  return check.status();
+}
+
+template <typename T>
+void write_departure(const T& from, schema::Departure::Builder to) {
+  to.setRank(from.rank);
+  to.setEpoch(from.epoch);
+  if (!from.cause.ok()) write(from.cause, to.initCause());
+}
+
+size_t words_of(const std::string& text) { return (text.size() + 1 + 7) / 8; }
+
+size_t words_of(const MemberInfo& member) {
+  size_t words = 8 + words_of(member.worker_id) + words_of(member.host) + words_of(member.machine);
+  for (const auto& address : member.addresses) words += 1 + words_of(address);
+  return words;
+}
+
+}  // namespace
+
+void write(const Status& from, schema::Status::Builder to) {
+  if (from.ok()) return;
+  to.setCode(static_cast<int32_t>(from.code()));
+  to.setRank(from.rank());
+  to.setHost(text(from.host()));
+  to.setOperation(text(from.operation()));
+  to.setParameter(text(from.parameter()));
+  if (from.message().size() <= kMaxTextBytes) {
+    to.setMessage(text(from.message()));
+  } else {
+    static constexpr std::string_view kCut = " ... (cut)";
+    to.setMessage(text(from.message().substr(0, kMaxTextBytes - kCut.size()).append(kCut)));
+  }
+}
+
+void write(const Hello& from, schema::Hello::Builder to) {
+  to.setProtocol(from.protocol);
+  to.setRole(static_cast<schema::Role>(from.role));
+  to.setJob(text(from.job));
+  to.setToken(text(from.token));
+  to.setWorkerId(text(from.worker_id));
+  to.setRank(from.rank);
+  to.setEpoch(from.epoch);
+  to.setLibraryVersion(text(from.library_version));
+}
+
+void write(const MemberInfo& from, schema::MemberInfo::Builder to) {
+  to.setRank(from.rank);
+  to.setWorkerId(text(from.worker_id));
+  to.setHost(text(from.host));
+  to.setMachine(text(from.machine));
+  auto addresses = to.initAddresses(static_cast<unsigned>(from.addresses.size()));
+  for (unsigned i = 0; i < addresses.size(); ++i) addresses.set(i, text(from.addresses[i]));
+  to.setPid(from.pid);
+}
+
+void write(const Message& from, schema::Message::Builder to) {
+  std::visit(
+      [&](const auto& part) {
+        using T = std::decay_t<decltype(part)>;
+        if constexpr (std::is_same_v<T, Empty>) {
+          to.setEmpty();
+        } else if constexpr (std::is_same_v<T, JoinRequest>) {
+          auto out = to.initJoinRequest();
+          write(part.member, out.initMember());
+          out.setNumWorkers(part.num_workers);
+          out.setHostsHead(part.hosts_head);
+        } else if constexpr (std::is_same_v<T, JoinReply>) {
+          auto out = to.initJoinReply();
+          out.setEpoch(part.epoch);
+          out.setRank(part.rank);
+          out.setHeadRank(part.head_rank);
+          auto members = out.initMembers(static_cast<unsigned>(part.members.size()));
+          for (unsigned i = 0; i < members.size(); ++i) write(part.members[i], members[i]);
+        } else if constexpr (std::is_same_v<T, Watch>) {
+          to.initWatch().setSequence(part.sequence);
+        } else if constexpr (std::is_same_v<T, WatchReply>) {
+          auto out = to.initWatchReply();
+          out.setSequence(part.sequence);
+          out.setEpoch(part.epoch);
+          if (!part.news.ok()) write(part.news, out.initNews());
+          out.setLeft(part.left);
+        } else if constexpr (std::is_same_v<T, Renew>) {
+          auto out = to.initRenew();
+          out.setRank(part.rank);
+          out.setEpoch(part.epoch);
+        } else if constexpr (std::is_same_v<T, Leave>) {
+          write_departure(part, to.initLeave());
+        } else if constexpr (std::is_same_v<T, Report>) {
+          write_departure(part, to.initReport());
+        } else if constexpr (std::is_same_v<T, OperationFailed>) {
+          auto out = to.initOperationFailed();
+          out.setEpoch(part.epoch);
+          out.setRank(part.rank);
+          out.setOperation(part.operation);
+          out.setSession(part.session);
+          if (!part.cause.ok()) write(part.cause, out.initCause());
+        } else if constexpr (std::is_same_v<T, ObjectPart>) {
+          auto out = to.initObjectPart();
+          out.setEpoch(part.epoch);
+          out.setRank(part.rank);
+          out.setName(text(part.name));
+          out.setTotal(part.total);
+          out.setOffset(part.offset);
+          out.setData(capnp::Data::Reader(part.data.data(), part.data.size()));
+        } else {
+          static_assert(std::is_same_v<T, Goodbye>);
+          write_departure(part, to.initGoodbye());
+        }
+      },
+      from);
+}
+
+void write(const Result<Message>& from, schema::Reply::Builder to) {
+  if (from.ok()) {
+    write(from.value(), to.initMessage());
+  } else {
+    write(from.status(), to.initStatus());
+  }
+}
+
+void write(const BulkHeader& from, schema::BulkHeader::Builder to) {
+  to.setEpoch(from.epoch);
+  to.setOperation(from.operation);
+  to.setGroup(from.group);
+  to.setSource(from.source);
+  to.setKind(from.kind);
+  to.setDtype(from.dtype);
+  to.setReduction(from.reduction);
+  to.setAlgorithm(from.algorithm);
+  to.setRoot(from.root);
+  to.setCount(from.count);
+  to.setTag(from.tag);
+  to.setPhase(from.phase);
+  to.setOffset(from.offset);
+}
+
+Status read(schema::Status::Reader from, Status* to) {
+  Status value;
+  Status result = guarded([&](Check& check) { check.status(from, &value); });
+  if (result.ok()) *to = std::move(value);
+  return result;
+}
+
+Status read(schema::HelloReply::Reader from, Status* to) {
+  Status value;
+  Status result = guarded([&](Check& check) { check.status(from.getStatus(), &value); });
+  if (result.ok()) *to = std::move(value);
+  return result;
+}
+
+Status read(schema::Reply::Reader from, Result<Message>* to) {
+  Result<Message> value = Message(Empty{});
+  Status result = guarded([&](Check& check) {
+    switch (from.which()) {
+      case schema::Reply::MESSAGE:
+        value = check.message(from.getMessage());
+        return;
+      case schema::Reply::STATUS: {
+        Status status;
+        check.status(from.getStatus(), &status);
+        // A Result cannot hold OK without a value.
+        if (check.ok() && status.ok()) return check.fail("an answer with neither a message nor an error");
+        value = std::move(status);
+        return;
+      }
+    }
+    check.fail("unknown kind of answer");
+  });
+  if (result.ok()) *to = std::move(value);
+  return result;
+}
+
+Result<Hello> read(schema::Hello::Reader from) {
+  Hello to;
+  Status result = guarded([&](Check& check) {
+    to.protocol = from.getProtocol();
+    const auto role = static_cast<uint16_t>(from.getRole());
+    if (role > static_cast<uint16_t>(Role::kPeer)) return check.fail("unknown role " + std::to_string(role));
+    to.role = static_cast<Role>(role);
+    check.text(from.getJob(), &to.job, "job");
+    check.text(from.getToken(), &to.token, "token");
+    check.text(from.getWorkerId(), &to.worker_id, "worker id");
+    to.rank = from.getRank();
+    to.epoch = from.getEpoch();
+    check.text(from.getLibraryVersion(), &to.library_version, "library version");
+  });
+  if (!result.ok()) return result;
+  return to;
+}
+
+Result<Message> read(schema::Message::Reader from) {
+  Message to;
+  Status result = guarded([&](Check& check) { to = check.message(from); });
+  if (!result.ok()) return result;
+  return to;
+}
+
+Result<BulkHeader> read(schema::BulkHeader::Reader from) {
+  BulkHeader to;
+  Status result = guarded([&](Check&) {
+    to.epoch = from.getEpoch();
+    to.operation = from.getOperation();
+    to.group = from.getGroup();
+    to.source = from.getSource();
+    to.kind = from.getKind();
+    to.dtype = from.getDtype();
+    to.reduction = from.getReduction();
+    to.algorithm = from.getAlgorithm();
+    to.root = from.getRoot();
+    to.count = from.getCount();
+    to.tag = from.getTag();
+    to.phase = from.getPhase();
+    to.offset = from.getOffset();
+  });
+  if (!result.ok()) return result;
+  return to;
+}
+
+size_t words_for(const Status& status) {
+  if (status.ok()) return 0;
+  return 6 + words_of(status.host()) + words_of(status.operation()) + words_of(status.parameter()) +
+         (std::min(status.message().size(), kMaxTextBytes) + 8) / 8;
+}
+
+size_t words_for(const Message& message) {
+  return 16 + std::visit(
+                  [](const auto& part) -> size_t {
+                    using T = std::decay_t<decltype(part)>;
+                    if constexpr (std::is_same_v<T, JoinRequest>) {
+                      return words_of(part.member);
+                    } else if constexpr (std::is_same_v<T, JoinReply>) {
+                      size_t words = 0;
+                      for (const auto& member : part.members) words += words_of(member);
+                      return words;
+                    } else if constexpr (std::is_same_v<T, WatchReply>) {
+                      return words_for(part.news);
+                    } else if constexpr (std::is_same_v<T, Leave> || std::is_same_v<T, Report> ||
+                                         std::is_same_v<T, Goodbye> || std::is_same_v<T, OperationFailed>) {
+                      return words_for(part.cause);
+                    } else if constexpr (std::is_same_v<T, ObjectPart>) {
+                      return words_of(part.name) + (part.data.size() + 7) / 8;
+                    } else {
+                      return 0;
+                    }
+                  },
+                  message);
+}
+
+}  // namespace dsgd::transport

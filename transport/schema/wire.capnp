@@ -1,0 +1,147 @@
+@0x9d3a5cb2f1e60847;
+# What travels between the processes of a job. transport/messages.h says what the fields mean; codec_capnp.h turns the
+# one into the other. Fields and union members are only ever appended.
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("dsgd::transport::schema");
+
+struct Status {
+  code @0 :Int32;  # DSGD_ERR_*; 0: OK, and nothing else is set
+  rank @1 :Int32 = -1;
+  host @2 :Text;
+  operation @3 :Text;
+  parameter @4 :Text;
+  message @5 :Text;
+}
+
+enum Role {
+  control @0;
+  heartbeat @1;
+  peer @2;
+}
+
+struct Hello {  # first bytes of a connection, from the side that dialled
+  protocol @0 :UInt32;
+  role @1 :Role;
+  job @2 :Text;
+  token @3 :Text;
+  workerId @4 :Text;
+  rank @5 :Int32 = -1;
+  epoch @6 :UInt64;
+  libraryVersion @7 :Text;
+}
+
+struct HelloReply {  # the verdict of the side that accepted; RPC begins after an OK
+  status @0 :Status;
+}
+
+struct MemberInfo {
+  rank @0 :Int32 = -1;
+  workerId @1 :Text;
+  host @2 :Text;
+  machine @3 :Text;
+  addresses @4 :List(Text);
+  pid @5 :Int64;
+}
+
+struct JoinRequest {
+  member @0 :MemberInfo;
+  numWorkers @1 :UInt32;
+  hostsHead @2 :Bool;
+}
+
+struct JoinReply {
+  epoch @0 :UInt64;
+  rank @1 :Int32 = -1;
+  headRank @2 :Int32 = -1;
+  members @3 :List(MemberInfo);
+}
+
+struct Watch {
+  sequence @0 :UInt64;
+}
+
+struct WatchReply {
+  sequence @0 :UInt64;
+  epoch @1 :UInt64;
+  news @2 :Status;
+  left @3 :Int32 = -1;
+}
+
+struct Renew {
+  rank @0 :Int32 = -1;
+  epoch @1 :UInt64;
+}
+
+struct Departure {  # Leave, Report and Goodbye
+  rank @0 :Int32 = -1;
+  epoch @1 :UInt64;
+  cause @2 :Status;
+}
+
+struct OperationFailed {
+  epoch @0 :UInt64;
+  rank @1 :Int32 = -1;
+  operation @2 :UInt64;
+  session @3 :Bool;
+  cause @4 :Status;
+}
+
+struct ObjectPart {
+  epoch @0 :UInt64;
+  rank @1 :Int32 = -1;
+  name @2 :Text;
+  total @3 :UInt64;
+  offset @4 :UInt64;
+  data @5 :Data;
+}
+
+struct Message {
+  union {
+    empty @0 :Void;
+    joinRequest @1 :JoinRequest;
+    joinReply @2 :JoinReply;
+    watch @3 :Watch;
+    watchReply @4 :WatchReply;
+    renew @5 :Renew;
+    leave @6 :Departure;
+    report @7 :Departure;
+    operationFailed @8 :OperationFailed;
+    objectPart @9 :ObjectPart;
+    goodbye @10 :Departure;
+  }
+}
+
+struct Reply {  # the answer to a call: a message, or why there is none
+  union {
+    message @0 :Message;
+    status @1 :Status;
+  }
+}
+
+struct BulkHeader {
+  epoch @0 :UInt64;
+  operation @1 :UInt64;
+  group @2 :UInt32;
+  source @3 :Int32 = -1;
+  kind @4 :UInt8;
+  dtype @5 :UInt8;
+  reduction @6 :UInt8;
+  algorithm @7 :UInt8;
+  root @8 :Int32 = -1;
+  count @9 :UInt64;
+  tag @10 :UInt64;
+  phase @11 :UInt16;
+  offset @12 :UInt64;
+}
+
+interface Wire {
+  # The one object that the accepting side of a connection serves. Results carry a Status of their own, because an RPC
+  # exception has no room for the rank, host, operation and parameter of an error.
+
+  call @0 (message :Message) -> (reply :Reply);
+
+  push @1 (header :BulkHeader, data :Data) -> (status :Status);
+  # `data` is the last pointer of the params, so that a sender can attach an external segment which holds it and nothing
+  # else, and a receiver can read that segment straight to its place. Answered when the receiver has finished the chunk.
+}

@@ -1,0 +1,347 @@
+#include "transport/sim/client_end.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/schema/codec.h"
+
+namespace dsgd::transport {
+namespace {
+
+bool has_room(size_t unanswered, size_t chunks, size_t window, size_t nbytes) {
+  return chunks == 0 || unanswered + nbytes <= window;
+}
+
+}  // namespace
+
+ClientEnd::ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Connection> connection,
+                     std::string address, DialOptions options, Dialled dialled)
+    : network_(std::move(network)),
+      connection_(std::move(connection)),
+      address_(std::move(address)),
+      options_(std::move(options)),
+      dialled_(std::move(dialled)) {}
+
+void ClientEnd::start() {
+  connection_->to_server.write({.kind = FrameKind::kHello, .head = encode(options_.hello)});
+}
+
+bool ClientEnd::receive(Packet& packet) {
+  if (abandoned_ || !connection_) return true;
+  network_->counters.bytes_received += packet.head.size();
+  switch (packet.kind) {
+    case FrameKind::kHelloReply: {
+      Status status;
+      Status form = decode_status(packet.head, &status);
+      verdict(form.ok() ? status : form);
+      return true;
+    }
+    case FrameKind::kReply: {
+      Result<Message> reply = Status();
+      Status form = decode_reply(packet.head, &reply);
+      if (!form.ok()) {
+        break_off(form, true);
+        return true;
+      }
+      auto found = calls_.find(packet.id);
+      if (found == calls_.end()) return true;  // its deadline has passed
+      Call call = std::move(found->second);
+      calls_.erase(found);
+      if (call.timer != 0) network_->loop->cancel(call.timer);
+      call.done(std::move(reply));
+      return true;
+    }
+    case FrameKind::kBulkReply: {
+      Status status;
+      Status form = decode_status(packet.head, &status);
+      if (form.ok()) {
+        answered(packet.id, status);
+      } else {
+        break_off(form, true);
+      }
+      return true;
+    }
+    case FrameKind::kEnd:
+    case FrameKind::kReset: {
+      const char* how = packet.kind == FrameKind::kEnd ? "was closed by the peer" : "broke";
+      const Status why(Code::kIo, "the connection to " + address_ + " " + how);
+      if (dialled_) {
+        fail_dial({Code::kUnreachable, why.message() + " before it answered the hello"});
+      } else {
+        break_off(why, false);
+      }
+      return true;
+    }
+    default:
+      break_off({Code::kIo, "unexpected frame from " + address_}, true);
+      return true;
+  }
+}
+
+void ClientEnd::verdict(const Status& status) {
+  if (!dialled_) return;
+  if (!status.ok()) return fail_dial(status);
+  auto done = std::exchange(dialled_, nullptr);
+  done(std::unique_ptr<ClientChannel>(std::make_unique<SimClientChannel>(shared_from_this())));
+}
+
+void ClientEnd::fail_dial(const Status& why) {
+  auto done = std::exchange(dialled_, nullptr);
+  abandon();
+  if (done) done(why);
+}
+
+void ClientEnd::call(Message request, Time deadline, std::function<void(Result<Message>)> done) {
+  network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::call");
+  if (!connection_ || closing_) {
+    return later("call", [this, done = std::move(done)] { done(gone()); });
+  }
+  const uint64_t id = next_id_++;
+  Call& call = calls_[id];
+  call.name = message_name(request);
+  call.done = std::move(done);
+  if (deadline != kNever) {
+    call.timer = network_->loop->schedule(deadline, [this, self = shared_from_this(), id] {
+      auto found = calls_.find(id);
+      if (found == calls_.end()) return;
+      Call late = std::move(found->second);
+      calls_.erase(found);
+      late.done(Status(Code::kTimeout, std::string("no answer to ") + late.name + " from " + address_ +
+                                           " before the deadline"));
+    });
+  }
+  auto bytes = encode(request);
+  network_->counters.bytes_sent += bytes.size();
+  connection_->to_server.write({.kind = FrameKind::kCall, .id = id, .head = std::move(bytes)});
+}
+
+void ClientEnd::send(const BulkHeader& header, std::span<const std::byte> data,
+                     std::function<void(const Status&)> done) {
+  network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::send");
+  if (!connection_ || closing_) {
+    return later("send", [this, done = std::move(done)] { done(gone()); });
+  }
+  windows_[header.operation].waiting.push_back({next_id_++, header, data, {}, std::move(done)});
+  pump(header.operation);
+}
+
+void ClientEnd::send_small(const BulkHeader& header, std::span<const std::byte> data,
+                           std::function<void(const Status&)> done) {
+  network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::send_small");
+  if (!connection_ || closing_) {
+    return later("send_small", [this, done = std::move(done)] {
+      if (done) done(gone());
+    });
+  }
+  if (data.size() > kSmallBytes) {
+    const Status why(Code::kInvalidArgument, "a small chunk has " + std::to_string(data.size()) +
+                                                 " bytes, more than " + std::to_string(kSmallBytes));
+    return later("send_small", [done = std::move(done), why] {
+      if (done) done(why);
+    });
+  }
+  small_.waiting.push_back({next_id_++, header, {}, {data.begin(), data.end()}, std::move(done)});
+  pump_small();
+}
+
+void ClientEnd::pump(uint64_t operation) {
+  auto found = windows_.find(operation);
+  if (found == windows_.end() || !connection_) return;
+  Window& window = found->second;
+  while (!window.waiting.empty() && has_room(window.unanswered, window.chunks, options_.bulk_window,
+                                             window.waiting.front().data.size())) {
+    Chunk chunk = std::move(window.waiting.front());
+    window.waiting.pop_front();
+    window.unanswered += chunk.data.size();
+    ++window.chunks;
+    write_chunk(std::move(chunk), false);
+  }
+  if (window.waiting.empty() && window.chunks == 0) windows_.erase(found);
+}
+
+void ClientEnd::pump_small() {
+  while (connection_ && !small_.waiting.empty() &&
+         has_room(small_.unanswered, small_.chunks, options_.small_window,
+                  small_.waiting.front().owned.size())) {
+    Chunk chunk = std::move(small_.waiting.front());
+    small_.waiting.pop_front();
+    small_.unanswered += chunk.owned.size();
+    ++small_.chunks;
+    if (chunk.done) later("small chunk sent", [done = std::move(chunk.done)] { done(Status()); });
+    chunk.done = nullptr;
+    write_chunk(std::move(chunk), true);
+  }
+}
+
+void ClientEnd::write_chunk(Chunk chunk, bool small) {
+  const size_t nbytes = small ? chunk.owned.size() : chunk.data.size();
+  chunks_[chunk.id] = {chunk.header.operation, nbytes, small, std::move(chunk.done)};
+  Frame frame{.kind = small ? FrameKind::kSmall : FrameKind::kBulk,
+              .id = chunk.id,
+              .operation = chunk.header.operation,
+              .head = encode(chunk.header)};
+  network_->counters.bytes_sent += frame.head.size() + nbytes;
+  if (small) {
+    frame.owned = std::move(chunk.owned);
+    frame.payload = frame.owned;
+  } else {
+    frame.payload = chunk.data;
+  }
+  connection_->to_server.write(std::move(frame));
+}
+
+void ClientEnd::answered(uint64_t id, const Status& status) {
+  auto found = chunks_.find(id);
+  if (found == chunks_.end()) return;
+  Unanswered chunk = std::move(found->second);
+  chunks_.erase(found);
+  auto self = shared_from_this();
+  if (chunk.small) {
+    small_.unanswered -= chunk.nbytes;
+    --small_.chunks;
+    if (!status.ok() && options_.refused) options_.refused(chunk.operation, status);
+    if (!abandoned_) pump_small();
+  } else {
+    Window& window = windows_[chunk.operation];
+    window.unanswered -= chunk.nbytes;
+    --window.chunks;
+    pump(chunk.operation);
+    if (chunk.done) chunk.done(status);
+  }
+  if (!abandoned_) finish_if_flushed();
+}
+
+void ClientEnd::revoke(uint64_t operation) {
+  network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::revoke");
+  if (!connection_) return;
+  for (uint64_t id : connection_->to_server.revoke(operation)) {
+    auto found = chunks_.find(id);
+    Window& window = windows_[operation];
+    window.unanswered -= found->second.nbytes;
+    --window.chunks;
+    chunks_.erase(found);
+  }
+  for (auto& [id, chunk] : chunks_) {
+    if (!chunk.small && chunk.operation == operation) chunk.done = nullptr;
+  }
+  if (auto found = windows_.find(operation); found != windows_.end()) {
+    found->second.waiting.clear();
+    if (found->second.chunks == 0) windows_.erase(found);
+  }
+  finish_if_flushed();
+}
+
+void ClientEnd::close(bool flush) {
+  network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::close");
+  if (!connection_) return;
+  options_.closed = nullptr;
+  if (closing_ && flush) return;
+  closing_ = true;
+  if (flush) return finish_if_flushed();
+  why_gone_ = {Code::kClosed, "the connection to " + address_ + " is closed"};
+  connection_->to_server.finish(false);
+  // From the loop, not from within this call; until then a span may be said to be in use, but nothing reads
+  // it.
+  later("closed", [this] { break_off(why_gone_, false); });
+}
+
+void ClientEnd::finish_if_flushed() {
+  if (!closing_ || !connection_ || !small_.waiting.empty()) return;
+  for (const auto& [operation, window] : windows_) {
+    if (!window.waiting.empty()) return;
+  }
+  connection_->to_server.finish(true);
+}
+
+void ClientEnd::drained() {
+  if (!closing_ || !connection_ || !connection_->to_server.finished()) return;
+  break_off({Code::kClosed, "the connection to " + address_ + " is closed"}, false);
+}
+
+// The end of the connection as this side sees it: everything that waits is told, once.
+void ClientEnd::break_off(const Status& why, bool tell) {
+  if (!connection_) return;
+  auto self = shared_from_this();
+  why_gone_ = why;
+  auto connection = std::exchange(connection_, nullptr);
+  connection->to_server.release_spans();
+  if (tell) {
+    connection->to_server.cut(true);
+  } else if (!closing_) {
+    connection->to_server.cut(false);
+  }
+  network_->clients.erase(connection->id);
+  // Whether `closed` comes before or after the others is not said: users must bear both.
+  auto tell_closed = [&] {
+    if (!abandoned_ && options_.closed) std::exchange(options_.closed, nullptr)(why);
+  };
+  const bool first = network_->kernel.random().chance(0.5);
+  if (first) tell_closed();
+  if (!abandoned_) fail_all(why);
+  if (!first) tell_closed();
+  connection->client.reset();
+  if (!connection->server) network_->kernel.remove(connection.get());
+}
+
+void ClientEnd::fail_all(const Status& why) {
+  std::vector<std::pair<uint64_t, Task>> waiting;
+  for (auto& [id, call] : std::exchange(calls_, {})) {
+    if (call.timer != 0) network_->loop->cancel(call.timer);
+    waiting.emplace_back(id, [done = std::move(call.done), why] { done(why); });
+  }
+  auto add = [&](uint64_t id, std::function<void(const Status&)>& done) {
+    if (done) waiting.emplace_back(id, [done = std::move(done), why] { done(why); });
+  };
+  for (auto& [id, chunk] : std::exchange(chunks_, {})) {
+    if (!chunk.small) add(id, chunk.done);
+  }
+  for (auto& [operation, window] : std::exchange(windows_, {})) {
+    for (auto& chunk : window.waiting) add(chunk.id, chunk.done);
+  }
+  auto small = std::exchange(small_, {});
+  for (auto& chunk : small.waiting) add(chunk.id, chunk.done);
+  std::sort(waiting.begin(), waiting.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto& [id, tell] : waiting) {
+    if (abandoned_) return;
+    tell();
+  }
+}
+
+void ClientEnd::abandon() {
+  if (std::exchange(abandoned_, true)) return;
+  auto self = shared_from_this();
+  options_.closed = nullptr;
+  options_.refused = nullptr;
+  dialled_ = nullptr;
+  if (network_->loop != nullptr) {
+    for (auto& [id, call] : calls_) {
+      if (call.timer != 0) network_->kernel.cancel(call.timer);
+    }
+  }
+  auto connection = std::exchange(connection_, nullptr);
+  if (connection) {
+    connection->to_server.release_spans();
+    connection->to_server.finish(closing_ && network_->loop != nullptr);
+    network_->clients.erase(connection->id);
+    connection->client.reset();
+    if (!connection->server) network_->kernel.remove(connection.get());
+  }
+  calls_.clear();
+  chunks_.clear();
+  windows_.clear();
+  small_ = {};
+}
+
+void ClientEnd::later(const char*, Task task) {
+  if (network_->loop == nullptr) return;
+  network_->loop->post([self = shared_from_this(), task = std::move(task)] {
+    if (!self->abandoned_) task();
+  });
+}
+
+Status ClientEnd::gone() const {
+  if (!why_gone_.ok()) return why_gone_;
+  return {Code::kClosed, "the connection to " + address_ + " is closed"};
+}
+
+}  // namespace dsgd::transport

@@ -1,0 +1,106 @@
+// The dialling end of a simulated connection, and the ClientChannel that core holds.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+
+#include "transport/sim/sim_network.h"
+
+namespace dsgd::transport {
+
+class ClientEnd final : public End, public std::enable_shared_from_this<ClientEnd> {
+ public:
+  using Dialled = std::function<void(Result<std::unique_ptr<ClientChannel>>)>;
+  ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Connection> connection,
+            std::string address, DialOptions options, Dialled dialled);
+
+  void start();  // says hello
+  bool receive(Packet& packet) override;
+  void drained() override;
+
+  const std::string& address() const { return address_; }
+  void call(Message request, Time deadline, std::function<void(Result<Message>)> done);
+  void send(const BulkHeader& header, std::span<const std::byte> data,
+            std::function<void(const Status&)> done);
+  void send_small(const BulkHeader& header, std::span<const std::byte> data,
+                  std::function<void(const Status&)> done);
+  void revoke(uint64_t operation);
+  void close(bool flush);
+  void abandon();  // the channel or the network is destroyed: no callback any more, no span read
+  void fail_dial(const Status& why);
+
+ private:
+  struct Call {
+    const char* name;
+    std::function<void(Result<Message>)> done;
+    TimerId timer = 0;
+  };
+  struct Chunk {
+    uint64_t id = 0;
+    BulkHeader header;
+    std::span<const std::byte> data;
+    std::vector<std::byte> owned;  // of a small chunk
+    std::function<void(const Status&)> done;
+  };
+  struct Unanswered {
+    uint64_t operation = 0;
+    size_t nbytes = 0;
+    bool small = false;
+    std::function<void(const Status&)> done;
+  };
+  struct Window {
+    size_t unanswered = 0, chunks = 0;
+    std::deque<Chunk> waiting;
+  };
+
+  void verdict(const Status& status);
+  void answered(uint64_t id, const Status& status);
+  void pump(uint64_t operation);
+  void pump_small();
+  void write_chunk(Chunk chunk, bool small);
+  void break_off(const Status& why, bool tell);
+  void fail_all(const Status& why);
+  void finish_if_flushed();
+  void later(const char* what, Task task);  // from the loop, if the connection is then not abandoned
+  Status gone() const;
+
+  std::shared_ptr<NetworkState> network_;
+  std::shared_ptr<Connection> connection_;  // null when closed
+  const std::string address_;
+  DialOptions options_;
+  Dialled dialled_;
+  TimerId dial_timer_ = 0;
+  uint64_t next_id_ = 1;
+  std::map<uint64_t, Call> calls_;
+  std::map<uint64_t, Unanswered> chunks_;
+  std::map<uint64_t, Window> windows_;  // by operation
+  Window small_;
+  bool abandoned_ = false, closing_ = false;
+  Status why_gone_;
+};
+
+class SimClientChannel final : public ClientChannel {
+ public:
+  explicit SimClientChannel(std::shared_ptr<ClientEnd> end) : end_(std::move(end)) {}
+  ~SimClientChannel() override { end_->abandon(); }
+  std::string address() const override { return end_->address(); }
+  void call(Message request, Time deadline, std::function<void(Result<Message>)> done) override {
+    end_->call(std::move(request), deadline, std::move(done));
+  }
+  void send(const BulkHeader& header, std::span<const std::byte> data,
+            std::function<void(const Status&)> done) override {
+    end_->send(header, data, std::move(done));
+  }
+  void send_small(const BulkHeader& header, std::span<const std::byte> data,
+                  std::function<void(const Status&)> done) override {
+    end_->send_small(header, data, std::move(done));
+  }
+  void revoke(uint64_t operation) override { end_->revoke(operation); }
+  void close(bool flush) override { end_->close(flush); }
+
+ private:
+  std::shared_ptr<ClientEnd> end_;
+};
+
+}  // namespace dsgd::transport

@@ -1,0 +1,55 @@
+// A program of a simulated process: a thread that runs only while the world stands still, and the reverse.
+// The two hand each other a baton, so that no two of them ever run at once and the order of events stays the
+// seed's.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <semaphore>
+#include <thread>
+
+#include "transport/loop.h"
+
+namespace dsgd::transport {
+
+struct Process;
+
+class Fiber {
+ public:
+  Fiber(Process* process, std::function<void()> program)
+      : process_(process), thread_([this, program = std::move(program)] {
+          to_program_.acquire();
+          program();
+          finished_ = true;
+          to_world_.release();
+        }) {}
+  // The program must have returned.
+  ~Fiber() { thread_.join(); }
+
+  Process* process() const { return process_; }
+  bool finished() const { return finished_; }
+
+  // World's side: lets the program run until it waits or returns.
+  void run() {
+    to_program_.release();
+    to_world_.acquire();
+  }
+  // Program's side: lets the world run until it calls run() again.
+  void yield() {
+    to_world_.release();
+    to_program_.acquire();
+  }
+  bool is_current() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+  // What the program waits for; null: nothing (it has been told to go on, or has not begun to wait).
+  const std::atomic<bool>* awaited = nullptr;
+  uint64_t deadline_event = 0;
+
+ private:
+  Process* const process_;
+  bool finished_ = false;
+  std::binary_semaphore to_program_{0}, to_world_{0};
+  std::thread thread_;  // last: it uses the others
+};
+
+}  // namespace dsgd::transport

@@ -1,0 +1,270 @@
+#include "transport/sim/kernel.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "transport/sim/connection.h"
+#include "transport/sim/fiber.h"
+
+namespace dsgd::transport {
+
+Kernel::Kernel(uint64_t seed, SimOptions options)
+    : options_(options), random_(seed), test_random_(seed ^ 0x6a09e667f3bcc909u) {}
+
+Kernel::~Kernel() {
+  for (const auto& fiber : fibers_) {
+    if (!fiber->finished()) {
+      std::fprintf(stderr, "simulation: the world ends while a program of process %u still runs\n",
+                   fiber->process()->id);
+      std::abort();
+    }
+  }
+  ending_ = true;
+  auto queue = std::exchange(queue_, {});
+  times_.clear();
+  for (const auto& process : processes_) std::exchange(process->held, {}).clear();
+  queue.clear();
+  std::exchange(connections_, {}).clear();
+}
+
+uint64_t Kernel::at(Time when, Process* process, std::shared_ptr<LoopState> loop, const char* what,
+                    Task task) {
+  if (ending_) return 0;
+  const uint64_t id = next_event_++;
+  when = std::max(when, now_);
+  queue_.emplace(std::pair(when, id), Event{process, std::move(loop), what, std::move(task)});
+  times_.emplace(id, when);
+  return id;
+}
+
+void Kernel::cancel(uint64_t event) {
+  if (auto found = times_.find(event); found != times_.end()) {
+    queue_.erase({found->second, event});
+    times_.erase(event);
+    return;
+  }
+  for (const auto& process : processes_) {
+    std::erase_if(process->held, [&](const auto& entry) { return entry.first == event; });
+  }
+}
+
+void Kernel::drop_events_of(const LoopState* loop) {
+  // The tasks are destroyed after the queue is consistent again: what they hold may act on the kernel.
+  std::vector<Event> dropped;
+  for (auto entry = queue_.begin(); entry != queue_.end();) {
+    if (entry->second.loop.get() != loop) {
+      ++entry;
+      continue;
+    }
+    times_.erase(entry->first.second);
+    dropped.push_back(std::move(entry->second));
+    entry = queue_.erase(entry);
+  }
+  for (const auto& process : processes_) {
+    for (auto& entry : process->held) {
+      if (entry.second.loop.get() == loop) dropped.push_back(std::exchange(entry.second, {}));
+    }
+    std::erase_if(process->held, [](const auto& entry) { return !entry.second.task; });
+  }
+}
+
+bool Kernel::step(Time limit) {
+  if (queue_.empty() || queue_.begin()->first.first > limit) {
+    if (limit != kNever) now_ = std::max(now_, limit);
+    return false;
+  }
+  auto node = queue_.extract(queue_.begin());
+  const auto [when, id] = node.key();
+  Event event = std::move(node.mapped());
+  times_.erase(id);
+  now_ = when;
+  Process* process = event.process;
+  if (process != nullptr && (process->paused || (process->dead && !process->buried))) {
+    process->held.emplace_back(id, std::move(event));
+    return true;
+  }
+  run(event);
+  return true;
+}
+
+void Kernel::run(Event& event) {
+  if (event.loop && !event.loop->alive) return;
+  trace(static_cast<uint64_t>(now_.count()));
+  trace(event.process ? event.process->id + 1 : 0);
+  trace_bytes(event.what, std::strlen(event.what));
+  const LoopState* outer = std::exchange(current_loop_, event.loop.get());
+  event.task();
+  current_loop_ = outer;
+  event.task = nullptr;  // what it holds is released before a program looks
+  if (event.process != nullptr) wake_programs(event.process);
+}
+
+void Kernel::require_loop(const LoopState* loop, const char* what) const {
+  if (current_loop_ == loop) return;
+  std::fprintf(stderr, "simulation: %s is called off its loop\n", what);
+  std::abort();
+}
+
+void Kernel::trace_bytes(const void* data, size_t n) {
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  uint64_t word;
+  for (; n >= sizeof(word); n -= sizeof(word), bytes += sizeof(word)) {
+    std::memcpy(&word, bytes, sizeof(word));
+    trace(word);
+  }
+  word = n;
+  for (; n > 0; --n) word = word << 8 | *bytes++;
+  trace(word);
+}
+
+Process& Kernel::start_process(const std::string& host) {
+  host_address(host);
+  auto process = std::make_unique<Process>();
+  process->id = static_cast<ProcessId>(processes_.size());
+  process->host = host;
+  process->random = Random(random_.next());
+  processes_.push_back(std::move(process));
+  return *processes_.back();
+}
+
+std::string Kernel::host_address(const std::string& host) {
+  const size_t n = hosts_.size() + 1;
+  auto [entry, added] = hosts_.try_emplace(host);
+  if (added) entry->second = "10.0." + std::to_string(n / 250) + "." + std::to_string(n % 250);
+  return entry->second;
+}
+
+std::string Kernel::resolve(const std::string& from, const std::string& name) const {
+  if (name == "localhost" || name == "::1" || name.starts_with("127.")) return from;
+  for (const auto& [host, address] : hosts_) {
+    if (name == host || name == address) return host;
+  }
+  return {};
+}
+
+uint16_t Kernel::free_port() { return next_port_++; }
+
+bool Kernel::blocked(const Process& from, const Process& to) const {
+  return !to.buried && blocked_.contains({from.id, to.id});
+}
+
+void Kernel::set_blocked(ProcessId from, ProcessId to, bool blocked) {
+  if (blocked) {
+    blocked_.insert({from, to});
+    return;
+  }
+  blocked_.erase({from, to});
+  for (const auto& connection : connections()) {
+    connection->to_server.kick();
+    connection->to_client.kick();
+  }
+}
+
+Duration Kernel::delay(const Process& from, const Process& to) {
+  auto found = delays_.find({from.id, to.id});
+  const LinkDelay& link = found == delays_.end() ? options_.delay : found->second;
+  Duration delay = random_.between(link.minimum, link.maximum);
+  if (link.slow_chance > 0 && random_.chance(link.slow_chance))
+    delay += random_.between(Duration(0), link.slow);
+  return delay;
+}
+
+void Kernel::add(std::shared_ptr<Connection> connection) {
+  const uint64_t id = connection->id;
+  connections_.emplace(id, std::move(connection));
+}
+void Kernel::remove(const Connection* connection) { connections_.erase(connection->id); }
+
+std::vector<std::shared_ptr<Connection>> Kernel::connections() const {
+  std::vector<std::shared_ptr<Connection>> all;
+  for (const auto& entry : connections_) all.push_back(entry.second);
+  return all;
+}
+
+void Kernel::pause(Process& process) { process.paused = true; }
+
+void Kernel::resume(Process& process) {
+  process.paused = false;
+  if (!process.dead || process.buried) release_held(process);
+}
+
+void Kernel::release_held(Process& process) {
+  auto held = std::move(process.held);
+  process.held.clear();
+  for (auto& [id, event] : held) {
+    queue_.emplace(std::pair(now_, id), std::move(event));
+    times_.emplace(id, now_);
+  }
+}
+
+void Kernel::kill(Process& process, Death death) {
+  if (process.dead) return;
+  process.dead = true;
+  process.paused = false;
+  for (const auto& connection : connections()) {
+    if (connection->to_server.from() == &process) connection->to_server.cut(death == Death::kReset);
+    if (connection->to_client.from() == &process) connection->to_client.cut(death == Death::kReset);
+  }
+}
+
+void Kernel::bury(Process& process) {
+  if (!process.dead || process.buried) return;
+  process.buried = true;
+  for (const auto& connection : connections()) {
+    if (connection->to_server.to() == &process) connection->to_server.cut(true);
+    if (connection->to_client.to() == &process) connection->to_client.cut(true);
+  }
+  release_held(process);
+}
+
+void Kernel::start_program(Process& process, std::function<void()> program) {
+  fibers_.push_back(std::make_unique<Fiber>(&process, std::move(program)));
+  Fiber* fiber = fibers_.back().get();
+  at(now_ + random_.between(Duration(0), std::chrono::microseconds(100)), &process, nullptr, "program",
+     [fiber] { fiber->run(); });
+}
+
+size_t Kernel::running_programs() const {
+  size_t running = 0;
+  for (const auto& fiber : fibers_) running += fiber->finished() ? 0 : 1;
+  return running;
+}
+
+bool Kernel::wait(Process& process, const std::atomic<bool>& done, Time deadline) {
+  if (done) return true;
+  if (current_loop_ != nullptr) {
+    std::fprintf(stderr, "simulation: Loop::wait is called on a loop\n");
+    std::abort();
+  }
+  for (const auto& fiber : fibers_) {
+    if (!fiber->is_current()) continue;
+    if (deadline <= now_) return false;
+    fiber->awaited = &done;
+    auto wake = [self = fiber.get()] {
+      self->awaited = nullptr;
+      self->deadline_event = 0;
+      self->run();
+    };
+    if (deadline != kNever) fiber->deadline_event = at(deadline, &process, nullptr, "wait ends", wake);
+    fiber->yield();
+    return done;
+  }
+  while (!done && now_ < deadline && (step(deadline) || now_ < deadline)) {
+    if (queue_.empty() && deadline == kNever) break;  // nothing can end this wait any more
+  }
+  return done;
+}
+
+void Kernel::wake_programs(const Process* process) {
+  for (const auto& fiber : fibers_) {
+    if (fiber->process() != process || fiber->awaited == nullptr || !*fiber->awaited) continue;
+    fiber->awaited = nullptr;
+    if (fiber->deadline_event != 0) cancel(std::exchange(fiber->deadline_event, 0));
+    at(now_ + random_.between(Duration(0), std::chrono::microseconds(5)), fiber->process(), nullptr, "wake",
+       [self = fiber.get()] { self->run(); });
+  }
+}
+
+}  // namespace dsgd::transport

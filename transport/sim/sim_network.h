@@ -1,0 +1,100 @@
+// Loop, Network, Listener and Environment of the simulated world.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "transport/network.h"
+#include "transport/sim/connection.h"
+#include "transport/sim/kernel.h"
+
+namespace dsgd::transport {
+
+class ClientEnd;
+class ServerEnd;
+
+class SimLoop final : public Loop {
+ public:
+  SimLoop(Kernel& kernel, Process& process);
+  ~SimLoop() override;
+
+  Time now() const override { return kernel_.now(); }
+  void post(Task task) override;
+  TimerId schedule(Time when, Task task) override;
+  void cancel(TimerId id) override;
+  bool on_loop() const override { return kernel_.current_loop() == state_.get(); }
+  bool wait(const std::atomic<bool>& done, Time deadline) override;
+  uint64_t random() override { return process_.random.next(); }
+
+  const std::shared_ptr<LoopState>& state() const { return state_; }
+
+ private:
+  Kernel& kernel_;
+  Process& process_;
+  std::shared_ptr<LoopState> state_;
+};
+
+// What the ends of connections know of their network. Outlives it for those who still hold pooled data or an
+// end.
+struct NetworkState {
+  NetworkState(Kernel& kernel, Process& process, size_t receive_memory)
+      : kernel(kernel), process(process), receive_memory(receive_memory) {}
+  Kernel& kernel;
+  Process& process;
+  Loop* loop = nullptr;  // null: the network is gone
+  std::shared_ptr<LoopState> loop_state;
+  const size_t receive_memory;
+  Network::Counters counters;
+  std::map<uint64_t, std::shared_ptr<Connection>> clients, servers;  // open connections, by age
+
+  // Pooled memory has become free: connections that wait for some are looked at again.
+  void pool_released(size_t nbytes);
+};
+
+struct ListenerState {
+  std::shared_ptr<NetworkState> network;
+  AcceptHandler* handler = nullptr;
+  std::string address;
+  bool open = true;
+  bool usable() const;
+};
+
+class SimNetwork final : public Network {
+ public:
+  SimNetwork(Kernel& kernel, Process& process, size_t receive_memory);
+  ~SimNetwork() override;
+
+  Loop& loop() override { return loop_; }
+  void dial(const std::string& address, DialOptions options,
+            std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) override;
+  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler) override;
+  Result<std::string> local_address_for(const std::string& address, const std::string& interface,
+                                        std::string* why) override;
+  Counters counters() const override { return state_->counters; }
+
+  const std::shared_ptr<NetworkState>& state() const { return state_; }
+
+ private:
+  Kernel& kernel_;
+  Process& process_;
+  SimLoop loop_;
+  std::shared_ptr<NetworkState> state_;
+};
+
+class SimEnvironment final : public Environment {
+ public:
+  SimEnvironment(Kernel& kernel, Process& process) : kernel_(kernel), process_(process) {}
+  Result<std::unique_ptr<Network>> new_network(const std::string& name, size_t receive_memory) override;
+  std::string host_name() override { return process_.host; }
+  std::string machine() override { return "machine of " + process_.host; }
+  int64_t process_id() override { return 1000 + process_.id; }
+  bool forked() const override { return false; }
+
+ private:
+  Kernel& kernel_;
+  Process& process_;
+};
+
+}  // namespace dsgd::transport

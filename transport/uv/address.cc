@@ -1,0 +1,221 @@
+#include "transport/uv/address.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <uv.h>
+
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "transport/uv/guard.h"
+
+namespace dsgd::transport::uv {
+
+namespace {
+
+constexpr int kUnixBufferBytes = 4 << 20;  // TCP's are tuned by the kernel, which does it better
+
+std::vector<SocketAddress> collect(const addrinfo* list) {
+  std::vector<SocketAddress> addresses;
+  for (; list; list = list->ai_next) {
+    if (list->ai_family != AF_INET && list->ai_family != AF_INET6) continue;
+    SocketAddress address;
+    std::memcpy(&address.storage, list->ai_addr, list->ai_addrlen);
+    address.length = list->ai_addrlen;
+    addresses.push_back(address);
+  }
+  return addresses;
+}
+
+addrinfo hints_for(bool passive) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
+  return hints;
+}
+
+Status unresolved(const std::string& host, const std::string& why) {
+  return Status(Code::kUnreachable, "cannot resolve the host name '" + host + "': " + why +
+                                        "; check the name, or give a numeric address");
+}
+
+}  // namespace
+
+Result<ParsedAddress> parse_address(const std::string& text) {
+  auto invalid = [&text](const std::string& why) {
+    return Status(Code::kInvalidArgument,
+                  "address '" + text + "' " + why + "; give host:port, [ipv6]:port or unix:/path");
+  };
+  ParsedAddress parsed;
+  if (text.rfind("unix:", 0) == 0) {
+    parsed.is_unix = true;
+    parsed.path = text.substr(5);
+    if (parsed.path.empty()) return invalid("has no path");
+    return parsed;
+  }
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return invalid("has no port");
+  parsed.host = text.substr(0, colon);
+  parsed.port = text.substr(colon + 1);
+  if (parsed.host.size() >= 2 && parsed.host.front() == '[' && parsed.host.back() == ']') {
+    parsed.host = parsed.host.substr(1, parsed.host.size() - 2);
+  } else if (parsed.host.find(':') != std::string::npos) {
+    return invalid("has an IPv6 host without brackets");
+  }
+  if (parsed.port.empty() || parsed.port.size() > 5 ||
+      parsed.port.find_first_not_of("0123456789") != std::string::npos || std::stoi(parsed.port) > 65535) {
+    return invalid("has no port between 0 and 65535");
+  }
+  return parsed;
+}
+
+Result<SocketAddress> unix_address(const std::string& path) {
+  SocketAddress address;
+  auto* name = reinterpret_cast<sockaddr_un*>(&address.storage);
+  if (path.size() >= sizeof name->sun_path) {
+    return Status(Code::kInvalidArgument, "the Unix socket path '" + path + "' has " +
+                                              std::to_string(path.size()) + " bytes, at most " +
+                                              std::to_string(sizeof name->sun_path - 1) +
+                                              " are possible; choose a shorter directory");
+  }
+  name->sun_family = AF_UNIX;
+  std::memcpy(name->sun_path, path.c_str(), path.size() + 1);
+  address.length = sizeof *name;
+  return address;
+}
+
+Result<std::vector<SocketAddress>> numeric_addresses(const ParsedAddress& address) {
+  if (address.is_unix) {
+    auto one = unix_address(address.path);
+    if (!one.ok()) return one.status();
+    return std::vector<SocketAddress>{one.value()};
+  }
+  SocketAddress one;
+  const int port = std::stoi(address.port);
+  if (uv_ip4_addr(address.host.c_str(), port, reinterpret_cast<sockaddr_in*>(&one.storage)) == 0) {
+    one.length = sizeof(sockaddr_in);
+    return std::vector<SocketAddress>{one};
+  }
+  if (uv_ip6_addr(address.host.c_str(), port, reinterpret_cast<sockaddr_in6*>(&one.storage)) == 0) {
+    one.length = sizeof(sockaddr_in6);
+    return std::vector<SocketAddress>{one};
+  }
+  return std::vector<SocketAddress>{};
+}
+
+std::string to_text(const std::string& host, const std::string& port) {
+  return host.find(':') == std::string::npos ? host + ":" + port : "[" + host + "]:" + port;
+}
+
+std::string to_text(const SocketAddress& address) {
+  if (address.family() == AF_UNIX) {
+    return std::string("unix:") + reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path;
+  }
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (getnameinfo(address.get(), address.length, host, sizeof host, port, sizeof port,
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "(unknown address)";
+  }
+  return to_text(host, port);
+}
+
+// ---- names
+
+class Resolution {
+ public:
+  using Addresses = Result<std::vector<SocketAddress>>;
+  // Where the thread leaves its result. The handle takes the loop away when it goes.
+  struct Mailbox {
+    std::mutex mutex;
+    UvLoop* loop;
+    std::function<void(Addresses)> done;
+  };
+
+  explicit Resolution(std::shared_ptr<Mailbox> mailbox) : mailbox_(std::move(mailbox)) {}
+  ~Resolution() {
+    std::lock_guard lock(mailbox_->mutex);
+    mailbox_->loop = nullptr;
+    mailbox_->done = nullptr;
+  }
+
+  static void deliver(const std::shared_ptr<Mailbox>& mailbox, Addresses result) {
+    std::lock_guard lock(mailbox->mutex);
+    if (!mailbox->loop) return;
+    mailbox->loop->post([mailbox, result = std::move(result)] {
+      std::function<void(Addresses)> done;
+      {
+        std::lock_guard inner(mailbox->mutex);
+        done = std::move(mailbox->done);
+        mailbox->done = nullptr;
+      }
+      if (done) done(result);
+    });
+  }
+
+ private:
+  const std::shared_ptr<Mailbox> mailbox_;
+};
+
+std::shared_ptr<Resolution> resolve(UvLoop& loop, const ParsedAddress& address,
+                                    std::function<void(Result<std::vector<SocketAddress>>)> done) {
+  auto mailbox = std::make_shared<Resolution::Mailbox>();
+  mailbox->loop = &loop;
+  mailbox->done = std::move(done);
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the thread inherits the mask
+  try {
+    std::thread([mailbox, address] { Resolution::deliver(mailbox, resolve_now(address, false)); }).detach();
+  } catch (const std::system_error& error) {
+    Resolution::deliver(mailbox, Status(Code::kLimit, std::string("cannot start a thread to look up '") +
+                                                          address.host + "': " + error.what()));
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return std::make_shared<Resolution>(std::move(mailbox));
+}
+
+Result<std::vector<SocketAddress>> resolve_now(const ParsedAddress& address, bool passive) {
+  auto numeric = numeric_addresses(address);
+  if (!numeric.ok() || !numeric.value().empty()) return numeric;
+  const addrinfo hints = hints_for(passive);
+  addrinfo* list = nullptr;
+  const bool any = address.host.empty() || address.host == "*";
+  const int error =
+      getaddrinfo(any && passive ? nullptr : address.host.c_str(), address.port.c_str(), &hints, &list);
+  if (error != 0) return unresolved(address.host, gai_strerror(error));
+  auto addresses = collect(list);
+  freeaddrinfo(list);
+  if (addresses.empty()) return unresolved(address.host, "it has no IP address");
+  return addresses;
+}
+
+// ---- sockets
+
+Result<Fd> make_socket(int family) {
+  Fd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) {
+    return Status(Code::kLimit, "cannot open a socket: " + errno_text(errno) +
+                                    (errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : ""));
+  }
+  return fd;
+}
+
+void tune_socket(int fd, int family) {
+  if (family == AF_UNIX) {
+    const int bytes = kUnixBufferBytes;
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+  } else {
+    const int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+}
+
+}  // namespace dsgd::transport::uv

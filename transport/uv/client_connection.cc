@@ -1,0 +1,340 @@
+#include "transport/uv/client_connection.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/uv/guard.h"
+#include "transport/uv/zero_region.h"
+
+namespace dsgd::transport::uv {
+
+namespace {
+
+// Words of a push besides its payload: the header, and the far pointer's pad of two words.
+constexpr uint64_t kPushWords = 32;
+// A span under way and one behind it keep the socket busy. The rest waits here, where revoke() costs nothing
+// and from where control messages may overtake it.
+constexpr size_t kSpansInQueue = 2;
+
+}  // namespace
+
+Result<std::shared_ptr<ClientConnection>> ClientConnection::make(NetworkShared shared, Fd fd,
+                                                                 std::string peer, DialOptions options) {
+  std::shared_ptr<ClientConnection> self(new ClientConnection(shared, std::move(peer), std::move(options)));
+  auto link = Link::make(shared.loop.port(), std::move(fd), capnp::rpc::twoparty::Side::CLIENT, shared.read,
+                         shared.sent, self.get(), nullptr);
+  if (!link.ok()) return link.status();
+  self->link_ = std::move(link).value();
+  return self;
+}
+
+ClientConnection::ClientConnection(NetworkShared shared, std::string peer, DialOptions options)
+    : Connection(shared, std::move(peer)), options_(std::move(options)) {}
+
+ClientConnection::~ClientConnection() noexcept { drop_rpc(); }
+
+void ClientConnection::start(std::function<void(Status)> ready) {
+  ready_ = std::move(ready);
+  tasks_.reset(new kj::TaskSet(*this));
+  rpc_.emplace(*link_, kj::Maybe<capnp::Capability::Client>(nullptr));
+  capnp::MallocMessageBuilder message(8);
+  auto vat = message.initRoot<capnp::rpc::twoparty::VatId>();
+  vat.setSide(capnp::rpc::twoparty::Side::SERVER);
+  wire_.emplace(rpc_->bootstrap(vat).castAs<schema::Wire>());
+  // Resolved before the first call: a call to a promise could be redirected and copied on its way.
+  tasks_->add(wire_->whenResolved().then(
+      [this] {
+        loop().post([self = std::static_pointer_cast<ClientConnection>(shared_from_this())] {
+          if (auto tell = std::exchange(self->ready_, nullptr)) tell(Status());
+        });
+      },
+      [this](kj::Exception&& exception) {
+        loop().post([self = std::static_pointer_cast<ClientConnection>(shared_from_this()),
+                     status = to_status(exception)] {
+          if (auto tell = std::exchange(self->ready_, nullptr)) tell(status);
+        });
+      }));
+}
+
+Status ClientConnection::closed_status() const {
+  if (!broken_.ok()) return broken_;
+  return Status(Code::kClosed, "the connection to " + peer_ + " was closed here");
+}
+
+void ClientConnection::post_done(Done done, Status status) {
+  if (!done) return;
+  loop().post([self = shared_from_this(), done = std::move(done), status = std::move(status)] {
+    if (!static_cast<ClientConnection*>(self.get())->muted_) done(status);
+  });
+}
+
+// ---- calls
+
+void ClientConnection::call(Message request, Time deadline, std::function<void(Result<Message>)> done) {
+  if (!open() || closed_) {
+    return post_done([done = std::move(done)](const Status& status) { done(status); }, closed_status());
+  }
+  const uint64_t id = ++next_id_;
+  Call& call = calls_[id];
+  call.done = std::move(done);
+  if (deadline != kNever) {
+    call.timer = loop().schedule(deadline, [this, id, name = message_name(request)] {
+      auto it = calls_.find(id);
+      if (it == calls_.end()) return;
+      it->second.timer = 0;
+      finish_call(
+          id, Status(Code::kTimeout, std::string("no answer to ") + name + " from " + peer_ + " in time"));
+    });
+  }
+  try {
+    auto rpc = wire_->callRequest(capnp::MessageSize{words_for(request) + 16, 0});
+    write(request, rpc.initMessage());
+    tasks_->add(rpc.send().then(
+        [this, id](capnp::Response<schema::Wire::CallResults>&& response) {
+          Result<Message> result = Status(Code::kInternal, "");
+          Status formed = read(response.getReply(), &result);
+          finish_call(id, formed.ok() ? std::move(result) : Result<Message>(formed));
+        },
+        [this, id](kj::Exception&& exception) { finish_call(id, to_status(exception)); }));
+  } catch (const kj::Exception& exception) {
+    post_done([this, id](const Status& status) { finish_call(id, status); }, to_status(exception));
+  }
+}
+
+void ClientConnection::finish_call(uint64_t id, Result<Message> result) {
+  auto node = calls_.extract(id);
+  if (node.empty()) return;
+  if (node.mapped().timer) loop().cancel(node.mapped().timer);
+  if (!muted_) node.mapped().done(std::move(result));
+}
+
+// ---- chunks
+
+void ClientConnection::send(const BulkHeader& header, std::span<const std::byte> data, Done done) {
+  if (!open() || closed_) return post_done(std::move(done), closed_status());
+  if (data.size() > ZeroRegion::kMaxPayload - 4096) {
+    return post_done(std::move(done),
+                     Status(Code::kInvalidArgument, "a chunk of " + std::to_string(data.size()) +
+                                                        " bytes is too large; send at most " +
+                                                        std::to_string(ZeroRegion::kMaxPayload - 4096)));
+  }
+  operations_[header.operation].waiting.push_back({header, data, std::move(done)});
+  pump();
+}
+
+void ClientConnection::pump() {
+  if (pumping_ || !link_ || !wire_ || ended()) return;
+  pumping_ = true;
+  // Lowest operation first: it is the one that others wait for.
+  for (auto it = operations_.begin(); it != operations_.end(); ++it) {
+    Operation& operation = it->second;
+    while (!operation.waiting.empty() && link_->writer().unwritten_spans() < kSpansInQueue) {
+      const size_t n = operation.waiting.front().data.size();
+      if (operation.unanswered > 0 && operation.unanswered + n > options_.bulk_window) break;
+      Chunk chunk = std::move(operation.waiting.front());
+      operation.waiting.pop_front();
+      operation.unanswered += n;
+      issue(std::move(chunk));
+    }
+    if (link_->writer().unwritten_spans() >= kSpansInQueue) break;
+  }
+  pumping_ = false;
+  advance();
+}
+
+void ClientConnection::issue(Chunk chunk) {
+  const uint64_t id = ++next_id_;
+  in_flight_.emplace(id, InFlight{chunk.header.operation, chunk.data.size(), std::move(chunk.done)});
+  Status failed;
+  try {
+    auto rpc = wire_->pushRequest(capnp::MessageSize{kPushWords, 0});
+    write(chunk.header, rpc.initHeader());
+    if (!chunk.data.empty() && !ZeroRegion::begin()) {
+      // No address space for the stand-in: copied, and so never in anybody's way.
+      rpc.setData(
+          capnp::Data::Reader(reinterpret_cast<const kj::byte*>(chunk.data.data()), chunk.data.size()));
+    } else if (!chunk.data.empty()) {
+      auto stand_in =
+          capnp::Data::Reader(reinterpret_cast<const kj::byte*>(ZeroRegion::begin()), chunk.data.size());
+      auto orphanage = capnp::Orphanage::getForMessageContaining(schema::Wire::PushParams::Builder(rpc));
+      rpc.adoptData(orphanage.referenceExternalData(stand_in));
+      link_->set_span(id, chunk.data);
+    }
+    tasks_->add(rpc.send().then(
+        [this, id](capnp::Response<schema::Wire::PushResults>&& response) {
+          Status status;
+          Status formed = read(response.getStatus(), &status);
+          answered(id, formed.ok() ? status : formed);
+        },
+        [this, id](kj::Exception&& exception) { answered(id, to_status(exception)); }));
+    if (!link_->span_consumed())
+      failed = Status(Code::kInternal, "a chunk was not written; this is a defect");
+  } catch (const kj::Exception& exception) {
+    failed = to_status(exception);
+  }
+  link_->set_span(0, {});
+  if (!failed.ok() && !ended()) {
+    loop().post([self = shared_from_this(), id, failed] {
+      static_cast<ClientConnection*>(self.get())->answered(id, failed);
+    });
+  }
+}
+
+void ClientConnection::answered(uint64_t id, const Status& status) {
+  auto node = in_flight_.extract(id);
+  if (node.empty()) return;
+  InFlight& chunk = node.mapped();
+  if (auto it = operations_.find(chunk.operation); it != operations_.end()) {
+    it->second.unanswered -= std::min(it->second.unanswered, chunk.nbytes);
+    if (it->second.unanswered == 0 && it->second.waiting.empty() && !pumping_) operations_.erase(it);
+  }
+  if (chunk.done && !muted_) chunk.done(status);
+  pump();
+}
+
+void ClientConnection::revoke(uint64_t operation) {
+  operations_.erase(operation);
+  std::vector<uint64_t> revoked;
+  for (auto& [id, chunk] : in_flight_) {
+    if (chunk.operation != operation) continue;
+    chunk.done = nullptr;
+    revoked.push_back(id);
+  }
+  if (link_ && !revoked.empty()) {
+    link_->revoke(
+        [&](uint64_t id) { return std::find(revoked.begin(), revoked.end(), id) != revoked.end(); });
+  }
+}
+
+// ---- small chunks
+
+void ClientConnection::send_small(const BulkHeader& header, std::span<const std::byte> data, Done done) {
+  if (!open() || closed_) return post_done(std::move(done), closed_status());
+  if (data.size() > kSmallBytes) {
+    return post_done(std::move(done),
+                     Status(Code::kInvalidArgument, "a small chunk of " + std::to_string(data.size()) +
+                                                        " bytes is too large; send at most " +
+                                                        std::to_string(kSmallBytes)));
+  }
+  small_waiting_.push_back({header, {data.begin(), data.end()}, std::move(done)});
+  pump_small();
+}
+
+void ClientConnection::pump_small() {
+  while (!small_waiting_.empty() && !ended()) {
+    const size_t n = small_waiting_.front().data.size();
+    if (small_unanswered_ > 0 && small_unanswered_ + n > options_.small_window) break;
+    SmallChunk chunk = std::move(small_waiting_.front());
+    small_waiting_.pop_front();
+    small_unanswered_ += n;
+    issue_small(std::move(chunk));
+  }
+  advance();
+}
+
+void ClientConnection::issue_small(SmallChunk chunk) {
+  auto finished = [this, n = chunk.data.size(), operation = chunk.header.operation](const Status& status) {
+    small_unanswered_ -= n;
+    if (!status.ok() && options_.refused && !muted_) options_.refused(operation, status);
+    pump_small();
+  };
+  Status failed;
+  try {
+    auto rpc = wire_->pushRequest(capnp::MessageSize{kPushWords + (chunk.data.size() + 7) / 8, 0});
+    write(chunk.header, rpc.initHeader());
+    rpc.setData(capnp::Data::Reader(reinterpret_cast<const kj::byte*>(chunk.data.data()), chunk.data.size()));
+    tasks_->add(rpc.send().then(
+        [finished](capnp::Response<schema::Wire::PushResults>&& response) {
+          Status status;
+          Status formed = read(response.getStatus(), &status);
+          finished(formed.ok() ? status : formed);
+        },
+        [finished](kj::Exception&& exception) { finished(to_status(exception)); }));
+  } catch (const kj::Exception& exception) {
+    failed = to_status(exception);
+    small_unanswered_ -= chunk.data.size();
+  }
+  post_done(std::move(chunk.done), failed);
+}
+
+// ---- the end
+
+void ClientConnection::close(bool flush) {
+  if (closed_) return;
+  closed_ = true;
+  options_.closed = nullptr;
+  if (!flush) fail_all(closed_status());
+  close_link(flush);
+}
+
+void ClientConnection::abandon() {
+  mute();
+  std::vector<uint64_t> operations;
+  for (auto& [operation, queue] : operations_) operations.push_back(operation);
+  for (auto& [id, chunk] : in_flight_) operations.push_back(chunk.operation);
+  for (uint64_t operation : operations) revoke(operation);
+  closed_ = true;
+  if (!ended()) close_link(true);
+}
+
+bool ClientConnection::nothing_to_send() const {
+  if (!small_waiting_.empty()) return false;
+  for (auto& [operation, queue] : operations_) {
+    if (!queue.waiting.empty()) return false;
+  }
+  return true;
+}
+
+void ClientConnection::link_written() {
+  pump();
+  Connection::link_written();
+}
+
+void ClientConnection::taskFailed(kj::Exception&&) {}  // each task has its own handler
+
+void ClientConnection::mute() {
+  muted_ = true;
+  options_.closed = nullptr;
+  options_.refused = nullptr;
+  ready_ = nullptr;
+}
+
+void ClientConnection::broken(const Status& why) {
+  broken_ = why.ok() ? Status(Code::kClosed, peer_ + " closed the connection")
+                     : Status(why.code(), "the connection to " + peer_ + " is broken: " + why.message());
+  auto self = shared_from_this();
+  if (auto tell = std::exchange(ready_, nullptr)) tell(broken_);
+  fail_all(broken_);
+  auto closed = std::exchange(options_.closed, nullptr);
+  if (closed && !muted_) closed(broken_);
+}
+
+// From the loop, as every `done`: by way of a task where the caller may be inside close().
+void ClientConnection::fail_all(const Status& why) {
+  for (auto& [id, call] : std::exchange(calls_, {})) {
+    if (call.timer) loop().cancel(call.timer);
+    post_done([done = std::move(call.done)](const Status& status) { done(status); }, why);
+  }
+  // In the order in which they were sent.
+  std::map<uint64_t, Done> in_flight;
+  for (auto& [id, chunk] : std::exchange(in_flight_, {})) in_flight.emplace(id, std::move(chunk.done));
+  for (auto& [id, done] : in_flight) post_done(std::move(done), why);
+  for (auto& [id, operation] : std::exchange(operations_, {})) {
+    for (Chunk& chunk : operation.waiting) post_done(std::move(chunk.done), why);
+  }
+  for (SmallChunk& chunk : std::exchange(small_waiting_, {})) post_done(std::move(chunk.done), why);
+}
+
+void ClientConnection::tear_down() {
+  fail_all(closed_status());
+  drop_rpc();
+}
+
+void ClientConnection::drop_rpc() {
+  tasks_.reset();
+  wire_.reset();
+  rpc_.reset();
+  link_.reset();
+}
+
+}  // namespace dsgd::transport::uv

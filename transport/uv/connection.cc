@@ -1,0 +1,85 @@
+#include "transport/uv/connection.h"
+
+#include <utility>
+
+namespace dsgd::transport::uv {
+
+namespace {
+
+// A peer that reads takes what is queued at once; one that is stopped or gone must not hold up the end of a
+// session.
+constexpr Duration kStall = std::chrono::milliseconds(500);
+constexpr Duration kFlushLimit = std::chrono::seconds(3);
+
+}  // namespace
+
+void Connection::release(bool flush) {
+  mute();
+  close_link(flush);
+}
+
+void Connection::kill() {
+  auto self = shared_from_this();
+  mute();
+  if (timer_) loop().cancel(std::exchange(timer_, 0));
+  state_ = State::kEnded;
+  if (link_) link_->stop();
+  tear_down();
+  if (auto ended = std::exchange(on_ended, nullptr)) ended(this);
+}
+
+void Connection::close_link(bool flush) {
+  if (state_ == State::kEnded) return;
+  if (!flush) return end(Status());
+  if (state_ != State::kOpen) return;
+  state_ = State::kFlushing;
+  give_up_ = loop().now() + kFlushLimit;
+  queued_before_ = link_->writer().queued_bytes();
+  timer_ = loop().schedule(loop().now() + kStall, [this] { watch(); });
+  // An answer just given is still on its way through KJ's queue, which has run when the next task does.
+  loop().post([self = shared_from_this()] {
+    self->answers_queued_ = true;
+    self->advance();
+  });
+}
+
+void Connection::watch() {
+  timer_ = 0;
+  const size_t queued = link_->writer().queued_bytes();
+  if (loop().now() >= give_up_ || queued == queued_before_) return end(Status());
+  queued_before_ = queued;
+  timer_ = loop().schedule(loop().now() + kStall, [this] { watch(); });
+}
+
+void Connection::advance() {
+  if (state_ == State::kFlushing && answers_queued_ && nothing_to_send() && link_->writer().empty()) {
+    state_ = State::kDraining;
+    link_->send_goodbye();
+  }
+  if (state_ == State::kDraining && link_->writer().empty() && !writing_ended_) {
+    writing_ended_ = true;
+    link_->end_writing();
+  }
+}
+
+void Connection::link_written() { advance(); }
+
+void Connection::link_down(const Status& why) { end(why); }
+
+void Connection::end(const Status& why) {
+  if (state_ == State::kEnded) return;
+  const bool tell = state_ == State::kOpen;
+  state_ = State::kEnded;
+  link_->drop_queue();
+  if (timer_) loop().cancel(std::exchange(timer_, 0));
+  // As a task of its own: this may be the link's or KJ's call stack, and answers that came before the end are
+  // still on their way through KJ's queue.
+  loop().post([self = shared_from_this(), why, tell] {
+    if (tell) self->broken(why);
+    self->link_->stop();
+    self->tear_down();
+    if (auto ended = std::exchange(self->on_ended, nullptr)) ended(self.get());
+  });
+}
+
+}  // namespace dsgd::transport::uv

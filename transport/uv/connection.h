@@ -1,0 +1,78 @@
+// What both ends of a connection have in common: a link with RPC on it, and the way it ends. Ending in good
+// order means: all that is queued is written, then a goodbye, then the writing side is shut; what the peer
+// still sends is read until it ends too, or the kernel would answer unread bytes with a reset that can
+// overtake our last answers.
+#pragma once
+
+#include <kj/async.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/network.h"
+#include "transport/uv/link.h"
+#include "transport/uv/uv_loop.h"
+
+namespace dsgd::transport::uv {
+
+class UvNetwork;
+
+// What a connection needs of its network.
+struct NetworkShared {
+  UvLoop& loop;
+  ReadShared& read;
+  std::atomic<uint64_t>& sent;
+};
+
+class Connection : public std::enable_shared_from_this<Connection>, protected Link::Events {
+ public:
+  virtual ~Connection() = default;
+
+  const std::string& peer() const { return peer_; }
+  bool ended() const { return state_ == State::kEnded; }
+
+  // The network's, called once from the loop: it lets go of the connection.
+  std::function<void(Connection*)> on_ended;
+
+  // The network goes: callbacks stop now; with `flush` what is queued still gets its chance.
+  void release(bool flush);
+  // Drops everything at once; from the loop.
+  void kill();
+
+ protected:
+  Connection(NetworkShared shared, std::string peer) : shared_(shared), peer_(std::move(peer)) {}
+
+  void close_link(bool flush);
+  void advance();  // when there may be nothing left to send
+  bool open() const { return state_ == State::kOpen; }
+  UvLoop& loop() { return shared_.loop; }
+
+  virtual bool nothing_to_send() const = 0;
+  virtual void mute() = 0;                     // no callback to the user from now on
+  virtual void broken(const Status& why) = 0;  // from the loop, once, unless closed here before
+  virtual void tear_down() = 0;                // drop RPC; from the loop, outside of KJ's events
+
+  // Link::Events
+  void link_down(const Status& why) override;
+  void link_written() override;
+
+  NetworkShared shared_;
+  const std::string peer_;
+  std::unique_ptr<Link> link_;
+
+ private:
+  enum class State { kOpen, kFlushing, kDraining, kEnded };
+  void end(const Status& why);
+  void watch();
+
+  State state_ = State::kOpen;
+  bool answers_queued_ = false, writing_ended_ = false;
+  Time give_up_ = kNever;
+  size_t queued_before_ = 0;  // when watch() last looked
+  TimerId timer_ = 0;
+};
+
+}  // namespace dsgd::transport::uv

@@ -1,0 +1,58 @@
+// One attempt to open a connection: look up the name, try each address, say hello, wait for the verdict.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/network.h"
+#include "transport/uv/address.h"
+#include "transport/uv/client_connection.h"
+#include "transport/uv/handshake.h"
+#include "transport/uv/poll_fd.h"
+
+namespace dsgd::transport::uv {
+
+class Dialler final : public std::enable_shared_from_this<Dialler>, private PollFd::Handler {
+ public:
+  using Done =
+      std::function<void(const std::shared_ptr<Dialler>&, Result<std::shared_ptr<ClientConnection>>)>;
+  // `adopt` makes the connection the network's; `done` comes once, from the loop.
+  Dialler(NetworkShared shared, std::string address, DialOptions options,
+          std::function<void(std::shared_ptr<ClientConnection>)> adopt, Done done);
+  void start();
+  void abandon();  // no callback any more
+
+ private:
+  enum class Stage { kIdle, kConnecting, kSendingHello, kAwaitingReply };
+  void resolved(Result<std::vector<SocketAddress>> addresses);
+  void try_next();
+  void connected();
+  void step();
+  void replied();
+  void attempt_failed(const Status& why);  // the next address may work
+  void finish(Result<std::shared_ptr<ClientConnection>> result);
+
+  void on_readable() override { step(); }
+  void on_writable() override { step(); }
+
+  NetworkShared shared_;
+  const std::string address_;
+  DialOptions options_;
+  std::function<void(std::shared_ptr<ClientConnection>)> adopt_;
+  Done done_;
+  std::shared_ptr<Resolution> resolution_;
+  std::deque<SocketAddress> candidates_;
+  SocketAddress current_;
+  std::unique_ptr<PollFd> poll_;
+  Handshake handshake_;
+  Stage stage_ = Stage::kIdle;
+  TimerId timer_ = 0;
+  std::shared_ptr<ClientConnection> connection_;
+  Status last_;
+  bool finished_ = false;
+};
+
+}  // namespace dsgd::transport::uv

@@ -1,0 +1,41 @@
+#include "transport/uv/environment.h"
+
+#include <unistd.h>
+
+#include <fstream>
+
+#include "transport/uv/network.h"
+#include "transport/uv/notifier.h"
+
+namespace dsgd::transport {
+
+namespace {
+
+class UvEnvironment final : public Environment {
+ public:
+  Result<std::unique_ptr<Network>> new_network(const std::string& name, size_t receive_memory) override {
+    return uv::UvNetwork::make(name, receive_memory);
+  }
+  Result<std::unique_ptr<Notifier>> new_notifier() override { return uv::make_notifier(); }
+  std::string host_name() override {
+    char name[256] = "";
+    gethostname(name, sizeof name - 1);
+    return name;
+  }
+  std::string machine() override {
+    std::string id;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+    return id.empty() ? host_name() : id;
+  }
+  int64_t process_id() override { return getpid(); }
+  bool forked() const override { return getpid() != made_by_; }
+
+ private:
+  const pid_t made_by_ = getpid();
+};
+
+}  // namespace
+
+std::unique_ptr<Environment> make_uv_environment() { return std::make_unique<UvEnvironment>(); }
+
+}  // namespace dsgd::transport

@@ -1,0 +1,114 @@
+#include "transport/uv/event_port.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace dsgd::transport::uv {
+
+namespace {
+
+void delete_async(uv_handle_t* handle) { delete reinterpret_cast<uv_async_t*>(handle); }
+void delete_timer(uv_handle_t* handle) { delete reinterpret_cast<uv_timer_t*>(handle); }
+
+}  // namespace
+
+UvEventPort::UvEventPort() {
+  error_ = uv_loop_init(&loop_);
+  if (error_ != 0) {
+    down_ = true;
+    return;
+  }
+  async_ = new uv_async_t;
+  error_ = uv_async_init(&loop_, async_, [](uv_async_t* handle) {
+    auto* port = static_cast<UvEventPort*>(handle->data);
+    port->pending_.store(false);
+    port->alerted_ = true;
+  });
+  if (error_ != 0) {
+    delete async_;
+    async_ = nullptr;
+    uv_loop_close(&loop_);
+    down_ = true;
+    return;
+  }
+  async_->data = this;  // stays referenced: a loop without sockets must sleep too, not return at once
+  alarm_ = new uv_timer_t;
+  uv_timer_init(&loop_, alarm_);
+  alarm_->data = this;
+}
+
+UvEventPort::~UvEventPort() noexcept(false) { shut_down(); }
+
+bool UvEventPort::wait() {
+  flush();
+  const int64_t spin = spin_.load(std::memory_order_relaxed);
+  if (spin > 0) {
+    alerted_ = false;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(spin);
+    do {
+      uv_run(&loop_, UV_RUN_NOWAIT);
+      if (alerted_) return take_woken();
+    } while (std::chrono::steady_clock::now() < end);
+  }
+  uv_run(&loop_, UV_RUN_ONCE);
+  return take_woken();
+}
+
+bool UvEventPort::poll() {
+  flush();
+  uv_run(&loop_, UV_RUN_NOWAIT);
+  return take_woken();
+}
+
+void UvEventPort::wake() const {
+  woken_.store(true);
+  if (!pending_.exchange(true)) uv_async_send(async_);
+}
+
+void UvEventPort::set_alarm(Duration timeout) {
+  // libuv counts milliseconds from its cached "now".
+  uv_update_time(&loop_);
+  const int64_t ns = std::max<int64_t>(timeout.count(), 0);
+  const uint64_t ms = static_cast<uint64_t>(ns / 1'000'000 + (ns % 1'000'000 != 0));
+  uv_timer_start(
+      alarm_,
+      [](uv_timer_t* timer) {
+        auto* port = static_cast<UvEventPort*>(timer->data);
+        port->alarm_set_ = false;
+        port->alerted_ = true;
+        // libuv runs due timers before it sleeps, too, and would then sleep for ever.
+        uv_stop(&port->loop_);
+      },
+      ms, 0);
+  alarm_set_ = true;
+}
+
+void UvEventPort::clear_alarm() {
+  if (!alarm_set_) return;
+  uv_timer_stop(alarm_);
+  alarm_set_ = false;
+}
+
+void UvEventPort::forget(Flushable* item) {
+  dirty_.erase(std::remove(dirty_.begin(), dirty_.end(), item), dirty_.end());
+}
+
+void UvEventPort::flush() {
+  while (!dirty_.empty()) {
+    Flushable* item = dirty_.back();
+    dirty_.pop_back();
+    item->flush();
+  }
+}
+
+int UvEventPort::shut_down() {
+  if (down_) return error_;
+  down_ = true;
+  uv_close(reinterpret_cast<uv_handle_t*>(async_), delete_async);
+  uv_close(reinterpret_cast<uv_handle_t*>(alarm_), delete_timer);
+  uv_run(&loop_, UV_RUN_DEFAULT);  // runs the close callbacks, and ends when no handle is left
+  error_ = uv_loop_close(&loop_);
+  return error_;
+}
+
+}  // namespace dsgd::transport::uv

@@ -1,0 +1,72 @@
+// KJ's event loop on libuv's. Whoever drives the loop calls wait() or poll() and then runs KJ's events.
+#pragma once
+
+#include <kj/async.h>
+#include <uv.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "transport/loop.h"
+
+namespace dsgd::transport::uv {
+
+// Work that waits until the loop is about to look at the outside world again.
+class Flushable {
+ public:
+  virtual void flush() = 0;
+
+ protected:
+  ~Flushable() = default;
+};
+
+class UvEventPort final : public kj::EventPort {
+ public:
+  UvEventPort();
+  ~UvEventPort() noexcept(false);
+  bool good() const { return error_ == 0; }  // false: no more descriptors or memory; see error()
+  int error() const { return error_; }
+
+  uv_loop_t* loop() { return &loop_; }
+
+  // kj::EventPort. wait() polls without sleeping for the spin time, then sleeps; poll() never sleeps. Both
+  // return whether wake() was called since they last said so. Not to be called from a uv callback: uv_run is
+  // not reentrant.
+  bool wait() override;
+  bool poll() override;
+  void wake() const override;  // any thread; costs a system call only when none is under way
+  // Whoever drives asks the KJ loop itself whether it is runnable, so the edge is of no use here.
+  void setRunnable(bool) override {}
+
+  // The next wait() returns after `timeout` at the latest.
+  void set_alarm(Duration timeout);
+  void clear_alarm();
+  void set_spin(Duration spin) { spin_.store(spin.count(), std::memory_order_relaxed); }
+
+  void alert() { alerted_ = true; }  // something happened: stop spinning
+
+  void flush_later(Flushable* item) { dirty_.push_back(item); }
+  void forget(Flushable* item);
+  void flush();  // may make KJ's loop runnable: the driver looks at that afterwards
+
+  // Closes what is left and checks that libuv agrees that nothing is: 0, or libuv's error.
+  int shut_down();
+
+ private:
+  bool take_woken() { return woken_.exchange(false); }
+
+  uv_loop_t loop_;
+  uv_async_t* async_ = nullptr;  // handles live on the heap until libuv has closed them
+  uv_timer_t* alarm_ = nullptr;
+  bool alarm_set_ = false;
+  int error_ = 0;
+  bool down_ = false;
+  bool alerted_ = false;
+  std::atomic<int64_t> spin_{0};
+  mutable std::atomic<bool> woken_{false};    // for KJ's executor
+  mutable std::atomic<bool> pending_{false};  // an uv_async_send has not been seen by the loop yet
+  std::vector<Flushable*> dirty_;
+};
+
+}  // namespace dsgd::transport::uv

@@ -1,0 +1,399 @@
+#include "transport/uv/frame_reader.h"
+
+#include <capnp/rpc.capnp.h>
+#include <capnp/serialize.h>
+#include <errno.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "transport/schema/codec_capnp.h"
+#include "transport/uv/guard.h"
+#include "transport/uv/zero_region.h"
+
+namespace dsgd::transport::uv {
+
+namespace {
+
+constexpr size_t kWord = sizeof(capnp::word);
+constexpr size_t kTurnBytes = 8 << 20;        // then other connections, timers and tasks have their turn
+constexpr size_t kDirectBytes = 4096;         // less than this is read through the stage, for the read-ahead
+constexpr size_t kControlReserve = 32 << 20;  // beyond receive_memory, for frames that are not bulk
+constexpr uint16_t kPushMethod = 1;           // of schema::Wire
+
+}  // namespace
+
+ReadShared::ReadShared(size_t receive_memory)
+    : pool(std::make_shared<BufferPool>(receive_memory)), scratch_memory(new std::byte[kScratchBytes + 64]) {
+  const auto address = reinterpret_cast<uintptr_t>(scratch_memory.get());
+  scratch = scratch_memory.get() + (64 - address % 64) % 64;
+}
+
+Frame::~Frame() noexcept(false) {
+  FrameReader* reader = *reader_;
+  if (!reader) return;
+  if (slot_ >= 0) reader->free_slots_.push_back(slot_);
+  if (live_) --reader->live_frames_;
+}
+
+size_t Frame::words() const {
+  size_t words = 0;
+  for (auto segment : segments_) words += segment.size();
+  return words;
+}
+
+capnp::ReaderOptions FrameReader::reader_options() {
+  capnp::ReaderOptions options;
+  // Payload is pointed at several times; what a frame may hold is bounded by kMaxFrameBytes already.
+  options.traversalLimitInWords = 8 * kMaxFrameBytes / kWord;
+  return options;
+}
+
+FrameReader::FrameReader(ReadShared& shared, Landing* landing)
+    : shared_(shared), landing_(landing), self_(std::make_shared<FrameReader*>(this)) {}
+
+FrameReader::~FrameReader() { *self_ = nullptr; }
+
+void ReadShared::feed() {
+  for (Starving* reader : std::exchange(starving, {})) reader->memory_freed();
+}
+
+void FrameReader::on_readable() {
+  drained_ = false;
+  turn_bytes_ = 0;
+}
+
+Landed* FrameReader::landed(const void* data) {
+  if (!ZeroRegion::contains(data)) return nullptr;
+  const size_t slot = ZeroRegion::slot(data);
+  return slot < slots_.size() ? &slots_[slot] : nullptr;
+}
+
+void FrameReader::discard(uint64_t operation, const Status& why) {
+  // What has landed but has not been dispatched counts too.
+  for (Landed& landed : slots_) {
+    if (landed.header.operation == operation && !landed.discarded) {
+      landed.discarded = true;
+      landed.why = why;
+    }
+  }
+  if (state_ == State::kPayload && sink_ && slots_[frame_->slot_].header.operation == operation) {
+    sink_ = nullptr;
+    where_ = Where::kNowhere;
+  }
+}
+
+// ---- reading
+
+FrameReader::Outcome FrameReader::read(int fd, kj::Own<Frame>* frame, Status* error) {
+  for (;;) {
+    Step step = Step::kGo;
+    switch (state_) {
+      case State::kTable:
+        step = read_table(fd, error);
+        break;
+      case State::kBodyMemory:
+        step = get_body_memory(error);
+        break;
+      case State::kBody:
+        step = read_body(fd, error);
+        break;
+      case State::kPayloadMemory:
+        step = get_payload_memory(error);
+        break;
+      case State::kPayload:
+        step = read_payload(fd, error);
+        break;
+    }
+    switch (step) {
+      case Step::kGo:
+        break;
+      case Step::kBlocked:
+        return Outcome::kBlocked;
+      case Step::kStarved:
+        return Outcome::kStarved;
+      case Step::kError:
+        return Outcome::kError;
+      case Step::kEnd:
+        if (state_ == State::kTable && stage_begin_ == stage_end_) return Outcome::kEnd;
+        *error = Status(Code::kWorkerLost, "the connection ended in the middle of a message");
+        return Outcome::kError;
+    }
+    if (state_ == State::kTable && frame_) {
+      frame_->live_ = true;
+      ++live_frames_;
+      *frame = kj::mv(frame_);
+      return Outcome::kFrame;
+    }
+  }
+}
+
+FrameReader::Step FrameReader::receive(int fd, void* to, size_t n, size_t* got, Status* error) {
+  *got = 0;
+  if (drained_ || turn_bytes_ >= kTurnBytes) return Step::kBlocked;
+  for (;;) {
+    const ssize_t k = ::recv(fd, to, n, 0);
+    if (k > 0) {
+      *got = static_cast<size_t>(k);
+      drained_ = *got < n;
+      turn_bytes_ += *got;
+      shared_.received.fetch_add(*got, std::memory_order_relaxed);
+      return Step::kGo;
+    }
+    if (k == 0) return Step::kEnd;
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      drained_ = true;
+      return Step::kBlocked;
+    }
+    *error = Status(Code::kWorkerLost, "receiving failed: " + errno_text(errno));
+    return Step::kError;
+  }
+}
+
+FrameReader::Step FrameReader::fill_stage(int fd, Status* error) {
+  if (stage_begin_ > 0) {
+    std::memmove(stage_.data(), stage_.data() + stage_begin_, stage_end_ - stage_begin_);
+    stage_end_ -= stage_begin_;
+    stage_begin_ = 0;
+  }
+  size_t got;
+  const Step step = receive(fd, stage_.data() + stage_end_, stage_.size() - stage_end_, &got, error);
+  stage_end_ += got;
+  return step;
+}
+
+size_t FrameReader::take_staged(void* to, size_t n) {
+  n = std::min(n, stage_end_ - stage_begin_);
+  std::memcpy(to, stage_.data() + stage_begin_, n);
+  stage_begin_ += n;
+  return n;
+}
+
+FrameReader::Step FrameReader::read_table(int fd, Status* error) {
+  auto staged = [this] { return stage_end_ - stage_begin_; };
+  auto number = [this](size_t index) {
+    uint32_t value;
+    std::memcpy(&value, stage_.data() + stage_begin_ + index * sizeof value, sizeof value);
+    return value;
+  };
+  size_t bytes = kWord;
+  if (staged() >= kWord) {
+    segments_ = number(0) + 1;
+    if (segments_ == 0 || segments_ > FrameWriter::kMaxSegments) {
+      *error = Status(Code::kIo, "a message has " + std::to_string(uint64_t{number(0)} + 1) +
+                                     " segments, at most " + std::to_string(FrameWriter::kMaxSegments) +
+                                     " are accepted; is the peer another program?");
+      return Step::kError;
+    }
+    bytes = (segments_ + 2) / 2 * kWord;
+  }
+  if (staged() < bytes) return fill_stage(fd, error);
+  size_t total = 0;
+  for (uint32_t i = 0; i < segments_; ++i) {
+    sizes_[i] = number(i + 1);
+    total += sizes_[i] * kWord;
+  }
+  if (total > kMaxFrameBytes) {
+    *error = Status(Code::kLimit, "a message has " + std::to_string(total) + " bytes, at most " +
+                                      std::to_string(kMaxFrameBytes) + " are accepted");
+    return Step::kError;
+  }
+  stage_begin_ += bytes;
+  // Of two segments the second may be payload: it waits until the first has been looked at.
+  const bool maybe_span = landing_ && segments_ == 2 && sizes_[1] > 0;
+  want_ = maybe_span ? sizes_[0] * kWord : total;
+  got_ = 0;
+  frame_ = kj::heap<Frame>(reader_options(), self_);
+  state_ = State::kBodyMemory;
+  return Step::kGo;
+}
+
+// A connection that holds nothing may always have one frame, or none could ever go on; one that does waits.
+FrameReader::Step FrameReader::get_memory(BufferPool::Buffer* buffer, size_t beyond, Status* error) {
+  *buffer = BufferPool::get(shared_.pool, want_, live_frames_ == 0 ? SIZE_MAX / 4 : beyond);
+  if (*buffer) return Step::kGo;
+  if (live_frames_ > 0) return Step::kStarved;
+  *error = Status(Code::kNoMemory, "no memory for a message of " + std::to_string(want_) + " bytes");
+  return Step::kError;
+}
+
+FrameReader::Step FrameReader::get_body_memory(Status* error) {
+  const Step step = get_memory(&frame_->body_, kControlReserve, error);
+  if (step == Step::kGo) state_ = State::kBody;
+  return step;
+}
+
+FrameReader::Step FrameReader::read_body(int fd, Status* error) {
+  std::byte* body = frame_->body_.data();
+  while (got_ < want_) {
+    if (stage_begin_ < stage_end_) {
+      got_ += take_staged(body + got_, want_ - got_);
+      continue;
+    }
+    Step step;
+    if (want_ - got_ < kDirectBytes) {
+      step = fill_stage(fd, error);
+    } else {
+      size_t got;
+      step = receive(fd, body + got_, want_ - got_, &got, error);
+      got_ += got;
+    }
+    if (step != Step::kGo) return step;
+  }
+  const auto* words = reinterpret_cast<const capnp::word*>(body);
+  for (uint32_t i = 0, at = 0; i < segments_; at += sizes_[i++]) {
+    const bool here = at * kWord < want_ || sizes_[i] == 0;
+    frame_->segments_.push_back(here ? kj::arrayPtr(words + at, sizes_[i])
+                                     : kj::ArrayPtr<const capnp::word>());
+  }
+  size_t total = 0;
+  for (uint32_t i = 0; i < segments_; ++i) total += sizes_[i] * kWord;
+  if (total > want_) return begin_payload();
+  state_ = State::kTable;
+  return Step::kGo;
+}
+
+// ---- payload
+
+int FrameReader::take_slot() {
+  if (!ZeroRegion::begin()) return -1;
+  if (free_slots_.empty()) {
+    if (slots_.size() >= ZeroRegion::kSlots) return -1;
+    free_slots_.push_back(static_cast<int>(slots_.size()));
+    slots_.emplace_back();
+  }
+  const int slot = free_slots_.back();
+  free_slots_.pop_back();
+  slots_[slot] = Landed();
+  return slot;
+}
+
+bool FrameReader::parse_span(int slot, BulkHeader* header, size_t* nbytes) {
+  const auto payload = kj::arrayPtr(ZeroRegion::begin() + slot, sizes_[1]);
+  const kj::ArrayPtr<const capnp::word> segments[] = {frame_->segments_[0], payload};
+  bool fits = false;
+  (void)kj::runCatchingExceptions([&] {
+    capnp::SegmentArrayMessageReader reader(kj::arrayPtr(segments, 2), reader_options());
+    auto message = reader.getRoot<capnp::rpc::Message>();
+    if (!message.isCall()) return;
+    auto call = message.getCall();
+    if (call.getInterfaceId() != capnp::typeId<schema::Wire>() || call.getMethodId() != kPushMethod) return;
+    auto params = call.getParams().getContent().getAs<schema::Wire::PushParams>();
+    auto data = params.getData();  // checked against the segment's size, not read
+    if (reinterpret_cast<const capnp::word*>(data.begin()) != payload.begin() ||
+        (data.size() + kWord - 1) / kWord != payload.size()) {
+      return;
+    }
+    auto parsed = transport::read(params.getHeader());
+    if (!parsed.ok()) return;
+    *header = parsed.value();
+    *nbytes = data.size();
+    fits = true;
+  });
+  return fits;
+}
+
+FrameReader::Step FrameReader::begin_payload() {
+  want_ = sizes_[1] * kWord;
+  got_ = taken_ = carried_ = 0;
+  sink_ = nullptr;
+  nbytes_ = want_;
+  state_ = State::kPayload;
+  const int slot = take_slot();
+  BulkHeader header;
+  Status refused;
+  const bool span = slot >= 0 && parse_span(slot, &header, &nbytes_);
+  if (span) {
+    slots_[slot].header = header;
+    frame_->slot_ = slot;
+    sink_ = landing_->on_span(header, nbytes_, &refused);
+    if (slots_[slot].discarded) {  // from within on_bulk
+      sink_ = nullptr;
+      refused = slots_[slot].why;
+    }
+  } else {
+    if (slot >= 0) free_slots_.push_back(slot);
+    shared_.landing_missed.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (sink_) {
+    where_ = Where::kPieces;
+    place_ = sink_->place(0, nbytes_);
+    if (sink_ && place_) where_ = Where::kPlace;  // place() itself may have discarded
+  } else if (refused.ok()) {
+    where_ = Where::kBuffer;
+    state_ = State::kPayloadMemory;
+    return Step::kGo;
+  } else {
+    slots_[slot].discarded = true;
+    slots_[slot].why = refused;
+    where_ = Where::kNowhere;
+  }
+  show_payload();
+  return Step::kGo;
+}
+
+FrameReader::Step FrameReader::get_payload_memory(Status* error) {
+  const Step step = get_memory(&frame_->payload_, 0, error);
+  if (step != Step::kGo) return step;
+  state_ = State::kPayload;
+  if (frame_->slot_ >= 0) free_slots_.push_back(std::exchange(frame_->slot_, -1));
+  show_payload();
+  return Step::kGo;
+}
+
+void FrameReader::show_payload() {
+  frame_->segments_[1] =
+      where_ == Where::kBuffer
+          ? kj::arrayPtr(reinterpret_cast<const capnp::word*>(frame_->payload_.data()), sizes_[1])
+          : kj::arrayPtr(ZeroRegion::begin() + frame_->slot_, sizes_[1]);
+}
+
+FrameReader::Step FrameReader::read_payload(int fd, Status* error) {
+  while (got_ < want_) {
+    // Where the next bytes go, and how many may.
+    std::byte* to = shared_.scratch;
+    size_t room = std::min(want_ - got_, ReadShared::kScratchBytes);
+    if (where_ == Where::kBuffer) {
+      to = frame_->payload_.data() + got_;
+      room = want_ - got_;
+    } else if (where_ == Where::kPlace && got_ < nbytes_) {
+      to = place_ + got_;
+      room = nbytes_ - got_;  // the padding goes to the scratch
+    } else if (where_ == Where::kPieces && got_ < nbytes_) {
+      std::memcpy(to, carry_.data(), carried_);
+      to += carried_;
+      room = std::min(nbytes_ - got_, ReadShared::kScratchBytes - carried_);
+    }
+    size_t n;
+    if (stage_begin_ < stage_end_) {
+      n = take_staged(to, room);
+    } else {
+      const Step step = receive(fd, to, room, &n, error);
+      if (step != Step::kGo) return step;
+    }
+    const bool payload = got_ < nbytes_;
+    got_ += n;
+    if (where_ == Where::kPieces && payload) deliver(n);
+  }
+  if (sink_) shared_.landed.fetch_add(1, std::memory_order_relaxed);
+  sink_ = nullptr;
+  state_ = State::kTable;
+  return Step::kGo;
+}
+
+void FrameReader::deliver(size_t n) {
+  const size_t available = carried_ + n;
+  const bool last = got_ >= nbytes_;
+  const size_t piece = last ? available : available / kPiece * kPiece;
+  carried_ = available - piece;
+  std::memcpy(carry_.data(), shared_.scratch + piece, carried_);
+  if (piece == 0) return;
+  const size_t offset = taken_;
+  taken_ += piece;
+  sink_->take(offset, {shared_.scratch, piece});
+}
+
+}  // namespace dsgd::transport::uv

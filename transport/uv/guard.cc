@@ -1,0 +1,46 @@
+#include "transport/uv/guard.h"
+
+#include <signal.h>
+#include <uv.h>
+
+namespace dsgd::transport::uv {
+
+DefaultFloats::DefaultFloats() {
+  fegetenv(&host_);
+  set_default_floats();
+}
+
+DefaultFloats::~DefaultFloats() { fesetenv(&host_); }
+
+void set_default_floats() { fesetenv(FE_DFL_ENV); }
+
+void block_all_signals() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, nullptr);
+}
+
+Status to_status(const kj::Exception& exception) {
+  const std::string text = exception.getDescription().cStr();
+  switch (exception.getType()) {
+    case kj::Exception::Type::DISCONNECTED:
+      return Status(Code::kWorkerLost, text);
+    case kj::Exception::Type::OVERLOADED:
+      return Status(Code::kLimit, text);
+    case kj::Exception::Type::UNIMPLEMENTED:
+      return Status(Code::kUnsupported, text);
+    case kj::Exception::Type::FAILED:
+      break;
+  }
+  return Status(Code::kInternal, text);
+}
+
+std::string errno_text(int error) {
+  const int code = -error;
+  char text[128], name[64];
+  uv_strerror_r(code, text, sizeof text);
+  uv_err_name_r(code, name, sizeof name);
+  return std::string(text) + " (" + name + ")";
+}
+
+}  // namespace dsgd::transport::uv

@@ -1,0 +1,41 @@
+// What keeps KJ and the host apart on a thread that drives a loop: KJ's messages never reach stderr, floating
+// point arithmetic has its default rounding and denormals, and an exception ends as a Status.
+#pragma once
+
+#include <kj/exception.h>
+#include <kj/string.h>
+
+#include <cfenv>
+#include <string>
+
+#include "transport/base/status.h"
+
+namespace dsgd::transport::uv {
+
+// Lives on the stack of the driving thread (KJ's rule).
+class QuietKj final : public kj::ExceptionCallback {
+ public:
+  void logMessage(kj::LogSeverity, const char*, int, int, kj::String&&) override {}
+  StackTraceMode stackTraceMode() override { return StackTraceMode::NONE; }
+};
+
+// Default floating point environment while in scope: a host may flush denormals or round otherwise on its own
+// threads, and sums made on them must be the same bits on every worker.
+class DefaultFloats {
+ public:
+  DefaultFloats();
+  ~DefaultFloats();
+  DefaultFloats(const DefaultFloats&) = delete;
+  DefaultFloats& operator=(const DefaultFloats&) = delete;
+
+ private:
+  fenv_t host_;
+};
+
+void set_default_floats();
+void block_all_signals();
+
+Status to_status(const kj::Exception& exception);
+std::string errno_text(int error);  // "Connection refused (ECONNREFUSED)"
+
+}  // namespace dsgd::transport::uv

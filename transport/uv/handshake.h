@@ -1,0 +1,25 @@
+// The bytes before RPC: one Cap'n Proto framed message each way, read without taking a byte of what follows.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "transport/base/status.h"
+
+namespace dsgd::transport::uv {
+
+class Handshake {
+ public:
+  enum class Outcome { kDone, kBlocked, kFailed };
+  void to_send(std::vector<uint8_t> bytes) { out_ = std::move(bytes), sent_ = 0; }
+  Outcome write(int fd, Status* error);
+  Outcome read(int fd, Status* error);  // bounded by the codec's kMaxHelloBytes
+  std::span<const uint8_t> received() const { return in_; }
+
+ private:
+  std::vector<uint8_t> out_, in_;
+  size_t sent_ = 0, got_ = 0;
+};
+
+}  // namespace dsgd::transport::uv

@@ -1,0 +1,315 @@
+#include "transport/uv/link.h"
+
+#include <capnp/message.h>
+#include <capnp/rpc.capnp.h>
+#include <kj/refcount.h>
+#include <sys/socket.h>
+
+#include "transport/uv/guard.h"
+#include "transport/uv/zero_region.h"
+
+namespace dsgd::transport::uv {
+
+namespace {
+
+// The reason in the Abort message by which an orderly end is told from a process that died.
+constexpr char kGoodbye[] = "dsgd: closed in good order";
+constexpr std::byte kPadding[8] = {};
+
+}  // namespace
+
+// ---- messages
+
+class Link::Outgoing final : public capnp::OutgoingRpcMessage, public kj::Refcounted {
+ public:
+  Outgoing(Link& link, unsigned first_segment_words)
+      : link_(link),
+        message_(first_segment_words == 0 ? capnp::SUGGESTED_FIRST_SEGMENT_WORDS : first_segment_words) {}
+
+  capnp::AnyPointer::Builder getBody() override { return message_.getRoot<capnp::AnyPointer>(); }
+  void send() override { link_.send(*this); }
+  size_t sizeInWords() override { return message_.sizeInWords(); }
+
+  kj::ArrayPtr<const kj::ArrayPtr<const capnp::word>> segments() { return message_.getSegmentsForOutput(); }
+  // Nobody waits for a Finish: it rides with the next message.
+  bool urgent() { return !message_.getRoot<capnp::rpc::Message>().isFinish(); }
+
+ private:
+  Link& link_;
+  capnp::MallocMessageBuilder message_;
+};
+
+namespace {
+
+class Incoming final : public capnp::IncomingRpcMessage {
+ public:
+  explicit Incoming(kj::Own<Frame> frame) : frame_(kj::mv(frame)) {}
+  capnp::AnyPointer::Reader getBody() override { return frame_->getRoot<capnp::AnyPointer>(); }
+  size_t sizeInWords() override { return frame_->words(); }
+
+ private:
+  kj::Own<Frame> frame_;
+};
+
+}  // namespace
+
+class Link::RpcConnection final : public TwoPartyNetwork::Connection {
+ public:
+  explicit RpcConnection(Link& link) : link_(link), peer_(4) {
+    peer_.initRoot<capnp::rpc::twoparty::VatId>().setSide(link.side_ == capnp::rpc::twoparty::Side::CLIENT
+                                                              ? capnp::rpc::twoparty::Side::SERVER
+                                                              : capnp::rpc::twoparty::Side::CLIENT);
+  }
+  capnp::rpc::twoparty::VatId::Reader getPeerVatId() override {
+    return peer_.getRoot<capnp::rpc::twoparty::VatId>();
+  }
+  kj::Own<capnp::OutgoingRpcMessage> newOutgoingMessage(unsigned first_segment_words) override {
+    return kj::refcounted<Outgoing>(link_, first_segment_words);
+  }
+  kj::Promise<Received> receiveIncomingMessage() override { return link_.receive(); }
+  kj::Promise<void> shutdown() override {
+    link_.rpc_gave_up();
+    return kj::READY_NOW;
+  }
+
+ private:
+  Link& link_;
+  capnp::MallocMessageBuilder peer_;
+};
+
+// RPC's wait for a message. Cancelling it only forgets it: no buffer belongs to it.
+class Link::Receive {
+ public:
+  Receive(kj::PromiseFulfiller<Received>& fulfiller, Link& link) : fulfiller_(fulfiller), link_(link) {
+    link_.waiting_ = this;
+    if (!link_.stopped_ && !link_.down_ && !link_.starved_) link_.poll_->want_read(true);
+  }
+  ~Receive() {
+    if (link_.waiting_ == this) link_.waiting_ = nullptr;
+  }
+  void fulfill(Received message) { fulfiller_.fulfill(kj::mv(message)); }
+
+ private:
+  kj::PromiseFulfiller<Received>& fulfiller_;
+  Link& link_;
+};
+
+// ---- the link
+
+Result<std::unique_ptr<Link>> Link::make(UvEventPort& port, Fd fd, capnp::rpc::twoparty::Side side,
+                                         ReadShared& shared, std::atomic<uint64_t>& sent, Events* events,
+                                         FrameReader::Landing* landing) {
+  std::unique_ptr<Link> link(new Link(port, side, shared, sent, events, landing));
+  auto poll = PollFd::make(port, std::move(fd), link.get());
+  if (!poll.ok()) return poll.status();
+  link->poll_ = std::move(poll).value();
+  return link;
+}
+
+Link::Link(UvEventPort& port, capnp::rpc::twoparty::Side side, ReadShared& shared,
+           std::atomic<uint64_t>& sent, Events* events, FrameReader::Landing* landing)
+    : port_(port), shared_(shared), side_(side), sent_(sent), events_(events), reader_(shared, landing) {}
+
+Link::~Link() { stop(); }
+
+void Link::stop() {
+  if (stopped_) return;
+  stopped_ = true;
+  if (flush_queued_) port_.forget(this);
+  if (starved_) std::erase(shared_.starving, static_cast<Starving*>(this));
+  writer_.drop_all();
+  poll_.reset();
+}
+
+void Link::down(const Status& why) {
+  if (down_ || stopped_) return;
+  down_ = true;
+  poll_->want_read(false);
+  poll_->want_write(false);
+  events_->link_down(why);
+}
+
+kj::Maybe<kj::Own<TwoPartyNetwork::Connection>> Link::connect(capnp::rpc::twoparty::VatId::Reader vat) {
+  if (vat.getSide() == side_) return nullptr;
+  return kj::Own<TwoPartyNetwork::Connection>(kj::heap<RpcConnection>(*this));
+}
+
+kj::Promise<kj::Own<TwoPartyNetwork::Connection>> Link::accept() {
+  if (side_ == capnp::rpc::twoparty::Side::CLIENT || accepted_) return kj::NEVER_DONE;
+  accepted_ = true;
+  return kj::Own<TwoPartyNetwork::Connection>(kj::heap<RpcConnection>(*this));
+}
+
+void Link::rpc_gave_up() {
+  if (!said_goodbye_) {
+    down(Status(Code::kIo, "the connection broke the RPC protocol; are both sides of one version?"));
+  }
+}
+
+// ---- sending
+
+void Link::send(Outgoing& message) {
+  if (stopped_ || down_ || said_goodbye_) return;
+  const auto segments = message.segments();
+  KJ_REQUIRE(segments.size() <= FrameWriter::kMaxSegments, "message in too many segments", segments.size());
+  FrameWriter::Frame frame;
+  frame.message = kj::addRef(message);
+  size_t table_words = 0;
+  frame.table[table_words++] = static_cast<uint32_t>(segments.size() - 1);
+  for (auto segment : segments) frame.table[table_words++] = static_cast<uint32_t>(segment.size());
+  table_words += table_words % 2;
+  auto add = [&frame](const void* data, size_t n) {
+    frame.parts[frame.count++] = {const_cast<void*>(data), n};
+    frame.bytes += n;
+  };
+  add(nullptr, table_words * sizeof(uint32_t));
+  for (auto segment : segments) {
+    const size_t bytes = segment.size() * sizeof(capnp::word);
+    if (!ZeroRegion::contains(segment.begin())) {
+      add(segment.begin(), bytes);
+      continue;
+    }
+    KJ_REQUIRE(span_id_ != 0 && frame.span == 0 && bytes >= span_.size() &&
+               bytes - span_.size() < sizeof kPadding);
+    frame.span = span_id_;
+    frame.span_part = frame.count;
+    add(span_.data(), span_.size());
+    if (bytes > span_.size()) add(kPadding, bytes - span_.size());
+    span_id_ = 0;
+  }
+  writer_.push(std::move(frame));
+  if (message.urgent() || writer_.queued_bytes() > (64 << 10)) write_quietly();
+  flush_soon();
+}
+
+void Link::send_raw(std::vector<uint8_t> bytes) {
+  FrameWriter::Frame frame;
+  frame.raw = std::move(bytes);
+  frame.parts[0] = {nullptr, frame.raw.size()};
+  frame.count = 1;
+  frame.bytes = frame.raw.size();
+  writer_.push(std::move(frame));
+  write_quietly();
+  flush_soon();
+}
+
+void Link::send_goodbye() {
+  if (said_goodbye_ || stopped_ || down_) return;
+  auto message = kj::refcounted<Outgoing>(*this, 32);
+  auto abort = message->getBody().initAs<capnp::rpc::Message>().initAbort();
+  abort.setReason(kGoodbye);
+  abort.setType(capnp::rpc::Exception::Type::DISCONNECTED);
+  message->send();
+  said_goodbye_ = true;
+}
+
+void Link::end_writing() {
+  if (!stopped_) ::shutdown(poll_->fd(), SHUT_WR);
+}
+
+void Link::flush() {
+  flush_queued_ = false;
+  write();
+}
+
+void Link::on_writable() { write(); }
+
+// RPC must not be entered again from inside its send(): it holds references into tables that a call would
+// make grow. So the owner, who answers link_written() with calls, hears of it from the loop only.
+void Link::write_quietly() {
+  if (stopped_ || down_) return;
+  const size_t before = writer_.queued_bytes();
+  const Status status = writer_.write(poll_->fd(), &sent_);
+  if (!status.ok()) return down(status);
+  unreported_ = unreported_ || writer_.queued_bytes() < before;
+  poll_->want_write(!writer_.empty());
+}
+
+void Link::write() {
+  write_quietly();
+  if (!stopped_ && !down_ && std::exchange(unreported_, false)) events_->link_written();
+}
+
+void Link::flush_soon() {
+  if (flush_queued_ || stopped_ || down_) return;
+  flush_queued_ = true;
+  port_.flush_later(this);
+}
+
+// ---- receiving
+
+kj::Promise<Link::Received> Link::receive() {
+  Received message;
+  if (!down_ && !stopped_ && !starved_ && try_receive(&message)) return kj::mv(message);
+  // A link that is down keeps RPC waiting: its owner drops RPC as a whole.
+  return kj::newAdaptedPromise<Received, Receive>(*this);
+}
+
+bool Link::try_receive(Received* out) {
+  kj::Own<Frame> frame;
+  Status error;
+  switch (reader_.read(poll_->fd(), &frame, &error)) {
+    case FrameReader::Outcome::kFrame:
+      if (is_abort(*frame)) return false;
+      *out = kj::Own<capnp::IncomingRpcMessage>(kj::heap<Incoming>(kj::mv(frame)));
+      return true;
+    case FrameReader::Outcome::kBlocked:
+      return false;
+    case FrameReader::Outcome::kStarved:
+      // The socket stays unread, and so the peer is held back.
+      if (!starved_) shared_.starving.push_back(this);
+      starved_ = true;
+      poll_->want_read(false);
+      return false;
+    case FrameReader::Outcome::kEnd:
+      down(Status(Code::kWorkerLost,
+                  "the connection ended without a goodbye; the process at its other end has probably died"));
+      return false;
+    case FrameReader::Outcome::kError:
+      down(error);
+      return false;
+  }
+  return false;
+}
+
+bool Link::is_abort(Frame& frame) {
+  bool abort = false;
+  Status why;
+  KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
+                 auto message = frame.getRoot<capnp::rpc::Message>();
+                 abort = message.isAbort();
+                 if (!abort) return;
+                 auto reason = message.getAbort().getReason();
+                 if (reason != kGoodbye) {
+                   why = Status(Code::kWorkerLost,
+                                "the peer broke the connection off: " + std::string(reason.cStr()));
+                 }
+               })) {
+    abort = true;
+    why =
+        Status(Code::kIo, std::string("a malformed message arrived: ") + exception->getDescription().cStr());
+  }
+  if (abort) down(why);
+  return abort;
+}
+
+void Link::on_readable() {
+  reader_.on_readable();
+  receive_more();
+}
+
+void Link::memory_freed() {
+  starved_ = false;
+  receive_more();
+  if (!starved_ && waiting_ && !down_ && !stopped_) poll_->want_read(true);
+}
+
+void Link::receive_more() {
+  if (!waiting_) return poll_->want_read(false);
+  Received message;
+  if (!try_receive(&message)) return;
+  auto* waiting = std::exchange(waiting_, nullptr);
+  if (waiting) waiting->fulfill(kj::mv(message));
+}
+
+}  // namespace dsgd::transport::uv

@@ -1,0 +1,107 @@
+// One connection as Cap'n Proto's RPC sees it: a network of two vats over a socket. What travels is standard
+// two-party RPC. The library's own TwoPartyVatNetwork is not used because it keeps outgoing messages in a
+// queue of promises where a span cannot be reached any more once it must not be read.
+#pragma once
+
+#include <capnp/rpc-twoparty.capnp.h>
+#include <capnp/rpc.h>
+#include <kj/async.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "transport/uv/frame_reader.h"
+#include "transport/uv/frame_writer.h"
+#include "transport/uv/poll_fd.h"
+
+namespace dsgd::transport::uv {
+
+using TwoPartyNetwork =
+    capnp::VatNetwork<capnp::rpc::twoparty::VatId, capnp::rpc::twoparty::ProvisionId,
+                      capnp::rpc::twoparty::RecipientId, capnp::rpc::twoparty::ThirdPartyCapId,
+                      capnp::rpc::twoparty::JoinResult>;
+
+class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flushable, private Starving {
+ public:
+  class Events {
+   public:
+    // Once, from inside the link: the owner must not destroy it before its caller has returned. OK: the peer
+    // closed in good order.
+    virtual void link_down(const Status& why) = 0;
+    // Queued frames have been written: there may be room for the next span, or the queue has become empty.
+    // Never from inside a send.
+    virtual void link_written() = 0;
+
+   protected:
+    ~Events() = default;
+  };
+
+  static Result<std::unique_ptr<Link>> make(UvEventPort& port, Fd fd, capnp::rpc::twoparty::Side side,
+                                            ReadShared& shared, std::atomic<uint64_t>& sent, Events* events,
+                                            FrameReader::Landing* landing);
+  ~Link();
+
+  // The next message that refers to the zero region carries these bytes in its place. Consumed by the next
+  // send.
+  void set_span(uint64_t id, std::span<const std::byte> data) { span_id_ = id, span_ = data; }
+  bool span_consumed() const { return span_id_ == 0; }
+
+  void send_raw(std::vector<uint8_t> bytes);
+  void send_goodbye();  // the last message; what RPC sends after it is dropped
+  void end_writing();   // after all is written
+  void stop();          // no more events, no more reading and writing
+  bool stopped() const { return stopped_; }
+
+  FrameReader& reader() { return reader_; }
+  const FrameWriter& writer() const { return writer_; }
+  void revoke(const std::function<bool(uint64_t)>& chosen) { writer_.revoke(chosen); }
+  void drop_queue() { writer_.drop_all(); }
+
+  // capnp::VatNetwork
+  kj::Maybe<kj::Own<TwoPartyNetwork::Connection>> connect(capnp::rpc::twoparty::VatId::Reader vat) override;
+  kj::Promise<kj::Own<TwoPartyNetwork::Connection>> accept() override;
+
+ private:
+  class RpcConnection;
+  class Outgoing;
+  class Receive;
+  using Received = kj::Maybe<kj::Own<capnp::IncomingRpcMessage>>;
+
+  Link(UvEventPort& port, capnp::rpc::twoparty::Side side, ReadShared& shared, std::atomic<uint64_t>& sent,
+       Events* events, FrameReader::Landing* landing);
+
+  void send(Outgoing& message);
+  kj::Promise<Received> receive();
+  // True: *out holds a message. False: there is none now, or the link is down.
+  bool try_receive(Received* out);
+  bool is_abort(Frame& frame);  // then the link is down
+  void rpc_gave_up();
+  void write();          // and tells the owner
+  void write_quietly();  // the owner is told at the next flush
+  void flush_soon();
+  void down(const Status& why);
+
+  void on_readable() override;
+  void on_writable() override;
+  void flush() override;
+  void memory_freed() override;
+  void receive_more();
+
+  UvEventPort& port_;
+  ReadShared& shared_;
+  const capnp::rpc::twoparty::Side side_;
+  std::atomic<uint64_t>& sent_;
+  Events* events_;
+  std::unique_ptr<PollFd> poll_;
+  FrameReader reader_;
+  FrameWriter writer_;
+  Receive* waiting_ = nullptr;  // RPC waits for a message
+  bool accepted_ = false, said_goodbye_ = false, down_ = false, stopped_ = false;
+  bool flush_queued_ = false, starved_ = false, unreported_ = false;
+  uint64_t span_id_ = 0;
+  std::span<const std::byte> span_;
+};
+
+}  // namespace dsgd::transport::uv

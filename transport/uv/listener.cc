@@ -1,0 +1,211 @@
+#include "transport/uv/listener.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <utility>
+
+#include "transport/schema/codec.h"
+#include "transport/uv/guard.h"
+#include "transport/uv/network.h"
+
+namespace dsgd::transport::uv {
+
+namespace {
+
+constexpr int kBacklog = 1024;
+constexpr Duration kHelloTime = std::chrono::seconds(10);
+constexpr Duration kPause = std::chrono::milliseconds(100);
+constexpr size_t kMaxGuests = 1024;  // connections that have not said hello yet
+
+Status in_use(const std::string& address) {
+  return Status(Code::kAddressInUse,
+                "address " + address +
+                    " is in use by another process; choose another port, or port 0 for any free one");
+}
+
+// A socket file whose process is gone stays behind. Nobody listening there means that it may go.
+bool is_stale(const SocketAddress& address) {
+  struct stat info {};
+  const char* path = reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path;
+  if (::stat(path, &info) != 0 || !S_ISSOCK(info.st_mode)) return false;  // any other file is somebody's
+  auto probe = make_socket(AF_UNIX);
+  if (!probe.ok()) return false;
+  return ::connect(probe.value().get(), address.get(), address.length) != 0 && errno == ECONNREFUSED;
+}
+
+Status bind_one(const SocketAddress& address, const std::string& text, BoundSocket* bound) {
+  auto fd = make_socket(address.family());
+  if (!fd.ok()) return fd.status();
+  const int on = 1;
+  if (address.family() != AF_UNIX) setsockopt(fd.value().get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  int failed = ::bind(fd.value().get(), address.get(), address.length);
+  if (failed != 0 && errno == EADDRINUSE && address.family() == AF_UNIX && is_stale(address)) {
+    ::unlink(reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path);
+    failed = ::bind(fd.value().get(), address.get(), address.length);
+  }
+  if (failed == 0) failed = ::listen(fd.value().get(), kBacklog);
+  if (failed != 0) {
+    if (errno == EADDRINUSE) return in_use(text);
+    const char* remedy = errno == EADDRNOTAVAIL ? "; give an address of this machine"
+                         : errno == EACCES
+                             ? "; choose a port above 1023, or a directory that you may write to"
+                             : "";
+    return Status(Code::kIo, "cannot listen on " + text + ": " + errno_text(errno) + remedy);
+  }
+  bound->fd = std::move(fd).value();
+  return {};
+}
+
+}  // namespace
+
+Result<BoundSocket> bind_and_listen(const std::string& address) {
+  auto parsed = parse_address(address);
+  if (!parsed.ok()) return parsed.status();
+  auto candidates =
+      parsed.value().is_unix ? numeric_addresses(parsed.value()) : resolve_now(parsed.value(), true);
+  if (!candidates.ok()) return candidates.status();
+  BoundSocket bound;
+  Status status;
+  for (const SocketAddress& candidate : candidates.value()) {
+    status = bind_one(candidate, address, &bound);
+    if (status.ok()) break;
+  }
+  if (!status.ok()) return status;
+  if (parsed.value().is_unix) {
+    bound.address = address;
+    bound.unlink_path = parsed.value().path;
+    struct stat info {};
+    if (::stat(bound.unlink_path.c_str(), &info) == 0) {
+      bound.device = info.st_dev;
+      bound.inode = info.st_ino;
+    }
+  } else {
+    SocketAddress real;
+    real.length = sizeof real.storage;
+    getsockname(bound.fd.get(), reinterpret_cast<sockaddr*>(&real.storage), &real.length);
+    bound.address = to_text(real);
+  }
+  return bound;
+}
+
+// ---- those who have connected
+
+class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Guest>, private PollFd::Handler {
+ public:
+  Guest(Acceptor& acceptor, std::string from) : acceptor_(acceptor), from_(std::move(from)) {}
+  ~Guest() {
+    if (timer_) acceptor_.loop_.cancel(timer_);
+  }
+
+  Status start(Fd fd) {
+    auto poll = PollFd::make(acceptor_.loop_.port(), std::move(fd), this);
+    if (!poll.ok()) return poll.status();
+    poll_ = std::move(poll).value();
+    poll_->want_read(true);
+    timer_ = acceptor_.loop_.schedule(acceptor_.loop_.now() + kHelloTime, [this] {
+      timer_ = 0;
+      leave();
+    });
+    return {};
+  }
+
+ private:
+  void on_readable() override {
+    auto keep = shared_from_this();
+    Status error;
+    switch (handshake_.read(poll_->fd(), &error)) {
+      case Handshake::Outcome::kBlocked:
+        return;
+      case Handshake::Outcome::kFailed:
+        return refuse(error);
+      case Handshake::Outcome::kDone:
+        break;
+    }
+    auto hello = decode_hello(handshake_.received());
+    if (!hello.ok()) return refuse(hello.status());
+    auto decision = acceptor_.handler_->on_hello(hello.value(), from_);
+    if (!decision.ok()) return refuse(decision.status());
+    auto* network = static_cast<UvNetwork*>(decision.value().network);
+    network->adopt(poll_->release(), from_, std::move(hello).value(), decision.value().handler);
+    leave();
+  }
+  void on_writable() override {}
+
+  // The verdict is small and the socket's buffer empty: one attempt is enough.
+  void refuse(const Status& why) {
+    Status ignored;
+    handshake_.to_send(encode_status(why));
+    (void)handshake_.write(poll_->fd(), &ignored);
+    leave();
+  }
+
+  void leave() { acceptor_.done(this); }
+
+  Acceptor& acceptor_;
+  const std::string from_;
+  Handshake handshake_;
+  std::unique_ptr<PollFd> poll_;
+  TimerId timer_ = 0;
+};
+
+// ---- the listening socket
+
+Acceptor::Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, std::atomic<uint64_t>& pauses)
+    : loop_(loop), socket_(std::move(socket)), handler_(handler), pauses_(pauses) {}
+
+void Acceptor::stop() {
+  if (timer_) loop_.cancel(std::exchange(timer_, 0));
+  guests_.clear();
+  poll_.reset();
+  const std::string path = std::exchange(socket_.unlink_path, {});
+  if (path.empty()) return;
+  // Only if it is still ours: another process may have taken the path over.
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && info.st_dev == socket_.device && info.st_ino == socket_.inode) {
+    ::unlink(path.c_str());
+  }
+}
+
+Status Acceptor::start() {
+  auto poll = PollFd::make(loop_.port(), std::move(socket_.fd), this);
+  if (!poll.ok()) return poll.status();
+  poll_ = std::move(poll).value();
+  poll_->want_read(true);
+  return {};
+}
+
+void Acceptor::on_readable() {
+  for (int i = 0; i < 16; ++i) {
+    SocketAddress from;
+    from.length = sizeof from.storage;
+    Fd fd(::accept4(poll_->fd(), reinterpret_cast<sockaddr*>(&from.storage), &from.length,
+                    SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();
+      return;
+    }
+    if (guests_.size() >= kMaxGuests) continue;
+    tune_socket(fd.get(), from.family());
+    const bool is_unix = from.family() == AF_UNIX;
+    auto guest = std::make_shared<Guest>(*this, is_unix ? socket_.address : to_text(from));
+    if (guest->start(std::move(fd)).ok()) guests_.insert(std::move(guest));
+  }
+}
+
+// No descriptors or memory now: who waits in the backlog waits a little longer, and the loop does not spin.
+void Acceptor::pause() {
+  pauses_.fetch_add(1, std::memory_order_relaxed);
+  poll_->want_read(false);
+  if (timer_) return;
+  timer_ = loop_.schedule(loop_.now() + kPause, [this] {
+    timer_ = 0;
+    poll_->want_read(true);
+  });
+}
+
+void Acceptor::done(Guest* guest) { guests_.erase(guest->shared_from_this()); }
+
+}  // namespace dsgd::transport::uv

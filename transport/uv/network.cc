@@ -1,0 +1,220 @@
+#include "transport/uv/network.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "transport/uv/local_address.h"
+
+namespace dsgd::transport::uv {
+
+// ---- handles of the user
+
+class UvNetwork::UvClientChannel final : public ClientChannel {
+ public:
+  explicit UvClientChannel(std::shared_ptr<ClientConnection> connection)
+      : connection_(std::move(connection)) {}
+  ~UvClientChannel() override { connection_->abandon(); }
+
+  std::string address() const override { return connection_->peer(); }
+  void call(Message request, Time deadline, std::function<void(Result<Message>)> done) override {
+    connection_->call(std::move(request), deadline, std::move(done));
+  }
+  void send(const BulkHeader& header, std::span<const std::byte> data,
+            std::function<void(const Status&)> done) override {
+    connection_->send(header, data, std::move(done));
+  }
+  void send_small(const BulkHeader& header, std::span<const std::byte> data,
+                  std::function<void(const Status&)> done) override {
+    connection_->send_small(header, data, std::move(done));
+  }
+  void revoke(uint64_t operation) override { connection_->revoke(operation); }
+  void close(bool flush) override { connection_->close(flush); }
+
+ private:
+  const std::shared_ptr<ClientConnection> connection_;
+};
+
+class UvNetwork::UvListener final : public Listener {
+ public:
+  UvListener(std::weak_ptr<State> state, std::shared_ptr<Acceptor> acceptor, std::string address)
+      : process_(getpid()),
+        state_(std::move(state)),
+        acceptor_(std::move(acceptor)),
+        address_(std::move(address)) {}
+  ~UvListener() override {
+    auto state = state_.lock();
+    if (!state) return;  // the network has gone, and has taken the socket with it
+    if (getpid() != process_) {
+      new std::shared_ptr<Acceptor>(std::move(acceptor_));  // the parent's; see ~UvNetwork
+      return;
+    }
+    auto stop = [&state, this] {
+      acceptor_->stop();
+      state->acceptors_.erase(acceptor_);
+      acceptor_.reset();
+    };
+    if (state->loop().on_loop()) {
+      stop();
+      return;
+    }
+    std::atomic<bool> done{false};
+    state->loop().run(
+        [&] {
+          stop();
+          done.store(true, std::memory_order_release);
+        },
+        done, kNever);
+  }
+  std::string address() const override { return address_; }
+
+ private:
+  const pid_t process_;
+  const std::weak_ptr<State> state_;
+  std::shared_ptr<Acceptor> acceptor_;
+  const std::string address_;
+};
+
+// ---- the state
+
+UvNetwork::State::State(std::unique_ptr<UvLoop> loop, size_t receive_memory)
+    : loop_(std::move(loop)), read_(receive_memory) {
+  read_.pool->set_freed([this] { loop_->post([this] { read_.feed(); }); });
+}
+
+void UvNetwork::State::keep(std::shared_ptr<Connection> connection) {
+  connection->on_ended = [this](Connection* ended) {
+    connections_.erase(ended->shared_from_this());
+    if (connections_.empty() && ended_) ended_->store(true, std::memory_order_release);
+  };
+  connections_.insert(std::move(connection));
+}
+
+void UvNetwork::State::begin_end(std::atomic<bool>* ended) {
+  ending_ = true;
+  for (auto& acceptor : std::exchange(acceptors_, {})) acceptor->stop();
+  for (auto& dialler : std::exchange(diallers_, {})) dialler->abandon();
+  ended_ = ended;
+  const auto connections = connections_;  // release() may end one
+  for (auto& connection : connections) connection->release(true);
+  if (connections_.empty()) ended->store(true, std::memory_order_release);
+}
+
+void UvNetwork::State::force_end() {
+  const auto connections = connections_;
+  for (auto& connection : connections) connection->kill();
+}
+
+// ---- the network
+
+Result<std::unique_ptr<Network>> UvNetwork::make(const std::string& name, size_t receive_memory) {
+  auto loop = UvLoop::start(name);
+  if (!loop.ok()) return loop.status();
+  auto state = std::make_shared<State>(std::move(loop).value(), receive_memory);
+  return std::unique_ptr<Network>(new UvNetwork(std::move(state)));
+}
+
+UvNetwork::UvNetwork(std::shared_ptr<State> state) : process_(getpid()), state_(std::move(state)) {}
+
+UvNetwork::~UvNetwork() {
+  if (getpid() != process_) {
+    // The thread does not exist here, and epoll's state is shared with the parent: anything but silence could
+    // disturb it.
+    new std::shared_ptr<State>(std::move(state_));
+    return;
+  }
+  UvLoop& loop = state_->loop();
+  std::atomic<bool> ended{false};
+  loop.run([this, &ended] { state_->begin_end(&ended); }, ended, kNever);
+  std::atomic<bool> done{false};
+  loop.run(
+      [this, &done] {
+        state_->force_end();
+        done.store(true, std::memory_order_release);
+      },
+      done, kNever);
+  state_->read_.pool->set_freed(nullptr);  // receipts may come back later still
+  state_->loop_.reset();
+}
+
+void UvNetwork::dial(const std::string& address, DialOptions options,
+                     std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) {
+  State* state = state_.get();
+  auto dialler = std::make_shared<Dialler>(
+      state->shared(), address, std::move(options),
+      [state](std::shared_ptr<ClientConnection> connection) { state->keep(std::move(connection)); },
+      [state, done = std::move(done)](const std::shared_ptr<Dialler>& self,
+                                      Result<std::shared_ptr<ClientConnection>> result) {
+        state->diallers_.erase(self);
+        if (!result.ok()) return done(result.status());
+        done(std::unique_ptr<ClientChannel>(new UvClientChannel(std::move(result).value())));
+      });
+  auto start = [state, dialler] {
+    if (state->ending_) return;
+    state->diallers_.insert(dialler);
+    dialler->start();
+  };
+  if (state->loop().on_loop()) {
+    start();
+  } else {
+    state->loop().post(start);
+  }
+}
+
+Result<std::unique_ptr<Listener>> UvNetwork::listen(const std::string& address, AcceptHandler* handler) {
+  auto bound = bind_and_listen(address);
+  if (!bound.ok()) return bound.status();
+  const std::string real = bound.value().address;
+  UvLoop& loop = state_->loop();
+  auto acceptor = std::make_shared<Acceptor>(loop, std::move(bound).value(), handler, state_->accept_pauses_);
+  Status started;
+  std::atomic<bool> done{false};
+  loop.run(
+      [&] {
+        started = acceptor->start();
+        if (started.ok()) state_->acceptors_.insert(acceptor);
+        done.store(true, std::memory_order_release);
+      },
+      done, kNever);
+  if (!started.ok()) return started;
+  return std::unique_ptr<Listener>(new UvListener(state_, std::move(acceptor), real));
+}
+
+Result<std::string> UvNetwork::local_address_for(const std::string& address, const std::string& interface,
+                                                 std::string* why) {
+  return choose_local_address(address, interface, why);
+}
+
+void UvNetwork::adopt(Fd fd, std::string from, Hello hello, ServerHandler* handler) {
+  State* state = state_.get();
+  auto serve = [state, fd = std::make_shared<Fd>(std::move(fd)), from = std::move(from),
+                hello = std::move(hello), handler]() mutable {
+    if (state->ending_) return;
+    auto connection =
+        ServerConnection::make(state->shared(), std::move(*fd), std::move(from), std::move(hello), handler);
+    if (!connection.ok()) return;  // the dialling side sees the connection end
+    state->keep(connection.value());
+    connection.value()->start();
+  };
+  if (state->loop().on_loop()) {
+    serve();
+  } else {
+    state->loop().post(std::move(serve));
+  }
+}
+
+Network::Counters UvNetwork::counters() const {
+  Counters counters;
+  counters.bytes_sent = state_->sent_.load(std::memory_order_relaxed);
+  counters.bytes_received = state_->read_.received.load(std::memory_order_relaxed);
+  counters.landed = state_->read_.landed.load(std::memory_order_relaxed);
+  counters.landing_missed = state_->read_.landing_missed.load(std::memory_order_relaxed);
+  counters.pooled_bytes = state_->read_.pool->in_use();
+  counters.pooled_peak = state_->read_.pool->peak();
+  counters.accept_pauses = state_->accept_pauses_.load(std::memory_order_relaxed);
+  return counters;
+}
+
+}  // namespace dsgd::transport::uv

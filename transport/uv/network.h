@@ -1,0 +1,65 @@
+// A loop with its sockets.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "transport/network.h"
+#include "transport/uv/client_connection.h"
+#include "transport/uv/dialler.h"
+#include "transport/uv/listener.h"
+#include "transport/uv/server_connection.h"
+#include "transport/uv/uv_loop.h"
+
+namespace dsgd::transport::uv {
+
+class UvNetwork final : public Network {
+ public:
+  static Result<std::unique_ptr<Network>> make(const std::string& name, size_t receive_memory);
+  ~UvNetwork() override;
+
+  Loop& loop() override { return state_->loop(); }
+  void dial(const std::string& address, DialOptions options,
+            std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) override;
+  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler) override;
+  Result<std::string> local_address_for(const std::string& address, const std::string& interface,
+                                        std::string* why) override;
+  Counters counters() const override;
+
+  // An accepted connection whose hello was good comes to live here. Any thread.
+  void adopt(Fd fd, std::string from, Hello hello, ServerHandler* handler);
+
+ private:
+  // What listeners, which may be destroyed after the network, share with it. On the loop, but for the
+  // atomics.
+  class State {
+   public:
+    State(std::unique_ptr<UvLoop> loop, size_t receive_memory);
+    ~State() { read_.pool->set_freed(nullptr); }
+    UvLoop& loop() { return *loop_; }
+    NetworkShared shared() { return {*loop_, read_, sent_}; }
+    void keep(std::shared_ptr<Connection> connection);
+    void begin_end(std::atomic<bool>* ended);
+    void force_end();
+
+    std::unique_ptr<UvLoop> loop_;
+    ReadShared read_;
+    std::atomic<uint64_t> sent_{0}, accept_pauses_{0};
+    std::set<std::shared_ptr<Connection>> connections_;
+    std::set<std::shared_ptr<Dialler>> diallers_;
+    std::set<std::shared_ptr<Acceptor>> acceptors_;
+    std::atomic<bool>* ended_ = nullptr;  // set when the last connection has gone
+    bool ending_ = false;
+  };
+  class UvListener;
+  class UvClientChannel;
+
+  explicit UvNetwork(std::shared_ptr<State> state);
+
+  const int64_t process_;  // that made it: a forked child has neither its thread nor a right to its sockets
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace dsgd::transport::uv

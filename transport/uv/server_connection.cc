@@ -1,0 +1,245 @@
+#include "transport/uv/server_connection.h"
+
+#include <utility>
+
+#include "transport/schema/codec.h"
+#include "transport/uv/guard.h"
+
+namespace dsgd::transport::uv {
+
+namespace {
+constexpr size_t kRememberedDiscards = 256;
+}
+
+// ---- handles
+
+// One answer to one call, shared by the copies of its Responder.
+class ServerConnection::Answer {
+ public:
+  Answer(std::shared_ptr<Anchor> anchor, uint64_t id) : anchor_(std::move(anchor)), id_(id) {}
+  ~Answer() { give(Status(Code::kInternal, "the request was dropped without an answer")); }
+  void give(const Result<Message>& result) {
+    if (given_) return;
+    given_ = true;
+    if (anchor_->connection) anchor_->connection->answer_call(id_, result);
+  }
+
+ private:
+  const std::shared_ptr<Anchor> anchor_;
+  const uint64_t id_;
+  bool given_ = false;
+};
+
+class ServerConnection::Receipt final : public BulkReceipt {
+ public:
+  Receipt(std::shared_ptr<Anchor> anchor, uint64_t id, std::span<const std::byte> data)
+      : anchor_(std::move(anchor)), id_(id), data_(data) {
+    if (!data_.empty()) anchor_->connection->receipts_.insert(this);
+  }
+  ~Receipt() override { finish(Status(Code::kInternal, "the chunk was dropped without an answer")); }
+
+  std::span<const std::byte> data() const override { return data_; }
+  void finish(const Status& status) override {
+    if (finished_) return;
+    finished_ = true;
+    data_ = {};
+    kept_.clear();
+    if (!anchor_->connection) return;
+    anchor_->connection->receipts_.erase(this);
+    anchor_->connection->answer_push(id_, status);
+  }
+  // The connection goes, and its buffers with it; the data stays valid.
+  void keep() {
+    kept_.assign(data_.begin(), data_.end());
+    data_ = kept_;
+  }
+
+ private:
+  const std::shared_ptr<Anchor> anchor_;
+  const uint64_t id_;
+  std::span<const std::byte> data_;
+  std::vector<std::byte> kept_;
+  bool finished_ = false;
+};
+
+class ServerConnection::WireServer final : public schema::Wire::Server {
+ public:
+  explicit WireServer(std::shared_ptr<Anchor> anchor) : anchor_(std::move(anchor)) {}
+  kj::Promise<void> call(CallContext context) override {
+    KJ_REQUIRE(anchor_->connection, "the connection is closed");
+    return anchor_->connection->on_rpc_call(kj::mv(context));
+  }
+  kj::Promise<void> push(PushContext context) override {
+    KJ_REQUIRE(anchor_->connection, "the connection is closed");
+    return anchor_->connection->on_rpc_push(kj::mv(context));
+  }
+
+ private:
+  const std::shared_ptr<Anchor> anchor_;
+};
+
+// ---- the connection
+
+Result<std::shared_ptr<ServerConnection>> ServerConnection::make(NetworkShared shared, Fd fd,
+                                                                 std::string peer, Hello hello,
+                                                                 ServerHandler* handler) {
+  std::shared_ptr<ServerConnection> self(
+      new ServerConnection(shared, std::move(peer), std::move(hello), handler));
+  auto link = Link::make(shared.loop.port(), std::move(fd), capnp::rpc::twoparty::Side::SERVER, shared.read,
+                         shared.sent, self.get(), self.get());
+  if (!link.ok()) return link.status();
+  self->link_ = std::move(link).value();
+  return self;
+}
+
+ServerConnection::ServerConnection(NetworkShared shared, std::string peer, Hello hello,
+                                   ServerHandler* handler)
+    : Connection(shared, std::move(peer)),
+      hello_(std::move(hello)),
+      handler_(handler),
+      anchor_(std::make_shared<Anchor>(Anchor{this})) {}
+
+ServerConnection::~ServerConnection() noexcept { drop_rpc(); }
+
+void ServerConnection::start() {
+  handler_->on_open(*this);
+  link_->send_raw(encode_status(Status()));
+  rpc_.emplace(*link_,
+               kj::Maybe<capnp::Capability::Client>(schema::Wire::Client(kj::heap<WireServer>(anchor_))));
+}
+
+// ---- calls
+
+kj::Promise<void> ServerConnection::on_rpc_call(CallContext context) {
+  Result<Message> request = read(context.getParams().getMessage());
+  context.releaseParams();
+  const uint64_t id = ++next_id_;
+  auto paf = kj::newPromiseAndFulfiller<void>();
+  calls_.emplace(id, OpenCall{kj::mv(context), kj::mv(paf.fulfiller)});
+  if (!request.ok()) {
+    answer_call(id, request.status());
+  } else if (!serving()) {
+    answer_call(id, Status(Code::kClosed, "the connection was closed by the side that accepted it"));
+  } else {
+    auto answer = std::make_shared<Answer>(anchor_, id);
+    handler_->on_call(*this, std::move(request).value(),
+                      [answer](Result<Message> result) { answer->give(result); });
+  }
+  return kj::mv(paf.promise);
+}
+
+void ServerConnection::answer_call(uint64_t id, const Result<Message>& result) {
+  auto node = calls_.extract(id);
+  if (node.empty()) return;
+  OpenCall& call = node.mapped();
+  const size_t words = result.ok() ? words_for(result.value()) : words_for(result.status());
+  KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
+                 write(result, call.context.getResults(capnp::MessageSize{words + 16, 0}).initReply());
+                 call.fulfiller->fulfill();
+               })) {
+    call.fulfiller->reject(kj::mv(*exception));
+  }
+}
+
+// ---- chunks
+
+BulkSink* ServerConnection::on_span(const BulkHeader& header, size_t nbytes, Status* refused) {
+  if (!serving()) {
+    *refused = Status(Code::kClosed, "the connection was closed by the side that accepted it");
+    return nullptr;
+  }
+  if (auto it = discarded_.find(header.operation); it != discarded_.end()) {
+    *refused = it->second;
+    return nullptr;
+  }
+  return handler_->on_bulk(*this, header, nbytes);
+}
+
+kj::Promise<void> ServerConnection::on_rpc_push(PushContext context) {
+  auto params = context.getParams();
+  Result<BulkHeader> header = read(params.getHeader());
+  auto bytes = params.getData();
+  std::span<const std::byte> data(reinterpret_cast<const std::byte*>(bytes.begin()), bytes.size());
+  Status refused = header.status();
+  if (Landed* landed = link_->reader().landed(data.data())) {
+    if (landed->discarded) refused = landed->why;
+    data = {};
+  }
+  if (data.empty()) context.releaseParams();
+  if (refused.ok() && !serving()) {
+    refused = Status(Code::kClosed, "the connection was closed by the side that accepted it");
+  }
+  if (refused.ok()) {
+    if (auto it = discarded_.find(header.value().operation); it != discarded_.end()) refused = it->second;
+  }
+  const uint64_t id = ++next_id_;
+  auto paf = kj::newPromiseAndFulfiller<void>();
+  pushes_.emplace(id, OpenPush{kj::mv(context), kj::mv(paf.fulfiller)});
+  if (refused.ok()) {
+    handler_->on_bulk_end(*this, header.value(), std::make_unique<Receipt>(anchor_, id, data));
+  } else {
+    answer_push(id, refused);
+  }
+  return kj::mv(paf.promise);
+}
+
+void ServerConnection::answer_push(uint64_t id, const Status& status) {
+  auto node = pushes_.extract(id);
+  if (node.empty()) return;
+  OpenPush& push = node.mapped();
+  KJ_IF_MAYBE (
+      exception, kj::runCatchingExceptions([&] {
+        push.context.releaseParams();
+        write(status, push.context.getResults(capnp::MessageSize{words_for(status) + 8, 0}).initStatus());
+        push.fulfiller->fulfill();
+      })) {
+    push.fulfiller->reject(kj::mv(*exception));
+  }
+}
+
+void ServerConnection::discard(uint64_t operation, const Status& why) {
+  if (ended()) return;
+  if (discarded_.insert_or_assign(operation, why).second) {
+    discarded_order_.push_back(operation);
+    if (discarded_order_.size() > kRememberedDiscards) {
+      discarded_.erase(discarded_order_.front());
+      discarded_order_.pop_front();
+    }
+  }
+  link_->reader().discard(operation, why);
+}
+
+// ---- the end
+
+void ServerConnection::close() {
+  if (!open()) return;
+  auto* handler = handler_;
+  loop().post([self = shared_from_this(), handler] {
+    auto* server = static_cast<ServerConnection*>(self.get());
+    if (std::exchange(server->handler_, nullptr) == nullptr) return;
+    handler->on_close(*server, Status());
+  });
+  // What has been answered is written first, the goodbye follows.
+  close_link(true);
+}
+
+void ServerConnection::broken(const Status& why) {
+  auto* handler = std::exchange(handler_, nullptr);
+  if (!handler) return;
+  handler->on_close(
+      *this,
+      why.ok() ? why : Status(why.code(), "the connection from " + peer_ + " is broken: " + why.message()));
+}
+
+void ServerConnection::tear_down() { drop_rpc(); }
+
+void ServerConnection::drop_rpc() {
+  anchor_->connection = nullptr;
+  for (Receipt* receipt : std::exchange(receipts_, {})) receipt->keep();
+  calls_.clear();
+  pushes_.clear();
+  rpc_.reset();
+  link_.reset();
+}
+
+}  // namespace dsgd::transport::uv

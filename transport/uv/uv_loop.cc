@@ -1,0 +1,369 @@
+#include "transport/uv/uv_loop.h"
+
+#include <pthread.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include <optional>
+#include <random>
+#include <system_error>
+
+#include "transport/uv/guard.h"
+
+namespace dsgd::transport::uv {
+
+namespace {
+
+constexpr Duration kLinger = std::chrono::milliseconds(1);
+constexpr int kRoundsBeforeDeepSleep = 8;
+
+std::atomic<uint64_t> unclean{0};
+
+}  // namespace
+
+uint64_t UvLoop::unclean_shutdowns() { return unclean.load(); }
+
+Result<std::unique_ptr<UvLoop>> UvLoop::start(const std::string& thread_name) {
+  std::unique_ptr<UvLoop> loop(new UvLoop);
+  loop->port_ = std::make_unique<UvEventPort>();
+  if (!loop->port_->good()) {
+    return Status(Code::kLimit, "cannot make an event loop: " + errno_text(-loop->port_->error()) +
+                                    "; raise the limit of open files (ulimit -n)");
+  }
+  loop->kj_ = std::make_unique<kj::EventLoop>(*loop->port_);
+  // Born with all signals blocked: none may be delivered before the thread could block them itself.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  Status status;
+  try {
+    loop->thread_ = std::thread([raw = loop.get(), thread_name] { raw->thread_main(thread_name); });
+  } catch (const std::system_error& error) {
+    status = Status(Code::kLimit, std::string("cannot start a communication thread: ") + error.what() +
+                                      "; raise the limit of processes (ulimit -u)");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!status.ok()) {
+    loop->kj_.reset();
+    return status;
+  }
+  return loop;
+}
+
+UvLoop::~UvLoop() {
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);  // kept over wake(): the thread ends the port once it has the lock
+    stop_ = true;
+    call_thread();
+    port_->wake();
+  }
+  thread_.join();
+}
+
+Time UvLoop::now() const {
+  timespec ts;
+  clock_gettime(CLOCK_BOOTTIME, &ts);
+  return std::chrono::seconds(ts.tv_sec) + std::chrono::nanoseconds(ts.tv_nsec);
+}
+
+bool UvLoop::on_loop() const {
+  return driver_id_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+}
+
+uint64_t UvLoop::random() {
+  uint64_t bits;
+  if (getrandom(&bits, sizeof bits, 0) == sizeof bits) return bits;
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+void UvLoop::set_busy(bool busy) {
+  if (busy_.exchange(busy) || !busy) return;
+  std::lock_guard lock(mutex_);
+  if (driver_ == Driver::kNone && !someone_may_drive()) call_thread();
+}
+
+void UvLoop::set_spin(Duration spin) { spin_.store(spin.count(), std::memory_order_relaxed); }
+
+void UvLoop::post(Task task) {
+  const bool ours = on_loop();
+  bool sleeping = false;
+  {
+    std::lock_guard lock(mutex_);
+    posted_.push_back(std::move(task));
+    if (ours) return;  // the driver looks before it sleeps
+    if (driver_ == Driver::kNone) {
+      if (!someone_may_drive()) call_thread();
+    } else {
+      sleeping = true;
+    }
+  }
+  if (sleeping) port_->wake();
+}
+
+bool UvLoop::run(Task task, const std::atomic<bool>& done, Time deadline) {
+  if (done.load(std::memory_order_acquire) || now() >= deadline) {
+    post(std::move(task));
+    return done.load(std::memory_order_acquire);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    posted_.push_back(std::move(task));
+  }
+  return wait(done, deadline);  // takes the role over, or makes sure that someone has it and is awake
+}
+
+TimerId UvLoop::schedule(Time when, Task task) {
+  const TimerId id = ++next_timer_;
+  timers_.emplace(std::make_pair(when, id), std::move(task));
+  timer_times_.emplace(id, when);
+  return id;
+}
+
+void UvLoop::cancel(TimerId id) {
+  auto it = timer_times_.find(id);
+  if (it == timer_times_.end()) return;
+  auto node = timers_.extract({it->second, id});  // the task dies last: its destructor may come back here
+  timer_times_.erase(it);
+}
+
+// ---- callers
+
+bool UvLoop::wait(const std::atomic<bool>& done, Time deadline) {
+  bool may_drive = true;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const bool finished = done.load(std::memory_order_acquire);
+    if (finished || now() >= deadline) {
+      if (driver_ == Driver::kNone) hand_over();
+      return finished;
+    }
+    if (driver_ == Driver::kNone && may_drive && !stop_) {
+      driver_ = Driver::kCaller;
+      driver_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+      lock.unlock();
+      may_drive = drive(done, deadline);
+      lock.lock();
+      driver_id_.store({}, std::memory_order_relaxed);
+      driver_ = Driver::kNone;
+      last_caller_ = now();
+      continue;
+    }
+    wait_passively(lock, done, deadline, may_drive);
+  }
+}
+
+bool UvLoop::wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
+                            bool may_drive) {
+  Waiter self{&done, may_drive, {}};
+  waiters_.push_back(&self);
+  waiting_.store(static_cast<int>(waiters_.size()));
+  if (driver_ == Driver::kNone) {
+    call_thread();
+  } else {
+    // The communication thread gives way to a caller; a caller that drives must look at `done` of this one.
+    if (may_drive && driver_ == Driver::kThread) yield_wanted_.store(true);
+    port_->wake();
+  }
+  if (deadline == kNever) {
+    self.wake.wait(lock);
+  } else {
+    self.wake.wait_for(lock, std::min<Duration>(deadline - now(), std::chrono::hours(1)));
+  }
+  waiters_.remove(&self);
+  waiting_.store(static_cast<int>(waiters_.size()));
+  return done.load(std::memory_order_acquire);
+}
+
+bool UvLoop::someone_may_drive() const {
+  for (const Waiter* waiter : waiters_) {
+    if (waiter->may_drive) return true;
+  }
+  return false;
+}
+
+// The role is free: the next waiter has it, or the thread must be told when nobody waits but work is left.
+void UvLoop::hand_over() {
+  for (Waiter* waiter : waiters_) {
+    if (waiter->may_drive) return waiter->wake.notify_one();
+  }
+  if (!waiters_.empty() || busy_.load() || !posted_.empty() || stop_) {
+    call_thread();
+  } else if (thread_deep_) {
+    thread_deep_ = false;  // it begins to watch the clock again
+    thread_wake_.notify_one();
+  }
+}
+
+void UvLoop::call_thread() {
+  thread_called_ = true;
+  thread_deep_ = false;
+  thread_wake_.notify_one();
+}
+
+bool UvLoop::drive(const std::atomic<bool>& done, Time deadline) {
+  DefaultFloats floats;
+  QuietKj quiet;
+  std::optional<kj::WaitScope> scope;
+  try {
+    scope.emplace(*kj_);
+  } catch (const kj::Exception&) {
+    return false;  // KJ allows one loop per thread, and this thread has its own
+  }
+  port_->set_spin(Duration(spin_.load(std::memory_order_relaxed)));
+  for (;;) {
+    work();
+    tell_waiters();
+    if (done.load(std::memory_order_acquire) || now() >= deadline) break;
+    sleep_or_poll(deadline);
+  }
+  port_->set_spin(Duration::zero());
+  return true;
+}
+
+// ---- the communication thread
+
+void UvLoop::thread_main(const std::string& name) {
+  block_all_signals();
+  set_default_floats();
+  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+  QuietKj quiet;
+  int rounds = 0;
+  std::unique_lock lock(mutex_);
+  thread_called_ = true;
+  for (;;) {
+    if (stop_ && driver_ == Driver::kNone) break;
+    if (driver_ == Driver::kNone && !someone_may_drive()) {
+      const bool rested = last_caller_ == Time::min() || now() - last_caller_ >= kLinger;
+      if (thread_called_ || busy_.load() || rested) {
+        thread_called_ = false;
+        rounds = 0;
+        driver_ = Driver::kThread;
+        driver_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+        lock.unlock();
+        drive_until_yield();
+        lock.lock();
+        driver_id_.store({}, std::memory_order_relaxed);
+        driver_ = Driver::kNone;
+        yield_wanted_.store(false);
+        last_caller_ = now();  // a caller takes over now
+        if (!stop_) hand_over();
+        continue;
+      }
+    }
+    thread_called_ = false;
+    if (driver_ == Driver::kCaller && ++rounds >= kRoundsBeforeDeepSleep) {
+      thread_deep_ = true;
+      thread_wake_.wait(lock, [this] { return !thread_deep_ || stop_; });
+      rounds = 0;
+    } else {
+      thread_wake_.wait_for(lock, kLinger);
+    }
+  }
+  // The end. Tasks that nobody will run are dropped here, with a KJ loop in force for what they hold.
+  driver_ = Driver::kThread;
+  driver_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  auto dropped = std::move(posted_);
+  posted_.clear();
+  lock.unlock();
+  {
+    kj::WaitScope scope(*kj_);
+    dropped.clear();
+    timers_.clear();
+    timer_times_.clear();
+    run_kj();
+  }
+  kj_.reset();
+  if (port_->shut_down() != 0) unclean.fetch_add(1);
+}
+
+void UvLoop::drive_until_yield() {
+  kj::WaitScope scope(*kj_);
+  for (;;) {
+    work();
+    tell_waiters();
+    if (yield_wanted_.load()) return;
+    {
+      std::lock_guard lock(mutex_);
+      if (stop_) return;
+    }
+    sleep_or_poll(kNever);
+  }
+}
+
+// ---- the driver's work
+
+// Tasks do not throw by contract. Should one run out of memory, the operation that it worked for meets its
+// deadline; the host process goes on.
+void UvLoop::run_task(Task& task) {
+  try {
+    task();
+  } catch (const std::exception&) {
+  } catch (const kj::Exception&) {
+  }
+  task = nullptr;  // what it holds goes before the next one runs
+}
+
+void UvLoop::work() {
+  run_posted();
+  run_timers();
+  run_kj();
+}
+
+bool UvLoop::run_posted() {
+  {
+    std::lock_guard lock(mutex_);
+    if (posted_.empty()) return false;
+    running_.swap(posted_);
+  }
+  for (Task& task : running_) run_task(task);
+  running_.clear();
+  return true;
+}
+
+void UvLoop::run_timers() {
+  if (timers_.empty()) return;
+  const Time time = now();
+  while (!timers_.empty() && timers_.begin()->first.first <= time) {
+    auto node = timers_.extract(timers_.begin());
+    timer_times_.erase(node.key().second);
+    run_task(node.mapped());
+  }
+}
+
+void UvLoop::run_kj() {
+  // An exception here comes from a destructor; the loop itself is intact, and nobody else can be told.
+  auto guarded = [this] { kj_->run(); };
+  while (kj_->isRunnable()) (void)kj::runCatchingExceptions(guarded);
+}
+
+void UvLoop::tell_waiters() {
+  if (waiting_.load() == 0) return;
+  std::lock_guard lock(mutex_);
+  for (Waiter* waiter : waiters_) {
+    if (waiter->done->load(std::memory_order_acquire)) waiter->wake.notify_one();
+  }
+}
+
+void UvLoop::sleep_or_poll(Time until) {
+  port_->flush();
+  bool more = kj_->isRunnable();
+  if (!more) {
+    std::lock_guard lock(mutex_);
+    more = !posted_.empty();
+  }
+  if (more) {
+    port_->poll();
+    return;
+  }
+  if (!timers_.empty()) until = std::min(until, timers_.begin()->first.first);
+  if (until == kNever) {
+    port_->clear_alarm();
+  } else {
+    port_->set_alarm(until - now());
+  }
+  port_->wait();
+}
+
+}  // namespace dsgd::transport::uv

@@ -1,0 +1,103 @@
+// The loop of one network: libuv's events, KJ's, posted tasks and timers, driven by one thread at a time.
+//
+// Driving is a role, not a thread. The communication thread holds it while nobody waits; a caller that blocks
+// in wait() takes it over, so that its own system calls find the answer and no thread is switched. Between
+// two callers that come back to back the communication thread keeps out of the way: it takes the role back a
+// millisecond after the last caller, or at once when a task is posted or the loop is said to be busy.
+#pragma once
+
+#include <kj/async.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/base/status.h"
+#include "transport/loop.h"
+#include "transport/uv/event_port.h"
+
+namespace dsgd::transport::uv {
+
+class UvLoop final : public Loop {
+ public:
+  static Result<std::unique_ptr<UvLoop>> start(const std::string& thread_name);
+  // Ends the thread; posted tasks that have not run are dropped. No caller may be waiting. All handles on the
+  // port must have been given up.
+  ~UvLoop() override;
+
+  Time now() const override;
+  void post(Task task) override;
+  TimerId schedule(Time when, Task task) override;
+  void cancel(TimerId id) override;
+  bool on_loop() const override;
+  bool wait(const std::atomic<bool>& done, Time deadline) override;
+  bool run(Task task, const std::atomic<bool>& done, Time deadline) override;
+  void set_busy(bool busy) override;
+  void set_spin(Duration spin) override;
+  uint64_t random() override;
+
+  UvEventPort& port() { return *port_; }
+
+  // Loops whose handles were not all closed at their end: a defect. For tests.
+  static uint64_t unclean_shutdowns();
+
+ private:
+  struct Waiter {
+    const std::atomic<bool>* done;
+    bool may_drive;
+    std::condition_variable wake;
+  };
+  enum class Driver { kNone, kThread, kCaller };
+
+  UvLoop() = default;
+  void thread_main(const std::string& name);
+  void drive_until_yield();
+  bool drive(const std::atomic<bool>& done, Time deadline);  // false: this thread has a KJ loop of its own
+  bool wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
+                      bool may_drive);
+  void hand_over();  // with the lock
+  bool someone_may_drive() const;
+  void call_thread();  // with the lock
+  void work();         // posted tasks, due timers, KJ's events
+  void run_task(Task& task);
+  bool run_posted();
+  void run_timers();
+  void run_kj();
+  void tell_waiters();
+  void sleep_or_poll(Time until);
+
+  std::unique_ptr<UvEventPort> port_;  // outlives kj_
+  std::unique_ptr<kj::EventLoop> kj_;
+  std::thread thread_;
+
+  mutable std::mutex mutex_;  // all of this block
+  std::condition_variable thread_wake_;
+  std::vector<Task> posted_;
+  Driver driver_ = Driver::kNone;
+  std::list<Waiter*> waiters_;
+  Time last_caller_ = Time::min();
+  bool thread_called_ = false;  // the thread shall drive now, not a millisecond later
+  bool thread_deep_ = false;    // the thread sleeps without looking at the clock
+  bool stop_ = false;
+
+  std::atomic<std::thread::id> driver_id_{};
+  std::atomic<int> waiting_{0};            // waiters_.size()
+  std::atomic<bool> yield_wanted_{false};  // the thread shall give the role to a waiter
+  std::atomic<bool> busy_{false};
+  std::atomic<int64_t> spin_{0};
+
+  // The driver's.
+  std::vector<Task> running_;
+  std::map<std::pair<Time, TimerId>, Task> timers_;
+  std::unordered_map<TimerId, Time> timer_times_;
+  TimerId next_timer_ = 0;
+};
+
+}  // namespace dsgd::transport::uv
