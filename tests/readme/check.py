@@ -64,7 +64,8 @@ def main():
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         command, environment = compile_program(language, programs[language], options, work)
-        for prefix in ([], [options.build / "bin" / "dsgd", "run", "--no-prefix", "-n", "2", "--"]):
+        # With prefixes, for then `dsgd run` writes whole lines; without, two workers' lines may mix.
+        for prefix in ([], [options.build / "bin" / "dsgd", "run", "-n", "2", "--"]):
             run = subprocess.run([*prefix, *command], env=environment, capture_output=True, text=True, timeout=120)
             workers = 2 if prefix else 1
             good = run.returncode == 0 and run.stdout.count("y = 2.00 x + 1.00\n") == workers
