@@ -50,7 +50,33 @@ Status Mesh::open(const transport::JoinReply& view) {
   options_.hello.rank = view_.rank;
   options_.hello.epoch = view_.epoch;
   opened_ = true;
+  // Who dialled before the view was known is looked at now.
+  std::vector<ServerChannel*> strangers;
+  for (const auto& [channel, incoming] : incoming_) {
+    if (!is_in_view(channel->hello())) strangers.push_back(channel);
+  }
+  for (ServerChannel* channel : strangers) show_out(*channel);
   return {};
+}
+
+bool Mesh::is_in_view(const transport::Hello& hello) const {
+  return is_peer(hello.rank) && hello.worker_id == view_.members[hello.rank].worker_id;
+}
+
+void Mesh::show_out(ServerChannel& channel) {
+  const transport::Hello& hello = channel.hello();
+  const Status why(Code::kMismatch, "a connection from " + channel.address() + " says it is rank " +
+                                        std::to_string(hello.rank) + ", worker '" + hello.worker_id +
+                                        "', which is none of this job's");
+  log_->warning(why.message() + "; it is closed");
+  incoming_.erase(&channel);
+  for (auto& [operation, chunks] : parked_) {
+    for (Parked& chunk : chunks) {
+      if (chunk.channel == &channel) chunk.receipt->finish(why);
+    }
+    std::erase_if(chunks, [&](const Parked& chunk) { return chunk.channel == &channel; });
+  }
+  channel.close();
 }
 
 std::string Mesh::member_name(int32_t rank) const {
@@ -200,7 +226,7 @@ Task* Mesh::add(std::unique_ptr<Task> owned, transport::Time deadline) {
     parked_.erase(parked);
     for (Parked& chunk : chunks) {
       // It may have come before the view did.
-      if (chunk.header.epoch != view_.epoch || !is_peer(chunk.source)) {
+      if (chunk.header.epoch != view_.epoch) {
         chunk.receipt->finish(Status(Code::kMismatch, "a chunk from rank " + std::to_string(chunk.source) +
                                                           " in epoch " + std::to_string(chunk.header.epoch) +
                                                           ", which is none of this job's"));
@@ -300,6 +326,10 @@ void Mesh::fail_session(const Status& cause, bool tell) {
   }
 }
 
+bool Mesh::alone() const {
+  return opened_ && std::count(left_.begin(), left_.end(), 1) == size() - 1;
+}
+
 void Mesh::told_left(int32_t rank) {
   if (rank < 0 || rank >= size() || left_[rank]) return;
   for (const auto& [channel, incoming] : incoming_) {
@@ -360,14 +390,8 @@ void Mesh::drop_channels() {
 // ---- receiving
 
 void Mesh::on_open(ServerChannel& channel) {
-  const transport::Hello& hello = channel.hello();
-  // Who came before the view did is looked at when its first message does.
-  if (opened_ && (!is_peer(hello.rank) || hello.worker_id != view_.members[hello.rank].worker_id)) {
-    log_->warning("a connection from " + channel.address() + " says it is rank " + std::to_string(hello.rank) + ", worker '" +
-                  hello.worker_id + "', which is none of this job's; it is closed");
-    return channel.close();
-  }
-  incoming_[&channel] = {hello.rank, false};
+  if (opened_ && !is_in_view(channel.hello())) return show_out(channel);
+  incoming_[&channel] = {channel.hello().rank, false, {}};
 }
 
 Task* Mesh::match(int32_t source, const BulkHeader& header) {
@@ -431,7 +455,7 @@ void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                                                        "in the same order")
                                .with_rank(source, view_.members[source].host));
   }
-  parked_[header.operation].push_back({source, header, std::move(receipt)});
+  parked_[header.operation].push_back({source, &channel, header, std::move(receipt)});
 }
 
 void Mesh::failure_from_peer(const transport::OperationFailed& message) {

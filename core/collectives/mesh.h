@@ -79,6 +79,7 @@ class Mesh final : public transport::ServerHandler {
   void call(int32_t rank, transport::Message message, transport::Time deadline,
             std::function<void(Result<transport::Message>)> done);
 
+  bool alone() const;  // all others have left
   // A rank has left in good order: tasks that need it fail.
   void peer_left(int32_t rank);
   // The head says that a rank has left. Its own goodbye comes behind its data and is waited for, if it ever connected.
@@ -112,6 +113,7 @@ class Mesh final : public transport::ServerHandler {
   };
   struct Parked {
     int32_t source;
+    const transport::ServerChannel* channel;  // to compare, it may be gone
     transport::BulkHeader header;
     std::unique_ptr<transport::BulkReceipt> receipt;
   };
@@ -134,6 +136,8 @@ class Mesh final : public transport::ServerHandler {
   void tell_peers(uint64_t operation, bool session, const Status& cause);
   Status lost(int32_t rank, const Status& why) const;
   void peer_gone(int32_t rank, const Status& status);
+  bool is_in_view(const transport::Hello& hello) const;
+  void show_out(transport::ServerChannel& channel);  // it is none of this job's
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
   void fail_tasks_that_need(int32_t rank);
 

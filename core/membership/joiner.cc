@@ -46,7 +46,6 @@ void Joiner::start() {
 
 void Joiner::dial() {
   ++attempt_;
-  progress_.clear();
   transport::DialOptions dial;
   dial.hello = options_.hello;
   dial.deadline = std::min(options_.deadline, loop_.now() + kLongestDial);
@@ -84,12 +83,13 @@ void Joiner::ask_progress() {
 }
 
 void Joiner::attempt_failed(const Status& why) {
+  if (why.code() == Code::kTimeout && loop_.now() >= options_.deadline) return out_of_time();  // the wait's end, not the channel's
   loop_.cancel(progress_timer_);
   drop_channel();
   ++attempt_;
   if (is_final(why)) return end(why);
-  if (loop_.now() >= options_.deadline) return out_of_time();
   last_error_ = why;
+  if (loop_.now() >= options_.deadline) return out_of_time();
   log_.debug("the head at " + options_.head + " cannot be joined yet: " + why.message());
   const auto half = static_cast<uint64_t>(delay_.count()) / 2;
   const Duration wait = delay_ / 2 + Duration(static_cast<int64_t>(loop_.random() % (half + 1)));
@@ -99,10 +99,15 @@ void Joiner::attempt_failed(const Status& why) {
 
 void Joiner::out_of_time() {
   const std::string within = " within " + describe_duration(loop_.now() - started_);
-  if (!progress_.empty()) {
+  const std::string remedy = "; start the missing workers, or raise `init_timeout`";
+  if (!progress_.empty() && channel_) {
     return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" +
-                                          within + ": " + progress_ +
-                                          "; start the missing workers, or raise `init_timeout`"));
+                                          within + ": " + progress_ + remedy));
+  }
+  if (!progress_.empty()) {  // an embedded head ends with its worker, who may have waited a little less
+    return end(Status(Code::kUnreachable, "the head at " + options_.head + " has gone (" + last_error_.message() +
+                                              ") and the job was not complete" + within +
+                                              ": when the head was last heard, " + progress_ + remedy));
   }
   end(Status(Code::kUnreachable,
              "the head at " + options_.head + " could not be joined" + within + ": " +

@@ -53,7 +53,7 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   transport::Duration delay_;  // before the next attempt
   std::shared_ptr<transport::ClientChannel> channel_;
   Status last_error_;     // of the last attempt that failed
-  std::string progress_;  // "2 of 4 workers have come: ..."; empty: not in the rendezvous
+  std::string progress_;  // "2 of 4 workers have come: ..."; empty: never was in the rendezvous
   transport::TimerId deadline_timer_ = 0, retry_timer_ = 0, progress_timer_ = 0;
 };
 

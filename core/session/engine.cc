@@ -26,6 +26,11 @@ auto adder(DType dtype, Reduction reduction) {
   };
 }
 
+Status nobody_puts() {
+  return Status(Code::kWorkerLost, "all other workers have closed their sessions, so nobody can put this object; all workers "
+                                   "must make their calls before they close");
+}
+
 std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
   std::vector<size_t> bounds(counts.size() + 1, 0);
   std::partial_sum(counts.begin(), counts.end(), bounds.begin() + 1);
@@ -281,9 +286,12 @@ void Engine::put_object(const std::string& name, Objects::Blob blob, Done done) 
 }
 
 uint64_t Engine::get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done) {
-  if (!broken_.ok() && !objects_.has(name)) {
-    done(broken_);
-    return 0;
+  if (!objects_.has(name)) {
+    Status nobody = broken_.ok() && mesh_ && mesh_->alone() ? nobody_puts() : broken_;
+    if (!nobody.ok()) {
+      done(nobody);
+      return 0;
+    }
   }
   return objects_.get(name, std::move(done));
 }
@@ -320,6 +328,7 @@ void Engine::on_peer_failure(int32_t, const Status& why) { fail(why, true); }
 void Engine::on_peer_left(int32_t rank) {
   log_->info(mesh_->member_name(rank) + " has closed its session");
   mesh_->peer_left(rank);
+  if (mesh_->alone()) objects_.fail_waiters(nobody_puts());
 }
 
 void Engine::on_object(transport::ObjectPart part, transport::Responder respond) {

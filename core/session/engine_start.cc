@@ -162,7 +162,8 @@ void Engine::give_values(const StrategySpec& strategy, Done done) {
     if (!values->failure.ok()) return done(values->failure);
     for (size_t r = 1; r < model_.bindings.size(); ++r) {
       for (size_t p = 0; p < model_.parameters.size(); ++p) {
-        std::memcpy(model_.bindings[r][p].value, model_.bindings[0][p].value, model_.parameters[p]->nbytes());
+        const size_t nbytes = model_.parameters[p]->nbytes();
+        if (nbytes > 0) std::memcpy(model_.bindings[r][p].value, model_.bindings[0][p].value, nbytes);
       }
     }
     apply_plan(strategy);

@@ -14,21 +14,27 @@ Status exists(const std::string& name) {
 }  // namespace
 
 struct Objects::Sending {
+  static constexpr int32_t kJudge = 0;  // the rank that gives each name to one worker
+
   Mesh* mesh;
   std::string name;
   Blob blob;
   transport::Time deadline;
   std::function<void(const Status&)> done;
   std::vector<size_t> offset;  // by rank, next part
-  int32_t waiting = 0;         // peers that do not have all yet
+  bool spreading = false;      // the judge has given the name
+  int32_t waiting = 0;         // peers that do not have all yet, of those that are sent to now
   Status failure;
 };
 
 void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Time deadline,
                   std::function<void(const Status&)> done) {
-  if (objects_.count(name) || incoming_.count(name)) return done(exists(name));
-  store(name, blob);
-  if (!mesh || mesh->size() == 1) return done({});
+  const bool under_way = std::any_of(sending_.begin(), sending_.end(), [&](const auto& s) { return s->name == name; });
+  if (objects_.count(name) || incoming_.count(name) || under_way) return done(exists(name));
+  if (!mesh || mesh->size() == 1) {
+    store(name, blob);
+    return done({});
+  }
   auto sending = std::make_shared<Sending>();
   sending->mesh = mesh;
   sending->name = name;
@@ -36,7 +42,6 @@ void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Tim
   sending->deadline = deadline;
   sending->done = std::move(done);
   sending->offset.assign(mesh->size(), 0);
-  sending->waiting = mesh->size() - 1;
   sending_.push_back(sending);
   mesh->loop().schedule(deadline, [this, weak = std::weak_ptr(sending), name] {
     auto late = weak.lock();
@@ -44,7 +49,22 @@ void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Tim
     finish(late, Status(Code::kTimeout, "object '" + name + "' has not reached all workers within step_timeout")
                      .with_operation("dsgd_object_put"));
   });
-  for (int32_t hop = 1; hop < mesh->size(); ++hop) send_parts(sending, (mesh->rank() + hop) % mesh->size());
+  if (mesh->rank() == Sending::kJudge) return spread(sending);
+  sending->waiting = 1;
+  send_parts(sending, Sending::kJudge);
+}
+
+// The name is this worker's: it keeps the object, and so do all others that do not have it yet.
+void Objects::spread(const std::shared_ptr<Sending>& sending) {
+  Mesh& mesh = *sending->mesh;
+  store(sending->name, sending->blob);
+  sending->spreading = true;
+  sending->waiting = mesh.size() - (mesh.rank() == Sending::kJudge ? 1 : 2);
+  if (sending->waiting == 0) return finish(sending, {});
+  for (int32_t hop = 1; hop < mesh.size(); ++hop) {
+    const int32_t rank = (mesh.rank() + hop) % mesh.size();
+    if (rank != Sending::kJudge) send_parts(sending, rank);
+  }
 }
 
 // One part at a time to each peer: objects are small against a step's data and must not get in its way.
@@ -57,7 +77,9 @@ void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
     sending->offset[rank] += count;
     if (!r.ok() && sending->failure.ok()) sending->failure = r.status();
     if (r.ok() && sending->offset[rank] < sending->blob->size()) return send_parts(sending, rank);
-    if (--sending->waiting == 0) finish(sending, sending->failure);
+    if (--sending->waiting > 0 || !sending->done) return;
+    if (!sending->spreading && sending->failure.ok()) return spread(sending);
+    finish(sending, sending->failure);
   });
 }
 
@@ -112,6 +134,10 @@ void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& stat
 
 void Objects::fail(const Status& cause) {
   while (!sending_.empty()) finish(std::shared_ptr<Sending>(sending_.front()), cause);
+  fail_waiters(cause);
+}
+
+void Objects::fail_waiters(const Status& cause) {
   auto waiters = std::move(waiters_);
   waiters_.clear();
   for (Waiter& waiter : waiters) waiter.done(cause);

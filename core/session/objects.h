@@ -1,5 +1,6 @@
-// Named blobs that every worker holds. Who puts one sends it to all peers in parts; each peer answers a part once it has
-// it. Everything is on the session's loop.
+// Named blobs that every worker holds. Who puts one sends it in parts, each answered once it is held: first to rank 0, which
+// gives a name to the first who asks for it, then to the others. So two workers that put the same name at once never
+// leave different objects behind. Everything is on the session's loop.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ class Objects {
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
   void forget(uint64_t ticket);
   void receive(transport::ObjectPart part, const transport::Responder& respond);
-  void fail(const Status& cause);  // all who wait
+  void fail(const Status& cause);          // puts and gets in flight
+  void fail_waiters(const Status& cause);  // gets
 
  private:
   struct Incoming {
@@ -42,6 +44,7 @@ class Objects {
     std::function<void(Result<Blob>)> done;
   };
   struct Sending;
+  void spread(const std::shared_ptr<Sending>& sending);
   void send_parts(std::shared_ptr<Sending> sending, int32_t rank);
   void finish(const std::shared_ptr<Sending>& sending, const Status& status);
   void store(const std::string& name, Blob blob);

@@ -1,11 +1,30 @@
 #include "transport/uv/event_port.h"
 
+#include <errno.h>
+#include <fcntl.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
+
+#include "transport/uv/fd.h"
 
 namespace dsgd::transport::uv {
 
 namespace {
+
+// A loop takes up to seven: epoll, two eventfds, and two pipes for signals, one of which belongs to the process.
+constexpr int kLoopDescriptors = 8;
+
+// libuv aborts the process when the first loop ever made finds no descriptor for its signal pipe.
+int look_for_descriptors() {
+  std::array<Fd, kLoopDescriptors> probes;
+  for (Fd& probe : probes) {
+    probe = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!probe) return -errno;
+  }
+  return 0;
+}
 
 void delete_async(uv_handle_t* handle) { delete reinterpret_cast<uv_async_t*>(handle); }
 void delete_timer(uv_handle_t* handle) { delete reinterpret_cast<uv_timer_t*>(handle); }
@@ -13,7 +32,8 @@ void delete_timer(uv_handle_t* handle) { delete reinterpret_cast<uv_timer_t*>(ha
 }  // namespace
 
 UvEventPort::UvEventPort() {
-  error_ = uv_loop_init(&loop_);
+  error_ = look_for_descriptors();
+  if (error_ == 0) error_ = uv_loop_init(&loop_);
   if (error_ != 0) {
     down_ = true;
     return;

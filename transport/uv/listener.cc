@@ -17,7 +17,6 @@ namespace {
 constexpr int kBacklog = 1024;
 constexpr Duration kHelloTime = std::chrono::seconds(10);
 constexpr Duration kPause = std::chrono::milliseconds(100);
-constexpr size_t kMaxGuests = 1024;  // connections that have not said hello yet
 
 Status in_use(const std::string& address) {
   return Status(Code::kAddressInUse,
@@ -187,11 +186,12 @@ void Acceptor::on_readable() {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();
       return;
     }
-    if (guests_.size() >= kMaxGuests) continue;
+    // Who says nothing must not shut out who does: the one that has been silent for longest goes.
+    if (guests_.size() >= kMaxGuests) guests_.pop_front();
     tune_socket(fd.get(), from.family());
     const bool is_unix = from.family() == AF_UNIX;
     auto guest = std::make_shared<Guest>(*this, is_unix ? socket_.address : to_text(from));
-    if (guest->start(std::move(fd)).ok()) guests_.insert(std::move(guest));
+    if (guest->start(std::move(fd)).ok()) guests_.push_back(std::move(guest));
   }
 }
 
@@ -206,6 +206,8 @@ void Acceptor::pause() {
   });
 }
 
-void Acceptor::done(Guest* guest) { guests_.erase(guest->shared_from_this()); }
+void Acceptor::done(Guest* guest) {
+  guests_.remove_if([guest](const auto& other) { return other.get() == guest; });
+}
 
 }  // namespace dsgd::transport::uv

@@ -1,8 +1,8 @@
 // A listening socket and the hellos of those who have just connected.
 #pragma once
 
+#include <list>
 #include <memory>
-#include <set>
 #include <string>
 
 #include "transport/network.h"
@@ -23,6 +23,8 @@ Result<BoundSocket> bind_and_listen(const std::string& address);
 
 class Acceptor final : private PollFd::Handler {
  public:
+  static constexpr size_t kMaxGuests = 1024;  // connections that have not said hello yet
+
   Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, std::atomic<uint64_t>& pauses);
   ~Acceptor() { stop(); }
   Status start();
@@ -41,7 +43,7 @@ class Acceptor final : private PollFd::Handler {
   std::atomic<uint64_t>& pauses_;
   std::unique_ptr<PollFd> poll_;
   TimerId timer_ = 0;
-  std::set<std::shared_ptr<Guest>> guests_;
+  std::list<std::shared_ptr<Guest>> guests_;  // the oldest first
 };
 
 }  // namespace dsgd::transport::uv

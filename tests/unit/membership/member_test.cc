@@ -209,7 +209,7 @@ TEST_F(MemberTest, AHeadThatIsRestartedInTheRendezvousIsFoundAgain) {
   EXPECT_TRUE(early.ok() && late.ok());
 }
 
-TEST_F(MemberTest, AHeadThatIsGoneAtTheDeadlineIsUnreachableWhateverItSaidBefore) {
+TEST_F(MemberTest, AHeadThatIsGoneAtTheDeadlineIsUnreachableAndItsLastWordIsTold) {
   start_head(2, false);
   SimWorkerOptions options;
   options.patience = 5s;
@@ -218,6 +218,7 @@ TEST_F(MemberTest, AHeadThatIsGoneAtTheDeadlineIsUnreachableWhateverItSaidBefore
   world_.kill(head_->process, Death::kReset);
   run_until([&] { return w.joined.has_value(); }, 2s + kSlack);
   EXPECT_EQ(w.joined->status().code(), Code::kUnreachable) << w.joined->status().message();
+  EXPECT_THAT(w.joined->status().message(), HasSubstr("1 of 2 workers have come"));
   world_.bury(head_->process);
 }
 

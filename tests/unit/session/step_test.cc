@@ -4,7 +4,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <random>
+#include <set>
+#include <string>
+#include <thread>
 
 #include "job.h"
 
@@ -16,9 +21,9 @@ struct Trainer {
   dsgd_session* session;
   int rank;
   dsgd_replica* replica = nullptr;
-  std::vector<dsgd_parameter*> parameters;
-  std::vector<float*> values, gradients;
-  std::vector<size_t> counts;
+  std::vector<dsgd_parameter*> parameters = {};
+  std::vector<float*> values = {}, gradients = {};
+  std::vector<size_t> counts = {};
 
   void build(const std::vector<int64_t>& sizes, const char* optimizer, const char* options, const char* strategy) {
     DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
@@ -388,6 +393,47 @@ TEST(Objects, APutEndsWhenAWorkerHasClosed) {
     Error error;
     EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, error), DSGD_ERR_WORKER_LOST) << error.message();
   });
+}
+
+TEST(Objects, AGetEndsWhenAllOthersHaveClosed) {
+  std::atomic<bool> waiting{false};
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    if (rank == 1) {
+      while (!waiting) std::this_thread::yield();
+      return;
+    }
+    waiting = true;
+    dsgd_object* object = nullptr;
+    Error error;
+    EXPECT_EQ(dsgd_object_get(session, "never", -1, &object, error), DSGD_ERR_WORKER_LOST) << error.message();
+    Error again;
+    EXPECT_EQ(dsgd_object_get(session, "never", -1, &object, again), DSGD_ERR_WORKER_LOST) << again.message();
+  });
+}
+
+TEST(Objects, OfOneNamePutByAllAtOnceOnlyOneIsLeft) {
+  std::mutex mutex;
+  std::map<std::string, std::set<std::string>> seen;
+  std::map<std::string, int> puts;
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    for (int i = 0; i < 50; ++i) {
+      const std::string name = "name " + std::to_string(i), own(100'000 * (i % 4) + 1, static_cast<char>('0' + rank));
+      Error error;
+      const int32_t status = dsgd_object_put(session, name.c_str(), own.data(), own.size(), error);
+      EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_EXISTS) << error.message();
+      dsgd_object* object = nullptr;
+      DSGD_OK_OR_FAIL(dsgd_object_get(session, name.c_str(), -1, &object, error_));
+      std::lock_guard lock(mutex);
+      puts[name] += status == DSGD_OK;
+      seen[name].emplace(static_cast<const char*>(dsgd_object_data(object)), dsgd_object_nbytes(object));
+      dsgd_object_free(object);
+    }
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+  });
+  for (const auto& [name, contents] : seen) {
+    EXPECT_EQ(contents.size(), 1u) << name;
+    EXPECT_EQ(puts[name], 1) << name;
+  }
 }
 
 TEST(Header, WeightsWhoseSumIsNotFiniteAreRefused) {

@@ -4,6 +4,7 @@
 #include <capnp/serialize.h>
 
 #include <random>
+#include <string_view>
 
 #include "support.h"
 #include "transport/schema/codec.h"
@@ -63,10 +64,11 @@ class HostileTest : public NetworkTest {
 
 TEST_F(HostileTest, GarbageInsteadOfAHelloEndsTheConnectionOnly) {
   start();
-  for (const char* text :
-       {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\x00\x00"}) {
+  using std::literals::operator""sv;
+  for (std::string_view text :
+       {"GET / HTTP/1.1\r\nHost: x\r\n\r\n"sv, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\x00\x00"sv}) {
     auto fd = guest();
-    put(fd, text, std::strlen(text) + 8);
+    put(fd, text.data(), text.size());
     EXPECT_TRUE(shown_out(fd));
   }
   std::mt19937 random(1);

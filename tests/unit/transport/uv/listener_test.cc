@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "support.h"
+#include "transport/uv/listener.h"
 
 namespace dsgd::transport::test {
 namespace {
@@ -114,6 +115,27 @@ TEST_F(ListenerTest, WithoutDescriptorsItWaitsAndThenAccepts) {
   setrlimit(RLIMIT_NOFILE, &before);
   connect();
   EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
+}
+
+TEST_F(ListenerTest, ManyWhoSayNothingDoNotShutOutWhoDoes) {
+  rlimit before{}, high{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  high = before;
+  high.rlim_cur = high.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &high), 0);
+  ASSERT_GE(high.rlim_cur, 2 * uv::Acceptor::kMaxGuests + 128) << "both ends are in this process";
+  start();
+  std::vector<uv::Fd> silent;
+  for (size_t i = 0; i < uv::Acceptor::kMaxGuests; ++i) {
+    silent.push_back(connect_raw(port_of(listener->address())));
+    ASSERT_TRUE(silent.back());
+  }
+  connect();
+  EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
+  char byte;
+  EXPECT_LE(::recv(silent.front().get(), &byte, 1, 0), 0) << "the oldest of them was shown out";
+  silent.clear();
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST_F(ListenerTest, ADestroyedListenerAsksItsHandlerNoMore) {

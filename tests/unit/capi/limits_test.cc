@@ -1,0 +1,48 @@
+// A host that is out of file descriptors gets an error from dsgd_init, whichever of them is the one that is missing.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include <dsgd/dsgd.h>
+
+namespace {
+
+// The statuses with which a process may end: 0 if the session was opened, 1 for a clear error, 2 for anything else.
+int init_with_descriptors(int left) {
+  const int lowest = open("/dev/null", O_RDONLY);
+  close(lowest);
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = static_cast<rlim_t>(lowest + left);
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return 2;
+  dsgd_config* config = dsgd_config_new();
+  dsgd_config_set(config, "head", "127.0.0.1:0", nullptr);
+  dsgd_config_set(config, "num_workers", "1", nullptr);
+  dsgd_config_set(config, "init_timeout", "1s", nullptr);
+  dsgd_session* session = nullptr;
+  dsgd_error* error = nullptr;
+  const int32_t status = dsgd_init(config, &session, &error);
+  const bool told = status == DSGD_OK || (error && *dsgd_error_message(error));
+  dsgd_error_free(error);
+  dsgd_config_free(config);
+  dsgd_finalize(session);
+  return !told ? 2 : status == DSGD_OK ? 0 : 1;
+}
+
+bool opened_or_refused(int status) { return WIFEXITED(status) && WEXITSTATUS(status) <= 1; }
+
+// Each in a process that has had no event loop before: libuv makes what belongs to the process with the first one.
+TEST(Limits, WithoutDescriptorsInitIsRefusedAndTheHostLives) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (int left = 0; left <= 40; ++left) {
+    EXPECT_EXIT(_exit(init_with_descriptors(left)), opened_or_refused, "") << left << " descriptors left";
+  }
+  EXPECT_EXIT(_exit(init_with_descriptors(0)), testing::ExitedWithCode(1), "");
+  EXPECT_EXIT(_exit(init_with_descriptors(200)), testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
