@@ -16,8 +16,7 @@ constexpr size_t kSmallestChunk = 4096;
 constexpr size_t kChunksInWindow = 4;
 constexpr size_t kOpenClasses = 2;     // buckets and stand-alone collectives
 constexpr size_t kRememberedFailures = 64;
-constexpr transport::Duration kGoodbyeGrace = std::chrono::milliseconds(50);
-constexpr transport::Duration kAnswerGrace = std::chrono::milliseconds(200);
+constexpr transport::Duration kGoodbyeGrace = std::chrono::milliseconds(250);
 
 // Is this a broken connection, rather than an answer of the peer?
 bool is_break(const Status& status) {
@@ -136,11 +135,13 @@ void Mesh::dial(int32_t rank) {
 }
 
 // A connection to or from a peer is gone. That is how a peer looks that closes its session, too, or that ends because the job
-// is broken already: its goodbye on the other connection, or the cause from others or the head, may be here but unread.
+// is broken already: its goodbye is on its own connection, if it ever made one, else the head's news says that it has left or
+// why. Either was sent before, but may be unread.
 void Mesh::peer_gone(int32_t rank, const Status& status) {
-  if (closed_ || left_[rank]) return;
+  if (closed_) return;
   outgoing_[rank].broken = status;
   outgoing_[rank].waiting.clear();
+  if (left_[rank]) return fail_tasks_that_need(rank);  // all that it has answered is in
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + kGoodbyeGrace, [this, alive, rank, status] {
     if (!alive.expired() && !closed_ && !left_[rank]) events_.on_peer_failure(rank, status);
@@ -338,13 +339,15 @@ void Mesh::told_left(int32_t rank) {
   events_.on_peer_left(rank);
 }
 
-// Its goodbye came over its own connection; answers to what we sent come over ours, were written before, and may still be
-// unread. So tasks get a moment to end by them.
+// Its goodbye came over its own connection; answers to what we sent come over ours, and have all come when that one ends,
+// which it does as soon as the peer's session is closed. Only a peer that is stopped just then lets us wait.
 void Mesh::peer_left(int32_t rank) {
   if (rank < 0 || rank >= size() || left_[rank]) return;
   left_[rank] = 1;
+  const Outgoing& out = outgoing_[rank];
+  if (!out.broken.ok() || (!out.channel && !out.dialling)) return fail_tasks_that_need(rank);
   std::weak_ptr<int> alive = alive_;
-  loop().schedule(loop().now() + kAnswerGrace, [this, alive, rank] {
+  loop().schedule(loop().now() + options_.dial_timeout, [this, alive, rank] {
     if (!alive.expired() && !closed_) fail_tasks_that_need(rank);
   });
 }

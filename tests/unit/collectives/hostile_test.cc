@@ -1,0 +1,309 @@
+// A peer that breaks the rules: it has the right hello, and sends chunks that no worker of dsgd would send. The operation
+// fails with an error that names it, nothing outside the chunk's place is written (the sanitizers watch), and the next
+// operation works.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/collectives/broadcast.h"
+#include "core/collectives/direct.h"
+#include "core/collectives/exchange.h"
+#include "core/collectives/mesh.h"
+#include "core/collectives/ring.h"
+#include "core/reduce/kernels.h"
+#include "transport/sim/world.h"
+
+namespace dsgd {
+namespace {
+
+using namespace std::chrono_literals;
+using transport::BulkHeader;
+using transport::ClientChannel;
+
+constexpr size_t kCount = 200'000;  // floats: slices larger than a small chunk
+constexpr uint64_t kFar = ~uint64_t{0} - 3;
+
+// The victim, rank 0 of 2, with a mesh of its own.
+class Victim final : public MeshEvents, public transport::AcceptHandler {
+ public:
+  Victim(transport::SimWorld& world, transport::ProcessId process) : environment_(world.environment(process)) {
+    network_ = std::move(environment_->new_network("victim", 64 << 20)).value();
+    MeshOptions options;
+    options.receive_memory = 64 << 20;
+    options.hello.worker_id = "w0";
+    mesh = std::make_unique<Mesh>(*network_, options, *this, std::make_shared<Log>());
+    listener_ = std::move(network_->listen("victim:7000", this)).value();
+  }
+  ~Victim() override {
+    listener_.reset();
+    mesh->drop_channels();
+    network_.reset();
+  }
+  void open() {
+    transport::JoinReply view;
+    view.epoch = 1;
+    view.rank = 0;
+    view.members = {{0, "w0", "victim", "m0", {"victim:7000"}, 1}, {1, "w1", "attacker", "m1", {"attacker:7000"}, 2}};
+    loop().post([this, view] { opened = mesh->open(view).ok(); });
+  }
+  Result<Decision> on_hello(const transport::Hello&, const std::string&) override {
+    return Decision{network_.get(), mesh.get()};
+  }
+  void on_peer_failure(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
+  void on_peer_left(int32_t) override {}
+  void on_object(transport::ObjectPart, transport::Responder respond) override { respond(Status(Code::kUnsupported, "no")); }
+  transport::Loop& loop() { return network_->loop(); }
+
+  std::unique_ptr<Mesh> mesh;
+  bool opened = false;
+  std::vector<std::pair<int32_t, Status>> failures;
+
+ private:
+  std::unique_ptr<transport::Environment> environment_;
+  std::unique_ptr<transport::Network> network_;
+  std::unique_ptr<transport::Listener> listener_;
+};
+
+// Takes what the victim sends, and sends what it likes.
+class Attacker final : public transport::ServerHandler, public transport::AcceptHandler {
+ public:
+  Attacker(transport::SimWorld& world, transport::ProcessId process) : environment_(world.environment(process)) {
+    network_ = std::move(environment_->new_network("attacker", 64 << 20)).value();
+    listener_ = std::move(network_->listen("attacker:7000", this)).value();
+  }
+  ~Attacker() override {
+    listener_.reset();
+    channel.reset();
+    network_.reset();
+  }
+  void dial(const std::string& worker_id) {
+    network_->loop().post([this, worker_id] {
+      transport::DialOptions options;
+      options.hello.role = transport::Role::kPeer;
+      options.hello.worker_id = worker_id;
+      options.hello.rank = 1;
+      options.hello.epoch = 1;
+      options.closed = [this](const Status& why) { closed = why; };
+      network_->dial("victim:7000", options, [this](Result<std::unique_ptr<ClientChannel>> result) {
+        if (result.ok()) channel = std::move(result).value();
+      });
+    });
+  }
+  void send(BulkHeader header, std::vector<std::byte> data, bool as_span) {
+    auto held = std::make_shared<std::vector<std::byte>>(std::move(data));
+    network_->loop().post([this, header, held, as_span]() mutable {
+      header.source = 1;
+      header.epoch = 1;
+      auto done = [this, held](const Status& status) { answers.push_back(status); };
+      as_span ? channel->send(header, *held, done) : channel->send_small(header, *held, nullptr);
+    });
+  }
+  void call(transport::Message message, std::function<void(const Result<transport::Message>&)> done) {
+    network_->loop().post([this, message, done] { channel->call(message, transport::kNever, done); });
+  }
+  Result<Decision> on_hello(const transport::Hello&, const std::string&) override { return Decision{network_.get(), this}; }
+  void on_call(transport::ServerChannel&, transport::Message, transport::Responder respond) override {
+    respond(transport::Message(transport::Empty{}));
+  }
+  void on_bulk_end(transport::ServerChannel&, const BulkHeader&, std::unique_ptr<transport::BulkReceipt> receipt) override {
+    receipt->finish({});
+  }
+  void on_close(transport::ServerChannel&, const Status&) override {}
+
+  std::unique_ptr<ClientChannel> channel;
+  std::optional<Status> closed;
+  std::vector<Status> answers;
+
+ private:
+  std::unique_ptr<transport::Environment> environment_;
+  std::unique_ptr<transport::Network> network_;
+  std::unique_ptr<transport::Listener> listener_;
+};
+
+class HostilePeer : public testing::Test {
+ protected:
+  HostilePeer()
+      : world(3),
+        victim(std::make_unique<Victim>(world, world.start_process("victim"))),
+        attacker(std::make_unique<Attacker>(world, world.start_process("attacker"))),
+        data(kCount, 1.0f) {}
+
+  void run_until(const std::function<bool()>& predicate) {
+    ASSERT_TRUE(world.run_until(predicate, world.now() + 60s));
+  }
+  void open() {
+    victim->open();
+    run_until([&] { return victim->opened; });
+  }
+  void connect() {
+    attacker->dial("w1");
+    run_until([&] { return attacker->channel != nullptr; });
+  }
+  static BulkHeader shape(uint64_t operation, Kind kind, Algorithm algorithm) {
+    BulkHeader header;
+    header.epoch = 1;
+    header.operation = operation;
+    header.kind = static_cast<uint8_t>(kind);
+    header.algorithm = static_cast<uint8_t>(algorithm);
+    header.dtype = static_cast<uint8_t>(DType::kFloat32);
+    header.count = kCount;
+    return header;
+  }
+  std::span<std::byte> bytes() { return std::as_writable_bytes(std::span(data)); }
+  static void add(void* to, const void* from, size_t count) {
+    reduce_into(DType::kFloat32, Reduction::kSum, to, from, count);
+  }
+  std::unique_ptr<Task> make(const std::string& algorithm, uint64_t operation) {
+    auto done = [this](const Status& status) { ended = status; };
+    Mesh& mesh = *victim->mesh;
+    if (algorithm == "ring") {
+      return std::make_unique<Ring>(mesh, shape(operation, Kind::kAllReduce, Algorithm::kRing),
+                                    RingPlan{kCount, sizeof(float), bytes().data(), add}, done);
+    }
+    if (algorithm == "broadcast") {
+      BulkHeader header = shape(operation, Kind::kBroadcast, Algorithm::kChain);
+      header.root = 1;
+      return std::make_unique<Broadcast>(mesh, header, bytes(), done);
+    }
+    if (algorithm == "exchange") {
+      return std::make_unique<Exchange>(mesh, shape(operation, Kind::kExchange, Algorithm::kOneHop),
+                                        std::vector<std::byte>(16), [this](const Status& s, const auto&) { ended = s; });
+    }
+    DirectPlan plan;
+    plan.bounds = balanced_slices(kCount, 2);
+    plan.data = plan.result = bytes().data();
+    plan.add = add;
+    return std::make_unique<Direct>(mesh, shape(operation, Kind::kAllReduce, Algorithm::kDirect), std::move(plan), false, done);
+  }
+  void begin(const std::string& algorithm, uint64_t operation) {
+    ended.reset();
+    victim->loop().post([this, algorithm, operation] {
+      auto task = make(algorithm, operation);
+      header = task->shape();
+      victim->mesh->add(std::move(task), transport::kNever);
+    });
+    run_until([&] { return header.operation == operation; });
+  }
+
+  transport::SimWorld world;
+  std::unique_ptr<Victim> victim;
+  std::unique_ptr<Attacker> attacker;
+  std::vector<float> data;
+  BulkHeader header;
+  std::optional<Status> ended;
+};
+
+struct Chunk {
+  const char* name;
+  uint16_t phase;
+  uint64_t offset;
+  size_t nbytes;
+  bool as_span;  // else small
+};
+
+TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
+  open();
+  connect();
+  const std::vector<Chunk> chunks = {
+      {"empty", 0, 0, 0, false},
+      {"empty, as a span", 0, 0, 0, true},
+      {"empty, far away", 0, kFar, 0, true},
+      {"far away", 0, kFar, 1 << 17, true},
+      {"far away and small", 0, kFar, 64, false},
+      {"at an odd place", 0, 2, 1 << 17, true},
+      {"longer than agreed", 0, 0, kCount * sizeof(float) + 64, true},
+      {"shorter than agreed", 0, 0, (1 << 17) - 64, true},
+      {"behind the end", 0, kCount * sizeof(float), 1 << 17, true},
+      {"of a phase that does not exist", 65535, 0, 1 << 17, true},
+      {"of a phase that does not exist, empty", 65535, kFar, 0, false},
+      {"of the next phase, far away", 1, kFar, 1 << 17, true},
+      {"of the next phase, empty", 1, 0, 0, false},
+  };
+  uint64_t operation = 0;
+  for (const char* algorithm : {"direct", "ring", "broadcast", "exchange"}) {
+    for (const Chunk& chunk : chunks) {
+      // What the others refuse is right here: an exchange takes an empty part, and a worker that is no root an announcement.
+      if (std::string(algorithm) == "exchange" && chunk.offset == 0 && chunk.nbytes == 0) continue;
+      SCOPED_TRACE(std::string(algorithm) + ": a chunk " + chunk.name);
+      begin(algorithm, ++operation);
+      BulkHeader bad = header;
+      bad.phase = chunk.phase;
+      bad.offset = chunk.offset;
+      attacker->send(bad, std::vector<std::byte>(chunk.nbytes), chunk.as_span);
+      run_until([&] { return ended.has_value(); });
+      ASSERT_FALSE(ended->ok());
+      EXPECT_EQ(ended->rank(), 1) << ended->message();
+      EXPECT_NE(ended->message().find("'w1'"), std::string::npos) << ended->message();
+    }
+  }
+  // Nothing of it stays: an honest operation comes to its end.
+  begin("exchange", ++operation);
+  attacker->send(header, std::vector<std::byte>(16), false);
+  run_until([&] { return ended.has_value(); });
+  EXPECT_TRUE(ended->ok()) << ended->message();
+  EXPECT_TRUE(victim->failures.empty());
+}
+
+TEST_F(HostilePeer, AChunkThatComesTwiceFailsTheOperation) {
+  open();
+  connect();
+  begin("ring", 1);
+  BulkHeader twice = header;
+  twice.offset = balanced_slices(kCount, 2)[1] * sizeof(float);
+  const size_t nbytes = (kCount - balanced_slices(kCount, 2)[1]) * sizeof(float);
+  ASSERT_LE(nbytes, victim->mesh->chunk_bytes());
+  for (int i = 0; i < 2; ++i) attacker->send(twice, std::vector<std::byte>(nbytes), true);
+  run_until([&] { return ended.has_value(); });
+  EXPECT_EQ(ended->rank(), 1) << ended->message();
+}
+
+TEST_F(HostilePeer, FailuresWithoutCauseOrFromNobodyAreIgnoredAndForeignObjectsRefused) {
+  open();
+  connect();
+  begin("exchange", 1);
+  const Status cause(Code::kAborted, "nonsense");
+  std::vector<std::pair<transport::Message, bool>> messages = {
+      {transport::OperationFailed{1, 1, 1, false, Status()}, true}, {transport::OperationFailed{1, 1, 1, true, Status()}, true},
+      {transport::OperationFailed{1, 7, 1, false, cause}, true},    {transport::OperationFailed{1, -1, 1, true, cause}, true},
+      {transport::OperationFailed{1, 0, 1, true, cause}, true},     {transport::OperationFailed{2, 1, 1, false, cause}, true},
+      {transport::ObjectPart{2, 1, "x", 1, 0, {1}}, false},         {transport::ObjectPart{1, 7, "x", 1, 0, {1}}, false},
+      {transport::JoinRequest{}, false}};
+  size_t answered = 0;
+  for (const auto& [message, accepted] : messages) {
+    attacker->call(message, [&answered, accepted = accepted](const Result<transport::Message>& answer) {
+      EXPECT_EQ(answer.ok(), accepted);
+      ++answered;
+    });
+  }
+  run_until([&] { return answered == messages.size(); });
+  EXPECT_FALSE(ended.has_value()) << ended->message();
+  EXPECT_TRUE(victim->failures.empty());
+  attacker->send(header, std::vector<std::byte>(16), false);
+  run_until([&] { return ended.has_value(); });
+  EXPECT_TRUE(ended->ok()) << ended->message();
+}
+
+TEST_F(HostilePeer, AStrangerWhoDialsBeforeTheViewIsKnownIsShownOutWithWhatItSent) {
+  attacker->dial("somebody");
+  run_until([&] { return attacker->channel != nullptr; });
+  BulkHeader first = shape(1, Kind::kExchange, Algorithm::kOneHop);
+  attacker->send(first, std::vector<std::byte>(16, std::byte{66}), false);
+  world.run_for(1s);
+  open();
+  run_until([&] { return attacker->closed.has_value(); });
+  attacker->channel.reset();
+  connect();
+  begin("exchange", 1);
+  world.run_for(1s);
+  EXPECT_FALSE(ended.has_value()) << "the stranger's chunk was taken for the worker's";
+  attacker->send(header, std::vector<std::byte>(16), false);
+  run_until([&] { return ended.has_value(); });
+  EXPECT_TRUE(ended->ok()) << ended->message();
+}
+
+}  // namespace
+}  // namespace dsgd
