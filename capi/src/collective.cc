@@ -6,6 +6,7 @@
 
 using dsgd::DType;
 using dsgd::Reduction;
+using dsgd::Session;
 using dsgd::Status;
 using dsgd::capi::Call;
 using dsgd::capi::guard;
@@ -31,9 +32,9 @@ int32_t dsgd_allreduce(dsgd_session* session, dsgd_group* group, void* data, siz
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(data, nbytes, dtype, "data"));
-    return run_operation(session, op, [&] {
+    return run_operation(session, op, [&](Session::Mode mode) {
       return session->core->allreduce(data, nbytes, static_cast<DType>(dtype),
-                                      static_cast<Reduction>(reduction));
+                                      static_cast<Reduction>(reduction), mode);
     });
   });
 }
@@ -47,7 +48,9 @@ int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, siz
     if (root < 0 || root >= size)
       return call.invalid("root is " + std::to_string(root) + "; ranks are 0 to " + std::to_string(size - 1));
     return run_operation(
-        session, op, [&] { return session->core->broadcast(data, nbytes, static_cast<DType>(dtype), root); });
+        session, op, [&](Session::Mode mode) {
+          return session->core->broadcast(data, nbytes, static_cast<DType>(dtype), root, mode);
+        });
   });
 }
 
@@ -58,9 +61,9 @@ int32_t dsgd_allgather(dsgd_session* session, dsgd_group* group, const void* sen
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
-    return run_operation(session, op, [&] {
+    return run_operation(session, op, [&](Session::Mode mode) {
       return session->core->allgather(send, send_nbytes, receive, receive_nbytes, counts,
-                                      static_cast<DType>(dtype));
+                                      static_cast<DType>(dtype), mode);
     });
   });
 }
@@ -73,9 +76,9 @@ int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void
     DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
-    return run_operation(session, op, [&] {
+    return run_operation(session, op, [&](Session::Mode mode) {
       return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, counts,
-                                           static_cast<DType>(dtype), static_cast<Reduction>(reduction));
+                                           static_cast<DType>(dtype), static_cast<Reduction>(reduction), mode);
     });
   });
 }
@@ -84,7 +87,7 @@ int32_t dsgd_barrier(dsgd_session* session, dsgd_group* group, dsgd_op** op, dsg
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.world(group));
-    return run_operation(session, op, [&] { return session->core->barrier(); });
+    return run_operation(session, op, [&](Session::Mode mode) { return session->core->barrier(mode); });
   });
 }
 

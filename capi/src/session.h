@@ -60,16 +60,14 @@ namespace dsgd::capi {
 template <typename Start>
 Status run_operation(dsgd_session* session, dsgd_op** op, Start&& start) {
   if (op) {
-    auto started = session->ops->start(session->ops, session->core, start);
+    auto started =
+        session->ops->start(session->ops, session->core, [&] { return start(Session::Mode::kQueue); });
     if (!started.ok()) return started.status();
     *op = started.value();
     return {};
   }
-  Result<std::shared_ptr<Operation>> operation = start();
-  if (!operation.ok()) return operation.status();
-  Status status = session->core->wait(*operation.value(), std::chrono::milliseconds(-1));
-  session->core->queue_forget(*operation.value());
-  return status;
+  Result<std::shared_ptr<Operation>> operation = start(Session::Mode::kWait);
+  return operation.ok() ? operation.value()->status() : operation.status();
 }
 
 }  // namespace dsgd::capi

@@ -116,7 +116,7 @@ int32_t dsgd_step_begin(dsgd_session* session, double weight, dsgd_op** op, dsgd
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.weight(weight));
     DSGD_RETURN_IF_ERROR(call.given(op, "op"));
-    return dsgd::capi::run_operation(session, op, [&] { return session->core->step_begin(weight); });
+    return dsgd::capi::run_operation(session, op, [&](dsgd::Session::Mode) { return session->core->step_begin(weight); });
   });
 }
 

@@ -62,15 +62,17 @@ class Session {
   Status step_flush();
   Status stop_request();
 
-  // Collectives. The returned operation is running; blocking callers wait on it. Buffers: see dsgd.h.
-  Result<std::shared_ptr<Operation>> allreduce(void* data, size_t nbytes, DType dtype, Reduction reduction);
-  Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root);
+  // Collectives. kQueue: the returned operation is running, and will be in the queue. kWait: it has ended. The calling
+  // thread then drives the loop itself, which is the fast way. Buffers: see dsgd.h.
+  enum class Mode { kQueue, kWait };
+  Result<std::shared_ptr<Operation>> allreduce(void* data, size_t nbytes, DType dtype, Reduction reduction, Mode mode);
+  Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode);
   Result<std::shared_ptr<Operation>> allgather(const void* send, size_t send_nbytes, void* receive,
-                                               size_t receive_nbytes, const size_t* counts, DType dtype);
+                                               size_t receive_nbytes, const size_t* counts, DType dtype, Mode mode);
   Result<std::shared_ptr<Operation>> reduce_scatter(const void* send, size_t send_nbytes, void* receive,
                                                     size_t receive_nbytes, const size_t* counts, DType dtype,
-                                                    Reduction reduction);
-  Result<std::shared_ptr<Operation>> barrier();
+                                                    Reduction reduction, Mode mode);
+  Result<std::shared_ptr<Operation>> barrier(Mode mode);
 
   // Waits for the end of an operation. timeout < 0: until it ends (its own deadline sees to that). Code::kWaitTimeout when
   // it goes on. Waiting on a step marks the gradients that are not marked yet.

@@ -73,18 +73,18 @@ std::span<const std::byte> bytes(const void* data, size_t nbytes) {
 
 }  // namespace
 
-Result<std::shared_ptr<Operation>> Session::allreduce(void* data, size_t nbytes, DType dtype, Reduction reduction) {
+Result<std::shared_ptr<Operation>> Session::allreduce(void* data, size_t nbytes, DType dtype, Reduction reduction, Mode mode) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("all-reduce", "the buffer", data, nbytes, dtype);
   if (status.ok()) status = check_reduction("all-reduce", dtype, reduction);
   if (!status.ok()) return status;
-  return impl_->launch("all-reduce", [=, this](auto done) {
+  return impl_->launch("all-reduce", mode, [=, this](auto done) {
     impl_->engine().allreduce(bytes(data, nbytes), dtype, reduction, done);
   });
 }
 
-Result<std::shared_ptr<Operation>> Session::broadcast(void* data, size_t nbytes, DType dtype, int32_t root) {
+Result<std::shared_ptr<Operation>> Session::broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("broadcast", "the buffer", data, nbytes, dtype);
@@ -94,13 +94,14 @@ Result<std::shared_ptr<Operation>> Session::broadcast(void* data, size_t nbytes,
                                               std::to_string(impl_->size - 1))
         .with_operation("broadcast");
   }
-  return impl_->launch("broadcast", [=, this](auto done) {
+  return impl_->launch("broadcast", mode, [=, this](auto done) {
     impl_->engine().broadcast(bytes(data, nbytes), dtype, root, done);
   });
 }
 
 Result<std::shared_ptr<Operation>> Session::allgather(const void* send, size_t send_nbytes, void* receive,
-                                                      size_t receive_nbytes, const size_t* counts, DType dtype) {
+                                                      size_t receive_nbytes, const size_t* counts, DType dtype,
+                                                      Mode mode) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("all-gather", "`send`", send, send_nbytes, dtype);
@@ -110,14 +111,14 @@ Result<std::shared_ptr<Operation>> Session::allgather(const void* send, size_t s
   if (!parts.ok()) return parts.status();
   status = check_part("all-gather", "`send`", send_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
   if (!status.ok()) return status;
-  return impl_->launch("all-gather", [=, this, parts = std::move(parts).value()](auto done) {
+  return impl_->launch("all-gather", mode, [=, this, parts = std::move(parts).value()](auto done) {
     impl_->engine().allgather(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts, dtype, done);
   });
 }
 
 Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, size_t send_nbytes, void* receive,
                                                            size_t receive_nbytes, const size_t* counts, DType dtype,
-                                                           Reduction reduction) {
+                                                           Reduction reduction, Mode mode) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("reduce-scatter", "`send`", send, send_nbytes, dtype);
@@ -128,16 +129,16 @@ Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, siz
   if (!parts.ok()) return parts.status();
   status = check_part("reduce-scatter", "`receive`", receive_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
   if (!status.ok()) return status;
-  return impl_->launch("reduce-scatter", [=, this, parts = std::move(parts).value()](auto done) {
+  return impl_->launch("reduce-scatter", mode, [=, this, parts = std::move(parts).value()](auto done) {
     impl_->engine().reduce_scatter(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts, dtype, reduction,
                                    done);
   });
 }
 
-Result<std::shared_ptr<Operation>> Session::barrier() {
+Result<std::shared_ptr<Operation>> Session::barrier(Mode mode) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  return impl_->launch("barrier", [this](auto done) { impl_->engine().barrier(done); });
+  return impl_->launch("barrier", mode, [this](auto done) { impl_->engine().barrier(done); });
 }
 
 Status Session::object_put(const std::string& name, std::span<const uint8_t> data) {

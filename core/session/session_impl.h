@@ -44,10 +44,15 @@ struct Session::Impl {
                operation->done_flag(), transport::kNever);
     return operation->status();
   }
-  // An operation that the host waits for: made here, ended on the loop, then put in the queue.
+  // An operation of the host's: made here, ended on the loop.
   template <typename Start>
-  std::shared_ptr<Operation> launch(const char* kind, Start start) {
+  std::shared_ptr<Operation> launch(const char* kind, Mode mode, Start start) {
     auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false);
+    if (mode == Mode::kWait) {  // its own deadline ends it
+      loop().run([start, operation] { start([operation](const Status& status) { operation->end(status); }); },
+                 operation->done_flag(), transport::kNever);
+      return operation;
+    }
     begin_async();
     loop().post([this, start, operation] {
       start([this, operation](const Status& status) { end_async(operation, status); });

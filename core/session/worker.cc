@@ -1,5 +1,6 @@
 #include "core/session/worker.h"
 
+#include <algorithm>
 #include <atomic>
 
 namespace dsgd {
@@ -13,6 +14,8 @@ bool is_loopback(const std::string& address) {
 }
 
 namespace {
+
+constexpr Duration kSpin = std::chrono::microseconds(50);  // about what a sleep and a wake-up cost
 
 EngineOptions engine_options(const Config& config) {
   EngineOptions options;
@@ -67,7 +70,6 @@ Status Worker::setup() {
   if (!network.ok()) return network.status();
   network_ = std::move(network).value();
   engine_ = std::make_unique<Engine>(network_->loop(), model_, engine_options(config_), log_);
-  network_->loop().set_spin(config_.duration("spin"));
   if (solo_) return {};
 
   worker_id_ = config_.text("worker_id");
@@ -206,6 +208,7 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
   member_->join([this, joined = std::move(joined)](Result<transport::JoinReply> reply) {
     if (!reply.ok()) return joined(reply.status());
     view_ = reply.value();
+    choose_spin();
     Status status = engine_->open(view_);
     if (status.ok()) {
       log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) + ", epoch " +
@@ -213,6 +216,18 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
     }
     joined(status);
   });
+}
+
+// A thread that spins where another wants to run only delays what it waits for.
+void Worker::choose_spin() {
+  Duration spin = config_.duration("spin");
+  if (config_.text("spin").empty()) {
+    const std::string& machine = view_.members[static_cast<size_t>(view_.rank)].machine;
+    const auto local = std::count_if(view_.members.begin(), view_.members.end(),
+                                     [&](const transport::MemberInfo& member) { return member.machine == machine; });
+    spin = local <= environment_.processors() ? kSpin : Duration::zero();
+  }
+  network_->loop().set_spin(spin);
 }
 
 void Worker::leave(const Status& cause, std::function<void()> done) {

@@ -37,6 +37,7 @@ class Worker {
 
  private:
   Status embed_head();
+  void choose_spin();
   Status listen_for_peers();
   std::string listen_address(std::string* why, Status* status) const;
 

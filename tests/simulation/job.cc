@@ -73,7 +73,7 @@ class Program {
       // Broken for good: a further call says so, too, and at once. (After a time-out the job may go on.)
       const Code code = outcome_.calls.back().status.code();
       if (code == Code::kWorkerLost || code == Code::kAborted) {
-        note("after", [&] { return finish(*session, session->barrier()); });
+        note("after", [&] { return finish(*session, session->barrier(Session::Mode::kWait)); });
       }
       note("close", [&] { return session->close(1000ms); });
       session.reset();
@@ -100,7 +100,7 @@ class Program {
       compare("step " + std::to_string(k), k + 1);
       if (k % 2 == 0 && !collectives(session, k)) return false;
     }
-    return note("barrier", [&] { return finish(session, session.barrier()); });
+    return note("barrier", [&] { return finish(session, session.barrier(Session::Mode::kWait)); });
   }
 
   Status set_up(Session& session) {
@@ -155,7 +155,7 @@ class Program {
     std::vector<int32_t> sum(count);
     for (size_t i = 0; i < count; ++i) sum[i] = worker_ * 1000 + static_cast<int32_t>(i) + k;
     const bool summed = note("all-reduce", [&] {
-      return finish(session, session.allreduce(sum.data(), count * 4, DType::kInt32, Reduction::kSum));
+      return finish(session, session.allreduce(sum.data(), count * 4, DType::kInt32, Reduction::kSum, Session::Mode::kQueue));
     });
     if (!summed) return false;
     for (size_t i = 0; i < count; ++i) {
@@ -165,7 +165,7 @@ class Program {
     const int32_t root = k % n;
     std::vector<uint8_t> blob(count, static_cast<uint8_t>(worker_ + 1));
     const bool given = note("broadcast", [&] {
-      return finish(session, session.broadcast(blob.data(), count, DType::kUint8, root));
+      return finish(session, session.broadcast(blob.data(), count, DType::kUint8, root, Session::Mode::kWait));
     });
     if (!given) return false;
     if (blob != std::vector<uint8_t>(count, static_cast<uint8_t>(root + 1))) wrong("broadcast", k);
@@ -178,7 +178,7 @@ class Program {
     std::vector<int64_t> mine(counts[static_cast<size_t>(worker_)], worker_), all(want.size(), -1);
     const bool gathered = note("all-gather", [&] {
       return finish(session, session.allgather(mine.data(), mine.size() * 8, all.data(), all.size() * 8,
-                                               counts.data(), DType::kInt64));
+                                               counts.data(), DType::kInt64, Session::Mode::kQueue));
     });
     if (!gathered) return false;
     if (all != want) wrong("all-gather", k);

@@ -90,6 +90,7 @@ class SimEnvironment final : public Environment {
   std::string host_name() override { return process_.host; }
   std::string machine() override { return "machine of " + process_.host; }
   int64_t process_id() override { return 1000 + process_.id; }
+  int processors() override { return 1; }
   bool forked() const override { return false; }
 
  private:

@@ -39,6 +39,7 @@ void Connection::close_link(bool flush) {
   // An answer just given is still on its way through KJ's queue, which has run when the next task does.
   loop().post([self = shared_from_this()] {
     self->answers_queued_ = true;
+    if (self->link_ && !self->ended()) self->link_->push_out();
     self->advance();
   });
 }

@@ -1,5 +1,6 @@
 #include "transport/uv/environment.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -28,6 +29,10 @@ class UvEnvironment final : public Environment {
     return id.empty() ? host_name() : id;
   }
   int64_t process_id() override { return getpid(); }
+  int processors() override {
+    cpu_set_t allowed;
+    return sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
+  }
   bool forked() const override { return getpid() != made_by_; }
 
  private:

@@ -110,10 +110,28 @@ void UvEventPort::clear_alarm() {
 }
 
 void UvEventPort::forget(Flushable* item) {
-  dirty_.erase(std::remove(dirty_.begin(), dirty_.end(), item), dirty_.end());
+  std::erase(dirty_, item);
+  std::erase(held_, item);
+}
+
+void UvEventPort::hold(Flushable* item) {
+  if (held_.empty()) hold_ends_ = std::chrono::steady_clock::now() + kHold;
+  held_.push_back(item);
+}
+
+Duration UvEventPort::held_for() const {
+  if (held_.empty()) return kNever;
+  return std::max<Duration>(Duration::zero(), hold_ends_ - std::chrono::steady_clock::now());
 }
 
 void UvEventPort::flush() {
+  if (held_for() == Duration::zero()) {
+    for (size_t count = held_.size(); count > 0 && !held_.empty(); --count) {
+      Flushable* item = held_.back();
+      held_.pop_back();
+      item->flush_held();
+    }
+  }
   while (!dirty_.empty()) {
     Flushable* item = dirty_.back();
     dirty_.pop_back();

@@ -5,6 +5,7 @@
 #include <uv.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -12,10 +13,11 @@
 
 namespace dsgd::transport::uv {
 
-// Work that waits until the loop is about to look at the outside world again.
+// Work that waits until the loop is about to look at the outside world again, or for something to ride with.
 class Flushable {
  public:
   virtual void flush() = 0;
+  virtual void flush_held() = 0;
 
  protected:
   ~Flushable() = default;
@@ -47,8 +49,11 @@ class UvEventPort final : public kj::EventPort {
   void alert() { alerted_ = true; }  // something happened: stop spinning
 
   void flush_later(Flushable* item) { dirty_.push_back(item); }
+  void hold(Flushable* item);  // flush_held() follows after kHold
   void forget(Flushable* item);
   void flush();  // may make KJ's loop runnable: the driver looks at that afterwards
+  // When flush() has to be called again for what is held, from now; kNever: nothing is.
+  Duration held_for() const;
 
   // Closes what is left and checks that libuv agrees that nothing is: 0, or libuv's error.
   int shut_down();
@@ -66,7 +71,9 @@ class UvEventPort final : public kj::EventPort {
   std::atomic<int64_t> spin_{0};
   mutable std::atomic<bool> woken_{false};    // for KJ's executor
   mutable std::atomic<bool> pending_{false};  // an uv_async_send has not been seen by the loop yet
-  std::vector<Flushable*> dirty_;
+  static constexpr Duration kHold = std::chrono::milliseconds(1);
+  std::vector<Flushable*> dirty_, held_;
+  std::chrono::steady_clock::time_point hold_ends_{};  // of the first of held_
 };
 
 }  // namespace dsgd::transport::uv

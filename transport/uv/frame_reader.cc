@@ -21,7 +21,6 @@ constexpr size_t kWord = sizeof(capnp::word);
 constexpr size_t kTurnBytes = 8 << 20;        // then other connections, timers and tasks have their turn
 constexpr size_t kDirectBytes = 4096;         // less than this is read through the stage, for the read-ahead
 constexpr size_t kControlReserve = 32 << 20;  // beyond receive_memory, for frames that are not bulk
-constexpr uint16_t kPushMethod = 1;           // of schema::Wire
 
 }  // namespace
 

@@ -51,6 +51,8 @@ struct Landed {
 
 class FrameReader;
 
+constexpr uint16_t kPushMethod = 1;  // of schema::Wire
+
 class Frame final : public capnp::MessageReader {
  public:
   Frame(const capnp::ReaderOptions& options, std::shared_ptr<FrameReader*> reader)
@@ -60,6 +62,7 @@ class Frame final : public capnp::MessageReader {
     return id < segments_.size() ? segments_[id] : kj::ArrayPtr<const capnp::word>();
   }
   size_t words() const;
+  size_t segment_count() const { return segments_.size(); }
 
  private:
   friend class FrameReader;

@@ -5,6 +5,7 @@
 #include <kj/refcount.h>
 #include <sys/socket.h>
 
+#include "transport/schema/codec_capnp.h"
 #include "transport/uv/guard.h"
 #include "transport/uv/zero_region.h"
 
@@ -15,6 +16,8 @@ namespace {
 // The reason in the Abort message by which an orderly end is told from a process that died.
 constexpr char kGoodbye[] = "dsgd: closed in good order";
 constexpr std::byte kPadding[8] = {};
+constexpr size_t kHeldBytes = 64 << 10;    // queued messages that may wait for something to ride with
+constexpr size_t kHeldCredit = 256 << 10;  // a quarter of the window that core gives small chunks
 
 }  // namespace
 
@@ -31,8 +34,7 @@ class Link::Outgoing final : public capnp::OutgoingRpcMessage, public kj::Refcou
   size_t sizeInWords() override { return message_.sizeInWords(); }
 
   kj::ArrayPtr<const kj::ArrayPtr<const capnp::word>> segments() { return message_.getSegmentsForOutput(); }
-  // Nobody waits for a Finish: it rides with the next message.
-  bool urgent() { return !message_.getRoot<capnp::rpc::Message>().isFinish(); }
+  capnp::rpc::Message::Reader message() { return message_.getRoot<capnp::rpc::Message>().asReader(); }
 
  private:
   Link& link_;
@@ -115,7 +117,7 @@ Link::~Link() { stop(); }
 void Link::stop() {
   if (stopped_) return;
   stopped_ = true;
-  if (flush_queued_) port_.forget(this);
+  if (flush_queued_ || held_) port_.forget(this);
   if (starved_) std::erase(shared_.starving, static_cast<Starving*>(this));
   writer_.drop_all();
   poll_.reset();
@@ -177,8 +179,33 @@ void Link::send(Outgoing& message) {
     if (bytes > span_.size()) add(kPadding, bytes - span_.size());
     span_id_ = 0;
   }
+  const bool later = can_wait(message);
   writer_.push(std::move(frame));
-  if (message.urgent() || writer_.queued_bytes() > (64 << 10)) write_quietly();
+  if (later && writer_.queued_bytes() <= kHeldBytes) {
+    if (!std::exchange(held_, true)) port_.hold(this);
+    return;
+  }
+  write_quietly();
+  flush_soon();
+}
+
+// Nobody waits for a Finish, nor for the credit of a small chunk while there is much of it left: they ride with what comes
+// next, or go out together after a while. Each would cost a system call here and one, with a wake-up, at the peer.
+bool Link::can_wait(Outgoing& message) {
+  if (said_goodbye_) return false;
+  const auto content = message.message();
+  if (content.isFinish()) return true;
+  if (!content.isReturn()) return false;
+  const auto answer = content.getReturn();
+  auto small = small_questions_.extract(answer.getAnswerId());
+  if (small.empty() || !answer.isResults()) return false;
+  held_credit_ += small.mapped();
+  return held_credit_ <= kHeldCredit &&
+         answer.getResults().getContent().getAs<schema::Wire::PushResults>().getStatus().getCode() == 0;
+}
+
+void Link::push_out() {
+  write_quietly();
   flush_soon();
 }
 
@@ -212,6 +239,11 @@ void Link::flush() {
   write();
 }
 
+void Link::flush_held() {
+  held_ = false;
+  if (!writer_.empty()) write();
+}
+
 void Link::on_writable() { write(); }
 
 // RPC must not be entered again from inside its send(): it holds references into tables that a call would
@@ -219,6 +251,7 @@ void Link::on_writable() { write(); }
 void Link::write_quietly() {
   if (stopped_ || down_) return;
   const size_t before = writer_.queued_bytes();
+  held_credit_ = 0;
   const Status status = writer_.write(poll_->fd(), &sent_);
   if (!status.ok()) return down(status);
   unreported_ = unreported_ || writer_.queued_bytes() < before;
@@ -277,6 +310,14 @@ bool Link::is_abort(Frame& frame) {
   Status why;
   KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
                  auto message = frame.getRoot<capnp::rpc::Message>();
+                 if (message.isCall() && frame.segment_count() == 1) {
+                   const auto call = message.getCall();
+                   const size_t nbytes = frame.words() * sizeof(capnp::word);
+                   if (call.getInterfaceId() == capnp::typeId<schema::Wire>() && call.getMethodId() == kPushMethod &&
+                       nbytes <= kSmallBytes + kHeldBytes) {
+                     small_questions_[call.getQuestionId()] = nbytes;
+                   }
+                 }
                  abort = message.isAbort();
                  if (!abort) return;
                  auto reason = message.getAbort().getReason();

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <unordered_map>
 
 #include "transport/uv/frame_reader.h"
 #include "transport/uv/frame_writer.h"
@@ -50,6 +51,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
 
   void send_raw(std::vector<uint8_t> bytes);
   void send_goodbye();  // the last message; what RPC sends after it is dropped
+  void push_out();      // writes what is held back for something to ride with
   void end_writing();   // after all is written
   void stop();          // no more events, no more reading and writing
   bool stopped() const { return stopped_; }
@@ -76,7 +78,8 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   kj::Promise<Received> receive();
   // True: *out holds a message. False: there is none now, or the link is down.
   bool try_receive(Received* out);
-  bool is_abort(Frame& frame);  // then the link is down
+  bool is_abort(Frame& frame);  // then the link is down; also notes small chunks
+  bool can_wait(Outgoing& message);
   void rpc_gave_up();
   void write();          // and tells the owner
   void write_quietly();  // the owner is told at the next flush
@@ -86,6 +89,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   void on_readable() override;
   void on_writable() override;
   void flush() override;
+  void flush_held() override;
   void memory_freed() override;
   void receive_more();
 
@@ -99,7 +103,9 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   FrameWriter writer_;
   Receive* waiting_ = nullptr;  // RPC waits for a message
   bool accepted_ = false, said_goodbye_ = false, down_ = false, stopped_ = false;
-  bool flush_queued_ = false, starved_ = false, unreported_ = false;
+  bool flush_queued_ = false, held_ = false, starved_ = false, unreported_ = false;
+  std::unordered_map<uint32_t, size_t> small_questions_;  // small chunks that are not answered yet, with their size
+  size_t held_credit_ = 0;                                // bytes of small chunks whose answers are held back
   uint64_t span_id_ = 0;
   std::span<const std::byte> span_;
 };

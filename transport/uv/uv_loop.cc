@@ -358,6 +358,7 @@ void UvLoop::sleep_or_poll(Time until) {
     return;
   }
   if (!timers_.empty()) until = std::min(until, timers_.begin()->first.first);
+  if (const Duration held = port_->held_for(); held != kNever) until = std::min(until, now() + held);
   if (until == kNever) {
     port_->clear_alarm();
   } else {
