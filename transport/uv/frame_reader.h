@@ -51,7 +51,7 @@ struct Landed {
 
 class FrameReader;
 
-constexpr uint16_t kPushMethod = 1;  // of schema::Wire
+inline constexpr uint16_t kPushMethod = 1;  // of schema::Wire
 
 class Frame final : public capnp::MessageReader {
  public:
