@@ -98,7 +98,7 @@ def commit():
         return subprocess.run(["git", "-C", HERE, *words], capture_output=True, text=True).stdout.strip()
 
     return (git("rev-parse", "--short", "HEAD") or "unknown") + (
-        ", with local changes" if git("status", "--porcelain") else ""
+        ", with local changes" if git("status", "--porcelain", "--untracked-files=no") else ""
     )
 
 
