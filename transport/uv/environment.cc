@@ -7,6 +7,7 @@
 
 #include "transport/uv/network.h"
 #include "transport/uv/notifier.h"
+#include "transport/uv/origin.h"
 
 namespace dsgd::transport {
 
@@ -33,10 +34,10 @@ class UvEnvironment final : public Environment {
     cpu_set_t allowed;
     return sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
   }
-  bool forked() const override { return getpid() != made_by_; }
+  bool forked() const override { return origin_.is_elsewhere(); }
 
  private:
-  const pid_t made_by_ = getpid();
+  const uv::Origin origin_;
 };
 
 }  // namespace

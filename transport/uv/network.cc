@@ -1,7 +1,5 @@
 #include "transport/uv/network.h"
 
-#include <unistd.h>
-
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -16,7 +14,13 @@ class UvNetwork::UvClientChannel final : public ClientChannel {
  public:
   explicit UvClientChannel(std::shared_ptr<ClientConnection> connection)
       : connection_(std::move(connection)) {}
-  ~UvClientChannel() override { connection_->abandon(); }
+  ~UvClientChannel() override {
+    if (origin_.is_elsewhere()) {
+      Origin::leave(connection_);
+      return;
+    }
+    connection_->abandon();
+  }
 
   std::string address() const override { return connection_->peer(); }
   void call(Message request, Time deadline, std::function<void(Result<Message>)> done) override {
@@ -34,23 +38,23 @@ class UvNetwork::UvClientChannel final : public ClientChannel {
   void close(bool flush) override { connection_->close(flush); }
 
  private:
-  const std::shared_ptr<ClientConnection> connection_;
+  const Origin origin_;
+  std::shared_ptr<ClientConnection> connection_;
 };
 
 class UvNetwork::UvListener final : public Listener {
  public:
   UvListener(std::weak_ptr<State> state, std::shared_ptr<Acceptor> acceptor, std::string address)
-      : process_(getpid()),
-        state_(std::move(state)),
+      : state_(std::move(state)),
         acceptor_(std::move(acceptor)),
         address_(std::move(address)) {}
   ~UvListener() override {
-    auto state = state_.lock();
-    if (!state) return;  // the network has gone, and has taken the socket with it
-    if (getpid() != process_) {
-      new std::shared_ptr<Acceptor>(std::move(acceptor_));  // the parent's; see ~UvNetwork
+    if (origin_.is_elsewhere()) {
+      Origin::leave(acceptor_);
       return;
     }
+    auto state = state_.lock();
+    if (!state) return;  // the network has gone, and has taken the socket with it
     auto stop = [&state, this] {
       acceptor_->stop();
       state->acceptors_.erase(acceptor_);
@@ -71,7 +75,7 @@ class UvNetwork::UvListener final : public Listener {
   std::string address() const override { return address_; }
 
  private:
-  const pid_t process_;
+  const Origin origin_;
   const std::weak_ptr<State> state_;
   std::shared_ptr<Acceptor> acceptor_;
   const std::string address_;
@@ -116,13 +120,11 @@ Result<std::unique_ptr<Network>> UvNetwork::make(const std::string& name, size_t
   return std::unique_ptr<Network>(new UvNetwork(std::move(state)));
 }
 
-UvNetwork::UvNetwork(std::shared_ptr<State> state) : process_(getpid()), state_(std::move(state)) {}
+UvNetwork::UvNetwork(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 UvNetwork::~UvNetwork() {
-  if (getpid() != process_) {
-    // The thread does not exist here, and epoll's state is shared with the parent: anything but silence could
-    // disturb it.
-    new std::shared_ptr<State>(std::move(state_));
+  if (origin_.is_elsewhere()) {
+    Origin::leave(state_);
     return;
   }
   UvLoop& loop = state_->loop();

@@ -10,6 +10,7 @@
 #include "transport/uv/client_connection.h"
 #include "transport/uv/dialler.h"
 #include "transport/uv/listener.h"
+#include "transport/uv/origin.h"
 #include "transport/uv/server_connection.h"
 #include "transport/uv/uv_loop.h"
 
@@ -58,7 +59,7 @@ class UvNetwork final : public Network {
 
   explicit UvNetwork(std::shared_ptr<State> state);
 
-  const int64_t process_;  // that made it: a forked child has neither its thread nor a right to its sockets
+  const Origin origin_;
   std::shared_ptr<State> state_;
 };
 
