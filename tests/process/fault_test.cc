@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -101,7 +102,8 @@ class Job {
  public:
   Job(int workers, const std::vector<std::string>& work, bool head_in_worker,
       const std::vector<std::string>& settings = {}) {
-    std::string address = "unix:" + testing::TempDir() + "dsgd-fault-" + std::to_string(getpid());
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+    std::string address = "unix:" + folder_ + "/head";
     if (!head_in_worker) {
       dsgd_config* config = dsgd_config_new();
       EXPECT_EQ(dsgd_config_set(config, "head", "127.0.0.1:0", nullptr), DSGD_OK);
@@ -129,6 +131,8 @@ class Job {
   ~Job() {
     processes.clear();
     dsgd_head_free(head_);
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
   }
   void expect_all(const std::string& word) {
     const auto deadline = Clock::now() + std::chrono::seconds(60);
@@ -139,6 +143,7 @@ class Job {
   std::vector<std::unique_ptr<Process>> processes;
 
  private:
+  std::string folder_ = testing::TempDir() + "dsgd-fault-XXXXXX";  // of the sockets: killed workers leave theirs
   dsgd_head* head_ = nullptr;
 };
 
