@@ -37,7 +37,7 @@ class UvEnvironment final : public Environment {
   bool forked() const override { return origin_.is_elsewhere(); }
 
  private:
-  const uv::Origin origin_;
+  const uv::Origin origin_{};
 };
 
 }  // namespace

@@ -38,7 +38,7 @@ class UvNetwork::UvClientChannel final : public ClientChannel {
   void close(bool flush) override { connection_->close(flush); }
 
  private:
-  const Origin origin_;
+  const Origin origin_{};
   std::shared_ptr<ClientConnection> connection_;
 };
 
@@ -75,7 +75,7 @@ class UvNetwork::UvListener final : public Listener {
   std::string address() const override { return address_; }
 
  private:
-  const Origin origin_;
+  const Origin origin_{};
   const std::weak_ptr<State> state_;
   std::shared_ptr<Acceptor> acceptor_;
   const std::string address_;

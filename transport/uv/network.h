@@ -59,7 +59,7 @@ class UvNetwork final : public Network {
 
   explicit UvNetwork(std::shared_ptr<State> state);
 
-  const Origin origin_;
+  const Origin origin_{};
   std::shared_ptr<State> state_;
 };
 

@@ -301,6 +301,7 @@ TEST_P(Conformance, SmallChunksWaitForTheirWindow) {
     on(*dialling_, [&] { EXPECT_EQ(sent, 2 + finished); });
     on(*serving_, [&] { held[finished]->finish(Status()); });
   }
+  ASSERT_TRUE(client_until([&] { return sent == 5; }));
   ASSERT_TRUE(server_until([&] { return held.size() == 5; }));
   on(*serving_, [&] {
     for (uint64_t i = 0; i < 5; ++i) EXPECT_EQ(recorder_.chunks[i].header.operation, i);
