@@ -12,6 +12,9 @@
 
 namespace dsgd::transport::uv {
 
+// Before a function that has a QuietKj: its frame is on the thread's stack, not on one that AddressSanitizer fakes.
+#define DSGD_REAL_STACK __attribute__((no_sanitize("address")))
+
 // Lives on the stack of the driving thread (KJ's rule).
 class QuietKj final : public kj::ExceptionCallback {
  public:

@@ -202,7 +202,7 @@ void UvLoop::call_thread() {
   thread_wake_.notify_one();
 }
 
-bool UvLoop::drive(const std::atomic<bool>& done, Time deadline) {
+DSGD_REAL_STACK bool UvLoop::drive(const std::atomic<bool>& done, Time deadline) {
   DefaultFloats floats;
   QuietKj quiet;
   std::optional<kj::WaitScope> scope;
@@ -224,7 +224,7 @@ bool UvLoop::drive(const std::atomic<bool>& done, Time deadline) {
 
 // ---- the communication thread
 
-void UvLoop::thread_main(const std::string& name) {
+DSGD_REAL_STACK void UvLoop::thread_main(const std::string& name) {
   block_all_signals();
   set_default_floats();
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
