@@ -10,7 +10,9 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "transport/network.h"
@@ -105,17 +107,22 @@ class Server final : public AcceptHandler {
   void feed(bool greet, const uint8_t* data, size_t size) {
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) fail("no socket");
-    // Reset at close: thousands of connections a second would leave no port free in TIME_WAIT.
-    const linger reset{1, 0};
-    setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    // Thousands of connections a second would leave one source address no port that is not in TIME_WAIT.
+    const int later = 1;
+    setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &later, sizeof later);
+    sockaddr_in from{};
+    from.sin_family = AF_INET;
+    from.sin_addr.s_addr = htonl(INADDR_LOOPBACK + ++connections_ % 10000);
+    if (::bind(fd, reinterpret_cast<sockaddr*>(&from), sizeof from) != 0) fail("no source address");
     timeval patience{15, 0};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     sockaddr_in to{};
     to.sin_family = AF_INET;
     to.sin_port = htons(port_);
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0)
-      fail("the listener takes no connection");
+    if (::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) {
+      fail(("the listener takes no connection: " + std::string(std::strerror(errno))).c_str());
+    }
     bool open = true;
     if (greet) open = write(fd, hello_.data(), hello_.size());
     if (open) open = write(fd, data, size);
@@ -151,6 +158,7 @@ class Server final : public AcceptHandler {
   std::unique_ptr<Network> network_;
   std::unique_ptr<Listener> listener_;
   uint16_t port_ = 0;
+  uint32_t connections_ = 0;
   std::vector<uint8_t> hello_;
 };
 
