@@ -169,7 +169,8 @@ class Environment {
   virtual std::string host_name() = 0;  // for messages
   virtual std::string machine() = 0;    // boot id: equal means the same node
   virtual int64_t process_id() = 0;
-  virtual int processors() = 0;  // that this process may use
+  virtual int processors() = 0;            // that this process may use
+  virtual int64_t free_descriptors() = 0;  // that this process may still open
   virtual bool forked() const = 0;  // is this a child of the process that made the environment?
 };
 

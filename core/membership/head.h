@@ -13,7 +13,6 @@ namespace dsgd {
 struct HeadOptions {
   uint32_t num_workers = 1;
   transport::Duration lease{};
-  transport::Duration heartbeat_interval{};
 };
 
 // Complete when num_workers have joined. Ranks: a worker that asks for a rank gets it; the others get the

@@ -42,8 +42,9 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   auto network = impl.environment->new_network("dsgd-head", 4 << 20);
   if (!network.ok()) return network.status();
   impl.network = std::move(network).value();
-  HeadOptions options{static_cast<uint32_t>(config.integer("num_workers")), config.duration("lease"),
-                      config.duration("heartbeat_interval")};
+  status = check_descriptors(*impl.environment, config.integer("num_workers"), true, false);
+  if (!status.ok()) return status;
+  HeadOptions options{static_cast<uint32_t>(config.integer("num_workers")), config.duration("lease")};
   impl.head = std::make_unique<Head>(impl.network->loop(), options, log);
   impl.head->on_end([&impl](const Status& status) {
     impl.result = status;

@@ -13,6 +13,19 @@ bool is_loopback(const std::string& address) {
          address.rfind("localhost:", 0) == 0 || address == "localhost";
 }
 
+Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head, bool as_worker) {
+  int64_t wanted = 0;
+  if (as_head) wanted += 2 * num_workers;           // each member's own connection, and its heartbeat's
+  if (as_worker) wanted += 2 * (num_workers - 1) + 2;  // peers; its own two to the head
+  const int64_t free = environment.free_descriptors();
+  if (free >= wanted) return {};
+  return Status(Code::kLimit, "a job of " + std::to_string(num_workers) + " workers may take this process " +
+                                  std::to_string(wanted) + " connections, and only " + std::to_string(std::max<int64_t>(free, 0)) +
+                                  " more files may be open in it; raise the limit of open files (ulimit -n) by " +
+                                  std::to_string(wanted - free) + " or more")
+      .with_parameter("num_workers");
+}
+
 namespace {
 
 constexpr Duration kSpin = std::chrono::microseconds(50);  // about what a sleep and a wake-up cost
@@ -95,6 +108,8 @@ Status Worker::setup() {
     Status status = embed_head();
     if (!status.ok()) return status;
   }
+  Status status = check_descriptors(environment_, num_workers, head_ != nullptr, true);
+  if (!status.ok()) return status;
   return head_ ? Status() : listen_for_peers();
 }
 
@@ -102,7 +117,7 @@ Status Worker::setup() {
 Status Worker::embed_head() {
   auto network = environment_.new_network("dsgd-head", 4 << 20);
   if (!network.ok()) return network.status();
-  HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")), lease_, heartbeat_interval_};
+  HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")), lease_};
   auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
   auto doorman = std::make_unique<Doorman>(config_.text("job"), config_.text("token"),
                                            Doorman::Route{network.value().get(), head.get()},

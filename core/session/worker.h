@@ -60,6 +60,10 @@ class Worker {
   std::unique_ptr<transport::Listener> listener_;
 };
 
+// A job of so many workers may take a process one connection to and one from each of them. Refused at once, with what to do,
+// where the process could not hold them: running out later would stop a job in mid-step.
+Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head, bool as_worker);
+
 // Is this the address of the machine itself ("127.0.0.1:7700", "[::1]:0", "localhost:7700", "unix:...")?
 bool is_loopback(const std::string& address);
 

@@ -91,6 +91,7 @@ class SimEnvironment final : public Environment {
   std::string machine() override { return "machine of " + process_.host; }
   int64_t process_id() override { return 1000 + process_.id; }
   int processors() override { return 1; }
+  int64_t free_descriptors() override { return INT64_MAX; }
   bool forked() const override { return false; }
 
  private:

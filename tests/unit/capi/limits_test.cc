@@ -5,14 +5,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include <dsgd/dsgd.h>
 
 namespace {
 
 // The statuses with which a process may end: 0 if the session was opened, 1 for a clear error, 2 for anything else.
-int init_with_descriptors(int left) {
+int init_with_descriptors(int left, int num_workers = 1) {
   const int lowest = open("/dev/null", O_RDONLY);
   close(lowest);
   rlimit limit{};
@@ -21,12 +23,13 @@ int init_with_descriptors(int left) {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return 2;
   dsgd_config* config = dsgd_config_new();
   dsgd_config_set(config, "head", "127.0.0.1:0", nullptr);
-  dsgd_config_set(config, "num_workers", "1", nullptr);
+  dsgd_config_set(config, "num_workers", std::to_string(num_workers).c_str(), nullptr);
   dsgd_config_set(config, "init_timeout", "1s", nullptr);
   dsgd_session* session = nullptr;
   dsgd_error* error = nullptr;
   const int32_t status = dsgd_init(config, &session, &error);
   const bool told = status == DSGD_OK || (error && *dsgd_error_message(error));
+  if (told) fputs(error ? dsgd_error_message(error) : "", stderr);
   dsgd_error_free(error);
   dsgd_config_free(config);
   dsgd_finalize(session);
@@ -43,6 +46,13 @@ TEST(Limits, WithoutDescriptorsInitIsRefusedAndTheHostLives) {
   }
   EXPECT_EXIT(_exit(init_with_descriptors(0)), testing::ExitedWithCode(1), "");
   EXPECT_EXIT(_exit(init_with_descriptors(200)), testing::ExitedWithCode(0), "");
+}
+
+// The head's: two for each worker; a worker's own: two for each of the others, and two to the head.
+TEST(Limits, AJobThatTheDescriptorsDoNotSufficeForIsRefusedAtOnce) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(_exit(init_with_descriptors(200, 1000)), testing::ExitedWithCode(1),
+              "a job of 1000 workers may take this process 4000 connections, and only 1[0-9][0-9] more .*ulimit -n");
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ transport::Network* network_at(uintptr_t place) { return reinterpret_cast<transp
 class DoormanTest : public testing::Test {
  protected:
   FakeLoop loop_;
-  Head head_handler_{loop_, HeadOptions{1, 1s, 100ms}, nullptr};
-  Head peer_handler_{loop_, HeadOptions{1, 1s, 100ms}, nullptr};
+  Head head_handler_{loop_, HeadOptions{1, 1s}, nullptr};
+  Head peer_handler_{loop_, HeadOptions{1, 1s}, nullptr};
   Doorman::Route head_{network_at(0x1000), &head_handler_};
   Doorman::Route peer_{network_at(0x2000), &peer_handler_};
 

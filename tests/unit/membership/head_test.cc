@@ -33,7 +33,7 @@ struct Remote {
 class HeadTest : public testing::Test {
  protected:
   explicit HeadTest(uint32_t num_workers = 3) : num_workers_(num_workers) {
-    head_ = std::make_unique<Head>(loop_, HeadOptions{num_workers, kLease, 1s}, nullptr);
+    head_ = std::make_unique<Head>(loop_, HeadOptions{num_workers, kLease}, nullptr);
     head_->on_end([this](const Status& status) { ends_.push_back(status); });
   }
 
@@ -258,7 +258,7 @@ TEST_F(HeadTest, AConnectionThatEndsWithoutLeaveIsALossAtOnce) {
         Case{"heartbeat closed", true, {}, "closed without leaving the job"}}) {
     SCOPED_TRACE(c.name);
     remotes_.clear();
-    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, 1s}, nullptr);
+    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease}, nullptr);
     begin();
     head_->on_close(c.heartbeat ? at(1).heartbeat : at(1).control, c.why);
     EXPECT_EQ(news(0).code(), Code::kWorkerLost);
@@ -409,7 +409,7 @@ TEST_F(HeadTest, ABrokenJobEndsWithItsCauseWhenAllAreGoneOrALeaseLater) {
     SCOPED_TRACE(hang_up);
     ends_.clear();
     remotes_.clear();
-    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, 1s}, nullptr);
+    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease}, nullptr);
     begin();
     report(1, Status(Code::kAborted, "enough"));
     loop_.advance(1ms);

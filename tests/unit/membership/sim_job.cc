@@ -23,7 +23,7 @@ std::unique_ptr<Network> network_of(transport::Environment& environment, const s
 SimHead::SimHead(SimWorld& world, ProcessId p, const std::string& host, uint32_t num_workers,
                  transport::Duration lease)
     : process(p), environment_(world.environment(p)), network_(network_of(*environment_, "head")) {
-  head_ = std::make_unique<Head>(network_->loop(), HeadOptions{num_workers, lease, lease / 10}, nullptr);
+  head_ = std::make_unique<Head>(network_->loop(), HeadOptions{num_workers, lease}, nullptr);
   head_->on_end([this](const Status& status) { ends.push_back(status); });
   doorman_ = std::make_unique<Doorman>("digits", "secret", Doorman::Route{network_.get(), head_.get()},
                                        Doorman::Route{});
