@@ -85,10 +85,13 @@ std::string Mesh::member_name(int32_t rank) const {
          std::to_string(member.pid) + ")";
 }
 
+std::string Mesh::host_of(int32_t rank) const {
+  return rank >= 0 && rank < size() ? view_.members[rank].host : std::string();
+}
+
 Status Mesh::lost(int32_t rank, const Status& why) const {
-  const std::string host = rank >= 0 && rank < size() ? view_.members[rank].host : std::string();
   if (why.code() == Code::kAborted) return why;
-  return Status(Code::kWorkerLost, member_name(rank) + " was lost: " + why.message()).with_rank(rank, host);
+  return Status(Code::kWorkerLost, member_name(rank) + " was lost: " + why.message()).with_rank(rank, host_of(rank));
 }
 
 // ---- sending
@@ -118,7 +121,7 @@ void Mesh::dial(int32_t rank) {
       if (last.ok()) last = Status(Code::kUnreachable, "it has given no address");
       outgoing_[rank].dialling = false;
       return peer_gone(rank, Status(Code::kWorkerLost, member_name(rank) + " cannot be reached: " + last.message())
-                                 .with_rank(rank, view_.members[rank].host));
+                                 .with_rank(rank, host_of(rank)));
     }
     network_.dial(addresses[index], dial, [this, alive, rank, self, index](Result<std::unique_ptr<ClientChannel>> r) {
       if (alive.expired() || closed_) return;
@@ -252,12 +255,11 @@ void Mesh::ended(Task& task, const Status& status) {
   const uint64_t operation = task.operation();
   auto node = tasks_.extract(operation);
   if (node.empty()) return;
-  mark_ended(operation);
+  ended_.insert(operation);
   std::shared_ptr<Task> last = std::move(node.mapped().task);  // may be running one of its own functions
   if (node.mapped().timer) loop().cancel(node.mapped().timer);
   if (!status.ok()) {
-    failed_[operation] = status;
-    if (failed_.size() > kRememberedFailures) failed_.erase(failed_.begin());
+    remember_failure(operation, status);
     for (Outgoing& out : outgoing_) {
       std::erase_if(out.waiting, [&](const auto& item) { return item.first == operation; });
       if (out.channel) out.channel->revoke(operation);
@@ -270,12 +272,21 @@ void Mesh::ended(Task& task, const Status& status) {
   if (done) done(status);
 }
 
-void Mesh::mark_ended(uint64_t operation) {
-  ended_.insert(operation);
-  while (!ended_.empty() && *ended_.begin() == ended_below_) {
-    ended_.erase(ended_.begin());
-    ++ended_below_;
-  }
+void Mesh::remember_failure(uint64_t operation, const Status& cause) {
+  failed_.try_emplace(operation, cause);
+  if (failed_.size() > kRememberedFailures) failed_.erase(failed_.begin());
+}
+
+bool Mesh::has_ended(uint64_t operation) const {
+  const uint64_t call = operation / kOperationsOfACall;
+  return call < calls_ended_below_ || calls_ended_.count(call) > 0 || ended_.count(operation) > 0;
+}
+
+const Status* Mesh::failure_of(uint64_t operation) const {
+  if (auto it = failed_.find(operation); it != failed_.end()) return &it->second;
+  const uint64_t call = operation / kOperationsOfACall;
+  auto it = failed_.lower_bound(Mesh::operation(call, 0));
+  return it != failed_.end() && it->first < Mesh::operation(call + 1, 0) ? &it->second : nullptr;
 }
 
 void Mesh::deadline_passed(uint64_t operation) {
@@ -291,7 +302,7 @@ void Mesh::deadline_passed(uint64_t operation) {
   fail(*task, Status(Code::kTimeout, task->name() + " did not end within step_timeout; still waiting for " +
                                          (who.empty() ? "this worker itself" : who) +
                                          "; look at what these workers do, or raise step_timeout")
-                  .with_rank(first, first >= 0 ? view_.members[first].host : std::string())
+                  .with_rank(first, host_of(first))
                   .with_operation(task->name()));
 }
 
@@ -300,14 +311,34 @@ void Mesh::fail(Task& task, const Status& cause) {
   task.end(cause);
 }
 
-void Mesh::end_operation(uint64_t operation, const Status& cause) {
-  if (Task* task = find(operation)) return task->end(cause);
-  if (has_ended(operation)) return;
-  failed_[operation] = cause;
-  mark_ended(operation);
-  if (auto parked = parked_.extract(operation)) {
-    for (Parked& chunk : parked.mapped()) chunk.receipt->finish(cause);
+void Mesh::end_call(uint64_t call, const Status& cause) {
+  const uint64_t first = operation(call, 0), next = operation(call + 1, 0);
+  if (!cause.ok()) {
+    for (auto it = tasks_.lower_bound(first); it != tasks_.end() && it->first < next; it = tasks_.lower_bound(first)) {
+      it->second.task->end(cause);
+    }
+    remember_failure(first, cause);
   }
+  calls_ended_.insert(call);
+  while (!calls_ended_.empty() && *calls_ended_.begin() == calls_ended_below_) {
+    calls_ended_.erase(calls_ended_.begin());
+    ++calls_ended_below_;
+  }
+  ended_.erase(ended_.lower_bound(first), ended_.lower_bound(next));
+  failed_early_.erase(failed_early_.lower_bound(first), failed_early_.lower_bound(next));
+  std::vector<Parked> unused;
+  for (auto it = parked_.lower_bound(first); it != parked_.end() && it->first < next; it = parked_.erase(it)) {
+    std::move(it->second.begin(), it->second.end(), std::back_inserter(unused));
+  }
+  for (Parked& chunk : unused) chunk.receipt->finish(refusal(chunk.source, chunk.header));
+}
+
+Status Mesh::refusal(int32_t source, const BulkHeader& header) const {
+  if (const Status* failure = failure_of(header.operation)) return *failure;
+  return Status(Code::kMismatch, "workers disagree: rank " + std::to_string(source) + " calls " + describe(header) +
+                                     ", which rank " + std::to_string(view_.rank) +
+                                     " has ended without it; all workers must call the same operations in the same order")
+      .with_rank(source, host_of(source));
 }
 
 void Mesh::tell_peers(uint64_t operation, bool session, const Status& cause) {
@@ -363,7 +394,7 @@ void Mesh::fail_tasks_that_need(int32_t rank) {
     if (!task) continue;
     fail(*task, Status(Code::kWorkerLost, member_name(rank) + " closed its session while " + task->name() +
                                               " needs it; all workers must make the same calls before they close")
-                    .with_rank(rank, view_.members[rank].host)
+                    .with_rank(rank, host_of(rank))
                     .with_operation(task->name()));
   }
 }
@@ -421,7 +452,7 @@ void Mesh::mismatch(Task& task, int32_t source, const BulkHeader& header) {
                            : "";
   fail(task, Status(Code::kMismatch, "workers disagree: " + mine + ", " + theirs + detail +
                                          "; all workers must call the same operations in the same order")
-                 .with_rank(source, view_.members[source].host)
+                 .with_rank(source, host_of(source))
                  .with_operation(task.name()));
 }
 
@@ -450,14 +481,7 @@ void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
   }
   Task* task = opened_ ? match(source, header) : nullptr;
   if (task) return task->on_chunk(source, header, std::move(receipt));
-  if (auto failed = failed_.find(header.operation); failed != failed_.end()) return receipt->finish(failed->second);
-  if (has_ended(header.operation)) {
-    return receipt->finish(Status(Code::kMismatch, "workers disagree: rank " + std::to_string(source) + " calls " +
-                                                       describe(header) + ", which rank " + std::to_string(view_.rank) +
-                                                       " has ended without it; all workers must call the same operations "
-                                                       "in the same order")
-                               .with_rank(source, view_.members[source].host));
-  }
+  if (has_ended(header.operation)) return receipt->finish(refusal(source, header));
   parked_[header.operation].push_back({source, &channel, header, std::move(receipt)});
 }
 

@@ -1,7 +1,8 @@
 // The workers' connections to each other, and which task an arriving chunk belongs to. Connections open on first use, one
 // for each direction of a pair. Everything is on the session's loop.
 //
-// Order and memory: operations are numbered in issue order. A chunk for an operation that has not begun here is parked in
+// Order and memory: the session's calls are numbered in issue order, and the operations of a call within it, so that workers whose
+// calls differ stand at the same number again after it, however many operations each of the calls would have had. A chunk for an operation that has not begun here is parked in
 // pooled memory; the sender's windows (per operation, see ClientChannel::send) and the number of tasks open at once bound
 // how much that can be, so a worker that is ahead waits, and one that is behind finds its data there.
 #pragma once
@@ -58,14 +59,17 @@ class Mesh final : public transport::ServerHandler {
   // "rank 2 (worker 'w2' on host nodeb)"
   std::string member_name(int32_t rank) const;
 
-  // Takes the task and starts it; null if it ended at once. Every number from 1 on is begun or failed, once.
+  // The operations of call 1, 2, ... have these numbers.
+  static constexpr uint64_t kOperationsOfACall = uint64_t{1} << 32;
+  static constexpr uint64_t operation(uint64_t call, uint64_t index) { return call * kOperationsOfACall + index; }
+
+  // Takes the task and starts it; null if it ended at once. No number is used twice.
   Task* add(std::unique_ptr<Task> task, transport::Time deadline);
   // Fails a task here and on all peers. `cause` is what everybody is told.
   void fail(Task& task, const Status& cause);
-  // Ends an operation here, begun or not, without telling the peers, who know by themselves.
-  void end_operation(uint64_t operation, const Status& cause);
-  // No worker begins this operation.
-  void skip_operation(uint64_t operation) { mark_ended(operation); }
+  // Every call from 1 on ends once, when its last operation here has; what peers send for others of it is refused from then
+  // on. With a cause its open operations end here, without telling the peers, who know by themselves.
+  void end_call(uint64_t call, const Status& cause);
   // Fails all tasks, tells the peers that this session is broken. Later operations are refused by the owner.
   void fail_session(const Status& cause, bool tell_peers);
   // Nothing waits for a connection that is still being dialled.
@@ -127,8 +131,11 @@ class Mesh final : public transport::ServerHandler {
   void ended(Task& task, const Status& status);  // called by Task::end
   void deadline_passed(uint64_t operation);
   Task* find(uint64_t operation);
-  void mark_ended(uint64_t operation);
-  bool has_ended(uint64_t operation) const { return operation < ended_below_ || ended_.count(operation) > 0; }
+  void remember_failure(uint64_t operation, const Status& cause);
+  bool has_ended(uint64_t operation) const;
+  // Why the call of this operation, which has ended, did; null if all went well.
+  const Status* failure_of(uint64_t operation) const;
+  Status refusal(int32_t source, const transport::BulkHeader& header) const;  // of a chunk of a call that has ended
   // Checks shape; null and a failed task on mismatch.
   Task* match(int32_t source, const transport::BulkHeader& header);
   void mismatch(Task& task, int32_t source, const transport::BulkHeader& header);
@@ -136,6 +143,7 @@ class Mesh final : public transport::ServerHandler {
   void tell_peers(uint64_t operation, bool session, const Status& cause);
   Status lost(int32_t rank, const Status& why) const;
   void peer_gone(int32_t rank, const Status& status);
+  std::string host_of(int32_t rank) const;  // empty for who is not in the view
   bool is_in_view(const transport::Hello& hello) const;
   void show_out(transport::ServerChannel& channel);  // it is none of this job's
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
@@ -156,8 +164,9 @@ class Mesh final : public transport::ServerHandler {
   std::map<uint64_t, std::vector<Parked>> parked_;
   std::map<uint64_t, Status> failed_;  // newest failed operations, so that latecomers learn the cause
   std::map<uint64_t, std::pair<int32_t, Status>> failed_early_;  // failed by a peer before they began here
-  uint64_t ended_below_ = 1;           // operations are numbered from 1; all below this have ended here
-  std::set<uint64_t> ended_;           // ended ones at or above it
+  uint64_t calls_ended_below_ = 1;     // calls are numbered from 1; all below this have ended here
+  std::set<uint64_t> calls_ended_;     // ended ones at or above it
+  std::set<uint64_t> ended_;           // operations that have, of calls that have not
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 

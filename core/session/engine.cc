@@ -56,9 +56,20 @@ BulkHeader Engine::shape(uint64_t operation, Kind kind, DType dtype, Algorithm a
   return header;
 }
 
-void Engine::schedule(MakeTask make, Done done) {
+std::shared_ptr<Engine::Call> Engine::begin_call(Done* done) {
+  const uint64_t number = next_call_++;
+  *done = [this, number, done = std::move(*done)](const Status& status) {
+    if (mesh_) mesh_->end_call(number, status);
+    done(status);
+  };
+  return std::make_shared<Call>(Call{number});
+}
+
+void Engine::schedule(std::shared_ptr<Call> call, MakeTask make, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
-  pending_.push_back({std::move(make), std::move(done), next_operation_++, deadline()});
+  if (!call) call = begin_call(&done);
+  const uint64_t operation = Mesh::operation(call->number, call->next++);
+  pending_.push_back({std::move(make), std::move(done), operation, deadline()});
   pump();
 }
 
@@ -76,10 +87,11 @@ void Engine::pump() {
   }
 }
 
-void Engine::exchange(Kind kind, DType dtype, size_t count, std::vector<std::byte> mine, std::string name,
+void Engine::exchange(std::shared_ptr<Call> call, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine, std::string name,
                       std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done) {
   auto parts = std::make_shared<std::vector<std::vector<std::byte>>>();
   schedule(
+      std::move(call),
       [=, this, mine = std::move(mine)](uint64_t operation, Done ended) {
         auto task = std::make_unique<Exchange>(*mesh_, shape(operation, kind, dtype, Algorithm::kOneHop, count), mine,
                                                [parts, ended](const Status& status, const auto& all) {
@@ -248,7 +260,7 @@ void Engine::barrier(Done done) {
 
 // Nothing to move, but everybody must have called the same.
 void Engine::meet(Kind kind, DType dtype, Done done) {
-  exchange(kind, dtype, 0, {}, "", [done](const Status& status, const auto&) { done(status); });
+  exchange(nullptr, kind, dtype, 0, {}, "", [done](const Status& status, const auto&) { done(status); });
 }
 
 // ---- the step
@@ -258,12 +270,11 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
   if (Status status = usable(); !status.ok()) return done(status, {});
   StepRequest request;
   request.step = next_step_;
-  request.first_operation = next_operation_;
+  request.call = next_call_++;
   request.weights = std::move(weights);
   request.absent = std::move(absent);
   request.stop = stop;
   request.deadline = deadline();
-  next_operation_ += step_.operations();
   step_.begin(std::move(request), [this, done = std::move(done)](const Status& status, const StepResult& result) {
     if (status.ok()) {
       ++next_step_;

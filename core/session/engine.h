@@ -83,13 +83,21 @@ class Engine final : public MeshEvents {
 
  private:
   using MakeTask = std::function<std::unique_ptr<Task>(uint64_t operation, Done done)>;
-  // Stand-alone collectives run in issue order, a few at a time.
-  void schedule(MakeTask make, Done done);
+  // What the user called, whatever operations it takes; see Mesh::operation.
+  struct Call {
+    uint64_t number;
+    uint64_t next = 0;
+  };
+  // `done` will end the call.
+  std::shared_ptr<Call> begin_call(Done* done);
+  // Stand-alone collectives run in issue order, a few at a time. Without a call, the operation is one of its own.
+  void schedule(std::shared_ptr<Call> call, MakeTask make, Done done);
+  void schedule(MakeTask make, Done done) { schedule(nullptr, std::move(make), std::move(done)); }
   void pump();
   Status usable() const;
   transport::Time deadline() const { return loop_.now() + options_.step_timeout; }
   transport::BulkHeader shape(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count) const;
-  void exchange(Kind kind, DType dtype, size_t count, std::vector<std::byte> mine, std::string name,
+  void exchange(std::shared_ptr<Call> call, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine, std::string name,
                 std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
   void meet(Kind kind, DType dtype, Done done);
   void reduce_all(std::span<std::byte> data, DType dtype, Reduction reduction, Algorithm algorithm, Done done);
@@ -97,10 +105,10 @@ class Engine final : public MeshEvents {
 
   // start (engine_start.cc)
   std::string signature(const StrategySpec& strategy) const;
-  void compare_signatures(const StrategySpec& strategy, std::string mine, size_t length, Done done);
-  void give_values(const StrategySpec& strategy, Done done);
+  void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
+  void give_values(std::shared_ptr<Call> call, const StrategySpec& strategy, Done done);
   void apply_plan(const StrategySpec& strategy);
-  void gather_state(size_t bucket, size_t tensor, Done done);
+  void gather_state(std::shared_ptr<Call> call, size_t bucket, size_t tensor, Done done);
 
   transport::Loop& loop_;
   Model& model_;
@@ -112,7 +120,7 @@ class Engine final : public MeshEvents {
   Status broken_;
   Status torn_;  // a step failed half-way
   std::function<void(const Status&)> on_broken_;
-  uint64_t next_operation_ = 1;
+  uint64_t next_call_ = 1;
   struct Pending {
     MakeTask make;
     Done done;

@@ -74,13 +74,14 @@ void Engine::start(const StrategySpec& strategy, Done done) {
   const uint32_t replicas = static_cast<uint32_t>(model_.replicas.size());
   if (!mesh_) {
     total_replicas_ = replicas;
-    return give_values(strategy, std::move(done));
+    return give_values(nullptr, strategy, std::move(done));
   }
+  const std::shared_ptr<Call> call = begin_call(&done);
   const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, 0};
   std::vector<std::byte> bytes(sizeof wire);
   std::memcpy(bytes.data(), &wire, sizeof wire);
-  exchange(Kind::kStart, DType::kUint8, 0, std::move(bytes), "start",
-           [this, strategy, mine, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+  exchange(call, Kind::kStart, DType::kUint8, 0, std::move(bytes), "start",
+           [this, call, strategy, mine, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              bool equal = true;
              uint64_t length = 0, hash = 0;
@@ -98,19 +99,20 @@ void Engine::start(const StrategySpec& strategy, Done done) {
                equal = equal && theirs.hash == hash && theirs.length == length;
                total_replicas_ += theirs.replicas;
              }
-             if (!equal) return compare_signatures(strategy, mine, length, done);
-             give_values(strategy, done);
+             if (!equal) return compare_signatures(call, mine, length, done);
+             give_values(call, strategy, done);
            });
 }
 
 // Rank 0's signature goes to all; each says what differs; all report the first difference of the lowest rank.
-void Engine::compare_signatures(const StrategySpec&, std::string mine, size_t length, Done done) {
+void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done) {
   if (length > Objects::kLargest) {
     return done(Status(Code::kMismatch, "start: rank 0 runs another version of dsgd; use the same everywhere"));
   }
   auto theirs = std::make_shared<std::vector<std::byte>>(length);
   if (rank() == 0) *theirs = bytes_of(mine);
   schedule(
+      call,
       [this, theirs](uint64_t operation, Done ended) {
         BulkHeader header = shape(operation, Kind::kStart, DType::kUint8, Algorithm::kChain, theirs->size());
         header.root = 0;
@@ -118,7 +120,7 @@ void Engine::compare_signatures(const StrategySpec&, std::string mine, size_t le
         task->rename("start");
         return task;
       },
-      [this, mine, theirs, done](const Status& status) {
+      [this, call, mine, theirs, done](const Status& status) {
         if (!status.ok()) return done(status);
         const std::vector<std::string> here = lines_of(mine), zero = lines_of(text_of(*theirs));
         std::string difference;
@@ -128,7 +130,7 @@ void Engine::compare_signatures(const StrategySpec&, std::string mine, size_t le
           if (a != b) difference = "rank 0 has " + a + ", rank " + std::to_string(rank()) + " has " + b;
         }
         if (difference.size() > 4096) difference.resize(4096);
-        exchange(Kind::kStart, DType::kUint8, 1, bytes_of(difference), "start",
+        exchange(call, Kind::kStart, DType::kUint8, 1, bytes_of(difference), "start",
                  [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
                    if (!status.ok()) return done(status);
                    for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -150,7 +152,7 @@ void Engine::compare_signatures(const StrategySpec&, std::string mine, size_t le
       });
 }
 
-void Engine::give_values(const StrategySpec& strategy, Done done) {
+void Engine::give_values(std::shared_ptr<Call> call, const StrategySpec& strategy, Done done) {
   struct Values {
     size_t left;
     Status failure;
@@ -177,6 +179,7 @@ void Engine::give_values(const StrategySpec& strategy, Done done) {
     const Parameter& parameter = *model_.parameters[p];
     const std::span<std::byte> data(model_.bindings[0][p].value, parameter.nbytes());
     schedule(
+        call,
         [this, data, &parameter](uint64_t operation, Done ended) {
           BulkHeader header = shape(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
           header.root = 0;
@@ -208,6 +211,7 @@ void Engine::replan() {
 void Engine::set_strategy(const StrategySpec& strategy, Done done) {
   if (!torn_.ok()) return done(torn_);
   if (Status status = usable(); !status.ok()) return done(status);
+  const std::shared_ptr<Call> call = begin_call(&done);
   auto change = [this, strategy, done] {
     ++strategy_version_;
     apply_plan(strategy);
@@ -215,8 +219,8 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done) {
     done({});
   };
   if (!mesh_) return change();
-  exchange(Kind::kStrategy, DType::kUint8, 0, bytes_of(strategy.describe()), "dsgd_strategy_set",
-           [this, strategy, change, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+  exchange(call, Kind::kStrategy, DType::kUint8, 0, bytes_of(strategy.describe()), "dsgd_strategy_set",
+           [this, call, strategy, change, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              for (size_t rank = 1; rank < all.size(); ++rank) {
                if (all[rank] == all[0]) continue;
@@ -237,14 +241,14 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done) {
                change();
              };
              for (size_t bucket = 0; moves > 0 && bucket < step_.plan().size(); ++bucket) {
-               for (size_t tensor = 0; tensor < tensors; ++tensor) gather_state(bucket, tensor, moved);
+               for (size_t tensor = 0; tensor < tensors; ++tensor) gather_state(call, bucket, tensor, moved);
              }
              moved({});
            });
 }
 
 // Optimizer state of one bucket goes from the owners of its ranges to every worker.
-void Engine::gather_state(size_t index, size_t tensor, Done done) {
+void Engine::gather_state(std::shared_ptr<Call> call, size_t index, size_t tensor, Done done) {
   const Bucket& bucket = step_.plan()[index];
   const size_t element = dtype_size(bucket.dtype);
   auto buffer = std::make_shared<std::vector<std::byte>>(bucket.elements * element);
@@ -257,6 +261,7 @@ void Engine::gather_state(size_t index, size_t tensor, Done done) {
     }
   }
   schedule(
+      std::move(call),
       [this, buffer, element, index](uint64_t operation, Done ended) {
         const Bucket& bucket = step_.plan()[index];
         BulkHeader header = shape(operation, Kind::kStrategy, bucket.dtype, Algorithm::kDirect, bucket.elements);

@@ -68,13 +68,11 @@ size_t Step::buffer_bytes() const {
   return bytes;
 }
 
-// Numbers: the header, then per bucket its exponents (when reproducible) and the bucket itself, then the norms.
-uint64_t Step::operations() const {
-  return 1 + plan_.size() * (options_.reproducible ? 2 : 1) + (options_.gradient_norm ? 1 : 0);
-}
+// Numbers: the header, the norms, then per bucket its exponents (when reproducible) and the bucket itself.
+uint64_t Step::header_operation() const { return Mesh::operation(request_.call, 0); }
+uint64_t Step::norms_operation() const { return Mesh::operation(request_.call, 1); }
 uint64_t Step::operation_of(size_t bucket, bool exponents) const {
-  if (!options_.reproducible) return request_.first_operation + 1 + bucket;
-  return request_.first_operation + 1 + 2 * bucket + (exponents ? 0 : 1);
+  return Mesh::operation(request_.call, 2 + 2 * bucket + (exponents ? 0 : 1));
 }
 
 Algorithm Step::algorithm_of(const Bucket&) const {
@@ -102,7 +100,7 @@ void Step::begin(StepRequest request, Done done) {
   }
   if (!mesh_) return on_header({}, {make_header()});
   transport::BulkHeader shape;
-  shape.operation = request_.first_operation;
+  shape.operation = header_operation();
   shape.kind = static_cast<uint8_t>(Kind::kHeader);
   shape.dtype = static_cast<uint8_t>(DType::kUint8);
   shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
@@ -115,6 +113,8 @@ void Step::begin(StepRequest request, Done done) {
 
 void Step::on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers) {
   if (!done_) return;
+  // Whoever calls something else has sent no header, so nobody goes on with this step.
+  agreed_ = status.code() == Code::kMismatch;
   if (!status.ok()) return fail(status);
   Status agreed = read_headers(headers);
   if (!agreed.ok()) {
@@ -263,7 +263,7 @@ void Step::exchange_norms() {
   }
   if (mine.size() > transport::kSmallBytes) mine.resize(transport::kSmallBytes);
   transport::BulkHeader shape;
-  shape.operation = request_.first_operation + operations() - 1;
+  shape.operation = norms_operation();
   shape.kind = static_cast<uint8_t>(Kind::kBucket);
   shape.dtype = static_cast<uint8_t>(DType::kFloat64);
   shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
@@ -290,12 +290,10 @@ void Step::exchange_norms() {
 
 void Step::finish() {
   if (!done_ || !header_done_ || reduced_ < plan_.size() || open_ > 0) return;
-  if (options_.gradient_norm && mesh_ && !norms_done_) {
-    if (updates_at_owner()) return exchange_norms();
-    // Everybody has the whole mean: no message, but the number must be used up.
-    mesh_->skip_operation(request_.first_operation + operations() - 1);
-  }
+  // Without owners everybody has the whole mean, and no message is needed.
+  if (options_.gradient_norm && mesh_ && !norms_done_ && updates_at_owner()) return exchange_norms();
   commit();
+  if (mesh_) mesh_->end_call(request_.call, {});
   Done done = std::move(done_);
   done_ = nullptr;
   done({}, result_);
@@ -306,9 +304,7 @@ void Step::fail(const Status& cause) {
   Done done = std::move(done_);
   done_ = nullptr;
   for (Buffers& buffers : buffers_) buffers.held = nullptr;
-  if (mesh_) {
-    for (uint64_t i = 0; i < operations(); ++i) mesh_->end_operation(request_.first_operation + i, cause);
-  }
+  if (mesh_) mesh_->end_call(request_.call, cause);
   done(cause, result_);
 }
 

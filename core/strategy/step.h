@@ -29,7 +29,7 @@ struct StepOptions {
 
 struct StepRequest {
   uint64_t step = 0;
-  uint64_t first_operation = 0;      // operation numbers [first, first + Step::operations()) are this step's
+  uint64_t call = 0;  // whose operations are this step's
   std::vector<double> weights;       // by local replica
   std::vector<std::vector<char>> absent;  // by replica, by parameter; filled in as gradients are marked
   bool stop = false;
@@ -50,7 +50,6 @@ class Step {
   const StrategySpec& strategy() const { return strategy_; }
   // Replicas of all workers together, and of the ranks before this one; known from start.
   void set_replicas(uint32_t total) { total_replicas_ = total; }
-  uint64_t operations() const;  // operation numbers that a step needs
 
   void begin(StepRequest request, Done done);
   bool running() const { return static_cast<bool>(done_); }
@@ -116,6 +115,8 @@ class Step {
   size_t data_element(const Bucket& bucket) const { return options_.reproducible ? 8 : dtype_size(bucket.dtype); }
   bool transforms() const { return mesh_ && strategy_.kind != StrategyKind::kAllReduce; }
   void ensure_state();
+  uint64_t header_operation() const;
+  uint64_t norms_operation() const;
   uint64_t operation_of(size_t bucket, bool exponents) const;
 
   Mesh* mesh_ = nullptr;

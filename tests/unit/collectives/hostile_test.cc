@@ -25,6 +25,7 @@ using transport::BulkHeader;
 using transport::ClientChannel;
 
 constexpr size_t kCount = 200'000;  // floats: slices larger than a small chunk
+constexpr uint64_t kFirst = Mesh::operation(1, 0);
 constexpr uint64_t kFar = ~uint64_t{0} - 3;
 
 // The victim, rank 0 of 2, with a mesh of its own.
@@ -223,13 +224,13 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
       {"of the next phase, far away", 1, kFar, 1 << 17, true},
       {"of the next phase, empty", 1, 0, 0, false},
   };
-  uint64_t operation = 0;
+  uint64_t call = 0;
   for (const char* algorithm : {"direct", "ring", "broadcast", "exchange"}) {
     for (const Chunk& chunk : chunks) {
       // What the others refuse is right here: an exchange takes an empty part, and a worker that is no root an announcement.
       if (std::string(algorithm) == "exchange" && chunk.offset == 0 && chunk.nbytes == 0) continue;
       SCOPED_TRACE(std::string(algorithm) + ": a chunk " + chunk.name);
-      begin(algorithm, ++operation);
+      begin(algorithm, Mesh::operation(++call, 0));
       BulkHeader bad = header;
       bad.phase = chunk.phase;
       bad.offset = chunk.offset;
@@ -241,7 +242,7 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
     }
   }
   // Nothing of it stays: an honest operation comes to its end.
-  begin("exchange", ++operation);
+  begin("exchange", Mesh::operation(++call, 0));
   attacker->send(header, std::vector<std::byte>(16), false);
   run_until([&] { return ended.has_value(); });
   EXPECT_TRUE(ended->ok()) << ended->message();
@@ -251,7 +252,7 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
 TEST_F(HostilePeer, AChunkThatComesTwiceFailsTheOperation) {
   open();
   connect();
-  begin("ring", 1);
+  begin("ring", kFirst);
   BulkHeader twice = header;
   twice.offset = balanced_slices(kCount, 2)[1] * sizeof(float);
   const size_t nbytes = (kCount - balanced_slices(kCount, 2)[1]) * sizeof(float);
@@ -264,12 +265,12 @@ TEST_F(HostilePeer, AChunkThatComesTwiceFailsTheOperation) {
 TEST_F(HostilePeer, FailuresWithoutCauseOrFromNobodyAreIgnoredAndForeignObjectsRefused) {
   open();
   connect();
-  begin("exchange", 1);
+  begin("exchange", kFirst);
   const Status cause(Code::kAborted, "nonsense");
   std::vector<std::pair<transport::Message, bool>> messages = {
-      {transport::OperationFailed{1, 1, 1, false, Status()}, true}, {transport::OperationFailed{1, 1, 1, true, Status()}, true},
-      {transport::OperationFailed{1, 7, 1, false, cause}, true},    {transport::OperationFailed{1, -1, 1, true, cause}, true},
-      {transport::OperationFailed{1, 0, 1, true, cause}, true},     {transport::OperationFailed{2, 1, 1, false, cause}, true},
+      {transport::OperationFailed{1, 1, kFirst, false, Status()}, true}, {transport::OperationFailed{1, 1, kFirst, true, Status()}, true},
+      {transport::OperationFailed{1, 7, kFirst, false, cause}, true},    {transport::OperationFailed{1, -1, kFirst, true, cause}, true},
+      {transport::OperationFailed{1, 0, kFirst, true, cause}, true},     {transport::OperationFailed{2, 1, kFirst, false, cause}, true},
       {transport::ObjectPart{2, 1, "x", 1, 0, {1}}, false},         {transport::ObjectPart{1, 7, "x", 1, 0, {1}}, false},
       {transport::JoinRequest{}, false}};
   size_t answered = 0;
@@ -290,14 +291,16 @@ TEST_F(HostilePeer, FailuresWithoutCauseOrFromNobodyAreIgnoredAndForeignObjectsR
 TEST_F(HostilePeer, AStrangerWhoDialsBeforeTheViewIsKnownIsShownOutWithWhatItSent) {
   attacker->dial("somebody");
   run_until([&] { return attacker->channel != nullptr; });
-  BulkHeader first = shape(1, Kind::kExchange, Algorithm::kOneHop);
+  BulkHeader never = shape(Mesh::operation(0, 1), Kind::kExchange, Algorithm::kOneHop);
+  attacker->send(never, std::vector<std::byte>(16, std::byte{66}), false);
+  BulkHeader first = shape(kFirst, Kind::kExchange, Algorithm::kOneHop);
   attacker->send(first, std::vector<std::byte>(16, std::byte{66}), false);
   world.run_for(1s);
   open();
   run_until([&] { return attacker->closed.has_value(); });
   attacker->channel.reset();
   connect();
-  begin("exchange", 1);
+  begin("exchange", kFirst);
   world.run_for(1s);
   EXPECT_FALSE(ended.has_value()) << "the stranger's chunk was taken for the worker's";
   attacker->send(header, std::vector<std::byte>(16), false);

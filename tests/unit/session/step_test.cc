@@ -185,6 +185,50 @@ TEST(StrategyChange, UnequalArgumentsAreAMismatchOnAll) {
   });
 }
 
+// One worker makes a call of many operations where the others make one of one: afterwards each call meets its like again.
+class DifferentCalls : public testing::TestWithParam<std::tuple<const char*, int>> {};
+
+TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
+  const auto [odd_call, workers] = GetParam();
+  const std::string call = odd_call;
+  Settings settings;
+  if (call == "reproducible step") settings["reproducible"] = "1";
+  run_job(workers, settings, [&, workers = workers](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({10, 2000000, 7}, "sgd", "lr=0.5 momentum=0.5", "ps");  // several buckets
+    trainer.compute(0);
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    float one = 1;
+    for (int odd = 0; odd < workers; ++odd) {
+      Error error;
+      int32_t status;
+      if (rank != odd) {
+        status = dsgd_allreduce(session, nullptr, &one, sizeof one, DSGD_FLOAT32, DSGD_SUM, nullptr, error);
+      } else if (call == "change") {
+        status = dsgd_strategy_set(session, "allreduce", nullptr, error);
+      } else {
+        status = dsgd_step(session, 1, nullptr, error);
+      }
+      ASSERT_EQ(status, DSGD_ERR_MISMATCH) << error.message();
+      ASSERT_NE(error.message().find("rank " + std::to_string(odd)), std::string::npos) << error.message();
+    }
+    for (int round = 0; round < 6; ++round) {
+      float data[3];
+      const float unit = std::pow(10.0f, static_cast<float>(round));
+      std::fill(data, data + 3, unit);
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data, sizeof data, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+      ASSERT_EQ(data[0], unit * static_cast<float>(workers)) << "round " << round;
+    }
+    dsgd_step_result result;
+    dsgd_step_result_init(&result, sizeof result);
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+    ASSERT_EQ(result.step, 1) << "a step that nobody joined was counted";
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, DifferentCalls,
+                         testing::Combine(testing::Values("step", "reproducible step", "change"), testing::Values(2, 3)));
+
 TEST(Header, UnequalRatesAreAMismatchThatCanBeMended) {
   run_job(3, {}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session, rank};
