@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "transport/base/status.h"
+#include "transport/loop.h"
 
 namespace dsgd::transport {
 
@@ -46,6 +47,7 @@ struct JoinRequest {
   MemberInfo member;  // member.rank: the rank asked for, or -1
   uint32_t num_workers = 0;
   bool hosts_head = false;  // the head runs inside this worker
+  Duration lease{};         // what the worker takes it to be; the head's must be the same
 };
 struct JoinReply {  // comes when num_workers have joined
   uint64_t epoch = 0;

@@ -77,12 +77,6 @@ Status Call::wait_time(int32_t timeout_ms) const {
   return invalid("timeout_ms is " + std::to_string(timeout_ms) + "; give milliseconds, or -1");
 }
 
-Status Call::weight(double weight) const {
-  if (std::isfinite(weight) && weight >= 0) return {};
-  return invalid("weight is " + std::to_string(weight) +
-                 "; a contribution weight is finite and not negative, usually the number of samples");
-}
-
 Status Call::dtype(int32_t dtype) const {
   if (valid_dtype(dtype)) return {};
   return invalid("dtype " + std::to_string(dtype) + " is none of enum dsgd_dtype (0 to 4)");

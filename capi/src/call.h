@@ -53,7 +53,6 @@ class Call {
   Status open(const dsgd_replica* replica, const dsgd_parameter* parameter) const;  // and of the same session
 
   Status wait_time(int32_t timeout_ms) const;  // -1 or more
-  Status weight(double weight) const;          // finite and not negative
   Status dtype(int32_t dtype) const;
   Status reduction(int32_t reduction, int32_t dtype) const;
   Status world(const dsgd_group* group) const;

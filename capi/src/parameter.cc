@@ -98,8 +98,6 @@ int32_t dsgd_replica_add(dsgd_session* session, const char* device, dsgd_replica
 int32_t dsgd_replica_weight(dsgd_replica* replica, double weight, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica));
-    if (!std::isfinite(weight))
-      return call.invalid("weight is " + std::to_string(weight) + "; it must be finite");
     return replica->session->core->set_replica_weight(replica->core, weight);
   });
 }

@@ -102,7 +102,6 @@ int32_t dsgd_start(dsgd_session* session, dsgd_error** error) {
 int32_t dsgd_step(dsgd_session* session, double weight, dsgd_step_result* result, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
-    DSGD_RETURN_IF_ERROR(call.weight(weight));
     if (result) DSGD_RETURN_IF_ERROR(dsgd::capi::check_step_result(call, result));
     dsgd::StepResult stepped;
     DSGD_RETURN_IF_ERROR(session->core->step(weight, &stepped));
@@ -114,7 +113,6 @@ int32_t dsgd_step(dsgd_session* session, double weight, dsgd_step_result* result
 int32_t dsgd_step_begin(dsgd_session* session, double weight, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
-    DSGD_RETURN_IF_ERROR(call.weight(weight));
     DSGD_RETURN_IF_ERROR(call.given(op, "op"));
     return dsgd::capi::run_operation(session, op, [&](dsgd::Session::Mode) { return session->core->step_begin(weight); });
   });

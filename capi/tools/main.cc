@@ -1,4 +1,7 @@
 // dsgd: the command line of the library. Exit status: the command's own, 1 for a failure, 2 for wrong usage.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -65,6 +68,12 @@ int run_tool(int argc, char** argv) {
 }  // namespace dsgd_tool
 
 int main(int argc, char** argv) {
+  // Started with a standard stream closed, the tool would take its number for a pipe to a worker.
+  for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = open("/dev/null", O_RDWR)) {
+    if (fd <= STDERR_FILENO) continue;
+    close(fd);
+    break;
+  }
   try {
     return dsgd_tool::run_tool(argc, argv);
   } catch (const std::exception& failure) {

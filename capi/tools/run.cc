@@ -14,6 +14,8 @@
 namespace dsgd_tool {
 namespace {
 
+constexpr double kLongestGrace = 24 * 3600;
+
 struct Options {
   uint32_t workers = 1, num_workers = 0, first_rank = 0;
   std::string head, job, init, separator = ":";
@@ -157,8 +159,8 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
   app.add_option("--set", options->settings,
                  "Another configuration key for head and workers, KEY=VALUE; may be repeated")
       ->take_all();
-  app.add_option("--grace", options->grace_seconds, "Seconds between SIGTERM and SIGKILL (default 10)")
-      ->check(CLI::NonNegativeNumber);
+  app.add_option("--grace", options->grace_seconds, "Seconds between SIGTERM and SIGKILL (default 10, at most a day)")
+      ->check(CLI::Range(0.0, kLongestGrace));
   app.add_flag("--no-prefix", options->no_prefix, "Do not put [rank] before the workers' output lines");
   app.add_option("--separator", options->separator, "Word between commands (default ':')");
   app.footer(

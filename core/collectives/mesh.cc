@@ -94,6 +94,11 @@ Status Mesh::lost(int32_t rank, const Status& why) const {
   return Status(Code::kWorkerLost, member_name(rank) + " was lost: " + why.message()).with_rank(rank, host_of(rank));
 }
 
+Status Mesh::blame(int32_t rank, const Status& status) const {
+  if (!is_break(status) || status.rank() >= 0) return status;
+  return lost(rank, status);
+}
+
 // ---- sending
 
 void Mesh::dial(int32_t rank) {

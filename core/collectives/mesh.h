@@ -63,6 +63,11 @@ class Mesh final : public transport::ServerHandler {
   static constexpr uint64_t kOperationsOfACall = uint64_t{1} << 32;
   static constexpr uint64_t operation(uint64_t call, uint64_t index) { return call * kOperationsOfACall + index; }
 
+  // The same error, with the rank and its host.
+  Status named(int32_t rank, const Status& status) const { return Status(status).with_rank(rank, host_of(rank)); }
+  // What ended a call to a peer: its own answer, or the loss of the worker if it is the connection that ended.
+  Status blame(int32_t rank, const Status& status) const;
+
   // Takes the task and starts it; null if it ended at once. No number is used twice.
   Task* add(std::unique_ptr<Task> task, transport::Time deadline);
   // Fails a task here and on all peers. `cause` is what everybody is told.

@@ -94,6 +94,13 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
           Code::kState, "worker " + describe_candidate(request.member) + " joins twice on one connection"));
     }
     const MemberInfo member = request.member;
+    if (request.lease != options.lease) {  // who renews less often than the head expects would be taken for lost
+      return respond(Status(Code::kMismatch,
+                            "worker " + describe_candidate(member) + " says lease = " + describe_duration(request.lease) +
+                                ", the head says lease = " + describe_duration(options.lease) +
+                                "; set `lease` to the same time everywhere")
+                         .with_parameter("lease"));
+    }
     Rendezvous::Candidate candidate{std::move(request), &channel, respond}, replaced;
     if (Status refused = rendezvous.admit(candidate, &replaced); !refused.ok()) {
       log->warning("head: " + refused.message());

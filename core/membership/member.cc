@@ -51,6 +51,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
         log(g ? std::move(g) : std::make_shared<Log>()),
         door(std::make_shared<Door>(&n.loop())) {
     options.hello.worker_id = options.join.member.worker_id;
+    options.join.lease = options.lease;
     options.hello.library_version = library_version();
     options.hello.role = transport::Role::kControl;
     options.hello.rank = -1;

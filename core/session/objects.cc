@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 namespace dsgd {
 
 namespace {
 constexpr size_t kPart = 256 * 1024;
+const char* const kPut = "dsgd_object_put";
 Status exists(const std::string& name) {
   return Status(Code::kExists, "there is an object '" + name + "' already; objects are put once, choose another name");
 }
@@ -23,9 +25,17 @@ struct Objects::Sending {
   std::function<void(const Status&)> done;
   std::vector<size_t> offset;  // by rank, next part
   bool spreading = false;      // the judge has given the name
-  int32_t waiting = 0;         // peers that do not have all yet, of those that are sent to now
+  std::set<int32_t> waiting;   // peers that do not have all yet, of those that are sent to now
   Status failure;
 };
+
+Status Objects::too_late(const Sending& sending) {
+  std::string who;
+  for (int32_t rank : sending.waiting) who += (who.empty() ? "" : ", ") + sending.mesh->member_name(rank);
+  const Status status(Code::kTimeout, "object '" + sending.name + "' has not reached all workers within step_timeout; still "
+                                      "waiting for " + who + "; look at what these workers do, or raise step_timeout");
+  return sending.mesh->named(*sending.waiting.begin(), status).with_operation(kPut);
+}
 
 void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Time deadline,
                   std::function<void(const Status&)> done) {
@@ -46,11 +56,10 @@ void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Tim
   mesh->loop().schedule(deadline, [this, weak = std::weak_ptr(sending), name] {
     auto late = weak.lock();
     if (!late || !late->done) return;
-    finish(late, Status(Code::kTimeout, "object '" + name + "' has not reached all workers within step_timeout")
-                     .with_operation("dsgd_object_put"));
+    finish(late, too_late(*late));
   });
   if (mesh->rank() == Sending::kJudge) return spread(sending);
-  sending->waiting = 1;
+  sending->waiting = {Sending::kJudge};
   send_parts(sending, Sending::kJudge);
 }
 
@@ -59,12 +68,14 @@ void Objects::spread(const std::shared_ptr<Sending>& sending) {
   Mesh& mesh = *sending->mesh;
   store(sending->name, sending->blob);
   sending->spreading = true;
-  sending->waiting = mesh.size() - (mesh.rank() == Sending::kJudge ? 1 : 2);
-  if (sending->waiting == 0) return finish(sending, {});
+  std::vector<int32_t> others;  // beginning with the next one, so that putters do not all begin with the same
   for (int32_t hop = 1; hop < mesh.size(); ++hop) {
     const int32_t rank = (mesh.rank() + hop) % mesh.size();
-    if (rank != Sending::kJudge) send_parts(sending, rank);
+    if (rank != Sending::kJudge) others.push_back(rank);
   }
+  if (others.empty()) return finish(sending, {});
+  sending->waiting.insert(others.begin(), others.end());
+  for (int32_t rank : others) send_parts(sending, rank);
 }
 
 // One part at a time to each peer: objects are small against a step's data and must not get in its way.
@@ -75,9 +86,14 @@ void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
                              {blob.begin() + offset, blob.begin() + offset + count}};
   sending->mesh->call(rank, std::move(part), sending->deadline, [this, sending, rank, count](Result<transport::Message> r) {
     sending->offset[rank] += count;
-    if (!r.ok() && sending->failure.ok()) sending->failure = r.status();
+    if (!r.ok() && sending->failure.ok()) {
+      sending->failure = r.status().code() == Code::kTimeout
+                             ? too_late(*sending)
+                             : sending->mesh->blame(rank, r.status()).with_operation(kPut);
+    }
     if (r.ok() && sending->offset[rank] < sending->blob->size()) return send_parts(sending, rank);
-    if (--sending->waiting > 0 || !sending->done) return;
+    sending->waiting.erase(rank);
+    if (!sending->waiting.empty() || !sending->done) return;
     if (!sending->spreading && sending->failure.ok()) return spread(sending);
     finish(sending, sending->failure);
   });

@@ -46,6 +46,7 @@ class Objects {
   struct Sending;
   void spread(const std::shared_ptr<Sending>& sending);
   void send_parts(std::shared_ptr<Sending> sending, int32_t rank);
+  static Status too_late(const Sending& sending);
   void finish(const std::shared_ptr<Sending>& sending, const Status& status);
   void store(const std::string& name, Blob blob);
 

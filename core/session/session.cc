@@ -10,6 +10,7 @@ namespace {
 
 // A little more than the deadlines that protocol timers keep, so that their better messages come first.
 constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
+constexpr transport::Duration kLeaving = std::chrono::seconds(1);  // what the good order of an end may always take
 
 Status closed_status() { return Status(Code::kClosed, "the session is closed; open a new one with dsgd_init"); }
 
@@ -126,13 +127,15 @@ Status Session::close(std::chrono::milliseconds timeout) {
     }
   };
   impl.loop().run([look] { (*look)(); }, *idle, deadline + kSlack);
-  // Leave. The head answers at once, or not at all: the member's own deadline ends the wait.
+  // Leave. The head answers at once, if it runs and, where it lives here, once the others know or have left, too.
+  const transport::Time now = impl.loop().now();
+  const transport::Time leave_until = std::min(std::max(deadline, now + kLeaving), now + impl.worker->lease() + kSlack);
   auto left = std::make_shared<std::atomic<bool>>(false);
   impl.loop().run([&impl, idle, left] {
     *idle = true;
     const Status cause = impl.engine().broken();  // a copy: closing the engine sets it
     impl.worker->leave(cause, [left] { *left = true; });
-  }, *left, impl.loop().now() + impl.worker->lease() + kSlack);
+  }, *left, leave_until);
   // Callers that were waiting have been told; when the last one is out, nobody uses the loop any more.
   {
     std::lock_guard lock(impl.call_mutex);

@@ -1,5 +1,6 @@
 // Collectives and objects: arguments are checked here, before any other worker is bothered.
 
+#include "core/session/arguments.h"
 #include "core/session/session_impl.h"
 
 namespace dsgd {
@@ -144,7 +145,8 @@ Result<std::shared_ptr<Operation>> Session::barrier(Mode mode) {
 Status Session::object_put(const std::string& name, std::span<const uint8_t> data) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (name.empty()) return Status(Code::kInvalidArgument, "an object needs a name that is not empty");
+  Status named = check_name("object", name);
+  if (!named.ok()) return named;
   if (data.size() > Objects::kLargest) {
     return Status(Code::kLimit, "object '" + name + "' has " + std::to_string(data.size()) +
                                     " bytes; at most 1 GiB can be put, broadcast larger things");

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/session/arguments.h"
 #include "core/session/session_impl.h"
 
 namespace dsgd {
@@ -26,8 +27,10 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
     return Status(code, "parameter '" + name + "': " + text).with_parameter(name);
   };
   if (impl_->started) return bad(Code::kState, "parameters are added before dsgd_start");
-  if (name.empty() || name.find_first_of(" \n\t'") != std::string::npos) {
-    return bad(Code::kInvalidArgument, "a name is not empty and has no spaces or quotes");
+  Status named = check_name("parameter", name);
+  if (!named.ok()) return named;
+  if (name.find_first_of(" \n\t'") != std::string::npos) {
+    return bad(Code::kInvalidArgument, "a name has no spaces or quotes");
   }
   for (const auto& parameter : model.parameters) {
     if (parameter->name == name) return bad(Code::kExists, "the name is taken; give each parameter one of its own");
@@ -36,17 +39,18 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
     return bad(Code::kInvalidArgument, std::string("trained parameters are float32 or float64, not ") +
                                            dtype_name(dtype) + "; add it with DSGD_UNTRAINED");
   }
-  uint64_t count = 1;
-  bool empty = false;
   for (int64_t dimension : shape) {
     if (dimension < 0) {
       return bad(Code::kInvalidArgument, "dimension " + std::to_string(dimension) + " is negative");
     }
-    empty = empty || dimension == 0;
-    if (dimension > 0 && count > (uint64_t{1} << 46) / static_cast<uint64_t>(dimension)) {
+  }
+  const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+  uint64_t count = empty ? 0 : 1;
+  for (int64_t dimension : shape) {
+    if (count > 0 && count > (uint64_t{1} << 46) / static_cast<uint64_t>(dimension)) {
       return bad(Code::kInvalidArgument, "the shape has more than 2^46 elements");
     }
-    count *= dimension > 0 ? static_cast<uint64_t>(dimension) : 1;
+    count *= static_cast<uint64_t>(dimension);
   }
   auto parameter = std::make_unique<Parameter>();
   parameter->session = this;
@@ -54,7 +58,7 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
   parameter->name = name;
   parameter->dtype = dtype;
   parameter->shape.assign(shape.begin(), shape.end());
-  parameter->count = empty ? 0 : count;
+  parameter->count = count;
   parameter->trained = trained;
   model.parameters.push_back(std::move(parameter));
   model.settings.emplace_back();
@@ -119,9 +123,9 @@ Result<Replica*> Session::add_replica(const std::string& device) {
 Status Session::set_replica_weight(Replica* replica, double weight) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (!std::isfinite(weight)) {
-    return Status(Code::kInvalidArgument, "replica " + std::to_string(replica->index) + ": weight " +
-                                              std::to_string(weight) + " is not finite");
+  if (!(weight < 0)) {
+    Status checked = check_weight(weight);
+    if (!checked.ok()) return checked;
   }
   std::lock_guard lock(impl_->step_mutex);
   if (impl_->in_step) return Status(Code::kState, "dsgd_replica_weight is called while a step is in flight");

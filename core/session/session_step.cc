@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/session/arguments.h"
 #include "core/session/session_impl.h"
 
 namespace dsgd {
@@ -85,10 +86,8 @@ void Session::Impl::tell_engine(const Marked& marked) {
 // ---- the step
 
 Result<std::vector<double>> Session::Impl::split_weight(double weight) {
-  if (!std::isfinite(weight) || weight < 0) {
-    return Status(Code::kInvalidArgument, "contribution weight " + std::to_string(weight) +
-                                              " is not a finite number >= 0 (0: no data left)");
-  }
+  Status checked = check_weight(weight);
+  if (!checked.ok()) return checked;
   const size_t replicas = model.replicas.size();
   size_t own = 0;
   double sum = 0;

@@ -68,7 +68,7 @@ Result<StrategySpec> StrategySpec::parse(const std::string& name, const std::str
     const std::string near = nearest_name(name, kNames);
     return Status(Code::kInvalidArgument, "there is no strategy '" + name + "'" +
                                               (near.empty() ? "" : "; did you mean '" + near + "'?") +
-                                              " Strategies: simple, ps, allreduce (mirrored, multi_worker_mirrored)");
+                                              "; strategies are simple, ps and allreduce (also called mirrored, multi_worker_mirrored)");
   }
   auto words = Options::parse(options, "strategy '" + name + "'");
   if (!words.ok()) return words.status();

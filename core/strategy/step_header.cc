@@ -122,6 +122,11 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
     for (uint32_t r = 0; r < wire.replicas; ++r) {
       double weight;
       std::memcpy(&weight, headers[rank].data() + sizeof wire + r * sizeof weight, sizeof weight);
+      if (!std::isfinite(weight) || weight < 0) {  // no worker of dsgd sends such a one
+        return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a step header with a weight that is none")
+            .with_rank(static_cast<int32_t>(rank))
+            .with_operation(operation);
+      }
       all_weights_.push_back(weight);
     }
   }

@@ -26,7 +26,7 @@ Status problem() {
 std::vector<Message> messages() {
   const MemberInfo member{1, "w1", "node1", "boot", {"10.0.0.1:7700", "unix:/run/x"}, 99};
   return {Empty{},
-          JoinRequest{member, 4, true},
+          JoinRequest{member, 4, true, std::chrono::seconds(10)},
           JoinReply{1, 1, 0, {member, member}},
           Watch{3},
           WatchReply{4, 1, problem(), 2},

@@ -85,6 +85,7 @@ class Check {
         member(part.getMember(), &to.member);
         to.num_workers = part.getNumWorkers();
         to.hosts_head = part.getHostsHead();
+        to.lease = Duration(part.getLease());
         return to;
       }
       case schema::Message::JOIN_REPLY: {
@@ -228,6 +229,7 @@ void write(const Message& from, schema::Message::Builder to) {
           write(part.member, out.initMember());
           out.setNumWorkers(part.num_workers);
           out.setHostsHead(part.hosts_head);
+          out.setLease(part.lease.count());
         } else if constexpr (std::is_same_v<T, JoinReply>) {
           auto out = to.initJoinReply();
           out.setEpoch(part.epoch);

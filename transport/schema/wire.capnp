@@ -48,6 +48,7 @@ struct JoinRequest {
   member @0 :MemberInfo;
   numWorkers @1 :UInt32;
   hostsHead @2 :Bool;
+  lease @3 :Int64;  # nanoseconds
 }
 
 struct JoinReply {

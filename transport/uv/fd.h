@@ -1,6 +1,8 @@
 // A file descriptor with one owner.
 #pragma once
 
+#include <errno.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
@@ -31,5 +33,15 @@ class Fd {
  private:
   int fd_ = -1;
 };
+
+// A host may run with its standard input, output or error closed; what it prints must not go into a socket of ours.
+inline Fd above_standard_streams(Fd fd) {
+  if (!fd || fd.get() > STDERR_FILENO) return fd;
+  Fd moved(::fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+  const int error = errno;
+  fd.reset();
+  errno = error;
+  return moved;
+}
 
 }  // namespace dsgd::transport::uv

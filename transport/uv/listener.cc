@@ -179,8 +179,8 @@ void Acceptor::on_readable() {
   for (int i = 0; i < 16; ++i) {
     SocketAddress from;
     from.length = sizeof from.storage;
-    Fd fd(::accept4(poll_->fd(), reinterpret_cast<sockaddr*>(&from.storage), &from.length,
-                    SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Fd fd = above_standard_streams(Fd(::accept4(poll_->fd(), reinterpret_cast<sockaddr*>(&from.storage), &from.length,
+                                                SOCK_NONBLOCK | SOCK_CLOEXEC)));
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();

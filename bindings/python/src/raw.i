@@ -144,6 +144,26 @@ DSGD_EACH_OUTPUT_HANDLE(DSGD_OUTPUT_HANDLE)
   if (!dsgd_py_string($input, (const char **)&$1)) SWIG_fail;
 }
 %typemap(freearg) const char * ""
+/* Whatever counts as a number in Python, NumPy's scalars too. */
+%define DSGD_SIGNED(type, least, most)
+%typemap(in) type (long long number) {
+  if (!dsgd_py_signed($input, least, most, &number)) SWIG_fail;
+  $1 = (type)number;
+}
+%enddef
+DSGD_SIGNED(int32_t, INT32_MIN, INT32_MAX)
+DSGD_SIGNED(int64_t, INT64_MIN, INT64_MAX)
+%define DSGD_UNSIGNED(type)
+%typemap(in) type (unsigned long long number) {
+  if (!dsgd_py_unsigned($input, &number)) SWIG_fail;
+  $1 = (type)number;
+}
+%enddef
+DSGD_UNSIGNED(uint64_t)
+DSGD_UNSIGNED(size_t)
+%typemap(in) double {
+  if (!dsgd_py_double($input, &$1)) SWIG_fail;
+}
 %typemap(in, numinputs=0) dsgd_group *group "$1 = NULL;"
 %typemap(in) void *stream {
   $1 = NULL;

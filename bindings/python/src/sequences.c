@@ -28,6 +28,28 @@ int dsgd_py_string(PyObject* object, const char** text) {
   return 1;
 }
 
+int dsgd_py_signed(PyObject* object, long long least, long long most, long long* number) {
+  int overflow = 0;
+  *number = PyLong_AsLongLongAndOverflow(object, &overflow);
+  if (overflow == 0 && *number == -1 && PyErr_Occurred()) return 0;
+  if (overflow == 0 && *number >= least && *number <= most) return 1;
+  PyErr_Format(PyExc_OverflowError, "%S is out of range: %lld to %lld", object, least, most);
+  return 0;
+}
+
+int dsgd_py_unsigned(PyObject* object, unsigned long long* number) {
+  PyObject* index = PyNumber_Index(object);
+  if (index == NULL) return 0;
+  *number = PyLong_AsUnsignedLongLong(index);
+  Py_DECREF(index);
+  return !PyErr_Occurred();
+}
+
+int dsgd_py_double(PyObject* object, double* number) {
+  *number = PyFloat_AsDouble(object);
+  return *number != -1 || !PyErr_Occurred();
+}
+
 int dsgd_py_int64s(PyObject* sequence, int64_t** numbers, size_t* count) {
   Py_ssize_t length = PySequence_Size(sequence);
   if (length < 0) return 0;

@@ -12,6 +12,11 @@
 /* str, bytes or None; the characters belong to `object`. */
 int dsgd_py_string(PyObject* object, const char** text);
 
+/* What Python takes for an integer (__index__) or a real number (__float__). */
+int dsgd_py_signed(PyObject* object, long long least, long long most, long long* number);
+int dsgd_py_unsigned(PyObject* object, unsigned long long* number);
+int dsgd_py_double(PyObject* object, double* number);
+
 /* Sequences of integers, in memory from malloc. sizes: None gives NULL. */
 int dsgd_py_int64s(PyObject* sequence, int64_t** numbers, size_t* count);
 int dsgd_py_sizes(PyObject* sequence, size_t** numbers);

@@ -290,3 +290,24 @@ def test_records_can_be_polled_instead():
     while (record := session.poll_log()) is not None:
         records.append(record)
     assert records and all(level in (10, 20, 30, 40) and text for level, text in records)
+
+
+@pytest.mark.parametrize("weight", [numpy.int64(3), numpy.float32(3), numpy.array(3.0), True, 3])
+def test_whatever_counts_as_a_number_is_a_weight(weight):
+    with dsgd.init() as session:
+        line = session.add_parameter("line", (numpy.int64(2),))
+        value, gradient = session.add_replica("cpu").alloc(line)
+        session.set_optimizer("sgd", lr=1)
+        session.start()
+        gradient[:] = 1
+        assert session.step(weight).weight == float(weight)
+        assert list(value) == [-1, -1]
+
+
+def test_what_is_no_number_says_so():
+    with dsgd.init() as session:
+        session.add_replica("cpu").alloc(session.add_parameter("line", (2,)))
+        session.start()
+        for weight in (None, "1"):
+            with pytest.raises(TypeError, match="real number"):
+                session.step(weight)

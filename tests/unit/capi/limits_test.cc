@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include <dsgd/dsgd.h>
 
@@ -53,6 +54,28 @@ TEST(Limits, AJobThatTheDescriptorsDoNotSufficeForIsRefusedAtOnce) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(_exit(init_with_descriptors(200, 1000)), testing::ExitedWithCode(1),
               "a job of 1000 workers may take this process 4000 connections, and only 1[0-9][0-9] more .*ulimit -n");
+}
+
+// With standard streams closed, what the host prints must not go into a socket, nor libuv find one of them among its own.
+int init_without(const std::vector<int>& streams) {
+  for (int stream : streams) close(stream);
+  dsgd_config* config = dsgd_config_new();
+  dsgd_config_set(config, "head", "127.0.0.1:0", nullptr);
+  dsgd_session* session = nullptr;
+  int wrong = dsgd_init(config, &session, nullptr) != DSGD_OK;
+  dsgd_queue_fd(session);
+  for (int stream : streams) wrong += fcntl(stream, F_GETFD) != -1;
+  dsgd_config_free(config);
+  dsgd_finalize(session);
+  for (int stream : streams) wrong += fcntl(stream, F_GETFD) != -1;
+  return wrong;
+}
+
+TEST(Limits, ClosedStandardStreamsStayClosed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const std::vector<int>& streams : std::vector<std::vector<int>>{{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}}) {
+    EXPECT_EXIT(_exit(init_without(streams)), testing::ExitedWithCode(0), "");
+  }
 }
 
 }  // namespace

@@ -48,6 +48,7 @@ class HeadTest : public testing::Test {
     request.member.host = "node" + id;
     request.member.pid = 100 + id.back();
     request.num_workers = num_workers;
+    request.lease = kLease;
     return request;
   }
   Remote& come(const std::string& id, bool hosts_head = false) {

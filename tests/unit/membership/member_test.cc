@@ -152,6 +152,7 @@ TEST_F(MemberTest, WhatTheHeadRefusesEndsTheAttemptAtOnce) {
       {"rank taken", [](auto& o) { o.rank = 2; }, Code::kExists, "rank 2"},
       {"rank out of range", [](auto& o) { o.rank = 3; }, Code::kInvalidArgument, "rank 3"},
       {"size", [](auto& o) { o.num_workers = 4; }, Code::kMismatch, "num_workers = 4"},
+      {"lease", [](auto& o) { o.lease = 30s; }, Code::kMismatch, "lease = 30"},
   };
   start_head(3, false);
   SimWorkerOptions first;

@@ -436,6 +436,7 @@ TEST(Objects, APutEndsWhenAWorkerHasClosed) {
     while (!closed) std::this_thread::yield();
     Error error;
     EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, error), DSGD_ERR_WORKER_LOST) << error.message();
+    EXPECT_EQ(error.rank(), 1) << error.message();
   });
 }
 
@@ -480,15 +481,25 @@ TEST(Objects, OfOneNamePutByAllAtOnceOnlyOneIsLeft) {
   }
 }
 
-TEST(Header, WeightsWhoseSumIsNotFiniteAreRefused) {
-  run_job(2, {}, [&](dsgd_session* session, int rank) {
-    Trainer trainer{session, rank};
-    trainer.build({10}, "sgd", "", "allreduce");
-    const std::vector<float> before = trainer.all_values();
-    EXPECT_EQ(dsgd_step(session, 1.7e308, nullptr, nullptr), DSGD_ERR_INVALID_ARGUMENT);
-    ASSERT_EQ(trainer.all_values(), before);
-    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
-  });
+TEST(Weight, IsRefusedWhereFloat32CouldNotHoldTheSumsAndRightUpToThere) {
+  for (const char* strategy : {"simple", "ps", "allreduce"}) {
+    run_job(2, {}, [&](dsgd_session* session, int rank) {
+      Trainer trainer{session, rank};
+      trainer.build({10}, "sgd", "lr=1", strategy);
+      for (double weight : {1e308, 4e38, 1.1e12, 0.9e-12, 1e-46, -1.0}) {
+        Error error;
+        EXPECT_EQ(dsgd_step(session, weight, nullptr, error), DSGD_ERR_INVALID_ARGUMENT) << weight;
+        EXPECT_NE(error.message().find("from 1e-12 to 1e12"), std::string::npos) << error.message();
+      }
+      float want = trainer.values[0][0];
+      for (auto [zero, one] : {std::pair{1e12, 1e12}, {1e-12, 1e-12}, {1e12, 1e-12}}) {
+        trainer.gradients[0][0] = rank == 0 ? 1e20f : 3e20f;
+        DSGD_OK_OR_FAIL(dsgd_step(session, rank == 0 ? zero : one, nullptr, error_));
+        want -= zero == one ? 2e20f : 1e20f;
+        ASSERT_NEAR(trainer.values[0][0] / want, 1, 1e-6) << strategy << ", weights " << zero << " and " << one;
+      }
+    });
+  }
 }
 
 TEST(Wait, ThatRunsOutLeavesTheOperationRunning) {

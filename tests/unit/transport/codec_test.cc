@@ -34,7 +34,7 @@ MemberInfo member(int32_t rank) {
 std::vector<Message> samples() {
   constexpr uint64_t kBig = std::numeric_limits<uint64_t>::max() - 1;
   return {Empty{},
-          JoinRequest{member(2), 4000000000u, true},
+          JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
           JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}},
           Watch{kBig},
           WatchReply{7, kBig, detailed(), 3},
@@ -56,7 +56,8 @@ bool same(const MemberInfo& a, const MemberInfo& b) {
 }
 bool same(const Empty&, const Empty&) { return true; }
 bool same(const JoinRequest& a, const JoinRequest& b) {
-  return same(a.member, b.member) && a.num_workers == b.num_workers && a.hosts_head == b.hosts_head;
+  return same(a.member, b.member) && a.num_workers == b.num_workers && a.hosts_head == b.hosts_head &&
+         a.lease == b.lease;
 }
 bool same(const JoinReply& a, const JoinReply& b) {
   if (a.members.size() != b.members.size()) return false;
