@@ -46,7 +46,7 @@ type Error struct {
 	Code      Code
 	Rank      int    // the worker concerned, -1 if none
 	Host      string // "" if none
-	Operation string // "step 17", "all-reduce 3", "" if none
+	Operation string // "step 17", "barrier (call 3 of the session)", "" if none
 	Parameter string // parameter or key concerned, "" if none
 	Message   string // a whole sentence
 }

@@ -45,6 +45,7 @@ int run_tool(int argc, char** argv) {
   CLI::App app("Data-parallel training: run local workers, run the head of a job, list the configuration.",
                "dsgd");
   app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("dsgd ") + dsgd_version_string());
   CLI::App& run = *app.add_subcommand("run", "Run local workers of one job");
   CLI::App& head = *app.add_subcommand("head", "Run the head of a job");
   CLI::App& config = *app.add_subcommand("config", "List all configuration keys");
@@ -59,7 +60,12 @@ int run_tool(int argc, char** argv) {
     for (const auto& [sub, command] : commands)
       if (sub->parsed()) return command();
   } catch (const CLI::ParseError& wrong) {
-    return app.exit(wrong) == 0 ? 0 : kExitUsage;
+    if (wrong.get_exit_code() == 0) return app.exit(wrong);  // help
+    const bool extra = dynamic_cast<const CLI::ExtrasError*>(&wrong) != nullptr;
+    std::fprintf(stderr, "dsgd: %s; %s\n", wrong.what(),
+                 run.parsed() && extra ? "the workers' command comes after --: dsgd run [OPTIONS] -- COMMAND"
+                                       : "`dsgd --help` and `dsgd SUBCOMMAND --help` say what there is");
+    return kExitUsage;
   }
   return kExitUsage;
 }

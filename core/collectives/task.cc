@@ -12,10 +12,10 @@ const char* kind_name(Kind kind) {
     case Kind::kAllGather: return "all-gather";
     case Kind::kBroadcast: return "broadcast";
     case Kind::kBarrier: return "barrier";
-    case Kind::kBucket: return "bucket";
-    case Kind::kStart: return "start";
-    case Kind::kStrategy: return "strategy change";
-    case Kind::kHeader: return "step header";
+    case Kind::kBucket: return "dsgd_step";
+    case Kind::kStart: return "dsgd_start";
+    case Kind::kStrategy: return "dsgd_strategy_set";
+    case Kind::kHeader: return "dsgd_step";
   }
   return "unknown operation";
 }
@@ -32,21 +32,27 @@ const char* algorithm_name(Algorithm algorithm) {
 }
 
 std::string describe(const transport::BulkHeader& shape) {
-  std::string text = kind_name(static_cast<Kind>(shape.kind));
-  text += ' ' + std::to_string(shape.operation) + " (" + dtype_name(static_cast<DType>(shape.dtype)) + ", ";
   const Kind kind = static_cast<Kind>(shape.kind);
+  const Algorithm algorithm = static_cast<Algorithm>(shape.algorithm);
+  std::string text = kind_name(kind);
+  if (shape.count == 0) return text;  // a meeting: nothing else is the user's
+  text += std::string(" (") + dtype_name(static_cast<DType>(shape.dtype)) + ", ";
   if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter) {
     text += reduction_name(static_cast<Reduction>(shape.reduction));
     text += ", ";
   }
   if (shape.root >= 0) text += "root " + std::to_string(shape.root) + ", ";
-  text += std::to_string(shape.count) + " elements, " + algorithm_name(static_cast<Algorithm>(shape.algorithm)) + ')';
-  return text;
+  text += std::to_string(shape.count) + " elements";
+  if (algorithm == Algorithm::kRing || algorithm == Algorithm::kDirect) {
+    text += std::string(", algorithm ") + algorithm_name(algorithm);
+  }
+  return text + ')';
 }
 
 std::string Task::name() const {
   if (!name_.empty()) return name_;
-  return std::string(kind_name(static_cast<Kind>(shape_.kind))) + ' ' + std::to_string(shape_.operation);
+  return std::string(kind_name(static_cast<Kind>(shape_.kind))) + " (call " +
+         std::to_string(shape_.operation / Mesh::kOperationsOfACall) + " of the session)";
 }
 
 void Task::end(const Status& status) {

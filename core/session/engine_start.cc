@@ -55,8 +55,9 @@ std::string Engine::signature(const StrategySpec& strategy) const {
     const Parameter& parameter = *model_.parameters[p];
     const ParameterSettings& settings = model_.settings[p];
     text += "parameter " + parameter.name + ' ' + dtype_name(parameter.dtype) + ' ' + shape_text(parameter.shape) +
-            (parameter.trained ? " trained" : " untrained") + " rate=" + std::to_string(settings.rate) +
-            " decay=" + std::to_string(settings.decay) + " frozen=" + (settings.frozen ? "1" : "0") + '\n';
+            (parameter.trained ? " trained" : " untrained") + " rate=" + std::to_string(settings.rate);
+    if (settings.decay >= 0) text += " decay=" + std::to_string(settings.decay);  // else the optimizer's
+    text += std::string(" frozen=") + (settings.frozen ? "1" : "0") + '\n';
   }
   text += "optimizer " + model_.optimizer->describe() + '\n';
   text += "strategy " + strategy.describe() + '\n';

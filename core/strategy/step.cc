@@ -291,7 +291,7 @@ void Step::exchange_norms() {
 void Step::finish() {
   if (!done_ || !header_done_ || reduced_ < plan_.size() || open_ > 0) return;
   // Without owners everybody has the whole mean, and no message is needed.
-  if (options_.gradient_norm && mesh_ && !norms_done_ && updates_at_owner()) return exchange_norms();
+  if (options_.gradient_norm && positive_ > 0 && !norms_done_ && updates_at_owner()) return exchange_norms();
   commit();
   if (mesh_) mesh_->end_call(request_.call, {});
   Done done = std::move(done_);

@@ -143,9 +143,19 @@ static const char *option(int argc, char **argv, const char *name, const char *o
 }
 
 int main(int argc, char **argv) {
+  static const char kUsage[] =
+      "digits --data FILE [--epochs N] [--batch N] [--seed N] [--optimizer NAME] [--optimizer-options WORDS]";
   if (argc > 1 && strcmp(argv[1], "--help") == 0) {
-    puts("digits --data FILE [--epochs N] [--batch N] [--seed N] [--optimizer NAME] [--optimizer-options WORDS]");
+    puts(kUsage);
     return 0;
+  }
+  for (int i = 1; i < argc; i += 2) {
+    char word[64];
+    snprintf(word, sizeof word, "%s ", argv[i]);
+    if (strncmp(argv[i], "--", 2) != 0 || !strstr(kUsage, word) || i + 1 == argc) {
+      fprintf(stderr, "digits: '%s' is no option, or has no value; usage: %s\n", argv[i], kUsage);
+      return 2;
+    }
   }
   read_data(option(argc, argv, "--data", "digits.csv"));
   const int epochs = atoi(option(argc, argv, "--epochs", "40"));

@@ -129,6 +129,9 @@ public final class Digits {
 
   // ---- dsgd
 
+  private static final List<String> OPTIONS =
+      List.of("--data", "--epochs", "--batch", "--seed", "--optimizer", "--optimizer-options");
+
   private static String option(String[] args, String name, String otherwise) {
     for (int i = 0; i + 1 < args.length; i++) if (args[i].equals(name)) return args[i + 1];
     return otherwise;
@@ -179,6 +182,12 @@ public final class Digits {
   }
 
   public static void main(String[] args) throws IOException {
+    for (int i = 0; i < args.length; i += 2) {
+      if (!OPTIONS.contains(args[i]) || i + 1 == args.length) {
+        System.err.println("digits: '" + args[i] + "' is no option, or has no value; options: " + OPTIONS);
+        System.exit(2);
+      }
+    }
     try {
       new Digits().train(args);
     } catch (DsgdException error) {

@@ -40,7 +40,7 @@ def compile_program(language, text, options, work):
     (module / "go.mod").write_text("module line\n\ngo 1.21\n\nrequire dsgd.io/dsgd v1.0.0\n\n"
                                    f"replace dsgd.io/dsgd => {source}/bindings/go\n")
     environment.update(PKG_CONFIG_PATH=str(build / "bindings/go/pkgconfig"), GOPROXY="off", GOTOOLCHAIN="local",
-                       GOFLAGS="-mod=mod")
+                       GOFLAGS="-mod=mod", CGO_LDFLAGS=f"-Wl,-rpath,{build}/lib")
     subprocess.run([options.go, "build", "-o", work / "line_go", "."], cwd=module, env=environment, check=True)
     return [work / "line_go"], environment
 

@@ -22,6 +22,8 @@
  *     compute_gradient(value, gradient, &batch);
  *     dsgd_step(session, batch.size, NULL, NULL);       // the mean weighs this worker by its samples
  *   }
+ *   do dsgd_step(session, 0, &result, NULL);            // others may have a batch more
+ *   while (!result.all_done);
  *   dsgd_finalize(session);
  *   dsgd_config_free(config);
  *
@@ -115,7 +117,7 @@ typedef struct dsgd_error dsgd_error;
 DSGD_API int32_t dsgd_error_code(const dsgd_error *error);           /* DSGD_ERR_*; DSGD_OK for NULL */
 DSGD_API int32_t dsgd_error_rank(const dsgd_error *error);           /* rank concerned, -1 if none */
 DSGD_API const char *dsgd_error_host(const dsgd_error *error);       /* host concerned, "" if none */
-DSGD_API const char *dsgd_error_operation(const dsgd_error *error);  /* "step 17", "all-reduce 3", "" if none */
+DSGD_API const char *dsgd_error_operation(const dsgd_error *error);  /* "step 17", "barrier (call 3 of the session)", "" if none */
 DSGD_API const char *dsgd_error_parameter(const dsgd_error *error);  /* parameter or key concerned, "" if none */
 DSGD_API const char *dsgd_error_message(const dsgd_error *error);    /* whole sentence; "" for NULL */
 DSGD_API void dsgd_error_free(dsgd_error *error);                    /* NULL is fine */
@@ -344,7 +346,7 @@ typedef struct dsgd_step_result {
   int32_t all_done;     /* 1: every worker gave weight 0: nobody has data left */
   int32_t stop;         /* 1: some worker called dsgd_stop_request before this step */
   double weight;        /* sum of all contribution weights */
-  double gradient_norm; /* L2 norm of the mean gradient; NaN unless `gradient_norm` is configured */
+  double gradient_norm; /* L2 norm of the mean gradient; NaN unless `gradient_norm` is configured and values were updated */
 } dsgd_step_result;
 
 /* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread. */

@@ -37,7 +37,10 @@ class HostileTest : public NetworkTest {
     for (;;) {
       const ssize_t n = ::recv(fd.get(), buffer, sizeof buffer, 0);
       if (n == 0 || (n < 0 && errno == ECONNRESET)) return true;
-      if (n < 0) return false;
+      if (n < 0) {
+        ADD_FAILURE() << "reading: " << std::strerror(errno);
+        return false;
+      }
     }
   }
   uv::Fd welcomed() {

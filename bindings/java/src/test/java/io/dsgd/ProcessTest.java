@@ -36,6 +36,8 @@ class ProcessTest {
     }
   }
 
+  private static final String LEASE = "2s"; // short, as one worker is killed; equal everywhere
+
   private static ProcessBuilder java(List<String> options, String... command) {
     List<String> words = new ArrayList<>();
     words.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
@@ -51,6 +53,10 @@ class ProcessTest {
     return new ProcessBuilder(words).redirectErrorStream(true);
   }
 
+  private static Head head() {
+    return Head.start(Job.config("head", "127.0.0.1:0", "num_workers", "2", "lease", LEASE));
+  }
+
   private static Process worker(Head head, String... arguments) throws Exception {
     List<String> command = new ArrayList<>(List.of(Worker.class.getName()));
     command.addAll(List.of(arguments));
@@ -58,6 +64,7 @@ class ProcessTest {
     ProcessBuilder builder = java(List.of(natives), command.toArray(new String[0]));
     builder.environment().put("DSGD_HEAD", head.address());
     builder.environment().put("DSGD_NUM_WORKERS", "2");
+    builder.environment().put("DSGD_LEASE", LEASE);
     return builder.start();
   }
 
@@ -69,7 +76,7 @@ class ProcessTest {
 
   @Test
   void processesEndWithTheSameBits() throws Exception {
-    try (Head head = Job.head(2)) {
+    try (Head head = head()) {
       Process first = worker(head);
       Process second = worker(head);
       String digest = output(first);
@@ -80,10 +87,9 @@ class ProcessTest {
 
   @Test
   void killedWorkerIsNamedWithinTheLease() throws Exception {
-    try (Head head =
-        Head.start(Job.config("head", "127.0.0.1:0", "num_workers", "2", "lease", "2s"))) {
+    try (Head head = head()) {
       Process victim = worker(head, "hang");
-      try (Session session = Dsgd.init(Job.worker(head, 2, "lease", "2s"));
+      try (Session session = Dsgd.init(Job.worker(head, 2, "lease", LEASE));
           BufferedReader lines =
               new BufferedReader(new InputStreamReader(victim.getInputStream(), "UTF-8"))) {
         session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 1000));
