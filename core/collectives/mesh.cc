@@ -197,7 +197,7 @@ void Mesh::call(int32_t rank, Message message, transport::Time deadline, std::fu
   if (!outgoing_[rank].broken.ok() || closed_ || left_[rank]) {
     const Status why = !outgoing_[rank].broken.ok()
                            ? outgoing_[rank].broken
-                           : Status(Code::kWorkerLost, member_name(rank) + " has closed its session").with_rank(rank);
+                           : named(rank, Status(Code::kWorkerLost, member_name(rank) + " has closed its session"));
     loop().post([answered, why] { answered(why); });
     return;
   }
