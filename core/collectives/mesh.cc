@@ -218,6 +218,7 @@ Task* Mesh::add(std::unique_ptr<Task> owned, transport::Time deadline) {
   const uint64_t operation = task->operation();
   Entry& entry = tasks_[operation];
   entry.task = std::move(owned);
+  entry.heard.assign(view_.members.size(), 0);
   if (deadline != transport::kNever) {
     entry.timer = loop().schedule(deadline, [this, operation] { deadline_passed(operation); });
   }
@@ -246,7 +247,7 @@ Task* Mesh::add(std::unique_ptr<Task> owned, transport::Time deadline) {
         chunk.receipt->finish(failed_.count(operation) ? failed_[operation] : Status());
         continue;
       }
-      open->on_chunk(chunk.source, chunk.header, std::move(chunk.receipt));
+      give(*open, chunk.source, chunk.header, std::move(chunk.receipt));
     }
   }
   // A peer that has left may have done its part before.
@@ -294,13 +295,23 @@ const Status* Mesh::failure_of(uint64_t operation) const {
   return it != failed_.end() && it->first < Mesh::operation(call + 1, 0) ? &it->second : nullptr;
 }
 
+void Mesh::give(Task& task, int32_t source, const BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) {
+  tasks_[task.operation()].heard[source] = 1;
+  task.on_chunk(source, header, std::move(receipt));
+}
+
 void Mesh::deadline_passed(uint64_t operation) {
   Task* task = find(operation);
   if (!task) return;
-  tasks_[operation].timer = 0;
+  Entry& entry = tasks_[operation];
+  entry.timer = 0;
   std::string who;
   int32_t first = -1;
-  for (int32_t rank : task->missing()) {
+  std::vector<int32_t> missing = task->missing();
+  // Who has begun and does not go on waits, most likely, for one who has not begun.
+  auto has_begun = [&](int32_t rank) { return entry.heard[rank] != 0; };
+  if (!std::all_of(missing.begin(), missing.end(), has_begun)) std::erase_if(missing, has_begun);
+  for (int32_t rank : missing) {
     if (first < 0) first = rank;
     who += (who.empty() ? "" : ", ") + member_name(rank);
   }
@@ -485,7 +496,7 @@ void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                                       std::to_string(view_.epoch)));
   }
   Task* task = opened_ ? match(source, header) : nullptr;
-  if (task) return task->on_chunk(source, header, std::move(receipt));
+  if (task) return give(*task, source, header, std::move(receipt));
   if (has_ended(header.operation)) return receipt->finish(refusal(source, header));
   parked_[header.operation].push_back({source, &channel, header, std::move(receipt)});
 }

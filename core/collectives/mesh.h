@@ -129,11 +129,14 @@ class Mesh final : public transport::ServerHandler {
   struct Entry {
     std::unique_ptr<Task> task;
     transport::TimerId timer = 0;
+    std::vector<char> heard;  // by rank: a chunk of it has come from there
   };
 
   void with_channel(int32_t rank, uint64_t operation, std::function<void(transport::ClientChannel&)> use);
   void dial(int32_t rank);
   void ended(Task& task, const Status& status);  // called by Task::end
+  void give(Task& task, int32_t source, const transport::BulkHeader& header,
+            std::unique_ptr<transport::BulkReceipt> receipt);
   void deadline_passed(uint64_t operation);
   Task* find(uint64_t operation);
   void remember_failure(uint64_t operation, const Status& cause);

@@ -1,6 +1,7 @@
 // Collectives against plain loops: every dtype, reduction, algorithm; sizes on both sides of each path (one hop, small and
 // large chunks); uneven and empty parts; several in flight; and what happens when workers disagree.
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -243,6 +244,30 @@ TEST_P(Disagreement, FailsOnAllWorkersNamingBothAndTheSessionGoesOn) {
       DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
     }
   });
+}
+
+// All that wait know who has begun: the one that has not is named, and not those that wait, too.
+TEST(Timeout, NamesTheWorkerThatDoesNotCome) {
+  for (const char* algorithm : {"auto", "direct"}) {
+    std::atomic<int> told{0};
+    run_job(4, {{"step_timeout", "1s"}, {"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
+      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+      if (rank == 2) {
+        while (told < 3) std::this_thread::yield();
+        return;
+      }
+      std::vector<float> data(100000, 1);
+      Error error;
+      EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.size() * sizeof(float), DSGD_FLOAT32, DSGD_SUM, nullptr, error),
+                DSGD_ERR_TIMEOUT);
+      EXPECT_EQ(error.rank(), 2) << error.message();
+      EXPECT_NE(error.message().find("still waiting for rank 2 (worker"), std::string::npos) << error.message();
+      for (const char* other : {"rank 0 (", "rank 1 (", "rank 3 ("}) {
+        EXPECT_EQ(error.message().find(other), std::string::npos) << error.message();
+      }
+      ++told;
+    });
+  }
 }
 
 int32_t sum(dsgd_session* session, size_t count, int32_t dtype, int32_t reduction, dsgd_error** error) {
