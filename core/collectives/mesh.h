@@ -1,10 +1,11 @@
 // The workers' connections to each other, and which task an arriving chunk belongs to. Connections open on first use, one
 // for each direction of a pair. Everything is on the session's loop.
 //
-// Order and memory: the session's calls are numbered in issue order, and the operations of a call within it, so that workers whose
-// calls differ stand at the same number again after it, however many operations each of the calls would have had. A chunk for an operation that has not begun here is parked in
-// pooled memory; the sender's windows (per operation, see ClientChannel::send) and the number of tasks open at once bound
-// how much that can be, so a worker that is ahead waits, and one that is behind finds its data there.
+// Order and memory: the session's calls are numbered in issue order, and the operations of a call within it,
+// so that workers whose calls differ stand at the same number again after it, however many operations each of
+// the calls would have had. A chunk for an operation that has not begun here is parked in pooled memory; the
+// sender's windows (per operation, see ClientChannel::send) and the number of tasks open at once bound how
+// much that can be, so a worker that is ahead waits, and one that is behind finds its data there.
 #pragma once
 
 #include <deque>

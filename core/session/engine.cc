@@ -87,7 +87,8 @@ void Engine::pump() {
   }
 }
 
-void Engine::exchange(std::shared_ptr<Call> call, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine, std::string name,
+void Engine::exchange(std::shared_ptr<Call> call, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine,
+                      std::string name,
                       std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done) {
   auto parts = std::make_shared<std::vector<std::vector<std::byte>>>();
   schedule(

@@ -97,7 +97,8 @@ class Engine final : public MeshEvents {
   Status usable() const;
   transport::Time deadline() const { return loop_.now() + options_.step_timeout; }
   transport::BulkHeader shape(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count) const;
-  void exchange(std::shared_ptr<Call> call, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine, std::string name,
+  void exchange(std::shared_ptr<Call> call, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine,
+                std::string name,
                 std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
   void meet(Kind kind, DType dtype, Done done);
   void reduce_all(std::span<std::byte> data, DType dtype, Reduction reduction, Algorithm algorithm, Done done);

@@ -194,13 +194,13 @@ typedef struct dsgd_op dsgd_op;
  * DSGD_ERR_TIMEOUT (the message says how many have come), DSGD_ERR_LIMIT. */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
 
-/* Ends the membership in good order: waits up to timeout_ms (-1: `step_timeout`) for operations in flight, then ends them
- * with DSGD_ERR_CLOSED, tells the peers and the head, and frees the network. A worker or head that does not answer, stopped for
- * example, holds that up until timeout_ms or for a second, whichever is longer, but never longer than `lease`, and another second
- * for what was written to it. Afterwards every call on the session
- * returns DSGD_ERR_CLOSED, but for what tells how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result, and
- * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing twice is fine.
- * Any thread. */
+/* Ends the membership in good order: waits up to timeout_ms (-1: `step_timeout`) for operations in flight, then ends
+ * them with DSGD_ERR_CLOSED, tells the peers and the head, and frees the network. A worker or head that does not
+ * answer, stopped for example, holds that up until timeout_ms or for a second, whichever is longer, but never longer
+ * than `lease`, and another second for what was written to it. Afterwards every call on the session returns
+ * DSGD_ERR_CLOSED, but for what tells how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result, and
+ * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing twice is
+ * fine. Any thread. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
  * not during another call on the same session. */
@@ -248,8 +248,9 @@ enum dsgd_parameter_flag {
 };
 
 /* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
- * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces and quotes. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32 or
- * DSGD_FLOAT64; untrained ones any dtype. `parameter` may be NULL. One thread at a time.
+ * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces and quotes. ndim 0 is a scalar; a
+ * dimension of 0 is valid. Trained parameters are DSGD_FLOAT32 or DSGD_FLOAT64; untrained ones any dtype. `parameter`
+ * may be NULL. One thread at a time.
  * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (after start). */
 DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int32_t dtype, const int64_t *shape,
                                     size_t ndim, uint32_t flags, dsgd_parameter **parameter, dsgd_error **error);
@@ -354,11 +355,12 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
 
 /* One synchronous step: the mean of all replicas' gradients over all workers, sum(c*g)/sum(c), updates every replica.
  * `weight` is this worker's contribution weight c, usually its number of samples, split equally over its replicas: 0,
- * or from 1e-12 to 1e12. 0: the gradients are not read (no data left: go on calling with 0 until result->all_done). Every
- * gradient not marked absent is taken as ready. c*g and its sums must have their place in the parameter's dtype. Collective; blocks up to `step_timeout`. `result` may be NULL. Gradient buffers
- * are the host's again when it returns. One thread at a time.
- * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing, and the session goes
- * on. After a failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
+ * or from 1e-12 to 1e12. 0: the gradients are not read (no data left: go on calling with 0 until result->all_done).
+ * Every gradient not marked absent is taken as ready. c*g and its sums must have their place in the parameter's
+ * dtype. Collective; blocks up to `step_timeout`. `result` may be NULL. Gradient buffers are the host's again when it
+ * returns. One thread at a time.
+ * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing, and the
+ * session goes on. After a failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
  * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ), DSGD_ERR_WORKER_LOST,
  * DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_TORN, DSGD_ERR_CLOSED, DSGD_ERR_INVALID_ARGUMENT. */
 DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result, dsgd_error **error);
@@ -450,8 +452,9 @@ DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, dsgd_op 
 
 /* Named blobs given to all workers: a vocabulary, a tokenizer, settings. */
 typedef struct dsgd_object dsgd_object;
-/* Gives `data` to every worker under `name`, UTF-8 of 1 to 1024 bytes; returns when all have it. Not collective: one worker calls it. Blocks up to
- * `step_timeout`. Any thread. Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_LIMIT (over 1 GiB), and those of collectives. */
+/* Gives `data` to every worker under `name`, UTF-8 of 1 to 1024 bytes; returns when all have it. Not collective: one
+ * worker calls it. Blocks up to `step_timeout`. Any thread. Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_LIMIT (over 1
+ * GiB), and those of collectives. */
 DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes,
                                  dsgd_error **error);
 /* The object of that name, waiting up to timeout_ms (-1: `step_timeout`) for it. DSGD_ERR_WAIT_TIMEOUT: nobody has put
