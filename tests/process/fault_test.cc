@@ -101,14 +101,14 @@ struct Fault {
 class Job {
  public:
   Job(int workers, const std::vector<std::string>& work, bool head_in_worker,
-      const std::vector<std::string>& settings = {}) {
+      const std::vector<std::string>& settings = {}, milliseconds lease = kLease) {
     EXPECT_NE(mkdtemp(folder_.data()), nullptr);
     std::string address = "unix:" + folder_ + "/head";
     if (!head_in_worker) {
       dsgd_config* config = dsgd_config_new();
       EXPECT_EQ(dsgd_config_set(config, "head", "127.0.0.1:0", nullptr), DSGD_OK);
       EXPECT_EQ(dsgd_config_set(config, "num_workers", std::to_string(workers).c_str(), nullptr), DSGD_OK);
-      EXPECT_EQ(dsgd_config_set(config, "lease", (std::to_string(kLease.count()) + "ms").c_str(), nullptr), DSGD_OK);
+      EXPECT_EQ(dsgd_config_set(config, "lease", (std::to_string(lease.count()) + "ms").c_str(), nullptr), DSGD_OK);
       EXPECT_EQ(dsgd_head_start(config, &head_, nullptr), DSGD_OK);
       dsgd_config_free(config);
       address = dsgd_head_address(head_);
@@ -118,7 +118,7 @@ class Job {
     for (int rank = 0; rank < workers; ++rank) {
       std::vector<std::string> environment = {
           "DSGD_HEAD=" + address, "DSGD_NUM_WORKERS=" + std::to_string(workers), "DSGD_RANK=" + std::to_string(rank),
-          "DSGD_LEASE=" + std::to_string(kLease.count()) + "ms",
+          "DSGD_LEASE=" + std::to_string(lease.count()) + "ms",
           // The worker that hosts the head is rank 0.
           std::string("DSGD_EMBED_HEAD=") + (head_in_worker && rank == 0 ? "auto" : "never")};
       for (const char* inherited : {"ASAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"}) {
@@ -203,6 +203,27 @@ TEST(Deadline, AWorkerThatDoesNotCallIsNamedWhenTheStepTimeoutRunsOut) {
     ASSERT_TRUE(line) << "rank " << rank;
     EXPECT_NE(line->find("DSGD_ERR_TIMEOUT 1 "), std::string::npos) << *line;
     EXPECT_NE(line->find("still waiting for rank 1"), std::string::npos) << *line;
+  }
+}
+
+// With `lease` as long as it may be in use, closing does not wait for it.
+TEST(Close, WithoutPatienceDoesNotWaitForAStoppedWorker) {
+  for (const bool head_in_worker : {false, true}) {
+    for (size_t victim : {0, 1}) {
+      Job job(3, {"close"}, head_in_worker, {}, std::chrono::minutes(5));
+      job.expect_all("going");
+      if (HasFatalFailure()) return;
+      kill(job.processes[victim]->pid(), SIGSTOP);
+      for (size_t rank = 0; rank < 3; ++rank) {
+        if (rank != victim) kill(job.processes[rank]->pid(), SIGUSR1);
+      }
+      for (size_t rank = 0; rank < 3; ++rank) {
+        if (rank == victim) continue;
+        EXPECT_TRUE(job.processes[rank]->expect("closed", Clock::now() + std::chrono::seconds(60)))
+            << "rank " << rank << ", stopped is rank " << victim << (head_in_worker ? ", the head is rank 0" : "");
+        EXPECT_EQ(job.processes[rank]->wait(), 0);
+      }
+    }
   }
 }
 

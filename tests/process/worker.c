@@ -10,7 +10,9 @@
  *   process_worker init                joins and leaves
  *   process_worker absent-rank R       all but rank R wait in a barrier; rank R sleeps
  *   process_worker abort R             rank R aborts after three steps
+ *   process_worker close               three steps, then closes without waiting once SIGUSR1 comes, and says "closed"
  */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +39,10 @@ int main(int argc, char **argv) {
   if (argc < 2) return 2;
   const char *mode = argv[1];
   const long number = argc > 2 ? atol(argv[2]) : 0;
+  sigset_t told;
+  sigemptyset(&told);
+  sigaddset(&told, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &told, NULL);
   const size_t elements = number > 0 ? (size_t)number : 1;
   dsgd_error *error = NULL;
   dsgd_config *config = dsgd_config_new();
@@ -66,6 +72,12 @@ int main(int argc, char **argv) {
   for (long round = 0; !failed; ++round) {
     if (round == 3) say("going");
     if (strcmp(mode, "init") == 0) break;
+    if (strcmp(mode, "close") == 0 && round >= 3) {
+      int signal;
+      sigwait(&told, &signal);
+      if (!report(dsgd_close(session, 0, &error), &error)) say("closed");
+      break;
+    }
     if (strcmp(mode, "allreduce") == 0) {
       failed = report(dsgd_allreduce(session, NULL, data, elements * sizeof *data, DSGD_FLOAT32, DSGD_SUM, NULL, &error),
                       &error);
