@@ -232,6 +232,7 @@ TEST_F(BulkTest, SmallChunksAreCopiedAtOnceArriveInOrderAndWaitForNoAnswer) {
   EXPECT_EQ(refused[0], (std::pair<uint64_t, Code>{0, Code::kAborted}));
   EXPECT_EQ(spans, 0);
   on(*server, [&] { parked.clear(); });
+  ASSERT_TRUE(eventually(*client, [&] { return refused.size() == 4; }));
 }
 
 TEST_F(BulkTest, ReceiveMemoryBoundsWhatIsParkedAndTheRestGoesOnWhenItComesBack) {
