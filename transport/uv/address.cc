@@ -107,6 +107,15 @@ Result<std::vector<SocketAddress>> numeric_addresses(const ParsedAddress& addres
     one.length = sizeof(sockaddr_in6);
     return std::vector<SocketAddress>{one};
   }
+  // The loopback interface whatever the machine's tables say (RFC 6761): the barest ones have none.
+  if (address.host == "localhost") {
+    std::vector<SocketAddress> both(2);
+    uv_ip4_addr("127.0.0.1", port, reinterpret_cast<sockaddr_in*>(&both[0].storage));
+    both[0].length = sizeof(sockaddr_in);
+    uv_ip6_addr("::1", port, reinterpret_cast<sockaddr_in6*>(&both[1].storage));
+    both[1].length = sizeof(sockaddr_in6);
+    return both;
+  }
   return std::vector<SocketAddress>{};
 }
 

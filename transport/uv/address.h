@@ -29,7 +29,7 @@ struct ParsedAddress {
 
 Result<ParsedAddress> parse_address(const std::string& text);
 Result<SocketAddress> unix_address(const std::string& path);
-// For addresses that need no look-up: numbers and Unix sockets.
+// For addresses that need no look-up: numbers, "localhost" and Unix sockets.
 Result<std::vector<SocketAddress>> numeric_addresses(const ParsedAddress& address);  // empty: a name
 std::string to_text(const SocketAddress& address);
 std::string to_text(const std::string& host, const std::string& port);

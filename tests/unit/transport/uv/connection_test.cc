@@ -11,7 +11,8 @@ class ConnectionTest : public NetworkTest {};
 TEST_F(ConnectionTest, ACallIsAnsweredOverEveryKindOfAddress) {
   const std::string path = "/tmp/dsgd-test-" + std::to_string(getpid()) + ".sock";
   for (const std::string& address :
-       {std::string("127.0.0.1:0"), std::string("localhost:0"), std::string("[::1]:0"), "unix:" + path}) {
+       {std::string("127.0.0.1:0"), std::string("localhost:0"), std::string("127.1:0"),  // the last is looked up
+        std::string("[::1]:0"), "unix:" + path}) {
     SCOPED_TRACE(address);
     auto env = make_uv_environment();
     if (address[0] == '[' && !env->new_network("probe", 1 << 20).value()->listen(address, &door).ok())

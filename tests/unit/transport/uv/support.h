@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -218,13 +219,13 @@ class NetworkTest : public ::testing::Test {
     door.network = server.get();
     door.handler = &handler;
     auto bound = server->listen(address, &door);
-    ASSERT_TRUE(bound.ok()) << bound.status().message();
+    if (!bound.ok()) throw std::runtime_error(bound.status().message());  // ends the test, which could not go on
     listener = std::move(bound).value();
   }
   void connect() { connect(dial_options(*client), listener->address()); }
   void connect(DialOptions options, const std::string& address) {
     auto dialled = dial(*client, address, std::move(options));
-    ASSERT_TRUE(dialled.ok()) << dialled.status().message();
+    if (!dialled.ok()) throw std::runtime_error(dialled.status().message());
     channel = std::move(dialled).value();
   }
   void TearDown() override {
@@ -251,6 +252,15 @@ inline uv::Fd connect_raw(int port) {
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) fd.reset();
   return fd;
+}
+
+// As ::recv, going on after an interruption: a socket with a time limit does not by itself. Nobody need send a signal for
+// that: libuv from 1.45 on uses io_uring, whose end interrupts system calls of the threads that have driven its loop.
+inline ssize_t receive_raw(const uv::Fd& fd, void* buffer, size_t n, int flags = 0) {
+  for (;;) {
+    const ssize_t got = ::recv(fd.get(), buffer, n, flags);
+    if (got >= 0 || errno != EINTR) return got;
+  }
 }
 
 inline uv::Fd listen_raw(int* port) {
