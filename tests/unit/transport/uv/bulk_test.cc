@@ -82,6 +82,7 @@ TEST_F(BulkTest, EverySizeAndAlignmentLandsInPlaceAndInPieces) {
   }
   EXPECT_EQ(server->counters().landing_missed, 0u);
   EXPECT_EQ(server->counters().landed, 2 * std::size(kSizes) * 3);
+  end();
 }
 
 TEST_F(BulkTest, WithoutASinkTheChunkIsPooledUntilItIsFinished) {
@@ -108,6 +109,7 @@ TEST_F(BulkTest, WithoutASinkTheChunkIsPooledUntilItIsFinished) {
   }
   ASSERT_TRUE(eventually(*server, [&] { return server->counters().pooled_bytes == 0; }));
   EXPECT_EQ(server->counters().landing_missed, 0u);
+  end();
 }
 
 TEST_F(BulkTest, AnEmptyChunkArrivesToo) {
@@ -121,6 +123,7 @@ TEST_F(BulkTest, AnEmptyChunkArrivesToo) {
   };
   EXPECT_TRUE(send(*client, *channel, header(1), {}).ok());
   EXPECT_EQ(ends, 1);
+  end();
 }
 
 TEST_F(BulkTest, TheReceiversErrorIsTheSendersResultAndADroppedReceiptIsAnError) {
@@ -135,6 +138,7 @@ TEST_F(BulkTest, TheReceiversErrorIsTheSendersResultAndADroppedReceiptIsAnError)
   EXPECT_EQ(mismatch.message(), "other counts");
   EXPECT_EQ(mismatch.rank(), 2);
   EXPECT_EQ(send(*client, *channel, header(2), data).code(), Code::kInternal);
+  end();
 }
 
 TEST_F(BulkTest, NoMoreThanTheWindowIsUnansweredAndAnswersLetTheRestGo) {
@@ -172,6 +176,7 @@ TEST_F(BulkTest, NoMoreThanTheWindowIsUnansweredAndAnswersLetTheRestGo) {
   }
   on(*server, [&] { parked.clear(); });
   EXPECT_EQ(offsets, (std::vector<uint64_t>{0, 1, 100, 2, 3, 4, 5}));
+  end();
 }
 
 TEST_F(BulkTest, AChunkLargerThanTheWindowGoesAlone) {
@@ -185,6 +190,7 @@ TEST_F(BulkTest, AChunkLargerThanTheWindowGoesAlone) {
     for (int i = 0; i < 4; ++i) channel->send(header(1), data, [&](const Status& s) { answered += s.ok(); });
   });
   EXPECT_TRUE(eventually(*client, [&] { return answered == 4; }));
+  end();
 }
 
 TEST_F(BulkTest, SmallChunksAreCopiedAtOnceArriveInOrderAndWaitForNoAnswer) {
@@ -233,6 +239,7 @@ TEST_F(BulkTest, SmallChunksAreCopiedAtOnceArriveInOrderAndWaitForNoAnswer) {
   EXPECT_EQ(spans, 0);
   on(*server, [&] { parked.clear(); });
   ASSERT_TRUE(eventually(*client, [&] { return refused.size() == 4; }));
+  end();
 }
 
 TEST_F(BulkTest, ReceiveMemoryBoundsWhatIsParkedAndTheRestGoesOnWhenItComesBack) {
@@ -268,6 +275,7 @@ TEST_F(BulkTest, ReceiveMemoryBoundsWhatIsParkedAndTheRestGoesOnWhenItComesBack)
   ASSERT_TRUE(eventually(*client, [&] { return answered == kChunks; }));
   EXPECT_LE(server->counters().pooled_peak, 3 * data.size() + 65536);
   on(*client, [&] { other.reset(); });
+  end();
 }
 
 TEST_F(BulkTest, BothDirectionsAtOnceWithManyOperationsKeepEveryByte) {
@@ -326,6 +334,7 @@ TEST_F(BulkTest, BothDirectionsAtOnceWithManyOperationsKeepEveryByte) {
   EXPECT_EQ(server->counters().landing_missed + client->counters().landing_missed, 0u);
   on(*server, [&] { back.reset(); });
   back_listener.reset();
+  end();
 }
 
 }  // namespace

@@ -74,6 +74,7 @@ TEST_F(RevokeTest, ARevokedSpanIsReadNoMoreThoughHalfOfItIsOnTheWire) {
     }
   });
   EXPECT_EQ(called, 0) << "done of a revoked chunk is not called";
+  end();
 }
 
 TEST_F(RevokeTest, ADestroyedChannelReadsNoSpanAndCallsNobody) {
@@ -101,6 +102,7 @@ TEST_F(RevokeTest, ADestroyedChannelReadsNoSpanAndCallsNobody) {
   });
   release.set_value();
   EXPECT_TRUE(eventually(*server, [&] { return handler.closes.size() == 1; }));
+  end();
 }
 
 TEST_F(RevokeTest, RevokingOneOperationLeavesTheOthersAlone) {
@@ -131,6 +133,7 @@ TEST_F(RevokeTest, RevokingOneOperationLeavesTheOthersAlone) {
     EXPECT_EQ(ends[3], 10);
     EXPECT_LT(ends[2], 10) << "what was not begun must be dropped";
   });
+  end();
 }
 
 TEST_F(RevokeTest, RevokeDoesNotCancelTheParkedChunkButItsAnswerIsHarmless) {
@@ -153,6 +156,7 @@ TEST_F(RevokeTest, RevokeDoesNotCancelTheParkedChunkButItsAnswerIsHarmless) {
     parked->finish({});
   });
   EXPECT_TRUE(send(*client, *channel, header(2), data).ok());
+  end();
 }
 
 class DiscardTest : public RevokeTest, public ::testing::WithParamInterface<CopySink::Mode> {};
