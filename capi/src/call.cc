@@ -1,7 +1,5 @@
 #include "capi/src/call.h"
 
-#include <cmath>
-
 #include "capi/src/operation.h"
 #include "capi/src/session.h"
 #include "core/base/dtype.h"

@@ -1,5 +1,4 @@
 // Parameters, replicas and their buffers.
-#include <cmath>
 #include <memory>
 #include <span>
 #include <string>

@@ -197,7 +197,8 @@ void Mesh::call(int32_t rank, Message message, transport::Time deadline, std::fu
   if (!outgoing_[rank].broken.ok() || closed_ || left_[rank]) {
     const Status why = !outgoing_[rank].broken.ok()
                            ? outgoing_[rank].broken
-                           : named(rank, Status(Code::kWorkerLost, member_name(rank) + " has closed its session"));
+                           : Status(Code::kWorkerLost, member_name(rank) + " has closed its session")
+                                 .with_rank(rank, host_of(rank));
     loop().post([answered, why] { answered(why); });
     return;
   }
@@ -284,13 +285,13 @@ void Mesh::remember_failure(uint64_t operation, const Status& cause) {
 }
 
 bool Mesh::has_ended(uint64_t operation) const {
-  const uint64_t call = operation / kOperationsOfACall;
+  const uint64_t call = call_of(operation);
   return call < calls_ended_below_ || calls_ended_.count(call) > 0 || ended_.count(operation) > 0;
 }
 
 const Status* Mesh::failure_of(uint64_t operation) const {
   if (auto it = failed_.find(operation); it != failed_.end()) return &it->second;
-  const uint64_t call = operation / kOperationsOfACall;
+  const uint64_t call = call_of(operation);
   auto it = failed_.lower_bound(Mesh::operation(call, 0));
   return it != failed_.end() && it->first < Mesh::operation(call + 1, 0) ? &it->second : nullptr;
 }
@@ -305,21 +306,21 @@ void Mesh::deadline_passed(uint64_t operation) {
   if (!task) return;
   Entry& entry = tasks_[operation];
   entry.timer = 0;
-  std::string who;
-  int32_t first = -1;
   std::vector<int32_t> missing = task->missing();
   // Who has begun and does not go on waits, most likely, for one who has not begun.
   auto has_begun = [&](int32_t rank) { return entry.heard[rank] != 0; };
   if (!std::all_of(missing.begin(), missing.end(), has_begun)) std::erase_if(missing, has_begun);
-  for (int32_t rank : missing) {
-    if (first < 0) first = rank;
-    who += (who.empty() ? "" : ", ") + member_name(rank);
-  }
-  fail(*task, Status(Code::kTimeout, task->name() + " did not end within step_timeout; still waiting for " +
-                                         (who.empty() ? "this worker itself" : who) +
-                                         "; look at what these workers do, or raise step_timeout")
-                  .with_rank(first, host_of(first))
-                  .with_operation(task->name()));
+  fail(*task, too_late(task->name() + " did not end", missing).with_operation(task->name()));
+}
+
+Status Mesh::too_late(const std::string& what, std::span<const int32_t> missing) const {
+  std::string who;
+  for (int32_t rank : missing) who += (who.empty() ? "" : ", ") + member_name(rank);
+  const int32_t first = missing.empty() ? -1 : missing.front();
+  return Status(Code::kTimeout, what + " within step_timeout; still waiting for " +
+                                    (who.empty() ? "this worker itself" : who) +
+                                    "; look at what these workers do, or raise step_timeout")
+      .with_rank(first, host_of(first));
 }
 
 void Mesh::fail(Task& task, const Status& cause) {

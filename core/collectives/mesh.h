@@ -63,9 +63,10 @@ class Mesh final : public transport::ServerHandler {
   // The operations of call 1, 2, ... have these numbers.
   static constexpr uint64_t kOperationsOfACall = uint64_t{1} << 32;
   static constexpr uint64_t operation(uint64_t call, uint64_t index) { return call * kOperationsOfACall + index; }
+  static constexpr uint64_t call_of(uint64_t operation) { return operation / kOperationsOfACall; }
 
-  // The same error, with the rank and its host.
-  Status named(int32_t rank, const Status& status) const { return Status(status).with_rank(rank, host_of(rank)); }
+  // "WHAT within step_timeout; still waiting for ...": the error that names who is missing.
+  Status too_late(const std::string& what, std::span<const int32_t> missing) const;
   // What ended a call to a peer: its own answer, or the loss of the worker if it is the connection that ended.
   Status blame(int32_t rank, const Status& status) const;
 

@@ -52,7 +52,7 @@ std::string describe(const transport::BulkHeader& shape) {
 std::string Task::name() const {
   if (!name_.empty()) return name_;
   return std::string(kind_name(static_cast<Kind>(shape_.kind))) + " (call " +
-         std::to_string(shape_.operation / Mesh::kOperationsOfACall) + " of the session)";
+         std::to_string(Mesh::call_of(shape_.operation)) + " of the session)";
 }
 
 void Task::end(const Status& status) {

@@ -30,11 +30,8 @@ struct Objects::Sending {
 };
 
 Status Objects::too_late(const Sending& sending) {
-  std::string who;
-  for (int32_t rank : sending.waiting) who += (who.empty() ? "" : ", ") + sending.mesh->member_name(rank);
-  const Status status(Code::kTimeout, "object '" + sending.name + "' has not reached all workers within step_timeout; still "
-                                      "waiting for " + who + "; look at what these workers do, or raise step_timeout");
-  return sending.mesh->named(*sending.waiting.begin(), status).with_operation(kPut);
+  const std::vector<int32_t> missing(sending.waiting.begin(), sending.waiting.end());
+  return sending.mesh->too_late("object '" + sending.name + "' has not reached all workers", missing).with_operation(kPut);
 }
 
 void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Time deadline,

@@ -36,21 +36,24 @@ struct Session::Impl {
   transport::Loop& loop() { return worker->loop(); }
   Engine& engine() { return worker->engine(); }
 
-  // Runs start(done) on the loop and blocks until done was called.
+  // Runs start(done) on the loop and blocks until done was called, which the operation's own deadline sees to.
+  template <typename Start>
+  void run(const std::shared_ptr<Operation>& operation, Start start) {
+    loop().run([start, operation] { start([operation](const Status& status) { operation->end(status); }); },
+               operation->done_flag(), transport::kNever);
+  }
   template <typename Start>
   Status block(Start start) {
     auto operation = std::make_shared<Operation>(0, "", false);
-    loop().run([start, operation] { start([operation](const Status& status) { operation->end(status); }); },
-               operation->done_flag(), transport::kNever);
+    run(operation, start);
     return operation->status();
   }
   // An operation of the host's: made here, ended on the loop.
   template <typename Start>
   std::shared_ptr<Operation> launch(const char* kind, Mode mode, Start start) {
     auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false);
-    if (mode == Mode::kWait) {  // its own deadline ends it
-      loop().run([start, operation] { start([operation](const Status& status) { operation->end(status); }); },
-                 operation->done_flag(), transport::kNever);
+    if (mode == Mode::kWait) {
+      run(operation, start);
       return operation;
     }
     begin_async();
