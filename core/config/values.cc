@@ -3,6 +3,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/base/text.h"
 #include "core/config/table.h"
 
 namespace dsgd::config {
@@ -101,15 +102,6 @@ std::string fault(const Rule& rule, std::string_view value) {
       return choice_fault(rule, value);
   }
   return "";
-}
-
-// Text that can stand in a message, whatever was given.
-std::string printable(std::string_view value) {
-  constexpr size_t kShown = 80;
-  std::string text;
-  for (const char c : value.substr(0, kShown))
-    text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return value.size() > kShown ? text + "..." : text;
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "core/base/text.h"
+
 namespace dsgd {
 namespace {
 
@@ -22,34 +24,41 @@ std::string major_version(const std::string& version) { return version.substr(0,
 
 const char* library_version() { return DSGD_LIBRARY_VERSION; }
 
-Doorman::Doorman(std::string job, std::string token, Route head, Route peer)
-    : job_(std::move(job)), token_(std::move(token)), head_(head), peer_(peer) {}
+Doorman::Doorman(std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log)
+    : job_(std::move(job)),
+      token_(std::move(token)),
+      head_(head),
+      peer_(peer),
+      log_(log ? std::move(log) : std::make_shared<Log>()) {}
 
 Result<Doorman::Decision> Doorman::on_hello(const transport::Hello& hello, const std::string& from) {
-  const bool token_right = equal_secrets(hello.token, token_);
-  if (!token_right) {  // nothing about this job is told to who does not know the token
-    return Status(Code::kUnauthorized, "worker '" + hello.worker_id + "' at " + from +
-                                           " is not let in: its token is wrong for job '" + hello.job +
+  auto decision = decide(hello, from);
+  if (!decision.ok()) log_->warning(decision.status().message());
+  return decision;
+}
+
+Result<Doorman::Decision> Doorman::decide(const transport::Hello& hello, const std::string& from) const {
+  const std::string who = std::string("worker '") + printable(hello.worker_id) + "' at " + from;
+  if (!equal_secrets(hello.token, token_)) {  // nothing about this job is told to who does not know the token
+    return Status(Code::kUnauthorized, who + " is not let in: its token is wrong for job '" + printable(hello.job) +
                                            "'; give every process of the job the same `token` and `job`");
   }
   if (hello.job != job_) {
-    return Status(Code::kUnauthorized,
-                  "worker '" + hello.worker_id + "' at " + from + " is not let in: it wants job '" +
-                      hello.job + "', this is job '" + job_ +
-                      "'; set `job` to the same name everywhere, or `head` to another address");
+    return Status(Code::kUnauthorized, who + " is not let in: it wants job '" + printable(hello.job) +
+                                           "', this is job '" + job_ +
+                                           "'; set `job` to the same name everywhere, or `head` to another address");
   }
+  const std::string version = printable(hello.library_version);
   if (hello.protocol != transport::kProtocolVersion) {
-    return Status(Code::kMismatch, "worker '" + hello.worker_id + "' speaks protocol " +
-                                       std::to_string(hello.protocol) + " (dsgd " + hello.library_version +
-                                       "), this process speaks protocol " +
-                                       std::to_string(transport::kProtocolVersion) + " (dsgd " +
-                                       library_version() + "); install the same version of dsgd everywhere");
+    return Status(Code::kMismatch, who + " is not let in: it speaks protocol " + std::to_string(hello.protocol) +
+                                       " (dsgd " + version + "), this process speaks protocol " +
+                                       std::to_string(transport::kProtocolVersion) + " (dsgd " + library_version() +
+                                       "); install the same version of dsgd everywhere");
   }
   if (major_version(hello.library_version) != major_version(library_version())) {
-    return Status(Code::kMismatch,
-                  "worker '" + hello.worker_id + "' has dsgd " + hello.library_version +
-                      ", this process has dsgd " + library_version() +
-                      "; major versions must be the same: install one version of dsgd everywhere");
+    return Status(Code::kMismatch, who + " is not let in: it has dsgd " + version + ", this process has dsgd " +
+                                       library_version() +
+                                       "; major versions must be the same: install one version of dsgd everywhere");
   }
   const bool to_peer = hello.role == transport::Role::kPeer;
   const Route& route = to_peer ? peer_ : head_;

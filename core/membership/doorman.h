@@ -1,8 +1,10 @@
 // The doorman: the first look at every connection of a process, before any RPC is possible on it.
 #pragma once
 
+#include <memory>
 #include <string>
 
+#include "core/base/log.h"
 #include "transport/network.h"
 
 namespace dsgd {
@@ -16,13 +18,16 @@ class Doorman final : public transport::AcceptHandler {
     transport::ServerHandler* handler = nullptr;
   };
   // Routes by role. Job and token are compared (token in constant time) before anything else is looked at;
-  // then the protocol and the library's major version.
-  Doorman(std::string job, std::string token, Route head, Route peer);
+  // then the protocol and the library's major version. Whom it turns away it tells the log (null: nobody).
+  Doorman(std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log);
   Result<Decision> on_hello(const transport::Hello& hello, const std::string& from) override;
 
  private:
+  Result<Decision> decide(const transport::Hello& hello, const std::string& from) const;
+
   std::string job_, token_;
   Route head_, peer_;
+  std::shared_ptr<Log> log_;
 };
 
 }  // namespace dsgd

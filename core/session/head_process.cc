@@ -51,7 +51,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
     impl.ended = true;
   });
   impl.doorman = std::make_unique<Doorman>(config.text("job"), config.text("token"),
-                                           Doorman::Route{impl.network.get(), impl.head.get()}, Doorman::Route{});
+                                           Doorman::Route{impl.network.get(), impl.head.get()}, Doorman::Route{}, log);
   auto listener = impl.network->listen(address, impl.doorman.get());
   if (!listener.ok()) return listener.status();
   impl.listener = std::move(listener).value();

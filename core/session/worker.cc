@@ -121,7 +121,7 @@ Status Worker::embed_head() {
   auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
   auto doorman = std::make_unique<Doorman>(config_.text("job"), config_.text("token"),
                                            Doorman::Route{network.value().get(), head.get()},
-                                           Doorman::Route{network_.get(), mesh_.get()});
+                                           Doorman::Route{network_.get(), mesh_.get()}, log_);
   const std::string address = config_.text("head");
   auto listener = network.value()->listen(address, doorman.get());
   if (!listener.ok()) {
@@ -177,7 +177,7 @@ Status Worker::listen_for_peers() {
         .with_parameter("token");
   }
   doorman_ = std::make_unique<Doorman>(config_.text("job"), config_.text("token"), Doorman::Route{},
-                                       Doorman::Route{network_.get(), mesh_.get()});
+                                       Doorman::Route{network_.get(), mesh_.get()}, log_);
   auto listener = network_->listen(address, doorman_.get());
   if (!listener.ok()) return listener.status();
   listener_ = std::move(listener).value();

@@ -21,6 +21,9 @@ class DoormanTest : public testing::Test {
   FakeLoop loop_;
   Head head_handler_{loop_, HeadOptions{1, 1s}, nullptr};
   Head peer_handler_{loop_, HeadOptions{1, 1s}, nullptr};
+  std::vector<std::string> logged_;
+  std::shared_ptr<Log> log_ = std::make_shared<Log>(
+      LogLevel::kWarning, [this](LogLevel, const std::string& message) { logged_.push_back(message); });
   Doorman::Route head_{network_at(0x1000), &head_handler_};
   Doorman::Route peer_{network_at(0x2000), &peer_handler_};
 
@@ -36,7 +39,7 @@ class DoormanTest : public testing::Test {
 };
 
 TEST_F(DoormanTest, RoutesByRole) {
-  Doorman doorman("digits", "secret", head_, peer_);
+  Doorman doorman("digits", "secret", head_, peer_, log_);
   for (Role role : {Role::kControl, Role::kHeartbeat, Role::kPeer}) {
     auto decision = doorman.on_hello(good(role), "10.0.0.7:99");
     ASSERT_TRUE(decision.ok()) << decision.status().message();
@@ -44,6 +47,19 @@ TEST_F(DoormanTest, RoutesByRole) {
     EXPECT_EQ(decision.value().network, expected.network);
     EXPECT_EQ(decision.value().handler, expected.handler);
   }
+  EXPECT_TRUE(logged_.empty());
+}
+
+TEST_F(DoormanTest, WhoHasNoTokenWritesNoLinesOfItsOwnIntoTheLog) {
+  Doorman doorman("digits", "secret", head_, peer_, log_);
+  transport::Hello hello = good(Role::kControl);
+  hello.token = "guess";
+  hello.job = std::string(100000, 'x');
+  hello.worker_id = "w1\n[error] all is lost";
+  EXPECT_FALSE(doorman.on_hello(hello, "10.0.0.7:99").ok());
+  ASSERT_EQ(logged_.size(), 1u);
+  EXPECT_THAT(logged_[0], AllOf(HasSubstr("w1?[error]"), Not(HasSubstr("\n"))));
+  EXPECT_LT(logged_[0].size(), 1000u);
 }
 
 TEST_F(DoormanTest, RefusesWhoDoesNotBelong) {
@@ -72,7 +88,7 @@ TEST_F(DoormanTest, RefusesWhoDoesNotBelong) {
        {"9.1.2", library_version()}},
       {"no version", [](auto& h) { h.library_version = ""; }, Code::kMismatch, {library_version()}},
   };
-  Doorman doorman("digits", "secret", head_, peer_);
+  Doorman doorman("digits", "secret", head_, peer_, log_);
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
     transport::Hello hello = good(Role::kControl);
@@ -81,11 +97,13 @@ TEST_F(DoormanTest, RefusesWhoDoesNotBelong) {
     ASSERT_FALSE(decision.ok());
     EXPECT_EQ(decision.status().code(), c.code);
     for (const std::string& text : c.says) EXPECT_THAT(decision.status().message(), HasSubstr(text));
+    EXPECT_EQ(logged_, std::vector{decision.status().message()});
+    logged_.clear();
   }
 }
 
 TEST_F(DoormanTest, WhoHasNoTokenLearnsNothingOfTheJob) {
-  Doorman doorman("digits", "secret", head_, peer_);
+  Doorman doorman("digits", "secret", head_, peer_, log_);
   transport::Hello hello = good(Role::kControl);
   hello.token = "guess";
   hello.job = "other";
@@ -97,7 +115,7 @@ TEST_F(DoormanTest, WhoHasNoTokenLearnsNothingOfTheJob) {
 }
 
 TEST_F(DoormanTest, EmptyTokensAreEqual) {
-  Doorman doorman("digits", "", head_, peer_);
+  Doorman doorman("digits", "", head_, peer_, log_);
   transport::Hello hello = good(Role::kPeer);
   hello.token = "";
   EXPECT_TRUE(doorman.on_hello(hello, "x").ok());
@@ -106,7 +124,7 @@ TEST_F(DoormanTest, EmptyTokensAreEqual) {
 }
 
 TEST_F(DoormanTest, AMinorVersionMayDiffer) {
-  Doorman doorman("digits", "secret", head_, peer_);
+  Doorman doorman("digits", "secret", head_, peer_, log_);
   transport::Hello hello = good(Role::kControl);
   const std::string version = library_version();
   hello.library_version = version.substr(0, version.find('.')) + ".999.1";
@@ -114,11 +132,11 @@ TEST_F(DoormanTest, AMinorVersionMayDiffer) {
 }
 
 TEST_F(DoormanTest, SaysWhichRoleTheProcessLacks) {
-  Doorman worker("digits", "secret", {}, peer_);
+  Doorman worker("digits", "secret", {}, peer_, log_);
   auto to_head = worker.on_hello(good(Role::kControl), "x");
   EXPECT_EQ(to_head.status().code(), Code::kState);
   EXPECT_THAT(to_head.status().message(), HasSubstr("`head`"));
-  Doorman head("digits", "secret", head_, {});
+  Doorman head("digits", "secret", head_, {}, log_);
   auto to_peer = head.on_hello(good(Role::kPeer), "x");
   EXPECT_EQ(to_peer.status().code(), Code::kState);
   EXPECT_THAT(to_peer.status().message(), HasSubstr("head"));

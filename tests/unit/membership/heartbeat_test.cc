@@ -69,7 +69,7 @@ class HeartbeatTest : public testing::Test {
   Doorman& doorman() {
     if (!doorman_) {
       doorman_ = std::make_unique<Doorman>("digits", "secret", Doorman::Route{head_network_.get(), &head_},
-                                           Doorman::Route{});
+                                           Doorman::Route{}, nullptr);
     }
     return *doorman_;
   }

@@ -26,7 +26,7 @@ SimHead::SimHead(SimWorld& world, ProcessId p, const std::string& host, uint32_t
   head_ = std::make_unique<Head>(network_->loop(), HeadOptions{num_workers, lease}, nullptr);
   head_->on_end([this](const Status& status) { ends.push_back(status); });
   doorman_ = std::make_unique<Doorman>("digits", "secret", Doorman::Route{network_.get(), head_.get()},
-                                       Doorman::Route{});
+                                       Doorman::Route{}, nullptr);
   auto listener = network_->listen(host + kHeadPort, doorman_.get());
   EXPECT_TRUE(listener.ok()) << listener.status().message();
   if (listener.ok()) listener_ = std::move(listener).value();
