@@ -15,6 +15,10 @@ Exchange::Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<s
 
 void Exchange::start() {
   const int32_t size = mesh_.size(), rank = mesh_.rank();
+  if (parts_[rank].size() > transport::kSmallBytes) {  // told at once, rather than waited for until the deadline
+    return mesh_.fail(*this, Status(Code::kInternal, name() + ": " + std::to_string(parts_[rank].size()) +
+                                                         " bytes are too many for an exchange in one hop"));
+  }
   for (int32_t hop = 1; hop < size; ++hop) {  // everybody begins with another peer
     mesh_.send_small((rank + hop) % size, shape_, parts_[rank]);
   }

@@ -202,7 +202,9 @@ void Engine::apply_plan(const StrategySpec& strategy) {
   }
   const int32_t servers = options_.servers > 0 ? options_.servers : size();
   step_.set_replicas(total_replicas_);
-  step_.set_plan(make_plan(planned, strategy, {size(), servers, options_.bucket_bytes}), strategy, strategy_version_);
+  PlanOptions options{size(), servers, options_.bucket_bytes};
+  if (options_.step.reproducible) options.bucket_blocks = transport::kSmallBytes / sizeof(int32_t);
+  step_.set_plan(make_plan(planned, strategy, options), strategy, strategy_version_);
 }
 
 void Engine::replan() {

@@ -95,6 +95,10 @@ Result<Replica*> Session::add_replica(const std::string& device) {
   std::lock_guard lock(impl_->model_mutex);
   Model& model = impl_->model;
   if (impl_->started) return Status(Code::kState, "replicas are added before dsgd_start");
+  constexpr size_t kMostReplicas = 1024;  // their weights travel in the step's header, which is one small message
+  if (model.replicas.size() == kMostReplicas) {
+    return Status(Code::kLimit, "this worker has " + std::to_string(kMostReplicas) + " replicas; no more can be added");
+  }
   std::string name = device;
   if (name.empty()) {
     auto devices = impl_->config.devices(static_cast<uint32_t>(impl_->local_rank));

@@ -92,13 +92,13 @@ std::vector<Bucket> make_plan(const std::vector<PlanParameter>& parameters, cons
                                                                reproducible::kBlock * reproducible::kBlock);
     const size_t range = ps ? std::min(kKeyRange, capacity) : capacity;
     Bucket bucket{dtype, {}, {}, {}};
-    size_t filled = 0;
+    size_t filled = 0, blocks = 0;
     auto close = [&] {
       if (bucket.pieces.empty()) return;
       lay_out(bucket, strategy.kind, options.workers);
       plan.push_back(std::move(bucket));
       bucket = Bucket{dtype, {}, {}, {}};
-      filled = 0;
+      filled = blocks = 0;
     };
     // Last registered first: the backward pass ends with the first layer, so its gradients come last.
     for (uint32_t index = static_cast<uint32_t>(parameters.size()); index-- > 0;) {
@@ -106,8 +106,9 @@ std::vector<Bucket> make_plan(const std::vector<PlanParameter>& parameters, cons
       if (parameter.dtype != dtype || !parameter.planned || parameter.count == 0) continue;
       for (size_t begin = 0; begin < parameter.count;) {
         size_t count = std::min(range - (ps ? begin % range : 0), parameter.count - begin);
-        if (filled + count > capacity) {
-          const size_t room = (capacity - filled) / reproducible::kBlock * reproducible::kBlock;
+        const size_t blocks_left = options.bucket_blocks - blocks;
+        if (filled + count > capacity || reproducible::block_count(count) > blocks_left) {
+          const size_t room = std::min((capacity - filled) / reproducible::kBlock, blocks_left) * reproducible::kBlock;
           if (ps || room == 0) {
             close();
             continue;
@@ -117,6 +118,7 @@ std::vector<Bucket> make_plan(const std::vector<PlanParameter>& parameters, cons
         const int32_t owner = ps ? ring.owner(range_key(index, begin / range)) : 0;
         bucket.pieces.push_back({index, begin, count, 0, 0, owner, 0});
         filled += count;
+        blocks += reproducible::block_count(count);
         begin += count;
       }
     }

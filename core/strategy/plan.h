@@ -52,6 +52,7 @@ struct PlanOptions {
   int32_t workers = 1;
   int32_t servers = 1;              // ranks 0 .. servers-1 hold server shards (ps)
   size_t bucket_bytes = 4 << 20;    // of parameter elements; never exceeded
+  size_t bucket_blocks = SIZE_MAX;  // reproducible blocks; never exceeded: their exponents travel in one message
 };
 
 // Elements of one key range of the parameter servers.

@@ -253,32 +253,32 @@ void Step::bucket_done(size_t index, const Status& status) {
 }
 
 void Step::exchange_norms() {
-  // One number per bucket from every rank; each rank has those of the slices it transformed.
+  // One number from every rank: of the slices it transformed.
   norms_done_ = true;
-  std::vector<std::byte> mine(plan_.size() * sizeof(double));
-  for (size_t b = 0; b < plan_.size(); ++b) {
-    double sum = 0;
-    for (double part : buffers_[b].norms) sum += part;
-    std::memcpy(mine.data() + b * sizeof sum, &sum, sizeof sum);
+  double sum = 0;
+  for (const Buffers& buffers : buffers_) {
+    for (double part : buffers.norms) sum += part;
   }
-  if (mine.size() > transport::kSmallBytes) mine.resize(transport::kSmallBytes);
+  std::vector<std::byte> mine(sizeof sum);
+  std::memcpy(mine.data(), &sum, sizeof sum);
   transport::BulkHeader shape;
   shape.operation = norms_operation();
   shape.kind = static_cast<uint8_t>(Kind::kBucket);
   shape.dtype = static_cast<uint8_t>(DType::kFloat64);
   shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
-  shape.count = plan_.size();
+  shape.count = 1;
   open_ = 1;
   auto task = std::make_unique<Exchange>(*mesh_, shape, std::move(mine), [this](const Status& status, const auto& all) {
     if (!done_) return;
     if (!status.ok()) return fail(status);
     double total = 0;
     for (const auto& part : all) {
-      for (size_t at = 0; at + sizeof(double) <= part.size(); at += sizeof(double)) {
-        double sum;
-        std::memcpy(&sum, part.data() + at, sizeof sum);
-        total += sum;
+      double theirs;
+      if (part.size() != sizeof theirs) {
+        return fail(Status(Code::kInternal, "a worker sent a norm of " + std::to_string(part.size()) + " bytes"));
       }
+      std::memcpy(&theirs, part.data(), sizeof theirs);
+      total += theirs;
     }
     result_.gradient_norm = std::sqrt(total);
     open_ = 0;

@@ -263,8 +263,8 @@ DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter); /* ""
 /* ---- Replicas and buffers --------------------------------------------------------------------------------------- */
 
 /* Adds a copy of the model on a device, before dsgd_start. `device`: "cpu"; NULL: the next entry of the configuration's
- * `devices`. Workers may have different numbers of replicas. `replica` may be NULL. One thread at a time.
- * Errors: DSGD_ERR_UNSUPPORTED (device), DSGD_ERR_STATE. */
+ * `devices`. Workers may have different numbers of replicas, each at most 1024. `replica` may be NULL. One thread at a
+ * time. Errors: DSGD_ERR_UNSUPPORTED (device), DSGD_ERR_STATE, DSGD_ERR_LIMIT. */
 DSGD_API int32_t dsgd_replica_add(dsgd_session *session, const char *device, dsgd_replica **replica,
                                   dsgd_error **error);
 /* Contribution weight of one replica from the next step on, instead of an equal part of the step's weight; a negative

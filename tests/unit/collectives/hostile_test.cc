@@ -249,6 +249,19 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
   EXPECT_TRUE(victim->failures.empty());
 }
 
+TEST_F(HostilePeer, WhatIsTooLongForAnExchangeFailsAtOnce) {
+  open();
+  connect();
+  victim->loop().post([this] {
+    victim->mesh->add(std::make_unique<Exchange>(*victim->mesh, shape(kFirst, Kind::kExchange, Algorithm::kOneHop),
+                                                 std::vector<std::byte>(transport::kSmallBytes + 1),
+                                                 [this](const Status& s, const auto&) { ended = s; }),
+                      transport::kNever);
+  });
+  run_until([&] { return ended.has_value(); });
+  EXPECT_NE(ended->message().find("65537 bytes"), std::string::npos) << ended->message();
+}
+
 TEST_F(HostilePeer, AChunkThatComesTwiceFailsTheOperation) {
   open();
   connect();

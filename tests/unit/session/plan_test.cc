@@ -107,6 +107,23 @@ TEST(Plan, EveryElementHasOnePlaceAndOneOwner) {
   }
 }
 
+TEST(Plan, ABucketHasNoMoreBlocksThanItsExponentsHaveRoomFor) {
+  std::vector<PlanParameter> parameters(1000, {DType::kFloat32, 1, true});
+  parameters.push_back({DType::kFloat32, 100 * reproducible::kBlock + 1, true});
+  for (const char* name : {"simple", "ps", "allreduce"}) {
+    PlanOptions options{2, 2, 64 << 20};
+    options.bucket_blocks = 30;
+    size_t blocks = 0, elements = 0;
+    for (const Bucket& bucket : make_plan(parameters, StrategySpec::parse(name, "", "auto").value(), options)) {
+      EXPECT_LE(bucket.blocks, 30u) << name;
+      blocks += bucket.blocks;
+      for (const Piece& piece : bucket.pieces) elements += piece.count;
+    }
+    EXPECT_EQ(blocks, 1101u) << name;
+    EXPECT_EQ(elements, 1001 + 100 * reproducible::kBlock) << name;
+  }
+}
+
 TEST(Plan, PsOwnersDoNotDependOnBuckets) {
   const std::vector<PlanParameter> parameters = {{DType::kFloat32, 1'000'000, true}, {DType::kFloat32, 300'000, true}};
   const StrategySpec ps = StrategySpec::parse("ps", "", "auto").value();

@@ -105,6 +105,35 @@ TEST(Overlap, MarkingGradientsInAnyOrderFromAnyThreadGivesTheBitsOfABlockingStep
   }
 }
 
+// What describes a bucket (exponents, norms) must fit its message however many parameters and buckets there are.
+TEST(ManyParameters, OfOneElementEachTakeAReproducibleStepToTheBitsOfAnOrdinaryOne) {
+  const std::vector<int64_t> sizes(17000, 1);
+  std::map<std::string, PerRank> values;
+  std::map<std::string, double> norms;
+  for (const char* strategy : {"ps", "allreduce"}) {
+    for (const char* reproducible : {"0", "1"}) {
+      PerRank& result = values[std::string(strategy) + reproducible];
+      result.resize(2);
+      run_job(2, {{"reproducible", reproducible}, {"gradient_norm", "1"}}, [&](dsgd_session* session, int rank) {
+        Trainer trainer{session, rank};
+        trainer.build(sizes, "sgd", "lr=0.5", strategy);
+        trainer.compute(0);
+        dsgd_step_result step;
+        dsgd_step_result_init(&step, sizeof step);
+        DSGD_OK_OR_FAIL(dsgd_step(session, 1, &step, error_));
+        result[rank] = trainer.all_values();
+        if (rank == 0) norms[std::string(strategy) + reproducible] = step.gradient_norm;
+      });
+      ASSERT_EQ(result[0].size(), sizes.size()) << strategy << reproducible;
+      EXPECT_EQ(result[0], values["ps0"][0]) << strategy << reproducible;
+      EXPECT_EQ(result[1], values["ps0"][0]) << strategy << reproducible;
+    }
+  }
+  double squares = 0;
+  for (float value : values["ps0"][0]) squares += 4.0 * value * value;  // value = -0.5 gradient
+  for (const auto& [name, norm] : norms) EXPECT_NEAR(norm, std::sqrt(squares), 1e-6 * std::sqrt(squares)) << name;
+}
+
 TEST(UnevenWork, AWorkerWithoutDataGoesOnUntilAllAreDone) {
   run_job(3, {}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session, rank};
