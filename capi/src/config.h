@@ -1,9 +1,10 @@
-// dsgd_config: the values of one configuration, and where its sessions' logs go.
+// dsgd_config: the values of one configuration, where its sessions' logs go, and what the host has registered.
 #pragma once
 
 #include "capi/src/handle.h"
 #include "capi/src/log.h"
 #include "core/config/config.h"
+#include "core/strategy/strategies.h"
 #include "dsgd/dsgd.h"
 
 struct dsgd_config : dsgd::capi::Handle {
@@ -13,6 +14,7 @@ struct dsgd_config : dsgd::capi::Handle {
 
   dsgd::Config values;
   dsgd::capi::LogHook hook;
+  dsgd::Registered registered;
 };
 
 namespace dsgd::capi {

@@ -39,7 +39,8 @@ int32_t dsgd_init(const dsgd_config* config, dsgd_session** session, dsgd_error*
     DSGD_RETURN_IF_ERROR(values.validate());
     auto made = std::make_unique<dsgd_session>();
     auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, made->log);
-    auto opened = dsgd::Session::open(values, dsgd::transport::make_uv_environment(), std::move(log));
+    auto opened = dsgd::Session::open(values, dsgd::transport::make_uv_environment(), std::move(log),
+                                      config ? config->registered : dsgd::Registered{});
     if (!opened.ok()) return opened.status();
     made->core = std::move(opened).value();
     *session = made.release();

@@ -381,10 +381,25 @@ bool Mesh::alone() const {
 
 void Mesh::told_left(int32_t rank) {
   if (rank < 0 || rank >= size() || left_[rank]) return;
-  for (const auto& [channel, incoming] : incoming_) {
-    if (incoming.rank == rank) return;
-  }
+  if (is_connected(rank)) return await_goodbye(rank);
   events_.on_peer_left(rank);
+}
+
+bool Mesh::is_connected(int32_t rank) const {
+  return std::any_of(incoming_.begin(), incoming_.end(), [rank](const auto& item) { return item.second.rank == rank; });
+}
+
+// What it said to the head has arrived, what it sent to us is to come: unless its machine died in between, and then nobody
+// watches over it any more.
+void Mesh::await_goodbye(int32_t rank) {
+  const transport::Time due = loop().now() + options_.lease;
+  std::weak_ptr<int> alive = alive_;
+  loop().schedule(due, [this, alive, rank, due] {
+    if (alive.expired() || closed_ || left_[rank] || !is_connected(rank)) return;
+    if (loop().now() - due > options_.lease / 2) return await_goodbye(rank);  // we were stopped: it may lie here unread
+    events_.on_peer_failure(rank, lost(rank, Status(Code::kWorkerLost, "it has left the job, but what it sent before that "
+                                                                       "has not come within the lease")));
+  });
 }
 
 // Its goodbye came over its own connection; answers to what we sent come over ours, and have all come when that one ends,
@@ -395,7 +410,7 @@ void Mesh::peer_left(int32_t rank) {
   const Outgoing& out = outgoing_[rank];
   if (!out.broken.ok() || (!out.channel && !out.dialling)) return fail_tasks_that_need(rank);
   std::weak_ptr<int> alive = alive_;
-  loop().schedule(loop().now() + options_.dial_timeout, [this, alive, rank] {
+  loop().schedule(loop().now() + options_.lease, [this, alive, rank] {
     if (!alive.expired() && !closed_) fail_tasks_that_need(rank);
   });
 }

@@ -28,6 +28,7 @@ struct MeshOptions {
   transport::Hello hello;             // job, token, worker id; role, rank and epoch are filled in
   uint64_t receive_memory = 256 << 20;
   transport::Duration dial_timeout = std::chrono::seconds(10);
+  transport::Duration lease = std::chrono::seconds(10);  // how long a worker that has left is waited for
 };
 
 // What the mesh tells its owner.
@@ -93,7 +94,8 @@ class Mesh final : public transport::ServerHandler {
   bool alone() const;  // all others have left
   // A rank has left in good order: tasks that need it fail.
   void peer_left(int32_t rank);
-  // The head says that a rank has left. Its own goodbye comes behind its data and is waited for, if it ever connected.
+  // The head says that a rank has left. Its own goodbye comes behind its data and is waited for, if it ever connected, for
+  // a lease.
   void told_left(int32_t rank);
   // Says goodbye and closes all connections after flushing.
   void close(const Status& cause);
@@ -158,6 +160,8 @@ class Mesh final : public transport::ServerHandler {
   void show_out(transport::ServerChannel& channel);  // it is none of this job's
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
   void fail_tasks_that_need(int32_t rank);
+  bool is_connected(int32_t rank) const;  // to here
+  void await_goodbye(int32_t rank);
 
   transport::Network& network_;
   MeshOptions options_;

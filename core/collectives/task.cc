@@ -27,6 +27,7 @@ const char* algorithm_name(Algorithm algorithm) {
     case Algorithm::kRing: return "ring";
     case Algorithm::kOneHop: return "one hop";
     case Algorithm::kChain: return "chain";
+    case Algorithm::kScheduled: return "registered";
   }
   return "unknown";
 }

@@ -29,7 +29,7 @@ enum class Kind : uint8_t {
   kStrategy = 9,       // a change of strategy
   kHeader = 10,        // a step's header
 };
-enum class Algorithm : uint8_t { kAuto = 0, kDirect = 1, kRing = 2, kOneHop = 3, kChain = 4 };
+enum class Algorithm : uint8_t { kAuto = 0, kDirect = 1, kRing = 2, kOneHop = 3, kChain = 4, kScheduled = 5 };
 
 const char* kind_name(Kind kind);
 const char* algorithm_name(Algorithm algorithm);

@@ -49,10 +49,19 @@ void Config::set_environment(std::vector<std::pair<std::string, std::string>> va
   }
 }
 
+void Config::allow(std::string_view key, std::string_view value) {
+  allowed_[std::string(key)].emplace_back(value);
+}
+
+Status Config::check_value(const Rule& rule, std::string_view value) const {
+  const auto more = allowed_.find(std::string_view(rule.key.name));
+  return config::check_value(rule, value, more == allowed_.end() ? std::vector<std::string>() : more->second);
+}
+
 Status Config::set(std::string_view key, std::string_view value) {
   const Result<const Rule*> rule = known_rule(key);
   if (!rule.ok()) return rule.status();
-  Status status = config::check_value(*rule.value(), value);
+  Status status = check_value(*rule.value(), value);
   if (status.ok()) set_[std::string(key)] = value;
   return status;
 }
@@ -73,7 +82,7 @@ Status Config::parse(std::string_view text, const std::string& name) {
     const std::string key(config::trim(line.substr(0, equals)));
     const std::string value(config::trim(line.substr(equals + 1)));
     const Result<const Rule*> rule = known_rule(key);
-    Status status = rule.ok() ? config::check_value(*rule.value(), value) : rule.status();
+    Status status = rule.ok() ? check_value(*rule.value(), value) : rule.status();
     if (!status.ok()) return invalid(status.parameter(), where + status.message());
     if (const auto [first, fresh] = lines.try_emplace(key, number); !fresh)
       return invalid(key, where + "key '" + key + "' was given in line " + std::to_string(first->second) +
@@ -93,7 +102,7 @@ Status Config::validate() const {
   }
   for (const auto& [key, value] : environment_) {
     const Rule* rule = config::find_rule(key);
-    const Status status = config::check_value(*rule, value);
+    const Status status = check_value(*rule, value);
     if (!status.ok() && !set_.contains(key))
       return invalid(key,
                      "environment variable " + std::string(rule->key.environment) + ": " + status.message());
@@ -155,7 +164,7 @@ const std::string& Config::text(std::string_view key) const {
   const std::string* value = get(key);
   const Rule* rule = config::find_rule(key);
   if (!value || !rule) return kEmpty;
-  if (rule->type != Type::kChoice || config::check_value(*rule, *value).ok()) return *value;
+  if (rule->type != Type::kChoice || check_value(*rule, *value).ok()) return *value;
   static const Config kDefaults;
   return *kDefaults.get(key);
 }

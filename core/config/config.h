@@ -14,6 +14,9 @@
 #include "transport/base/status.h"
 
 namespace dsgd {
+namespace config {
+struct Rule;
+}
 
 struct ConfigKey {
   const char* name;           // "heartbeat_interval"
@@ -31,6 +34,8 @@ class Config {
   // Values of DSGD_* variables, given as NAME=VALUE pairs (the caller reads the environment). They are
   // checked by validate(), not here, so that dsgd_config_new cannot fail.
   void set_environment(std::vector<std::pair<std::string, std::string>> variables);
+  // One more value of a "choice" key: a name that the host has registered.
+  void allow(std::string_view key, std::string_view value);
   Status set(std::string_view key, std::string_view value);
   // Text of a configuration file; `name` is for messages ("job.conf:3: ..."). All or nothing.
   Status parse(std::string_view text, const std::string& name);
@@ -51,10 +56,12 @@ class Config {
   Result<std::vector<std::string>> devices(uint32_t local_rank) const;
 
  private:
+  Status check_value(const config::Rule& rule, std::string_view value) const;
   Status check_together() const;
 
   std::map<std::string, std::string, std::less<>> set_, file_, environment_;
   std::vector<std::string> unknown_variables_;
+  std::map<std::string, std::vector<std::string>, std::less<>> allowed_;
 };
 
 // Name in `candidates` that a person most likely meant (edit distance), "" if none is near.

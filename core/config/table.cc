@@ -14,7 +14,8 @@ constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30, kTiB = kGiB * 
 // Alphabetical. The texts are what `dsgd config` and the documentation print.
 constexpr Rule kRules[] = {
     {{"algorithm", "choice", "auto", "auto | direct | ring",
-      "How the allreduce strategy moves bytes between workers; auto picks by size and number of workers.",
+      "How the allreduce strategy moves bytes between workers; auto picks by size and number of workers; a "
+      "host may register more.",
       "DSGD_ALGORITHM"},
      Type::kChoice,
      0,
@@ -205,7 +206,7 @@ constexpr Rule kRules[] = {
     {{"strategy", "choice", "allreduce", "simple | ps | allreduce | mirrored | multi_worker_mirrored",
       "How gradients become new values, unless dsgd_strategy_set says otherwise; the last two are other "
       "names of "
-      "allreduce.",
+      "allreduce, and a host may register more.",
       "DSGD_STRATEGY"},
      Type::kChoice,
      0,

@@ -27,7 +27,8 @@ std::vector<std::string> key_names();
 std::vector<std::string> environment_names();
 
 // A value that does not fit gives an error that names the key, the value and what would do.
-Status check_value(const Rule& rule, std::string_view value);
+// `more`: further values of a choice.
+Status check_value(const Rule& rule, std::string_view value, const std::vector<std::string>& more = {});
 
 // "12", "-1"; "500ms" in nanoseconds, units ns, us, ms, s, m, h; "64K" in bytes, units K, M, G, T. Nothing on
 // bad syntax or overflow.

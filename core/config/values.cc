@@ -74,16 +74,19 @@ std::string number_fault(const Rule& rule, std::string_view value, std::optional
   return "";
 }
 
-std::string choice_fault(const Rule& rule, std::string_view value) {
-  const std::vector<std::string> names = choices(rule.key.range);
+std::string choice_fault(const Rule& rule, std::string_view value, const std::vector<std::string>& more) {
+  std::vector<std::string> names = choices(rule.key.range);
+  names.insert(names.end(), more.begin(), more.end());
   for (const std::string& name : names)
     if (value == name) return "";
   const std::string nearest = nearest_name(value, names);
-  return "is not one of " + std::string(rule.key.range) +
+  std::string all = rule.key.range;
+  for (const std::string& name : more) all += " | " + name;
+  return "is not one of " + all +
          (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
 }
 
-std::string fault(const Rule& rule, std::string_view value) {
+std::string fault(const Rule& rule, std::string_view value, const std::vector<std::string>& more) {
   switch (rule.type) {
     case Type::kText:
     case Type::kAddress:
@@ -99,7 +102,7 @@ std::string fault(const Rule& rule, std::string_view value) {
     case Type::kSwitch:
       return value == "0" || value == "1" ? "" : "is not a switch; write 0 or 1";
     case Type::kChoice:
-      return choice_fault(rule, value);
+      return choice_fault(rule, value, more);
   }
   return "";
 }
@@ -159,12 +162,12 @@ std::optional<int64_t> parse_size(std::string_view text) {
                              {"T", int64_t{1} << 40}});
 }
 
-Status check_value(const Rule& rule, std::string_view value) {
-  const std::string wrong = fault(rule, value);
+Status check_value(const Rule& rule, std::string_view value, const std::vector<std::string>& more) {
+  const std::string wrong = fault(rule, value, more);
   if (wrong.empty()) return {};
   const std::string name = rule.key.name;
   const std::string shown =
-      name == "token" ? "the value" : "'" + printable(value) + "'";  // a secret stays one
+      name == "token" ? "the value" : std::string("'") + printable(value) + "'";  // a secret stays one
   return Status(Code::kInvalidArgument, "key '" + name + "': " + shown + " " + wrong).with_parameter(name);
 }
 

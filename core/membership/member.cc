@@ -257,14 +257,16 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     tell_done = std::move(done);
     if (!channel || phase == Phase::kLeft) return left_job();
     phase = Phase::kLeaving;
-    leave_timer = loop.schedule(loop.now() + options.lease, [weak = weak_from_this()] {
+    const bool host = view.head_rank >= 0 && view.head_rank == view.rank;
+    const transport::Time latest = loop.now() + (host ? Member::host_patience(options.lease) : options.lease);
+    leave_timer = loop.schedule(latest, [weak = weak_from_this()] {
       if (auto self = weak.lock()) self->finish();
     });
     transport::Leave request;
     request.rank = view.rank;
     request.epoch = view.epoch;
     request.cause = cause;
-    channel->call(request, loop.now() + options.lease, [weak = weak_from_this()](const Result<Message>&) {
+    channel->call(request, latest, [weak = weak_from_this()](const Result<Message>&) {
       if (auto self = weak.lock()) self->left_job();
     });
   }

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/collectives/all_reduce.h"
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
 #include "core/collectives/exchange.h"
-#include "core/collectives/ring.h"
 #include "core/reduce/kernels.h"
 
 namespace dsgd {
@@ -16,7 +16,6 @@ using transport::BulkHeader;
 
 namespace {
 
-constexpr int32_t kDirectWorkers = 32;
 // An all-reduce in one hop sends the data W-1 times; up to here the saved round is worth it.
 constexpr size_t kOneHopBytes = 128 * 1024;
 
@@ -65,7 +64,7 @@ std::shared_ptr<Engine::Call> Engine::begin_call(Done* done) {
   return std::make_shared<Call>(Call{number});
 }
 
-void Engine::schedule(std::shared_ptr<Call> call, MakeTask make, Done done) {
+void Engine::enqueue(std::shared_ptr<Call> call, MakeTask make, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (!call) call = begin_call(&done);
   const uint64_t operation = Mesh::operation(call->number, call->next++);
@@ -83,7 +82,12 @@ void Engine::pump() {
       done(status);
       pump();
     };
-    mesh_->add(next.make(next.operation, std::move(ended)), next.deadline);
+    auto task = next.make(next.operation, ended);
+    if (!task.ok()) {
+      ended(task.status());
+    } else {
+      mesh_->add(std::move(task).value(), next.deadline);
+    }
   }
 }
 
@@ -110,15 +114,12 @@ void Engine::exchange(std::shared_ptr<Call> call, Kind kind, DType dtype, size_t
 void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (!mesh_) return done({});  // sum, min, max, product and mean of one
-  const size_t workers = static_cast<size_t>(size());
-  Algorithm algorithm = workers > kDirectWorkers ? Algorithm::kRing : Algorithm::kDirect;
-  if (options_.algorithm == "ring") algorithm = Algorithm::kRing;
-  if (options_.algorithm == "direct") algorithm = Algorithm::kDirect;
-  const bool small = data.size() <= transport::kSmallBytes && data.size() * (workers - 1) <= kOneHopBytes;
-  if (data.empty() || (options_.algorithm == "auto" && small)) {
+  const size_t others = static_cast<size_t>(size()) - 1;
+  const bool small = data.size() <= transport::kSmallBytes && data.size() * others <= kOneHopBytes;
+  if (data.empty() || (options_.algorithm.name == "auto" && small)) {
     return reduce_one_hop(data, dtype, reduction, std::move(done));
   }
-  reduce_all(data, dtype, reduction, algorithm, std::move(done));
+  reduce_all(data, dtype, reduction, std::move(done));
 }
 
 void Engine::reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
@@ -146,36 +147,19 @@ void Engine::reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction re
       std::move(done));
 }
 
-void Engine::reduce_all(std::span<std::byte> data, DType dtype, Reduction reduction, Algorithm algorithm, Done done) {
+void Engine::reduce_all(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
   const size_t element = dtype_size(dtype), count = data.size() / element;
   schedule(
-      [=, this](uint64_t operation, Done ended) -> std::unique_ptr<Task> {
-        BulkHeader header = shape(operation, Kind::kAllReduce, dtype, algorithm, count);
+      [=, this](uint64_t operation, Done ended) -> Result<std::unique_ptr<Task>> {
+        BulkHeader header = shape(operation, Kind::kAllReduce, dtype, Algorithm::kAuto, count);
         header.reduction = static_cast<uint8_t>(reduction);
-        if (algorithm == Algorithm::kRing) {
-          header.tag = mesh_->chunk_bytes();
-          return std::make_unique<Ring>(
-              *mesh_, header, RingPlan{count, element, data.data(), adder(dtype, reduction)},
-              [this, data, dtype, reduction, count, ended](const Status& status) {
-                if (status.ok() && reduction == Reduction::kMean) {
-                  divide(dtype, data.data(), count, static_cast<double>(size()));
-                }
-                ended(status);
-              });
-        }
-        DirectPlan plan;
-        plan.bounds = balanced_slices(count, size());
-        plan.element = plan.result_element = element;
-        plan.data = plan.result = data.data();
-        plan.ordered = is_floating(dtype);
-        plan.add = adder(dtype, reduction);
+        AllReducePlan plan{count, element, data.data(), is_floating(dtype), adder(dtype, reduction), nullptr};
         if (reduction == Reduction::kMean) {
-          plan.transform = [this, data, dtype, element](size_t begin, size_t end) {
+          plan.finish = [this, data, dtype, element](size_t begin, size_t end) {
             divide(dtype, data.data() + begin * element, end - begin, static_cast<double>(size()));
           };
         }
-        header.tag = Direct::tag(*mesh_, plan);
-        return std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+        return make_all_reduce(*mesh_, header, options_.algorithm, std::move(plan), std::move(ended));
       },
       std::move(done));
 }

@@ -23,7 +23,7 @@ struct EngineOptions {
   transport::Duration step_timeout = std::chrono::seconds(300);
   size_t bucket_bytes = 4 << 20;
   int32_t servers = 0;  // 0: as many as workers
-  std::string algorithm = "auto";
+  AlgorithmChoice algorithm = {};
   StepOptions step;
   std::string library_version;
 };
@@ -59,7 +59,7 @@ class Engine final : public MeshEvents {
   void start(const StrategySpec& strategy, Done done);
   void set_strategy(const StrategySpec& strategy, Done done);
   bool started() const { return started_; }
-  void replan();  // settings of parameters have changed
+  Status replan();  // settings of parameters have changed
 
   // `weights` by replica. Marks may come before or after begin; flush marks the rest.
   void step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop, StepDone done);
@@ -82,7 +82,7 @@ class Engine final : public MeshEvents {
   void on_object(transport::ObjectPart part, transport::Responder respond) override;
 
  private:
-  using MakeTask = std::function<std::unique_ptr<Task>(uint64_t operation, Done done)>;
+  using MakeTask = std::function<Result<std::unique_ptr<Task>>(uint64_t operation, const Done& done)>;
   // What the user called, whatever operations it takes; see Mesh::operation.
   struct Call {
     uint64_t number;
@@ -91,8 +91,20 @@ class Engine final : public MeshEvents {
   // `done` will end the call.
   std::shared_ptr<Call> begin_call(Done* done);
   // Stand-alone collectives run in issue order, a few at a time. Without a call, the operation is one of its own.
-  void schedule(std::shared_ptr<Call> call, MakeTask make, Done done);
-  void schedule(MakeTask make, Done done) { schedule(nullptr, std::move(make), std::move(done)); }
+  // `make(operation, done)` gives the task, of whatever class, or why there is none.
+  template <typename Make>
+  void schedule(std::shared_ptr<Call> call, Make make, Done done) {
+    enqueue(std::move(call),
+            [make = std::move(make)](uint64_t operation, const Done& ended) {
+              return Result<std::unique_ptr<Task>>(make(operation, ended));
+            },
+            std::move(done));
+  }
+  template <typename Make>
+  void schedule(Make make, Done done) {
+    schedule(nullptr, std::move(make), std::move(done));
+  }
+  void enqueue(std::shared_ptr<Call> call, MakeTask make, Done done);
   void pump();
   Status usable() const;
   transport::Time deadline() const { return loop_.now() + options_.step_timeout; }
@@ -101,14 +113,16 @@ class Engine final : public MeshEvents {
                 std::string name,
                 std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
   void meet(Kind kind, DType dtype, Done done);
-  void reduce_all(std::span<std::byte> data, DType dtype, Reduction reduction, Algorithm algorithm, Done done);
+  void reduce_all(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
   void reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
 
   // start (engine_start.cc)
-  std::string signature(const StrategySpec& strategy) const;
+  std::string signature(const Plan& plan) const;
   void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
-  void give_values(std::shared_ptr<Call> call, const StrategySpec& strategy, Done done);
-  void apply_plan(const StrategySpec& strategy);
+  void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);
+  Result<Plan> plan_of(const StrategySpec& strategy) const;  // fails where its algorithm cannot serve it, too
+  void apply_plan(Plan plan);
+  void move_state(std::shared_ptr<Call> call, Done done);
   void gather_state(std::shared_ptr<Call> call, size_t bucket, size_t tensor, Done done);
 
   transport::Loop& loop_;

@@ -49,7 +49,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 }  // namespace
 
 // One line for each thing that must be equal, so that the first unequal line says what to mend.
-std::string Engine::signature(const StrategySpec& strategy) const {
+std::string Engine::signature(const Plan& plan) const {
   std::string text = "library " + options_.library_version + "\n";
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
@@ -60,7 +60,7 @@ std::string Engine::signature(const StrategySpec& strategy) const {
     text += std::string(" frozen=") + (settings.frozen ? "1" : "0") + '\n';
   }
   text += "optimizer " + model_.optimizer->describe() + '\n';
-  text += "strategy " + strategy.describe() + '\n';
+  text += "strategy " + plan.describe() + '\n';
   text += std::string("reproducible = ") + (options_.step.reproducible ? "1" : "0") + '\n';
   text += "bucket_size = " + std::to_string(options_.bucket_bytes) + '\n';
   text += "servers = " + std::to_string(options_.servers) + '\n';
@@ -71,18 +71,21 @@ std::string Engine::signature(const StrategySpec& strategy) const {
 
 void Engine::start(const StrategySpec& strategy, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
-  const std::string mine = signature(strategy);
+  const std::shared_ptr<Call> call = begin_call(&done);
+  auto planned = plan_of(strategy);
+  if (!planned.ok()) return done(planned.status());
+  const auto plan = std::make_shared<const Plan>(std::move(planned).value());
+  const std::string mine = signature(*plan);
   const uint32_t replicas = static_cast<uint32_t>(model_.replicas.size());
   if (!mesh_) {
     total_replicas_ = replicas;
-    return give_values(nullptr, strategy, std::move(done));
+    return give_values(call, plan, std::move(done));
   }
-  const std::shared_ptr<Call> call = begin_call(&done);
   const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, 0};
   std::vector<std::byte> bytes(sizeof wire);
   std::memcpy(bytes.data(), &wire, sizeof wire);
   exchange(call, Kind::kStart, DType::kUint8, 0, std::move(bytes), "start",
-           [this, call, strategy, mine, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+           [this, call, plan, mine, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              bool equal = true;
              uint64_t length = 0, hash = 0;
@@ -101,7 +104,7 @@ void Engine::start(const StrategySpec& strategy, Done done) {
                total_replicas_ += theirs.replicas;
              }
              if (!equal) return compare_signatures(call, mine, length, done);
-             give_values(call, strategy, done);
+             give_values(call, plan, done);
            });
 }
 
@@ -153,13 +156,13 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
       });
 }
 
-void Engine::give_values(std::shared_ptr<Call> call, const StrategySpec& strategy, Done done) {
+void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done) {
   struct Values {
     size_t left;
     Status failure;
   };
   auto values = std::make_shared<Values>(Values{model_.parameters.size() + 1, {}});
-  auto one_done = [this, values, strategy, done](const Status& status) {
+  auto one_done = [this, values, plan, done](const Status& status) {
     if (!status.ok() && values->failure.ok()) values->failure = status;
     if (--values->left > 0) return;
     if (!values->failure.ok()) return done(values->failure);
@@ -169,10 +172,10 @@ void Engine::give_values(std::shared_ptr<Call> call, const StrategySpec& strateg
         if (nbytes > 0) std::memcpy(model_.bindings[r][p].value, model_.bindings[0][p].value, nbytes);
       }
     }
-    apply_plan(strategy);
+    apply_plan(*plan);
     started_ = true;
     log_->info("started: " + std::to_string(model_.parameters.size()) + " parameters in " +
-               std::to_string(step_.plan().size()) + " buckets, strategy " + strategy.describe() + ", " +
+               std::to_string(step_.plan().size()) + " buckets, strategy " + plan->strategy.describe() + ", " +
                std::to_string(step_.buffer_bytes()) + " bytes of buffers");
     done({});
   };
@@ -194,36 +197,53 @@ void Engine::give_values(std::shared_ptr<Call> call, const StrategySpec& strateg
   one_done({});
 }
 
-void Engine::apply_plan(const StrategySpec& strategy) {
+Result<Plan> Engine::plan_of(const StrategySpec& strategy) const {
   std::vector<PlanParameter> planned;
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
-    planned.push_back({parameter.dtype, parameter.count, parameter.trained && !model_.settings[p].frozen});
+    planned.push_back(
+        {parameter.dtype, parameter.count, parameter.trained && !model_.settings[p].frozen, parameter.name});
   }
-  const int32_t servers = options_.servers > 0 ? options_.servers : size();
-  step_.set_replicas(total_replicas_);
-  PlanOptions options{size(), servers, options_.bucket_bytes};
+  PlanOptions options{size(), options_.servers > 0 ? options_.servers : size(), options_.bucket_bytes};
   if (options_.step.reproducible) options.bucket_blocks = transport::kSmallBytes / sizeof(int32_t);
-  step_.set_plan(make_plan(planned, strategy, options), strategy, strategy_version_);
+  auto plan = make_plan(planned, strategy, options);
+  if (!plan.ok() || !mesh_ || !strategy.algorithm.registered) return plan;
+  for (Bucket& bucket : plan.value().buckets) {  // before the first step, rather than in it
+    auto schedule = strategy.algorithm.registered->schedule(rank(), size(), bucket.elements);
+    if (!schedule.ok()) return schedule.status();
+    bucket.schedule = schedule.value()->digest;
+  }
+  return plan;
 }
 
-void Engine::replan() {
-  if (started_) apply_plan(step_.strategy());
+void Engine::apply_plan(Plan plan) {
+  step_.set_replicas(total_replicas_);
+  step_.set_plan(std::move(plan), strategy_version_);
+}
+
+Status Engine::replan() {
+  if (!started_) return {};
+  auto plan = plan_of(step_.strategy());
+  if (plan.ok()) apply_plan(std::move(plan).value());
+  return plan.status();
 }
 
 void Engine::set_strategy(const StrategySpec& strategy, Done done) {
   if (!torn_.ok()) return done(torn_);
   if (Status status = usable(); !status.ok()) return done(status);
   const std::shared_ptr<Call> call = begin_call(&done);
-  auto change = [this, strategy, done] {
+  auto planned = plan_of(strategy);
+  if (!planned.ok()) return done(planned.status());
+  const auto plan = std::make_shared<const Plan>(std::move(planned).value());
+  auto change = [this, plan, done] {
     ++strategy_version_;
-    apply_plan(strategy);
-    log_->info("strategy is " + strategy.describe() + " from step " + std::to_string(next_step_) + " on");
+    apply_plan(*plan);
+    log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) + " on");
     done({});
   };
   if (!mesh_) return change();
-  exchange(call, Kind::kStrategy, DType::kUint8, 0, bytes_of(strategy.describe()), "dsgd_strategy_set",
-           [this, call, strategy, change, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+  exchange(call, Kind::kStrategy, DType::kUint8, 0, bytes_of(plan->describe()), "dsgd_strategy_set",
+           [this, call, change, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              for (size_t rank = 1; rank < all.size(); ++rank) {
                if (all[rank] == all[0]) continue;
@@ -233,24 +253,26 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done) {
                                .with_rank(static_cast<int32_t>(rank))
                                .with_operation("dsgd_strategy_set"));
              }
-             const size_t tensors = static_cast<size_t>(model_.optimizer->state_count());
-             const size_t moves = step_.updates_at_owner() ? step_.plan().size() * tensors : 0;
-             auto left = std::make_shared<size_t>(moves + 1);
-             auto failure = std::make_shared<Status>();
-             auto moved = [left, failure, change, done](const Status& status) {
-               if (!status.ok() && failure->ok()) *failure = status;
-               if (--*left > 0) return;
-               if (!failure->ok()) return done(*failure);
-               change();
-             };
-             for (size_t bucket = 0; moves > 0 && bucket < step_.plan().size(); ++bucket) {
-               for (size_t tensor = 0; tensor < tensors; ++tensor) gather_state(call, bucket, tensor, moved);
-             }
-             moved({});
+             move_state(call, [change, done](const Status& moved) { moved.ok() ? change() : done(moved); });
            });
 }
 
-// Optimizer state of one bucket goes from the owners of its ranges to every worker.
+// Optimizer state goes from the owners of its ranges to every worker.
+void Engine::move_state(std::shared_ptr<Call> call, Done done) {
+  const size_t tensors = static_cast<size_t>(model_.optimizer->state_count());
+  const size_t buckets = step_.updates_at_owner() ? step_.plan().size() : 0;
+  auto left = std::make_shared<size_t>(buckets * tensors + 1);
+  auto failure = std::make_shared<Status>();
+  auto moved = [left, failure, done](const Status& status) {
+    if (!status.ok() && failure->ok()) *failure = status;
+    if (--*left == 0) done(*failure);
+  };
+  for (size_t bucket = 0; bucket < buckets; ++bucket) {
+    for (size_t tensor = 0; tensor < tensors; ++tensor) gather_state(call, bucket, tensor, moved);
+  }
+  moved({});
+}
+
 void Engine::gather_state(std::shared_ptr<Call> call, size_t index, size_t tensor, Done done) {
   const Bucket& bucket = step_.plan()[index];
   const size_t element = dtype_size(bucket.dtype);

@@ -19,13 +19,15 @@ Status closed_status() { return Status(Code::kClosed, "the session is closed; op
 Session::Session() = default;
 
 Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique_ptr<transport::Environment> environment,
-                                               std::shared_ptr<Log> log) {
+                                               std::shared_ptr<Log> log, const Registered& registered) {
   Status status = config.validate();
   if (!status.ok()) return status;
   auto session = std::shared_ptr<Session>(new Session());
-  session->impl_ = std::make_unique<Impl>(config, std::move(environment), std::move(log));
+  session->impl_ = std::make_unique<Impl>(config, std::move(environment), std::move(log), registered);
   Impl& impl = *session->impl_;
-  auto strategy = StrategySpec::parse(config.text("strategy"), "", config.text("algorithm"));
+  auto algorithm = impl.strategies.algorithm(config.text("algorithm"));
+  if (!algorithm.ok()) return algorithm.status();
+  auto strategy = impl.strategies.parse(config.text("strategy"), "", config.text("algorithm"));
   if (!strategy.ok()) return strategy.status();
   impl.strategy = strategy.value();
   auto optimizer = Optimizer::make("sgd", "");
@@ -33,7 +35,7 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
   impl.model.optimizer = std::move(optimizer).value();
   if (auto notifier = impl.environment->new_notifier(); notifier.ok()) impl.notifier = std::move(notifier).value();
 
-  impl.worker = std::make_unique<Worker>(*impl.environment, impl.config, impl.model, impl.log);
+  impl.worker = std::make_unique<Worker>(*impl.environment, impl.config, algorithm.value(), impl.model, impl.log);
   status = impl.worker->setup();
   if (!status.ok()) return status;
   const transport::Time deadline = impl.loop().now() + impl.config.duration("init_timeout");
@@ -129,7 +131,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
   impl.loop().run([look] { (*look)(); }, *idle, deadline + kSlack);
   // Leave. The head answers at once, if it runs and, where it lives here, once the others know or have left, too.
   const transport::Time now = impl.loop().now();
-  const transport::Time leave_until = std::min(std::max(deadline, now + kLeaving), now + impl.worker->lease() + kSlack);
+  const transport::Time leave_until = std::min(std::max(deadline, now + kLeaving), now + Member::host_patience(impl.worker->lease()) + kSlack);
   auto left = std::make_shared<std::atomic<bool>>(false);
   impl.loop().run([&impl, idle, left] {
     *idle = true;

@@ -16,6 +16,7 @@
 #include "core/session/operation.h"
 #include "core/session/tensor_memory.h"
 #include "core/strategy/model.h"
+#include "core/strategy/strategies.h"
 #include "transport/base/status.h"
 #include "transport/network.h"
 
@@ -25,7 +26,7 @@ class Session {
  public:
   // Joins the job and blocks until it is complete. `config` is validated by this call.
   static Result<std::shared_ptr<Session>> open(const Config& config, std::unique_ptr<transport::Environment> environment,
-                                               std::shared_ptr<Log> log);
+                                               std::shared_ptr<Log> log, const Registered& registered = {});
   ~Session();  // as free: ends without waiting for operations; in a forked child it abandons threads and sockets
 
   bool forked() const;

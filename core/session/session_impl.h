@@ -16,8 +16,9 @@
 namespace dsgd {
 
 struct Session::Impl {
-  Impl(const Config& config, std::unique_ptr<transport::Environment> environment, std::shared_ptr<Log> log)
-      : config(config), environment(std::move(environment)), log(std::move(log)) {}
+  Impl(const Config& config, std::unique_ptr<transport::Environment> environment, std::shared_ptr<Log> log,
+       const Registered& registered)
+      : config(config), environment(std::move(environment)), log(std::move(log)), strategies(registered) {}
 
   // Calls in progress, so that close() knows when nobody uses the loop any more.
   class Call {
@@ -85,6 +86,7 @@ struct Session::Impl {
   const Config config;
   const std::unique_ptr<transport::Environment> environment;
   const std::shared_ptr<Log> log;
+  const Strategies strategies;
   Model model;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<transport::Notifier> notifier;

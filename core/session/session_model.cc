@@ -81,12 +81,11 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
   status = impl_->writable("dsgd_parameter_set");
   if (!status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
-  impl_->model.settings[parameter->index] = settings;
+  std::swap(impl_->model.settings[parameter->index], settings);
   if (!impl_->started) return {};
-  return impl_->block([this](auto done) {
-    impl_->engine().replan();
-    done(Status());
-  });
+  status = impl_->block([this](auto done) { done(impl_->engine().replan()); });
+  if (!status.ok()) std::swap(impl_->model.settings[parameter->index], settings);  // nothing has changed
+  return status;
 }
 
 Result<Replica*> Session::add_replica(const std::string& device) {

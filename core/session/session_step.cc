@@ -10,7 +10,7 @@ namespace dsgd {
 Status Session::set_strategy(const std::string& name, const std::string& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  auto strategy = StrategySpec::parse(name, options, impl_->config.text("algorithm"));
+  auto strategy = impl_->strategies.parse(name, options, impl_->config.text("algorithm"));
   if (!strategy.ok()) return strategy.status();
   if (!impl_->started) {
     impl_->strategy = strategy.value();

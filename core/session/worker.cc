@@ -30,12 +30,12 @@ namespace {
 
 constexpr Duration kSpin = std::chrono::microseconds(50);  // about what a sleep and a wake-up cost
 
-EngineOptions engine_options(const Config& config) {
+EngineOptions engine_options(const Config& config, const AlgorithmChoice& algorithm) {
   EngineOptions options;
   options.step_timeout = config.duration("step_timeout");
   options.bucket_bytes = config.size("bucket_size");
   options.servers = static_cast<int32_t>(config.integer("servers"));
-  options.algorithm = config.text("algorithm");
+  options.algorithm = algorithm;
   options.step.reproducible = config.flag("reproducible");
   options.step.gradient_norm = config.flag("gradient_norm");
   options.library_version = library_version();
@@ -46,8 +46,9 @@ std::string host_of(const std::string& address) { return address.substr(0, addre
 
 }  // namespace
 
-Worker::Worker(transport::Environment& environment, const Config& config, Model& model, std::shared_ptr<Log> log)
-    : environment_(environment), config_(config), model_(model), log_(std::move(log)) {}
+Worker::Worker(transport::Environment& environment, const Config& config, AlgorithmChoice algorithm, Model& model,
+               std::shared_ptr<Log> log)
+    : environment_(environment), config_(config), algorithm_(std::move(algorithm)), model_(model), log_(std::move(log)) {}
 
 Worker::~Worker() {
   listener_.reset();
@@ -82,7 +83,7 @@ Status Worker::setup() {
   auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
   if (!network.ok()) return network.status();
   network_ = std::move(network).value();
-  engine_ = std::make_unique<Engine>(network_->loop(), model_, engine_options(config_), log_);
+  engine_ = std::make_unique<Engine>(network_->loop(), model_, engine_options(config_, algorithm_), log_);
   if (solo_) return {};
 
   worker_id_ = config_.text("worker_id");
@@ -97,6 +98,7 @@ Status Worker::setup() {
   mesh.hello.worker_id = worker_id_;
   mesh.hello.library_version = library_version();
   mesh.receive_memory = config_.size("receive_memory");
+  mesh.lease = lease_;
   mesh_ = std::make_unique<Mesh>(*network_, mesh, *engine_, log_);
   engine_->use_mesh(mesh_.get());
 

@@ -16,7 +16,9 @@ namespace dsgd {
 
 class Worker {
  public:
-  Worker(transport::Environment& environment, const Config& config, Model& model, std::shared_ptr<Log> log);
+  // `algorithm`: what the configuration names.
+  Worker(transport::Environment& environment, const Config& config, AlgorithmChoice algorithm, Model& model,
+         std::shared_ptr<Log> log);
   ~Worker();  // on no loop; ends the networks' threads
 
   // Makes networks and listeners; decides whether the head lives here. Not on a loop.
@@ -27,7 +29,7 @@ class Worker {
 
   // Loop only. `joined` is called once.
   void join(transport::Time deadline, std::function<void(const Status&)> joined);
-  // Loop only: leaves in good order or because of `cause`; `done` within lease at the latest.
+  // Loop only: leaves in good order or because of `cause`; `done` within Member::host_patience at the latest.
   void leave(const Status& cause, std::function<void()> done);
 
   const transport::JoinReply& view() const { return view_; }
@@ -43,6 +45,7 @@ class Worker {
 
   transport::Environment& environment_;
   const Config& config_;
+  const AlgorithmChoice algorithm_;
   Model& model_;
   std::shared_ptr<Log> log_;
   bool solo_ = false;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/collectives/direct.h"
-#include "core/config/config.h"
 #include "core/reduce/reproducible.h"
 #include "core/strategy/hash_ring.h"
 
@@ -44,59 +43,37 @@ void lay_out(Bucket& bucket, StrategyKind kind, int32_t workers) {
 
 }  // namespace
 
-std::string StrategySpec::describe() const {
-  switch (kind) {
-    case StrategyKind::kSimple: return "simple";
-    case StrategyKind::kPs: return "ps";
-    case StrategyKind::kAllReduce: return "allreduce algorithm=" + algorithm;
+// Functions cannot be compared, but what they answered can.
+std::string Plan::describe() const {
+  if (!strategy.registered && !strategy.algorithm.registered) return strategy.describe();
+  uint64_t answers = 0;
+  for (const Bucket& bucket : buckets) {
+    answers = mix64(answers ^ bucket.schedule);
+    for (const Piece& piece : bucket.pieces) answers = mix64(answers + static_cast<uint64_t>(piece.owner) + 1);
   }
-  return "";
+  return strategy.describe() + " (answers " + std::to_string(answers) + ")";
 }
 
-Result<StrategySpec> StrategySpec::parse(const std::string& name, const std::string& options,
-                                         const std::string& default_algorithm) {
-  static const std::vector<std::string> kNames = {"simple", "ps", "allreduce", "mirrored", "multi_worker_mirrored"};
-  StrategySpec spec;
-  spec.algorithm = default_algorithm;
-  if (name == "simple") {
-    spec.kind = StrategyKind::kSimple;
-  } else if (name == "ps") {
-    spec.kind = StrategyKind::kPs;
-  } else if (name == "allreduce" || name == "mirrored" || name == "multi_worker_mirrored") {
-    spec.kind = StrategyKind::kAllReduce;
-  } else {
-    const std::string near = nearest_name(name, kNames);
-    return Status(Code::kInvalidArgument, "there is no strategy '" + name + "'" +
-                                              (near.empty() ? "" : "; did you mean '" + near + "'?") +
-                                              "; strategies are simple, ps and allreduce (also called mirrored, multi_worker_mirrored)");
-  }
-  auto words = Options::parse(options, "strategy '" + name + "'");
-  if (!words.ok()) return words.status();
-  if (spec.kind == StrategyKind::kAllReduce) words->choice("algorithm", &spec.algorithm, {"auto", "direct", "ring"});
-  Status status = words->finish();
-  if (!status.ok()) return status;
-  return spec;
-}
-
-std::vector<Bucket> make_plan(const std::vector<PlanParameter>& parameters, const StrategySpec& strategy,
-                              const PlanOptions& options) {
-  const bool ps = strategy.kind == StrategyKind::kPs;
+Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const StrategySpec& strategy,
+                       const PlanOptions& options) {
+  // Ranges with owners of their own; in `simple` all belongs to the driver.
+  const bool ranges = strategy.kind == StrategyKind::kPs || strategy.registered;
   std::vector<int32_t> servers;
   for (int32_t server = 0; server < std::min(options.servers, options.workers); ++server) servers.push_back(server);
-  const HashRing ring(ps ? servers : std::vector<int32_t>{0});
+  const HashRing ring(ranges ? servers : std::vector<int32_t>{0});
 
-  std::vector<Bucket> plan;
+  Plan plan{strategy, {}};
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
     // A multiple of the block, so that no block is split over two buckets.
     const size_t capacity = std::max(reproducible::kBlock, options.bucket_bytes / dtype_size(dtype) /
                                                                reproducible::kBlock * reproducible::kBlock);
-    const size_t range = ps ? std::min(kKeyRange, capacity) : capacity;
+    const size_t range = ranges ? std::min(kKeyRange, capacity) : capacity;
     Bucket bucket{dtype, {}, {}, {}};
     size_t filled = 0, blocks = 0;
     auto close = [&] {
       if (bucket.pieces.empty()) return;
       lay_out(bucket, strategy.kind, options.workers);
-      plan.push_back(std::move(bucket));
+      plan.buckets.push_back(std::move(bucket));
       bucket = Bucket{dtype, {}, {}, {}};
       filled = blocks = 0;
     };
@@ -105,17 +82,29 @@ std::vector<Bucket> make_plan(const std::vector<PlanParameter>& parameters, cons
       const PlanParameter& parameter = parameters[index];
       if (parameter.dtype != dtype || !parameter.planned || parameter.count == 0) continue;
       for (size_t begin = 0; begin < parameter.count;) {
-        size_t count = std::min(range - (ps ? begin % range : 0), parameter.count - begin);
+        size_t count = std::min(range - (ranges ? begin % range : 0), parameter.count - begin);
         const size_t blocks_left = options.bucket_blocks - blocks;
         if (filled + count > capacity || reproducible::block_count(count) > blocks_left) {
           const size_t room = std::min((capacity - filled) / reproducible::kBlock, blocks_left) * reproducible::kBlock;
-          if (ps || room == 0) {
+          if (ranges || room == 0) {
             close();
             continue;
           }
           count = room;
         }
-        const int32_t owner = ps ? ring.owner(range_key(index, begin / range)) : 0;
+        int32_t owner = ranges ? ring.owner(range_key(index, begin / range)) : 0;
+        if (strategy.registered) {
+          auto given = strategy.registered->owner(parameter.name, begin, count, options.workers, strategy.options);
+          if (!given.ok()) return given.status();
+          owner = given.value();
+          if (owner < 0 || owner >= options.workers) {
+            return Status(Code::kInvalidArgument,
+                          "strategy '" + strategy.name + "' gives elements " + std::to_string(begin) + " to " +
+                              std::to_string(begin + count) + " of parameter '" + parameter.name + "' to rank " +
+                              std::to_string(owner) + "; ranks are 0 .. " + std::to_string(options.workers - 1))
+                .with_parameter(parameter.name);
+          }
+        }
         bucket.pieces.push_back({index, begin, count, 0, 0, owner, 0});
         filled += count;
         blocks += reproducible::block_count(count);

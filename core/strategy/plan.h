@@ -8,20 +8,10 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/strategy/strategies.h"
 #include "transport/base/status.h"
 
 namespace dsgd {
-
-enum class StrategyKind : uint8_t { kSimple, kAllReduce, kPs };
-
-struct StrategySpec {
-  StrategyKind kind = StrategyKind::kAllReduce;
-  std::string algorithm = "auto";  // of allreduce: auto, direct, ring
-  std::string describe() const;    // canonical, for the signature
-  // Names and aliases of dsgd.h; `default_algorithm` is the configuration's.
-  static Result<StrategySpec> parse(const std::string& name, const std::string& options,
-                                    const std::string& default_algorithm);
-};
 
 // A range of one parameter in a bucket. Positions count elements of the bucket.
 struct Piece {
@@ -29,7 +19,7 @@ struct Piece {
   size_t begin, count;  // in the parameter; begin is a multiple of reproducible::kBlock
   size_t position;
   size_t trailer;  // position of two elements: number of contributing replicas, sum of their weights
-  int32_t owner;   // of the whole piece in simple and ps
+  int32_t owner;   // of the whole piece, unless the strategy is allreduce
   size_t block;    // first of its reproducible blocks in the bucket's list
 };
 
@@ -40,12 +30,20 @@ struct Bucket {
   std::vector<uint32_t> parameters;  // distinct, those with a piece here
   size_t elements = 0;             // with trailers and padding
   size_t blocks = 0;
+  uint64_t schedule = 0;           // digest, of a registered algorithm
+};
+
+struct Plan {
+  StrategySpec strategy;
+  std::vector<Bucket> buckets;
+  std::string describe() const;  // the strategy, and what the host's functions answered if they had a part in it
 };
 
 struct PlanParameter {  // what planning needs to know
   DType dtype;
   size_t count;
   bool planned;  // trained and not frozen
+  std::string name = {};
 };
 
 struct PlanOptions {
@@ -58,7 +56,8 @@ struct PlanOptions {
 // Elements of one key range of the parameter servers.
 inline constexpr size_t kKeyRange = 65536;
 
-std::vector<Bucket> make_plan(const std::vector<PlanParameter>& parameters, const StrategySpec& strategy,
-                              const PlanOptions& options);
+// Fails only where a registered strategy gives no owner.
+Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const StrategySpec& strategy,
+                       const PlanOptions& options);
 
 }  // namespace dsgd

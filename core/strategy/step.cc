@@ -4,28 +4,19 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/collectives/all_reduce.h"
 #include "core/collectives/exchange.h"
-#include "core/collectives/ring.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
 
 namespace dsgd {
-namespace {
-
-constexpr int32_t kDirectWorkers = 32;  // beyond, the ring's fewer messages win
-
-void add_int64(void* destination, const void* source, size_t count) {
-  reduce_into(DType::kInt64, Reduction::kSum, destination, source, count);
-}
-
-}  // namespace
 
 Step::Step(Model& model, StepOptions options) : model_(model), options_(options) {}
 Step::~Step() = default;
 
-void Step::set_plan(std::vector<Bucket> plan, const StrategySpec& strategy, uint64_t version) {
-  plan_ = std::move(plan);
-  strategy_ = strategy;
+void Step::set_plan(Plan plan, uint64_t version) {
+  plan_ = std::move(plan.buckets);
+  strategy_ = std::move(plan.strategy);
   version_ = version;
   buffers_.clear();
   buffers_.resize(plan_.size());
@@ -73,13 +64,6 @@ uint64_t Step::header_operation() const { return Mesh::operation(request_.call, 
 uint64_t Step::norms_operation() const { return Mesh::operation(request_.call, 1); }
 uint64_t Step::operation_of(size_t bucket, bool exponents) const {
   return Mesh::operation(request_.call, 2 + 2 * bucket + (exponents ? 0 : 1));
-}
-
-Algorithm Step::algorithm_of(const Bucket&) const {
-  if (strategy_.kind != StrategyKind::kAllReduce) return Algorithm::kDirect;
-  if (strategy_.algorithm == "ring") return Algorithm::kRing;
-  if (strategy_.algorithm == "direct") return Algorithm::kDirect;
-  return mesh_ && mesh_->size() > kDirectWorkers ? Algorithm::kRing : Algorithm::kDirect;
 }
 
 void Step::begin(StepRequest request, Done done) {
@@ -198,24 +182,22 @@ void Step::reduce(size_t index) {
   if (!mesh_) return bucket_done(index, {});
 
   const DType sum_type = options_.reproducible ? DType::kInt64 : bucket.dtype;
-  const Algorithm algorithm = algorithm_of(bucket);
   transport::BulkHeader shape;
   shape.operation = operation_of(index, false);
   shape.kind = static_cast<uint8_t>(Kind::kBucket);
   shape.dtype = static_cast<uint8_t>(sum_type);
-  shape.algorithm = static_cast<uint8_t>(algorithm);
   shape.count = bucket.elements;
-  auto add = sum_type == DType::kInt64 ? std::function(add_int64)
-                                       : [sum_type](void* destination, const void* source, size_t count) {
-                                           reduce_into(sum_type, Reduction::kSum, destination, source, count);
-                                         };
+  auto add = [sum_type](void* destination, const void* source, size_t count) {
+    reduce_into(sum_type, Reduction::kSum, destination, source, count);
+  };
   auto done = [this, index](const Status& status) { bucket_done(index, status); };
   std::unique_ptr<Task> task;
   Direct* held = nullptr;
-  if (algorithm == Algorithm::kRing) {
-    shape.tag = mesh_->chunk_bytes();
-    task = std::make_unique<Ring>(*mesh_, shape,
-                                  RingPlan{bucket.elements, data_element(bucket), buffers.data.data(), add}, done);
+  if (!transforms()) {
+    AllReducePlan all{bucket.elements, data_element(bucket), buffers.data.data(), !options_.reproducible, add, nullptr};
+    auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), done);
+    if (!made.ok()) return fail(made.status());
+    task = std::move(made).value();
   } else {
     DirectPlan direct;
     direct.bounds = bucket.bounds;
@@ -223,13 +205,13 @@ void Step::reduce(size_t index) {
     direct.data = buffers.data.data();
     direct.ordered = !options_.reproducible;
     direct.add = add;
-    direct.result_element = transforms() ? dtype_size(bucket.dtype) : direct.element;
-    direct.result = transforms() ? result_of(buffers) : buffers.data.data();
-    if (transforms()) direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };
+    direct.result_element = dtype_size(bucket.dtype);
+    direct.result = result_of(buffers);
+    direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };
+    shape.algorithm = static_cast<uint8_t>(Algorithm::kDirect);
     shape.tag = Direct::tag(*mesh_, direct);
-    const bool hold = transforms() && !header_done_;
-    auto owned = std::make_unique<Direct>(*mesh_, shape, std::move(direct), hold, done);
-    if (hold) held = owned.get();
+    auto owned = std::make_unique<Direct>(*mesh_, shape, std::move(direct), !header_done_, done);
+    if (!header_done_) held = owned.get();
     task = std::move(owned);
   }
   task->rename("step " + std::to_string(request_.step));

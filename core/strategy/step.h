@@ -45,7 +45,7 @@ class Step {
   void use_mesh(Mesh* mesh) { mesh_ = mesh; }  // null: one worker
 
   // A new plan, at start and after a change of strategy or settings.
-  void set_plan(std::vector<Bucket> plan, const StrategySpec& strategy, uint64_t version);
+  void set_plan(Plan plan, uint64_t version);
   const std::vector<Bucket>& plan() const { return plan_; }
   const StrategySpec& strategy() const { return strategy_; }
   // Replicas of all workers together, and of the ranks before this one; known from start.
@@ -63,8 +63,6 @@ class Step {
   // Does optimizer state live with the owners of ranges, rather than on every worker?
   bool updates_at_owner() const { return mesh_ && strategy_.kind == StrategyKind::kPs && !model_.optimizer->is_none(); }
   size_t buffer_bytes() const;  // memory that the step holds beside the model
-  // How bucket b's sums travel.
-  Algorithm algorithm_of(const Bucket& bucket) const;
 
  private:
   struct Buffers {

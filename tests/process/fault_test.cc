@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -69,13 +70,16 @@ class Process {
       }
       const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()).count();
       pollfd poll_fd{out_, POLLIN, 0};
-      if (left <= 0 || poll(&poll_fd, 1, static_cast<int>(left)) <= 0) return std::nullopt;
+      if (left <= 0 || poll(&poll_fd, 1, static_cast<int>(left)) == 0) return std::nullopt;
       char chunk[4096];
       const ssize_t count = read(out_, chunk, sizeof chunk);
+      if (count < 0 && errno == EINTR) continue;
       if (count <= 0) return std::nullopt;
       buffer_.append(chunk, static_cast<size_t>(count));
+      said_.append(chunk, static_cast<size_t>(count));
     }
   }
+  const std::string& said() const { return said_; }  // everything that was read
   int wait() {
     int status = 0;
     waitpid(pid_, &status, 0);
@@ -86,7 +90,7 @@ class Process {
  private:
   pid_t pid_ = -1;
   int out_ = -1;
-  std::string buffer_;
+  std::string buffer_, said_;
   std::optional<int> status_;
 };
 
@@ -137,7 +141,8 @@ class Job {
   void expect_all(const std::string& word) {
     const auto deadline = Clock::now() + std::chrono::seconds(60);
     for (size_t rank = 0; rank < processes.size(); ++rank) {
-      ASSERT_TRUE(processes[rank]->expect(word, deadline)) << "rank " << rank << " never said '" << word << "'";
+      ASSERT_TRUE(processes[rank]->expect(word, deadline)) << "rank " << rank << " never said '" << word << "', only:\n"
+                                                            << processes[rank]->said();
     }
   }
   std::vector<std::unique_ptr<Process>> processes;

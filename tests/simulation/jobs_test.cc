@@ -71,7 +71,7 @@ class Checker {
 
   void time(int w, const Call& call) {
     transport::Duration limit = call.name == "open"    ? kInitTimeout
-                                : call.name == "close" ? 1s + kLease
+                                : call.name == "close" ? 1s + kLease + 100ms
                                                        : kStepTimeout;
     // A death is noticed within a lease, whatever the timeout of the step is.
     const bool death =

@@ -51,10 +51,10 @@ JobSpec JobSpec::draw(uint64_t seed) {
   shape.steps = 1 + static_cast<int>(random.below(6));
   shape.momentum = random.chance(0.5) ? 0.5 : 0;
   spec.separate_head = random.chance(0.4);
-  static const char* const kStrategies[] = {"simple", "ps", "allreduce"};
-  spec.strategy = kStrategies[random.below(3)];
-  static const char* const kAlgorithms[] = {"auto", "direct", "ring"};
-  spec.algorithm = kAlgorithms[random.below(3)];
+  static const char* const kStrategies[] = {"simple", "ps", "allreduce", "dealt"};
+  spec.strategy = kStrategies[random.below(4)];
+  static const char* const kAlgorithms[] = {"auto", "direct", "ring", "doubling", "tree"};
+  spec.algorithm = kAlgorithms[random.below(5)];
   spec.bucket_size = random.chance(0.5) ? "4K" : "4M";
   spec.reproducible = random.chance(0.3);
   spec.one_host = random.chance(0.2);

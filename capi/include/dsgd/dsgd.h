@@ -7,6 +7,7 @@
  *   dsgd_session     one worker's membership in a job       dsgd_shard       a worker's part of the data set
  *   dsgd_parameter   a named tensor that is trained         dsgd_error       what went wrong
  *   dsgd_replica     one copy of the model on one device    dsgd_head        the coordinator, when it runs by itself
+ *   dsgd_algorithm, dsgd_strategy                           plug-ins of the host
  *
  * The shortest trainer, errors left out:
  *
@@ -197,7 +198,7 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
 /* Ends the membership in good order: waits up to timeout_ms (-1: `step_timeout`) for operations in flight, then ends
  * them with DSGD_ERR_CLOSED, tells the peers and the head, and frees the network. A worker or head that does not
  * answer, stopped for example, holds that up until timeout_ms or for a second, whichever is longer, but never longer
- * than `lease`, and another second for what was written to it. Afterwards every call on the session returns
+ * than `lease` plus 100 ms, and another second for what was written to it. Afterwards every call on the session returns
  * DSGD_ERR_CLOSED, but for what tells how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result, and
  * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing twice is
  * fine. Any thread. */
@@ -322,8 +323,8 @@ DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, con
 /* Learning rate from the next step on, equal on all workers (the step checks). One thread at a time. */
 DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd_error **error);
 /* How gradients become new values: "simple" (through the driver, rank 0), "ps" (parameter servers inside the workers,
- * placed by consistent hashing), "allreduce" (aliases "mirrored", "multi_worker_mirrored"). `options`: "key=value" words:
- * algorithm=auto|direct|ring (allreduce). NULL for none. Before dsgd_start: sets the strategy to start with. After:
+ * placed by consistent hashing), "allreduce" (aliases "mirrored", "multi_worker_mirrored"), or a registered one. `options`: "key=value" words:
+ * algorithm=auto|direct|ring, or a registered one (allreduce). NULL for none. Before dsgd_start: sets the strategy to start with. After:
  * collective, called by all workers between steps with equal arguments; optimizer state moves to where the new strategy
  * keeps it; holds from the next step on; blocks up to `step_timeout`. One thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_MISMATCH, DSGD_ERR_STATE (a step is in flight), and those of dsgd_step. */
@@ -502,6 +503,79 @@ DSGD_API const char *dsgd_head_address(const dsgd_head *head);
  * (-1: no limit), DSGD_ERR_WAIT_TIMEOUT. Any thread. */
 DSGD_API int32_t dsgd_head_wait(dsgd_head *head, int32_t timeout_ms, dsgd_error **error);
 DSGD_API void dsgd_head_free(dsgd_head *head); /* stops it; NULL is fine */
+
+/* ---- Plug-ins --------------------------------------------------------------------------------------------------- */
+
+/* Algorithms and strategies of the host's own. They are registered with a configuration under a name, before dsgd_init
+ * and on all workers alike; the keys `algorithm` and `strategy` and dsgd_strategy_set then take the name. Names have 1 to
+ * 64 lower-case letters, digits and '_', and begin with a letter.
+ *
+ * The functions of a plug-in are pure: from the same arguments they always give the same answer, on every worker. They
+ * only say where bytes go and who owns what; dsgd moves them. So a plug-in can neither block a worker nor lose a step, and
+ * its answers are checked, and compared between workers, before anything is moved. They are called from any thread,
+ * also by several at a time, must return soon, and must not throw, longjmp, or call dsgd functions other than those
+ * named here. */
+#define DSGD_PLUGIN_VERSION 1 /* of what is asked of the functions below */
+
+enum dsgd_transfer {
+  DSGD_TRANSFER_SEND = 0,   /* to the peer */
+  DSGD_TRANSFER_REDUCE = 1, /* from the peer, and added to what is there */
+  DSGD_TRANSFER_COPY = 2    /* from the peer, in place of what is there */
+};
+
+/* One rank's part of an all-reduce, while an algorithm writes it; valid during that call. */
+typedef struct dsgd_schedule dsgd_schedule;
+/* Adds a transfer of elements [begin, begin + count) to or from rank `peer`. Rounds are numbered from 0. What is sent in
+ * a round is what was there before the round; what is received in a round is added or copied in the order of these
+ * calls. Each transfer is one of the sender's and one of the receiver's, in the same round, the first between two ranks
+ * belonging to the first, and so on. A transfer begins as soon as those before it that touch the same elements are over,
+ * so many small ones overlap better than a few large ones. At most 65535 per rank.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_NO_MEMORY. */
+DSGD_API int32_t dsgd_schedule_add(dsgd_schedule *schedule, int32_t transfer, int32_t round, int32_t peer,
+                                   uint64_t begin, uint64_t count, dsgd_error **error);
+
+typedef struct dsgd_algorithm {
+  size_t struct_size; /* set by dsgd_algorithm_init */
+  uint32_t version;   /* DSGD_PLUGIN_VERSION of the header that the plug-in was compiled with */
+  void *user;         /* for the functions; may be NULL */
+  /* Writes what rank `rank` of `size` (> 1) does in an all-reduce of `count` (> 0) elements in place. It is called for all
+   * ranks, and the whole is checked: in the end all ranks must hold the contributions of all ranks, each once, added in
+   * the same order. Returns DSGD_OK, or one of DSGD_ERR_* with which the operation then fails. */
+  int32_t (*allreduce)(void *user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule *schedule);
+  /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
+  void (*release)(void *user);
+} dsgd_algorithm;
+
+/* Fills with zeros; struct_size as in dsgd_config_key_init. Any thread. Errors: DSGD_ERR_INVALID_ARGUMENT. */
+DSGD_API int32_t dsgd_algorithm_init(dsgd_algorithm *algorithm, size_t struct_size);
+/* Registers an algorithm for the all-reduces of the strategy "allreduce" and of dsgd_allreduce. The struct is copied. On
+ * failure `release` is not called. One thread at a time per configuration.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_EXISTS (the name is taken), DSGD_ERR_UNSUPPORTED (version). */
+DSGD_API int32_t dsgd_algorithm_register(dsgd_config *config, const char *name, const dsgd_algorithm *algorithm,
+                                         dsgd_error **error);
+
+/* What the owner of a range does with the sum of its gradients (dsgd_strategy.flags): divides it and gives out the mean,
+ * with which every worker updates, as in "simple"; or updates too and gives out new values, as in "ps". */
+enum dsgd_strategy_flags { DSGD_STRATEGY_MEAN_AT_OWNER = 0, DSGD_STRATEGY_UPDATE_AT_OWNER = 1 };
+
+typedef struct dsgd_strategy {
+  size_t struct_size; /* set by dsgd_strategy_init */
+  uint32_t version;   /* DSGD_PLUGIN_VERSION of the header that the plug-in was compiled with */
+  uint32_t flags;     /* one of dsgd_strategy_flags */
+  void *user;         /* for the functions; may be NULL */
+  /* The rank that owns elements [begin, begin + count) of the parameter, 0 .. size-1, or one of DSGD_ERR_*, with which
+   * dsgd_start or dsgd_strategy_set then fails. Ranges are of at most 65536 elements, and the same for all owners.
+   * `options`: those of dsgd_strategy_set, "" for none. */
+  int32_t (*owner)(void *user, const char *parameter, uint64_t begin, uint64_t count, int32_t size, const char *options);
+  /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
+  void (*release)(void *user);
+} dsgd_strategy;
+
+/* As dsgd_algorithm_init. */
+DSGD_API int32_t dsgd_strategy_init(dsgd_strategy *strategy, size_t struct_size);
+/* Registers a strategy: which worker is the server of which range. Otherwise as dsgd_algorithm_register. */
+DSGD_API int32_t dsgd_strategy_register(dsgd_config *config, const char *name, const dsgd_strategy *strategy,
+                                        dsgd_error **error);
 
 #ifdef __cplusplus
 }

@@ -25,6 +25,7 @@ std::vector<BadCall> step_cases();
 std::vector<BadCall> operation_cases();
 std::vector<BadCall> collective_cases();
 std::vector<BadCall> data_cases();
+std::vector<BadCall> plugin_cases();
 
 // A handle of the wrong kind.
 template <typename T, typename U>

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 std::vector<BadCall> all_cases() {
   std::vector<BadCall> all;
   for (const auto& cases : {config_cases(), session_cases(), model_cases(), step_cases(), operation_cases(),
-                            collective_cases(), data_cases()})
+                            collective_cases(), data_cases(), plugin_cases()})
     all.insert(all.end(), cases.begin(), cases.end());
   return all;
 }

@@ -87,6 +87,7 @@ static void train(dsgd_session *session) {
   dsgd_op *op;
   MUST(dsgd_learning_rate_set(session, 0.0, &error));
   MUST(dsgd_strategy_set(session, "ps", NULL, &error));
+  MUST(dsgd_strategy_set(session, "last", NULL, &error));
   MUST(dsgd_step_begin(session, 4, &op, &error));
   MUST(dsgd_gradient_ready(replica, weight, NULL, &error));
   CHECK(dsgd_gradient_ready(replica, weight, NULL, NULL) == DSGD_ERR_STATE);
@@ -155,11 +156,48 @@ static void share(dsgd_session *session) {
   dsgd_shard_free(shard);
 }
 
+/* Plug-ins: with one worker neither has anything to do but the owner to be asked. */
+static int asked = 0, released = 0;
+
+static int32_t exchange(void *user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule *schedule) {
+  (void)user;
+  if (size != 2) return DSGD_ERR_UNSUPPORTED;
+  if (dsgd_schedule_add(schedule, DSGD_TRANSFER_SEND, 0, 1 - rank, 0, count, NULL)) return DSGD_ERR_INTERNAL;
+  return dsgd_schedule_add(schedule, DSGD_TRANSFER_REDUCE, 0, 1 - rank, 0, count, NULL);
+}
+
+static int32_t last(void *user, const char *parameter, uint64_t begin, uint64_t count, int32_t size, const char *options) {
+  CHECK(strlen(parameter) > 0 && begin + count > 0 && strcmp(options, "") == 0);
+  ++*(int *)user;
+  return size - 1;
+}
+
+static void count_release(void *user) { ++*(int *)user; }
+
+static void add_plugins(dsgd_config *config) {
+  dsgd_algorithm algorithm;
+  dsgd_strategy strategy;
+  MUST(dsgd_algorithm_init(&algorithm, sizeof algorithm));
+  algorithm.version = DSGD_PLUGIN_VERSION;
+  algorithm.user = &released;
+  algorithm.allreduce = exchange;
+  algorithm.release = count_release;
+  MUST(dsgd_algorithm_register(config, "exchange", &algorithm, &error));
+  MUST(dsgd_strategy_init(&strategy, sizeof strategy));
+  strategy.version = DSGD_PLUGIN_VERSION;
+  strategy.flags = DSGD_STRATEGY_UPDATE_AT_OWNER;
+  strategy.user = &asked;
+  strategy.owner = last;
+  MUST(dsgd_strategy_register(config, "last", &strategy, &error));
+  MUST(dsgd_config_set(config, "algorithm", "exchange", &error));
+}
+
 int main(void) {
   dsgd_config *config = dsgd_config_new();
   dsgd_session *session = NULL;
   MUST(dsgd_config_set(config, "num_workers", "1", &error));
   MUST(dsgd_config_set(config, "log_level", "debug", &error));
+  add_plugins(config);
   MUST(dsgd_config_log_hook(config, count_record, &records, &error));
   CHECK(strcmp(dsgd_config_get(config, "log_level"), "debug") == 0);
   MUST(dsgd_init(config, &session, &error));
@@ -173,6 +211,7 @@ int main(void) {
   MUST(dsgd_close(session, -1, &error));
   CHECK(dsgd_rank(session) == DSGD_ERR_CLOSED);
   dsgd_session_free(session);
+  CHECK(asked > 0 && released == 1);
   printf("%d log records, %d failures\n", records, failures);
   return failures != 0;
 }

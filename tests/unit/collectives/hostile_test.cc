@@ -14,6 +14,7 @@
 #include "core/collectives/exchange.h"
 #include "core/collectives/mesh.h"
 #include "core/collectives/ring.h"
+#include "core/collectives/scheduled.h"
 #include "core/reduce/kernels.h"
 #include "transport/sim/world.h"
 
@@ -174,6 +175,16 @@ class HostilePeer : public testing::Test {
       return std::make_unique<Exchange>(mesh, shape(operation, Kind::kExchange, Algorithm::kOneHop),
                                         std::vector<std::byte>(16), [this](const Status& s, const auto&) { ended = s; });
     }
+    if (algorithm == "registered") {
+      BulkHeader header = shape(operation, Kind::kAllReduce, Algorithm::kScheduled);
+      auto write = [](int32_t rank, int32_t, uint64_t count, std::vector<Transfer>* transfers) {
+        *transfers = {{TransferKind::kSend, 0, 1 - rank, 0, count}, {TransferKind::kReduce, 0, 1 - rank, 0, count}};
+        return Status();
+      };
+      auto schedule = ScheduleAlgorithm("mine", write).schedule(0, 2, kCount).value();
+      header.tag = Scheduled::tag(mesh, *schedule);
+      return std::make_unique<Scheduled>(mesh, header, ScheduledPlan{schedule, sizeof(float), bytes().data(), add}, done);
+    }
     DirectPlan plan;
     plan.bounds = balanced_slices(kCount, 2);
     plan.data = plan.result = bytes().data();
@@ -225,7 +236,7 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
       {"of the next phase, empty", 1, 0, 0, false},
   };
   uint64_t call = 0;
-  for (const char* algorithm : {"direct", "ring", "broadcast", "exchange"}) {
+  for (const char* algorithm : {"direct", "ring", "registered", "broadcast", "exchange"}) {
     for (const Chunk& chunk : chunks) {
       // What the others refuse is right here: an exchange takes an empty part, and a worker that is no root an announcement.
       if (std::string(algorithm) == "exchange" && chunk.offset == 0 && chunk.nbytes == 0) continue;
@@ -299,6 +310,36 @@ TEST_F(HostilePeer, FailuresWithoutCauseOrFromNobodyAreIgnoredAndForeignObjectsR
   attacker->send(header, std::vector<std::byte>(16), false);
   run_until([&] { return ended.has_value(); });
   EXPECT_TRUE(ended->ok()) << ended->message();
+}
+
+// The head has heard that it leaves; then its machine died, with what it had sent to us.
+TEST_F(HostilePeer, WhoHasLeftIsWaitedForALeaseAndThenLost) {
+  open();
+  connect();
+  begin("exchange", kFirst);
+  victim->loop().post([this] { victim->mesh->told_left(1); });
+  world.run_for(9s);
+  EXPECT_TRUE(victim->failures.empty());
+  world.run_for(2s);
+  ASSERT_EQ(victim->failures.size(), 1u);
+  EXPECT_EQ(victim->failures[0].first, 1);
+  EXPECT_EQ(victim->failures[0].second.code(), Code::kWorkerLost);
+  EXPECT_NE(victim->failures[0].second.message().find("'w1'"), std::string::npos) << victim->failures[0].second.message();
+}
+
+TEST_F(HostilePeer, WhoHasLeftAndSaysGoodbyeIsNoLoss) {
+  open();
+  connect();
+  begin("exchange", kFirst);
+  victim->loop().post([this] { victim->mesh->told_left(1); });
+  world.run_for(9s);
+  attacker->send(header, std::vector<std::byte>(16), false);
+  attacker->call(transport::Goodbye{1, 1, {}}, [](const auto&) {});
+  world.run_for(100ms);
+  attacker->channel.reset();
+  world.run_for(60s);
+  EXPECT_TRUE(ended && ended->ok());
+  EXPECT_TRUE(victim->failures.empty());
 }
 
 TEST_F(HostilePeer, AStrangerWhoDialsBeforeTheViewIsKnownIsShownOutWithWhatItSent) {

@@ -417,14 +417,27 @@ TEST_F(MemberTest, WhoeverHostsTheHeadMayLeaveFirst) {
   EXPECT_TRUE(at(1).broken.empty() && at(2).broken.empty());
 }
 
-TEST_F(MemberTest, TheHostOfTheHeadWaitsNoLongerThanALeaseForWhoIsStopped) {
-  start_job(3, true);
-  world_.run_for(3s);
-  world_.pause(at(2).process);
-  const Time start = world_.now();
-  at(0).leave();
-  run_until([this] { return at(0).calls_of_done == 1; }, kLease + kSlack);
-  EXPECT_LE((at(0).left_at - start).count(), (kLease + kSlack).count());
+// Whenever the last renewal came, also when it came just before.
+TEST_F(MemberTest, TheHostOfTheHeadWaitsForWhoIsStoppedUntilTheOthersAreToldOfIt) {
+  const Duration patience = Member::host_patience(kLease);
+  for (int k = 0; k < 250; ++k) {  // over one heartbeat interval, in steps that the head would notice
+    SCOPED_TRACE(k);
+    workers_.clear();
+    head_.reset();
+    start_job(3, true);
+    world_.run_for(3s + k * kLease / 1250);
+    world_.pause(at(2).process);
+    const Time start = world_.now();
+    at(0).leave();
+    run_until([this] { return at(0).calls_of_done == 1; }, patience + kSlack);
+    EXPECT_LE((at(0).left_at - start).count(), (patience + kSlack).count());
+    at(0).destroy();
+    head_.reset();
+    world_.run_for(kSlack);
+    ASSERT_EQ(at(1).broken.size(), 1u);
+    EXPECT_EQ(at(1).broken[0].rank(), 2);
+    world_.resume(at(2).process);
+  }
 }
 
 TEST_F(MemberTest, LeavingEndsWithinTheLeaseWhateverBecameOfTheHead) {

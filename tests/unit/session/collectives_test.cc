@@ -6,7 +6,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "job.h"
+#include "plugins.h"
 
 namespace dsgd_test {
 namespace {
@@ -76,7 +76,7 @@ class Collectives : public testing::TestWithParam<int> {};
 
 TEST_P(Collectives, AllReduceEqualsPlainLoops) {
   const int workers = GetParam();
-  for (const char* algorithm : {"auto", "direct", "ring"}) {
+  for (const char* algorithm : {"auto", "direct", "ring", "my_ring", "my_doubling", "my_tree"}) {
     run_job(workers, {{"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
       for (int32_t dtype : kDtypes) {
         for (int32_t reduction : kReductions) {
@@ -95,14 +95,14 @@ TEST_P(Collectives, AllReduceEqualsPlainLoops) {
           }
         }
       }
-    });
+    }, register_all);
   }
 }
 
 TEST_P(Collectives, LargeBuffersTravelInManyChunks) {
   const int workers = GetParam();
   const size_t count = 5'000'011;
-  for (const char* algorithm : {"direct", "ring"}) {
+  for (const char* algorithm : {"direct", "ring", "my_ring", "my_doubling", "my_tree"}) {
     run_job(workers, {{"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
       std::vector<float> data(count);
       for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(element(rank, i));
@@ -112,7 +112,7 @@ TEST_P(Collectives, LargeBuffersTravelInManyChunks) {
       for (size_t i = 0; i < count; ++i) data[i] = rank == root ? static_cast<float>(i) : -1;
       DSGD_OK_OR_FAIL(dsgd_broadcast(session, nullptr, data.data(), count * 4, DSGD_FLOAT32, root, nullptr, error_));
       for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], static_cast<float>(i));
-    });
+    }, register_all);
   }
 }
 

@@ -1,4 +1,4 @@
-// simple = ps = allreduce (direct, ring) = one process. Every case runs a job of W workers with R replicas each through the C
+// simple = ps = allreduce (direct, ring) = what a host registers = one process. Every case runs a job of W workers with R replicas each through the C
 // ABI, and compares the values of every replica of every worker after each step with an oracle that is written here, apart from
 // the code under test, in plain loops over all replicas.
 
@@ -7,7 +7,7 @@
 #include <limits>
 #include <random>
 
-#include "job.h"
+#include "plugins.h"
 
 namespace dsgd_test {
 namespace {
@@ -158,7 +158,7 @@ History run_case(const Case& c, const char* strategy, const char* options, bool 
   History history(kSteps, std::vector<Values>(static_cast<size_t>(c.workers * c.replicas)));
   // Small buckets: several of them, with parameters split over them.
   run_job(c.workers, {{"bucket_size", "64K"}, {"reproducible", reproducible ? "1" : "0"}},
-          [&](dsgd_session* session, int rank) { train(c, session, rank, strategy, options, &history); });
+          [&](dsgd_session* session, int rank) { train(c, session, rank, strategy, options, &history); }, register_all);
   return history;
 }
 
@@ -171,7 +171,10 @@ constexpr struct {
 } kStrategies[] = {{"simple", nullptr, "simple"},
                    {"ps", nullptr, "ps"},
                    {"allreduce", "algorithm=direct", "direct"},
-                   {"allreduce", "algorithm=ring", "ring"}};
+                   {"allreduce", "algorithm=ring", "ring"},
+                   {"allreduce", "algorithm=my_doubling", "registered algorithm"},
+                   {"dealt_means", nullptr, "registered strategy, means"},
+                   {"dealt_values", nullptr, "registered strategy, values"}};
 
 class Equivalence : public testing::TestWithParam<std::tuple<int, int>> {};
 

@@ -33,7 +33,9 @@ using Settings = std::map<std::string, std::string>;
 
 // A head on a port of its own, and `workers` threads that each join it and run `body`. Returns when all are done.
 // body(session, rank) runs in the worker's thread; sessions are closed and freed after it.
-inline void run_job(int workers, const Settings& settings, const std::function<void(dsgd_session*, int)>& body) {
+// `prepare`, if given, sees each worker's configuration before the settings are made.
+inline void run_job(int workers, const Settings& settings, const std::function<void(dsgd_session*, int)>& body,
+                    const std::function<void(dsgd_config*)>& prepare = nullptr) {
   dsgd_head* head = nullptr;
   std::string address;
   if (workers > 1) {
@@ -61,6 +63,7 @@ inline void run_job(int workers, const Settings& settings, const std::function<v
         set("embed_head", "never");
         set("rank", std::to_string(worker));
       }
+      if (prepare) prepare(config);
       for (const auto& [key, value] : settings) set(key, value);
       dsgd_session* session = nullptr;
       Error error;

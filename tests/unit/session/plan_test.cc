@@ -61,13 +61,18 @@ std::vector<PlanCase> cases() {
           {"many", many}};
 }
 
+std::vector<Bucket> buckets(const std::vector<PlanParameter>& parameters, const StrategySpec& strategy,
+                            const PlanOptions& options) {
+  return make_plan(parameters, strategy, options).value().buckets;
+}
+
 TEST(Plan, EveryElementHasOnePlaceAndOneOwner) {
   for (const PlanCase& c : cases()) {
     for (const char* name : {"simple", "ps", "allreduce"}) {
       for (int workers : {1, 2, 3, 7}) {
         for (size_t bytes : {size_t{64} << 10, size_t{4} << 20}) {
-          const StrategySpec spec = StrategySpec::parse(name, "", "auto").value();
-          const auto plan = make_plan(c.parameters, spec, {workers, workers, bytes});
+          const StrategySpec spec = Strategies().parse(name, "", "auto").value();
+          const auto plan = buckets(c.parameters, spec, {workers, workers, bytes});
           std::vector<size_t> covered(c.parameters.size(), 0);
           for (const Bucket& bucket : plan) {
             SCOPED_TRACE(std::string(c.name) + ' ' + name + " W" + std::to_string(workers));
@@ -114,7 +119,7 @@ TEST(Plan, ABucketHasNoMoreBlocksThanItsExponentsHaveRoomFor) {
     PlanOptions options{2, 2, 64 << 20};
     options.bucket_blocks = 30;
     size_t blocks = 0, elements = 0;
-    for (const Bucket& bucket : make_plan(parameters, StrategySpec::parse(name, "", "auto").value(), options)) {
+    for (const Bucket& bucket : buckets(parameters, Strategies().parse(name, "", "auto").value(), options)) {
       EXPECT_LE(bucket.blocks, 30u) << name;
       blocks += bucket.blocks;
       for (const Piece& piece : bucket.pieces) elements += piece.count;
@@ -126,10 +131,10 @@ TEST(Plan, ABucketHasNoMoreBlocksThanItsExponentsHaveRoomFor) {
 
 TEST(Plan, PsOwnersDoNotDependOnBuckets) {
   const std::vector<PlanParameter> parameters = {{DType::kFloat32, 1'000'000, true}, {DType::kFloat32, 300'000, true}};
-  const StrategySpec ps = StrategySpec::parse("ps", "", "auto").value();
+  const StrategySpec ps = Strategies().parse("ps", "", "auto").value();
   std::map<std::pair<uint32_t, size_t>, int32_t> owners;
   for (size_t bytes : {size_t{256} << 10, size_t{1} << 20, size_t{4} << 20}) {
-    for (const Bucket& bucket : make_plan(parameters, ps, {4, 4, bytes})) {
+    for (const Bucket& bucket : buckets(parameters, ps, {4, 4, bytes})) {
       for (const Piece& piece : bucket.pieces) {
         const auto [it, fresh] = owners.try_emplace({piece.parameter, piece.begin}, piece.owner);
         EXPECT_EQ(it->second, piece.owner);
@@ -139,14 +144,14 @@ TEST(Plan, PsOwnersDoNotDependOnBuckets) {
 }
 
 TEST(Strategy, NamesAliasesAndOptionsAreChecked) {
-  EXPECT_EQ(StrategySpec::parse("mirrored", "", "ring").value().describe(), "allreduce algorithm=ring");
-  EXPECT_EQ(StrategySpec::parse("multi_worker_mirrored", "algorithm=direct", "ring").value().describe(),
+  EXPECT_EQ(Strategies().parse("mirrored", "", "ring").value().describe(), "allreduce algorithm=ring");
+  EXPECT_EQ(Strategies().parse("multi_worker_mirrored", "algorithm=direct", "ring").value().describe(),
             "allreduce algorithm=direct");
-  const auto wrong = StrategySpec::parse("allreduse", "", "auto");
+  const auto wrong = Strategies().parse("allreduse", "", "auto");
   ASSERT_FALSE(wrong.ok());
   EXPECT_NE(wrong.status().message().find("did you mean 'allreduce'"), std::string::npos) << wrong.status().message();
-  EXPECT_FALSE(StrategySpec::parse("allreduce", "algorithm=tree", "auto").ok());
-  EXPECT_FALSE(StrategySpec::parse("ps", "algorithm=ring", "auto").ok());
+  EXPECT_FALSE(Strategies().parse("allreduce", "algorithm=tree", "auto").ok());
+  EXPECT_FALSE(Strategies().parse("ps", "algorithm=ring", "auto").ok());
 }
 
 }  // namespace

@@ -1,0 +1,185 @@
+// Algorithms and strategies of the host's own.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "capi/src/call.h"
+#include "capi/src/config.h"
+#include "capi/src/sized.h"
+#include "core/base/text.h"
+
+// What an algorithm writes into.
+struct dsgd_schedule : dsgd::capi::Handle {
+  static constexpr uint64_t kTag = dsgd::capi::tag_of("schedule");
+  static constexpr const char* kName = "dsgd_schedule";
+  explicit dsgd_schedule(std::vector<dsgd::Transfer>* transfers) : Handle(kTag), transfers(transfers) {}
+
+  std::vector<dsgd::Transfer>* const transfers;
+};
+
+namespace dsgd::capi {
+namespace {
+
+constexpr size_t kLongestName = 64;
+constexpr size_t kAlgorithmFirstSize = sizeof(dsgd_algorithm);  // 1.0
+constexpr size_t kStrategyFirstSize = sizeof(dsgd_strategy);    // 1.0
+
+// The host's struct; what it points to is released with the last copy of the functions that use it.
+template <typename Vtable>
+std::shared_ptr<const Vtable> hold(const Vtable& given) {
+  return std::shared_ptr<const Vtable>(new Vtable(given), [](const Vtable* vtable) {
+    if (vtable->release) vtable->release(vtable->user);
+    delete vtable;
+  });
+}
+
+// A struct of which a caller's older header knows only the beginning: the rest is zero.
+template <typename Vtable>
+Vtable whole(const Vtable* given) {
+  Vtable copy{};
+  std::memcpy(static_cast<void*>(&copy), given, std::min(given->struct_size, sizeof copy));
+  return copy;
+}
+
+Status check_name(const Call& call, const char* name, const std::vector<std::string>& built_in, bool registered) {
+  const std::string text = name;
+  const bool letters = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
+  if (text.size() > kLongestName || !letters || text[0] < 'a') {
+    return call.invalid("name '" + printable(text) +
+                        "' is not 1 to 64 lower-case letters, digits and '_' that begin with a letter");
+  }
+  if (registered || std::find(built_in.begin(), built_in.end(), text) != built_in.end()) {
+    return call.fail(Code::kExists, "the name '" + text + "' is taken; give the plug-in one of its own");
+  }
+  return {};
+}
+
+Status check_version(const Call& call, uint32_t version, const char* argument) {
+  if (version == DSGD_PLUGIN_VERSION) return {};
+  return call.fail(Code::kUnsupported, std::string("argument '") + argument + "' has version " +
+                                           std::to_string(version) + ", this library knows version " +
+                                           std::to_string(DSGD_PLUGIN_VERSION) +
+                                           "; set it to DSGD_PLUGIN_VERSION, and compile for this version of dsgd");
+}
+
+Status check_function(const Call& call, bool given, const char* name) {
+  return given ? Status() : call.invalid(std::string("function '") + name + "' is NULL");
+}
+
+// A function of the host's must not throw; the process survives one that does.
+template <typename Function>
+Result<int32_t> ask(const std::string& who, Function&& function) {
+  try {
+    return function();
+  } catch (abi::__forced_unwind&) {
+    throw;
+  } catch (...) {
+    return Status(Code::kInternal, who + " threw an exception; plug-ins return a code instead");
+  }
+}
+
+// What a plug-in answers instead of DSGD_OK.
+Status refusal(const std::string& who, int32_t code) {
+  const bool known = code < 0 && code >= DSGD_ERR_INTERNAL;
+  return Status(known ? static_cast<Code>(code) : Code::kInternal,
+                who + " answered " + (known ? dsgd_status_name(code) : std::to_string(code)));
+}
+
+}  // namespace
+}  // namespace dsgd::capi
+
+using dsgd::Code;
+using dsgd::Result;
+using dsgd::Status;
+using dsgd::capi::Call;
+using dsgd::capi::guard;
+
+extern "C" {
+
+int32_t dsgd_schedule_add(dsgd_schedule* schedule, int32_t transfer, int32_t round, int32_t peer, uint64_t begin,
+                          uint64_t count, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.handle(schedule, "schedule"));
+    if (transfer < DSGD_TRANSFER_SEND || transfer > DSGD_TRANSFER_COPY) {
+      return call.invalid("transfer " + std::to_string(transfer) + " is none of DSGD_TRANSFER_*");
+    }
+    if (schedule->transfers->size() > dsgd::ScheduleAlgorithm::kMostTransfers) return {};  // one too many is told of
+    schedule->transfers->push_back({static_cast<dsgd::TransferKind>(transfer), round, peer, begin, count});
+    return {};
+  });
+}
+
+int32_t dsgd_algorithm_init(dsgd_algorithm* algorithm, size_t struct_size) {
+  return guard(__func__, nullptr, [&](const Call& call) -> Status {
+    return init_sized(call, algorithm, struct_size, dsgd_algorithm{}, dsgd::capi::kAlgorithmFirstSize, "algorithm");
+  });
+}
+
+int32_t dsgd_algorithm_register(dsgd_config* config, const char* name, const dsgd_algorithm* algorithm,
+                                dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
+    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+    DSGD_RETURN_IF_ERROR(call.given(algorithm, "algorithm"));
+    DSGD_RETURN_IF_ERROR(
+        check_sized(call, algorithm, dsgd::capi::kAlgorithmFirstSize, "algorithm", "dsgd_algorithm_init"));
+    const dsgd_algorithm vtable = dsgd::capi::whole(algorithm);
+    DSGD_RETURN_IF_ERROR(dsgd::capi::check_version(call, vtable.version, "algorithm"));
+    DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.allreduce != nullptr, "allreduce"));
+    auto& registered = config->registered.algorithms;
+    DSGD_RETURN_IF_ERROR(dsgd::capi::check_name(call, name, dsgd::Strategies::built_in_algorithms(),
+                                                registered.count(name) > 0));
+    config->values.allow("algorithm", name);
+    registered[name] = [held = dsgd::capi::hold(vtable), who = "algorithm '" + std::string(name) + "'"](
+                           int32_t rank, int32_t size, uint64_t count, std::vector<dsgd::Transfer>* transfers) {
+      dsgd_schedule schedule(transfers);
+      auto answer = dsgd::capi::ask(who, [&] { return held->allreduce(held->user, rank, size, count, &schedule); });
+      if (!answer.ok() || answer.value() == DSGD_OK) return answer.status();
+      return dsgd::capi::refusal(who, answer.value());
+    };
+    return {};
+  });
+}
+
+int32_t dsgd_strategy_init(dsgd_strategy* strategy, size_t struct_size) {
+  return guard(__func__, nullptr, [&](const Call& call) -> Status {
+    return init_sized(call, strategy, struct_size, dsgd_strategy{}, dsgd::capi::kStrategyFirstSize, "strategy");
+  });
+}
+
+int32_t dsgd_strategy_register(dsgd_config* config, const char* name, const dsgd_strategy* strategy,
+                               dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
+    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+    DSGD_RETURN_IF_ERROR(call.given(strategy, "strategy"));
+    DSGD_RETURN_IF_ERROR(check_sized(call, strategy, dsgd::capi::kStrategyFirstSize, "strategy", "dsgd_strategy_init"));
+    const dsgd_strategy vtable = dsgd::capi::whole(strategy);
+    DSGD_RETURN_IF_ERROR(dsgd::capi::check_version(call, vtable.version, "strategy"));
+    DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.owner != nullptr, "owner"));
+    if (vtable.flags > DSGD_STRATEGY_UPDATE_AT_OWNER) {
+      return call.invalid("flags " + std::to_string(vtable.flags) + " are none of DSGD_STRATEGY_*");
+    }
+    auto& registered = config->registered.strategies;
+    DSGD_RETURN_IF_ERROR(
+        dsgd::capi::check_name(call, name, dsgd::Strategies::built_in(), registered.count(name) > 0));
+    config->values.allow("strategy", name);
+    dsgd::RegisteredStrategy made;
+    made.update_at_owner = vtable.flags == DSGD_STRATEGY_UPDATE_AT_OWNER;
+    made.owner = [held = dsgd::capi::hold(vtable), who = "strategy '" + std::string(name) + "'"](
+                     const std::string& parameter, uint64_t begin, uint64_t count, int32_t size,
+                     const std::string& options) -> Result<int32_t> {
+      auto rank = dsgd::capi::ask(
+          who, [&] { return held->owner(held->user, parameter.c_str(), begin, count, size, options.c_str()); });
+      if (rank.ok() && rank.value() < 0) return dsgd::capi::refusal(who, rank.value());
+      return rank;
+    };
+    registered[name] = std::make_shared<const dsgd::RegisteredStrategy>(std::move(made));
+    return {};
+  });
+}
+
+}  // extern "C"

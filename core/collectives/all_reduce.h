@@ -1,0 +1,33 @@
+// Which algorithm an all-reduce takes, and its task: for a bucket of a step as for a call of the host's.
+#pragma once
+
+#include <string>
+
+#include "core/collectives/schedule.h"
+#include "core/collectives/task.h"
+
+namespace dsgd {
+
+struct AlgorithmChoice {
+  std::string name = "auto";                      // auto, direct, ring, or a registered one
+  std::shared_ptr<ScheduleAlgorithm> registered;  // which is this
+};
+
+// auto: direct, and beyond 32 workers the ring, whose fewer messages win there.
+Algorithm algorithm_of(const AlgorithmChoice& choice, int32_t workers);
+
+struct AllReducePlan {
+  size_t count = 0;    // elements
+  size_t element = 4;  // bytes
+  std::byte* data = nullptr;  // in place
+  bool ordered = true;        // false: the sum does not depend on the order (integers)
+  std::function<void(void* destination, const void* source, size_t count)> add;
+  // Turns the sums of a range of elements into results (a mean), once each; empty: sums are the results.
+  std::function<void(size_t begin, size_t end)> finish;
+};
+
+// `shape`: all but algorithm and tag. Fails only where a registered algorithm is wrong for this size.
+Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader shape, const AlgorithmChoice& choice,
+                                              AllReducePlan plan, Task::Done done);
+
+}  // namespace dsgd

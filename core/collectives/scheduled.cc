@@ -1,0 +1,217 @@
+#include "core/collectives/scheduled.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/collectives/mesh.h"
+
+namespace dsgd {
+
+using transport::BulkHeader;
+using transport::BulkReceipt;
+
+// Where the chunk that is arriving from one source goes.
+class Scheduled::Sink final : public transport::BulkSink {
+ public:
+  Landing landing;
+  void set(std::byte* place, const ScheduledPlan* add) { place_ = place, add_ = add; }
+  std::byte* place(size_t offset, size_t) override { return add_ ? nullptr : place_ + offset; }
+  void take(size_t offset, std::span<const std::byte> piece) override {
+    if (add_) {
+      add_->add(place_ + offset, piece.data(), piece.size() / add_->element);
+    } else {
+      std::memcpy(place_ + offset, piece.data(), piece.size());
+    }
+  }
+
+ private:
+  std::byte* place_ = nullptr;
+  const ScheduledPlan* add_ = nullptr;
+};
+
+Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Done done)
+    : Task(mesh, shape, std::move(done)), plan_(std::move(plan)), chunk_(mesh.chunk_bytes() / plan_.element) {}
+
+Scheduled::~Scheduled() = default;
+
+uint64_t Scheduled::tag(const Mesh& mesh, const Schedule& schedule) { return schedule.digest ^ mesh.chunk_bytes(); }
+
+void Scheduled::start() {
+  const auto& entries = plan_.schedule->entries;
+  states_.resize(entries.size());
+  receives_from_.resize(mesh_.size());
+  sinks_.resize(mesh_.size());
+  for (auto& sink : sinks_) sink = std::make_unique<Sink>();
+  left_ = entries.size();
+  for (size_t entry = 0; entry < entries.size(); ++entry) {
+    State& state = states_[entry];
+    state.waits_for = entries[entry].waits_for;
+    state.left = chunks_of(entry);
+    if (transfer(entry).kind != TransferKind::kSend) {
+      state.have.assign(state.left, 0);
+      receives_from_[transfer(entry).peer].push_back(entry);
+    }
+    if (state.waits_for == 0) ready_.push_back(entry);
+  }
+  begin_ready();
+}
+
+void Scheduled::release(const std::vector<uint32_t>& entries) {
+  for (uint32_t entry : entries) {
+    if (--states_[entry].waits_for == 0) ready_.push_back(entry);
+  }
+}
+
+// What begins may be over at once and let others begin: a list instead of a recursion.
+void Scheduled::begin_ready() {
+  if (beginning_) return;
+  beginning_ = true;
+  while (!ready_.empty()) {
+    const size_t entry = ready_.back();
+    ready_.pop_back();
+    begin(entry);
+  }
+  beginning_ = false;
+  check_end();
+}
+
+void Scheduled::begin(size_t entry) {
+  const Schedule::Entry& planned = plan_.schedule->entries[entry];
+  State& state = states_[entry];
+  state.begun = true;
+  if (transfer(entry).kind == TransferKind::kSend) {
+    if (planned.copied) {
+      const std::byte* data = place_of(entry, 0);
+      state.copy.assign(data, data + transfer(entry).count * plan_.element);
+    }
+    send(entry);
+    if (planned.copied) release(planned.before);
+    release(planned.following);
+    return;
+  }
+  auto parked = std::move(state.parked);
+  state.parked.clear();
+  for (auto& [chunk, receipt] : parked) {
+    use(entry, chunk, receipt->data());
+    receipt->finish({});
+    received(entry, chunk);
+  }
+}
+
+void Scheduled::send(size_t entry) {
+  const Transfer& out = transfer(entry);
+  const size_t chunks = chunks_of(entry);
+  State& state = states_[entry];
+  const auto over = [this, entry] {
+    if (--states_[entry].left > 0) return;
+    --left_;
+    const Schedule::Entry& planned = plan_.schedule->entries[entry];
+    if (!planned.copied) release(planned.before);
+  };
+  for (size_t chunk = 0; chunk < chunks; ++chunk) {
+    const size_t begin = chunk * chunk_, count = std::min<size_t>(chunk_, out.count - begin);
+    BulkHeader header = shape_;
+    header.phase = static_cast<uint16_t>(plan_.schedule->entries[entry].number);
+    header.offset = (out.begin + begin) * plan_.element;
+    const std::byte* base = state.copy.empty() ? plan_.data + out.begin * plan_.element : state.copy.data();
+    const std::span<const std::byte> data(base + begin * plan_.element, count * plan_.element);
+    if (data.size() <= transport::kSmallBytes) {
+      mesh_.send_small(out.peer, header, data);
+      over();
+      continue;
+    }
+    mesh_.send(out.peer, header, data, [this, over](const Status&) {
+      over();
+      begin_ready();
+    });
+  }
+}
+
+// The chunk that a header names, if offset and size are exactly those of a chunk that `source` sends.
+bool Scheduled::locate(int32_t source, const BulkHeader& header, size_t nbytes, size_t* entry, size_t* chunk) const {
+  if (header.phase >= receives_from_[source].size() || header.offset % plan_.element != 0) return false;
+  *entry = receives_from_[source][header.phase];
+  const Transfer& in = transfer(*entry);
+  const uint64_t at = header.offset / plan_.element;
+  if (at < in.begin || at >= in.begin + in.count || (at - in.begin) % chunk_ != 0) return false;
+  *chunk = (at - in.begin) / chunk_;
+  return nbytes == std::min<uint64_t>(chunk_, in.begin + in.count - at) * plan_.element;
+}
+
+transport::BulkSink* Scheduled::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
+  size_t entry, chunk;
+  if (!locate(source, header, nbytes, &entry, &chunk)) return nullptr;  // told when it is complete
+  if (!states_[entry].begun || states_[entry].have[chunk]) return nullptr;
+  Sink& sink = *sinks_[source];
+  sink.set(place_of(entry, chunk), transfer(entry).kind == TransferKind::kReduce ? &plan_ : nullptr);
+  sink.landing.begin(header);
+  return &sink;
+}
+
+void Scheduled::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
+  const auto data = receipt->data();
+  size_t entry, chunk;
+  if (data.empty() && sinks_[source]->landing.end(header)) {  // so it was checked
+    entry = receives_from_[source][header.phase];
+    chunk = (header.offset / plan_.element - transfer(entry).begin) / chunk_;
+    receipt->finish({});
+    received(entry, chunk);
+    return begin_ready();
+  }
+  if (!locate(source, header, data.size(), &entry, &chunk) || states_[entry].have[chunk]) {
+    const size_t nbytes = data.size();
+    receipt->finish(Status(Code::kInternal, "unexpected chunk"));
+    return protocol_error(source, header, nbytes);
+  }
+  State& state = states_[entry];
+  if (!state.begun) {
+    state.have[chunk] = 1;  // a second one is refused
+    state.parked.emplace_back(chunk, std::move(receipt));
+    return;
+  }
+  use(entry, chunk, data);
+  receipt->finish({});
+  received(entry, chunk);
+  begin_ready();
+}
+
+void Scheduled::use(size_t entry, size_t chunk, std::span<const std::byte> data) {
+  std::byte* place = place_of(entry, chunk);
+  if (transfer(entry).kind == TransferKind::kReduce) {
+    plan_.add(place, data.data(), data.size() / plan_.element);
+  } else {
+    std::memcpy(place, data.data(), data.size());
+  }
+}
+
+void Scheduled::received(size_t entry, size_t chunk) {
+  State& state = states_[entry];
+  state.have[chunk] = 1;
+  if (--state.left > 0) return;
+  --left_;
+  release(plan_.schedule->entries[entry].before);
+}
+
+void Scheduled::check_end() {
+  if (!ended() && left_ == 0) end({});
+}
+
+void Scheduled::drop_chunks(const Status& cause) {
+  for (State& state : states_) {
+    for (auto& [chunk, receipt] : state.parked) receipt->finish(cause);
+    state.parked.clear();
+  }
+}
+
+// Those that a transfer waits for that has begun; what has not begun waits for this worker, or for one of these.
+std::vector<int32_t> Scheduled::missing() const {
+  std::vector<int32_t> ranks;
+  for (size_t entry = 0; entry < states_.size(); ++entry) {
+    if (states_[entry].begun && states_[entry].left > 0) ranks.push_back(transfer(entry).peer);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+}  // namespace dsgd

@@ -1,0 +1,67 @@
+// An all-reduce carried out after a schedule (schedule.h): each transfer begins as soon as those before it that touch the
+// same elements are over, whatever the others do; a transfer travels in chunks as all data do.
+#pragma once
+
+#include "core/collectives/schedule.h"
+#include "core/collectives/task.h"
+
+namespace dsgd {
+
+struct ScheduledPlan {
+  std::shared_ptr<const Schedule> schedule;
+  size_t element = 4;  // bytes
+  std::byte* data = nullptr;  // in place
+  std::function<void(void* destination, const void* source, size_t count)> add;
+};
+
+class Scheduled final : public Task {
+ public:
+  Scheduled(Mesh& mesh, const transport::BulkHeader& shape, ScheduledPlan plan, Done done);
+  ~Scheduled() override;
+
+  void start() override;
+  transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
+  void on_chunk(int32_t source, const transport::BulkHeader& header,
+                std::unique_ptr<transport::BulkReceipt> receipt) override;
+  std::vector<int32_t> missing() const override;
+  void drop_chunks(const Status& cause) override;
+
+  // What else must agree, for the shape's tag.
+  static uint64_t tag(const Mesh& mesh, const Schedule& schedule);
+
+ private:
+  class Sink;
+  struct State {
+    uint32_t waits_for = 0;
+    size_t left = 0;  // chunks to receive, or sends not yet answered
+    bool begun = false;
+    std::vector<char> have;               // by chunk, of a receive
+    std::vector<std::pair<size_t, std::unique_ptr<transport::BulkReceipt>>> parked;  // chunks that came before their turn
+    std::vector<std::byte> copy;          // of a send whose elements are overwritten while it travels
+  };
+
+  const Transfer& transfer(size_t entry) const { return plan_.schedule->entries[entry].transfer; }
+  size_t chunks_of(size_t entry) const { return (transfer(entry).count + chunk_ - 1) / chunk_; }
+  std::byte* place_of(size_t entry, size_t chunk) const {
+    return plan_.data + (transfer(entry).begin + chunk * chunk_) * plan_.element;
+  }
+  bool locate(int32_t source, const transport::BulkHeader& header, size_t nbytes, size_t* entry, size_t* chunk) const;
+  void release(const std::vector<uint32_t>& entries);
+  void begin_ready();
+  void begin(size_t entry);
+  void send(size_t entry);
+  void use(size_t entry, size_t chunk, std::span<const std::byte> data);
+  void received(size_t entry, size_t chunk);
+  void check_end();
+
+  ScheduledPlan plan_;
+  const size_t chunk_;  // elements
+  std::vector<State> states_;
+  std::vector<std::vector<size_t>> receives_from_;  // by rank, by number: the entry
+  std::vector<size_t> ready_;                       // entries that may begin
+  bool beginning_ = false;
+  size_t left_ = 0;  // entries not over
+  std::vector<std::unique_ptr<Sink>> sinks_;        // by source
+};
+
+}  // namespace dsgd
