@@ -2,55 +2,12 @@
 #include <limits>
 
 #include "core/optimizer/implementations.h"
-#include "core/optimizer/update.h"
-#include "core/reduce/clones.h"
 
 namespace dsgd {
 namespace {
 
 using update::AdamCoefficients;
 using update::Decay;
-
-template <typename T>
-struct AdamBuffers {
-  const T *gradient, *value_in, *mean_in, *square_in,
-      *largest_in;  // largest_in and largest_out: null without amsgrad
-  T *value_out, *mean_out, *square_out, *largest_out;
-};
-
-template <Decay kDecay, bool kAmsGrad, typename T>
-DSGD_INLINED void loop(AdamCoefficients<T> c, AdamBuffers<T> b, size_t count) {
-  DSGD_INDEPENDENT
-  for (size_t i = 0; i < count; ++i) {
-    T mean = b.mean_in[i], square = b.square_in[i], largest = kAmsGrad ? b.largest_in[i] : T{0};
-    b.value_out[i] =
-        update::adam<kDecay, kAmsGrad>(c, b.gradient[i], b.value_in[i], &mean, &square, &largest);
-    b.mean_out[i] = mean;
-    b.square_out[i] = square;
-    if constexpr (kAmsGrad) b.largest_out[i] = largest;
-  }
-}
-
-template <bool kAmsGrad, typename T>
-DSGD_INLINED void choose(Decay decay, AdamCoefficients<T> c, AdamBuffers<T> b, size_t count) {
-  switch (decay) {
-    case Decay::kNone:
-      return loop<Decay::kNone, kAmsGrad>(c, b, count);
-    case Decay::kCoupled:
-      return loop<Decay::kCoupled, kAmsGrad>(c, b, count);
-    case Decay::kDecoupled:
-      return loop<Decay::kDecoupled, kAmsGrad>(c, b, count);
-  }
-}
-
-#define DSGD_ADAM(type)                                                                                \
-  DSGD_CLONES void run(Decay decay, bool amsgrad, AdamCoefficients<type> c, AdamBuffers<type> buffers, \
-                       size_t count) {                                                                 \
-    amsgrad ? choose<true>(decay, c, buffers, count) : choose<false>(decay, c, buffers, count);        \
-  }
-DSGD_ADAM(float)
-DSGD_ADAM(double)
-#undef DSGD_ADAM
 
 // A number as an unevaluated sum of two (Dekker 1971).
 struct Pair {
@@ -100,33 +57,20 @@ class Adam final : public Optimizer {
   }
   int state_count() const override { return amsgrad_ ? 3 : 2; }
 
-  void apply(DType dtype, size_t count, uint64_t updates, const ParameterSettings& settings,
-             const void* gradient, const void* value_in, void* value_out,
-             std::span<const void* const> state_in, std::span<void* const> state_out) const override {
-    if (settings.frozen) return keep(dtype, count, value_in, value_out, state_in, state_out);
-    const ApplyArguments arguments{count,    updates,   settings, gradient,
-                                   value_in, value_out, state_in, state_out};
-    dtype == DType::kFloat32 ? apply_as<float>(arguments) : apply_as<double>(arguments);
+  UpdateRule rule(uint64_t updates, const ParameterSettings& settings) const override {
+    UpdateRule rule;
+    rule.state_count = static_cast<uint8_t>(state_count());
+    if (settings.frozen) return rule;
+    const double decay = settings.decay >= 0 ? settings.decay : weight_decay_;
+    rule.kind = UpdateRule::Kind::kAdam;
+    rule.amsgrad = amsgrad_;
+    if (decay != 0) rule.adam_decay = decoupled_decay_ ? Decay::kDecoupled : Decay::kCoupled;
+    rule.float32.adam = coefficients<float>(updates + 1, learning_rate_ * settings.rate, decay);
+    rule.float64.adam = coefficients<double>(updates + 1, learning_rate_ * settings.rate, decay);
+    return rule;
   }
 
  private:
-  template <typename T>
-  void apply_as(const ApplyArguments& a) const {
-    const double decay = a.settings.decay >= 0 ? a.settings.decay : weight_decay_;
-    const Decay kind = decay == 0 ? Decay::kNone : decoupled_decay_ ? Decay::kDecoupled : Decay::kCoupled;
-    const AdamBuffers<T> buffers{static_cast<const T*>(a.gradient),
-                                 static_cast<const T*>(a.value_in),
-                                 static_cast<const T*>(a.state_in[0]),
-                                 static_cast<const T*>(a.state_in[1]),
-                                 amsgrad_ ? static_cast<const T*>(a.state_in[2]) : nullptr,
-                                 static_cast<T*>(a.value_out),
-                                 static_cast<T*>(a.state_out[0]),
-                                 static_cast<T*>(a.state_out[1]),
-                                 amsgrad_ ? static_cast<T*>(a.state_out[2]) : nullptr};
-    run(kind, amsgrad_, coefficients<T>(a.updates + 1, learning_rate_ * a.settings.rate, decay), buffers,
-        a.count);
-  }
-
   template <typename T>
   AdamCoefficients<T> coefficients(uint64_t step, double rate, double decay) const {
     AdamCoefficients<T> c;

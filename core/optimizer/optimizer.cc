@@ -1,7 +1,5 @@
 #include "core/optimizer/optimizer.h"
 
-#include <cstring>
-
 #include "core/optimizer/implementations.h"
 
 namespace dsgd {
@@ -13,25 +11,10 @@ class None final : public Optimizer {
   std::string describe() const override { return "none"; }
   bool is_none() const override { return true; }
   int state_count() const override { return 0; }
-  void apply(DType dtype, size_t count, uint64_t, const ParameterSettings&, const void*, const void* value_in,
-             void* value_out, std::span<const void* const> state_in,
-             std::span<void* const> state_out) const override {
-    keep(dtype, count, value_in, value_out, state_in, state_out);
-  }
+  UpdateRule rule(uint64_t, const ParameterSettings&) const override { return {}; }
 };
 
-void copy(void* to, const void* from, size_t nbytes) {
-  if (to != from && nbytes > 0) std::memcpy(to, from, nbytes);
-}
-
 }  // namespace
-
-void keep(DType dtype, size_t count, const void* value_in, void* value_out,
-          std::span<const void* const> state_in, std::span<void* const> state_out) {
-  const size_t nbytes = count * dtype_size(dtype);
-  copy(value_out, value_in, nbytes);
-  for (size_t i = 0; i < state_in.size(); ++i) copy(state_out[i], state_in[i], nbytes);
-}
 
 Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::string_view options) {
   const std::vector<std::string> names = {"sgd", "adam", "adamw", "none"};

@@ -1,17 +1,17 @@
 // Optimizers: definitions and defaults of PyTorch 2.x (torch.optim.SGD, Adam, AdamW; Sutskever et al. 2013,
-// Kingma & Ba 2015, Loshchilov & Hutter 2019). The arithmetic of one element is an inline function in
-// update.h, to be shared with other devices; everything that is the same for all elements (bias corrections,
-// rates) is computed once per step in double and passed as the element's type, so that unlike machines agree
-// bit for bit.
+// Kingma & Ba 2015, Loshchilov & Hutter 2019). An optimizer makes a rule (rule.h) for each parameter and step:
+// everything that is the same for all elements (bias corrections, rates), computed once in double and rounded to
+// the element's type, so that unlike machines agree bit for bit. Devices carry rules out; the arithmetic of one
+// element, which they share, is in update.h.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "core/base/dtype.h"
+#include "core/optimizer/rule.h"
 #include "transport/base/status.h"
 
 namespace dsgd {
@@ -37,13 +37,9 @@ class Optimizer {
   double learning_rate() const { return learning_rate_; }
   void set_learning_rate(double rate) { learning_rate_ = rate; }
 
-  // Updates `count` elements. `updates`: number of updates this parameter has had before this one (Adam's t -
-  // 1; SGD's momentum buffer starts as the first gradient). Values and state are read from *_in and written
-  // to *_out, which may be the same buffer but may not overlap otherwise. `gradient` is the mean. Buffers
-  // hold `dtype` (float32 or float64).
-  virtual void apply(DType dtype, size_t count, uint64_t updates, const ParameterSettings& settings,
-                     const void* gradient, const void* value_in, void* value_out,
-                     std::span<const void* const> state_in, std::span<void* const> state_out) const = 0;
+  // What one step does to a parameter that has had `updates` updates before (Adam's t - 1; SGD's momentum buffer starts as
+  // the first gradient).
+  virtual UpdateRule rule(uint64_t updates, const ParameterSettings& settings) const = 0;
 
  protected:
   double learning_rate_ = 0.01;

@@ -96,6 +96,7 @@ void Step::transform(size_t index, size_t begin, size_t end) {
     const size_t first = std::max(begin, piece.position), last = std::min(end, piece.position + piece.count);
     if (first >= last) continue;
     const PieceMean mean = piece_mean(bucket, buffers, piece, false);
+    const UpdateRule rule = model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]);
     for (size_t at = first; at < last;) {
       const size_t count = std::min(kScratch, last - at), offset = at - piece.position;
       std::byte* out = result + at * element;
@@ -115,8 +116,7 @@ void Step::transform(size_t index, size_t begin, size_t end) {
             state_in.push_back(model_.state[piece.parameter][s].get() + place);
             state_out.push_back(next_state_[piece.parameter][s].get() + place);
           }
-          model_.optimizer->apply(bucket.dtype, count, model_.updates[piece.parameter],
-                                  model_.settings[piece.parameter], scratch.data(), value, out, state_in, state_out);
+          apply(rule, bucket.dtype, count, scratch.data(), value, out, state_in, state_out);
         }
       }
       at += count;
@@ -172,8 +172,8 @@ void Step::commit_bucket(size_t index, std::vector<char>& updated, std::vector<d
         state_in.push_back(state.get() + place);
         state_out.push_back(state.get() + place);
       }
-      model_.optimizer->apply(bucket.dtype, piece.count, model_.updates[piece.parameter],
-                              model_.settings[piece.parameter], result, value, value, state_in, state_out);
+      apply(model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]), bucket.dtype,
+            piece.count, result, value, value, state_in, state_out);
     }
     for (size_t r = 1; r < model_.bindings.size(); ++r) {
       std::memcpy(model_.bindings[r][piece.parameter].value + place, value, nbytes);

@@ -49,7 +49,7 @@ void apply(const Optimizer& optimizer, uint64_t updates, const std::vector<T>& g
   std::vector<const void*> in;
   std::vector<void*> out;
   for (auto& tensor : state) in.push_back(tensor.data()), out.push_back(tensor.data());
-  optimizer.apply(kDType<T>, value.size(), updates, settings, gradient.data(), value.data(), value.data(), in,
+  dsgd::apply(optimizer.rule(updates, settings), kDType<T>, value.size(), gradient.data(), value.data(), value.data(), in,
                   out);
 }
 
@@ -190,7 +190,7 @@ TEST(Optimizer, apply_gives_the_same_bits_in_place_and_in_pieces_as_in_one_piece
         in_pointers.push_back(state[s].data()), out_pointers.push_back(state_out[s].data());
       const Tensors<float> state_before = state;
       const std::vector<float> value_before = value;
-      optimizer->apply(DType::kFloat32, count, updates, {}, gradient.data(), value.data(), out.data(),
+      apply(optimizer->rule(updates, {}), DType::kFloat32, count, gradient.data(), value.data(), out.data(),
                        in_pointers, out_pointers);
       EXPECT_EQ(value, value_before);
       EXPECT_EQ(state, state_before);
@@ -200,7 +200,7 @@ TEST(Optimizer, apply_gives_the_same_bits_in_place_and_in_pieces_as_in_one_piece
         std::vector<const void*> in;
         std::vector<void*> outs;
         for (auto& tensor : state) in.push_back(tensor.data() + begin), outs.push_back(tensor.data() + begin);
-        optimizer->apply(DType::kFloat32, part, updates, {}, gradient.data() + begin, pieces.data() + begin,
+        apply(optimizer->rule(updates, {}), DType::kFloat32, part, gradient.data() + begin, pieces.data() + begin,
                          pieces.data() + begin, in, outs);
       }
       EXPECT_EQ(pieces, out) << name << " " << options;
@@ -283,7 +283,7 @@ TEST(Optimizer, frozen_copies_values_and_state_to_other_buffers) {
   std::vector<float> value_out(2), mean_out(2), square_out(2);
   const std::vector<const void*> in{mean.data(), square.data()};
   const std::vector<void*> out{mean_out.data(), square_out.data()};
-  adam->apply(DType::kFloat32, 2, 3, {.frozen = true}, gradient.data(), value.data(), value_out.data(), in,
+  apply(adam->rule(3, {.frozen = true}), DType::kFloat32, 2, gradient.data(), value.data(), value_out.data(), in,
               out);
   EXPECT_EQ(value_out, value);
   EXPECT_EQ(mean_out, mean);
@@ -324,8 +324,8 @@ TEST(Optimizer, zero_elements_are_fine) {
     const auto optimizer = make(name, "");
     std::vector<const void*> in(static_cast<size_t>(optimizer->state_count()), nullptr);
     std::vector<void*> out(in.size(), nullptr);
-    optimizer->apply(DType::kFloat32, 0, 0, {}, nullptr, nullptr, nullptr, in, out);
-    optimizer->apply(DType::kFloat64, 0, 0, {.frozen = true}, nullptr, nullptr, nullptr, in, out);
+    apply(optimizer->rule(0, {}), DType::kFloat32, 0, nullptr, nullptr, nullptr, in, out);
+    apply(optimizer->rule(0, {.frozen = true}), DType::kFloat64, 0, nullptr, nullptr, nullptr, in, out);
   }
 }
 

@@ -1,0 +1,45 @@
+// What an optimizer does to the elements of one parameter in one step, as plain data: made once per step on the host, taken
+// by any device. Coefficients are there in both element types, each rounded once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/base/dtype.h"
+#include "core/optimizer/update.h"
+
+namespace dsgd {
+
+struct UpdateRule {
+  enum class Kind : uint8_t { kKeep, kSgd, kAdam };  // kKeep: values and state stay
+  Kind kind = Kind::kKeep;
+  uint8_t state_count = 0;
+  // sgd
+  bool sgd_decay = false, nesterov = false;
+  update::Momentum momentum = update::Momentum::kNone;
+  // adam, adamw
+  bool amsgrad = false;
+  update::Decay adam_decay = update::Decay::kNone;
+
+  template <typename T>
+  struct Coefficients {
+    update::SgdCoefficients<T> sgd{};
+    update::AdamCoefficients<T> adam{};
+  };
+  Coefficients<float> float32;
+  Coefficients<double> float64;
+  template <typename T>
+  const Coefficients<T>& as() const;
+};
+template <>
+inline const UpdateRule::Coefficients<float>& UpdateRule::as<float>() const { return float32; }
+template <>
+inline const UpdateRule::Coefficients<double>& UpdateRule::as<double>() const { return float64; }
+
+// Updates `count` elements in host memory. Values and state are read from *_in and written to *_out, which may be the same
+// buffer but may not overlap otherwise. `gradient` is the mean. Buffers hold `dtype` (float32 or float64).
+void apply(const UpdateRule& rule, DType dtype, size_t count, const void* gradient, const void* value_in, void* value_out,
+           std::span<const void* const> state_in, std::span<void* const> state_out);
+
+}  // namespace dsgd
