@@ -1,7 +1,7 @@
-// The loops over elements, for host memory.
+#include "core/optimizer/apply.h"
+
 #include <cstring>
 
-#include "core/optimizer/rule.h"
 #include "core/reduce/clones.h"
 
 namespace dsgd {

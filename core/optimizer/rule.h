@@ -2,11 +2,8 @@
 // by any device. Coefficients are there in both element types, each rounded once.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 
-#include "core/base/dtype.h"
 #include "core/optimizer/update.h"
 
 namespace dsgd {
@@ -36,10 +33,5 @@ template <>
 inline const UpdateRule::Coefficients<float>& UpdateRule::as<float>() const { return float32; }
 template <>
 inline const UpdateRule::Coefficients<double>& UpdateRule::as<double>() const { return float64; }
-
-// Updates `count` elements in host memory. Values and state are read from *_in and written to *_out, which may be the same
-// buffer but may not overlap otherwise. `gradient` is the mean. Buffers hold `dtype` (float32 or float64).
-void apply(const UpdateRule& rule, DType dtype, size_t count, const void* gradient, const void* value_in, void* value_out,
-           std::span<const void* const> state_in, std::span<void* const> state_out);
 
 }  // namespace dsgd

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/optimizer/apply.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
 #include "core/strategy/step.h"

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/config/config.h"
+#include "core/optimizer/apply.h"
 #include "core/optimizer/update.h"
 
 namespace dsgd {

@@ -1,0 +1,165 @@
+// Devices of a backend: its table, in the shape that the rest of core knows.
+#include "core/device/backend.h"
+
+#include "core/device/device.h"
+
+namespace dsgd::device {
+namespace {
+
+// One call into the table: a code and a message become a Status.
+template <typename Call>
+Status call(Call&& function) {
+  Message message{};
+  const int32_t code = function(&message);
+  if (code == 0) return {};
+  message.text[sizeof message.text - 1] = 0;
+  return Status(static_cast<Code>(code), message.text);
+}
+
+class Opened final : public Device, public std::enable_shared_from_this<Opened> {
+ public:
+  Opened(const Backend& backend, Handle* handle, int32_t index)
+      : backend(backend), handle(handle), name_(std::string(backend.name) + ':' + std::to_string(index)),
+        description_(name_ + ": " + backend.describe(handle)) {}
+  ~Opened() override { backend.close(handle); }
+
+  const std::string& name() const override { return name_; }
+  const std::string& describe() const override { return description_; }
+  bool is_host() const override { return false; }
+  Result<std::shared_ptr<void>> allocate(size_t nbytes) override {
+    return memory(nbytes, backend.allocate, backend.release);
+  }
+  Result<std::shared_ptr<void>> allocate_staging(size_t nbytes) override {
+    return memory(nbytes, backend.allocate_staging, backend.release_staging);
+  }
+  Status check(const void* data, size_t nbytes) const override {
+    return call([&](Message* message) { return backend.check_pointer(handle, data, nbytes, message); });
+  }
+  Result<std::unique_ptr<WorkQueue>> new_queue() override;
+  Result<std::unique_ptr<Mark>> new_mark() override;
+  Status record_stream(Mark& mark, void* stream) override;
+  Status stream_wait(void* stream, Mark& mark) override;
+
+  const Backend& backend;
+  Handle* const handle;
+
+ private:
+  template <typename Allocate, typename Release>
+  Result<std::shared_ptr<void>> memory(size_t nbytes, Allocate allocate, Release release) {
+    void* data = nullptr;
+    Status status = call([&](Message* message) { return allocate(handle, nbytes, &data, message); });
+    if (!status.ok()) return status;
+    return std::shared_ptr<void>(data, [self = shared_from_this(), release](void* freed) { release(self->handle, freed); });
+  }
+
+  const std::string name_, description_;
+};
+
+class OpenedMark final : public Mark {
+ public:
+  OpenedMark(std::shared_ptr<Opened> device, Event* event) : event(event), device_(std::move(device)) {}
+  ~OpenedMark() override { device_->backend.event_close(event); }
+  Result<bool> done() override {
+    Message message{};
+    switch (device_->backend.event_query(event, &message)) {
+      case EventState::kDone:
+        return true;
+      case EventState::kPending:
+        return false;
+      case EventState::kFailed:
+        break;
+    }
+    message.text[sizeof message.text - 1] = 0;
+    return Status(Code::kInternal, message.text);
+  }
+
+  Event* const event;
+
+ private:
+  const std::shared_ptr<Opened> device_;
+};
+
+Event* event_of(Mark& mark) { return static_cast<OpenedMark&>(mark).event; }
+
+class OpenedQueue final : public WorkQueue {
+ public:
+  OpenedQueue(std::shared_ptr<Opened> device, Queue* queue) : device_(std::move(device)), queue_(queue) {}
+  ~OpenedQueue() override { backend().queue_close(queue_); }
+
+  Status copy(void* to, const void* from, size_t nbytes) override {
+    if (nbytes == 0) return {};
+    return call([&](Message* message) { return backend().copy(queue_, to, from, nbytes, message); });
+  }
+  Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket) override {
+    return call([&](Message* message) {
+      return backend().sum(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), terms.data(), bucket, message);
+    });
+  }
+  Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
+                const void* bucket) override {
+    return call([&](Message* message) {
+      return backend().update(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), targets.data(), bucket,
+                              message);
+    });
+  }
+  Status record(Mark& mark) override {
+    return call([&](Message* message) { return backend().event_record(event_of(mark), queue_, message); });
+  }
+  Status wait(Mark& mark) override {
+    return call([&](Message* message) { return backend().queue_wait(queue_, event_of(mark), message); });
+  }
+
+ private:
+  const Backend& backend() const { return device_->backend; }
+
+  const std::shared_ptr<Opened> device_;
+  Queue* const queue_;
+};
+
+Result<std::unique_ptr<WorkQueue>> Opened::new_queue() {
+  Queue* queue = nullptr;
+  Status status = call([&](Message* message) { return backend.queue_open(handle, &queue, message); });
+  if (!status.ok()) return status;
+  return std::unique_ptr<WorkQueue>(std::make_unique<OpenedQueue>(shared_from_this(), queue));
+}
+
+Result<std::unique_ptr<Mark>> Opened::new_mark() {
+  Event* event = nullptr;
+  Status status = call([&](Message* message) { return backend.event_open(handle, &event, message); });
+  if (!status.ok()) return status;
+  return std::unique_ptr<Mark>(std::make_unique<OpenedMark>(shared_from_this(), event));
+}
+
+Status Opened::record_stream(Mark& mark, void* stream) {
+  return call([&](Message* message) { return backend.event_record_stream(event_of(mark), stream, message); });
+}
+
+Status Opened::stream_wait(void* stream, Mark& mark) {
+  return call([&](Message* message) { return backend.stream_wait(stream, event_of(mark), message); });
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t index) {
+  if (backend.version != kBackendVersion) {
+    return Status(Code::kUnsupported, std::string("the plug-in for ") + backend.name + " devices has version " +
+                                          std::to_string(backend.version) + ", this library knows version " +
+                                          std::to_string(kBackendVersion) + "; install both from one release of dsgd");
+  }
+  int32_t count = 0;
+  Status status = call([&](Message* message) { return backend.device_count(&count, message); });
+  if (!status.ok()) return status;
+  const std::string name = std::string(backend.name) + ':' + std::to_string(index);
+  if (index < 0 || index >= count) {
+    return Status(Code::kInvalidArgument,
+                  "there is no device '" + name + "': this machine has " +
+                      (count == 0 ? "none" : std::string(backend.name) + ":0" +
+                                                 (count > 1 ? " to " + std::string(backend.name) + ':' + std::to_string(count - 1) : "")));
+  }
+  Handle* handle = nullptr;
+  status = call([&](Message* message) { return backend.open(index, &handle, message); });
+  if (!status.ok()) return status;
+  return std::shared_ptr<Device>(std::make_shared<Opened>(backend, handle, index));
+}
+
+}  // namespace dsgd::device

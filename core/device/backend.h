@@ -1,0 +1,90 @@
+// What a device can do, as a table of C functions: the boundary to a plug-in such as libdsgd_cuda.so, which is loaded when its
+// first device is asked for. Only plain data crosses it. Work goes to queues: a call returns as soon as it is entered, and
+// what was entered into one queue happens in order. Nothing here waits for the device but close().
+//
+// Codes are those of dsgd.h (0 or negative); on failure `message` is filled. Any thread, but one at a time per queue.
+#pragma once
+
+#include <cstdint>
+
+#include "core/base/dtype.h"
+#include "core/optimizer/rule.h"
+
+namespace dsgd::device {
+
+inline constexpr uint32_t kBackendVersion = 1;
+
+struct Message {
+  char text[512];
+};
+
+// ---- what a step does with a bucket
+
+struct Term {
+  const void* gradient;  // on the device
+  double weight;
+};
+// bucket[position + i] = sum of weight * gradient[i] over the terms, in their order; every weight is rounded to the element's
+// type and every product before it is added. Without terms: zeros.
+struct SumPiece {
+  uint64_t position, count;  // elements
+  uint32_t first_term, terms;
+};
+
+enum class Action : uint8_t {
+  kUpdate,    // the first target is a value: rule applied to the mean bucket / divisor; the others become its copies
+  kMean,      // all targets become the mean bucket / divisor
+  kCopy,      // all targets become what is in the bucket
+};
+struct UpdatePiece {
+  uint64_t position, count;  // elements
+  double divisor;
+  uint32_t first_target, targets;
+  Action action;
+  UpdateRule rule;
+  void* state[3];  // of the rule, at the piece's first element
+};
+
+// ---- the table
+
+struct Handle;  // a device
+struct Queue;
+struct Event;   // a point in a queue or in a stream of the host's
+
+enum class EventState : int32_t { kDone = 0, kPending = 1, kFailed = -1 };
+
+struct Backend {
+  uint32_t version;
+  const char* name;  // "cuda"
+
+  int32_t (*device_count)(int32_t* count, Message* message);
+  int32_t (*open)(int32_t index, Handle** device, Message* message);
+  void (*close)(Handle* device);  // all of its queues and events are closed before
+  const char* (*describe)(const Handle* device);  // "NVIDIA H200, compute capability 9.0, 139.8 GiB"
+
+  int32_t (*allocate)(Handle* device, uint64_t nbytes, void** data, Message* message);  // zeroed; aligned to 256 bytes
+  void (*release)(Handle* device, void* data);
+  // Host memory that copies to and from the device may go on using while the host does something else.
+  int32_t (*allocate_staging)(Handle* device, uint64_t nbytes, void** data, Message* message);
+  void (*release_staging)(Handle* device, void* data);
+  // Is [data, data + nbytes) memory of this device?
+  int32_t (*check_pointer)(Handle* device, const void* data, uint64_t nbytes, Message* message);
+
+  int32_t (*queue_open)(Handle* device, Queue** queue, Message* message);
+  void (*queue_close)(Queue* queue);
+  int32_t (*copy)(Queue* queue, void* to, const void* from, uint64_t nbytes, Message* message);  // device or staging memory
+  int32_t (*sum)(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket,
+                 Message* message);
+  int32_t (*update)(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets,
+                    const void* bucket, Message* message);
+
+  int32_t (*event_open)(Handle* device, Event** event, Message* message);
+  void (*event_close)(Event* event);
+  int32_t (*event_record)(Event* event, Queue* queue, Message* message);
+  int32_t (*event_record_stream)(Event* event, void* stream, Message* message);  // a stream as in DLPack
+  int32_t (*queue_wait)(Queue* queue, Event* event, Message* message);
+  int32_t (*stream_wait)(void* stream, Event* event, Message* message);
+  EventState (*event_query)(Event* event, Message* message);  // of the last record
+};
+
+}  // namespace dsgd::device

@@ -1,0 +1,406 @@
+// The table of CUDA devices. What can fail says which call failed and what CUDA says; nothing of the host's (its current
+// device) is left changed.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "core/device/backend.h"
+#include "core/device/cuda/launch.h"
+#include "transport/base/status.h"
+
+namespace dsgd::device {
+
+struct Handle {
+  int32_t index;
+  std::string description;
+};
+struct Queue {
+  Handle* device;
+  cudaStream_t stream;
+};
+struct Event {
+  Handle* device;
+  cudaEvent_t event;
+};
+
+namespace cuda {
+namespace {
+
+constexpr int kOldestDriver = 13000;  // CUDA 13, that is driver 580: what the runtime that is linked here asks for
+
+__attribute__((format(printf, 3, 4))) int32_t fail(Message* message, Code code, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(message->text, sizeof message->text, format, arguments);
+  va_end(arguments);
+  return static_cast<int32_t>(code);
+}
+
+int32_t failed(Message* message, const Handle* device, const char* call, cudaError_t error) {
+  const Code code = error == cudaErrorMemoryAllocation ? Code::kNoMemory : Code::kInternal;
+  return fail(message, code, "cuda:%d: %s failed: %s (%s)", device->index, call, cudaGetErrorString(error),
+              cudaGetErrorName(error));
+}
+
+// The calling thread's current device, while this one is in use.
+class Current {
+ public:
+  explicit Current(const Handle* device) {
+    if (cudaGetDevice(&before_) != cudaSuccess) before_ = device->index;
+    if (before_ != device->index) cudaSetDevice(device->index);
+    changed_ = before_ != device->index;
+  }
+  ~Current() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  Current(const Current&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_;
+};
+
+#define DSGD_CUDA(device, call)                                                            \
+  do {                                                                                     \
+    if (const cudaError_t error_ = (call); error_ != cudaSuccess) {                        \
+      (void)cudaGetLastError();                                                            \
+      return failed(message, device, #call, error_);                                       \
+    }                                                                                      \
+  } while (false)
+
+int32_t device_count(int32_t* count, Message* message) {
+  int found = 0;
+  const cudaError_t error = cudaGetDeviceCount(&found);
+  if (error == cudaSuccess) {
+    *count = found;
+    return 0;
+  }
+  (void)cudaGetLastError();
+  if (error == cudaErrorNoDevice) {
+    *count = 0;
+    return 0;
+  }
+  int driver = 0;
+  (void)cudaDriverGetVersion(&driver);
+  if (driver < kOldestDriver) {
+    return fail(message, Code::kUnsupported,
+                "no CUDA device can be used: %s CUDA %d.%d needs the NVIDIA driver 580 or later (%s)",
+                driver == 0 ? "there is no NVIDIA driver on this machine, or this process may not use it;"
+                            : "the NVIDIA driver is too old;",
+                kOldestDriver / 1000, kOldestDriver % 1000 / 10, cudaGetErrorName(error));
+  }
+  return fail(message, Code::kUnsupported, "no CUDA device can be used: %s (%s)", cudaGetErrorString(error),
+              cudaGetErrorName(error));
+}
+
+int32_t open(int32_t index, Handle** device, Message* message) {
+  auto handle = std::unique_ptr<Handle>(new (std::nothrow) Handle{index, {}});
+  if (!handle) return fail(message, Code::kNoMemory, "cuda:%d: no memory", index);
+  cudaDeviceProp properties;
+  DSGD_CUDA(handle.get(), cudaGetDeviceProperties(&properties, index));
+  char text[384];
+  std::snprintf(text, sizeof text, "%s, compute capability %d.%d, %.1f GiB", properties.name, properties.major,
+                properties.minor, static_cast<double>(properties.totalGlobalMem) / (1 << 30));
+  handle->description = text;
+  if (properties.major < 8) {
+    return fail(message, Code::kUnsupported, "cuda:%d (%s) is too old; compute capability 8.0 or later is needed", index, text);
+  }
+  *device = handle.release();
+  return 0;
+}
+
+void close(Handle* device) { delete device; }
+const char* describe(const Handle* device) { return device->description.c_str(); }
+
+int32_t allocate(Handle* device, uint64_t nbytes, void** data, Message* message) {
+  const Current current(device);
+  void* memory = nullptr;
+  DSGD_CUDA(device, cudaMalloc(&memory, std::max<uint64_t>(nbytes, 1)));
+  // Queues do not wait for the default stream, so the zeros have to be there before anything is entered into one.
+  cudaError_t error = cudaMemset(memory, 0, std::max<uint64_t>(nbytes, 1));
+  if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    (void)cudaFree(memory);
+    return failed(message, device, "cudaMemset", error);
+  }
+  *data = memory;
+  return 0;
+}
+void release(Handle* device, void* data) {
+  const Current current(device);
+  (void)cudaFree(data);
+}
+
+int32_t allocate_staging(Handle* device, uint64_t nbytes, void** data, Message* message) {
+  const Current current(device);
+  void* memory = nullptr;
+  DSGD_CUDA(device, cudaHostAlloc(&memory, std::max<uint64_t>(nbytes, 1), cudaHostAllocPortable));
+  std::memset(memory, 0, nbytes);  // touched once, here
+  *data = memory;
+  return 0;
+}
+void release_staging(Handle* device, void* data) {
+  const Current current(device);
+  (void)cudaFreeHost(data);
+}
+
+int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message* message) {
+  if (nbytes == 0) return 0;
+  const Current current(device);
+  for (const void* end : {data, static_cast<const void*>(static_cast<const char*>(data) + nbytes - 1)}) {
+    cudaPointerAttributes attributes{};
+    DSGD_CUDA(device, cudaPointerGetAttributes(&attributes, end));
+    if (attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost) {
+      return fail(message, Code::kInvalidArgument,
+                  "the buffer is host memory, but its replica is on cuda:%d; give memory of that device, or add the replica "
+                  "on \"cpu\"",
+                  device->index);
+    }
+    if (attributes.type == cudaMemoryTypeDevice && attributes.device != device->index) {
+      return fail(message, Code::kInvalidArgument, "the buffer is memory of cuda:%d, but its replica is on cuda:%d",
+                  attributes.device, device->index);
+    }
+  }
+  return 0;
+}
+
+int32_t queue_open(Handle* device, Queue** queue, Message* message) {
+  const Current current(device);
+  cudaStream_t stream;
+  DSGD_CUDA(device, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  *queue = new (std::nothrow) Queue{device, stream};
+  if (*queue) return 0;
+  (void)cudaStreamDestroy(stream);
+  return fail(message, Code::kNoMemory, "cuda:%d: no memory", device->index);
+}
+void queue_close(Queue* queue) {
+  const Current current(queue->device);
+  (void)cudaStreamDestroy(queue->stream);
+  delete queue;
+}
+
+int32_t copy(Queue* queue, void* to, const void* from, uint64_t nbytes, Message* message) {
+  const Current current(queue->device);
+  DSGD_CUDA(queue->device, cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDefault, queue->stream));
+  return 0;
+}
+
+// ---- kernels, a batch of pieces per launch
+
+template <typename T>
+class SumBatch {
+ public:
+  SumBatch(Queue* queue, Message* message) : queue_(queue), message_(message) {}
+  int32_t add(const SumPiece& piece, const Term* terms, T* bucket) {
+    if (piece.count == 0) return 0;
+    uint32_t done = 0;
+    do {
+      if (kernel_.pieces == Kernel::kPieces || kernel_.terms == Kernel::kTerms) {
+        if (const int32_t code = flush()) return code;
+      }
+      const uint32_t some = std::min(piece.terms - done, Kernel::kTerms - kernel_.terms);
+      kernel_.piece[kernel_.pieces++] = {bucket + piece.position, piece.count,  kernel_.blocks,
+                                         static_cast<uint16_t>(kernel_.terms), static_cast<uint16_t>(some), done > 0};
+      for (uint32_t t = done; t < done + some; ++t) {
+        kernel_.term[kernel_.terms++] = {static_cast<const T*>(terms[piece.first_term + t].gradient),
+                                         static_cast<T>(terms[piece.first_term + t].weight)};
+      }
+      kernel_.blocks += blocks_of(piece.count);
+      done += some;
+      // The rest adds to what this launch makes.
+      if (done < piece.terms) {
+        if (const int32_t code = flush()) return code;
+      }
+    } while (done < piece.terms);
+    return 0;
+  }
+  int32_t flush() {
+    if (kernel_.pieces == 0) return 0;
+    Message* message = message_;
+    DSGD_CUDA(queue_->device, launch(kernel_, queue_->stream));
+    kernel_.pieces = kernel_.terms = kernel_.blocks = 0;
+    return 0;
+  }
+
+ private:
+  using Kernel = SumKernel<T>;
+  Queue* const queue_;
+  Message* const message_;
+  Kernel kernel_;
+};
+
+template <typename T>
+int32_t sum_as(Queue* queue, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket, Message* message) {
+  SumBatch<T> batch(queue, message);
+  for (uint32_t p = 0; p < count; ++p) {
+    if (const int32_t code = batch.add(pieces[p], terms, static_cast<T*>(bucket))) return code;
+  }
+  return batch.flush();
+}
+
+int32_t sum(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket,
+            Message* message) {
+  const Current current(queue->device);
+  return dtype == DType::kFloat32 ? sum_as<float>(queue, pieces, count, terms, bucket, message)
+                                  : sum_as<double>(queue, pieces, count, terms, bucket, message);
+}
+
+template <typename T>
+class UpdateBatch {
+ public:
+  UpdateBatch(Queue* queue, Message* message) : queue_(queue), message_(message) {}
+  int32_t add(const UpdatePiece& given, void* const* targets, const T* bucket) {
+    if (given.count == 0 || given.targets == 0) return 0;
+    const uint32_t first = std::min(given.targets, Kernel::kTargets);
+    if (const int32_t code = push(given, given.action, bucket + given.position, targets + given.first_target, first)) return code;
+    // Further replicas of the same device get copies of the first one's result.
+    for (uint32_t done = first; done < given.targets;) {
+      if (done == first) {
+        if (const int32_t code = flush()) return code;
+      }
+      const uint32_t some = std::min(given.targets - done, Kernel::kTargets);
+      const T* result = static_cast<const T*>(targets[given.first_target]);
+      if (const int32_t code = push(given, Action::kCopy, result, targets + given.first_target + done, some)) return code;
+      done += some;
+    }
+    return 0;
+  }
+  int32_t flush() {
+    if (kernel_.pieces == 0) return 0;
+    Message* message = message_;
+    DSGD_CUDA(queue_->device, launch(kernel_, queue_->stream));
+    kernel_.pieces = kernel_.blocks = 0;
+    return 0;
+  }
+
+ private:
+  using Kernel = UpdateKernel<T>;
+
+  int32_t push(const UpdatePiece& given, Action action, const T* sum, void* const* targets, uint32_t count) {
+    if (kernel_.pieces == Kernel::kPieces) {
+      if (const int32_t code = flush()) return code;
+    }
+    const UpdateRule& rule = given.rule;
+    typename Kernel::Piece& piece = kernel_.piece[kernel_.pieces++];
+    piece = {};
+    piece.sum = sum;
+    piece.count = given.count;
+    for (uint32_t t = 0; t < count; ++t) piece.target[t] = static_cast<T*>(targets[t]);
+    for (int s = 0; s < 3; ++s) piece.state[s] = static_cast<T*>(given.state[s]);
+    piece.divisor = static_cast<T>(given.divisor);
+    piece.first_block = kernel_.blocks;
+    piece.targets = static_cast<uint8_t>(count);
+    piece.action = action;
+    piece.kind = rule.kind;
+    piece.momentum = rule.momentum;
+    piece.adam_decay = rule.adam_decay;
+    piece.sgd_decay = rule.sgd_decay;
+    piece.nesterov = rule.nesterov;
+    piece.amsgrad = rule.amsgrad;
+    piece.sgd = rule.as<T>().sgd;
+    piece.adam = rule.as<T>().adam;
+    kernel_.blocks += blocks_of(given.count);
+    return 0;
+  }
+
+  Queue* const queue_;
+  Message* const message_;
+  Kernel kernel_;
+};
+
+template <typename T>
+int32_t update_as(Queue* queue, const UpdatePiece* pieces, uint32_t count, void* const* targets, const void* bucket,
+                  Message* message) {
+  UpdateBatch<T> batch(queue, message);
+  for (uint32_t p = 0; p < count; ++p) {
+    if (const int32_t code = batch.add(pieces[p], targets, static_cast<const T*>(bucket))) return code;
+  }
+  return batch.flush();
+}
+
+int32_t update(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets, const void* bucket,
+               Message* message) {
+  const Current current(queue->device);
+  return dtype == DType::kFloat32 ? update_as<float>(queue, pieces, count, targets, bucket, message)
+                                  : update_as<double>(queue, pieces, count, targets, bucket, message);
+}
+
+// ---- events
+
+int32_t event_open(Handle* device, Event** event, Message* message) {
+  const Current current(device);
+  cudaEvent_t made;
+  DSGD_CUDA(device, cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
+  *event = new (std::nothrow) Event{device, made};
+  if (*event) return 0;
+  (void)cudaEventDestroy(made);
+  return fail(message, Code::kNoMemory, "cuda:%d: no memory", device->index);
+}
+void event_close(Event* event) {
+  const Current current(event->device);
+  (void)cudaEventDestroy(event->event);
+  delete event;
+}
+
+// DLPack's numbers: 1 is the legacy default stream, 2 the default stream of each thread, others are handles.
+cudaStream_t stream_of(void* stream) {
+  switch (reinterpret_cast<uintptr_t>(stream)) {
+    case 0:
+    case 1:
+      return cudaStreamLegacy;
+    case 2:
+      return cudaStreamPerThread;
+    default:
+      return static_cast<cudaStream_t>(stream);
+  }
+}
+
+int32_t event_record(Event* event, Queue* queue, Message* message) {
+  const Current current(event->device);
+  DSGD_CUDA(event->device, cudaEventRecord(event->event, queue->stream));
+  return 0;
+}
+int32_t event_record_stream(Event* event, void* stream, Message* message) {
+  const Current current(event->device);
+  DSGD_CUDA(event->device, cudaEventRecord(event->event, stream_of(stream)));
+  return 0;
+}
+int32_t queue_wait(Queue* queue, Event* event, Message* message) {
+  const Current current(queue->device);
+  DSGD_CUDA(queue->device, cudaStreamWaitEvent(queue->stream, event->event, 0));
+  return 0;
+}
+int32_t stream_wait(void* stream, Event* event, Message* message) {
+  const Current current(event->device);
+  DSGD_CUDA(event->device, cudaStreamWaitEvent(stream_of(stream), event->event, 0));
+  return 0;
+}
+EventState event_query(Event* event, Message* message) {
+  const cudaError_t error = cudaEventQuery(event->event);
+  if (error == cudaSuccess) return EventState::kDone;
+  (void)cudaGetLastError();
+  if (error == cudaErrorNotReady) return EventState::kPending;
+  (void)failed(message, event->device, "work entered earlier", error);
+  return EventState::kFailed;
+}
+
+constexpr Backend kBackend = {kBackendVersion, "cuda",       device_count, open,         close,
+                              describe,        allocate,     release,      allocate_staging, release_staging,
+                              check_pointer,   queue_open,   queue_close,  copy,         sum,
+                              update,          event_open,   event_close,  event_record, event_record_stream,
+                              queue_wait,      stream_wait,  event_query};
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dsgd::device
+
+// What libdsgd looks up in libdsgd_cuda.so.
+extern "C" __attribute__((visibility("default"))) const dsgd::device::Backend* dsgd_cuda_backend(void) {
+  return &dsgd::device::cuda::kBackend;
+}

@@ -1,0 +1,25 @@
+#include "core/device/cuda/launch.h"
+
+namespace dsgd::device::cuda {
+namespace {
+
+template <typename Kernel>
+__global__ void __launch_bounds__(kThreads) run(const __grid_constant__ Kernel kernel) {
+  kernel(Block{blockIdx.x, threadIdx.x, blockDim.x});
+}
+
+}  // namespace
+
+template <typename Kernel>
+cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
+  static_assert(sizeof(Kernel) <= 4096, "kernel parameters have 4 KiB");
+  run<<<kernel.blocks, kThreads, 0, stream>>>(kernel);
+  return cudaGetLastError();
+}
+
+template cudaError_t launch(const SumKernel<float>&, cudaStream_t);
+template cudaError_t launch(const SumKernel<double>&, cudaStream_t);
+template cudaError_t launch(const UpdateKernel<float>&, cudaStream_t);
+template cudaError_t launch(const UpdateKernel<double>&, cudaStream_t);
+
+}  // namespace dsgd::device::cuda

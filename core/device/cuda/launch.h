@@ -1,0 +1,13 @@
+// Puts a kernel into a stream. Two definitions: launch.cu for a GPU; the tests' fake runtime runs kernels as loops.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/device/cuda/kernels.h"
+
+namespace dsgd::device::cuda {
+
+template <typename Kernel>
+cudaError_t launch(const Kernel& kernel, cudaStream_t stream);  // kernel.blocks blocks of kThreads threads
+
+}  // namespace dsgd::device::cuda

@@ -1,0 +1,66 @@
+// A device of this process: where the buffers of replicas live, and what a step does with them there. Strategies know this
+// interface and not what is behind it: the host's memory and cores ("cpu"), or a backend's device ("cuda:0").
+//
+// Work is entered into a queue and happens in its order; the host never waits for it, but asks an event. On the host work is
+// done when the call returns, and every event is done.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/device/backend.h"
+#include "transport/base/status.h"
+
+namespace dsgd::device {
+
+class Device;
+
+// A point in a queue, or in a stream of the host's.
+class Mark {
+ public:
+  virtual ~Mark() = default;
+  // Done: what was entered before is over. An error: it has failed.
+  virtual Result<bool> done() = 0;
+};
+
+// One thread at a time.
+class WorkQueue {
+ public:
+  virtual ~WorkQueue() = default;
+  virtual Status copy(void* to, const void* from, size_t nbytes) = 0;
+  virtual Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket) = 0;
+  virtual Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
+                        const void* bucket) = 0;
+  virtual Status record(Mark& mark) = 0;
+  virtual Status wait(Mark& mark) = 0;  // what is entered from now on happens after the mark
+};
+
+class Device {
+ public:
+  // The host. Always there.
+  static std::shared_ptr<Device> host();
+  // Device `index` of a backend; its table must outlive it.
+  static Result<std::shared_ptr<Device>> open(const Backend& backend, int32_t index);
+
+  virtual ~Device() = default;
+  virtual const std::string& name() const = 0;      // "cpu", "cuda:0"
+  virtual const std::string& describe() const = 0;  // for logs
+  virtual bool is_host() const = 0;                 // the host reads and writes its memory by itself
+
+  // Zeroed memory, aligned to 256 bytes; freed with its last reference, which holds the device.
+  virtual Result<std::shared_ptr<void>> allocate(size_t nbytes) = 0;
+  // Memory of the host's that queues of this device copy from and to; on the host, plain memory.
+  virtual Result<std::shared_ptr<void>> allocate_staging(size_t nbytes) = 0;
+  // An error that says so if the buffer is not this device's memory.
+  virtual Status check(const void* data, size_t nbytes) const = 0;
+
+  virtual Result<std::unique_ptr<WorkQueue>> new_queue() = 0;
+  virtual Result<std::unique_ptr<Mark>> new_mark() = 0;
+  // Streams of the host's, as DLPack numbers them; on the host there are none, and NULL is right.
+  virtual Status record_stream(Mark& mark, void* stream) = 0;
+  virtual Status stream_wait(void* stream, Mark& mark) = 0;
+};
+
+}  // namespace dsgd::device

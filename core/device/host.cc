@@ -1,0 +1,124 @@
+// The host as a device.
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "core/device/device.h"
+#include "core/optimizer/apply.h"
+#include "core/reduce/kernels.h"
+
+namespace dsgd::device {
+namespace {
+
+constexpr std::align_val_t kAlignment{256};
+
+Result<std::shared_ptr<void>> zeroed(size_t nbytes) {
+  void* data = ::operator new(nbytes ? nbytes : 1, kAlignment, std::nothrow);
+  if (!data) return Status(Code::kNoMemory, "cpu: no memory for " + std::to_string(nbytes) + " bytes");
+  if (nbytes > 0) std::memset(data, 0, nbytes);
+  return std::shared_ptr<void>(data, [](void* memory) { ::operator delete(memory, kAlignment); });
+}
+
+class HostMark final : public Mark {
+ public:
+  Result<bool> done() override { return true; }
+};
+
+class HostQueue final : public WorkQueue {
+ public:
+  Status copy(void* to, const void* from, size_t nbytes) override {
+    if (nbytes > 0 && to != from) std::memcpy(to, from, nbytes);
+    return {};
+  }
+
+  Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket) override {
+    const size_t element = dtype_size(dtype);
+    for (const SumPiece& piece : pieces) {
+      std::byte* sum = static_cast<std::byte*>(bucket) + piece.position * element;
+      if (piece.terms == 0) std::memset(sum, 0, piece.count * element);
+      for (uint32_t t = 0; t < piece.terms; ++t) {
+        const Term& term = terms[piece.first_term + t];
+        (t == 0 ? weighted_set : weighted_add)(dtype, sum, term.gradient, piece.count, term.weight);
+      }
+    }
+    return {};
+  }
+
+  // The mean of a part stays in the cache between division and update.
+  Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
+                const void* bucket) override {
+    const size_t element = dtype_size(dtype);
+    for (const UpdatePiece& piece : pieces) {
+      const std::byte* sums = static_cast<const std::byte*>(bucket) + piece.position * element;
+      const std::span<void* const> to = targets.subspan(piece.first_target, piece.targets);
+      for (size_t begin = 0; begin < piece.count; begin += kPart) {
+        update_part(dtype, piece, begin, std::min<size_t>(kPart, piece.count - begin), sums + begin * element, to);
+      }
+    }
+    return {};
+  }
+
+  Status record(Mark&) override { return {}; }
+  Status wait(Mark&) override { return {}; }
+
+ private:
+  static constexpr size_t kPart = 8192;  // elements
+
+  void update_part(DType dtype, const UpdatePiece& piece, size_t begin, size_t count, const std::byte* sums,
+                   std::span<void* const> to) {
+    const size_t element = dtype_size(dtype), nbytes = count * element;
+    const std::byte* result = sums;
+    if (piece.action != Action::kCopy) {
+      std::memcpy(scratch_, sums, nbytes);
+      divide(dtype, scratch_, count, piece.divisor);
+      result = scratch_;
+    }
+    size_t copies_from = 0;
+    if (piece.action == Action::kUpdate) {
+      void* value = static_cast<std::byte*>(to[0]) + begin * element;
+      void* state[3];
+      for (int s = 0; s < 3; ++s) state[s] = piece.state[s] ? static_cast<std::byte*>(piece.state[s]) + begin * element : nullptr;
+      const void* const in[3] = {state[0], state[1], state[2]};
+      apply(piece.rule, dtype, count, scratch_, value, value, {in, piece.rule.state_count}, {state, piece.rule.state_count});
+      result = static_cast<const std::byte*>(value);
+      copies_from = 1;
+    }
+    for (size_t t = copies_from; t < to.size(); ++t) {
+      std::memcpy(static_cast<std::byte*>(to[t]) + begin * element, result, nbytes);
+    }
+  }
+
+  alignas(64) std::byte scratch_[kPart * sizeof(double)];
+};
+
+class Host final : public Device {
+ public:
+  const std::string& name() const override { return name_; }
+  const std::string& describe() const override { return name_; }
+  bool is_host() const override { return true; }
+  Result<std::shared_ptr<void>> allocate(size_t nbytes) override { return zeroed(nbytes); }
+  Result<std::shared_ptr<void>> allocate_staging(size_t nbytes) override { return zeroed(nbytes); }
+  Status check(const void*, size_t) const override { return {}; }  // whatever the host gives is its own
+  Result<std::unique_ptr<WorkQueue>> new_queue() override { return std::unique_ptr<WorkQueue>(std::make_unique<HostQueue>()); }
+  Result<std::unique_ptr<Mark>> new_mark() override { return std::unique_ptr<Mark>(std::make_unique<HostMark>()); }
+  Status record_stream(Mark&, void* stream) override { return no_streams(stream); }
+  Status stream_wait(void* stream, Mark&) override { return no_streams(stream); }
+
+ private:
+  static Status no_streams(void* stream) {
+    if (!stream) return {};
+    return Status(Code::kInvalidArgument, "cpu has no streams; pass NULL for a gradient in host memory");
+  }
+
+  const std::string name_ = "cpu";
+};
+
+}  // namespace
+
+std::shared_ptr<Device> Device::host() {
+  static const std::shared_ptr<Device> host = std::make_shared<Host>();
+  return host;
+}
+
+}  // namespace dsgd::device

@@ -1,0 +1,310 @@
+// What device.h promises, for every device: the host, and a GPU's backend (on the fake runtime here, on a real one where there
+// is a GPU). What is computed is compared bit for bit with loops that are written here.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "core/device/device.h"
+#include "core/optimizer/apply.h"
+#include "core/optimizer/optimizer.h"
+
+#ifdef DSGD_TEST_CUDA
+extern "C" const dsgd::device::Backend* dsgd_cuda_backend(void);
+#endif
+
+namespace dsgd::device {
+namespace {
+
+template <typename T>
+constexpr DType kDType = sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
+
+std::shared_ptr<Device> open(const std::string& name) {
+#ifdef DSGD_TEST_CUDA
+  if (name == "cuda") {
+    auto device = Device::open(*dsgd_cuda_backend(), 0);
+    EXPECT_TRUE(device.ok()) << device.status().message();
+    return device.value();
+  }
+#endif
+  return Device::host();
+}
+
+class DeviceConformance : public testing::TestWithParam<const char*> {
+ protected:
+  DeviceConformance() : device(open(GetParam())), queue(std::move(device->new_queue()).value()) {}
+
+  void finish() {
+    auto mark = std::move(device->new_mark()).value();
+    ok(queue->record(*mark));
+    for (;;) {
+      auto done = mark->done();
+      ASSERT_TRUE(done.ok()) << done.status().message();
+      if (done.value()) return;
+    }
+  }
+  static void ok(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
+
+  // Elements on the device, beginning `shift` elements behind an aligned address.
+  template <typename T>
+  struct Buffer {
+    std::shared_ptr<void> memory, staging;
+    size_t count, shift;
+    T* data() const { return static_cast<T*>(memory.get()) + shift; }
+  };
+  template <typename T>
+  Buffer<T> buffer(const std::vector<T>& values, size_t shift = 0) {
+    Buffer<T> made{device->allocate((values.size() + shift) * sizeof(T)).value(),
+                   device->allocate_staging((values.size() + shift) * sizeof(T)).value(), values.size(), shift};
+    if (!values.empty()) std::memcpy(made.staging.get(), values.data(), values.size() * sizeof(T));
+    ok(queue->copy(made.data(), made.staging.get(), values.size() * sizeof(T)));
+    return made;
+  }
+  template <typename T>
+  std::vector<T> read(const Buffer<T>& buffer) {
+    finish();
+    ok(queue->copy(buffer.staging.get(), buffer.data(), buffer.count * sizeof(T)));
+    finish();
+    const T* data = static_cast<const T*>(buffer.staging.get());
+    return std::vector<T>(data, data + buffer.count);
+  }
+  template <typename T>
+  std::vector<T> draw(size_t count) {
+    std::uniform_real_distribution<T> uniform(-1, 1);
+    std::vector<T> values(count);
+    for (T& value : values) value = std::ldexp(uniform(random), static_cast<int>(random() % 9));
+    return values;
+  }
+
+  template <typename T>
+  void sums();
+  template <typename T>
+  void updates(const char* name, const char* options);
+
+  std::mt19937 random{7};
+  const std::shared_ptr<Device> device;
+  const std::unique_ptr<WorkQueue> queue;
+};
+
+template <typename T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+TEST_P(DeviceConformance, MemoryIsZeroedAlignedAndOutlivesTheDevicesReference) {
+  for (size_t nbytes : {size_t{0}, size_t{1}, size_t{4096}, size_t{1} << 20}) {
+    auto memory = device->allocate(nbytes).value();
+    ASSERT_NE(memory, nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.get()) % 256, 0u);
+    Buffer<uint8_t> buffer{memory, device->allocate_staging(nbytes).value(), nbytes, 0};
+    EXPECT_EQ(read(buffer), std::vector<uint8_t>(nbytes, 0));
+  }
+  auto other = open(GetParam());
+  auto memory = other->allocate(100).value();
+  other.reset();
+  memory.reset();
+}
+
+TEST_P(DeviceConformance, WhatIsEnteredIntoAQueueHappensInOrder) {
+  auto a = buffer(draw<float>(1000)), b = buffer(draw<float>(1000)), c = buffer(draw<float>(1000));
+  const std::vector<float> first = read(a);
+  for (int round = 0; round < 20; ++round) {
+    ok(queue->copy(b.data(), a.data(), 4000));
+    ok(queue->copy(c.data(), b.data(), 4000));
+    ok(queue->copy(a.data(), c.data(), 4000));
+  }
+  EXPECT_EQ(read(c), first);
+}
+
+TEST_P(DeviceConformance, AMarkOfOneQueueHoldsUpAnother) {
+  auto other = std::move(device->new_queue()).value();
+  auto a = buffer(draw<float>(100'000)), b = buffer(std::vector<float>(100'000)), c = buffer(std::vector<float>(100'000));
+  finish();
+  auto mark = std::move(device->new_mark()).value();
+  for (int round = 0; round < 20; ++round) {
+    ok(queue->copy(b.data(), a.data(), 400'000));
+    ok(queue->record(*mark));
+    ok(other->wait(*mark));
+    ok(other->copy(c.data(), b.data(), 400'000));
+    ok(other->record(*mark));
+    ok(queue->wait(*mark));
+    ok(queue->copy(a.data(), c.data(), 400'000));
+  }
+  EXPECT_EQ(read(c), read(a));
+}
+
+template <typename T>
+void DeviceConformance::sums() {
+  struct Case {
+    std::vector<size_t> counts;
+    uint32_t most_terms;
+    size_t shift;  // of gradients
+  };
+  std::vector<size_t> many;
+  for (size_t i = 0; i < 161; ++i) many.push_back((i * i * 31) % 3000);
+  const std::vector<Case> cases = {{{1}, 1, 0},     {{5, 0, 16, 3}, 3, 0}, {{8191, 8192, 8193}, 2, 0}, {{70'000}, 3, 0},
+                                   {{70'001}, 3, 1}, {many, 3, 0},          {many, 2, 3},               {{1000}, 300, 0},
+                                   {{40, 50}, 129, 1}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE("case " + std::to_string(&c - cases.data()));
+    std::vector<SumPiece> pieces;
+    std::vector<Term> terms;
+    std::vector<Buffer<T>> gradients;
+    std::vector<T> expected;
+    size_t position = 0;
+    for (size_t count : c.counts) {
+      const uint32_t n = c.most_terms > 100 ? c.most_terms : random() % (c.most_terms + 1);
+      pieces.push_back({position, count, static_cast<uint32_t>(terms.size()), n});
+      std::vector<T> sum(count, 0);
+      for (uint32_t t = 0; t < n; ++t) {
+        const std::vector<T> gradient = draw<T>(count);
+        const double weight = 1 + static_cast<double>(random() % 1000) / 7;
+        gradients.push_back(buffer(gradient, c.shift));
+        terms.push_back({gradients.back().data(), weight});
+        for (size_t i = 0; i < count; ++i) {
+          const volatile T product = static_cast<T>(weight) * gradient[i];  // rounded before it is added
+          sum[i] = t == 0 ? product : sum[i] + product;
+        }
+      }
+      expected.insert(expected.end(), sum.begin(), sum.end());
+      position += count;
+      while (position % 16) ++position, expected.push_back(0);
+    }
+    // Garbage is overwritten; what lies between the pieces stays.
+    std::vector<T> before = draw<T>(expected.size());
+    for (size_t p = 0, at = 0; p < pieces.size(); ++p) {
+      for (; at < pieces[p].position; ++at) before[at] = 0;
+      at = pieces[p].position + pieces[p].count;
+      if (p + 1 == pieces.size()) std::fill(before.begin() + static_cast<std::ptrdiff_t>(at), before.end(), T{0});
+    }
+    Buffer<T> bucket = buffer(before);
+    ok(queue->sum(kDType<T>, pieces, terms, bucket.data()));
+    EXPECT_TRUE(same_bits(read(bucket), expected));
+  }
+}
+
+TEST_P(DeviceConformance, SumsAreTheBitsOfAPlainLoop) {
+  sums<float>();
+  sums<double>();
+}
+
+template <typename T>
+void DeviceConformance::updates(const char* name, const char* options) {
+  auto optimizer = std::move(Optimizer::make(name, options)).value();
+  const size_t states = static_cast<size_t>(optimizer->state_count());
+  for (size_t shift : {size_t{0}, size_t{1}}) {
+    for (uint32_t replicas : {1u, 2u, 4u, 9u}) {
+      SCOPED_TRACE(std::string(name) + ' ' + options + " shift " + std::to_string(shift) + " replicas " + std::to_string(replicas));
+      const std::vector<size_t> counts = {5, 8192, 0, 20'003, 1};
+      struct Tensor {
+        std::vector<T> value;
+        std::vector<std::vector<T>> state;
+        std::vector<Buffer<T>> values, states;
+      };
+      std::vector<Tensor> tensors;
+      for (size_t count : counts) {
+        Tensor tensor{draw<T>(count), {}, {}, {}};
+        for (uint32_t r = 0; r < replicas; ++r) tensor.values.push_back(buffer(r == 0 ? tensor.value : draw<T>(count), shift));
+        for (size_t s = 0; s < states; ++s) {
+          tensor.state.push_back(std::vector<T>(count, 0));
+          tensor.states.push_back(buffer(tensor.state.back(), shift));
+        }
+        tensors.push_back(std::move(tensor));
+      }
+      for (uint64_t step = 0; step < 3; ++step) {
+        std::vector<UpdatePiece> pieces;
+        std::vector<void*> targets;
+        std::vector<T> sums;
+        for (size_t t = 0; t < tensors.size(); ++t) {
+          Tensor& tensor = tensors[t];
+          const double divisor = 3 + static_cast<double>(t);
+          const ParameterSettings settings{.rate = 0.5, .decay = t == 1 ? 0.25 : -1, .frozen = t == 3 && step == 1};
+          UpdatePiece piece{sums.size(), counts[t], divisor, static_cast<uint32_t>(targets.size()), replicas, Action::kUpdate,
+                            optimizer->rule(step, settings), {}};
+          for (size_t s = 0; s < states; ++s) piece.state[s] = tensor.states[s].data();
+          for (auto& value : tensor.values) targets.push_back(value.data());
+          pieces.push_back(piece);
+          const std::vector<T> sum = draw<T>(counts[t]);
+          sums.insert(sums.end(), sum.begin(), sum.end());
+          while (sums.size() % 16) sums.push_back(0);
+          std::vector<T> mean(sum);
+          for (T& element : mean) element /= static_cast<T>(divisor);
+          std::vector<const void*> in;
+          std::vector<void*> out;
+          for (auto& state : tensor.state) in.push_back(state.data()), out.push_back(state.data());
+          apply(piece.rule, kDType<T>, counts[t], mean.data(), tensor.value.data(), tensor.value.data(), in, out);
+        }
+        Buffer<T> bucket = buffer(sums);
+        ok(queue->update(kDType<T>, pieces, targets, bucket.data()));
+        for (size_t t = 0; t < tensors.size(); ++t) {
+          for (auto& value : tensors[t].values) EXPECT_TRUE(same_bits(read(value), tensors[t].value)) << "tensor " << t;
+          for (size_t s = 0; s < states; ++s) {
+            EXPECT_TRUE(same_bits(read(tensors[t].states[s]), tensors[t].state[s])) << "tensor " << t << " state " << s;
+          }
+        }
+        EXPECT_TRUE(same_bits(read(bucket), sums)) << "the bucket is read only";
+      }
+    }
+  }
+}
+
+TEST_P(DeviceConformance, UpdatesAreTheBitsOfTheHostsLoops) {
+  for (const auto& [name, options] : std::vector<std::pair<const char*, const char*>>{
+           {"sgd", "lr=0.1"},
+           {"sgd", "lr=0.1 weight_decay=0.01"},
+           {"sgd", "lr=0.1 momentum=0.9"},
+           {"sgd", "lr=0.1 momentum=0.9 nesterov=1"},
+           {"sgd", "lr=0.1 momentum=0.9 dampening=0.5 weight_decay=0.01"},
+           {"adam", "lr=0.01"},
+           {"adam", "lr=0.01 weight_decay=0.01"},
+           {"adam", "lr=0.01 amsgrad=1"},
+           {"adamw", "lr=0.01"},
+           {"adamw", "lr=0.01 amsgrad=1 beta1=0.3"}}) {
+    updates<float>(name, options);
+    updates<double>(name, options);
+  }
+}
+
+TEST_P(DeviceConformance, MeansAndCopiesGoToAllTargets) {
+  const std::vector<float> sums = draw<float>(10'001);
+  Buffer<float> bucket = buffer(sums);
+  for (Action action : {Action::kMean, Action::kCopy}) {
+    std::vector<float> expected = sums;
+    if (action == Action::kMean) {
+      for (float& element : expected) element /= 7.0f;
+    }
+    std::vector<Buffer<float>> outputs;
+    std::vector<void*> targets;
+    for (size_t t = 0; t < 6; ++t) {
+      outputs.push_back(buffer(draw<float>(sums.size()), t % 2));
+      targets.push_back(outputs.back().data());
+    }
+    const UpdatePiece piece{0, sums.size(), 7, 0, 6, action, {}, {}};
+    ok(queue->update(DType::kFloat32, {&piece, 1}, targets, bucket.data()));
+    for (auto& output : outputs) EXPECT_TRUE(same_bits(read(output), expected));
+  }
+}
+
+TEST_P(DeviceConformance, ItsOwnMemoryIsTakenAndHostStreamsAreAsDLPackSays) {
+  auto memory = device->allocate(1000).value();
+  ok(device->check(memory.get(), 1000));
+  ok(device->check(nullptr, 0));
+  auto mark = std::move(device->new_mark()).value();
+  ok(device->record_stream(*mark, nullptr));
+  ok(queue->wait(*mark));
+  ok(device->stream_wait(nullptr, *mark));
+  finish();
+  if (!device->is_host()) return;
+  EXPECT_EQ(device->record_stream(*mark, memory.get()).code(), Code::kInvalidArgument);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceConformance, testing::Values(
+#ifdef DSGD_TEST_CUDA
+                                                         "cuda",
+#endif
+                                                         "cpu"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace dsgd::device

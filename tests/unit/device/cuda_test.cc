@@ -1,0 +1,230 @@
+// The CUDA backend on the fake runtime: that nothing waits, what happens when a call fails or a machine lacks something, and that
+// nothing is left behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "core/device/device.h"
+#include "tests/unit/device/fake_cuda.h"
+
+extern "C" const dsgd::device::Backend* dsgd_cuda_backend(void);
+
+namespace dsgd::device {
+namespace {
+
+using testing::HasSubstr;
+
+class Cuda : public testing::Test {
+ protected:
+  Cuda() { before_ = fake_cuda::alive(); }
+  ~Cuda() override {
+    fake_cuda::set_devices(2);
+    const fake_cuda::Alive after = fake_cuda::alive();
+    EXPECT_EQ(after.streams, before_.streams);
+    EXPECT_EQ(after.events, before_.events);
+    EXPECT_EQ(after.allocations, before_.allocations);
+    EXPECT_EQ(fake_cuda::current_device(), 0) << "the host's current device was changed";
+  }
+  static std::shared_ptr<Device> open(int32_t index = 0) { return Device::open(*dsgd_cuda_backend(), index).value(); }
+  static void expect_error(const Status& status, Code code, const std::string& says) {
+    EXPECT_EQ(status.code(), code) << status.message();
+    EXPECT_THAT(status.message(), HasSubstr(says));
+  }
+  // Done within a minute, or the test fails.
+  static void wait(Mark& mark) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!mark.done().value()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  fake_cuda::Alive before_;
+};
+
+TEST_F(Cuda, WhatTheMachineLacksIsSaid) {
+  struct Case {
+    int count;
+    cudaError_t error;
+    int driver;
+    int32_t index;
+    Code code;
+    const char* says;
+  };
+  for (const Case& c : {Case{0, cudaErrorInsufficientDriver, 0, 0, Code::kUnsupported, "there is no NVIDIA driver on this machine"},
+                        Case{0, cudaErrorInsufficientDriver, 12040, 0, Code::kUnsupported, "the NVIDIA driver is too old; CUDA 13.0 needs the NVIDIA driver 580 or later"},
+                        Case{0, cudaErrorIllegalAddress, 13000, 0, Code::kUnsupported, "cudaErrorIllegalAddress"},
+                        Case{0, cudaErrorNoDevice, 13000, 0, Code::kInvalidArgument, "there is no device 'cuda:0': this machine has none"},
+                        Case{0, cudaSuccess, 13000, 0, Code::kInvalidArgument, "this machine has none"},
+                        Case{1, cudaSuccess, 13000, 1, Code::kInvalidArgument, "there is no device 'cuda:1': this machine has cuda:0"},
+                        Case{2, cudaSuccess, 13000, 2, Code::kInvalidArgument, "this machine has cuda:0 to cuda:1"},
+                        Case{2, cudaSuccess, 13000, -1, Code::kInvalidArgument, "there is no device 'cuda:-1'"}}) {
+    SCOPED_TRACE(c.says);
+    fake_cuda::set_devices(c.count, c.error, c.driver);
+    auto device = Device::open(*dsgd_cuda_backend(), c.index);
+    ASSERT_FALSE(device.ok());
+    expect_error(device.status(), c.code, c.says);
+  }
+}
+
+TEST_F(Cuda, ABackendOfAnotherReleaseIsRefused) {
+  Backend other = *dsgd_cuda_backend();
+  other.version = kBackendVersion + 1;
+  auto device = Device::open(other, 0);
+  ASSERT_FALSE(device.ok());
+  expect_error(device.status(), Code::kUnsupported, "has version 2, this library knows version 1");
+}
+
+TEST_F(Cuda, TellsNameAndDescription) {
+  auto device = open(1);
+  EXPECT_EQ(device->name(), "cuda:1");
+  EXPECT_EQ(device->describe(), "cuda:1: Fake GPU, compute capability 9.0, 2.0 GiB");
+  EXPECT_FALSE(device->is_host());
+}
+
+TEST_F(Cuda, NothingWaitsForTheDevice) {
+  auto device = open();
+  auto queue = std::move(device->new_queue()).value();
+  auto mark = std::move(device->new_mark()).value();
+  auto from_host = std::move(device->new_mark()).value();
+  auto values = device->allocate(4000).value(), staging = device->allocate_staging(4000).value();
+  for (int i = 0; i < 1000; ++i) static_cast<float*>(staging.get())[i] = 1;
+  {
+    fake_cuda::Pause pause;
+    const Term term{values.get(), 2};
+    const SumPiece sum{0, 1000, 0, 1};
+    void* target = values.get();
+    const UpdatePiece update{0, 1000, 4, 0, 1, Action::kMean, {}, {}};
+    EXPECT_TRUE(queue->copy(values.get(), staging.get(), 4000).ok());
+    EXPECT_TRUE(queue->sum(DType::kFloat32, {&sum, 1}, {&term, 1}, values.get()).ok());
+    EXPECT_TRUE(device->record_stream(*from_host, nullptr).ok());
+    EXPECT_TRUE(queue->wait(*from_host).ok());
+    EXPECT_TRUE(queue->update(DType::kFloat32, {&update, 1}, {&target, 1}, values.get()).ok());
+    EXPECT_TRUE(queue->copy(staging.get(), values.get(), 4000).ok());
+    EXPECT_TRUE(queue->record(*mark).ok());
+    EXPECT_FALSE(mark->done().value());
+  }
+  wait(*mark);
+  EXPECT_EQ(static_cast<float*>(staging.get())[999], 0.5f);
+}
+
+// A gradient that a host stream is still writing is summed after it.
+TEST_F(Cuda, AQueueWaitsForAStreamOfTheHosts) {
+  auto device = open();
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  auto queue = std::move(device->new_queue()).value();
+  auto ready = std::move(device->new_mark()).value(), done = std::move(device->new_mark()).value();
+  auto gradient = device->allocate(4000).value(), bucket = device->allocate(4000).value();
+  auto staging = device->allocate_staging(4000).value();
+  const Term term{gradient.get(), 3};
+  const SumPiece sum{0, 1000, 0, 1};
+  for (float round = 1; round < 50; ++round) {
+    fake_cuda::enter(stream, [&] {
+      std::this_thread::yield();
+      for (int i = 0; i < 1000; ++i) static_cast<float*>(gradient.get())[i] = round;
+    });
+    EXPECT_TRUE(device->record_stream(*ready, stream).ok());
+    EXPECT_TRUE(queue->wait(*ready).ok());
+    EXPECT_TRUE(queue->sum(DType::kFloat32, {&sum, 1}, {&term, 1}, bucket.get()).ok());
+    EXPECT_TRUE(queue->copy(staging.get(), bucket.get(), 4000).ok());
+    EXPECT_TRUE(queue->record(*done).ok());
+    EXPECT_TRUE(device->stream_wait(stream, *done).ok());  // the host may write its gradient again after this
+    wait(*done);
+    ASSERT_EQ(static_cast<float*>(staging.get())[0], 3 * round);
+    ASSERT_EQ(static_cast<float*>(staging.get())[999], 3 * round);
+  }
+  (void)cudaStreamDestroy(stream);
+}
+
+TEST_F(Cuda, BuffersOfTheWrongKindAreNamed) {
+  auto first = open(0), second = open(1);
+  auto of_first = first->allocate(1000).value(), pinned = first->allocate_staging(1000).value();
+  std::vector<char> plain(1000);
+  EXPECT_TRUE(first->check(of_first.get(), 1000).ok());
+  expect_error(first->check(plain.data(), 1000), Code::kInvalidArgument, "the buffer is host memory, but its replica is on cuda:0");
+  expect_error(first->check(pinned.get(), 1000), Code::kInvalidArgument, "the buffer is host memory");
+  expect_error(second->check(of_first.get(), 1000), Code::kInvalidArgument,
+               "the buffer is memory of cuda:0, but its replica is on cuda:1");
+  expect_error(first->check(of_first.get(), 1001), Code::kInvalidArgument, "the buffer");
+}
+
+TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {
+  auto device = open(1);
+  auto queue = std::move(device->new_queue()).value();
+  auto mark = std::move(device->new_mark()).value();
+  auto memory = device->allocate(16 * sizeof(double)).value();
+  const Term term{memory.get(), 2};
+  const SumPiece sum{0, 16, 0, 1};
+  void* target = memory.get();
+  const UpdatePiece update{0, 16, 4, 0, 1, Action::kMean, {}, {}};
+  struct Case {
+    const char* function;
+    std::function<Status()> call;
+  };
+  const std::vector<Case> cases = {
+      {"cudaGetDeviceProperties", [&] { return Device::open(*dsgd_cuda_backend(), 1).status(); }},
+      {"cudaMalloc", [&] { return device->allocate(64).status(); }},
+      {"cudaMemset", [&] { return device->allocate(64).status(); }},
+      {"cudaStreamSynchronize", [&] { return device->allocate(64).status(); }},
+      {"cudaHostAlloc", [&] { return device->allocate_staging(64).status(); }},
+      {"cudaPointerGetAttributes", [&] { return device->check(memory.get(), 64); }},
+      {"cudaStreamCreateWithFlags", [&] { return device->new_queue().status(); }},
+      {"cudaMemcpyAsync", [&] { return queue->copy(memory.get(), memory.get(), 64); }},
+      {"launch", [&] { return queue->sum(DType::kFloat32, {&sum, 1}, {&term, 1}, memory.get()); }},
+      {"launch", [&] { return queue->sum(DType::kFloat64, {&sum, 1}, {&term, 1}, memory.get()); }},
+      {"launch", [&] { return queue->update(DType::kFloat32, {&update, 1}, {&target, 1}, memory.get()); }},
+      {"cudaEventCreateWithFlags", [&] { return device->new_mark().status(); }},
+      {"cudaEventRecord", [&] { return queue->record(*mark); }},
+      {"cudaEventRecord", [&] { return device->record_stream(*mark, nullptr); }},
+      {"cudaStreamWaitEvent", [&] { return queue->wait(*mark); }},
+      {"cudaStreamWaitEvent", [&] { return device->stream_wait(nullptr, *mark); }},
+      {"cudaEventQuery", [&] { return mark->done().status(); }},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.function);
+    fake_cuda::fail(c.function, cudaErrorIllegalAddress);
+    expect_error(c.call(), Code::kInternal, "cuda:1: ");
+    fake_cuda::fail(c.function, cudaErrorIllegalAddress);
+    expect_error(c.call(), Code::kInternal, "(cudaErrorIllegalAddress)");
+    EXPECT_TRUE(c.call().ok()) << "once";
+  }
+  fake_cuda::fail("cudaMalloc", cudaErrorMemoryAllocation);
+  expect_error(device->allocate(64).status(), Code::kNoMemory, "cudaMalloc");
+}
+
+// A step's launches do not grow with the number of tensors, and nothing is made in it.
+TEST_F(Cuda, ManyTensorsTakeFewLaunches) {
+  auto device = open();
+  auto queue = std::move(device->new_queue()).value();
+  auto mark = std::move(device->new_mark()).value();
+  auto memory = device->allocate(161 * 4096).value(), bucket = device->allocate(161 * 4096).value();
+  std::vector<SumPiece> sums;
+  std::vector<UpdatePiece> updates;
+  std::vector<Term> terms;
+  std::vector<void*> targets;
+  for (uint32_t t = 0; t < 161; ++t) {
+    char* tensor = static_cast<char*>(memory.get()) + t * 4096;
+    sums.push_back({t * 1024, 1000, t, 1});
+    terms.push_back({tensor, 1});
+    updates.push_back({t * 1024, 1000, 2, t, 1, Action::kMean, {}, {}});
+    targets.push_back(tensor);
+  }
+  const size_t before = fake_cuda::launches();
+  const fake_cuda::Alive alive = fake_cuda::alive();
+  EXPECT_TRUE(queue->sum(DType::kFloat32, sums, terms, bucket.get()).ok());
+  EXPECT_TRUE(queue->update(DType::kFloat32, updates, targets, bucket.get()).ok());
+  EXPECT_TRUE(queue->record(*mark).ok());
+  wait(*mark);
+  EXPECT_EQ(fake_cuda::launches() - before, 4u + 11u);
+  EXPECT_EQ(fake_cuda::alive().events, alive.events);
+  EXPECT_EQ(fake_cuda::alive().streams, alive.streams);
+  EXPECT_EQ(fake_cuda::alive().allocations, alive.allocations);
+}
+
+}  // namespace
+}  // namespace dsgd::device

@@ -1,0 +1,442 @@
+#include "tests/unit/device/fake_cuda.h"
+
+#include <atomic>
+#include <algorithm>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/device/cuda/launch.h"
+
+namespace {
+
+struct Fault {
+  cudaError_t error;
+  int n;
+};
+struct Range {
+  size_t nbytes;
+  int device;  // -1: pinned host memory
+};
+
+struct World {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int devices = 2, driver = 13000;
+  cudaError_t count_error = cudaSuccess;
+  std::map<std::string, Fault> faults;
+  int paused = 0;
+  std::map<uintptr_t, Range> memory;
+  std::set<void*> streams, events;
+  size_t launches = 0;
+};
+World& world() {
+  static World* const made = new World;  // streams' threads may outlive statics
+  return *made;
+}
+thread_local int current = 0;
+thread_local cudaError_t last = cudaSuccess;
+
+[[noreturn]] void misuse(const std::string& what) {
+  std::fprintf(stderr, "fake CUDA: %s\n", what.c_str());
+  std::abort();
+}
+
+// A fault that a test asked for; `error` is also what cudaGetLastError gives.
+cudaError_t outcome(const char* function) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  const auto fault = w.faults.find(function);
+  if (fault == w.faults.end() || --fault->second.n > 0) return cudaSuccess;
+  const cudaError_t error = fault->second.error;
+  w.faults.erase(fault);
+  return last = error;
+}
+#define FAKE_OUTCOME()                                                              \
+  if (const cudaError_t error_ = outcome(__func__); error_ != cudaSuccess) return error_
+
+}  // namespace
+
+// ---- streams and events
+
+struct CUstream_st {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> work;
+  bool ends = false, busy = false;
+  std::thread thread;
+
+  CUstream_st() : thread([this] { run(); }) {}
+  void enter(std::function<void()> item) {
+    std::lock_guard lock(mutex);
+    work.push_back(std::move(item));
+    changed.notify_all();
+  }
+  void drain() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return work.empty() && !busy; });
+  }
+  void run() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [this] { return ends || !work.empty(); });
+      if (work.empty()) return;
+      auto item = std::move(work.front());
+      work.pop_front();
+      busy = true;
+      lock.unlock();
+      {
+        World& w = world();
+        std::unique_lock pause(w.mutex);
+        w.changed.wait(pause, [&w] { return w.paused == 0; });
+      }
+      item();
+      lock.lock();
+      busy = false;
+      changed.notify_all();
+    }
+  }
+};
+
+// A stream that is to wait for an event goes on to do so when the event is destroyed.
+struct EventState {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t recorded = 0, reached = 0;
+};
+struct CUevent_st {
+  const std::shared_ptr<EventState> state = std::make_shared<EventState>();
+};
+
+namespace {
+
+CUstream_st* stream_of(cudaStream_t stream) {
+  static CUstream_st* const legacy = new CUstream_st;
+  static CUstream_st* const per_thread = new CUstream_st;
+  if (!stream || stream == cudaStreamLegacy) return legacy;
+  if (stream == cudaStreamPerThread) return per_thread;
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  if (!w.streams.count(stream)) misuse("a stream that is none, or is destroyed");
+  return stream;
+}
+std::shared_ptr<EventState> event_of(cudaEvent_t event) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  if (!w.events.count(event)) misuse("an event that is none, or is destroyed");
+  return event->state;
+}
+
+// The allocation that [data, data + nbytes) lies in.
+const Range* range_of(const void* data, size_t nbytes) {
+  World& w = world();
+  const uintptr_t at = reinterpret_cast<uintptr_t>(data);
+  auto next = w.memory.upper_bound(at);
+  if (next == w.memory.begin()) return nullptr;
+  --next;
+  return at + nbytes <= next->first + next->second.nbytes ? &next->second : nullptr;
+}
+void must_be_device(const void* data, size_t nbytes, const char* what) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  const Range* range = range_of(data, nbytes);
+  if (!range || range->device < 0) misuse(std::string(what) + " that is no device memory");
+}
+
+cudaError_t allocate(size_t nbytes, int device, void** data) {
+  void* memory = ::operator new(nbytes, std::align_val_t{256});
+  std::memset(memory, 0xcd, nbytes);
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.memory[reinterpret_cast<uintptr_t>(memory)] = {nbytes, device};
+  *data = memory;
+  return cudaSuccess;
+}
+cudaError_t release(void* data, bool device) {
+  if (!data) return cudaSuccess;
+  World& w = world();
+  std::vector<CUstream_st*> streams = {stream_of(nullptr), stream_of(cudaStreamPerThread)};
+  {
+    std::lock_guard lock(w.mutex);
+    for (void* stream : w.streams) streams.push_back(static_cast<CUstream_st*>(stream));
+  }
+  for (CUstream_st* stream : streams) stream->drain();  // the real one waits for the device, too
+  {
+    std::lock_guard lock(w.mutex);
+    const auto found = w.memory.find(reinterpret_cast<uintptr_t>(data));
+    if (found == w.memory.end() || (found->second.device >= 0) != device) misuse("a free of what was not allocated so");
+    w.memory.erase(found);
+  }
+  ::operator delete(data, std::align_val_t{256});
+  return cudaSuccess;
+}
+
+}  // namespace
+
+namespace fake_cuda {
+
+void set_devices(int count, cudaError_t error, int driver) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.devices = count, w.count_error = error, w.driver = driver;
+}
+void fail(const char* function, cudaError_t error, int n) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.faults[function] = {error, n};
+}
+Pause::Pause() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  ++w.paused;
+}
+Pause::~Pause() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  --w.paused;
+  w.changed.notify_all();
+}
+void enter(cudaStream_t stream, std::function<void()> work) { stream_of(stream)->enter(std::move(work)); }
+Alive alive() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return {static_cast<int>(w.streams.size()), static_cast<int>(w.events.size()), static_cast<int>(w.memory.size())};
+}
+int current_device() { return current; }
+size_t launches() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return w.launches;
+}
+
+}  // namespace fake_cuda
+
+// ---- kernels as loops
+
+namespace dsgd::device::cuda {
+
+namespace {
+
+template <typename T>
+void check(const SumKernel<T>& kernel) {
+  for (uint32_t p = 0; p < kernel.pieces; ++p) {
+    const auto& piece = kernel.piece[p];
+    must_be_device(piece.sum, piece.count * sizeof(T), "a bucket");
+    for (uint32_t t = 0; t < piece.terms; ++t) {
+      must_be_device(kernel.term[piece.first_term + t].gradient, piece.count * sizeof(T), "a gradient");
+    }
+  }
+}
+template <typename T>
+void check(const UpdateKernel<T>& kernel) {
+  for (uint32_t p = 0; p < kernel.pieces; ++p) {
+    const auto& piece = kernel.piece[p];
+    must_be_device(piece.sum, piece.count * sizeof(T), "a bucket");
+    for (uint32_t t = 0; t < piece.targets; ++t) must_be_device(piece.target[t], piece.count * sizeof(T), "a target");
+    for (T* state : piece.state) {
+      if (state) must_be_device(state, piece.count * sizeof(T), "optimizer state");
+    }
+  }
+}
+
+}  // namespace
+
+template <typename Kernel>
+cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
+  if (const cudaError_t error = outcome("launch"); error != cudaSuccess) return error;
+  {
+    World& w = world();
+    std::lock_guard lock(w.mutex);
+    ++w.launches;
+  }
+  stream_of(stream)->enter([kernel] {
+    check(kernel);
+    // Backwards, since nothing may depend on the order.
+    for (uint32_t block = kernel.blocks; block-- > 0;) {
+      for (uint32_t thread = kThreads; thread-- > 0;) kernel(Block{block, thread, kThreads});
+    }
+  });
+  return cudaSuccess;
+}
+template cudaError_t launch(const SumKernel<float>&, cudaStream_t);
+template cudaError_t launch(const SumKernel<double>&, cudaStream_t);
+template cudaError_t launch(const UpdateKernel<float>&, cudaStream_t);
+template cudaError_t launch(const UpdateKernel<double>&, cudaStream_t);
+
+}  // namespace dsgd::device::cuda
+
+// ---- the runtime's functions, as far as the plug-in calls them
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  if (w.count_error != cudaSuccess) return last = w.count_error;  // `count` stays as it was, as with the real one
+  *count = w.devices;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  *version = w.driver;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = current;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  FAKE_OUTCOME();
+  current = device;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  FAKE_OUTCOME();
+  std::memset(properties, 0, sizeof *properties);
+  std::snprintf(properties->name, sizeof properties->name, "Fake GPU");
+  properties->major = 9;
+  properties->totalGlobalMem = size_t{2} << 30;
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** data, size_t nbytes) {
+  FAKE_OUTCOME();
+  return allocate(nbytes, current, data);
+}
+cudaError_t cudaFree(void* data) { return release(data, true); }
+cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned int) {
+  FAKE_OUTCOME();
+  return allocate(nbytes, -1, data);
+}
+cudaError_t cudaFreeHost(void* data) { return release(data, false); }
+cudaError_t cudaMemset(void* data, int value, size_t nbytes) {
+  FAKE_OUTCOME();
+  must_be_device(data, nbytes, "a memset");
+  stream_of(nullptr)->enter([=] { std::memset(data, value, nbytes); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind, cudaStream_t stream) {
+  FAKE_OUTCOME();
+  stream_of(stream)->enter([=] {
+    World& w = world();
+    {
+      std::lock_guard lock(w.mutex);
+      if (!range_of(to, nbytes) || !range_of(from, nbytes)) misuse("a copy of memory that is neither the device's nor pinned");
+    }
+    std::memcpy(to, from, nbytes);
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  FAKE_OUTCOME();
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  const Range* range = range_of(data, 1);
+  attributes->type = !range ? cudaMemoryTypeUnregistered : range->device < 0 ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+  attributes->device = range ? range->device : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
+  FAKE_OUTCOME();
+  *stream = new CUstream_st;
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.streams.insert(*stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  FAKE_OUTCOME();
+  stream_of(stream)->drain();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  CUstream_st* ended = stream_of(stream);
+  {
+    World& w = world();
+    std::lock_guard lock(w.mutex);
+    w.streams.erase(stream);
+  }
+  {
+    std::lock_guard lock(ended->mutex);
+    ended->ends = true;
+    ended->changed.notify_all();
+  }
+  ended->thread.join();  // the real one returns at once and ends when its work is done
+  delete ended;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
+  FAKE_OUTCOME();
+  *event = new CUevent_st;
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.events.insert(*event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  event_of(event);
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.events.erase(event);
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t stream) {
+  FAKE_OUTCOME();
+  const std::shared_ptr<EventState> event = event_of(given);
+  uint64_t number;
+  {
+    std::lock_guard lock(event->mutex);
+    number = ++event->recorded;
+  }
+  stream_of(stream)->enter([event, number] {
+    std::lock_guard lock(event->mutex);
+    event->reached = std::max(event->reached, number);
+    event->changed.notify_all();
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t given, unsigned int) {
+  FAKE_OUTCOME();
+  const std::shared_ptr<EventState> event = event_of(given);
+  uint64_t number;
+  {
+    std::lock_guard lock(event->mutex);
+    number = event->recorded;
+  }
+  stream_of(stream)->enter([event, number] {
+    std::unique_lock lock(event->mutex);
+    event->changed.wait(lock, [&] { return event->reached >= number; });
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t given) {
+  FAKE_OUTCOME();
+  const std::shared_ptr<EventState> event = event_of(given);
+  std::lock_guard lock(event->mutex);
+  return event->reached == event->recorded ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaGetLastError(void) { return std::exchange(last, cudaSuccess); }
+const char* cudaGetErrorString(cudaError_t) { return "a fault that the test asked for"; }
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
+    case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+    default: return "another error";
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,33 @@
+// A double of the CUDA runtime for tests without a GPU: two devices in host memory, each stream a thread, kernels as loops.
+// It checks what a GPU would punish later: pointers of the wrong kind, destroyed handles, memory that is freed in use or leaked.
+// Never a back end for users.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+
+namespace fake_cuda {
+
+// From now on: devices there are (0 to 8), or the error of cudaGetDeviceCount; the driver's version.
+void set_devices(int count, cudaError_t error = cudaSuccess, int driver = 13000);
+// The n-th next call of a function (1: the next) returns this error, once.
+void fail(const char* function, cudaError_t error, int n = 1);
+// While one of these is alive, work in streams waits; what is entered is kept.
+class Pause {
+ public:
+  Pause();
+  ~Pause();
+  Pause(const Pause&) = delete;
+};
+// Puts host work into a stream, as a kernel of the host's would be.
+void enter(cudaStream_t stream, std::function<void()> work);
+// Streams, events and allocations that are alive.
+struct Alive {
+  int streams, events, allocations;
+};
+Alive alive();
+int current_device();
+size_t launches();  // so far
+
+}  // namespace fake_cuda
