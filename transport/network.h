@@ -81,7 +81,8 @@ class ClientChannel {
   virtual void send(const BulkHeader& header, std::span<const std::byte> data,
                     std::function<void(const Status&)> done) = 0;
   // Sends a chunk of at most kSmallBytes, copied at once. `done` (may be empty) is called when the message has a place in
-  // the small window, without waiting for an answer; an answer that is an error goes to `refused` of the dial.
+  // the small window, without waiting for an answer; an answer that is an error goes to `refused` of the dial. Those of one
+  // operation keep their order; of several that wait, the lowest operation's goes first.
   virtual void send_small(const BulkHeader& header, std::span<const std::byte> data,
                           std::function<void(const Status&)> done) = 0;
 
@@ -100,7 +101,9 @@ struct DialOptions {
   Hello hello;
   Time deadline = kNever;
   size_t bulk_window = 4 << 20;   // unanswered bytes per operation
-  size_t small_window = 1 << 20;  // unanswered bytes of small chunks, all operations together
+  // Unanswered bytes of small chunks, all operations together; an operation that has none unanswered may have one more, or
+  // what a later operation has sent, and the peer keeps until it begins that, would hold up what the peer waits for.
+  size_t small_window = 1 << 20;
   std::function<void(const Status& why)> closed;  // broken by the peer or the network; never from within a call
   std::function<void(uint64_t operation, const Status& why)> refused;  // a small chunk was answered with an error
 };

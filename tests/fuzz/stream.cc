@@ -4,6 +4,7 @@
 // The first byte says whether a right hello is put before the input, so that the fuzzer need not find one.
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -120,9 +121,14 @@ class Server final : public AcceptHandler {
     to.sin_family = AF_INET;
     to.sin_port = htons(port_);
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) {
-      fail(("the listener takes no connection: " + std::string(std::strerror(errno))).c_str());
+    int problem = ::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0 ? 0 : errno;
+    if (problem == EINTR) {  // libFuzzer's alarm; the connection is made all the same
+      pollfd made{fd, POLLOUT, 0};
+      while (::poll(&made, 1, 15000) < 0 && errno == EINTR) continue;
+      socklen_t length = sizeof problem;
+      getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &length);
     }
+    if (problem != 0) fail(("the listener takes no connection: " + std::string(std::strerror(problem))).c_str());
     bool open = true;
     if (greet) open = write(fd, hello_.data(), hello_.size());
     if (open) open = write(fd, data, size);
@@ -146,6 +152,7 @@ class Server final : public AcceptHandler {
   static bool write(int fd, const uint8_t* data, size_t size) {
     while (size > 0) {
       const ssize_t n = ::send(fd, data, size, MSG_NOSIGNAL);
+      if (n < 0 && errno == EINTR) continue;
       if (n < 0) return false;
       data += n;
       size -= static_cast<size_t>(n);

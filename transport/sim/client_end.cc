@@ -140,7 +140,7 @@ void ClientEnd::send_small(const BulkHeader& header, std::span<const std::byte> 
       if (done) done(why);
     });
   }
-  small_.waiting.push_back({next_id_++, header, {}, {data.begin(), data.end()}, std::move(done)});
+  small_[header.operation].waiting.push_back({next_id_++, header, {}, {data.begin(), data.end()}, std::move(done)});
   pump_small();
 }
 
@@ -160,16 +160,17 @@ void ClientEnd::pump(uint64_t operation) {
 }
 
 void ClientEnd::pump_small() {
-  while (connection_ && !small_.waiting.empty() &&
-         has_room(small_.unanswered, small_.chunks, options_.small_window,
-                  small_.waiting.front().owned.size())) {
-    Chunk chunk = std::move(small_.waiting.front());
-    small_.waiting.pop_front();
-    small_.unanswered += chunk.owned.size();
-    ++small_.chunks;
-    if (chunk.done) later("small chunk sent", [done = std::move(chunk.done)] { done(Status()); });
-    chunk.done = nullptr;
-    write_chunk(std::move(chunk), true);
+  for (auto& [operation, window] : small_) {
+    while (connection_ && !window.waiting.empty() &&
+           has_room(small_unanswered_, window.chunks, options_.small_window, window.waiting.front().owned.size())) {
+      Chunk chunk = std::move(window.waiting.front());
+      window.waiting.pop_front();
+      small_unanswered_ += chunk.owned.size();
+      ++window.chunks;
+      if (chunk.done) later("small chunk sent", [done = std::move(chunk.done)] { done(Status()); });
+      chunk.done = nullptr;
+      write_chunk(std::move(chunk), true);
+    }
   }
 }
 
@@ -197,8 +198,9 @@ void ClientEnd::answered(uint64_t id, const Status& status) {
   chunks_.erase(found);
   auto self = shared_from_this();
   if (chunk.small) {
-    small_.unanswered -= chunk.nbytes;
-    --small_.chunks;
+    small_unanswered_ -= chunk.nbytes;
+    const auto window = small_.find(chunk.operation);
+    if (--window->second.chunks == 0 && window->second.waiting.empty()) small_.erase(window);
     if (!status.ok() && options_.refused) options_.refused(chunk.operation, status);
     if (!abandoned_) pump_small();
   } else {
@@ -246,7 +248,10 @@ void ClientEnd::close(bool flush) {
 }
 
 void ClientEnd::finish_if_flushed() {
-  if (!closing_ || !connection_ || !small_.waiting.empty()) return;
+  if (!closing_ || !connection_) return;
+  for (const auto& [operation, window] : small_) {
+    if (!window.waiting.empty()) return;
+  }
   for (const auto& [operation, window] : windows_) {
     if (!window.waiting.empty()) return;
   }
@@ -299,7 +304,9 @@ void ClientEnd::fail_all(const Status& why) {
     for (auto& chunk : window.waiting) add(chunk.id, chunk.done);
   }
   auto small = std::exchange(small_, {});
-  for (auto& chunk : small.waiting) add(chunk.id, chunk.done);
+  for (auto& [operation, window] : small) {
+    for (auto& chunk : window.waiting) add(chunk.id, chunk.done);
+  }
   std::sort(waiting.begin(), waiting.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [id, tell] : waiting) {
     if (abandoned_) return;

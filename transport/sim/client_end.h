@@ -75,7 +75,8 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
   std::map<uint64_t, Call> calls_;
   std::map<uint64_t, Unanswered> chunks_;
   std::map<uint64_t, Window> windows_;  // by operation
-  Window small_;
+  std::map<uint64_t, Window> small_;  // by operation
+  size_t small_unanswered_ = 0;       // bytes, of all of them
   bool abandoned_ = false, closing_ = false;
   Status why_gone_;
 };

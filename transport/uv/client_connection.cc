@@ -216,25 +216,37 @@ void ClientConnection::send_small(const BulkHeader& header, std::span<const std:
                                                         " bytes is too large; send at most " +
                                                         std::to_string(kSmallBytes)));
   }
-  small_waiting_.push_back({header, {data.begin(), data.end()}, std::move(done)});
+  small_[header.operation].waiting.push_back({header, {data.begin(), data.end()}, std::move(done)});
   pump_small();
 }
 
 void ClientConnection::pump_small() {
-  while (!small_waiting_.empty() && !ended()) {
-    const size_t n = small_waiting_.front().data.size();
-    if (small_unanswered_ > 0 && small_unanswered_ + n > options_.small_window) break;
-    SmallChunk chunk = std::move(small_waiting_.front());
-    small_waiting_.pop_front();
-    small_unanswered_ += n;
-    issue_small(std::move(chunk));
+  if (std::exchange(pumping_small_, true)) return;  // the one at work will see what has changed
+  for (auto& [operation, queue] : small_) {
+    while (!queue.waiting.empty() && !ended()) {
+      const size_t n = queue.waiting.front().data.size();
+      if (queue.unanswered > 0 && small_unanswered_ + n > options_.small_window) break;
+      SmallChunk chunk = std::move(queue.waiting.front());
+      queue.waiting.pop_front();
+      ++queue.unanswered;
+      small_unanswered_ += n;
+      issue_small(std::move(chunk));
+    }
   }
+  std::erase_if(small_, [](const auto& item) { return item.second.waiting.empty() && item.second.unanswered == 0; });
+  pumping_small_ = false;
   advance();
+}
+
+void ClientConnection::small_answered(uint64_t operation, size_t nbytes) {
+  small_unanswered_ -= nbytes;
+  const auto queue = small_.find(operation);
+  if (queue != small_.end()) --queue->second.unanswered;  // else all have been failed meanwhile
 }
 
 void ClientConnection::issue_small(SmallChunk chunk) {
   auto finished = [this, n = chunk.data.size(), operation = chunk.header.operation](const Status& status) {
-    small_unanswered_ -= n;
+    small_answered(operation, n);
     if (!status.ok() && options_.refused && !muted_) options_.refused(operation, status);
     pump_small();
   };
@@ -252,7 +264,7 @@ void ClientConnection::issue_small(SmallChunk chunk) {
         [finished](kj::Exception&& exception) { finished(to_status(exception)); }));
   } catch (const kj::Exception& exception) {
     failed = to_status(exception);
-    small_unanswered_ -= chunk.data.size();
+    small_answered(chunk.header.operation, chunk.data.size());
   }
   post_done(std::move(chunk.done), failed);
 }
@@ -278,7 +290,9 @@ void ClientConnection::abandon() {
 }
 
 bool ClientConnection::nothing_to_send() const {
-  if (!small_waiting_.empty()) return false;
+  for (auto& [operation, queue] : small_) {
+    if (!queue.waiting.empty()) return false;
+  }
   for (auto& [operation, queue] : operations_) {
     if (!queue.waiting.empty()) return false;
   }
@@ -322,7 +336,9 @@ void ClientConnection::fail_all(const Status& why) {
   for (auto& [id, operation] : std::exchange(operations_, {})) {
     for (Chunk& chunk : operation.waiting) post_done(std::move(chunk.done), why);
   }
-  for (SmallChunk& chunk : std::exchange(small_waiting_, {})) post_done(std::move(chunk.done), why);
+  for (auto& [operation, queue] : std::exchange(small_, {})) {
+    for (SmallChunk& chunk : queue.waiting) post_done(std::move(chunk.done), why);
+  }
 }
 
 void ClientConnection::tear_down() {

@@ -48,6 +48,10 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
     std::vector<std::byte> data;
     Done done;
   };
+  struct SmallQueue {
+    std::deque<SmallChunk> waiting;
+    size_t unanswered = 0;  // chunks
+  };
   struct InFlight {
     uint64_t operation;
     size_t nbytes;
@@ -61,6 +65,7 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   ClientConnection(NetworkShared shared, std::string peer, DialOptions options);
   void pump();
   void pump_small();
+  void small_answered(uint64_t operation, size_t nbytes);
   void issue(Chunk chunk);
   void issue_small(SmallChunk chunk);
   void answered(uint64_t id, const Status& status);
@@ -89,8 +94,9 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   std::unordered_map<uint64_t, Call> calls_;
   std::map<uint64_t, Operation> operations_;
   std::unordered_map<uint64_t, InFlight> in_flight_;
-  std::deque<SmallChunk> small_waiting_;
-  size_t small_unanswered_ = 0;
+  std::map<uint64_t, SmallQueue> small_;  // by operation
+  size_t small_unanswered_ = 0;           // bytes, of all of them
+  bool pumping_small_ = false;
 };
 
 }  // namespace dsgd::transport::uv

@@ -286,7 +286,9 @@ TEST_P(Conformance, SmallChunksWaitForTheirWindow) {
   int sent = 0;
   on(*dialling_, [&] {
     for (uint64_t i = 0; i < 5; ++i) {
-      client->channel->send_small(header_of(i), source, [&](const Status& status) {
+      BulkHeader header = header_of(1);
+      header.offset = i;
+      client->channel->send_small(header, source, [&](const Status& status) {
         EXPECT_TRUE(status.ok());
         ++sent;
       });
@@ -304,9 +306,45 @@ TEST_P(Conformance, SmallChunksWaitForTheirWindow) {
   ASSERT_TRUE(client_until([&] { return sent == 5; }));
   ASSERT_TRUE(server_until([&] { return held.size() == 5; }));
   on(*serving_, [&] {
-    for (uint64_t i = 0; i < 5; ++i) EXPECT_EQ(recorder_.chunks[i].header.operation, i);
+    for (uint64_t i = 0; i < 5; ++i) EXPECT_EQ(recorder_.chunks[i].header.offset, i);
     held.clear();
   });
+}
+
+// What is held there until its operation begins must not hold up what that waits for.
+TEST_P(Conformance, AFullSmallWindowLetsOneChunkOfEachOtherOperationThrough) {
+  std::vector<std::unique_ptr<BulkReceipt>> held;
+  recorder_.receive = [&](ServerChannel&, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
+    if (header.operation >= 5) {
+      held.push_back(std::move(receipt));
+    } else {
+      receipt->finish(Status());
+    }
+  };
+  DialOptions options;
+  options.small_window = 64000;
+  auto client = dial(std::move(options));
+  const auto source = bytes_of(32000, 1);
+  int later = 0, earlier = 0;
+  on(*dialling_, [&] {
+    for (uint64_t i = 0; i < 20; ++i) client->channel->send_small(header_of(5 + i % 2), source, [&](const Status&) { ++later; });
+    for (uint64_t i = 0; i < 20; ++i) client->channel->send_small(header_of(1 + i % 2), source, [&](const Status&) { ++earlier; });
+  });
+  ASSERT_TRUE(client_until([&] { return earlier == 20; }));
+  ping(*client);
+  on(*dialling_, [&] { EXPECT_EQ(later, 2); });
+  std::map<uint64_t, int> seen;
+  ASSERT_TRUE(server_until([&] { return recorder_.chunks.size() == 22; }));
+  on(*serving_, [&] {
+    for (const auto& chunk : recorder_.chunks) ++seen[chunk.header.operation];
+    recorder_.receive = [](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
+      receipt->finish(Status());
+    };
+    for (auto& receipt : held) receipt->finish(Status());
+  });
+  EXPECT_EQ(seen, (std::map<uint64_t, int>{{1, 10}, {2, 10}, {5, 1}, {6, 1}}));
+  ASSERT_TRUE(client_until([&] { return later == 20; }));
+  ASSERT_TRUE(server_until([&] { return recorder_.chunks.size() == 40; }));
 }
 
 TEST_P(Conformance, ARefusedSmallChunkIsToldToTheDial) {
