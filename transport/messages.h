@@ -64,7 +64,7 @@ struct WatchReply {
   Status news;        // why the job cannot go on, naming the rank; OK: a member left at its end, see left
   int32_t left = -1;  // rank that closed its session in good order
 };
-struct Renew {  // a heartbeat; the answer is Empty
+struct Renew {  // a heartbeat; to a peer: are you there? The answer is Empty
   int32_t rank = -1;
   uint64_t epoch = 0;
 };
@@ -80,7 +80,7 @@ struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head
 };
 
 // ---- worker -> worker
-struct OperationFailed {
+struct OperationFailed {  // with a cause of kWaitTimeout: its deadline has passed; the answer is OK from who has begun it
   uint64_t epoch = 0;
   int32_t rank = -1;  // who says so
   uint64_t operation = 0;

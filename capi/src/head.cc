@@ -28,7 +28,7 @@ int32_t dsgd_head_start(const dsgd_config* config, dsgd_head** head, dsgd_error*
     if (config) DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
     DSGD_RETURN_IF_ERROR(call.given(head, "head"));
     const Config values = config ? config->values : dsgd::capi::environment_config();
-    DSGD_RETURN_IF_ERROR(values.validate());
+    DSGD_RETURN_IF_ERROR(values.validate(true));
     // A head has no log queue: without a hook its records have nowhere to go.
     auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, nullptr);
     auto started = dsgd::HeadProcess::start(values, dsgd::transport::make_uv_environment(), std::move(log));

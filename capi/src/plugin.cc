@@ -84,8 +84,18 @@ Result<int32_t> ask(const std::string& who, Function&& function) {
 // What a plug-in answers instead of DSGD_OK.
 Status refusal(const std::string& who, int32_t code) {
   const bool known = code < 0 && code >= DSGD_ERR_INTERNAL;
-  return Status(known ? static_cast<Code>(code) : Code::kInternal,
-                who + " answered " + (known ? dsgd_status_name(code) : std::to_string(code)));
+  const std::string text = who + " answered " + (known ? dsgd_status_name(code) : std::to_string(code));
+  switch (code) {  // what a function that only computes may complain of; the others say things of sessions and workers
+    case DSGD_ERR_INVALID_ARGUMENT:
+    case DSGD_ERR_STATE:
+    case DSGD_ERR_NOT_FOUND:
+    case DSGD_ERR_NO_MEMORY:
+    case DSGD_ERR_LIMIT:
+    case DSGD_ERR_UNSUPPORTED:
+      return Status(static_cast<Code>(code), text);
+    default:
+      return Status(Code::kInternal, text);
+  }
 }
 
 }  // namespace

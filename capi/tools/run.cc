@@ -97,8 +97,11 @@ void start_head(std::vector<Setting>* settings, OwnedHead* head) {
   OwnedConfig config(dsgd_config_new());
   dsgd_error* error = nullptr;
   if (!std::getenv("DSGD_TOKEN")) settings->push_back({"token", random_token()});
-  for (const auto& setting : *settings)
+  for (const auto& setting : *settings) {
+    // Names that the workers may have registered; a wrong one is their error.
+    if (setting.key == "algorithm" || setting.key == "strategy") continue;
     check(dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error), error);
+  }
   check(dsgd_config_set(config.get(), "head", "127.0.0.1:0", &error), error);
   check(dsgd_head_start(config.get(), head->out(), &error), error);
   settings->push_back({"head", dsgd_head_address(head->get())});

@@ -6,6 +6,7 @@
 #include "core/collectives/mesh.h"
 #include "core/collectives/ring.h"
 #include "core/collectives/scheduled.h"
+#include "core/reduce/kernels.h"
 
 namespace dsgd {
 namespace {
@@ -24,7 +25,7 @@ Task::Done finish_all(const AllReducePlan& plan, Task::Done done) {
 }  // namespace
 
 Algorithm algorithm_of(const AlgorithmChoice& choice, int32_t workers) {
-  if (choice.registered) return Algorithm::kScheduled;
+  if (choice.registered && workers > 1) return Algorithm::kScheduled;
   if (choice.name == "ring") return Algorithm::kRing;
   if (choice.name == "direct") return Algorithm::kDirect;
   return workers > kDirectWorkers ? Algorithm::kRing : Algorithm::kDirect;
@@ -34,26 +35,32 @@ Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader 
                                               AllReducePlan plan, Task::Done done) {
   const Algorithm algorithm = algorithm_of(choice, mesh.size());
   shape.algorithm = static_cast<uint8_t>(algorithm);
+  const size_t element = dtype_size(plan.dtype);
+  // Only a registered algorithm may add the same two in either order on different workers.
+  const auto add = [dtype = plan.dtype, reduction = plan.reduction, symmetric = algorithm == Algorithm::kScheduled](
+                       void* destination, const void* source, size_t count) {
+    (symmetric ? reduce_symmetric : reduce_into)(dtype, reduction, destination, source, count);
+  };
   if (algorithm == Algorithm::kScheduled) {
     auto schedule = choice.registered->schedule(mesh.rank(), mesh.size(), plan.count);
     if (!schedule.ok()) return schedule.status();
     shape.tag = Scheduled::tag(mesh, *schedule.value());
     done = finish_all(plan, std::move(done));
     return std::unique_ptr<Task>(std::make_unique<Scheduled>(
-        mesh, shape, ScheduledPlan{schedule.value(), plan.element, plan.data, std::move(plan.add)}, std::move(done)));
+        mesh, shape, ScheduledPlan{schedule.value(), element, plan.data, add}, std::move(done)));
   }
   if (algorithm == Algorithm::kRing) {
     shape.tag = mesh.chunk_bytes();
     done = finish_all(plan, std::move(done));
     return std::unique_ptr<Task>(std::make_unique<Ring>(
-        mesh, shape, RingPlan{plan.count, plan.element, plan.data, std::move(plan.add)}, std::move(done)));
+        mesh, shape, RingPlan{plan.count, element, plan.data, add}, std::move(done)));
   }
   DirectPlan direct;
   direct.bounds = balanced_slices(plan.count, mesh.size());
-  direct.element = direct.result_element = plan.element;
+  direct.element = direct.result_element = element;
   direct.data = direct.result = plan.data;
-  direct.ordered = plan.ordered;
-  direct.add = std::move(plan.add);
+  direct.ordered = is_floating(plan.dtype);
+  direct.add = add;
   direct.transform = std::move(plan.finish);
   shape.tag = Direct::tag(mesh, direct);
   return std::unique_ptr<Task>(std::make_unique<Direct>(mesh, shape, std::move(direct), false, std::move(done)));

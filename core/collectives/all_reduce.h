@@ -17,11 +17,10 @@ struct AlgorithmChoice {
 Algorithm algorithm_of(const AlgorithmChoice& choice, int32_t workers);
 
 struct AllReducePlan {
-  size_t count = 0;    // elements
-  size_t element = 4;  // bytes
+  size_t count = 0;  // elements
+  DType dtype = DType::kFloat32;
+  Reduction reduction = Reduction::kSum;
   std::byte* data = nullptr;  // in place
-  bool ordered = true;        // false: the sum does not depend on the order (integers)
-  std::function<void(void* destination, const void* source, size_t count)> add;
   // Turns the sums of a range of elements into results (a mean), once each; empty: sums are the results.
   std::function<void(size_t begin, size_t end)> finish;
 };

@@ -16,11 +16,13 @@ constexpr size_t kSmallestChunk = 4096;
 constexpr size_t kChunksInWindow = 4;
 constexpr size_t kOpenClasses = 2;     // buckets and stand-alone collectives
 constexpr size_t kRememberedFailures = 64;
+constexpr transport::Duration kAsking = std::chrono::milliseconds(50);  // how long answers to "have you begun?" are waited for
 constexpr transport::Duration kGoodbyeGrace = std::chrono::milliseconds(250);
 
 // Is this a broken connection, rather than an answer of the peer?
 bool is_break(const Status& status) {
-  return status.code() == Code::kWorkerLost || status.code() == Code::kUnreachable || status.code() == Code::kClosed;
+  return status.code() == Code::kWorkerLost || status.code() == Code::kUnreachable || status.code() == Code::kClosed ||
+         status.code() == Code::kIo;
 }
 
 }  // namespace
@@ -301,15 +303,43 @@ void Mesh::give(Task& task, int32_t source, const BulkHeader& header, std::uniqu
   task.on_chunk(source, header, std::move(receipt));
 }
 
+// Whom this worker waits for may itself wait for another, as in a ring. So all are asked whether they have begun, and those who
+// have not are named; who is told so times out, too.
 void Mesh::deadline_passed(uint64_t operation) {
   Task* task = find(operation);
-  if (!task) return;
+  if (!task || tasks_[operation].asked) return;
   Entry& entry = tasks_[operation];
-  entry.timer = 0;
-  std::vector<int32_t> missing = task->missing();
-  // Who has begun and does not go on waits, most likely, for one who has not begun.
-  auto has_begun = [&](int32_t rank) { return entry.heard[rank] != 0; };
-  if (!std::all_of(missing.begin(), missing.end(), has_begun)) std::erase_if(missing, has_begun);
+  entry.asked = true;
+  if (entry.timer) loop().cancel(entry.timer);
+  entry.timer = loop().schedule(loop().now() + kAsking, [this, operation] {
+    if (find(operation)) tasks_[operation].timer = 0;
+    time_out(operation);
+  });
+  const transport::OperationFailed question{view_.epoch, view_.rank, operation, false,
+                                            Status(Code::kWaitTimeout, task->name() + ": the deadline has passed")};
+  std::weak_ptr<int> alive = alive_;
+  for (int32_t rank = 0; rank < size(); ++rank) {
+    if (rank == view_.rank || left_[rank]) continue;
+    ++entry.unanswered;
+    call(rank, question, loop().now() + kAsking, [this, alive, operation, rank](const Result<Message>& answer) {
+      if (alive.expired() || !find(operation)) return;
+      Entry& entry = tasks_[operation];
+      if (answer.ok()) entry.heard[rank] = 1;
+      if (--entry.unanswered == 0) time_out(operation);
+    });
+  }
+  if (entry.unanswered == 0) time_out(operation);
+}
+
+void Mesh::time_out(uint64_t operation) {
+  Task* task = find(operation);
+  if (!task) return;
+  const Entry& entry = tasks_[operation];
+  std::vector<int32_t> missing;
+  for (int32_t rank = 0; rank < size(); ++rank) {
+    if (rank != view_.rank && !left_[rank] && !entry.heard[rank]) missing.push_back(rank);
+  }
+  if (missing.empty()) missing = task->missing();
   fail(*task, too_late(task->name() + " did not end", missing).with_operation(task->name()));
 }
 
@@ -399,6 +429,41 @@ void Mesh::await_goodbye(int32_t rank) {
     if (loop().now() - due > options_.lease / 2) return await_goodbye(rank);  // we were stopped: it may lie here unread
     events_.on_peer_failure(rank, lost(rank, Status(Code::kWorkerLost, "it has left the job, but what it sent before that "
                                                                        "has not come within the lease")));
+  });
+}
+
+void Mesh::watch_peers() {
+  if (std::exchange(watching_, true)) return;
+  asked_.assign(view_.members.size(), 0);
+  ask_peers();
+}
+
+void Mesh::ask_peers() {
+  if (closed_) return;
+  std::set<int32_t> needed;
+  for (const auto& [operation, entry] : tasks_) {
+    for (int32_t rank : entry.task->missing()) needed.insert(rank);
+  }
+  for (int32_t rank : needed) {
+    if (!left_[rank] && !asked_[rank]) ask(rank);
+  }
+  std::weak_ptr<int> alive = alive_;
+  loop().schedule(loop().now() + options_.lease / 5, [this, alive] {
+    if (!alive.expired()) ask_peers();
+  });
+}
+
+void Mesh::ask(int32_t rank) {
+  asked_[rank] = 1;
+  const transport::Time due = loop().now() + options_.lease * 4 / 5;
+  std::weak_ptr<int> alive = alive_;
+  call(rank, transport::Renew{view_.rank, view_.epoch}, due, [this, alive, rank, due](const Result<Message>& answer) {
+    if (alive.expired() || closed_) return;
+    asked_[rank] = 0;
+    if (answer.ok() || answer.status().code() != Code::kTimeout || left_[rank]) return;  // a broken connection tells by itself
+    if (loop().now() - due > options_.lease / 2) return ask(rank);  // we were stopped: the answer may lie here unread
+    events_.on_peer_failure(rank, lost(rank, Status(Code::kWorkerLost, "it has not answered for a lease; it is stopped, suspended "
+                                                                       "or cut off")));
   });
 }
 
@@ -523,9 +588,10 @@ void Mesh::failure_from_peer(const transport::OperationFailed& message) {
     events_.on_peer_failure(message.cause.rank() >= 0 ? message.cause.rank() : message.rank, message.cause);
     return;
   }
+  if (message.cause.code() == Code::kWaitTimeout) return deadline_passed(message.operation);  // the answer has told the rest
   if (Task* task = find(message.operation)) return task->end(message.cause);
   if (!has_ended(message.operation)) {
-    failed_early_.emplace(message.operation, std::make_pair(message.rank, message.cause));
+    failed_early_.insert_or_assign(message.operation, std::make_pair(message.rank, message.cause));
     if (failed_early_.size() > kRememberedFailures) failed_early_.erase(std::prev(failed_early_.end()));
     if (auto parked = parked_.extract(message.operation)) {
       for (Parked& chunk : parked.mapped()) chunk.receipt->finish(message.cause);
@@ -535,7 +601,8 @@ void Mesh::failure_from_peer(const transport::OperationFailed& message) {
 
 void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
   if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
-    respond(Message(transport::Empty{}));
+    const bool begun = opened_ && (failed->session || find(failed->operation) || has_ended(failed->operation));
+    respond(begun ? Result<Message>(Message(transport::Empty{})) : Status(Code::kState, "this worker has not begun it"));
     if (opened_ && failed->epoch == view_.epoch) failure_from_peer(*failed);
   } else if (auto* part = std::get_if<transport::ObjectPart>(&request)) {
     if (opened_ && (part->epoch != view_.epoch || !is_peer(part->rank))) {
@@ -547,6 +614,11 @@ void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder
     if (auto it = incoming_.find(&channel); it != incoming_.end()) {
       it->second.goodbye = true;
       it->second.cause = goodbye->cause;
+    }
+    respond(Message(transport::Empty{}));
+  } else if (auto* renew = std::get_if<transport::Renew>(&request)) {  // are you there?
+    if (!opened_ || renew->epoch != view_.epoch) {
+      return respond(Status(Code::kMismatch, "epoch " + std::to_string(renew->epoch) + " is none of this job's"));
     }
     respond(Message(transport::Empty{}));
   } else {

@@ -97,6 +97,9 @@ class Mesh final : public transport::ServerHandler {
   // The head says that a rank has left. Its own goodbye comes behind its data and is waited for, if it ever connected, for
   // a lease.
   void told_left(int32_t rank);
+  // The head has gone in good order, and with it who notices the loss of a worker: from now on this worker asks those that
+  // an operation waits for whether they are there, and takes for lost who does not answer within a lease.
+  void watch_peers();
   // Says goodbye and closes all connections after flushing.
   void close(const Status& cause);
   // Before the network ends: nothing of it is used afterwards.
@@ -133,7 +136,9 @@ class Mesh final : public transport::ServerHandler {
   struct Entry {
     std::unique_ptr<Task> task;
     transport::TimerId timer = 0;
-    std::vector<char> heard;  // by rank: a chunk of it has come from there
+    std::vector<char> heard;  // by rank: it has begun there, as a chunk or an answer tells
+    bool asked = false;       // its deadline has passed, here or at a peer
+    int32_t unanswered = 0;
   };
 
   void with_channel(int32_t rank, uint64_t operation, std::function<void(transport::ClientChannel&)> use);
@@ -142,6 +147,7 @@ class Mesh final : public transport::ServerHandler {
   void give(Task& task, int32_t source, const transport::BulkHeader& header,
             std::unique_ptr<transport::BulkReceipt> receipt);
   void deadline_passed(uint64_t operation);
+  void time_out(uint64_t operation);
   Task* find(uint64_t operation);
   void remember_failure(uint64_t operation, const Status& cause);
   bool has_ended(uint64_t operation) const;
@@ -162,6 +168,8 @@ class Mesh final : public transport::ServerHandler {
   void fail_tasks_that_need(int32_t rank);
   bool is_connected(int32_t rank) const;  // to here
   void await_goodbye(int32_t rank);
+  void ask_peers();
+  void ask(int32_t rank);
 
   transport::Network& network_;
   MeshOptions options_;
@@ -173,6 +181,8 @@ class Mesh final : public transport::ServerHandler {
   size_t window_ = 0;
   std::vector<Outgoing> outgoing_;
   std::vector<char> left_;
+  bool watching_ = false;
+  std::vector<char> asked_;  // by rank: whether it is there
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
   std::map<uint64_t, Entry> tasks_;
   std::map<uint64_t, std::vector<Parked>> parked_;

@@ -6,7 +6,7 @@
 namespace dsgd {
 namespace {
 
-constexpr uint64_t kMostWork = uint64_t{1} << 26;  // of one check: transfers times the segments that they cover
+constexpr uint64_t kMostWork = uint64_t{1} << 24;  // of one check: transfers times the segments that they cover
 
 uint64_t mix(uint64_t value) {  // splitmix64's finalizer (Steele et al. 2014)
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -95,6 +95,7 @@ class Check {
   const std::string& name_;
   const int32_t size_;
   const uint64_t count_;
+  size_t transfers_ = 0;
   std::vector<std::vector<Transfer>> parts_;  // by rank; by round, sends before receives
 };
 
@@ -103,6 +104,10 @@ Status Check::take(int32_t rank, std::vector<Transfer> transfers) {
   if (transfers.size() > ScheduleAlgorithm::kMostTransfers) {
     return wrong(who + "has " + std::to_string(transfers.size()) + " transfers, at most " +
                  std::to_string(ScheduleAlgorithm::kMostTransfers) + " are possible");
+  }
+  transfers_ += transfers.size();
+  if (transfers_ > ScheduleAlgorithm::kMostOfAll) {
+    return wrong("the ranks together have more than " + std::to_string(ScheduleAlgorithm::kMostOfAll) + " transfers");
   }
   for (const Transfer& transfer : transfers) {
     if (transfer.peer < 0 || transfer.peer >= size_ || transfer.peer == rank) {
@@ -299,7 +304,11 @@ Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::schedule(int32_t rank
   if (kept != kept_.end()) return kept->second;
   auto made = make(rank, size, count);
   if (!made.ok()) return made;
-  if (kept_.size() == kKept) kept_.clear();
+  entries_ += made.value()->entries.size() + 1;
+  if (entries_ > kKept) {
+    kept_.clear();
+    entries_ = made.value()->entries.size() + 1;
+  }
   kept_[{size, count}] = made.value();
   return made;
 }

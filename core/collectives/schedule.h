@@ -46,7 +46,8 @@ struct Schedule {
 
 class ScheduleAlgorithm {
  public:
-  static constexpr size_t kMostTransfers = 65535;  // of one rank
+  static constexpr size_t kMostTransfers = 65535;      // of one rank
+  static constexpr size_t kMostOfAll = size_t{1} << 20;  // of all ranks together
 
   // A pure function of its arguments; may be called from any thread.
   using Write = std::function<Status(int32_t rank, int32_t size, uint64_t count, std::vector<Transfer>* transfers)>;
@@ -58,13 +59,14 @@ class ScheduleAlgorithm {
   Result<std::shared_ptr<const Schedule>> schedule(int32_t rank, int32_t size, uint64_t count);
 
  private:
-  static constexpr size_t kKept = 4096;
+  static constexpr size_t kKept = 1 << 18;  // entries, of all that are kept
 
   Result<std::shared_ptr<const Schedule>> make(int32_t rank, int32_t size, uint64_t count) const;
 
   std::string name_;
   Write write_;
   std::map<std::pair<int32_t, uint64_t>, std::shared_ptr<const Schedule>> kept_;  // by size, count
+  size_t entries_ = 0;
 };
 
 }  // namespace dsgd

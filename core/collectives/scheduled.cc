@@ -10,6 +10,9 @@ namespace dsgd {
 using transport::BulkHeader;
 using transport::BulkReceipt;
 
+// What is larger is sent from its place: there may be any number of transfers, and copies of all of them at once.
+constexpr size_t kCopied = 4096;
+
 // Where the chunk that is arriving from one source goes.
 class Scheduled::Sink final : public transport::BulkSink {
  public:
@@ -105,6 +108,7 @@ void Scheduled::send(size_t entry) {
   const auto over = [this, entry] {
     if (--states_[entry].left > 0) return;
     --left_;
+    std::vector<std::byte>().swap(states_[entry].copy);
     const Schedule::Entry& planned = plan_.schedule->entries[entry];
     if (!planned.copied) release(planned.before);
   };
@@ -115,9 +119,10 @@ void Scheduled::send(size_t entry) {
     header.offset = (out.begin + begin) * plan_.element;
     const std::byte* base = state.copy.empty() ? plan_.data + out.begin * plan_.element : state.copy.data();
     const std::span<const std::byte> data(base + begin * plan_.element, count * plan_.element);
-    if (data.size() <= transport::kSmallBytes) {
+    if (data.size() <= kCopied) {
       mesh_.send_small(out.peer, header, data);
       over();
+      if (ended()) return;  // the peer is gone
       continue;
     }
     mesh_.send(out.peer, header, data, [this, over](const Status&) {

@@ -93,7 +93,7 @@ Status Config::parse(std::string_view text, const std::string& name) {
   return {};
 }
 
-Status Config::validate() const {
+Status Config::validate(bool for_head) const {
   if (!unknown_variables_.empty()) {
     const std::string& name = unknown_variables_.front();
     return invalid(name, "unknown environment variable " + name +
@@ -101,6 +101,7 @@ Status Config::validate() const {
                                           "; unset it, or see `dsgd config` for those that are read"));
   }
   for (const auto& [key, value] : environment_) {
+    if (for_head && (key == "algorithm" || key == "strategy")) continue;
     const Rule* rule = config::find_rule(key);
     const Status status = check_value(*rule, value);
     if (!status.ok() && !set_.contains(key))

@@ -41,7 +41,8 @@ class Config {
   Status parse(std::string_view text, const std::string& name);
   // Errors that wait for dsgd_init: unknown DSGD_* variables, bad values in the environment, keys that do not
   // go together.
-  Status validate() const;
+  // A head uses neither algorithm nor strategy, and does not know the names that workers have registered.
+  Status validate(bool for_head = false) const;
 
   const std::string* get(std::string_view key) const;  // effective value; null: unknown key
   // Typed, for keys whose name is in the table and whose value has been validated. Values that stand for a

@@ -217,7 +217,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     phase = Phase::kHeadless;
     stop_heartbeat({});
     log->info(describe_head(options.head, view) +
-              " has gone in good order; nobody watches over the workers that remain");
+              " has gone in good order; the workers that remain watch over each other");
   }
 
   void break_down(const Status& why) {

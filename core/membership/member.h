@@ -38,8 +38,8 @@ class Member {
   // Once. When the head is lost and was hosted by a worker, the status names that worker's rank. Called on
   // the session's loop.
   void on_broken(std::function<void(const Status&)> broken);
-  // Rank `r` closed its session in good order. When r hosts the head, there is no head from then on and
-  // nobody watches over the others; that is no failure by itself, since all workers may be closing.
+  // Rank `r` closed its session in good order. When r hosts the head, there is no head from then on and the
+  // workers must watch over each other; that is no failure by itself, since all of them may be closing.
   void on_left(std::function<void(int32_t rank)> left);
 
   void report(const Status& cause);  // tell the head that the job broke

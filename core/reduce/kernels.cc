@@ -1,5 +1,7 @@
 #include "core/reduce/kernels.h"
 
+#include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "core/reduce/clones.h"
@@ -45,6 +47,30 @@ DSGD_INLINED T greatest(T a, T b) {
   }
 }
 
+// a + b and b + a differ where both are NaN, least and greatest where zeros differ in sign.
+template <typename T>
+DSGD_INLINED T one_nan(T value) {
+  return value == value ? value : std::numeric_limits<T>::quiet_NaN();
+}
+template <typename T>
+DSGD_INLINED T symmetric_plus(T a, T b) {
+  return one_nan(a + b);
+}
+template <typename T>
+DSGD_INLINED T symmetric_times(T a, T b) {
+  return one_nan(a * b);
+}
+template <typename T>
+DSGD_INLINED T symmetric_least(T a, T b) {
+  const T zero = std::signbit(a) ? a : b;  // where both are zero
+  return one_nan(((a == b) & (a == T{0})) ? zero : least(a, b));
+}
+template <typename T>
+DSGD_INLINED T symmetric_greatest(T a, T b) {
+  const T zero = std::signbit(a) ? b : a;
+  return one_nan(((a == b) & (a == T{0})) ? zero : greatest(a, b));
+}
+
 #define DSGD_REDUCE(function, type, operation)                                               \
   DSGD_CLONES void function(type* destination, const type* a, const type* b, size_t count) { \
     DSGD_INDEPENDENT                                                                         \
@@ -62,6 +88,15 @@ DSGD_REDUCE_ALL(int32, int32_t)
 DSGD_REDUCE_ALL(int64, int64_t)
 DSGD_REDUCE_ALL(uint8, uint8_t)
 
+#define DSGD_REDUCE_SYMMETRIC(suffix, type)                           \
+  DSGD_REDUCE(symmetric_add_##suffix, type, symmetric_plus)           \
+  DSGD_REDUCE(symmetric_minimum_##suffix, type, symmetric_least)      \
+  DSGD_REDUCE(symmetric_maximum_##suffix, type, symmetric_greatest)   \
+  DSGD_REDUCE(symmetric_multiply_##suffix, type, symmetric_times)
+DSGD_REDUCE_SYMMETRIC(float32, float)
+DSGD_REDUCE_SYMMETRIC(float64, double)
+
+#undef DSGD_REDUCE_SYMMETRIC
 #undef DSGD_REDUCE_ALL
 #undef DSGD_REDUCE
 
@@ -141,6 +176,18 @@ void reduce_to(DType dtype, Reduction reduction, void* destination, const void* 
       DSGD_DISPATCH(uint8, uint8_t);
   }
 #undef DSGD_DISPATCH
+}
+
+void reduce_symmetric(DType dtype, Reduction reduction, void* destination, const void* source, size_t count) {
+  if (dtype == DType::kFloat32) {
+    return dispatch<float>(reduction, destination, destination, source, count, symmetric_add_float32,
+                           symmetric_minimum_float32, symmetric_maximum_float32, symmetric_multiply_float32);
+  }
+  if (dtype == DType::kFloat64) {
+    return dispatch<double>(reduction, destination, destination, source, count, symmetric_add_float64,
+                            symmetric_minimum_float64, symmetric_maximum_float64, symmetric_multiply_float64);
+  }
+  reduce_into(dtype, reduction, destination, source, count);
 }
 
 void reduce_into(DType dtype, Reduction reduction, void* destination, const void* source, size_t count) {

@@ -18,6 +18,7 @@ namespace {
 
 // An all-reduce in one hop sends the data W-1 times; up to here the saved round is worth it.
 constexpr size_t kOneHopBytes = 128 * 1024;
+constexpr size_t kCompared = 65536;  // sizes of all-reduces that are remembered as compared
 
 auto adder(DType dtype, Reduction reduction) {
   return [dtype, reduction](void* destination, const void* source, size_t count) {
@@ -91,18 +92,18 @@ void Engine::pump() {
   }
 }
 
-void Engine::exchange(std::shared_ptr<Call> call, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine,
-                      std::string name,
+void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::vector<std::byte> mine, std::string name,
                       std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done) {
   auto parts = std::make_shared<std::vector<std::vector<std::byte>>>();
   schedule(
       std::move(call),
       [=, this, mine = std::move(mine)](uint64_t operation, Done ended) {
-        auto task = std::make_unique<Exchange>(*mesh_, shape(operation, kind, dtype, Algorithm::kOneHop, count), mine,
-                                               [parts, ended](const Status& status, const auto& all) {
-                                                 *parts = all;
-                                                 ended(status);
-                                               });
+        BulkHeader header = like;
+        header.operation = operation;
+        auto task = std::make_unique<Exchange>(*mesh_, header, mine, [parts, ended](const Status& status, const auto& all) {
+          *parts = all;
+          ended(status);
+        });
         if (!name.empty()) task->rename(name);
         return task;
       },
@@ -113,13 +114,60 @@ void Engine::exchange(std::shared_ptr<Call> call, Kind kind, DType dtype, size_t
 
 void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
-  if (!mesh_) return done({});  // sum, min, max, product and mean of one
+  if (size() == 1) return done({});  // sum, min, max, product and mean of one
   const size_t others = static_cast<size_t>(size()) - 1;
   const bool small = data.size() <= transport::kSmallBytes && data.size() * others <= kOneHopBytes;
   if (data.empty() || (options_.algorithm.name == "auto" && small)) {
     return reduce_one_hop(data, dtype, reduction, std::move(done));
   }
-  reduce_all(data, dtype, reduction, std::move(done));
+  const size_t count = data.size() / dtype_size(dtype);
+  if (!options_.algorithm.registered || compared_.count(count)) {
+    return reduce_all(nullptr, data, dtype, reduction, std::move(done));
+  }
+  // The first of its size: a function that answers differently here and there would leave workers waiting for each other.
+  const std::shared_ptr<Call> call = begin_call(&done);
+  compare_schedules(call, dtype, reduction, count, [=, this](const Status& status) {
+    status.ok() ? reduce_all(call, data, dtype, reduction, done) : done(status);
+  });
+}
+
+void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count, Done done) {
+  struct Wire {
+    uint64_t digest;
+    int32_t code;
+    char message[500];
+  };
+  const std::string algorithm = options_.algorithm.name;
+  auto schedule = options_.algorithm.registered->schedule(rank(), size(), count);
+  Wire mine{schedule.ok() ? schedule.value()->digest : 0, static_cast<int32_t>(schedule.status().code()), {}};
+  std::strncpy(mine.message, schedule.status().message().c_str(), sizeof mine.message - 1);
+  std::vector<std::byte> bytes(sizeof mine);
+  std::memcpy(bytes.data(), &mine, sizeof mine);
+  BulkHeader like = shape(0, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
+  like.reduction = static_cast<uint8_t>(reduction);
+  exchange(std::move(call), like, std::move(bytes), "",
+           [this, count, algorithm, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+             if (!status.ok()) return done(status);
+             uint64_t first = 0;
+             for (size_t rank = 0; rank < all.size(); ++rank) {
+               Wire theirs{};
+               std::memcpy(&theirs, all[rank].data(), std::min(all[rank].size(), sizeof theirs));
+               theirs.message[sizeof theirs.message - 1] = 0;
+               const auto failed = [&](Code code, const std::string& message) {
+                 done(Status(code, message).with_rank(static_cast<int32_t>(rank)));
+               };
+               if (theirs.code != 0) return failed(static_cast<Code>(theirs.code), theirs.message);
+               if (rank == 0) first = theirs.digest;
+               if (theirs.digest != first) {
+                 return failed(Code::kMismatch, "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
+                                                    std::to_string(count) + " elements rank 0 and rank " + std::to_string(rank) +
+                                                    " have unlike schedules; register the same function everywhere");
+               }
+             }
+             if (compared_.size() >= kCompared) compared_.clear();
+             compared_.insert(count);
+             done({});
+           });
 }
 
 void Engine::reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
@@ -147,13 +195,14 @@ void Engine::reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction re
       std::move(done));
 }
 
-void Engine::reduce_all(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
+void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
   const size_t element = dtype_size(dtype), count = data.size() / element;
   schedule(
+      std::move(call),
       [=, this](uint64_t operation, Done ended) -> Result<std::unique_ptr<Task>> {
         BulkHeader header = shape(operation, Kind::kAllReduce, dtype, Algorithm::kAuto, count);
         header.reduction = static_cast<uint8_t>(reduction);
-        AllReducePlan plan{count, element, data.data(), is_floating(dtype), adder(dtype, reduction), nullptr};
+        AllReducePlan plan{count, dtype, reduction, data.data(), nullptr};
         if (reduction == Reduction::kMean) {
           plan.finish = [this, data, dtype, element](size_t begin, size_t end) {
             divide(dtype, data.data() + begin * element, end - begin, static_cast<double>(size()));
@@ -245,7 +294,7 @@ void Engine::barrier(Done done) {
 
 // Nothing to move, but everybody must have called the same.
 void Engine::meet(Kind kind, DType dtype, Done done) {
-  exchange(nullptr, kind, dtype, 0, {}, "", [done](const Status& status, const auto&) { done(status); });
+  exchange(nullptr, shape(0, kind, dtype, Algorithm::kOneHop, 0), {}, "", [done](const Status& status, const auto&) { done(status); });
 }
 
 // ---- the step

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -109,15 +110,16 @@ class Engine final : public MeshEvents {
   Status usable() const;
   transport::Time deadline() const { return loop_.now() + options_.step_timeout; }
   transport::BulkHeader shape(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count) const;
-  void exchange(std::shared_ptr<Call> call, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine,
+  void exchange(std::shared_ptr<Call> call, const transport::BulkHeader& like, std::vector<std::byte> mine,
                 std::string name,
                 std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
   void meet(Kind kind, DType dtype, Done done);
-  void reduce_all(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
+  void reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
+  void compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count, Done done);
   void reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
 
   // start (engine_start.cc)
-  std::string signature(const Plan& plan) const;
+  std::string signature(const std::string& strategy) const;
   void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);
   Result<Plan> plan_of(const StrategySpec& strategy) const;  // fails where its algorithm cannot serve it, too
@@ -144,6 +146,7 @@ class Engine final : public MeshEvents {
   };
   std::deque<Pending> pending_;
   size_t running_ = 0;
+  std::set<size_t> compared_;  // sizes for which all workers have the same schedule of the registered algorithm
   bool started_ = false;
   uint64_t next_step_ = 0, strategy_version_ = 0;
   uint32_t total_replicas_ = 1;

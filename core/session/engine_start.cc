@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
@@ -46,10 +47,15 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
+// A plan in one line; or why there is none.
+std::string describe(const Result<Plan>& plan, const StrategySpec& strategy) {
+  return plan.ok() ? plan.value().describe() : strategy.describe() + " cannot be used: " + plan.status().message().substr(0, 1000);
+}
+
 }  // namespace
 
 // One line for each thing that must be equal, so that the first unequal line says what to mend.
-std::string Engine::signature(const Plan& plan) const {
+std::string Engine::signature(const std::string& strategy) const {
   std::string text = "library " + options_.library_version + "\n";
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
@@ -60,7 +66,7 @@ std::string Engine::signature(const Plan& plan) const {
     text += std::string(" frozen=") + (settings.frozen ? "1" : "0") + '\n';
   }
   text += "optimizer " + model_.optimizer->describe() + '\n';
-  text += "strategy " + plan.describe() + '\n';
+  text += "strategy " + strategy + '\n';
   text += std::string("reproducible = ") + (options_.step.reproducible ? "1" : "0") + '\n';
   text += "bucket_size = " + std::to_string(options_.bucket_bytes) + '\n';
   text += "servers = " + std::to_string(options_.servers) + '\n';
@@ -73,9 +79,10 @@ void Engine::start(const StrategySpec& strategy, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
   const std::shared_ptr<Call> call = begin_call(&done);
   auto planned = plan_of(strategy);
-  if (!planned.ok()) return done(planned.status());
-  const auto plan = std::make_shared<const Plan>(std::move(planned).value());
-  const std::string mine = signature(*plan);
+  const std::string mine = signature(describe(planned, strategy));
+  const Status unusable = planned.status();  // told when the others have been: one worker's plug-in may be the only one
+  if (!mesh_ && !unusable.ok()) return done(unusable);
+  const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   const uint32_t replicas = static_cast<uint32_t>(model_.replicas.size());
   if (!mesh_) {
     total_replicas_ = replicas;
@@ -84,8 +91,8 @@ void Engine::start(const StrategySpec& strategy, Done done) {
   const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, 0};
   std::vector<std::byte> bytes(sizeof wire);
   std::memcpy(bytes.data(), &wire, sizeof wire);
-  exchange(call, Kind::kStart, DType::kUint8, 0, std::move(bytes), "start",
-           [this, call, plan, mine, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+  exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes), "start",
+           [this, call, plan, mine, unusable, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              bool equal = true;
              uint64_t length = 0, hash = 0;
@@ -104,6 +111,7 @@ void Engine::start(const StrategySpec& strategy, Done done) {
                total_replicas_ += theirs.replicas;
              }
              if (!equal) return compare_signatures(call, mine, length, done);
+             if (!unusable.ok()) return done(unusable);
              give_values(call, plan, done);
            });
 }
@@ -134,7 +142,7 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
           if (a != b) difference = "rank 0 has " + a + ", rank " + std::to_string(rank()) + " has " + b;
         }
         if (difference.size() > 4096) difference.resize(4096);
-        exchange(call, Kind::kStart, DType::kUint8, 1, bytes_of(difference), "start",
+        exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference), "start",
                  [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
                    if (!status.ok()) return done(status);
                    for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -207,7 +215,7 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy) const {
   PlanOptions options{size(), options_.servers > 0 ? options_.servers : size(), options_.bucket_bytes};
   if (options_.step.reproducible) options.bucket_blocks = transport::kSmallBytes / sizeof(int32_t);
   auto plan = make_plan(planned, strategy, options);
-  if (!plan.ok() || !mesh_ || !strategy.algorithm.registered) return plan;
+  if (!plan.ok() || size() == 1 || !strategy.algorithm.registered) return plan;
   for (Bucket& bucket : plan.value().buckets) {  // before the first step, rather than in it
     auto schedule = strategy.algorithm.registered->schedule(rank(), size(), bucket.elements);
     if (!schedule.ok()) return schedule.status();
@@ -224,8 +232,26 @@ void Engine::apply_plan(Plan plan) {
 Status Engine::replan() {
   if (!started_) return {};
   auto plan = plan_of(step_.strategy());
-  if (plan.ok()) apply_plan(std::move(plan).value());
-  return plan.status();
+  if (!plan.ok()) return plan.status();
+  // The state of a range stays where it is, so its owner must, too.
+  std::map<std::pair<uint32_t, size_t>, int32_t> owners;
+  for (const Bucket& bucket : step_.plan()) {
+    for (const Piece& piece : bucket.pieces) owners[{piece.parameter, piece.begin}] = piece.owner;
+  }
+  for (const Bucket& bucket : plan.value().buckets) {
+    for (const Piece& piece : bucket.pieces) {
+      const auto before = owners.find({piece.parameter, piece.begin});
+      if (!step_.updates_at_owner() || before == owners.end() || before->second == piece.owner) continue;
+      return Status(Code::kInvalidArgument, "strategy '" + step_.strategy().name + "' gives elements " +
+                                                std::to_string(piece.begin) + " to " + std::to_string(piece.begin + piece.count) +
+                                                " of parameter '" + model_.parameters[piece.parameter]->name + "' to rank " +
+                                                std::to_string(piece.owner) + ", and gave them to rank " +
+                                                std::to_string(before->second) +
+                                                " before; a plug-in always gives the same answer");
+    }
+  }
+  apply_plan(std::move(plan).value());
+  return {};
 }
 
 void Engine::set_strategy(const StrategySpec& strategy, Done done) {
@@ -233,17 +259,18 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
   const std::shared_ptr<Call> call = begin_call(&done);
   auto planned = plan_of(strategy);
-  if (!planned.ok()) return done(planned.status());
-  const auto plan = std::make_shared<const Plan>(std::move(planned).value());
+  const std::string mine = describe(planned, strategy);
+  const Status unusable = planned.status();
+  const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   auto change = [this, plan, done] {
     ++strategy_version_;
     apply_plan(*plan);
     log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) + " on");
     done({});
   };
-  if (!mesh_) return change();
-  exchange(call, Kind::kStrategy, DType::kUint8, 0, bytes_of(plan->describe()), "dsgd_strategy_set",
-           [this, call, change, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+  if (!mesh_) return unusable.ok() ? change() : done(unusable);
+  exchange(call, shape(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine), "dsgd_strategy_set",
+           [this, call, change, unusable, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              for (size_t rank = 1; rank < all.size(); ++rank) {
                if (all[rank] == all[0]) continue;
@@ -253,6 +280,7 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done) {
                                .with_rank(static_cast<int32_t>(rank))
                                .with_operation("dsgd_strategy_set"));
              }
+             if (!unusable.ok()) return done(unusable);
              move_state(call, [change, done](const Status& moved) { moved.ok() ? change() : done(moved); });
            });
 }

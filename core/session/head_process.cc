@@ -22,7 +22,7 @@ HeadProcess::HeadProcess() = default;
 Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
                                                         std::unique_ptr<transport::Environment> environment,
                                                         std::shared_ptr<Log> log) {
-  Status status = config.validate();
+  Status status = config.validate(true);
   if (!status.ok()) return status;
   const std::string address = config.text("head");
   if (address.empty()) {

@@ -220,7 +220,10 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
   options.heartbeat_interval = heartbeat_interval_;
   member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(options), log_);
   member_->on_broken([this](const Status& why) { engine_->fail(why, false); });
-  member_->on_left([this](int32_t rank) { engine_->peer_left(rank); });
+  member_->on_left([this](int32_t rank) {
+    engine_->peer_left(rank);
+    if (rank == view_.head_rank) mesh_->watch_peers();
+  });
   engine_->on_broken([this](const Status& why) { member_->report(why); });
   member_->join([this, joined = std::move(joined)](Result<transport::JoinReply> reply) {
     if (!reply.ok()) return joined(reply.status());

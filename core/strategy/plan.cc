@@ -43,15 +43,26 @@ void lay_out(Bucket& bucket, StrategyKind kind, int32_t workers) {
 
 }  // namespace
 
+uint64_t Plan::digest() const {
+  uint64_t digest = 0;
+  const auto add = [&digest](uint64_t number) { digest = mix64(digest + mix64(number + 1)); };
+  for (const Bucket& bucket : buckets) {
+    add(bucket.schedule);
+    add(bucket.elements);
+    for (const Piece& piece : bucket.pieces) {
+      for (uint64_t number : {static_cast<uint64_t>(piece.parameter), static_cast<uint64_t>(piece.begin),
+                              static_cast<uint64_t>(piece.count), static_cast<uint64_t>(piece.owner)}) {
+        add(number);
+      }
+    }
+  }
+  return digest;
+}
+
 // Functions cannot be compared, but what they answered can.
 std::string Plan::describe() const {
   if (!strategy.registered && !strategy.algorithm.registered) return strategy.describe();
-  uint64_t answers = 0;
-  for (const Bucket& bucket : buckets) {
-    answers = mix64(answers ^ bucket.schedule);
-    for (const Piece& piece : bucket.pieces) answers = mix64(answers + static_cast<uint64_t>(piece.owner) + 1);
-  }
-  return strategy.describe() + " (answers " + std::to_string(answers) + ")";
+  return strategy.describe() + " (answers " + std::to_string(digest()) + ")";
 }
 
 Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const StrategySpec& strategy,

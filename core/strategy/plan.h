@@ -36,7 +36,8 @@ struct Bucket {
 struct Plan {
   StrategySpec strategy;
   std::vector<Bucket> buckets;
-  std::string describe() const;  // the strategy, and what the host's functions answered if they had a part in it
+  uint64_t digest() const;       // of layout, owners and schedules
+  std::string describe() const;  // the strategy, and the digest if the host's functions had a part in it
 };
 
 struct PlanParameter {  // what planning needs to know

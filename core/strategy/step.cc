@@ -15,6 +15,7 @@ Step::Step(Model& model, StepOptions options) : model_(model), options_(options)
 Step::~Step() = default;
 
 void Step::set_plan(Plan plan, uint64_t version) {
+  plan_digest_ = plan.digest();
   plan_ = std::move(plan.buckets);
   strategy_ = std::move(plan.strategy);
   version_ = version;
@@ -187,14 +188,11 @@ void Step::reduce(size_t index) {
   shape.kind = static_cast<uint8_t>(Kind::kBucket);
   shape.dtype = static_cast<uint8_t>(sum_type);
   shape.count = bucket.elements;
-  auto add = [sum_type](void* destination, const void* source, size_t count) {
-    reduce_into(sum_type, Reduction::kSum, destination, source, count);
-  };
   auto done = [this, index](const Status& status) { bucket_done(index, status); };
   std::unique_ptr<Task> task;
   Direct* held = nullptr;
   if (!transforms()) {
-    AllReducePlan all{bucket.elements, data_element(bucket), buffers.data.data(), !options_.reproducible, add, nullptr};
+    AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, buffers.data.data(), nullptr};
     auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), done);
     if (!made.ok()) return fail(made.status());
     task = std::move(made).value();
@@ -204,7 +202,9 @@ void Step::reduce(size_t index) {
     direct.element = data_element(bucket);
     direct.data = buffers.data.data();
     direct.ordered = !options_.reproducible;
-    direct.add = add;
+    direct.add = [sum_type](void* destination, const void* source, size_t count) {
+      reduce_into(sum_type, Reduction::kSum, destination, source, count);
+    };
     direct.result_element = dtype_size(bucket.dtype);
     direct.result = result_of(buffers);
     direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };

@@ -122,6 +122,7 @@ class Step {
   StepOptions options_;
   StrategySpec strategy_;
   uint64_t version_ = 0;
+  uint64_t plan_digest_ = 0;
   std::vector<Bucket> plan_;
   std::vector<Buffers> buffers_;
   std::vector<std::vector<uint32_t>> buckets_of_;  // by parameter

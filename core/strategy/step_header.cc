@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kDigestParts = 64;
 
 struct HeaderWire {  // little-endian, as all machines that dsgd runs on
-  uint64_t step, version, settings, values;
+  uint64_t step, version, settings, plan, values;
   double rate;
   uint32_t stop, replicas;
 };
@@ -61,7 +61,7 @@ uint64_t Step::value_digest() const {
 
 std::vector<std::byte> Step::make_header() const {
   const uint32_t replicas = static_cast<uint32_t>(request_.weights.size());
-  const HeaderWire wire{request_.step, version_,          settings_digest(), mesh_ ? value_digest() : 0,
+  const HeaderWire wire{request_.step, version_,          settings_digest(), plan_digest_, mesh_ ? value_digest() : 0,
                         model_.optimizer->learning_rate(), request_.stop, replicas};
   std::vector<std::byte> bytes(sizeof wire + replicas * sizeof(double));
   std::memcpy(bytes.data(), &wire, sizeof wire);
@@ -108,6 +108,10 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
     if (wire.settings != first.settings) {
       return differs("the optimizer's or a parameter's settings", hex(first.settings), hex(wire.settings),
                      "call dsgd_parameter_set alike on all workers");
+    }
+    if (wire.plan != first.plan) {
+      return differs("how the parameters are laid out and who owns what (digest)", hex(first.plan), hex(wire.plan),
+                     "the functions of a plug-in must give the same answers on all workers");
     }
     if (wire.values != first.values) {
       return differs("the values of the parameters (digest)", hex(first.values), hex(wire.values),

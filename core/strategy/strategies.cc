@@ -18,7 +18,9 @@ std::string did_you_mean(const std::string& name, const std::vector<std::string>
 }  // namespace
 
 std::string StrategySpec::describe() const {
-  if (registered) return name + (options.empty() ? "" : " " + options);
+  if (registered) {
+    return name + (registered->update_at_owner ? " update_at_owner" : " mean_at_owner") + (options.empty() ? "" : " " + options);
+  }
   switch (kind) {
     case StrategyKind::kSimple: return "simple";
     case StrategyKind::kPs: return "ps";
@@ -50,6 +52,11 @@ Result<StrategySpec> Strategies::parse(const std::string& name, const std::strin
                                        const std::string& default_algorithm) const {
   StrategySpec spec;
   if (const auto found = strategies_.find(name); found != strategies_.end()) {
+    constexpr size_t kLongestOptions = 4096;
+    if (options.size() > kLongestOptions) {
+      return Status(Code::kInvalidArgument, "the options of strategy '" + name + "' have " + std::to_string(options.size()) +
+                                                " bytes; at most " + std::to_string(kLongestOptions) + " are possible");
+    }
     spec.kind = found->second->update_at_owner ? StrategyKind::kPs : StrategyKind::kSimple;
     spec.name = name;
     spec.options = options;
@@ -77,6 +84,7 @@ Result<StrategySpec> Strategies::parse(const std::string& name, const std::strin
   }
   Status status = words->finish();
   if (!status.ok()) return status;
+  if (spec.kind != StrategyKind::kAllReduce) return spec;
   auto choice = this->algorithm(algorithm);
   if (!choice.ok()) return choice.status();
   spec.algorithm = choice.value();

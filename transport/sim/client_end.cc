@@ -200,7 +200,7 @@ void ClientEnd::answered(uint64_t id, const Status& status) {
   if (chunk.small) {
     small_unanswered_ -= chunk.nbytes;
     const auto window = small_.find(chunk.operation);
-    if (--window->second.chunks == 0 && window->second.waiting.empty()) small_.erase(window);
+    if (window != small_.end() && --window->second.chunks == 0 && window->second.waiting.empty()) small_.erase(window);
     if (!status.ok() && options_.refused) options_.refused(chunk.operation, status);
     if (!abandoned_) pump_small();
   } else {

@@ -508,7 +508,8 @@ DSGD_API void dsgd_head_free(dsgd_head *head); /* stops it; NULL is fine */
 
 /* Algorithms and strategies of the host's own. They are registered with a configuration under a name, before dsgd_init
  * and on all workers alike; the keys `algorithm` and `strategy` and dsgd_strategy_set then take the name. Names have 1 to
- * 64 lower-case letters, digits and '_', and begin with a letter.
+ * 64 lower-case letters, digits and '_', and begin with a letter. Register first: dsgd_config_set and dsgd_config_load
+ * refuse names that they do not know.
  *
  * The functions of a plug-in are pure: from the same arguments they always give the same answer, on every worker. They
  * only say where bytes go and who owns what; dsgd moves them. So a plug-in can neither block a worker nor lose a step, and
@@ -529,7 +530,8 @@ typedef struct dsgd_schedule dsgd_schedule;
  * a round is what was there before the round; what is received in a round is added or copied in the order of these
  * calls. Each transfer is one of the sender's and one of the receiver's, in the same round, the first between two ranks
  * belonging to the first, and so on. A transfer begins as soon as those before it that touch the same elements are over,
- * so many small ones overlap better than a few large ones. At most 65535 per rank.
+ * so pieces overlap better than the whole, down to some 100 KiB. At most 65535 per rank and 2^20 of all ranks together,
+ * which a ring reaches at 512 workers.
  * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_NO_MEMORY. */
 DSGD_API int32_t dsgd_schedule_add(dsgd_schedule *schedule, int32_t transfer, int32_t round, int32_t peer,
                                    uint64_t begin, uint64_t count, dsgd_error **error);
@@ -540,7 +542,8 @@ typedef struct dsgd_algorithm {
   void *user;         /* for the functions; may be NULL */
   /* Writes what rank `rank` of `size` (> 1) does in an all-reduce of `count` (> 0) elements in place. It is called for all
    * ranks, and the whole is checked: in the end all ranks must hold the contributions of all ranks, each once, added in
-   * the same order. Returns DSGD_OK, or one of DSGD_ERR_* with which the operation then fails. */
+   * the same order. Returns DSGD_OK, or a code with which the operation then fails on all workers: one of
+   * DSGD_ERR_INVALID_ARGUMENT, STATE, NOT_FOUND, NO_MEMORY, LIMIT, UNSUPPORTED; others become DSGD_ERR_INTERNAL. */
   int32_t (*allreduce)(void *user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule *schedule);
   /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
   void (*release)(void *user);
@@ -563,9 +566,9 @@ typedef struct dsgd_strategy {
   uint32_t version;   /* DSGD_PLUGIN_VERSION of the header that the plug-in was compiled with */
   uint32_t flags;     /* one of dsgd_strategy_flags */
   void *user;         /* for the functions; may be NULL */
-  /* The rank that owns elements [begin, begin + count) of the parameter, 0 .. size-1, or one of DSGD_ERR_*, with which
-   * dsgd_start or dsgd_strategy_set then fails. Ranges are of at most 65536 elements, and the same for all owners.
-   * `options`: those of dsgd_strategy_set, "" for none. */
+  /* The rank that owns elements [begin, begin + count) of the parameter, 0 .. size-1, or a code as of an algorithm, with
+   * which dsgd_start or dsgd_strategy_set then fails. Ranges are of at most 65536 elements, and the same for all owners.
+   * `options`: those of dsgd_strategy_set, at most 4096 bytes, "" for none. */
   int32_t (*owner)(void *user, const char *parameter, uint64_t begin, uint64_t count, int32_t size, const char *options);
   /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
   void (*release)(void *user);

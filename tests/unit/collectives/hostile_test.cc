@@ -131,7 +131,8 @@ class HostilePeer : public testing::Test {
   HostilePeer()
       : world(3),
         victim(std::make_unique<Victim>(world, world.start_process("victim"))),
-        attacker(std::make_unique<Attacker>(world, world.start_process("attacker"))),
+        attacker_process(world.start_process("attacker")),
+        attacker(std::make_unique<Attacker>(world, attacker_process)),
         data(kCount, 1.0f) {}
 
   void run_until(const std::function<bool()>& predicate) {
@@ -203,6 +204,7 @@ class HostilePeer : public testing::Test {
 
   transport::SimWorld world;
   std::unique_ptr<Victim> victim;
+  transport::ProcessId attacker_process;
   std::unique_ptr<Attacker> attacker;
   std::vector<float> data;
   BulkHeader header;
@@ -340,6 +342,21 @@ TEST_F(HostilePeer, WhoHasLeftAndSaysGoodbyeIsNoLoss) {
   world.run_for(60s);
   EXPECT_TRUE(ended && ended->ok());
   EXPECT_TRUE(victim->failures.empty());
+}
+
+TEST_F(HostilePeer, WithoutAHeadWhoIsWaitedForIsAskedWhetherItIsThere) {
+  open();
+  connect();
+  victim->loop().post([this] { victim->mesh->watch_peers(); });
+  begin("exchange", kFirst);
+  world.run_for(60s);
+  EXPECT_TRUE(victim->failures.empty()) << "it answers, and only has not called yet";
+  world.pause(attacker_process);
+  world.run_for(11s);
+  ASSERT_EQ(victim->failures.size(), 1u);
+  EXPECT_EQ(victim->failures[0].first, 1);
+  EXPECT_NE(victim->failures[0].second.message().find("has not answered for a lease"), std::string::npos);
+  world.resume(attacker_process);
 }
 
 TEST_F(HostilePeer, AStrangerWhoDialsBeforeTheViewIsKnownIsShownOutWithWhatItSent) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -182,6 +183,29 @@ TEST(Kernels, subnormal_numbers_are_kept) {
   std::vector<float> a(33, tiny), b(33, tiny);
   reduce_into(DType::kFloat32, Reduction::kSum, a.data(), b.data(), a.size());
   for (float x : a) EXPECT_EQ(x, 2 * tiny);
+}
+
+TEST(ReduceSymmetric, GivesTheSameBitsWhicheverOfTheTwoIsWhich) {
+  const std::vector<uint32_t> odd = {0x00000000, 0x80000000, 0x3f800000, 0xbf800000, 0x7f800000, 0xff800000,
+                                     0x7fc00000, 0xffc00000, 0x7fc12345, 0x7f812345, 0x00000001, 0x80000001};
+  std::vector<uint32_t> a, b;
+  for (uint32_t x : odd) {
+    for (uint32_t y : odd) a.push_back(x), b.push_back(y);
+  }
+  for (Reduction reduction : {Reduction::kSum, Reduction::kMin, Reduction::kMax, Reduction::kProd}) {
+    std::vector<uint32_t> ab = a, ba = b, plain = a;
+    reduce_symmetric(DType::kFloat32, reduction, ab.data(), b.data(), a.size());
+    reduce_symmetric(DType::kFloat32, reduction, ba.data(), a.data(), a.size());
+    reduce_into(DType::kFloat32, reduction, plain.data(), b.data(), a.size());
+    EXPECT_EQ(ab, ba) << static_cast<int>(reduction);
+    for (size_t i = 0; i < a.size(); ++i) {
+      const float symmetric = std::bit_cast<float>(ab[i]), usual = std::bit_cast<float>(plain[i]);
+      EXPECT_TRUE(symmetric == usual || (symmetric != symmetric && usual != usual)) << std::hex << a[i] << ' ' << b[i];
+    }
+  }
+  std::vector<int64_t> integers = {5, -7}, others = {2, 9};
+  reduce_symmetric(DType::kInt64, Reduction::kMax, integers.data(), others.data(), 2);
+  EXPECT_EQ(integers, (std::vector<int64_t>{5, 9}));
 }
 
 }  // namespace

@@ -314,5 +314,28 @@ INSTANTIATE_TEST_SUITE_P(
                  "counts"}),
     [](const auto& info) { return info.param.name; });
 
+// Also where a worker waits for a neighbour, who waits for another.
+TEST(Timeout, NamesWhoHasNotCalledWhateverTheAlgorithm) {
+  for (const char* algorithm : {"auto", "direct", "ring", "my_ring", "my_tree"}) {
+    std::atomic<int> told{0};
+    run_job(
+        5, {{"algorithm", algorithm}, {"step_timeout", "1s"}, {"lease", "30s"}},
+        [&](dsgd_session* session, int rank) {
+          std::vector<float> data(100'000, 1);
+          if (rank == 2) {
+            while (told < 4) std::this_thread::yield();
+            return;
+          }
+          Error error;
+          EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), 400'000, DSGD_FLOAT32, DSGD_SUM, nullptr, error), DSGD_ERR_TIMEOUT);
+          EXPECT_EQ(error.rank(), 2) << algorithm << " rank " << rank << ": " << error.message();
+          EXPECT_NE(error.message().find("still waiting for rank 2 ("), std::string::npos) << error.message();
+          EXPECT_EQ(error.message().find("), rank "), std::string::npos) << error.message();
+          ++told;
+        },
+        register_all);
+  }
+}
+
 }  // namespace
 }  // namespace dsgd_test

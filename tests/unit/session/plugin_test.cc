@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 
@@ -137,12 +138,123 @@ TEST(Plugin, WorkersWithUnlikeOwnersAreToldSoAtStart) {
       [](dsgd_session* session, int) {
         Error error;
         EXPECT_EQ(start(session, "mine", nullptr, error), DSGD_ERR_MISMATCH);
-        EXPECT_NE(error.message().find("strategy mine (answers "), std::string::npos) << error.message();
+        EXPECT_NE(error.message().find("strategy mine update_at_owner (answers "), std::string::npos) << error.message();
       },
       in_turn([](dsgd_config* config, int turn) {
         register_strategy(config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER,
                           turn ? [](void*, const char*, uint64_t, uint64_t, int32_t, const char*) { return 0; }
                                : [](void*, const char*, uint64_t, uint64_t, int32_t, const char*) { return 1; });
+      }));
+}
+
+TEST(Plugin, WorkersWithUnlikeFlagsAreToldSoAtStart) {
+  run_job(
+      2, {},
+      [](dsgd_session* session, int) {
+        Error error;
+        EXPECT_EQ(start(session, "mine", nullptr, error), DSGD_ERR_MISMATCH);
+        EXPECT_NE(error.message().find("strategy mine mean_at_owner"), std::string::npos) << error.message();
+      },
+      in_turn([](dsgd_config* config, int turn) { register_strategy(config, "mine", static_cast<uint32_t>(turn), deal_owner); }));
+}
+
+// Two who both believe that the other sends would wait for each other.
+TEST(Plugin, UnlikeSchedulesAreComparedBeforeAnythingIsSent) {
+  const auto star = [](void* user, int32_t rank, int32_t, uint64_t count, dsgd_schedule* schedule) -> int32_t {
+    const int32_t root = *static_cast<int32_t*>(user);
+    const auto add = adder(schedule);
+    add(rank == root ? kReduce : kSend, 0, 1 - rank, uint64_t{0}, count);
+    add(rank == root ? kSend : kCopy, 1, 1 - rank, uint64_t{0}, count);
+    return DSGD_OK;
+  };
+  static int32_t roots[2] = {0, 1};
+  std::atomic<int> next{0};
+  run_job(
+      2, {{"algorithm", "mine"}},
+      [](dsgd_session* session, int rank) {
+        std::vector<float> data(100000, 1);
+        Error error;
+        const int32_t status = dsgd_allreduce(session, nullptr, data.data(), 400000, DSGD_FLOAT32, DSGD_SUM, nullptr, error);
+        EXPECT_EQ(status, DSGD_ERR_MISMATCH) << rank << ' ' << error.message();
+        EXPECT_NE(error.message().find("workers disagree on algorithm 'mine'"), std::string::npos) << error.message();
+        DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+      },
+      [&](dsgd_config* config) { register_algorithm(config, "mine", star, &roots[next++]); });
+}
+
+TEST(Plugin, AnAlgorithmThatFailsOnOneWorkerFailsOnAll) {
+  const auto refuse = [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t { return DSGD_ERR_LIMIT; };
+  expect_refusal(3, DSGD_ERR_LIMIT, "algorithm 'mine' answered DSGD_ERR_LIMIT", in_turn([refuse](dsgd_config* config, int turn) {
+                   register_algorithm(config, "mine", turn == 1 ? static_cast<AllReduce>(refuse) : ring_plugin);
+                 }));
+}
+
+TEST(Plugin, CodesThatSpeakOfSessionsAndWorkersAreNotPassedOn) {
+  for (int32_t code : {DSGD_ERR_WAIT_TIMEOUT, DSGD_ERR_CLOSED, DSGD_ERR_WORKER_LOST, DSGD_ERR_TORN}) {
+    expect_refusal(2, DSGD_ERR_INTERNAL, std::string("answered ") + dsgd_status_name(code), [&code](dsgd_config* config) {
+      register_algorithm(config, "mine", [](void* user, int32_t, int32_t, uint64_t, dsgd_schedule*) {
+        return *static_cast<int32_t*>(user);
+      }, &code);
+    });
+  }
+}
+
+// NaN of different sign and payload, and zeros of both signs: whoever adds what to what, all hold the same bits.
+TEST(Plugin, WorkersThatAddInEitherOrderHoldTheSameBitsOfNanAndZero) {
+  std::mutex mutex;
+  std::map<int32_t, std::vector<std::vector<uint32_t>>> results;
+  run_job(
+      4, {{"algorithm", "my_doubling"}},
+      [&](dsgd_session* session, int rank) {
+        const uint32_t odd[4] = {0x7fc00000, 0xffc00001, 0x7fc12345, 0xff800000};
+        for (int32_t reduction : {DSGD_SUM, DSGD_PROD, DSGD_MIN, DSGD_MAX}) {
+          std::vector<uint32_t> bits(3000);
+          for (size_t i = 0; i < bits.size(); ++i) {
+            bits[i] = i % 3 == 0 ? odd[(i / 3 + static_cast<size_t>(rank)) % 4] : i % 3 == 1 ? (rank % 2 ? 0x80000000 : 0) : 0x3f800000;
+          }
+          DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, bits.data(), bits.size() * 4, DSGD_FLOAT32, reduction, nullptr, error_));
+          std::lock_guard lock(mutex);
+          results[reduction].push_back(bits);
+        }
+      },
+      register_all);
+  for (const auto& [reduction, all] : results) {
+    for (const auto& bits : all) EXPECT_EQ(bits, all[0]) << "reduction " << reduction;
+    EXPECT_EQ(all[0][1], reduction == DSGD_MIN ? 0x80000000u : 0u) << "reduction " << reduction;
+  }
+}
+
+// The step's header finds a plan that differs, before anything has changed.
+TEST(Plugin, AnswersThatDifferAfterAChangeOfParametersAreFoundInTheNextStep) {
+  static std::atomic<bool> changed{false};
+  static int turns[2] = {0, 1};
+  run_job(
+      2, {},
+      [](dsgd_session* session, int) {
+        dsgd_replica* replica;
+        dsgd_parameter* parameters[2];
+        const int64_t size = 100000;
+        void *value, *gradient;
+        DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+        for (int p = 0; p < 2; ++p) {
+          DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p ? "b" : "a", DSGD_FLOAT32, &size, 1, 0, &parameters[p], error_));
+          DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameters[p], &value, &gradient, error_));
+        }
+        DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "mine", nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+        DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+        changed = true;  // from now on one worker's function answers otherwise
+        DSGD_OK_OR_FAIL(dsgd_parameter_set(parameters[1], "frozen=1", error_));
+        Error error;
+        EXPECT_EQ(dsgd_step(session, 1, nullptr, error), DSGD_ERR_MISMATCH) << error.message();
+        EXPECT_NE(error.message().find("who owns what"), std::string::npos) << error.message();
+      },
+      in_turn([](dsgd_config* config, int turn) {
+        register_strategy(config, "mine", DSGD_STRATEGY_MEAN_AT_OWNER,
+                          [](void* user, const char*, uint64_t, uint64_t, int32_t, const char*) -> int32_t {
+                            return changed && *static_cast<int*>(user);
+                          },
+                          &turns[turn]);
       }));
 }
 
