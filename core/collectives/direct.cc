@@ -20,29 +20,6 @@ std::vector<size_t> balanced_slices(size_t count, int32_t size) {
   return bounds;
 }
 
-// Where the chunk that is arriving from one source goes.
-class Direct::Sink final : public transport::BulkSink {
- public:
-  Landing landing;
-  void copy_to(std::byte* place) { place_ = place, add_ = nullptr; }
-  void add_to(std::byte* place, size_t element, const DirectPlan* plan) {
-    place_ = place, element_ = element, add_ = plan;
-  }
-  std::byte* place(size_t offset, size_t) override { return add_ ? nullptr : place_ + offset; }
-  void take(size_t offset, std::span<const std::byte> piece) override {
-    if (add_) {
-      add_->add(place_ + offset, piece.data(), piece.size() / element_);
-    } else {
-      std::memcpy(place_ + offset, piece.data(), piece.size());
-    }
-  }
-
- private:
-  std::byte* place_ = nullptr;
-  size_t element_ = 1;
-  const DirectPlan* add_ = nullptr;
-};
-
 Direct::Direct(Mesh& mesh, const BulkHeader& shape, DirectPlan plan, bool hold, Done done)
     : Task(mesh, shape, std::move(done)), plan_(std::move(plan)), hold_(hold), rank_(mesh.rank()), size_(mesh.size()) {
   chunk_ = mesh.chunk_bytes() / std::max(plan_.element, plan_.result_element);
@@ -181,7 +158,7 @@ transport::BulkSink* Direct::on_bulk(int32_t source, const BulkHeader& header, s
   if (copy) {
     sink.copy_to(place);
   } else {
-    sink.add_to(place, plan_.element, &plan_);
+    sink.add_to(place, plan_.element, plan_.add);
   }
   sink.landing.begin(header);
   return &sink;

@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "core/collectives/sink.h"
 #include "core/collectives/task.h"
 
 namespace dsgd {
@@ -19,7 +20,7 @@ struct DirectPlan {
   bool reduce = true;                // else the own slice of `result` already holds what is to be given out
   bool ordered = true;               // false: the sum does not depend on the order (integers)
   // sum(destination, source, count): destination += source, in elements
-  std::function<void(void* destination, const void* source, size_t count)> add;
+  Add add;
   bool gather = true;
   size_t result_element = 4;         // bytes of an element in the gather phase
   std::byte* result = nullptr;       // bounds.back() elements; may be `data` when the sizes are equal
@@ -50,7 +51,6 @@ class Direct final : public Task {
 
  private:
   enum Phase : uint16_t { kReduce = 0, kGather = 1 };
-  class Sink;
   // One chunk of the own slice.
   struct Chunk {
     std::vector<std::unique_ptr<transport::BulkReceipt>> parked;  // by source, arrived before their turn

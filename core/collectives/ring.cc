@@ -11,24 +11,6 @@ namespace dsgd {
 using transport::BulkHeader;
 using transport::BulkReceipt;
 
-class Ring::Sink final : public transport::BulkSink {
- public:
-  Landing landing;
-  void set(std::byte* place, const RingPlan* add) { place_ = place, add_ = add; }
-  std::byte* place(size_t offset, size_t) override { return add_ ? nullptr : place_ + offset; }
-  void take(size_t offset, std::span<const std::byte> piece) override {
-    if (add_) {
-      add_->add(place_ + offset, piece.data(), piece.size() / add_->element);
-    } else {
-      std::memcpy(place_ + offset, piece.data(), piece.size());
-    }
-  }
-
- private:
-  std::byte* place_ = nullptr;
-  const RingPlan* add_ = nullptr;
-};
-
 Ring::Ring(Mesh& mesh, const BulkHeader& shape, RingPlan plan, Done done)
     : Task(mesh, shape, std::move(done)),
       plan_(std::move(plan)),
@@ -89,7 +71,8 @@ bool Ring::locate(const BulkHeader& header, size_t nbytes, size_t* chunk) const 
 transport::BulkSink* Ring::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
   size_t chunk;
   if (source != left_ || !locate(header, nbytes, &chunk) || have_[header.phase][chunk]) return nullptr;
-  sink_->set(plan_.data + header.offset, header.phase < size_ - 1 ? &plan_ : nullptr);
+  std::byte* place = plan_.data + header.offset;
+  header.phase < size_ - 1 ? sink_->add_to(place, plan_.element, plan_.add) : sink_->copy_to(place);
   sink_->landing.begin(header);
   return sink_.get();
 }

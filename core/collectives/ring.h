@@ -2,6 +2,7 @@
 // its right neighbour only. The order of summation is fixed by the ring, so the same run gives the same bits.
 #pragma once
 
+#include "core/collectives/sink.h"
 #include "core/collectives/task.h"
 
 namespace dsgd {
@@ -10,7 +11,7 @@ struct RingPlan {
   size_t count = 0;  // elements
   size_t element = 4;
   std::byte* data = nullptr;  // in place
-  std::function<void(void* destination, const void* source, size_t count)> add;
+  Add add;
 };
 
 class Ring final : public Task {
@@ -26,7 +27,6 @@ class Ring final : public Task {
 
 
  private:
-  class Sink;
 
   int32_t slice_sent(int32_t round) const;      // slice that this worker sends in a round
   int32_t slice_received(int32_t round) const;  // and the one it receives

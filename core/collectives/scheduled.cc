@@ -13,25 +13,6 @@ using transport::BulkReceipt;
 // What is larger is sent from its place: there may be any number of transfers, and copies of all of them at once.
 constexpr size_t kCopied = 4096;
 
-// Where the chunk that is arriving from one source goes.
-class Scheduled::Sink final : public transport::BulkSink {
- public:
-  Landing landing;
-  void set(std::byte* place, const ScheduledPlan* add) { place_ = place, add_ = add; }
-  std::byte* place(size_t offset, size_t) override { return add_ ? nullptr : place_ + offset; }
-  void take(size_t offset, std::span<const std::byte> piece) override {
-    if (add_) {
-      add_->add(place_ + offset, piece.data(), piece.size() / add_->element);
-    } else {
-      std::memcpy(place_ + offset, piece.data(), piece.size());
-    }
-  }
-
- private:
-  std::byte* place_ = nullptr;
-  const ScheduledPlan* add_ = nullptr;
-};
-
 Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Done done)
     : Task(mesh, shape, std::move(done)), plan_(std::move(plan)), chunk_(mesh.chunk_bytes() / plan_.element) {}
 
@@ -148,7 +129,8 @@ transport::BulkSink* Scheduled::on_bulk(int32_t source, const BulkHeader& header
   if (!locate(source, header, nbytes, &entry, &chunk)) return nullptr;  // told when it is complete
   if (!states_[entry].begun || states_[entry].have[chunk]) return nullptr;
   Sink& sink = *sinks_[source];
-  sink.set(place_of(entry, chunk), transfer(entry).kind == TransferKind::kReduce ? &plan_ : nullptr);
+  std::byte* place = place_of(entry, chunk);
+  transfer(entry).kind == TransferKind::kReduce ? sink.add_to(place, plan_.element, plan_.add) : sink.copy_to(place);
   sink.landing.begin(header);
   return &sink;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/collectives/schedule.h"
+#include "core/collectives/sink.h"
 #include "core/collectives/task.h"
 
 namespace dsgd {
@@ -11,7 +12,7 @@ struct ScheduledPlan {
   std::shared_ptr<const Schedule> schedule;
   size_t element = 4;  // bytes
   std::byte* data = nullptr;  // in place
-  std::function<void(void* destination, const void* source, size_t count)> add;
+  Add add;
 };
 
 class Scheduled final : public Task {
@@ -30,7 +31,6 @@ class Scheduled final : public Task {
   static uint64_t tag(const Mesh& mesh, const Schedule& schedule);
 
  private:
-  class Sink;
   struct State {
     uint32_t waits_for = 0;
     size_t left = 0;  // chunks to receive, or sends not yet answered
