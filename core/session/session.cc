@@ -89,6 +89,11 @@ Session::Impl::Call::Call(Impl& impl, bool waiting) : impl_(impl) {
     return;
   }
   std::lock_guard lock(impl_.call_mutex);
+  if (impl_.opened && !impl_.ended && impl_.loop().on_loop()) {  // it would wait for itself
+    status_ = Status(Code::kState, "called from a function that dsgd has called, a plug-in's or the log hook, which must return "
+                                   "first");
+    return;
+  }
   if (waiting ? impl_.ended : impl_.closing) {
     status_ = closed_status();
   } else {

@@ -515,7 +515,7 @@ DSGD_API void dsgd_head_free(dsgd_head *head); /* stops it; NULL is fine */
  * only say where bytes go and who owns what; dsgd moves them. So a plug-in can neither block a worker nor lose a step, and
  * its answers are checked, and compared between workers, before anything is moved. They are called from any thread,
  * also by several at a time, must return soon, and must not throw, longjmp, or call dsgd functions other than those
- * named here. */
+ * named here (a call on a session from within one gives DSGD_ERR_STATE). */
 #define DSGD_PLUGIN_VERSION 1 /* of what is asked of the functions below */
 
 enum dsgd_transfer {

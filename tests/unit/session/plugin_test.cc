@@ -63,6 +63,37 @@ TEST(Plugin, AnExceptionOutOfAnAlgorithmDoesNotReachTheHost) {
   });
 }
 
+// It is forbidden; a host that does it all the same is told, instead of waiting for itself.
+TEST(Plugin, ACallOfTheSessionInsideAPluginsFunctionIsRefused) {
+  struct Host {
+    dsgd_session* session = nullptr;
+    int refused = 0;
+  };
+  static thread_local Host* mine = nullptr;  // a worker's configuration and session are of one thread
+  std::vector<Host> hosts(2);
+  std::atomic<size_t> next{0};
+  run_job(
+      2, {{"algorithm", "mine"}},
+      [](dsgd_session* session, int) {
+        mine->session = session;
+        std::vector<float> data(100000, 1);
+        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), 400000, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+        EXPECT_EQ(data[0], 2);
+      },
+      [&](dsgd_config* config) {
+        mine = &hosts[next++];
+        register_algorithm(
+            config, "mine",
+            [](void* user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule* schedule) -> int32_t {
+              auto* host = static_cast<Host*>(user);
+              host->refused += dsgd_barrier(host->session, nullptr, nullptr, nullptr) == DSGD_ERR_STATE;
+              return ring_plugin(nullptr, rank, size, count, schedule);
+            },
+            mine);
+      });
+  for (const Host& host : hosts) EXPECT_EQ(host.refused, 2) << "once for each rank's part";
+}
+
 // Which of two the n-th configuration gets.
 template <typename Prepare>
 auto in_turn(Prepare prepare) {
