@@ -18,7 +18,6 @@ namespace {
 
 // An all-reduce in one hop sends the data W-1 times; up to here the saved round is worth it.
 constexpr size_t kOneHopBytes = 128 * 1024;
-constexpr size_t kCompared = 65536;  // sizes of all-reduces that are remembered as compared
 
 auto adder(DType dtype, Reduction reduction) {
   return [dtype, reduction](void* destination, const void* source, size_t count) {
@@ -69,7 +68,10 @@ void Engine::enqueue(std::shared_ptr<Call> call, MakeTask make, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (!call) call = begin_call(&done);
   const uint64_t operation = Mesh::operation(call->number, call->next++);
-  pending_.push_back({std::move(make), std::move(done), operation, deadline()});
+  // In the order of the calls: a call's second operation goes before what was called after it, whose workers may wait for it.
+  auto place = pending_.end();
+  while (place != pending_.begin() && std::prev(place)->operation > operation) --place;
+  pending_.insert(place, {std::move(make), std::move(done), operation, deadline()});
   pump();
 }
 
@@ -121,10 +123,9 @@ void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reducti
     return reduce_one_hop(data, dtype, reduction, std::move(done));
   }
   const size_t count = data.size() / dtype_size(dtype);
-  if (!options_.algorithm.registered || compared_.count(count)) {
-    return reduce_all(nullptr, data, dtype, reduction, std::move(done));
-  }
-  // The first of its size: a function that answers differently here and there would leave workers waiting for each other.
+  if (!options_.algorithm.registered) return reduce_all(nullptr, data, dtype, reduction, std::move(done));
+  // A function that answers differently here and there would leave workers waiting for each other. Compared each time: which
+  // calls are the first of their size is not the same where calls block and where they do not.
   const std::shared_ptr<Call> call = begin_call(&done);
   compare_schedules(call, dtype, reduction, count, [=, this](const Status& status) {
     status.ok() ? reduce_all(call, data, dtype, reduction, done) : done(status);
@@ -146,7 +147,7 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
   BulkHeader like = shape(0, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
   like.reduction = static_cast<uint8_t>(reduction);
   exchange(std::move(call), like, std::move(bytes), "",
-           [this, count, algorithm, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+           [count, algorithm, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              uint64_t first = 0;
              for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -156,7 +157,8 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
                const auto failed = [&](Code code, const std::string& message) {
                  done(Status(code, message).with_rank(static_cast<int32_t>(rank)));
                };
-               if (theirs.code != 0) return failed(static_cast<Code>(theirs.code), theirs.message);
+               const bool known = theirs.code < 0 && theirs.code >= static_cast<int32_t>(Code::kInternal);
+               if (theirs.code != 0) return failed(known ? static_cast<Code>(theirs.code) : Code::kInternal, theirs.message);
                if (rank == 0) first = theirs.digest;
                if (theirs.digest != first) {
                  return failed(Code::kMismatch, "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
@@ -164,8 +166,6 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
                                                     " have unlike schedules; register the same function everywhere");
                }
              }
-             if (compared_.size() >= kCompared) compared_.clear();
-             compared_.insert(count);
              done({});
            });
 }

@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -146,7 +145,6 @@ class Engine final : public MeshEvents {
   };
   std::deque<Pending> pending_;
   size_t running_ = 0;
-  std::set<size_t> compared_;  // sizes for which all workers have the same schedule of the registered algorithm
   bool started_ = false;
   uint64_t next_step_ = 0, strategy_version_ = 0;
   uint32_t total_replicas_ = 1;

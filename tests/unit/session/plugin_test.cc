@@ -213,6 +213,31 @@ TEST(Plugin, UnlikeSchedulesAreComparedBeforeAnythingIsSent) {
       [&](dsgd_config* config) { register_algorithm(config, "mine", star, &roots[next++]); });
 }
 
+// Each all-reduce takes two operations; where calls do not block, later ones wait behind the second.
+TEST(Plugin, WorkersThatBlockAndWorkersThatDoNotMakeTheSameCalls) {
+  run_job(
+      3, {{"algorithm", "my_ring"}, {"step_timeout", "20s"}},
+      [](dsgd_session* session, int rank) {
+        constexpr size_t kCalls = 24, kCount = 30'000;
+        std::vector<std::vector<float>> data(kCalls, std::vector<float>(kCount, 1));
+        std::vector<dsgd_op*> ops(kCalls, nullptr);
+        for (size_t c = 0; c < kCalls; ++c) {
+          dsgd_op** op = rank == 0 ? nullptr : &ops[c];
+          if (c % 4 == 3) {
+            DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, op, error_));
+          } else {
+            DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[c].data(), kCount * 4, DSGD_FLOAT32, DSGD_SUM, op, error_));
+          }
+        }
+        for (dsgd_op* op : ops) {
+          if (op) DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
+          dsgd_op_free(op);
+        }
+        for (size_t c = 0; c < kCalls; ++c) EXPECT_EQ(data[c][kCount - 1], c % 4 == 3 ? 1 : 3);
+      },
+      register_all);
+}
+
 TEST(Plugin, AnAlgorithmThatFailsOnOneWorkerFailsOnAll) {
   const auto refuse = [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t { return DSGD_ERR_LIMIT; };
   expect_refusal(3, DSGD_ERR_LIMIT, "algorithm 'mine' answered DSGD_ERR_LIMIT", in_turn([refuse](dsgd_config* config, int turn) {
