@@ -36,14 +36,6 @@ std::shared_ptr<const Vtable> hold(const Vtable& given) {
   });
 }
 
-// A struct of which a caller's older header knows only the beginning: the rest is zero.
-template <typename Vtable>
-Vtable whole(const Vtable* given) {
-  Vtable copy{};
-  std::memcpy(static_cast<void*>(&copy), given, std::min(given->struct_size, sizeof copy));
-  return copy;
-}
-
 Status check_name(const Call& call, const char* name, const std::vector<std::string>& built_in, bool registered) {
   const std::string text = name;
   const bool letters = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
@@ -136,7 +128,7 @@ int32_t dsgd_algorithm_register(dsgd_config* config, const char* name, const dsg
     DSGD_RETURN_IF_ERROR(call.given(algorithm, "algorithm"));
     DSGD_RETURN_IF_ERROR(
         check_sized(call, algorithm, dsgd::capi::kAlgorithmFirstSize, "algorithm", "dsgd_algorithm_init"));
-    const dsgd_algorithm vtable = dsgd::capi::whole(algorithm);
+    const dsgd_algorithm vtable = dsgd::capi::read_sized(algorithm);
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_version(call, vtable.version, "algorithm"));
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.allreduce != nullptr, "allreduce"));
     auto& registered = config->registered.algorithms;
@@ -167,7 +159,7 @@ int32_t dsgd_strategy_register(dsgd_config* config, const char* name, const dsgd
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
     DSGD_RETURN_IF_ERROR(call.given(strategy, "strategy"));
     DSGD_RETURN_IF_ERROR(check_sized(call, strategy, dsgd::capi::kStrategyFirstSize, "strategy", "dsgd_strategy_init"));
-    const dsgd_strategy vtable = dsgd::capi::whole(strategy);
+    const dsgd_strategy vtable = dsgd::capi::read_sized(strategy);
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_version(call, vtable.version, "strategy"));
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.owner != nullptr, "owner"));
     if (vtable.flags > DSGD_STRATEGY_UPDATE_AT_OWNER) {

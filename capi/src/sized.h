@@ -54,4 +54,12 @@ void write_sized(T* target, T value) {
   std::memcpy(static_cast<void*>(target), &value, std::min(target->struct_size, sizeof(T)));
 }
 
+// What is in a struct that passed check_sized; what an older caller's does not have is zero.
+template <typename T>
+T read_sized(const T* given) {
+  T value{};
+  std::memcpy(static_cast<void*>(&value), given, std::min(given->struct_size, sizeof(T)));
+  return value;
+}
+
 }  // namespace dsgd::capi

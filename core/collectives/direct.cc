@@ -28,8 +28,6 @@ Direct::Direct(Mesh& mesh, const BulkHeader& shape, DirectPlan plan, bool hold, 
   if (!plan_.own) plan_.own = plan_.data + first_ * plan_.element;
 }
 
-Direct::~Direct() = default;
-
 uint64_t Direct::tag(const Mesh& mesh, const DirectPlan& plan) {
   uint64_t hash = 1469598103934665603ull;  // FNV-1a over the numbers
   auto mix = [&hash](uint64_t value) {
@@ -51,7 +49,6 @@ void Direct::start() {
   to_gather_.assign(size_, 0);
   gathered_.resize(size_);
   sinks_.resize(size_);
-  for (auto& sink : sinks_) sink = std::make_unique<Sink>();
   chunks_.resize(chunks_of(rank_));
   for (Chunk& chunk : chunks_) {
     chunk.parked.resize(size_);
@@ -144,7 +141,7 @@ std::byte* Direct::target(size_t index, bool* copy) {
 transport::BulkSink* Direct::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
   size_t index;
   if (!locate(header, nbytes, source, &index)) return nullptr;  // told when it is complete
-  Sink& sink = *sinks_[source];
+  Sink& sink = sinks_[source];
   if (header.phase == kGather) {
     sink.copy_to(plan_.result + header.offset);
     sink.landing.begin(header);
@@ -166,7 +163,7 @@ transport::BulkSink* Direct::on_bulk(int32_t source, const BulkHeader& header, s
 
 void Direct::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
   size_t index;
-  const bool landed = receipt->data().empty() && sinks_[source]->landing.end(header);
+  const bool landed = receipt->data().empty() && sinks_[source].landing.end(header);
   const size_t nbytes = receipt->data().size();
   if (!landed && !locate(header, nbytes, source, &index)) {
     receipt->finish(Status(Code::kInternal, "unexpected chunk"));

@@ -36,7 +36,6 @@ class Direct final : public Task {
  public:
   // `hold`: sums are made but not transformed until release() is called (a step's header must come first).
   Direct(Mesh& mesh, const transport::BulkHeader& shape, DirectPlan plan, bool hold, Done done);
-  ~Direct() override;
   void release();
 
   void start() override;
@@ -84,7 +83,7 @@ class Direct final : public Task {
   size_t gathering_ = 0;
   size_t sends_ = 0;        // zero-copy sends not yet answered
   std::vector<size_t> sends_to_;
-  std::vector<std::unique_ptr<Sink>> sinks_;  // by source
+  std::vector<Sink> sinks_;  // by source
 };
 
 }  // namespace dsgd

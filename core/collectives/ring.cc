@@ -20,10 +20,7 @@ Ring::Ring(Mesh& mesh, const BulkHeader& shape, RingPlan plan, Done done)
       left_((rank_ + size_ - 1) % size_),
       right_((rank_ + 1) % size_),
       chunk_(mesh.chunk_bytes() / plan_.element),
-      bounds_(balanced_slices(plan_.count, size_)),
-      sink_(std::make_unique<Sink>()) {}
-
-Ring::~Ring() = default;
+      bounds_(balanced_slices(plan_.count, size_)) {}
 
 // Rounds 0 .. W-2 reduce: in round s this worker sends slice rank - s and adds slice rank - s - 1. It then owns the sum of
 // slice rank + 1, and rounds W-1 .. 2W-3 pass the sums around the same way.
@@ -72,14 +69,14 @@ transport::BulkSink* Ring::on_bulk(int32_t source, const BulkHeader& header, siz
   size_t chunk;
   if (source != left_ || !locate(header, nbytes, &chunk) || have_[header.phase][chunk]) return nullptr;
   std::byte* place = plan_.data + header.offset;
-  header.phase < size_ - 1 ? sink_->add_to(place, plan_.element, plan_.add) : sink_->copy_to(place);
-  sink_->landing.begin(header);
-  return sink_.get();
+  header.phase < size_ - 1 ? sink_.add_to(place, plan_.element, plan_.add) : sink_.copy_to(place);
+  sink_.landing.begin(header);
+  return &sink_;
 }
 
 void Ring::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
   const auto data = receipt->data();
-  if (data.empty() && source == left_ && sink_->landing.end(header)) {  // so it was checked
+  if (data.empty() && source == left_ && sink_.landing.end(header)) {  // so it was checked
     receipt->finish({});
     const size_t begin = header.offset / plan_.element;
     return received(header.phase, (begin - bounds_[slice_received(header.phase)]) / chunk_);

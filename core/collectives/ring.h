@@ -17,7 +17,6 @@ struct RingPlan {
 class Ring final : public Task {
  public:
   Ring(Mesh& mesh, const transport::BulkHeader& shape, RingPlan plan, Done done);
-  ~Ring() override;
 
   void start() override;
   transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
@@ -44,7 +43,7 @@ class Ring final : public Task {
   std::vector<std::vector<char>> have_;  // by round, by chunk
   size_t to_receive_ = 0;
   size_t sends_ = 0;
-  std::unique_ptr<Sink> sink_;
+  Sink sink_;
 };
 
 }  // namespace dsgd

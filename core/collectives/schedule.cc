@@ -3,16 +3,12 @@
 #include <algorithm>
 #include <deque>
 
+#include "core/base/mix.h"
+
 namespace dsgd {
 namespace {
 
 constexpr uint64_t kMostWork = uint64_t{1} << 24;  // of one check: transfers times the segments that they cover
-
-uint64_t mix(uint64_t value) {  // splitmix64's finalizer (Steele et al. 2014)
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
-  return value ^ (value >> 31);
-}
 
 std::string range_text(uint64_t begin, uint64_t count) {
   return "elements " + std::to_string(begin) + " to " + std::to_string(begin + count);
@@ -32,7 +28,7 @@ class Sums {
   static size_t words_of(int32_t size) { return (static_cast<size_t>(size) + 63) / 64; }
 
   Sums(int32_t rank, int32_t size, size_t segments)
-      : words_(words_of(size)), orders_(segments, mix(static_cast<uint64_t>(rank) + 1)), members_(segments * words_, 0) {
+      : words_(words_of(size)), orders_(segments, finalize64(static_cast<uint64_t>(rank) + 1)), members_(segments * words_, 0) {
     for (size_t segment = 0; segment < segments; ++segment) {
       members_[segment * words_ + static_cast<size_t>(rank) / 64] = uint64_t{1} << (rank % 64);
     }
@@ -58,7 +54,7 @@ class Sums {
       if (mine & from.members_[theirs * words_ + w]) return false;
       mine |= from.members_[theirs * words_ + w];
     }
-    orders_[segment] = mix(orders_[segment] + from.orders_[theirs]);
+    orders_[segment] = finalize64(orders_[segment] + from.orders_[theirs]);
     return true;
   }
 
@@ -242,15 +238,15 @@ Status Check::outcome() const {
 // to its turn: the sends of a round wait for receives of earlier rounds only, its receives for them and for earlier ones.
 std::shared_ptr<const Schedule> Check::schedule(int32_t rank) const {
   auto schedule = std::make_shared<Schedule>();
-  uint64_t digest = mix(count_ + 1);
+  uint64_t digest = finalize64(count_ + 1);
   for (const auto& part : parts_) {
     for (const Transfer& t : part) {
       for (uint64_t field : {static_cast<uint64_t>(t.kind), static_cast<uint64_t>(t.round), static_cast<uint64_t>(t.peer),
                              t.begin, t.count}) {
-        digest = mix(digest ^ mix(field + 0x9e3779b97f4a7c15ull));
+        digest = finalize64(digest ^ finalize64(field + 0x9e3779b97f4a7c15ull));
       }
     }
-    digest = mix(digest + 1);
+    digest = finalize64(digest + 1);
   }
   schedule->digest = digest;
 

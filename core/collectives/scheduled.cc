@@ -16,8 +16,6 @@ constexpr size_t kCopied = 4096;
 Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Done done)
     : Task(mesh, shape, std::move(done)), plan_(std::move(plan)), chunk_(mesh.chunk_bytes() / plan_.element) {}
 
-Scheduled::~Scheduled() = default;
-
 uint64_t Scheduled::tag(const Mesh& mesh, const Schedule& schedule) { return schedule.digest ^ mesh.chunk_bytes(); }
 
 void Scheduled::start() {
@@ -25,7 +23,6 @@ void Scheduled::start() {
   states_.resize(entries.size());
   receives_from_.resize(mesh_.size());
   sinks_.resize(mesh_.size());
-  for (auto& sink : sinks_) sink = std::make_unique<Sink>();
   left_ = entries.size();
   for (size_t entry = 0; entry < entries.size(); ++entry) {
     State& state = states_[entry];
@@ -128,7 +125,7 @@ transport::BulkSink* Scheduled::on_bulk(int32_t source, const BulkHeader& header
   size_t entry, chunk;
   if (!locate(source, header, nbytes, &entry, &chunk)) return nullptr;  // told when it is complete
   if (!states_[entry].begun || states_[entry].have[chunk]) return nullptr;
-  Sink& sink = *sinks_[source];
+  Sink& sink = sinks_[source];
   std::byte* place = place_of(entry, chunk);
   transfer(entry).kind == TransferKind::kReduce ? sink.add_to(place, plan_.element, plan_.add) : sink.copy_to(place);
   sink.landing.begin(header);
@@ -138,7 +135,7 @@ transport::BulkSink* Scheduled::on_bulk(int32_t source, const BulkHeader& header
 void Scheduled::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
   const auto data = receipt->data();
   size_t entry, chunk;
-  if (data.empty() && sinks_[source]->landing.end(header)) {  // so it was checked
+  if (data.empty() && sinks_[source].landing.end(header)) {  // so it was checked
     entry = receives_from_[source][header.phase];
     chunk = (header.offset / plan_.element - transfer(entry).begin) / chunk_;
     receipt->finish({});

@@ -18,7 +18,6 @@ struct ScheduledPlan {
 class Scheduled final : public Task {
  public:
   Scheduled(Mesh& mesh, const transport::BulkHeader& shape, ScheduledPlan plan, Done done);
-  ~Scheduled() override;
 
   void start() override;
   transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
@@ -61,7 +60,7 @@ class Scheduled final : public Task {
   std::vector<size_t> ready_;                       // entries that may begin
   bool beginning_ = false;
   size_t left_ = 0;  // entries not over
-  std::vector<std::unique_ptr<Sink>> sinks_;        // by source
+  std::vector<Sink> sinks_;        // by source
 };
 
 }  // namespace dsgd

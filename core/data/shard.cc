@@ -2,17 +2,12 @@
 
 #include <bit>
 
+#include "core/base/mix.h"
+
 namespace dsgd {
 namespace {
 
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
-
-// SplitMix64's finaliser (Steele, Lea & Flood 2014).
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 // A permutation of [0, samples). Its outputs are part of the interface: resumed and mixed-version jobs rely
 // on them.
@@ -24,8 +19,8 @@ class Permutation {
     low_bits_ = bits / 2;
     low_mask_ = mask(low_bits_);
     high_mask_ = mask(bits - low_bits_);
-    uint64_t state = mix(mix(seed + kGolden) + epoch);
-    for (int round = 0; round < rounds_; ++round) keys_[round] = mix(state += kGolden);
+    uint64_t state = finalize64(finalize64(seed + kGolden) + epoch);
+    for (int round = 0; round < rounds_; ++round) keys_[round] = finalize64(state += kGolden);
   }
 
   // The network permutes the next power of two, less than twice as many; what falls outside is sent through
@@ -47,8 +42,8 @@ class Permutation {
   uint64_t network(uint64_t x) const {
     uint64_t low = x & low_mask_, high = x >> low_bits_;
     for (int round = 0; round < rounds_; round += 2) {
-      high ^= mix(low ^ keys_[round]) & high_mask_;
-      low ^= mix(high ^ keys_[round + 1]) & low_mask_;
+      high ^= finalize64(low ^ keys_[round]) & high_mask_;
+      low ^= finalize64(high ^ keys_[round + 1]) & low_mask_;
     }
     return high << low_bits_ | low;
   }

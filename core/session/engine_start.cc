@@ -301,6 +301,7 @@ void Engine::move_state(std::shared_ptr<Call> call, Done done) {
   moved({});
 }
 
+// Of one bucket, one of the optimizer's tensors.
 void Engine::gather_state(std::shared_ptr<Call> call, size_t index, size_t tensor, Done done) {
   const Bucket& bucket = step_.plan()[index];
   const size_t element = dtype_size(bucket.dtype);

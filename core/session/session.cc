@@ -136,7 +136,8 @@ Status Session::close(std::chrono::milliseconds timeout) {
   impl.loop().run([look] { (*look)(); }, *idle, deadline + kSlack);
   // Leave. The head answers at once, if it runs and, where it lives here, once the others know or have left, too.
   const transport::Time now = impl.loop().now();
-  const transport::Time leave_until = std::min(std::max(deadline, now + kLeaving), now + Member::host_patience(impl.worker->lease()) + kSlack);
+  const transport::Time leave_until =
+      std::min(std::max(deadline, now + kLeaving), now + Member::host_patience(impl.worker->lease()) + kSlack);
   auto left = std::make_shared<std::atomic<bool>>(false);
   impl.loop().run([&impl, idle, left] {
     *idle = true;

@@ -4,13 +4,6 @@
 
 namespace dsgd {
 
-uint64_t mix64(uint64_t value) {
-  value += 0x9e3779b97f4a7c15ull;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
-  return value ^ (value >> 31);
-}
-
 HashRing::HashRing(const std::vector<int32_t>& servers, int virtual_nodes) {
   points_.reserve(servers.size() * virtual_nodes);
   for (int32_t server : servers) {
