@@ -40,11 +40,16 @@ std::vector<std::string> Strategies::built_in() {
 }
 std::vector<std::string> Strategies::built_in_algorithms() { return {"auto", "direct", "ring"}; }
 
-Result<AlgorithmChoice> Strategies::algorithm(const std::string& name) const {
+std::vector<std::string> Strategies::algorithm_names() const {
   std::vector<std::string> names = built_in_algorithms();
-  if (std::find(names.begin(), names.end(), name) != names.end()) return AlgorithmChoice{name, nullptr};
-  if (const auto found = algorithms_.find(name); found != algorithms_.end()) return AlgorithmChoice{name, found->second};
   for (const auto& [registered, algorithm] : algorithms_) names.push_back(registered);
+  return names;
+}
+
+Result<AlgorithmChoice> Strategies::algorithm(const std::string& name) const {
+  if (const auto found = algorithms_.find(name); found != algorithms_.end()) return AlgorithmChoice{name, found->second};
+  const std::vector<std::string> names = algorithm_names();
+  if (std::find(names.begin(), names.end(), name) != names.end()) return AlgorithmChoice{name, nullptr};
   return Status(Code::kInvalidArgument, "there is no algorithm '" + name + "'" + did_you_mean(name, names));
 }
 
@@ -78,9 +83,7 @@ Result<StrategySpec> Strategies::parse(const std::string& name, const std::strin
   if (!words.ok()) return words.status();
   std::string algorithm = default_algorithm;
   if (spec.kind == StrategyKind::kAllReduce) {
-    std::vector<std::string> names = built_in_algorithms();
-    for (const auto& [registered, schedule] : algorithms_) names.push_back(registered);
-    words->choice("algorithm", &algorithm, names);
+    words->choice("algorithm", &algorithm, algorithm_names());
   }
   Status status = words->finish();
   if (!status.ok()) return status;

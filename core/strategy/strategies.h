@@ -48,6 +48,8 @@ class Strategies {
   static std::vector<std::string> built_in_algorithms();
 
  private:
+  std::vector<std::string> algorithm_names() const;
+
   std::map<std::string, std::shared_ptr<ScheduleAlgorithm>> algorithms_;
   std::map<std::string, std::shared_ptr<const RegisteredStrategy>> strategies_;
 };
