@@ -105,6 +105,20 @@ class OpenedQueue final : public WorkQueue {
   Status record(Mark& mark) override {
     return call([&](Message* message) { return backend().event_record(event_of(mark), queue_, message); });
   }
+  Status notify(std::function<void()> rung) override {
+    auto context = std::make_unique<std::function<void()>>(std::move(rung));
+    Status status = call([&](Message* message) {
+      return backend().queue_notify(
+          queue_,
+          [](void* context) {
+            const std::unique_ptr<std::function<void()>> rung(static_cast<std::function<void()>*>(context));
+            (*rung)();
+          },
+          context.get(), message);
+    });
+    if (status.ok()) (void)context.release();  // the call's
+    return status;
+  }
   Status wait(Mark& mark) override {
     return call([&](Message* message) { return backend().queue_wait(queue_, event_of(mark), message); });
   }

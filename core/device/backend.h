@@ -78,6 +78,10 @@ struct Backend {
   int32_t (*update)(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets,
                     const void* bucket, Message* message);
 
+  // function(context) is called once, from a thread of the backend's, when what was entered before is done; never if the
+  // device fails. It may come after queue_close.
+  int32_t (*queue_notify)(Queue* queue, void (*function)(void*), void* context, Message* message);
+
   int32_t (*event_open)(Handle* device, Event** event, Message* message);
   void (*event_close)(Event* event);
   int32_t (*event_record)(Event* event, Queue* queue, Message* message);

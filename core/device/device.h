@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -35,6 +36,9 @@ class WorkQueue {
                         const void* bucket) = 0;
   virtual Status record(Mark& mark) = 0;
   virtual Status wait(Mark& mark) = 0;  // what is entered from now on happens after the mark
+  // `rung` is called once, from any thread or from within this call, when what was entered before is done; never if the
+  // device fails.
+  virtual Status notify(std::function<void()> rung) = 0;
 };
 
 class Device {

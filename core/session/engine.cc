@@ -39,7 +39,7 @@ std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
 }  // namespace
 
 Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log)
-    : loop_(loop), model_(model), options_(std::move(options)), log_(std::move(log)), step_(model, options_.step) {}
+    : loop_(loop), model_(model), options_(std::move(options)), log_(std::move(log)), waiter_(loop), step_(loop, model, options_.step) {}
 
 Engine::~Engine() = default;
 
@@ -299,7 +299,8 @@ void Engine::meet(Kind kind, DType dtype, Done done) {
 
 // ---- the step
 
-void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop, StepDone done) {
+void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop,
+                        bool wait_for_devices, StepDone done) {
   if (!torn_.ok()) return done(torn_, {});
   if (Status status = usable(); !status.ok()) return done(status, {});
   StepRequest request;
@@ -308,6 +309,7 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
   request.weights = std::move(weights);
   request.absent = std::move(absent);
   request.stop = stop;
+  request.wait_for_devices = wait_for_devices;
   request.deadline = deadline();
   step_.begin(std::move(request), [this, done = std::move(done)](const Status& status, const StepResult& result) {
     if (status.ok()) {
@@ -349,6 +351,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
   log_->error(cause.message());
   if (mesh_) mesh_->fail_session(cause, tell_peers);
   step_.fail(cause);
+  waiter_.fail(cause);
   auto pending = std::move(pending_);
   pending_.clear();
   for (Pending& next : pending) next.done(cause);
@@ -362,6 +365,7 @@ void Engine::close(const Status& cause) {
   if (broken_.ok()) broken_ = closed;
   if (mesh_) mesh_->close(cause);
   step_.fail(closed);
+  waiter_.fail(closed);
   auto pending = std::move(pending_);
   pending_.clear();
   for (Pending& next : pending) next.done(closed);

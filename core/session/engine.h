@@ -62,9 +62,16 @@ class Engine final : public MeshEvents {
   Status replan();  // settings of parameters have changed
 
   // `weights` by replica. Marks may come before or after begin; flush marks the rest.
-  void step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop, StepDone done);
+  // `wait_for_devices`: `done` comes when new values are there, not only entered into the devices' queues.
+  void step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop, bool wait_for_devices,
+                  StepDone done);
   void parameter_ready(uint32_t parameter) { step_.parameter_ready(parameter); }
   void mark_absent(uint32_t replica, uint32_t parameter) { step_.mark_absent(replica, parameter); }
+
+  // `done` comes when what was entered into the queue is done, or is not within step_timeout.
+  void when_reached(const std::string& device, device::WorkQueue& queue, device::Mark& mark, Done done) {
+    waiter_.after(device, queue, mark, deadline(), std::move(done));
+  }
 
   void put_object(const std::string& name, Objects::Blob blob, Done done);
   uint64_t get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done);
@@ -121,8 +128,13 @@ class Engine final : public MeshEvents {
   std::string signature(const std::string& strategy) const;
   void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);
+  // Values on the host, by parameter: replica 0's own buffers, or copies where a replica is on another device.
+  using HostValues = std::vector<std::shared_ptr<void>>;
+  Result<HostValues> host_values();
+  Status spread_values(const HostValues& values);
   Result<Plan> plan_of(const StrategySpec& strategy) const;  // fails where its algorithm cannot serve it, too
-  void apply_plan(Plan plan);
+  Status apply_plan(Plan plan);
+  void replace_plan(std::shared_ptr<const Plan> plan, Done done);
   void move_state(std::shared_ptr<Call> call, Done done);
   void gather_state(std::shared_ptr<Call> call, size_t bucket, size_t tensor, Done done);
 
@@ -132,6 +144,7 @@ class Engine final : public MeshEvents {
   std::shared_ptr<Log> log_;
   Mesh* mesh_ = nullptr;
   Objects objects_;
+  device::Waiter waiter_;
   Step step_;
   Status broken_;
   Status torn_;  // a step failed half-way

@@ -165,44 +165,90 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
 }
 
 void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done) {
-  struct Values {
-    size_t left;
-    Status failure;
-  };
-  auto values = std::make_shared<Values>(Values{model_.parameters.size() + 1, {}});
-  auto one_done = [this, values, plan, done](const Status& status) {
-    if (!status.ok() && values->failure.ok()) values->failure = status;
-    if (--values->left > 0) return;
-    if (!values->failure.ok()) return done(values->failure);
-    for (size_t r = 1; r < model_.bindings.size(); ++r) {
-      for (size_t p = 0; p < model_.parameters.size(); ++p) {
-        const size_t nbytes = model_.parameters[p]->nbytes();
-        if (nbytes > 0) std::memcpy(model_.bindings[r][p].value, model_.bindings[0][p].value, nbytes);
-      }
-    }
-    apply_plan(*plan);
+  auto places = make_places(model_);
+  if (!places.ok()) return done(places.status());
+  step_.set_places(std::move(places).value());
+  auto made = host_values();  // those of rank 0 are on their way when this returns
+  if (!made.ok()) return done(made.status());
+  const auto values = std::make_shared<const HostValues>(std::move(made).value());
+  auto started = [this, plan, done](const Status& status) {
+    if (!status.ok()) return done(status);
+    if (Status applied = apply_plan(*plan); !applied.ok()) return done(applied);
     started_ = true;
     log_->info("started: " + std::to_string(model_.parameters.size()) + " parameters in " +
                std::to_string(step_.plan().size()) + " buckets, strategy " + plan->strategy.describe() + ", " +
                std::to_string(step_.buffer_bytes()) + " bytes of buffers");
     done({});
   };
-  for (size_t p = 0; mesh_ && p < model_.parameters.size(); ++p) {
-    const Parameter& parameter = *model_.parameters[p];
-    const std::span<std::byte> data(model_.bindings[0][p].value, parameter.nbytes());
-    schedule(
-        call,
-        [this, data, &parameter](uint64_t operation, Done ended) {
-          BulkHeader header = shape(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
-          header.root = 0;
-          auto task = std::make_unique<Broadcast>(*mesh_, header, data, ended);
-          task->rename("start");
-          return task;
-        },
-        one_done);
+  auto given = [this, values, started](const Status& status) {
+    Status spread = status.ok() ? spread_values(*values) : status;
+    if (!spread.ok()) return started(spread);
+    step_.when_reached(deadline(), [values, started](const Status& reached) { started(reached); });
+  };
+  step_.when_reached(deadline(), [this, call, values, given](const Status& status) {
+    if (!status.ok()) return given(status);
+    auto left = std::make_shared<size_t>(mesh_ ? model_.parameters.size() + 1 : 1);
+    auto failure = std::make_shared<Status>();
+    auto one_given = [left, failure, given](const Status& status) {
+      if (!status.ok() && failure->ok()) *failure = status;
+      if (--*left == 0) given(*failure);
+    };
+    for (size_t p = 0; mesh_ && p < model_.parameters.size(); ++p) {
+      const Parameter& parameter = *model_.parameters[p];
+      const std::span<std::byte> data(static_cast<std::byte*>((*values)[p].get()), parameter.nbytes());
+      schedule(
+          call,
+          [this, data, &parameter](uint64_t operation, Done ended) {
+            BulkHeader header = shape(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
+            header.root = 0;
+            auto task = std::make_unique<Broadcast>(*mesh_, header, data, ended);
+            task->rename("start");
+            return task;
+          },
+          one_given);
+    }
+    one_given({});
+  });
+}
+
+Result<Engine::HostValues> Engine::host_values() {
+  const bool only_host = step_.places().back().is_host();
+  device::Device& staging = *step_.places().back().device;
+  const Replica& first = *model_.replicas[0];
+  for (Place& place : step_.places()) {
+    if (Status status = place.follow_default_stream(); !status.ok()) return status;
   }
-  if (!mesh_) values->left = 1;
-  one_done({});
+  HostValues values;
+  for (size_t p = 0; p < model_.parameters.size(); ++p) {
+    std::byte* value = model_.bindings[0][p].value;
+    const size_t nbytes = model_.parameters[p]->nbytes();
+    if (only_host) {
+      values.push_back({std::shared_ptr<void>(), value});  // the host's own
+      continue;
+    }
+    auto made = staging.allocate_staging(nbytes);
+    if (!made.ok()) return made.status();
+    values.push_back(std::move(made).value());
+    if (rank() != 0 || nbytes == 0) continue;
+    for (Place& place : step_.places()) {
+      if (place.device != first.device) continue;
+      Status status = place.queue->copy(values.back().get(), value, nbytes);
+      if (!status.ok()) return status;
+    }
+  }
+  return values;
+}
+
+Status Engine::spread_values(const HostValues& values) {
+  for (Place& place : step_.places()) {
+    for (uint32_t r : place.replicas) {
+      for (size_t p = 0; p < model_.parameters.size(); ++p) {
+        Status status = place.queue->copy(model_.bindings[r][p].value, values[p].get(), model_.parameters[p]->nbytes());
+        if (!status.ok()) return status;
+      }
+    }
+  }
+  return {};
 }
 
 Result<Plan> Engine::plan_of(const StrategySpec& strategy) const {
@@ -224,9 +270,12 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy) const {
   return plan;
 }
 
-void Engine::apply_plan(Plan plan) {
+// Who has no memory for what all have agreed on cannot go on, and the others must know.
+Status Engine::apply_plan(Plan plan) {
   step_.set_replicas(total_replicas_);
-  step_.set_plan(std::move(plan), strategy_version_);
+  Status status = step_.set_plan(std::move(plan), strategy_version_);
+  if (!status.ok()) fail(status, true);
+  return status;
 }
 
 Status Engine::replan() {
@@ -250,8 +299,7 @@ Status Engine::replan() {
                                                 " before; a plug-in always gives the same answer");
     }
   }
-  apply_plan(std::move(plan).value());
-  return {};
+  return apply_plan(std::move(plan).value());
 }
 
 void Engine::set_strategy(const StrategySpec& strategy, Done done) {
@@ -262,15 +310,9 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done) {
   const std::string mine = describe(planned, strategy);
   const Status unusable = planned.status();
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
-  auto change = [this, plan, done] {
-    ++strategy_version_;
-    apply_plan(*plan);
-    log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) + " on");
-    done({});
-  };
-  if (!mesh_) return unusable.ok() ? change() : done(unusable);
+  if (!mesh_) return unusable.ok() ? replace_plan(plan, std::move(done)) : done(unusable);
   exchange(call, shape(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine), "dsgd_strategy_set",
-           [this, call, change, unusable, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+           [this, call, plan, unusable, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              for (size_t rank = 1; rank < all.size(); ++rank) {
                if (all[rank] == all[0]) continue;
@@ -281,8 +323,22 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done) {
                                .with_operation("dsgd_strategy_set"));
              }
              if (!unusable.ok()) return done(unusable);
-             move_state(call, [change, done](const Status& moved) { moved.ok() ? change() : done(moved); });
+             move_state(call, [this, plan, done](const Status& moved) {
+               moved.ok() ? replace_plan(plan, done) : done(moved);
+             });
            });
+}
+
+void Engine::replace_plan(std::shared_ptr<const Plan> plan, Done done) {
+  ++strategy_version_;
+  step_.fetch_state(deadline(), [this, plan, done](const Status& fetched) {
+    if (!fetched.ok()) return done(fetched);
+    if (Status applied = apply_plan(*plan); !applied.ok()) return done(applied);
+    step_.spread_state(deadline(), [this, plan, done](const Status& spread) {
+      if (spread.ok()) log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) + " on");
+      done(spread);
+    });
+  });
 }
 
 // Optimizer state goes from the owners of its ranges to every worker.
@@ -307,7 +363,7 @@ void Engine::gather_state(std::shared_ptr<Call> call, size_t index, size_t tenso
   const size_t element = dtype_size(bucket.dtype);
   auto buffer = std::make_shared<std::vector<std::byte>>(bucket.elements * element);
   auto place = [this, element, tensor](const Piece& piece) {
-    return model_.state[piece.parameter][tensor].get() + piece.begin * element;
+    return static_cast<std::byte*>(step_.host_state()[piece.parameter][tensor].get()) + piece.begin * element;
   };
   for (const Piece& piece : bucket.pieces) {
     if (piece.owner == rank()) {

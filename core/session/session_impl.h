@@ -5,6 +5,7 @@
 #include <atomic>
 #include <deque>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,7 +19,8 @@ namespace dsgd {
 struct Session::Impl {
   Impl(const Config& config, std::unique_ptr<transport::Environment> environment, std::shared_ptr<Log> log,
        const Registered& registered)
-      : config(config), environment(std::move(environment)), log(std::move(log)), strategies(registered) {}
+      : config(config), environment(std::move(environment)), log(std::move(log)), strategies(registered),
+        backends(registered.backends) {}
 
   // Calls in progress, so that close() knows when nobody uses the loop any more.
   class Call {
@@ -67,13 +69,19 @@ struct Session::Impl {
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
   void wake_queue();
 
+  // "cpu", or a device of a backend: "cuda:0". One object for each name.
+  Result<std::shared_ptr<device::Device>> device(const std::string& name);
+  // Gives `use` the bytes of a replica's buffer, part by part. Blocks until what was entered before is done, or step_timeout.
+  Status read(const Replica& replica, const std::byte* data, size_t nbytes, const std::function<void(const void*, size_t)>& use);
+
   Status writable(const char* what);  // kState while a step is in flight
   // Marks one gradient, or with replica null all that are unmarked. Returns what to tell the engine.
   struct Marked {
     std::vector<std::pair<uint32_t, uint32_t>> absent;  // replica, parameter
     std::vector<uint32_t> complete;                     // parameters marked on all replicas
   };
-  Status mark(const Replica& replica, const Parameter& parameter, bool absent, Marked* marked);
+  Status mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream, Marked* marked);
+  Status mark_stream(const Replica& replica, const Parameter& parameter, void* stream);
   void mark_rest(Marked* marked);
   void tell_engine(const Marked& marked);
   void clear_marks();
@@ -87,6 +95,7 @@ struct Session::Impl {
   const std::unique_ptr<transport::Environment> environment;
   const std::shared_ptr<Log> log;
   const Strategies strategies;
+  const std::map<std::string, Registered::OpenBackend> backends;
   Model model;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<transport::Notifier> notifier;

@@ -110,16 +110,16 @@ Result<Replica*> Session::add_replica(const std::string& device) {
     }
     name = devices.value()[index];
   }
-  if (name != "cpu") {
-    return Status(Code::kUnsupported, "there is no device '" + name + "' in this build; it has: cpu");
-  }
+  auto opened = impl_->device(name);
+  if (!opened.ok()) return opened.status();
   auto replica = std::make_unique<Replica>();
   replica->session = this;
   replica->index = static_cast<uint32_t>(model.replicas.size());
-  replica->device = name;
+  replica->device = std::move(opened).value();
   model.replicas.push_back(std::move(replica));
   model.weights.push_back(-1);
   model.bindings.emplace_back(model.parameters.size());
+  model.stream_marks.emplace_back();
   return model.replicas.back().get();
 }
 
@@ -155,7 +155,8 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
     if (reinterpret_cast<uintptr_t>(data) % align != 0) {
       return bad(std::string("the ") + which + " is not aligned to " + std::to_string(align) + " bytes");
     }
-    return {};
+    Status there = replica->device->check(data, nbytes);
+    return there.ok() ? there : bad(std::string("the ") + which + ": " + there.message());
   };
   Status status = check("value", value, value_nbytes);
   if (!status.ok()) return status;
@@ -184,11 +185,13 @@ Result<std::shared_ptr<TensorMemory>> Session::alloc(Replica* replica, Parameter
     std::lock_guard lock(impl_->model_mutex);
     memory = impl_->model.bindings[replica->index][parameter->index].memory;
   }
-  if (!memory) memory = TensorMemory::make(parameter->nbytes(), parameter->trained);
   if (!memory) {
-    return Status(Code::kNoMemory, "no memory for parameter '" + parameter->name + "' (" +
-                                       std::to_string(parameter->nbytes()) + " bytes, twice)")
-        .with_parameter(parameter->name);
+    auto made = TensorMemory::make(*replica->device, parameter->nbytes(), parameter->trained);
+    if (!made.ok()) {
+      return Status(made.status().code(), "parameter '" + parameter->name + "': " + made.status().message())
+          .with_parameter(parameter->name);
+    }
+    memory = std::move(made).value();
   }
   Status status = bind(replica, parameter, memory->value, memory->nbytes, memory->gradient,
                        parameter->trained ? memory->nbytes : 0, {});
@@ -231,19 +234,21 @@ Result<uint64_t> Session::digest() {
   std::lock_guard lock(impl_->model_mutex);
   const Model& model = impl_->model;
   if (model.replicas.empty()) return Status(Code::kState, "there is no replica yet; call dsgd_replica_add first");
+  for (size_t p = 0; p < model.parameters.size(); ++p) {
+    if (model.bindings[0][p].bound) continue;
+    return Status(Code::kState, "parameter '" + model.parameters[p]->name + "' is not bound in replica 0")
+        .with_parameter(model.parameters[p]->name);
+  }
   XXH3_state_t* state = XXH3_createState();
   XXH3_64bits_reset(state);
-  for (size_t p = 0; p < model.parameters.size(); ++p) {
-    const Binding& binding = model.bindings[0][p];
-    if (!binding.bound) {
-      XXH3_freeState(state);
-      return Status(Code::kState, "parameter '" + model.parameters[p]->name + "' is not bound in replica 0")
-          .with_parameter(model.parameters[p]->name);
-    }
-    XXH3_64bits_update(state, binding.value, model.parameters[p]->nbytes());
+  Status read;
+  for (size_t p = 0; p < model.parameters.size() && read.ok(); ++p) {
+    read = impl_->read(*model.replicas[0], model.bindings[0][p].value, model.parameters[p]->nbytes(),
+                       [state](const void* data, size_t nbytes) { XXH3_64bits_update(state, data, nbytes); });
   }
   const uint64_t digest = XXH3_64bits_digest(state);
   XXH3_freeState(state);
+  if (!read.ok()) return read;
   return digest;
 }
 

@@ -1,5 +1,6 @@
 // Start, change of strategy, and the step as the host drives it.
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/session/arguments.h"
@@ -53,15 +54,41 @@ Status Session::start() {
 void Session::Impl::clear_marks() {
   marks.assign(model.replicas.size(), std::vector<char>(model.parameters.size(), 0));
   unmarked.assign(model.parameters.size(), static_cast<uint32_t>(model.replicas.size()));
+  for (StreamMarks& of_replica : model.stream_marks) {
+    of_replica.marks.resize(model.parameters.size());
+    of_replica.marked.assign(model.parameters.size(), 0);
+    of_replica.streams.clear();
+  }
 }
 
-Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, bool absent, Marked* marked) {
+// Where a device's stream stands now: the step reads the gradient after that.
+Status Session::Impl::mark_stream(const Replica& replica, const Parameter& parameter, void* stream) {
+  StreamMarks& of_replica = model.stream_marks[replica.index];
+  auto& mark = of_replica.marks[parameter.index];
+  if (!mark) {
+    auto made = replica.device->new_mark();
+    if (!made.ok()) return made.status();
+    mark = std::move(made).value();
+  }
+  Status status = replica.device->record_stream(*mark, stream);
+  if (!status.ok()) return std::move(status).with_parameter(parameter.name);
+  of_replica.marked[parameter.index] = 1;
+  auto& streams = of_replica.streams;
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+  return {};
+}
+
+Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream, Marked* marked) {
   char& mark = marks[replica.index][parameter.index];
   if (mark) {
     return Status(Code::kState, "the gradient of parameter '" + parameter.name + "' in replica " +
                                     std::to_string(replica.index) + " was marked " +
                                     (mark == 2 ? "absent" : "ready") + " before in this step; mark each once")
         .with_parameter(parameter.name);
+  }
+  if (stream) {
+    Status status = mark_stream(replica, parameter, stream);
+    if (!status.ok()) return status;
   }
   mark = absent ? 2 : 1;
   if (absent) marked->absent.emplace_back(replica.index, parameter.index);
@@ -131,7 +158,7 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
     if (blocking) mark_rest(&marked);
   }
   auto task = [this, operation, blocking, weights, absent, marked] {
-    engine().step_begin(weights, absent, stop.exchange(false),
+    engine().step_begin(weights, absent, stop.exchange(false), blocking,
                         [this, operation, blocking](const Status& status, const StepResult& result) {
                           step_ended(operation, status, result, blocking);
                         });
@@ -183,7 +210,7 @@ Result<std::shared_ptr<Operation>> Session::step_begin(double weight) {
 Status Session::gradient_ready(Replica* replica, Parameter* parameter, void* stream) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (stream) {
+  if (stream && replica->device->is_host()) {
     return Status(Code::kInvalidArgument, "replica " + std::to_string(replica->index) + " is on the cpu, which has no "
                                                                                         "streams; give NULL")
         .with_parameter(parameter->name);
@@ -200,7 +227,7 @@ Status Session::gradient_ready(Replica* replica, Parameter* parameter, void* str
                                       "' cannot be marked: no step is in flight; call dsgd_step_begin first")
           .with_parameter(parameter->name);
     }
-    Status status = impl_->mark(*replica, *parameter, false, &marked);
+    Status status = impl_->mark(*replica, *parameter, false, stream, &marked);
     if (!status.ok()) return status;
   }
   if (!marked.complete.empty()) impl_->loop().post([impl = impl_.get(), marked] { impl->tell_engine(marked); });
@@ -219,7 +246,7 @@ Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
   {
     std::lock_guard lock(impl_->step_mutex);
     if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
-    Status status = impl_->mark(*replica, *parameter, true, &marked);
+    Status status = impl_->mark(*replica, *parameter, true, nullptr, &marked);
     if (!status.ok()) return status;
     tell = impl_->in_step;
   }

@@ -6,7 +6,28 @@
 
 namespace dsgd {
 
-std::shared_ptr<TensorMemory> TensorMemory::make(size_t nbytes, bool with_gradient) {
+Result<std::shared_ptr<TensorMemory>> TensorMemory::make(device::Device& device, size_t nbytes, bool with_gradient) {
+  std::shared_ptr<TensorMemory> memory;
+  if (device.is_host()) {
+    memory = make_on_host(nbytes, with_gradient);
+    if (memory) return memory;
+    return Status(Code::kNoMemory, "cpu: no memory for " + std::to_string(nbytes) + " bytes, twice");
+  }
+  memory = std::make_shared<TensorMemory>();
+  auto value = device.allocate(nbytes);
+  if (!value.ok()) return value.status();
+  memory->device_value_ = std::move(value).value();
+  memory->value = memory->device_value_.get();
+  memory->nbytes = nbytes;
+  if (!with_gradient) return memory;
+  auto gradient = device.allocate(nbytes);
+  if (!gradient.ok()) return gradient.status();
+  memory->device_gradient_ = std::move(gradient).value();
+  memory->gradient = memory->device_gradient_.get();
+  return memory;
+}
+
+std::shared_ptr<TensorMemory> TensorMemory::make_on_host(size_t nbytes, bool with_gradient) {
   constexpr size_t kAlign = 64;
   if (nbytes > (SIZE_MAX - 4 * kAlign) / 2) return nullptr;
   const size_t part = (nbytes + kAlign - 1) / kAlign * kAlign + kAlign;  // never empty, never adjacent

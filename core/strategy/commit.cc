@@ -1,5 +1,6 @@
 // From sums to new values. What an owner computes before the commit (the mean in `simple`, new values and state in `ps`)
-// stays in buffers of the step; commit() alone changes the model.
+// stays in buffers of the step; commit() alone changes the model. Owners work on the host; what all workers do alike is done by
+// each device for its replicas.
 
 #include <algorithm>
 #include <array>
@@ -42,14 +43,15 @@ void write_element(DType dtype, std::byte* data, size_t position, double value) 
 // exact one; else the sum that travelled beside the data.
 Step::PieceMean Step::piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece,
                                  bool from_result) const {
+  if (stays_on_device()) return buffers.means[static_cast<size_t>(&piece - bucket.pieces.data())];
   double count, weight;
   if (options_.reproducible && !from_result) {
     int64_t pair[2];
-    std::memcpy(pair, buffers.data.data() + piece.trailer * sizeof(int64_t), sizeof pair);
+    std::memcpy(pair, bytes(buffers.data) + piece.trailer * sizeof(int64_t), sizeof pair);
     count = static_cast<double>(pair[0]);
     weight = std::ldexp(static_cast<double>(pair[1]), -weight_shift());
   } else {
-    const std::byte* data = options_.reproducible ? buffers.result.data() : buffers.data.data();
+    const std::byte* data = result_of(buffers);
     count = read_element(bucket.dtype, data, piece.trailer);
     weight = read_element(bucket.dtype, data, piece.trailer + 1);
   }
@@ -62,11 +64,11 @@ void Step::mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& pi
                    double weight, void* mean) const {
   const size_t element = dtype_size(bucket.dtype);
   if (!options_.reproducible) {
-    const std::byte* sum = buffers.data.data() + (piece.position + begin) * element;
+    const std::byte* sum = bytes(buffers.data) + (piece.position + begin) * element;
     if (mean != sum) std::memcpy(mean, sum, count * element);
     return divide(bucket.dtype, mean, count, weight);
   }
-  const int64_t* sums = reinterpret_cast<const int64_t*>(buffers.data.data()) + piece.position;
+  const int64_t* sums = static_cast<const int64_t*>(buffers.data.get()) + piece.position;
   for (size_t done = 0; done < count;) {
     const size_t at = begin + done, block = at / reproducible::kBlock;
     const size_t part = std::min(count - done, (block + 1) * reproducible::kBlock - at);
@@ -74,6 +76,12 @@ void Step::mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& pi
                           total_replicas_, weight, static_cast<std::byte*>(mean) + done * element);
     done += part;
   }
+}
+
+const std::byte* Step::owned_value(size_t index, const Piece& piece) const {
+  const size_t element = dtype_size(plan_[index].dtype);
+  if (buffers_[index].values) return bytes(buffers_[index].values) + piece.position * element;
+  return model_.bindings[places_.front().replicas[0]][piece.parameter].value + piece.begin * element;
 }
 
 // At the owner of [begin, end) of a bucket, in order: the sums are complete.
@@ -89,7 +97,7 @@ void Step::transform(size_t index, size_t begin, size_t end) {
     // Trailers come first in a slice; they travel on, so that everybody knows what was absent.
     if (options_.reproducible && piece.trailer >= begin && piece.trailer < end) {
       int64_t pair[2];
-      std::memcpy(pair, buffers.data.data() + piece.trailer * sizeof(int64_t), sizeof pair);
+      std::memcpy(pair, bytes(buffers.data) + piece.trailer * sizeof(int64_t), sizeof pair);
       write_element(bucket.dtype, result, piece.trailer, static_cast<double>(pair[0]));
       write_element(bucket.dtype, result, piece.trailer + 1,
                     std::ldexp(static_cast<double>(pair[1]), -weight_shift()));
@@ -105,7 +113,7 @@ void Step::transform(size_t index, size_t begin, size_t end) {
         if (mean.present) mean_of(bucket, buffers, piece, offset, count, mean.weight, out);
       } else {
         const size_t place = (piece.begin + offset) * element;
-        const std::byte* value = model_.bindings[0][piece.parameter].value + place;
+        const std::byte* value = owned_value(index, piece) + offset * element;
         if (!mean.present) {
           std::memcpy(out, value, count * element);
         } else {
@@ -113,9 +121,9 @@ void Step::transform(size_t index, size_t begin, size_t end) {
           if (options_.gradient_norm) norm += sum_of_squares(bucket.dtype, scratch.data(), count);
           std::vector<const void*> state_in;
           std::vector<void*> state_out;
-          for (size_t s = 0; s < model_.state[piece.parameter].size(); ++s) {
-            state_in.push_back(model_.state[piece.parameter][s].get() + place);
-            state_out.push_back(next_state_[piece.parameter][s].get() + place);
+          for (size_t s = 0; s < host_state_[piece.parameter].size(); ++s) {
+            state_in.push_back(bytes(host_state_[piece.parameter][s]) + place);
+            state_out.push_back(bytes(next_state_[piece.parameter][s]) + place);
           }
           apply(rule, bucket.dtype, count, scratch.data(), value, out, state_in, state_out);
         }
@@ -126,60 +134,104 @@ void Step::transform(size_t index, size_t begin, size_t end) {
   if (options_.gradient_norm && update) buffers.norms.push_back(norm);
 }
 
-void Step::commit() {
+Status Step::commit() {
   result_.applied = positive_ > 0;
-  if (!result_.applied) return;
+  if (!result_.applied) return {};
   std::vector<char> updated(model_.parameters.size(), 0);
   std::vector<double> norms;
-  for (size_t b = 0; b < plan_.size(); ++b) commit_bucket(b, updated, norms);
+  for (size_t b = 0; b < plan_.size(); ++b) {
+    if (Status status = commit_bucket(b, updated, norms); !status.ok()) return status;
+  }
   for (size_t p = 0; p < updated.size(); ++p) {
     if (!updated[p]) continue;
     ++model_.updates[p];
-    if (updates_at_owner()) std::swap(model_.state[p], next_state_[p]);
+    if (updates_at_owner()) std::swap(host_state_[p], next_state_[p]);
   }
   if (options_.gradient_norm && !updates_at_owner()) {
     double total = 0;
     for (double norm : norms) total += norm;
     result_.gradient_norm = std::sqrt(total);
   }
+  return give_to_streams();
 }
 
-void Step::commit_bucket(size_t index, std::vector<char>& updated, std::vector<double>& norms) {
+// What the sums of a bucket make of the model, on all devices alike.
+Status Step::commit_bucket(size_t index, std::vector<char>& updated, std::vector<double>& norms) {
   const Bucket& bucket = plan_[index];
   Buffers& buffers = buffers_[index];
   const size_t element = dtype_size(bucket.dtype);
-  const bool at_owner = updates_at_owner(), have_mean = transforms();
+  const bool have_mean = transforms() || options_.reproducible;  // in result_of(), before the update
+  std::vector<PieceMean> means;
   for (const Piece& piece : bucket.pieces) {
-    const PieceMean mean = piece_mean(bucket, buffers, piece, have_mean);
+    const PieceMean mean = piece_mean(bucket, buffers, piece, transforms());
+    means.push_back(mean);
     if (!mean.present) continue;
     updated[piece.parameter] = 1;
+    if (updates_at_owner() || (!options_.reproducible && !options_.gradient_norm)) continue;
     std::byte* result = result_of(buffers) + piece.position * element;
-    const size_t place = piece.begin * element, nbytes = piece.count * element;
-    if (!at_owner) {
-      if (!have_mean) mean_of(bucket, buffers, piece, 0, piece.count, mean.weight, result);
-      if (options_.gradient_norm) norms.push_back(sum_of_squares(bucket.dtype, result, piece.count));
-    }
-    if (model_.optimizer->is_none()) {
-      for (auto& bindings : model_.bindings) std::memcpy(bindings[piece.parameter].gradient + place, result, nbytes);
-      continue;
-    }
-    std::byte* value = model_.bindings[0][piece.parameter].value + place;
-    if (at_owner) {
-      std::memcpy(value, result, nbytes);
-    } else {
-      std::vector<const void*> state_in;
-      std::vector<void*> state_out;
-      for (StateBuffer& state : model_.state[piece.parameter]) {
-        state_in.push_back(state.get() + place);
-        state_out.push_back(state.get() + place);
+    if (options_.reproducible && !transforms()) mean_of(bucket, buffers, piece, 0, piece.count, mean.weight, result);
+    if (!options_.gradient_norm) continue;
+    const double divisor = have_mean ? 1 : mean.weight;
+    norms.push_back(sum_of_squares(bucket.dtype, result, piece.count) / (divisor * divisor));
+  }
+  for (size_t p = 0; p < places_.size(); ++p) {
+    Place& place = places_[p];
+    const void* sums = result_of(buffers);
+    if (!place.is_host()) {
+      sums = buffers.at[p].sums.get();
+      if (!stays_on_device()) {
+        Status status = place.queue->copy(buffers.at[p].sums.get(), result_of(buffers), bucket.elements * element);
+        if (!status.ok()) return status;
       }
-      apply(model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]), bucket.dtype,
-            piece.count, result, value, value, state_in, state_out);
     }
-    for (size_t r = 1; r < model_.bindings.size(); ++r) {
-      std::memcpy(model_.bindings[r][piece.parameter].value + place, value, nbytes);
+    make_updates(index, place, means, have_mean);
+    if (Status status = place.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok()) return status;
+  }
+  return {};
+}
+
+void Step::make_updates(size_t index, Place& place, const std::vector<PieceMean>& means, bool have_mean) {
+  using device::Action;
+  const Bucket& bucket = plan_[index];
+  const size_t element = dtype_size(bucket.dtype);
+  const bool none = model_.optimizer->is_none();
+  const Action action = updates_at_owner() || (none && have_mean) ? Action::kCopy : none ? Action::kMean : Action::kUpdate;
+  update_pieces_.clear();
+  targets_.clear();
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    const Piece& piece = bucket.pieces[i];
+    if (!means[i].present) continue;
+    const size_t begin = piece.begin * element;
+    device::UpdatePiece update{piece.position, piece.count, have_mean ? 1 : means[i].weight, static_cast<uint32_t>(targets_.size()),
+                               static_cast<uint32_t>(place.replicas.size()), action, {}, {}};
+    for (uint32_t r : place.replicas) {
+      const Binding& binding = model_.bindings[r][piece.parameter];
+      targets_.push_back((none ? binding.gradient : binding.value) + begin);
+    }
+    if (action == Action::kUpdate) {
+      update.rule = model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]);
+      const auto& state = state_at(place)[piece.parameter];
+      for (size_t s = 0; s < state.size(); ++s) update.state[s] = bytes(state[s]) + begin;
+    }
+    update_pieces_.push_back(update);
+  }
+}
+
+// What the host enters from now on into its default stream, and into those on which it marked gradients, sees the new values.
+Status Step::give_to_streams() {
+  for (Place& place : places_) {
+    if (place.is_host()) continue;
+    Status status = place.queue->record(*place.reached);
+    if (status.ok()) status = place.device->stream_wait(nullptr, *place.reached);
+    if (!status.ok()) return status;
+    for (uint32_t r : place.replicas) {
+      for (void* stream : model_.stream_marks[r].streams) {
+        status = place.device->stream_wait(stream, *place.reached);
+        if (!status.ok()) return status;
+      }
     }
   }
+  return {};
 }
 
 }  // namespace dsgd

@@ -1,5 +1,6 @@
 // What this worker contributes to a bucket: sum(c * g) over its replicas, and beside it, for each piece, how many replicas
-// contribute and the sum of their weights. A weight of 0 never reads the gradient (0 * NaN is NaN).
+// contribute and the sum of their weights. A weight of 0 never reads the gradient (0 * NaN is NaN). Each device adds up its own
+// replicas; the host adds up the devices' sums, in the order of the places.
 
 #include <cmath>
 #include <cstring>
@@ -33,6 +34,116 @@ int Step::weight_shift() const {
   return 61 - headroom - exponent;
 }
 
+// ---- from devices to the host
+
+void Step::fetch(size_t index) {
+  Buffers& buffers = buffers_[index];
+  buffers.fetching = static_cast<int>(places_.size()) - (host_is_place() ? 1 : 0);
+  if (buffers.fetching == 0) return fetched(index);
+  for (size_t p = 0; p < places_.size(); ++p) {
+    if (places_[p].is_host()) continue;
+    if (Status status = enter_fetch(index, p); !status.ok()) return fail(status);
+  }
+  if (stays_on_device()) return contribute(index);
+  for (size_t p = 0; p < places_.size() && done_; ++p) {
+    if (places_[p].is_host()) continue;
+    waiter_.after(places_[p].device->name(), *places_[p].queue, *buffers.at[p].reached, request_.deadline,
+                  [this, index, call = request_.call](const Status& status) {
+                    if (!done_ || request_.call != call) return;
+                    if (!status.ok()) return fail(status);
+                    if (--buffers_[index].fetching == 0) fetched(index);
+                  });
+  }
+}
+
+// Pieces and terms of the bucket for the replicas of a place, or for one of them with weight 1.
+void Step::make_terms(size_t index, const Place& place, bool weighted, uint32_t only) {
+  const Bucket& bucket = plan_[index];
+  const size_t element = dtype_size(bucket.dtype);
+  sum_pieces_.clear();
+  terms_.clear();
+  for (const Piece& piece : bucket.pieces) {
+    const uint32_t first = static_cast<uint32_t>(terms_.size());
+    for (uint32_t r : place.replicas) {
+      const double weight = replica_weight(r, piece.parameter);
+      if (weight == 0 || (!weighted && r != only)) continue;
+      terms_.push_back({model_.bindings[r][piece.parameter].gradient + piece.begin * element, weighted ? weight : 1});
+    }
+    const uint32_t count = static_cast<uint32_t>(terms_.size()) - first;
+    if (weighted || count > 0) sum_pieces_.push_back({piece.position, piece.count, first, count});
+  }
+}
+
+Status Step::enter_fetch(size_t index, size_t p) {
+  const Bucket& bucket = plan_[index];
+  const size_t nbytes = bucket.elements * dtype_size(bucket.dtype);
+  Buffers& buffers = buffers_[index];
+  AtDevice& at = buffers.at[p];
+  Place& place = places_[p];
+  bool followed = false;
+  for (uint32_t r : place.replicas) {
+    const StreamMarks& marks = model_.stream_marks[r];
+    for (uint32_t parameter : bucket.parameters) {
+      if (replica_weight(r, parameter) == 0 || (!marks.marked[parameter] && std::exchange(followed, true))) continue;
+      Status status = marks.marked[parameter] ? place.queue->wait(*marks.marks[parameter]) : place.follow_default_stream();
+      if (!status.ok()) return status;
+    }
+  }
+  if (!options_.reproducible) {
+    make_terms(index, place, true, 0);
+    Status status = place.queue->sum(bucket.dtype, sum_pieces_, terms_, at.sums.get());
+    if (!status.ok() || stays_on_device()) return status;
+    status = place.queue->copy((at.fetched_sums ? at.fetched_sums : buffers.data).get(), at.sums.get(), nbytes);
+    if (!status.ok()) return status;
+  } else {
+    // Exact sums are the host's work, whatever device a gradient comes from.
+    for (size_t k = 0; k < place.replicas.size(); ++k) {
+      make_terms(index, place, false, place.replicas[k]);
+      if (sum_pieces_.empty()) continue;
+      Status status = place.queue->sum(bucket.dtype, sum_pieces_, terms_, at.sums.get());
+      if (status.ok()) status = place.queue->copy(at.fetched[k].get(), at.sums.get(), nbytes);
+      if (!status.ok()) return status;
+    }
+  }
+  return buffers.values && p == where_[0].first ? enter_values(index, p) : Status();
+}
+
+// Values that this owner will update, on the host.
+Status Step::enter_values(size_t index, size_t p) {
+  const Bucket& bucket = plan_[index];
+  const size_t element = dtype_size(bucket.dtype), rank = static_cast<size_t>(mesh_->rank());
+  sum_pieces_.clear();
+  terms_.clear();
+  for (const Piece& piece : bucket.pieces) {
+    if (piece.owner != mesh_->rank()) continue;
+    sum_pieces_.push_back({piece.position, piece.count, static_cast<uint32_t>(terms_.size()), 1});
+    terms_.push_back({model_.bindings[places_[p].replicas[0]][piece.parameter].value + piece.begin * element, 1});
+  }
+  if (terms_.empty()) return {};
+  std::byte* sums = bytes(buffers_[index].at[p].sums);
+  Status status = places_[p].queue->sum(bucket.dtype, sum_pieces_, terms_, sums);
+  if (!status.ok()) return status;
+  const size_t begin = bucket.bounds[rank] * element, end = bucket.bounds[rank + 1] * element;
+  return places_[p].queue->copy(bytes(buffers_[index].values) + begin, sums + begin, end - begin);
+}
+
+void Step::fetched(size_t index) {
+  if (options_.reproducible) {
+    raise_exponents(index);
+    return exchange_exponents(index);
+  }
+  contribute(index);
+}
+
+const std::byte* Step::gradient_of(size_t index, uint32_t replica, const Piece& piece) const {
+  const size_t element = dtype_size(plan_[index].dtype);
+  const auto [place, k] = where_[replica];
+  if (!places_[place].is_host()) return bytes(buffers_[index].at[place].fetched[k]) + piece.position * element;
+  return model_.bindings[replica][piece.parameter].gradient + piece.begin * element;
+}
+
+// ---- what travels
+
 void Step::raise_exponents(size_t index) {
   const Bucket& bucket = plan_[index];
   std::vector<int32_t>& exponents = buffers_[index].exponents;
@@ -42,52 +153,71 @@ void Step::raise_exponents(size_t index) {
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0) continue;
-      const std::byte* gradient = model_.bindings[r][piece.parameter].gradient + piece.begin * dtype_size(bucket.dtype);
-      reproducible::raise_exponents(bucket.dtype, gradient, piece.count, weight, blocks);
+      reproducible::raise_exponents(bucket.dtype, gradient_of(index, r, piece), piece.count, weight, blocks);
+    }
+  }
+}
+
+void Step::add_up(size_t index) {
+  const Bucket& bucket = plan_[index];
+  Buffers& buffers = buffers_[index];
+  for (size_t p = 0; p < places_.size(); ++p) {
+    if (places_[p].is_host()) {
+      make_terms(index, places_[p], true, 0);
+      places_[p].queue->sum(bucket.dtype, sum_pieces_, terms_, buffers.data.get());
+    } else if (buffers.at[p].fetched_sums) {
+      reduce_into(bucket.dtype, Reduction::kSum, buffers.data.get(), buffers.at[p].fetched_sums.get(), bucket.elements);
+    }
+  }
+}
+
+void Step::add_up_exactly(size_t index) {
+  const Bucket& bucket = plan_[index];
+  Buffers& buffers = buffers_[index];
+  for (const Piece& piece : bucket.pieces) {
+    int64_t* sum = static_cast<int64_t*>(buffers.data.get()) + piece.position;
+    const std::span<const int32_t> blocks(buffers.exponents.data() + piece.block, reproducible::block_count(piece.count));
+    std::memset(sum, 0, piece.count * sizeof *sum);
+    for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
+      const double weight = replica_weight(r, piece.parameter);
+      if (weight == 0) continue;
+      reproducible::accumulate(bucket.dtype, gradient_of(index, r, piece), piece.count, weight, blocks, total_replicas_, sum);
+    }
+  }
+}
+
+void Step::write_trailers(size_t index) {
+  const Bucket& bucket = plan_[index];
+  Buffers& buffers = buffers_[index];
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    const Piece& piece = bucket.pieces[i];
+    int contributing = 0;
+    double weight_sum = 0;
+    int64_t weight_units = 0;
+    for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
+      const double weight = replica_weight(r, piece.parameter);
+      if (weight == 0) continue;
+      ++contributing;
+      weight_sum += weight;
+      if (options_.reproducible) weight_units += std::llrint(std::ldexp(weight, weight_shift()));
+    }
+    if (stays_on_device()) {
+      buffers.means[i] = {contributing > 0, static_cast<double>(contributing) == positive_ ? total_weight_ : weight_sum};
+    } else if (options_.reproducible) {
+      const int64_t pair[2] = {contributing, weight_units};
+      std::memcpy(bytes(buffers.data) + piece.trailer * sizeof(int64_t), pair, sizeof pair);
+    } else if (bucket.dtype == DType::kFloat32) {
+      write_trailer<float>(bytes(buffers.data), piece.trailer, contributing, weight_sum);
+    } else {
+      write_trailer<double>(bytes(buffers.data), piece.trailer, contributing, weight_sum);
     }
   }
 }
 
 void Step::contribute(size_t index) {
-  const Bucket& bucket = plan_[index];
-  Buffers& buffers = buffers_[index];
-  const size_t element = data_element(bucket);
-  for (const Piece& piece : bucket.pieces) {
-    std::byte* sum = buffers.data.data() + piece.position * element;
-    const std::span<const int32_t> blocks =
-        options_.reproducible ? std::span<const int32_t>(buffers.exponents.data() + piece.block,
-                                                         reproducible::block_count(piece.count))
-                              : std::span<const int32_t>();
-    int contributing = 0;
-    double weight_sum = 0;
-    int64_t weight_units = 0;
-    if (options_.reproducible) std::memset(sum, 0, piece.count * element);
-    for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
-      const double weight = replica_weight(r, piece.parameter);
-      if (weight == 0) continue;
-      const std::byte* gradient = model_.bindings[r][piece.parameter].gradient + piece.begin * dtype_size(bucket.dtype);
-      if (options_.reproducible) {
-        reproducible::accumulate(bucket.dtype, gradient, piece.count, weight, blocks, total_replicas_,
-                                 reinterpret_cast<int64_t*>(sum));
-        weight_units += std::llrint(std::ldexp(weight, weight_shift()));
-      } else if (contributing == 0) {
-        weighted_set(bucket.dtype, sum, gradient, piece.count, weight);
-      } else {
-        weighted_add(bucket.dtype, sum, gradient, piece.count, weight);
-      }
-      ++contributing;
-      weight_sum += weight;
-    }
-    if (contributing == 0 && !options_.reproducible) std::memset(sum, 0, piece.count * element);
-    if (options_.reproducible) {
-      const int64_t pair[2] = {contributing, weight_units};
-      std::memcpy(buffers.data.data() + piece.trailer * element, pair, sizeof pair);
-    } else if (bucket.dtype == DType::kFloat32) {
-      write_trailer<float>(buffers.data.data(), piece.trailer, contributing, weight_sum);
-    } else {
-      write_trailer<double>(buffers.data.data(), piece.trailer, contributing, weight_sum);
-    }
-  }
+  if (!stays_on_device()) options_.reproducible ? add_up_exactly(index) : add_up(index);
+  write_trailers(index);
+  reduce(index);
 }
 
 }  // namespace dsgd

@@ -3,13 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/device/device.h"
 #include "core/optimizer/optimizer.h"
 #include "core/session/tensor_memory.h"
 
@@ -31,24 +31,7 @@ struct Parameter {
 struct Replica {
   Session* session = nullptr;
   uint32_t index = 0;
-  std::string device;
-};
-
-// Zeroed memory whose pages cost nothing until they are touched: an owner of some ranges touches only those.
-class StateBuffer {
- public:
-  StateBuffer() = default;
-  explicit StateBuffer(size_t nbytes) : data_(static_cast<std::byte*>(std::calloc(nbytes ? nbytes : 1, 1))) {}
-  StateBuffer(StateBuffer&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
-  StateBuffer& operator=(StateBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    return *this;
-  }
-  ~StateBuffer() { std::free(data_); }
-  std::byte* get() const { return data_; }
-
- private:
-  std::byte* data_ = nullptr;
+  std::shared_ptr<device::Device> device;
 };
 
 struct Binding {
@@ -59,15 +42,26 @@ struct Binding {
   std::shared_ptr<TensorMemory> memory;  // of dsgd_alloc
 };
 
+// Where the gradients of a replica that is not on the host stand in the host's streams. Written by who marks gradients, under
+// the session's lock, before the step is told of them; then the step's.
+struct StreamMarks {
+  std::vector<std::unique_ptr<device::Mark>> marks;  // by parameter; made when first needed
+  std::vector<char> marked;                          // by parameter, in this step; else the default stream counts
+  std::vector<void*> streams;                        // of this step's marks, each once
+};
+
+// By parameter, by tensor of the optimizer. Zeroed.
+using OptimizerState = std::vector<std::vector<std::shared_ptr<void>>>;
+
 struct Model {
   std::vector<std::unique_ptr<Parameter>> parameters;
   std::vector<ParameterSettings> settings;             // by parameter
   std::vector<std::unique_ptr<Replica>> replicas;
   std::vector<double> weights;                         // by replica, negative: its part of the step's weight
   std::vector<std::vector<Binding>> bindings;          // by replica, by parameter
+  std::vector<StreamMarks> stream_marks;               // by replica
   std::unique_ptr<Optimizer> optimizer;
   std::vector<uint64_t> updates;                       // by parameter: updates so far
-  std::vector<std::vector<StateBuffer>> state;         // by parameter, by tensor of the optimizer
 };
 
 }  // namespace dsgd

@@ -11,53 +11,24 @@
 
 namespace dsgd {
 
-Step::Step(Model& model, StepOptions options) : model_(model), options_(options) {}
+Step::Step(transport::Loop& loop, Model& model, StepOptions options)
+    : model_(model), options_(options), waiter_(loop) {}
 Step::~Step() = default;
 
-void Step::set_plan(Plan plan, uint64_t version) {
+Status Step::set_plan(Plan plan, uint64_t version) {
   plan_digest_ = plan.digest();
   plan_ = std::move(plan.buckets);
   strategy_ = std::move(plan.strategy);
   version_ = version;
   buffers_.clear();
   buffers_.resize(plan_.size());
+  buffer_bytes_ = 0;
   buckets_of_.assign(model_.parameters.size(), {});
   for (size_t b = 0; b < plan_.size(); ++b) {
-    const Bucket& bucket = plan_[b];
-    buffers_[b].data.resize(bucket.elements * data_element(bucket));  // zeroed: padding adds nothing
-    if (options_.reproducible) {
-      buffers_[b].result.resize(bucket.elements * dtype_size(bucket.dtype));
-      buffers_[b].exponents.resize(bucket.blocks);
-    }
-    for (uint32_t parameter : bucket.parameters) buckets_of_[parameter].push_back(static_cast<uint32_t>(b));
+    if (Status status = make_buffers(b); !status.ok()) return status;
+    for (uint32_t parameter : plan_[b].parameters) buckets_of_[parameter].push_back(static_cast<uint32_t>(b));
   }
-  ensure_state();
-}
-
-void Step::ensure_state() {
-  const size_t tensors = static_cast<size_t>(model_.optimizer->state_count());
-  auto fill = [&](std::vector<std::vector<StateBuffer>>& state) {
-    state.resize(model_.parameters.size());
-    for (size_t p = 0; p < state.size(); ++p) {
-      const Parameter& parameter = *model_.parameters[p];
-      while (parameter.trained && state[p].size() < tensors) state[p].emplace_back(parameter.nbytes());
-    }
-  };
-  fill(model_.state);
-  if (updates_at_owner()) {
-    fill(next_state_);
-  } else {
-    next_state_.clear();
-  }
-  model_.updates.resize(model_.parameters.size(), 0);
-}
-
-size_t Step::buffer_bytes() const {
-  size_t bytes = 0;
-  for (const Buffers& buffers : buffers_) {
-    bytes += buffers.data.size() + buffers.result.size() + buffers.exponents.size() * sizeof(int32_t);
-  }
-  return bytes;
+  return ensure_state();
 }
 
 // Numbers: the header, the norms, then per bucket its exponents (when reproducible) and the bucket itself.
@@ -74,7 +45,7 @@ void Step::begin(StepRequest request, Done done) {
   result_.step = static_cast<int64_t>(request_.step);
   result_.epoch = mesh_ ? static_cast<int64_t>(mesh_->epoch()) : 1;
   result_.size = mesh_ ? mesh_->size() : 1;
-  header_done_ = norms_done_ = agreed_ = false;
+  header_done_ = norms_done_ = agreed_ = committed_ = false;
   bucket_failure_ = {};
   next_ = open_ = reduced_ = 0;
   for (size_t b = 0; b < plan_.size(); ++b) {
@@ -84,6 +55,14 @@ void Step::begin(StepRequest request, Done done) {
     buffers_[b].norms.clear();
   }
   if (!mesh_) return on_header({}, {make_header()});
+  if (places_[where_[0].first].is_host()) return send_header();
+  if (Status status = fetch_digest_values(); !status.ok()) return fail(status);
+  Place& place = places_[where_[0].first];
+  waiter_.after(place.device->name(), *place.queue, *place.reached, request_.deadline,
+                [this](const Status& status) { status.ok() ? send_header() : fail(status); });
+}
+
+void Step::send_header() {
   transport::BulkHeader shape;
   shape.operation = header_operation();
   shape.kind = static_cast<uint8_t>(Kind::kHeader);
@@ -125,25 +104,15 @@ void Step::parameter_ready(uint32_t parameter) {
 void Step::launch() {
   if (options_.reproducible && !header_done_) return;  // weights set the units of the sums
   while (done_ && next_ < plan_.size() && open_ < Mesh::kOpenTasks && buffers_[next_].pending == 0) {
-    const size_t bucket = next_++;
     ++open_;
-    if (!options_.reproducible) {
-      contribute(bucket);
-      reduce(bucket);
-    } else {
-      raise_exponents(bucket);
-      exchange_exponents(bucket);
-    }
+    fetch(next_++);
   }
   finish();
 }
 
 void Step::exchange_exponents(size_t index) {
   Buffers& buffers = buffers_[index];
-  if (!mesh_) {
-    contribute(index);
-    return reduce(index);
-  }
+  if (!mesh_) return contribute(index);
   transport::BulkHeader shape;
   shape.operation = operation_of(index, true);
   shape.kind = static_cast<uint8_t>(Kind::kBucket);
@@ -171,7 +140,6 @@ void Step::exchange_exponents(size_t index) {
           }
         }
         contribute(index);
-        reduce(index);
       });
   task->rename("step " + std::to_string(request_.step));
   mesh_->add(std::move(task), request_.deadline);
@@ -192,7 +160,7 @@ void Step::reduce(size_t index) {
   std::unique_ptr<Task> task;
   Direct* held = nullptr;
   if (!transforms()) {
-    AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, buffers.data.data(), nullptr};
+    AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, bytes(buffers.data), nullptr};
     auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), done);
     if (!made.ok()) return fail(made.status());
     task = std::move(made).value();
@@ -200,7 +168,7 @@ void Step::reduce(size_t index) {
     DirectPlan direct;
     direct.bounds = bucket.bounds;
     direct.element = data_element(bucket);
-    direct.data = buffers.data.data();
+    direct.data = bytes(buffers.data);
     direct.ordered = !options_.reproducible;
     direct.add = [sum_type](void* destination, const void* source, size_t count) {
       reduce_into(sum_type, Reduction::kSum, destination, source, count);
@@ -271,10 +239,16 @@ void Step::exchange_norms() {
 }
 
 void Step::finish() {
-  if (!done_ || !header_done_ || reduced_ < plan_.size() || open_ > 0) return;
+  if (!done_ || !header_done_ || reduced_ < plan_.size() || open_ > 0 || committed_) return;
   // Without owners everybody has the whole mean, and no message is needed.
   if (options_.gradient_norm && positive_ > 0 && !norms_done_ && updates_at_owner()) return exchange_norms();
-  commit();
+  committed_ = true;
+  if (Status status = commit(); !status.ok()) return fail(status);
+  if (!request_.wait_for_devices) return end();
+  when_reached(request_.deadline, [this](const Status& status) { status.ok() ? end() : fail(status); });
+}
+
+void Step::end() {
   if (mesh_) mesh_->end_call(request_.call, {});
   Done done = std::move(done_);
   done_ = nullptr;
@@ -282,12 +256,14 @@ void Step::finish() {
 }
 
 void Step::fail(const Status& cause) {
-  if (!done_) return;
-  Done done = std::move(done_);
-  done_ = nullptr;
-  for (Buffers& buffers : buffers_) buffers.held = nullptr;
-  if (mesh_) mesh_->end_call(request_.call, cause);
-  done(cause, result_);
+  if (done_) {
+    Done done = std::move(done_);
+    done_ = nullptr;
+    for (Buffers& buffers : buffers_) buffers.held = nullptr;
+    if (mesh_) mesh_->end_call(request_.call, cause);
+    done(cause, result_);
+  }
+  waiter_.fail(cause);
 }
 
 }  // namespace dsgd

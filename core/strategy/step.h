@@ -1,12 +1,13 @@
 // One synchronous step, from gradients to new values, as a state machine on the session's loop:
 //
 //   begin      the header goes out: step, strategy, rate, weights, digest, stop
-//   ready      gradients are marked; a bucket whose gradients are all there is reduced over the local replicas
+//   ready      gradients are marked
+//   fetch      a bucket whose gradients are all there is reduced over the replicas of each device, and comes to the host
 //   reduce     buckets travel in index order, a few at a time, by the strategy's algorithm
-//   commit     once the header agrees and every bucket is in: values and optimizer state change, locally
+//   commit     once the header agrees and every bucket is in: values and optimizer state change, on every device
 //
 // Until the commit nothing of the model has changed, so a step that fails leaves values and state as they were. Gradients
-// are read once, when their bucket is reduced locally.
+// are read once, when their bucket is reduced locally. With one worker and one device that is not the host, sums stay there.
 #pragma once
 
 #include <functional>
@@ -16,8 +17,10 @@
 
 #include "core/collectives/direct.h"
 #include "core/collectives/mesh.h"
+#include "core/device/waiter.h"
 #include "core/session/operation.h"
 #include "core/strategy/model.h"
+#include "core/strategy/place.h"
 #include "core/strategy/plan.h"
 
 namespace dsgd {
@@ -33,6 +36,7 @@ struct StepRequest {
   std::vector<double> weights;       // by local replica
   std::vector<std::vector<char>> absent;  // by replica, by parameter; filled in as gradients are marked
   bool stop = false;
+  bool wait_for_devices = true;  // it ends when new values are there; else when they come before what the host's streams do next
   transport::Time deadline{};
 };
 
@@ -40,12 +44,15 @@ class Step {
  public:
   using Done = std::function<void(const Status&, const StepResult&)>;
 
-  Step(Model& model, StepOptions options);
+  Step(transport::Loop& loop, Model& model, StepOptions options);
   ~Step();
   void use_mesh(Mesh* mesh) { mesh_ = mesh; }  // null: one worker
 
-  // A new plan, at start and after a change of strategy or settings.
-  void set_plan(Plan plan, uint64_t version);
+  // The devices that replicas are on; known from start.
+  void set_places(std::vector<Place> places);
+  std::vector<Place>& places() { return places_; }
+  // A new plan, at start and after a change of strategy or settings. It fails for want of memory.
+  Status set_plan(Plan plan, uint64_t version);
   const std::vector<Bucket>& plan() const { return plan_; }
   const StrategySpec& strategy() const { return strategy_; }
   // Replicas of all workers together, and of the ranks before this one; known from start.
@@ -62,33 +69,72 @@ class Step {
 
   // Does optimizer state live with the owners of ranges, rather than on every worker?
   bool updates_at_owner() const { return mesh_ && strategy_.kind == StrategyKind::kPs && !model_.optimizer->is_none(); }
-  size_t buffer_bytes() const;  // memory that the step holds beside the model
+  size_t buffer_bytes() const { return buffer_bytes_; }  // memory that the step holds beside the model
+
+  // On the host: of the owner's ranges, or of all where the host is a place.
+  OptimizerState& host_state() { return host_state_; }
+  // State of updates that all workers do alike goes from the first device to the host and from there to all devices, around a
+  // change of strategy. Nothing to do where the host is the only place, or owners update.
+  void fetch_state(transport::Time deadline, std::function<void(const Status&)> done) { copy_state(false, deadline, std::move(done)); }
+  void spread_state(transport::Time deadline, std::function<void(const Status&)> done) { copy_state(true, deadline, std::move(done)); }
+  // Calls `then` when what was entered into the queues of all places is done, or is not by the deadline.
+  void when_reached(transport::Time deadline, std::function<void(const Status&)> then);
 
  private:
-  struct Buffers {
-    std::vector<std::byte> data;    // contributions and sums: elements of the dtype, or int64 when reproducible
-    std::vector<std::byte> result;  // of the dtype, when reproducible
-    std::vector<int32_t> exponents;
-    int pending = 0;                // parameters not yet marked
-    bool reduced = false;
-    Direct* held = nullptr;         // waits for the header
-    std::vector<double> norms;      // sum of squares of what this rank transformed
+  using Memory = std::shared_ptr<void>;
+  static std::byte* bytes(const Memory& memory) { return static_cast<std::byte*>(memory.get()); }
+  struct AtDevice {               // one bucket at a device that is not the host
+    Memory sums;                  // there; laid out as the bucket
+    Memory fetched_sums;          // on the host, of its replicas; null: they are Buffers::data
+    std::vector<Memory> fetched;  // on the host, by replica of the place: gradients, when reproducible
+    std::unique_ptr<device::Mark> reached;
   };
   struct PieceMean {
     bool present;
     double weight;
   };
+  struct Buffers {
+    Memory data;                    // contributions and sums: elements of the dtype, or int64 when reproducible
+    Memory result;                  // of the dtype, when reproducible
+    Memory values;                  // of this owner's pieces, where no replica is on the host
+    std::vector<int32_t> exponents;
+    std::vector<AtDevice> at;       // by place
+    std::vector<PieceMean> means;   // by piece, when sums stay on the device
+    int pending = 0;                // parameters not yet marked
+    int fetching = 0;               // devices that are not there yet
+    bool reduced = false;
+    Direct* held = nullptr;         // waits for the header
+    std::vector<double> norms;      // sum of squares of what this rank transformed
+  };
+
+  // A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found within K steps
+  // for 1/K of a pass over the values.
+  static constexpr uint64_t kDigestParts = 64;
+
+  // devices (step_devices.cc)
+  Status fetch_digest_values();
 
   // header (step_header.cc)
+  void send_header();
   std::vector<std::byte> make_header() const;
   Status read_headers(const std::vector<std::vector<std::byte>>& headers);
   uint64_t settings_digest() const;
+  std::pair<size_t, size_t> digest_range(const Parameter& parameter) const;  // elements that this step's digest covers
   uint64_t value_digest() const;
   void on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers);
 
   // contribution (contribution.cc)
-  void contribute(size_t bucket);
+  void fetch(size_t bucket);
+  Status enter_fetch(size_t bucket, size_t place);
+  void make_terms(size_t bucket, const Place& place, bool weighted, uint32_t only);
+  Status enter_values(size_t bucket, size_t place);
+  void fetched(size_t bucket);
+  const std::byte* gradient_of(size_t bucket, uint32_t replica, const Piece& piece) const;
   void raise_exponents(size_t bucket);
+  void contribute(size_t bucket);
+  void add_up(size_t bucket);
+  void add_up_exactly(size_t bucket);
+  void write_trailers(size_t bucket);
   double replica_weight(uint32_t replica, uint32_t parameter) const;
   int weight_shift() const;
 
@@ -104,15 +150,25 @@ class Step {
   PieceMean piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece, bool from_result) const;
   void mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin, size_t count,
                double weight, void* mean) const;
+  const std::byte* owned_value(size_t bucket, const Piece& piece) const;
   void transform(size_t bucket, size_t begin, size_t end);
-  void commit();
-  void commit_bucket(size_t bucket, std::vector<char>& updated, std::vector<double>& norms);
-  std::byte* result_of(Buffers& buffers) const {
-    return buffers.result.empty() ? buffers.data.data() : buffers.result.data();
-  }
+  Status commit();
+  Status commit_bucket(size_t bucket, std::vector<char>& updated, std::vector<double>& norms);
+  void make_updates(size_t bucket, Place& place, const std::vector<PieceMean>& means, bool have_mean);
+  Status give_to_streams();
+  void end();
+  std::byte* result_of(const Buffers& buffers) const { return bytes(buffers.result ? buffers.result : buffers.data); }
   size_t data_element(const Bucket& bucket) const { return options_.reproducible ? 8 : dtype_size(bucket.dtype); }
   bool transforms() const { return mesh_ && strategy_.kind != StrategyKind::kAllReduce; }
-  void ensure_state();
+  bool host_is_place() const { return places_.front().is_host(); }
+  // One worker, one device, and nothing that the host would have to compute: sums stay where they are.
+  bool stays_on_device() const {
+    return !mesh_ && places_.size() == 1 && !host_is_place() && !options_.reproducible && !options_.gradient_norm;
+  }
+  Status make_buffers(size_t bucket);
+  Status ensure_state();
+  OptimizerState& state_at(Place& place) { return place.is_host() ? host_state_ : place.state; }
+  void copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done);
   uint64_t header_operation() const;
   uint64_t norms_operation() const;
   uint64_t operation_of(size_t bucket, bool exponents) const;
@@ -127,7 +183,18 @@ class Step {
   std::vector<Buffers> buffers_;
   std::vector<std::vector<uint32_t>> buckets_of_;  // by parameter
   uint32_t total_replicas_ = 1;
-  std::vector<std::vector<StateBuffer>> next_state_;  // what the owner computes until the commit (ps)
+  std::vector<Place> places_;
+  std::vector<std::pair<size_t, size_t>> where_;  // by replica: its place, and the how manyth it is there
+  OptimizerState host_state_;
+  OptimizerState next_state_;  // what the owner computes until the commit (ps)
+  size_t buffer_bytes_ = 0;
+  Memory digest_there_, digest_here_;  // values that the header's digest covers, gathered, where replica 0 is not on the host
+  std::vector<size_t> digest_offsets_;  // by parameter, bytes
+  std::vector<device::SumPiece> sum_pieces_;  // of the bucket that is being worked on, as the following ones
+  std::vector<device::Term> terms_;
+  std::vector<device::UpdatePiece> update_pieces_;
+  std::vector<void*> targets_;
+  device::Waiter waiter_;
 
   // of the step in flight
   StepRequest request_;
@@ -140,6 +207,7 @@ class Step {
   size_t open_ = 0;     // buckets started and not in
   size_t reduced_ = 0;  // buckets in
   bool norms_done_ = false;
+  bool committed_ = false;
   std::vector<double> all_weights_;  // of all replicas of all workers
   double total_weight_ = 0;
   uint32_t positive_ = 0;  // replicas with weight > 0

@@ -11,10 +11,6 @@
 namespace dsgd {
 namespace {
 
-// A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found within K steps
-// for 1/K of a pass over the values.
-constexpr uint64_t kDigestParts = 64;
-
 struct HeaderWire {  // little-endian, as all machines that dsgd runs on
   uint64_t step, version, settings, plan, values;
   double rate;
@@ -44,15 +40,21 @@ uint64_t Step::settings_digest() const {
   return digest;
 }
 
+std::pair<size_t, size_t> Step::digest_range(const Parameter& parameter) const {
+  const uint64_t part = request_.step % kDigestParts;
+  return {parameter.count * part / kDigestParts, parameter.count * (part + 1) / kDigestParts};
+}
+
 uint64_t Step::value_digest() const {
   XXH3_state_t* state = XXH3_createState();
   XXH3_64bits_reset(state);
-  const uint64_t part = request_.step % kDigestParts;
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
-    if (!model_.parameters[p]->trained) continue;
-    const uint64_t nbytes = model_.parameters[p]->nbytes();
-    const uint64_t begin = nbytes * part / kDigestParts, end = nbytes * (part + 1) / kDigestParts;
-    XXH3_64bits_update(state, model_.bindings[0][p].value + begin, end - begin);
+    const Parameter& parameter = *model_.parameters[p];
+    if (!parameter.trained) continue;
+    const auto [begin, end] = digest_range(parameter);
+    const size_t element = dtype_size(parameter.dtype);
+    const std::byte* values = digest_here_ ? bytes(digest_here_) + digest_offsets_[p] : model_.bindings[0][p].value + begin * element;
+    XXH3_64bits_update(state, values, (end - begin) * element);
   }
   const uint64_t digest = XXH3_64bits_digest(state);
   XXH3_freeState(state);

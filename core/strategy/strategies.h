@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/collectives/all_reduce.h"
+#include "core/device/backend.h"
 
 namespace dsgd {
 
@@ -23,6 +24,9 @@ struct RegisteredStrategy {
 struct Registered {
   std::map<std::string, ScheduleAlgorithm::Write> algorithms;
   std::map<std::string, std::shared_ptr<const RegisteredStrategy>> strategies;
+  // Finds the table of devices that are named so ("cuda"), when the first of them is asked for.
+  using OpenBackend = std::function<Result<const device::Backend*>()>;
+  std::map<std::string, OpenBackend> backends;
 };
 
 enum class StrategyKind : uint8_t { kSimple, kAllReduce, kPs };

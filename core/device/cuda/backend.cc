@@ -22,6 +22,8 @@ struct Handle {
 struct Queue {
   Handle* device;
   cudaStream_t stream;
+  cudaStream_t notices;  // functions of the host's, so that the next kernel need not wait for one
+  cudaEvent_t reached;
 };
 struct Event {
   Handle* device;
@@ -170,19 +172,31 @@ int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message
   return 0;
 }
 
-int32_t queue_open(Handle* device, Queue** queue, Message* message) {
-  const Current current(device);
-  cudaStream_t stream;
-  DSGD_CUDA(device, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  *queue = new (std::nothrow) Queue{device, stream};
-  if (*queue) return 0;
-  (void)cudaStreamDestroy(stream);
-  return fail(message, Code::kNoMemory, "cuda:%d: no memory", device->index);
-}
 void queue_close(Queue* queue) {
   const Current current(queue->device);
-  (void)cudaStreamDestroy(queue->stream);
+  if (queue->stream) (void)cudaStreamDestroy(queue->stream);
+  if (queue->notices) (void)cudaStreamDestroy(queue->notices);
+  if (queue->reached) (void)cudaEventDestroy(queue->reached);
   delete queue;
+}
+
+int32_t queue_open(Handle* device, Queue** queue, Message* message) {
+  const Current current(device);
+  auto made = std::unique_ptr<Queue, void (*)(Queue*)>(new (std::nothrow) Queue{device, nullptr, nullptr, nullptr}, queue_close);
+  if (!made) return fail(message, Code::kNoMemory, "cuda:%d: no memory", device->index);
+  DSGD_CUDA(device, cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking));
+  DSGD_CUDA(device, cudaStreamCreateWithFlags(&made->notices, cudaStreamNonBlocking));
+  DSGD_CUDA(device, cudaEventCreateWithFlags(&made->reached, cudaEventDisableTiming));
+  *queue = made.release();
+  return 0;
+}
+
+int32_t queue_notify(Queue* queue, void (*function)(void*), void* context, Message* message) {
+  const Current current(queue->device);
+  DSGD_CUDA(queue->device, cudaEventRecord(queue->reached, queue->stream));
+  DSGD_CUDA(queue->device, cudaStreamWaitEvent(queue->notices, queue->reached, 0));
+  DSGD_CUDA(queue->device, cudaLaunchHostFunc(queue->notices, function, context));
+  return 0;
 }
 
 int32_t copy(Queue* queue, void* to, const void* from, uint64_t nbytes, Message* message) {
@@ -393,7 +407,7 @@ EventState event_query(Event* event, Message* message) {
 constexpr Backend kBackend = {kBackendVersion, "cuda",       device_count, open,         close,
                               describe,        allocate,     release,      allocate_staging, release_staging,
                               check_pointer,   queue_open,   queue_close,  copy,         sum,
-                              update,          event_open,   event_close,  event_record, event_record_stream,
+                              update,          queue_notify, event_open,   event_close,  event_record, event_record_stream,
                               queue_wait,      stream_wait,  event_query};
 
 }  // namespace

@@ -421,6 +421,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t given, unsigned
   });
   return cudaSuccess;
 }
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* context) {
+  FAKE_OUTCOME();
+  stream_of(stream)->enter([function, context] { function(context); });
+  return cudaSuccess;
+}
 cudaError_t cudaEventQuery(cudaEvent_t given) {
   FAKE_OUTCOME();
   const std::shared_ptr<EventState> event = event_of(given);

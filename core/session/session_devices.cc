@@ -1,0 +1,67 @@
+// Devices of replicas, as a session opens and reads them.
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/session/session_impl.h"
+
+namespace dsgd {
+
+namespace {
+constexpr size_t kReadPart = 4 << 20;  // bytes on the host at a time
+}
+
+Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string& name) {
+  if (name == "cpu") return device::Device::host();
+  for (const auto& replica : model.replicas) {
+    if (replica->device->name() == name) return replica->device;
+  }
+  const size_t colon = name.find(':');
+  const auto backend = backends.find(name.substr(0, colon));
+  if (backend == backends.end()) {
+    std::string known = "cpu";
+    for (const auto& [other, open] : backends) known += ", " + other + ":0, " + other + ":1, ...";
+    return Status(Code::kUnsupported, "there is no device '" + name + "'; there are: " + known).with_parameter("devices");
+  }
+  int32_t index = 0;
+  const char* const end = name.data() + name.size();
+  const auto read = colon == std::string::npos ? std::from_chars_result{end, std::errc::invalid_argument}
+                                               : std::from_chars(name.data() + colon + 1, end, index);
+  if (read.ec != std::errc() || read.ptr != end) {
+    return Status(Code::kInvalidArgument, "device '" + name + "' has no index; write " + backend->first + ":0 for the first one")
+        .with_parameter("devices");
+  }
+  auto table = backend->second();
+  if (!table.ok()) return table.status();
+  auto opened = device::Device::open(*table.value(), index);
+  if (opened.ok()) log->info(opened.value()->describe());
+  return opened;
+}
+
+Status Session::Impl::read(const Replica& replica, const std::byte* data, size_t nbytes,
+                           const std::function<void(const void*, size_t)>& use) {
+  device::Device& device = *replica.device;
+  if (device.is_host()) {
+    use(data, nbytes);
+    return {};
+  }
+  // What a step has entered comes before what the default stream does next.
+  auto queue = device.new_queue();
+  auto entered = device.new_mark(), read = device.new_mark();
+  auto staging = device.allocate_staging(std::min(nbytes, kReadPart));
+  for (const Status& status : {queue.status(), entered.status(), read.status(), staging.status()}) {
+    if (!status.ok()) return status;
+  }
+  Status status = device.record_stream(*entered.value(), nullptr);
+  if (status.ok()) status = queue.value()->wait(*entered.value());
+  for (size_t at = 0; at < nbytes && status.ok(); at += kReadPart) {
+    const size_t part = std::min(kReadPart, nbytes - at);
+    status = queue.value()->copy(staging.value().get(), data + at, part);
+    if (!status.ok()) break;
+    status = block([&, this](auto done) { engine().when_reached(device.name(), *queue.value(), *read.value(), done); });
+    if (status.ok()) use(staging.value().get(), part);
+  }
+  return status;
+}
+
+}  // namespace dsgd

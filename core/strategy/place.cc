@@ -1,0 +1,34 @@
+#include "core/strategy/place.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace dsgd {
+
+Result<std::vector<Place>> make_places(const Model& model) {
+  std::vector<Place> places;
+  for (const auto& replica : model.replicas) {
+    auto place = std::find_if(places.begin(), places.end(), [&](const Place& p) { return p.device == replica->device; });
+    if (place == places.end()) {
+      auto queue = replica->device->new_queue();
+      if (!queue.ok()) return queue.status();
+      auto entered = replica->device->new_mark(), reached = replica->device->new_mark();
+      if (!entered.ok()) return entered.status();
+      if (!reached.ok()) return reached.status();
+      const auto at = replica->device->is_host() ? places.begin() : places.end();
+      place = places.insert(at, {replica->device, {}, std::move(queue).value(), std::move(entered).value(),
+                                      std::move(reached).value(), {}});
+    }
+    place->replicas.push_back(replica->index);
+  }
+  return places;
+}
+
+Status Place::follow_default_stream() {
+  Status status = device->record_stream(*entered, nullptr);
+  return status.ok() ? queue->wait(*entered) : status;
+}
+
+std::shared_ptr<void> untouched_memory(size_t nbytes) { return {std::calloc(nbytes ? nbytes : 1, 1), std::free}; }
+
+}  // namespace dsgd

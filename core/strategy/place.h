@@ -1,0 +1,32 @@
+// A device that this worker has replicas on, as the steps of a job use it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/device/device.h"
+#include "core/strategy/model.h"
+#include "transport/base/status.h"
+
+namespace dsgd {
+
+struct Place {
+  std::shared_ptr<device::Device> device;
+  std::vector<uint32_t> replicas;            // in order
+  std::unique_ptr<device::WorkQueue> queue;  // entered on the session's loop
+  std::unique_ptr<device::Mark> entered;     // in the host's default stream
+  std::unique_ptr<device::Mark> reached;     // in the queue
+  OptimizerState state;                      // where all workers update alike and the device is not the host
+  bool is_host() const { return device->is_host(); }
+  // What is entered into the queue from now on happens after what the host has entered into its default stream.
+  Status follow_default_stream();
+};
+
+// In the order of their first replicas, but the host first.
+Result<std::vector<Place>> make_places(const Model& model);
+
+// Zeroed memory of the host whose pages cost nothing until they are touched: an owner of some ranges touches only those.
+std::shared_ptr<void> untouched_memory(size_t nbytes);
+
+}  // namespace dsgd

@@ -1,0 +1,198 @@
+// A step's buffers and the optimizer's state on the devices of this worker, and waiting for these.
+
+#include <cstring>
+
+#include "core/strategy/step.h"
+
+namespace dsgd {
+
+void Step::set_places(std::vector<Place> places) {
+  places_ = std::move(places);
+  where_.resize(model_.replicas.size());
+  for (size_t p = 0; p < places_.size(); ++p) {
+    for (size_t k = 0; k < places_[p].replicas.size(); ++k) where_[places_[p].replicas[k]] = {p, k};
+  }
+}
+
+// ---- memory
+
+Status Step::make_buffers(size_t index) {
+  const Bucket& bucket = plan_[index];
+  Buffers& buffers = buffers_[index];
+  const size_t nbytes = bucket.elements * dtype_size(bucket.dtype);
+  // Zeroed: padding adds nothing. Devices copy from and to what is on the host.
+  const auto on_host = [&](size_t size, Memory* memory) -> Status {
+    auto made = places_.back().device->allocate_staging(size);
+    if (!made.ok()) return made.status();
+    *memory = std::move(made).value();
+    buffer_bytes_ += size;
+    return {};
+  };
+  Status status;
+  if (!stays_on_device()) status = on_host(bucket.elements * data_element(bucket), &buffers.data);
+  if (status.ok() && options_.reproducible) {
+    status = on_host(nbytes, &buffers.result);
+    buffers.exponents.resize(bucket.blocks);
+    buffer_bytes_ += bucket.blocks * sizeof(int32_t);
+  }
+  if (status.ok() && updates_at_owner() && !host_is_place()) status = on_host(nbytes, &buffers.values);
+  buffers.at.resize(places_.size());
+  bool data_taken = host_is_place();
+  for (size_t p = 0; p < places_.size() && status.ok(); ++p) {
+    const Place& place = places_[p];
+    if (place.is_host()) continue;
+    AtDevice& at = buffers.at[p];
+    auto sums = place.device->allocate(nbytes);
+    if (!sums.ok()) return sums.status();
+    at.sums = std::move(sums).value();
+    auto reached = place.device->new_mark();
+    if (!reached.ok()) return reached.status();
+    at.reached = std::move(reached).value();
+    if (stays_on_device()) {
+      buffers.means.resize(bucket.pieces.size());
+    } else if (options_.reproducible) {
+      at.fetched.resize(place.replicas.size());
+      for (Memory& gradients : at.fetched) {
+        if (status.ok()) status = on_host(nbytes, &gradients);
+      }
+    } else if (data_taken) {
+      status = on_host(nbytes, &at.fetched_sums);
+    }
+    data_taken = true;
+  }
+  return status;
+}
+
+Status Step::ensure_state() {
+  const size_t tensors = static_cast<size_t>(model_.optimizer->state_count());
+  Status status;
+  const auto fill = [&](OptimizerState& state, const auto& allocate) {
+    state.resize(model_.parameters.size());
+    for (size_t p = 0; p < state.size(); ++p) {
+      const Parameter& parameter = *model_.parameters[p];
+      while (status.ok() && parameter.trained && state[p].size() < tensors) {
+        Result<Memory> made = allocate(parameter.nbytes());
+        if (!made.ok()) {
+          status = made.status();
+        } else {
+          state[p].push_back(std::move(made).value());
+        }
+      }
+    }
+  };
+  const auto untouched = [](size_t nbytes) -> Result<Memory> {
+    Memory memory = untouched_memory(nbytes);
+    if (memory) return memory;
+    return Status(Code::kNoMemory, "cpu: no memory for " + std::to_string(nbytes) + " bytes of optimizer state");
+  };
+  const bool at_owner = updates_at_owner();
+  if (at_owner || host_is_place()) fill(host_state_, untouched);
+  if (at_owner) {
+    fill(next_state_, untouched);
+  } else {
+    next_state_.clear();
+  }
+  for (Place& place : places_) {
+    if (place.is_host()) continue;
+    if (at_owner) {
+      place.state.clear();
+    } else {
+      fill(place.state, [&](size_t nbytes) { return place.device->allocate(nbytes); });
+    }
+  }
+  model_.updates.resize(model_.parameters.size(), 0);
+
+  if (status.ok() && mesh_ && !places_[where_[0].first].is_host() && !digest_here_) {
+    device::Device& device = *places_[where_[0].first].device;
+    size_t nbytes = 0;
+    for (const auto& parameter : model_.parameters) {
+      digest_offsets_.push_back(nbytes);
+      if (parameter->trained) nbytes += ((parameter->count / kDigestParts + 1) * dtype_size(parameter->dtype) + 15) / 16 * 16;
+    }
+    digest_offsets_.push_back(nbytes);
+    auto there = device.allocate(nbytes);
+    if (!there.ok()) return there.status();
+    auto here = device.allocate_staging(nbytes);
+    if (!here.ok()) return here.status();
+    digest_there_ = std::move(there).value();
+    digest_here_ = std::move(here).value();
+  }
+  return status;
+}
+
+// ---- values that the header's digest covers
+
+// Gathered by the device in one pass; the weight of 1 leaves their bits as they are.
+Status Step::fetch_digest_values() {
+  Place& place = places_[where_[0].first];
+  if (Status status = place.follow_default_stream(); !status.ok()) return status;
+  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    sum_pieces_.clear();
+    terms_.clear();
+    const size_t element = dtype_size(dtype);
+    for (size_t p = 0; p < model_.parameters.size(); ++p) {
+      const Parameter& parameter = *model_.parameters[p];
+      if (!parameter.trained || parameter.dtype != dtype) continue;
+      const auto [begin, end] = digest_range(parameter);
+      if (begin == end) continue;
+      sum_pieces_.push_back({digest_offsets_[p] / element, end - begin, static_cast<uint32_t>(terms_.size()), 1});
+      terms_.push_back({model_.bindings[0][p].value + begin * element, 1});
+    }
+    if (sum_pieces_.empty()) continue;
+    Status status = place.queue->sum(dtype, sum_pieces_, terms_, digest_there_.get());
+    if (!status.ok()) return status;
+  }
+  return place.queue->copy(digest_here_.get(), digest_there_.get(), digest_offsets_.back());
+}
+
+// ---- optimizer state, around a change of strategy
+
+void Step::copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done) {
+  const bool only_host = places_.back().is_host();
+  if (only_host || updates_at_owner() || (!to_devices && host_is_place())) return done({});
+  if (host_state_.empty()) host_state_.resize(model_.parameters.size());
+  // Through memory that devices can copy from and to, which is what stays on the host until the change is over.
+  for (size_t p = 0; p < model_.parameters.size(); ++p) {
+    const size_t nbytes = model_.parameters[p]->nbytes(), tensors = places_.back().state[p].size();
+    for (size_t s = 0; s < tensors; ++s) {
+      auto staging = places_.back().device->allocate_staging(nbytes);
+      if (!staging.ok()) return done(staging.status());
+      if (to_devices) {
+        if (nbytes > 0) std::memcpy(staging.value().get(), host_state_[p][s].get(), nbytes);
+      } else {
+        host_state_[p].resize(tensors);
+      }
+      host_state_[p][s] = std::move(staging).value();
+      for (Place& place : places_) {
+        if (place.is_host()) continue;
+        void* there = place.state[p][s].get();
+        void* here = host_state_[p][s].get();
+        Status status = to_devices ? place.queue->copy(there, here, nbytes) : place.queue->copy(here, there, nbytes);
+        if (!status.ok()) return done(status);
+        if (!to_devices) break;  // all devices have the same
+      }
+    }
+  }
+  when_reached(deadline, [this, to_devices, done](const Status& status) {
+    if (to_devices && !host_is_place()) host_state_.clear();
+    done(status);
+  });
+}
+
+// ---- waiting
+
+void Step::when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
+  struct Left {
+    size_t places;
+    Status failure;
+  };
+  auto left = std::make_shared<Left>(Left{places_.size(), {}});
+  for (Place& place : places_) {
+    waiter_.after(place.device->name(), *place.queue, *place.reached, deadline, [left, then](const Status& status) {
+      if (!status.ok() && left->failure.ok()) left->failure = status;
+      if (--left->places == 0) then(left->failure);
+    });
+  }
+}
+
+}  // namespace dsgd
