@@ -107,7 +107,10 @@ int32_t dsgd_bind(dsgd_replica* replica, dsgd_parameter* parameter, void* value,
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
     if (parameter->core->nbytes() > 0) {
       DSGD_RETURN_IF_ERROR(call.given(value, "value"));
-      if (parameter->core->trained) DSGD_RETURN_IF_ERROR(call.given(gradient, "gradient"));
+      if (parameter->core->trained && !gradient) {
+        return call.invalid("parameter '" + parameter->core->name +
+                            "' is trained, so 'gradient' must not be NULL; give its buffer, or add the parameter with DSGD_UNTRAINED");
+      }
     }
     DSGD_RETURN_IF_ERROR(replica->session->core->bind(replica->core, parameter->core, value, value_nbytes,
                                                       gradient, gradient_nbytes, {}));

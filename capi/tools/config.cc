@@ -7,7 +7,6 @@
 #include "capi/tools/tool.h"
 
 namespace dsgd_tool {
-namespace {
 
 std::vector<dsgd_config_key> all_keys() {
   std::vector<dsgd_config_key> keys(dsgd_config_key_count());
@@ -18,6 +17,8 @@ std::vector<dsgd_config_key> all_keys() {
   }
   return keys;
 }
+
+namespace {
 
 // A cell of a Markdown table: a bar inside would end it.
 std::string cell(const std::string& text) {

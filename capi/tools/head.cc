@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "capi/tools/machine_addresses.h"
 #include "capi/tools/tool.h"
 
 namespace dsgd_tool {
@@ -27,6 +28,17 @@ void set(const OwnedConfig& config, const std::string& key, const std::string& v
 void print_log(int32_t level, const char* message, void*) {
   static const char* const kNames[] = {"error", "warning", "info", "debug"};
   std::fprintf(stderr, "dsgd: %s: %s\n", kNames[level], message);
+}
+
+// An address that stands for all of this machine's is none that workers elsewhere can use.
+void explain_any_address(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  const std::string host = address.substr(0, colon), port = address.substr(colon);
+  if (host != "0.0.0.0" && host != "[::]") return;
+  std::string known;
+  for (const auto& own : machine_addresses(host == "[::]")) known += (known.empty() ? ": " : ", ") + own + port;
+  std::fprintf(stderr, "dsgd head: workers elsewhere need this machine's address as head, instead of %s%s\n",
+               host.c_str(), known.c_str());
 }
 
 int run_head(const Options& options) {
@@ -54,6 +66,7 @@ int run_head(const Options& options) {
   check(dsgd_head_start(config.get(), head.out(), &error), error);
   std::printf("%s\n", dsgd_head_address(head.get()));
   std::fflush(stdout);
+  explain_any_address(dsgd_head_address(head.get()));
 
   for (;;) {
     const int32_t status = dsgd_head_wait(head.get(), kPollMilliseconds, &error);
@@ -73,7 +86,7 @@ Command add_head(CLI::App& app) {
   app.add_option("--listen", options->listen,
                  "Address to listen on, host:port; port 0: any (default: DSGD_HEAD)");
   app.add_option("--num-workers", options->num_workers, "Workers of the job (default: DSGD_NUM_WORKERS)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, kMostWorkers));
   app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
   app.add_option("--token", options->token,
                  "Secret of the job; DSGD_TOKEN keeps it out of the process list (default: DSGD_TOKEN)");

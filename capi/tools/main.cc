@@ -28,11 +28,23 @@ std::string Setting::variable() const {
 Setting parse_setting(const std::string& text) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0)
-    throw Failure("--set '" + text + "' is not KEY=VALUE; `dsgd config` lists the keys");
+    throw CLI::ValidationError("--set", "'" + text + "' is not KEY=VALUE; `dsgd config` lists the keys");
   return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
 namespace {
+
+// What is wrong with a command line that names no subcommand.
+std::string without_subcommand(const CLI::App& app) {
+  const auto words = app.remaining();
+  std::string text = words.empty() ? "a subcommand is missing" : "'" + words[0] + "' is no subcommand";
+  const char* before = "; there are ";
+  for (const CLI::App* sub : app.get_subcommands(nullptr)) {
+    text += before + sub->get_name();
+    before = ", ";
+  }
+  return text;
+}
 
 int run_tool(int argc, char** argv) {
   // What follows the first "--" belongs to the command that is to be run, options and all.
@@ -61,8 +73,10 @@ int run_tool(int argc, char** argv) {
       if (sub->parsed()) return command();
   } catch (const CLI::ParseError& wrong) {
     if (wrong.get_exit_code() == 0) return app.exit(wrong);  // help
+    const bool subcommand = dynamic_cast<const CLI::RequiredError*>(&wrong) && app.get_subcommands().empty();
     const bool extra = dynamic_cast<const CLI::ExtrasError*>(&wrong) != nullptr;
-    std::fprintf(stderr, "dsgd: %s; %s\n", wrong.what(),
+    std::fprintf(stderr, "dsgd: %s; %s\n",
+                 subcommand ? without_subcommand(app).c_str() : wrong.what(),
                  run.parsed() && extra ? "the workers' command comes after --: dsgd run [OPTIONS] -- COMMAND"
                                        : "`dsgd --help` and `dsgd SUBCOMMAND --help` say what there is");
     return kExitUsage;

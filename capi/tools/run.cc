@@ -2,8 +2,10 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,9 +18,17 @@ namespace {
 
 constexpr double kLongestGrace = 24 * 3600;
 
+// Keys that are different for each worker, or that the workers here decide: what says them instead of --set.
+const std::map<std::string, std::string> kOwnKeys = {
+    {"embed_head", "it is always 'never', since the head runs here or at --head"},
+    {"head", "use --head"},
+    {"num_workers", "use -n, and with --head also --num-workers"},
+    {"rank", "use --first-rank, with --head"},
+    {"worker_id", "each worker's is worker-RANK"}};
+
 struct Options {
   uint32_t workers = 1, num_workers = 0, first_rank = 0;
-  std::string head, job, init, separator = ":";
+  std::string head, job, init, file, separator = ":";
   std::vector<std::string> settings;
   double grace_seconds = 10;
   bool no_prefix = false;
@@ -33,8 +43,9 @@ struct Part {
 uint32_t parse_count(const std::string& text) {
   char* end = nullptr;
   const unsigned long count = std::strtoul(text.c_str(), &end, 10);
-  if (text.empty() || *end || text[0] == '-' || count < 1 || count > 65536)
-    throw CLI::ValidationError("-n", "'" + text + "' is no number of workers (1 to 65536)");
+  if (text.empty() || *end || text[0] == '-' || count < 1 || count > kMostWorkers)
+    throw CLI::ValidationError("-n", "'" + text + "' is no number of workers (1 to " +
+                                         std::to_string(kMostWorkers) + ")");
   return static_cast<uint32_t>(count);
 }
 
@@ -69,6 +80,14 @@ std::vector<Part> parse_parts(const Options& options, const std::vector<std::str
   return parts;
 }
 
+// An empty variable counts as not set, as in the library.
+bool is_set(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value && *value;
+}
+
+bool head_is_elsewhere(const Options& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
+
 std::string random_token() {
   unsigned char bytes[16];
   if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw Failure("the system gives no random bytes");
@@ -81,27 +100,82 @@ std::string random_token() {
   return text;
 }
 
-// What all workers have in common.
-std::vector<Setting> common_settings(const Options& options, uint32_t local_workers) {
+void refuse_own_key(const std::string& where, const std::string& key) {
+  if (const auto own = kOwnKeys.find(key); own != kOwnKeys.end())
+    throw CLI::ValidationError(where, "dsgd run sets " + key + " itself; " + own->second);
+}
+
+// What the file says and the environment does not: that is stronger, and the workers have it anyway.
+std::vector<Setting> file_settings(const std::string& path) {
+  OwnedConfig without(dsgd_config_new()), with(dsgd_config_new());
+  dsgd_error* error = nullptr;
+  check(dsgd_config_load(with.get(), path.c_str(), &error), error);
   std::vector<Setting> settings;
-  for (const auto& text : options.settings) settings.push_back(parse_setting(text));
-  const uint32_t all = options.num_workers ? options.num_workers : options.first_rank + local_workers;
-  settings.push_back({"num_workers", std::to_string(all)});
+  for (const auto& key : all_keys()) {
+    const std::string value = dsgd_config_get(with.get(), key.name);
+    if (value == dsgd_config_get(without.get(), key.name)) continue;
+    refuse_own_key("--config " + path, key.name);
+    settings.push_back({key.name, value});
+  }
+  return settings;
+}
+
+// Later ones are stronger.
+std::vector<Setting> given_settings(const Options& options) {
+  std::vector<Setting> settings;
+  if (!options.file.empty()) settings = file_settings(options.file);
+  for (const auto& text : options.settings) {
+    const Setting setting = parse_setting(text);
+    refuse_own_key("--set " + text, setting.key);
+    if (setting.key == "job" && !options.job.empty())
+      throw CLI::ValidationError("--set " + text, "--job names the job already");
+    settings.push_back(setting);
+  }
+  return settings;
+}
+
+// Of the whole job.
+uint32_t count_workers(const Options& options, uint32_t local_workers) {
+  const uint32_t needed = options.first_rank + local_workers;
+  const uint32_t all = options.num_workers ? options.num_workers : needed;
+  if (all < needed)
+    throw CLI::ValidationError("--num-workers", std::to_string(all) +
+                                                    " is less than the first rank and the workers here need");
+  if (all > local_workers && !head_is_elsewhere(options))
+    throw CLI::ValidationError(
+        options.num_workers ? "--num-workers" : "--first-rank",
+        "workers that are started elsewhere need a head that they can reach: start one with `dsgd head` and "
+        "give its address with --head HOST:PORT (or DSGD_HEAD)");
+  return all;
+}
+
+// What all workers have in common.
+std::vector<Setting> common_settings(const Options& options, uint32_t all_workers) {
+  auto settings = given_settings(options);
+  settings.push_back({"num_workers", std::to_string(all_workers)});
   settings.push_back({"embed_head", "never"});
   if (!options.job.empty()) settings.push_back({"job", options.job});
+  if (!options.head.empty()) settings.push_back({"head", options.head});
   return settings;
+}
+
+void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& config) {
+  dsgd_error* error = nullptr;
+  for (const auto& setting : settings) {
+    // Names that the workers may have registered; a wrong one is their error.
+    if (setting.key == "algorithm" || setting.key == "strategy") continue;
+    check(dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error), error);
+  }
 }
 
 // Starts a head in this process and tells the workers how to reach it.
 void start_head(std::vector<Setting>* settings, OwnedHead* head) {
   OwnedConfig config(dsgd_config_new());
   dsgd_error* error = nullptr;
-  if (!std::getenv("DSGD_TOKEN")) settings->push_back({"token", random_token()});
-  for (const auto& setting : *settings) {
-    // Names that the workers may have registered; a wrong one is their error.
-    if (setting.key == "algorithm" || setting.key == "strategy") continue;
-    check(dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error), error);
-  }
+  const bool token_is_given = std::any_of(settings->begin(), settings->end(),
+                                          [](const Setting& setting) { return setting.key == "token"; });
+  if (!token_is_given && !is_set("DSGD_TOKEN")) settings->push_back({"token", random_token()});
+  apply_to_config(*settings, config);
   check(dsgd_config_set(config.get(), "head", "127.0.0.1:0", &error), error);
   check(dsgd_head_start(config.get(), head->out(), &error), error);
   settings->push_back({"head", dsgd_head_address(head->get())});
@@ -111,26 +185,20 @@ int run_workers(const Options& options, const std::vector<std::string>& words) {
   const auto parts = parse_parts(options, words);
   uint32_t local_workers = 0;
   for (const auto& part : parts) local_workers += part.workers;
-  if (options.num_workers && options.num_workers < options.first_rank + local_workers)
-    throw CLI::ValidationError("--num-workers", std::to_string(options.num_workers) +
-                                                    " is less than the first rank and the workers here need");
+  auto settings = common_settings(options, count_workers(options, local_workers));
+  apply_to_config(settings, OwnedConfig(dsgd_config_new()));  // what is wrong is told before anything runs
 
   Supervisor supervisor(
       {.grace = std::chrono::duration_cast<std::chrono::milliseconds>(
            std::chrono::duration<double>(options.grace_seconds)),
        .prefix = !options.no_prefix});  // before the head: it blocks signals, and threads inherit that
-  auto settings = common_settings(options, local_workers);
   if (!options.init.empty()) {
     supervisor.start({"init", {"/bin/sh", "-c", options.init}, settings});
     if (const int status = supervisor.wait()) return status;
   }
 
   OwnedHead head;
-  if (!options.head.empty()) {
-    settings.push_back({"head", options.head});
-  } else if (!std::getenv("DSGD_HEAD")) {
-    start_head(&settings, &head);
-  }
+  if (!head_is_elsewhere(options)) start_head(&settings, &head);
   uint32_t rank = options.first_rank;
   for (const auto& part : parts) {
     for (uint32_t i = 0; i < part.workers; ++i, ++rank) {
@@ -143,40 +211,53 @@ int run_workers(const Options& options, const std::vector<std::string>& words) {
   return supervisor.wait();
 }
 
+// CLI11 does not know what comes after "--".
+class Usage : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string name) const override {
+    return "Usage: " + name + " [OPTIONS] -- COMMAND [ARGUMENT...] [: [-n N] COMMAND [ARGUMENT...]]...\n";
+  }
+};
+
 }  // namespace
 
 Command add_run(CLI::App& app, std::vector<std::string> words) {
   auto options = std::make_shared<Options>();
+  app.formatter(std::make_shared<Usage>());
   app.add_option("-n,--workers", options->workers, "Workers of the first command (default 1)")
-      ->check(CLI::Range(1, 65536));
+      ->check(CLI::Range(1, kMostWorkers));
   app.add_option("--init", options->init,
                  "Shell command to run once on this node before the workers; if it fails, nothing else runs");
   app.add_option("--head", options->head,
                  "Address of a head that runs elsewhere (default: DSGD_HEAD; else a head is started here)");
   app.add_option("--num-workers", options->num_workers,
                  "Workers of the whole job, with --head (default: those here)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, kMostWorkers));
   app.add_option("--first-rank", options->first_rank,
-                 "Rank of the first worker here, with --head (default 0)");
+                 "Rank of the first worker here, with --head (default 0)")
+      ->check(CLI::Range(0, kMostWorkers - 1));
   app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
   app.add_option("--set", options->settings,
                  "Another configuration key for head and workers, KEY=VALUE; may be repeated")
       ->take_all();
+  app.add_option("--config", options->file,
+                 "Configuration file for head and workers, with lines \"key = value\"");
   app.add_option("--grace", options->grace_seconds, "Seconds between SIGTERM and SIGKILL (default 10, at most a day)")
       ->check(CLI::Range(0.0, kLongestGrace));
   app.add_flag("--no-prefix", options->no_prefix, "Do not put [rank] before the workers' output lines");
   app.add_option("--separator", options->separator, "Word between commands (default ':')");
   app.footer(
-      "dsgd run [OPTIONS] -- COMMAND [ARGUMENT...] [: [-n N] COMMAND [ARGUMENT...]]...\n\n"
       "Several commands make one job; ranks are given in order:\n"
       "    dsgd run -n 1 -- ./trainer : -n 2 python3 train.py : -n 1 java -jar trainer.jar\n"
-      "Workers get DSGD_HEAD, DSGD_NUM_WORKERS, DSGD_RANK, DSGD_WORKER_ID, DSGD_EMBED_HEAD=never and, unless "
-      "it is set,\n"
-      "a random DSGD_TOKEN. When one fails, the others get SIGTERM, then SIGKILL; the exit status is that of "
-      "the first\n"
-      "to fail (128 + signal for one that was killed). SIGINT and SIGTERM are passed on.\n"
-      "On several nodes: dsgd head on one, then on each: dsgd run -n 2 --head HOST:PORT --num-workers 4 "
-      "--first-rank 2 ...");
+      "Workers get DSGD_HEAD, DSGD_NUM_WORKERS, DSGD_RANK, DSGD_WORKER_ID, DSGD_EMBED_HEAD=never and, if the "
+      "head is\n"
+      "started here and no token is set, a random DSGD_TOKEN. When one fails, the others get SIGTERM, then "
+      "SIGKILL;\n"
+      "the exit status is that of the first to fail (128 + signal for one that was killed). SIGINT and SIGTERM "
+      "are\n"
+      "passed on.\n"
+      "On several nodes: dsgd head on one, then on each, with the head's DSGD_TOKEN in the environment:\n"
+      "    dsgd run -n 2 --head HOST:PORT --num-workers 4 --first-rank 2 -- COMMAND");
   return [options, words = std::move(words)] { return run_workers(*options, words); };
 }
 

@@ -12,6 +12,7 @@
 namespace dsgd_tool {
 
 inline constexpr int kExitUsage = 2;
+inline constexpr int kMostWorkers = 65536;  // of one job
 
 // A failure of a dsgd call, or of the system, with what the user has to know.
 struct Failure : std::runtime_error {
@@ -27,7 +28,9 @@ struct Setting {
   std::string key, value;
   std::string variable() const;  // DSGD_KEY
 };
-Setting parse_setting(const std::string& text);
+Setting parse_setting(const std::string& text);  // throws a CLI::ValidationError
+
+std::vector<dsgd_config_key> all_keys();
 
 // Frees what it holds: Owned<dsgd_config, dsgd_config_free>.
 template <typename T, void (*kFree)(T*)>

@@ -33,7 +33,10 @@ Doorman::Doorman(std::string job, std::string token, Route head, Route peer, std
 
 Result<Doorman::Decision> Doorman::on_hello(const transport::Hello& hello, const std::string& from) {
   auto decision = decide(hello, from);
-  if (!decision.ok()) log_->warning(decision.status().message());
+  if (!decision.ok()) {
+    log_->warning(decision.status().message());
+    if (refused_) refused_(decision.status().message());
+  }
   return decision;
 }
 

@@ -94,16 +94,18 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
           Code::kState, "worker " + describe_candidate(request.member) + " joins twice on one connection"));
     }
     const MemberInfo member = request.member;
+    Status refused;
     if (request.lease != options.lease) {  // who renews less often than the head expects would be taken for lost
-      return respond(Status(Code::kMismatch,
-                            "worker " + describe_candidate(member) + " says lease = " + describe_duration(request.lease) +
-                                ", the head says lease = " + describe_duration(options.lease) +
-                                "; set `lease` to the same time everywhere")
-                         .with_parameter("lease"));
+      refused = Status(Code::kMismatch, "worker " + describe_candidate(member) + " says lease = " +
+                                            describe_duration(request.lease) + ", the head says lease = " +
+                                            describe_duration(options.lease) + "; set `lease` to the same time everywhere")
+                    .with_parameter("lease");
     }
     Rendezvous::Candidate candidate{std::move(request), &channel, respond}, replaced;
-    if (Status refused = rendezvous.admit(candidate, &replaced); !refused.ok()) {
+    if (refused.ok()) refused = rendezvous.admit(candidate, &replaced);
+    if (!refused.ok()) {
       log->warning("head: " + refused.message());
+      rendezvous.note_refused(refused.message());
       return respond(std::move(refused));
     }
     if (replaced.channel) {
@@ -413,5 +415,6 @@ void Head::on_end(std::function<void(const Status&)> ended) {
 }
 
 std::string Head::progress() const { return impl_->rendezvous.progress(); }
+void Head::note_refused(const std::string& why) { impl_->rendezvous.note_refused(why); }
 
 }  // namespace dsgd

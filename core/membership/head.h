@@ -40,6 +40,8 @@ class Head final : public transport::ServerHandler {
   void on_end(std::function<void(const Status&)> ended);
   // "2 of 4 workers have come: 'w0' (host nodea, pid 17), ..." for time-out messages. Loop only.
   std::string progress() const;
+  // Somebody was not let in, which those who wait are told. Loop only.
+  void note_refused(const std::string& why);
 
  private:
   struct Impl;

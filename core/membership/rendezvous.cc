@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/text.h"
 #include "core/membership/text.h"
 
 namespace dsgd {
@@ -148,7 +149,16 @@ std::string Rendezvous::progress() const {
     }
     text += list("; missing: rank ", missing);
   }
+  if (refused_ > 0) {
+    text += "; turned away: " + std::to_string(refused_) + (refused_ > 1 ? ", at last because " : ", because ") + last_refusal_;
+  }
   return text;
+}
+
+void Rendezvous::note_refused(const std::string& why) {
+  constexpr size_t kLongest = 400;
+  ++refused_;
+  last_refusal_ = cut(why, kLongest);
 }
 
 }  // namespace dsgd

@@ -33,11 +33,14 @@ class Rendezvous {
   std::vector<Candidate> take_by_rank();
 
   std::string progress() const;
+  void note_refused(const std::string& why);  // part of the progress, since it may be why others wait
 
  private:
   Status check(const transport::JoinRequest& request) const;
 
   const uint32_t num_workers_;
+  size_t refused_ = 0;
+  std::string last_refusal_;
   std::vector<Candidate> candidates_;  // in the order of their coming; few enough to search
 };
 

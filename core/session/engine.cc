@@ -334,7 +334,7 @@ void Engine::put_object(const std::string& name, Objects::Blob blob, Done done) 
 
 uint64_t Engine::get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done) {
   if (!objects_.has(name)) {
-    Status nobody = broken_.ok() && mesh_ && mesh_->alone() ? nobody_puts() : broken_;
+    Status nobody = broken_.ok() && size() > 1 && mesh_->alone() ? nobody_puts() : broken_;
     if (!nobody.ok()) {
       done(nobody);
       return 0;

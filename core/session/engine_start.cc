@@ -9,6 +9,7 @@
 
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
+#include "core/config/config.h"
 #include "core/session/engine.h"
 
 namespace dsgd {
@@ -61,8 +62,8 @@ std::string Engine::signature(const std::string& strategy) const {
     const Parameter& parameter = *model_.parameters[p];
     const ParameterSettings& settings = model_.settings[p];
     text += "parameter " + parameter.name + ' ' + dtype_name(parameter.dtype) + ' ' + shape_text(parameter.shape) +
-            (parameter.trained ? " trained" : " untrained") + " rate=" + std::to_string(settings.rate);
-    if (settings.decay >= 0) text += " decay=" + std::to_string(settings.decay);  // else the optimizer's
+            (parameter.trained ? " trained" : " untrained") + " rate=" + number_text(settings.rate);
+    if (settings.decay >= 0) text += " decay=" + number_text(settings.decay);  // else the optimizer's
     text += std::string(" frozen=") + (settings.frozen ? "1" : "0") + '\n';
   }
   text += "optimizer " + model_.optimizer->describe() + '\n';

@@ -30,11 +30,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
                                           "head = 127.0.0.1:7700 (port 0: any)")
         .with_parameter("head");
   }
-  if (config.text("token").empty() && !is_loopback(address)) {
-    return Status(Code::kInvalidArgument, "`token` is not set: without one the head listens on the loopback interface "
-                                          "only, not on " + address + "; set `token` on the head and all workers")
-        .with_parameter("token");
-  }
+  if (status = check_token(config.text("token"), address); !status.ok()) return status;
   auto process = std::unique_ptr<HeadProcess>(new HeadProcess());
   process->impl_ = std::make_unique<Impl>();
   Impl& impl = *process->impl_;
@@ -52,6 +48,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   });
   impl.doorman = std::make_unique<Doorman>(config.text("job"), config.text("token"),
                                            Doorman::Route{impl.network.get(), impl.head.get()}, Doorman::Route{}, log);
+  impl.doorman->on_refused([head = impl.head.get()](const std::string& why) { head->note_refused(why); });
   auto listener = impl.network->listen(address, impl.doorman.get());
   if (!listener.ok()) return listener.status();
   impl.listener = std::move(listener).value();

@@ -74,6 +74,7 @@ struct Session::Impl {
   // Gives `use` the bytes of a replica's buffer, part by part. Blocks until what was entered before is done, or step_timeout.
   Status read(const Replica& replica, const std::byte* data, size_t nbytes, const std::function<void(const void*, size_t)>& use);
 
+  Status check_buffers_apart() const;  // no two of all bound buffers share memory
   Status writable(const char* what);  // kState while a step is in flight
   // Marks one gradient, or with replica null all that are unmarked. Returns what to tell the engine.
   struct Marked {

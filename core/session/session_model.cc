@@ -3,6 +3,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -163,6 +164,10 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
   if (parameter->trained) {
     status = check("gradient", gradient, gradient_nbytes);
     if (!status.ok()) return status;
+    const auto at = [](const void* data) { return reinterpret_cast<uintptr_t>(data); };
+    if (nbytes > 0 && at(value) < at(gradient) + nbytes && at(gradient) < at(value) + nbytes) {
+      return bad("value and gradient share memory; give each a buffer of its own");
+    }
   } else if (gradient || gradient_nbytes) {
     return bad("an untrained parameter has no gradient; give NULL and 0");
   }
@@ -174,6 +179,39 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
   binding = Binding{static_cast<std::byte*>(value), static_cast<std::byte*>(gradient), true, std::move(release),
                     std::move(binding.memory)};
   if (released) released();
+  return {};
+}
+
+Status Session::Impl::check_buffers_apart() const {
+  struct Range {
+    uintptr_t begin, end;
+    const Parameter* parameter;
+    size_t replica;
+    const char* what;
+    std::string name() const {
+      return std::string("the ") + what + " of parameter '" + parameter->name + "' in replica " + std::to_string(replica);
+    }
+  };
+  std::vector<Range> ranges;
+  for (size_t r = 0; r < model.bindings.size(); ++r) {
+    for (size_t p = 0; p < model.parameters.size(); ++p) {
+      const Parameter& parameter = *model.parameters[p];
+      const Binding& binding = model.bindings[r][p];
+      for (const auto& [data, what] : {std::pair(binding.value, "value"), std::pair(binding.gradient, "gradient")}) {
+        const auto begin = reinterpret_cast<uintptr_t>(data);
+        if (data && parameter.nbytes() > 0) ranges.push_back({begin, begin + parameter.nbytes(), &parameter, r, what});
+      }
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    const Range &a = ranges[i - 1], &b = ranges[i];
+    if (a.end <= b.begin) continue;
+    return Status(Code::kInvalidArgument, a.name() + " and " + b.name() +
+                                              " share memory; give each a buffer of its own, and tensors that are one "
+                                              "(tied weights) a single parameter")
+        .with_parameter(b.parameter->name);
+  }
   return {};
 }
 
@@ -218,7 +256,7 @@ Status Session::set_learning_rate(double rate) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   if (!std::isfinite(rate) || rate < 0) {
-    return Status(Code::kInvalidArgument, "learning rate " + std::to_string(rate) + " is not a finite number >= 0");
+    return Status(Code::kInvalidArgument, "learning rate " + number_text(rate) + " is not a finite number >= 0");
   }
   Status status = impl_->writable("dsgd_learning_rate_set");
   if (!status.ok()) return status;

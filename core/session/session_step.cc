@@ -40,6 +40,7 @@ Status Session::start() {
             .with_parameter(parameter->name);
       }
     }
+    if (Status apart = impl_->check_buffers_apart(); !apart.ok()) return apart;
   }
   Status status = impl_->block([this](auto done) { impl_->engine().start(impl_->strategy, done); });
   if (!status.ok()) return status;
@@ -128,8 +129,9 @@ Result<std::vector<double>> Session::Impl::split_weight(double weight) {
                                               "them or for none");
   }
   if (std::abs(sum - weight) > 1e-9 * std::max(sum, weight)) {
-    return Status(Code::kInvalidArgument, "the step's weight " + std::to_string(weight) +
-                                              " is not the sum of the replicas' weights, " + std::to_string(sum));
+    return Status(Code::kInvalidArgument, "the step's weight " + number_text(weight) +
+                                              " is not the sum of the replicas' weights, " + number_text(sum) +
+                                              "; pass their sum, or 0 to contribute nothing");
   }
   return model.weights;
 }

@@ -26,6 +26,13 @@ Status check_descriptors(transport::Environment& environment, int64_t num_worker
       .with_parameter("num_workers");
 }
 
+Status check_token(const std::string& token, const std::string& head) {
+  if (!token.empty() || is_loopback(head)) return {};
+  return Status(Code::kInvalidArgument, "`token` is not set: without one the head listens on the loopback interface only, not on " +
+                                            head + "; set `token` to the same secret on the head and all workers")
+      .with_parameter("token");
+}
+
 namespace {
 
 constexpr Duration kSpin = std::chrono::microseconds(50);  // about what a sleep and a wake-up cost
@@ -80,6 +87,11 @@ Status Worker::setup() {
                                               "head = 10.0.0.1:7700, or start the workers with `dsgd run`")
         .with_parameter("head");
   }
+  if (const std::string host = host_of(head); host == "0.0.0.0" || host == "[::]") {
+    return Status(Code::kInvalidArgument, "head = " + head + " names no machine: give the address at which all workers reach the "
+                                                             "coordinator")
+        .with_parameter("head");
+  }
   auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
   if (!network.ok()) return network.status();
   network_ = std::move(network).value();
@@ -124,6 +136,7 @@ Status Worker::embed_head() {
   auto doorman = std::make_unique<Doorman>(config_.text("job"), config_.text("token"),
                                            Doorman::Route{network.value().get(), head.get()},
                                            Doorman::Route{network_.get(), mesh_.get()}, log_);
+  doorman->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
   const std::string address = config_.text("head");
   auto listener = network.value()->listen(address, doorman.get());
   if (!listener.ok()) {
@@ -135,9 +148,10 @@ Status Worker::embed_head() {
     }
     return listener.status();
   }
-  if (config_.text("token").empty() && !is_loopback(address)) {
-    log_->warning("the head listens on " + address +
-                  " without a token: anybody who reaches it can join; set `token` on all workers");
+  if (Status status = check_token(config_.text("token"), address); !status.ok()) {
+    listener.value().reset();
+    network.value().reset();
+    return status;
   }
   head_network_ = std::move(network).value();
   head_ = std::move(head);

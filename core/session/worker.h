@@ -67,6 +67,9 @@ class Worker {
 // where the process could not hold them: running out later would stop a job in mid-step.
 Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head, bool as_worker);
 
+// Without a token a head listens on the loopback interface only.
+Status check_token(const std::string& token, const std::string& head);
+
 // Is this the address of the machine itself ("127.0.0.1:7700", "[::1]:0", "localhost:7700", "unix:...")?
 bool is_loopback(const std::string& address);
 

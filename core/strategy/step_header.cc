@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/config/config.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
@@ -104,7 +105,7 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
                      "dsgd_strategy_set is called by all workers between the same steps");
     }
     if (std::memcmp(&wire.rate, &first.rate, sizeof wire.rate) != 0) {
-      return differs("the learning rate", std::to_string(first.rate), std::to_string(wire.rate),
+      return differs("the learning rate", number_text(first.rate), number_text(wire.rate),
                      "set the same rate on all workers");
     }
     if (wire.settings != first.settings) {

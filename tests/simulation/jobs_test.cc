@@ -11,7 +11,9 @@
 #include <map>
 #include <set>
 
+#include "core/session/session.h"
 #include "job.h"
+#include "transport/sim/world.h"
 
 namespace dsgd::simulation {
 namespace {
@@ -169,6 +171,36 @@ TEST(Simulation, EveryWorkerEndsWithTheRightBitsOrTheRightError) {
     EXPECT_GT(kinds["kill, errors"], 0) << "the faults must hurt, or nothing is tested";
     EXPECT_GT(kinds["break, errors"], 0);
   }
+}
+
+// What a worker of a job of two says about its own configuration, the other one being on another machine.
+std::string refusal(const std::string& head, const std::string& token) {
+  using namespace std::chrono_literals;
+  transport::SimWorld world(1, {});
+  std::string message;
+  bool ended = false;
+  const auto process = world.start_process("node0");
+  world.start_process("node1");
+  world.start_program(process, [&] {
+    Config config;
+    for (const auto& [key, value] : std::map<std::string, std::string>{
+             {"head", head}, {"token", token}, {"num_workers", "2"}, {"init_timeout", "1s"}}) {
+      EXPECT_TRUE(config.set(key, value).ok());
+    }
+    auto session = Session::open(config, world.environment(process), std::make_shared<Log>());
+    EXPECT_FALSE(session.ok());
+    message = session.status().message();
+    ended = true;
+  });
+  EXPECT_TRUE(world.run_until([&] { return ended; }, world.now() + 60s));
+  return message;
+}
+
+TEST(Simulation, AWorkerBecomesTheHeadOnlyWhereItIsAndWithAToken) {
+  EXPECT_NE(refusal("node0:7700", "").find("`token` is not set"), std::string::npos) << refusal("node0:7700", "");
+  EXPECT_NE(refusal("node0:7700", "secret").find("1 of 2 workers have come"), std::string::npos) << refusal("node0:7700", "secret");
+  EXPECT_NE(refusal("node1:7700", "secret").find("node1:7700"), std::string::npos);
+  EXPECT_EQ(refusal("node1:7700", "secret").find("cannot listen"), std::string::npos) << refusal("node1:7700", "secret");
 }
 
 TEST(Simulation, TheSameSeedIsTheSameJob) {

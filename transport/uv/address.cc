@@ -208,7 +208,7 @@ Result<std::vector<SocketAddress>> resolve_now(const ParsedAddress& address, boo
 // ---- sockets
 
 Result<Fd> make_socket(int family) {
-  Fd fd = above_standard_streams(Fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)));
+  Fd fd = above_standard_streams([family] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   if (!fd) {
     return Status(Code::kLimit, "cannot open a socket: " + errno_text(errno) +
                                     (errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : ""));

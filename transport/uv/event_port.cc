@@ -26,20 +26,6 @@ int look_for_descriptors() {
   return 0;
 }
 
-// Holds what is free of the standard streams' descriptors: libuv aborts the process when one of its own is among them.
-class StandardStreams {
- public:
-  StandardStreams() {
-    for (Fd& held : held_) {
-      held = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-      if (held.get() > STDERR_FILENO) held.reset();
-    }
-  }
-
- private:
-  std::array<Fd, STDERR_FILENO + 1> held_;
-};
-
 void delete_async(uv_handle_t* handle) { delete reinterpret_cast<uv_async_t*>(handle); }
 void delete_timer(uv_handle_t* handle) { delete reinterpret_cast<uv_timer_t*>(handle); }
 

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <array>
 #include <utility>
 
 namespace dsgd::transport::uv {
@@ -34,14 +35,39 @@ class Fd {
   int fd_ = -1;
 };
 
-// A host may run with its standard input, output or error closed; what it prints must not go into a socket of ours.
-inline Fd above_standard_streams(Fd fd) {
-  if (!fd || fd.get() > STDERR_FILENO) return fd;
-  Fd moved(::fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
-  const int error = errno;
-  fd.reset();
+// A host may run with its standard input, output or error closed; what it prints must not go into a socket of ours, and libuv
+// aborts the process when one of its own descriptors is among them. While this lives, what is free of the three is taken.
+class StandardStreams {
+ public:
+  StandardStreams() {
+    for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
+      if (::fcntl(stream, F_GETFD) != -1) continue;
+      Fd& held = held_[static_cast<size_t>(stream)];
+      held = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));  // the lowest that is free
+      if (held.get() > STDERR_FILENO) held.reset();
+    }
+  }
+
+ private:
+  std::array<Fd, STDERR_FILENO + 1> held_;
+};
+
+// A descriptor made by `make`, none of the standard streams'; errno as it left it.
+template <typename Make>
+Fd above_standard_streams(Make make) {
+  Fd fd;
+  int error;
+  {
+    const StandardStreams held;
+    fd = Fd(make());
+    error = errno;
+  }
+  if (fd && fd.get() <= STDERR_FILENO) {  // another thread's hold ended in between
+    fd = Fd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+    error = errno;
+  }
   errno = error;
-  return moved;
+  return fd;
 }
 
 }  // namespace dsgd::transport::uv

@@ -47,10 +47,10 @@ Status bind_one(const SocketAddress& address, const std::string& text, BoundSock
   if (failed == 0) failed = ::listen(fd.value().get(), kBacklog);
   if (failed != 0) {
     if (errno == EADDRINUSE) return in_use(text);
-    const char* remedy = errno == EADDRNOTAVAIL ? "; give an address of this machine"
-                         : errno == EACCES
-                             ? "; choose a port above 1023, or a directory that you may write to"
-                             : "";
+    if (errno == EADDRNOTAVAIL) {
+      return Status(Code::kUnreachable, "cannot listen on " + text + ": it is no address of this machine; give one that is");
+    }
+    const char* remedy = errno == EACCES ? "; choose a port above 1023, or a directory that you may write to" : "";
     return Status(Code::kIo, "cannot listen on " + text + ": " + errno_text(errno) + remedy);
   }
   bound->fd = std::move(fd).value();
@@ -179,8 +179,9 @@ void Acceptor::on_readable() {
   for (int i = 0; i < 16; ++i) {
     SocketAddress from;
     from.length = sizeof from.storage;
-    Fd fd = above_standard_streams(Fd(::accept4(poll_->fd(), reinterpret_cast<sockaddr*>(&from.storage), &from.length,
-                                                SOCK_NONBLOCK | SOCK_CLOEXEC)));
+    Fd fd = above_standard_streams([this, &from] {
+      return ::accept4(poll_->fd(), reinterpret_cast<sockaddr*>(&from.storage), &from.length, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    });
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();

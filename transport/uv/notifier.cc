@@ -32,7 +32,7 @@ class EventNotifier final : public Notifier {
 }  // namespace
 
 Result<std::unique_ptr<Notifier>> make_notifier() {
-  Fd fd = above_standard_streams(Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
+  Fd fd = above_standard_streams([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (!fd) {
     const Code code = errno == EMFILE || errno == ENFILE ? Code::kLimit : Code::kInternal;
     return Status(code, std::string("the completion queue gets no file descriptor: ") + std::strerror(errno));

@@ -316,7 +316,8 @@ DSGD_API int32_t dsgd_export_dlpack(dsgd_replica *replica, dsgd_parameter *param
 
 /* Names: "sgd" (lr, momentum, dampening, nesterov, weight_decay), "adam" and "adamw" (lr, beta1, beta2, eps,
  * weight_decay, amsgrad), "none" (no update: the mean gradient is written to the gradient buffers of every replica).
- * `options`: "key=value" words, NULL for defaults. Definitions and defaults are PyTorch's (torch.optim.SGD, Adam, AdamW).
+ * `options`: "key=value" words, NULL for defaults. Definitions are those of PyTorch (torch.optim.SGD, Adam, AdamW), and so are
+ * the defaults, but for the lr of "sgd", which is 0.01.
  * Before dsgd_start; equal on all workers. The default is sgd with lr=0.01. One thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT names the nearest name or key. */
 DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);

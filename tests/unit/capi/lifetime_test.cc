@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/unit/capi/world.h"
+#include "tests/unit/fork.h"
 
 namespace {
 
@@ -131,7 +132,7 @@ TEST(Lifetime, a_poll_wakes_when_the_session_closes) {
 
 TEST(Lifetime, a_forked_child_is_told_and_frees_in_peace) {
   auto* world = new World;
-  const pid_t child = fork();
+  const pid_t child = dsgd_test::fork_outside_the_allocator();
   ASSERT_GE(child, 0);
   if (child == 0) {
     dsgd_session* session = world->running.session;

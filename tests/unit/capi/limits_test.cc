@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -56,18 +57,37 @@ TEST(Limits, AJobThatTheDescriptorsDoNotSufficeForIsRefusedAtOnce) {
               "a job of 1000 workers may take this process 4000 connections, and only 1[0-9][0-9] more .*ulimit -n");
 }
 
-// With standard streams closed, what the host prints must not go into a socket, nor libuv find one of them among its own.
+// With standard streams closed, what the host prints must not go into a connection, nor libuv find one of them among its own.
 int init_without(const std::vector<int>& streams) {
+  const int report = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 100);
   for (int stream : streams) close(stream);
+  int wrong = 0;
+  const auto look = [&](const char* when, auto&& bad) {
+    for (int stream : streams) {
+      if (!bad(stream)) continue;
+      dprintf(report, "%s, descriptor %d is in use\n", when, stream);
+      ++wrong;
+    }
+  };
   dsgd_config* config = dsgd_config_new();
   dsgd_config_set(config, "head", "127.0.0.1:0", nullptr);
   dsgd_session* session = nullptr;
-  int wrong = dsgd_init(config, &session, nullptr) != DSGD_OK;
+  dsgd_error* error = nullptr;
+  if (dsgd_init(config, &session, &error) != DSGD_OK) {
+    dprintf(report, "dsgd_init: %s\n", dsgd_error_message(error));
+    ++wrong;
+  }
   dsgd_queue_fd(session);
-  for (int stream : streams) wrong += fcntl(stream, F_GETFD) != -1;
+  // Others may come and go while heartbeats are set up, but no connection.
+  look("in a session", [](int stream) {
+    sockaddr_storage peer;
+    socklen_t length = sizeof peer;
+    return getpeername(stream, reinterpret_cast<sockaddr*>(&peer), &length) == 0;
+  });
   dsgd_config_free(config);
   dsgd_finalize(session);
-  for (int stream : streams) wrong += fcntl(stream, F_GETFD) != -1;
+  look("after the session", [](int stream) { return fcntl(stream, F_GETFD) != -1; });
+  dsgd_error_free(error);
   return wrong;
 }
 

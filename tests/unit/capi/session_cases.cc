@@ -24,6 +24,15 @@ std::vector<BadCall> session_cases() {
          dsgd_config_free(config);
          return status;
        }},
+      {"dsgd_init", "a head at no address", kInvalid, "head = 0.0.0.0:7700 names no machine",
+       [](W, E e) {
+         dsgd_config* config = quiet_config();
+         dsgd_config_set(config, "head", "0.0.0.0:7700", nullptr);
+         dsgd_session* session = nullptr;
+         const int32_t status = dsgd_init(config, &session, e);
+         dsgd_config_free(config);
+         return status;
+       }},
       {"dsgd_close", "NULL", kInvalid, "'session' is NULL", [](W, E e) { return dsgd_close(nullptr, 0, e); }},
       {"dsgd_close", "foreign session", kInvalid, "not a dsgd_session",
        [](W w, E e) { return dsgd_close(foreign<dsgd_session>(w.config), 0, e); }},

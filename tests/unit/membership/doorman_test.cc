@@ -56,8 +56,12 @@ TEST_F(DoormanTest, WhoHasNoTokenWritesNoLinesOfItsOwnIntoTheLog) {
   hello.token = "guess";
   hello.job = std::string(100000, 'x');
   hello.worker_id = "w1\n[error] all is lost";
+  std::vector<std::string> told;
+  doorman.on_refused([&](const std::string& why) { told.push_back(why); });
   EXPECT_FALSE(doorman.on_hello(hello, "10.0.0.7:99").ok());
   ASSERT_EQ(logged_.size(), 1u);
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_THAT(logged_[0], HasSubstr(told[0]));
   EXPECT_THAT(logged_[0], AllOf(HasSubstr("w1?[error]"), Not(HasSubstr("\n"))));
   EXPECT_LT(logged_[0].size(), 1000u);
 }

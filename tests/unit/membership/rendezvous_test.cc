@@ -143,6 +143,15 @@ TEST_F(RendezvousTest, ProgressSaysWhoHasComeAndWhichRanksAreMissing) {
             "2 of 4 workers have come: 'a' (host nodea, pid 42), 'b' (host nodeb, pid 43)");
 }
 
+TEST_F(RendezvousTest, ProgressSaysWhoWasTurnedAway) {
+  Rendezvous rendezvous(2);
+  rendezvous.note_refused("worker 'x' has a wrong token");
+  EXPECT_EQ(rendezvous.progress(), "0 of 2 workers have come; turned away: 1, because worker 'x' has a wrong token");
+  rendezvous.note_refused(std::string(398, 'a') + "\u00e4\u00e4");
+  EXPECT_EQ(rendezvous.progress(),
+            "0 of 2 workers have come; turned away: 2, at last because " + std::string(398, 'a') + "\u00e4");
+}
+
 TEST_F(RendezvousTest, ProgressOfALargeJobStaysReadable) {
   Rendezvous rendezvous(1000);
   ASSERT_TRUE(admit(rendezvous, request_of("a", 0, 1000, 42)).ok());

@@ -258,6 +258,60 @@ TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
 INSTANTIATE_TEST_SUITE_P(Calls, DifferentCalls,
                          testing::Combine(testing::Values("step", "reproducible step", "change"), testing::Values(2, 3)));
 
+TEST(Start, ParameterSettingsThatDifferALittleAreAMismatchAndShownAsTheyAre) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    const int64_t size = 3;
+    dsgd_replica* replica;
+    dsgd_parameter* parameter;
+    void *value, *gradient;
+    DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "p", DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
+    DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
+    DSGD_OK_OR_FAIL(dsgd_parameter_set(parameter, rank == 0 ? "decay=1e-08" : "decay=2e-08", error_));
+    Error error;
+    ASSERT_EQ(dsgd_start(session, error), DSGD_ERR_MISMATCH);
+    ASSERT_NE(error.message().find("decay=1e-08"), std::string::npos) << error.message();
+    ASSERT_NE(error.message().find("decay=2e-08"), std::string::npos) << error.message();
+  });
+}
+
+TEST(Start, BuffersThatShareMemoryAreNamed) {
+  run_job(1, {}, [&](dsgd_session* session, int) {
+    const int64_t size = 4;
+    float memory[11] = {};
+    dsgd_replica* replica;
+    dsgd_parameter *a, *b;
+    DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "a", DSGD_FLOAT32, &size, 1, 0, &a, error_));
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "b", DSGD_FLOAT32, &size, 1, DSGD_UNTRAINED, &b, error_));
+    DSGD_OK_OR_FAIL(dsgd_bind(replica, a, memory, 16, memory + 4, 16, error_));
+    DSGD_OK_OR_FAIL(dsgd_bind(replica, b, memory + 7, 16, nullptr, 0, error_));
+    Error error;
+    ASSERT_EQ(dsgd_start(session, error), DSGD_ERR_INVALID_ARGUMENT);
+    ASSERT_EQ(error.message().find("the gradient of parameter 'a' in replica 0 and the value of parameter 'b' in replica 0 share"), 0u)
+        << error.message();
+    float apart[4];
+    DSGD_OK_OR_FAIL(dsgd_bind(replica, b, apart, 16, nullptr, 0, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+  });
+}
+
+TEST(Objects, AWorkerThatIsTheWholeJobWaitsForItsOwnThreads) {
+  dsgd_config* config = dsgd_config_new();
+  DSGD_OK_OR_FAIL(dsgd_config_set(config, "head", "127.0.0.1:0", error_));
+  dsgd_session* session = nullptr;
+  DSGD_OK_OR_FAIL(dsgd_init(config, &session, error_));
+  dsgd_config_free(config);
+  dsgd_object* object = nullptr;
+  Error error;
+  EXPECT_EQ(dsgd_object_get(session, "vocabulary", 20, &object, error), DSGD_ERR_WAIT_TIMEOUT) << error.message();
+  std::thread putter([session] { DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", "abc", 3, error_)); });
+  DSGD_OK_OR_FAIL(dsgd_object_get(session, "vocabulary", -1, &object, error_));
+  putter.join();
+  dsgd_object_free(object);
+  dsgd_finalize(session);
+}
+
 TEST(Header, UnequalRatesAreAMismatchThatCanBeMended) {
   run_job(3, {}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session, rank};
@@ -276,6 +330,17 @@ TEST(Header, UnequalRatesAreAMismatchThatCanBeMended) {
     dsgd_step_result_init(&result, sizeof result);
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
     ASSERT_EQ(result.step, 1);
+  });
+}
+
+TEST(Header, NumbersThatDifferALittleAreShownAsTheyAre) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({10}, "sgd", "lr=0.5", "allreduce");
+    DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, rank == 0 ? 1e-8 : 2e-8, error_));
+    Error error;
+    ASSERT_EQ(dsgd_step(session, 1, nullptr, error), DSGD_ERR_MISMATCH);
+    ASSERT_NE(error.message().find("rank 0 has 1e-08, rank 1 has 2e-08"), std::string::npos) << error.message();
   });
 }
 

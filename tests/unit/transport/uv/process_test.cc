@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include "support.h"
+#include "tests/unit/fork.h"
 
 namespace dsgd::transport::test {
 namespace {
@@ -83,7 +84,7 @@ TEST_F(ProcessTest, AForkedChildMayDestroyEverythingAndTheParentGoesOn) {
   connect();
   EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
   auto env = make_uv_environment();
-  const pid_t child = ::fork();
+  const pid_t child = dsgd_test::fork_outside_the_allocator();
   ASSERT_GE(child, 0);
   if (child == 0) {
     const bool forked = env->forked();
