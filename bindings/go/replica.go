@@ -42,6 +42,10 @@ func Bind[T Element](r *Replica, p *Parameter, value, gradient []T) error {
 	if err := checkPair[T](r, p); err != nil {
 		return err
 	}
+	if gradient == nil && !p.untrained && len(value) > 0 {
+		return &Error{Code: ErrInvalidArgument, Rank: -1, Parameter: p.Name(), Message: fmt.Sprintf(
+			"parameter '%s' is trained and needs a slice for its gradient: give one, or add the parameter as Untrained", p.Name())}
+	}
 	pins := pinned(value, gradient)
 	var valueAt, gradientAt uintptr
 	if value != nil {

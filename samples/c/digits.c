@@ -1,7 +1,13 @@
 /* Trains a small network on handwritten digits, together with any number of other workers in any language.
  *
  * Copy this file to begin a trainer of your own. What concerns dsgd is in main(); the network (64 inputs, 128 hidden units
- * with ReLU, 10 classes, softmax cross-entropy) is above it. Run it by itself or under `dsgd run`:
+ * with ReLU, 10 classes, softmax cross-entropy) is above it. Compile it against an installed dsgd (it is C11, which
+ * compilers take by default):
+ *
+ *   cc -O2 digits.c $(pkg-config --cflags --libs dsgd) -lm -o digits
+ *
+ * With dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Wl,-rpath,PREFIX/lib. Run it by
+ * itself or under `dsgd run`:
  *
  *   digits --data digits.csv --epochs 40
  *   dsgd run -n 4 -- digits --data digits.csv --epochs 40

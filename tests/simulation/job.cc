@@ -6,6 +6,10 @@
 #include <memory>
 
 #include "core/session/session.h"
+#ifdef DSGD_TEST_CUDA
+#include "tests/unit/device/fake_cuda.h"
+extern "C" const dsgd::device::Backend* dsgd_cuda_backend(void);
+#endif
 #include "tests/unit/collectives/algorithms.h"
 #include "transport/sim/world.h"
 
@@ -45,6 +49,11 @@ Registered registered() {
     return static_cast<int32_t>((static_cast<uint64_t>(parameter.back()) + begin / 4096) % static_cast<uint64_t>(size));
   };
   all.strategies["dealt"] = std::make_shared<const RegisteredStrategy>(dealt);
+#ifdef DSGD_TEST_CUDA
+  static const bool immediate = (fake_cuda::set_immediate(), true);
+  (void)immediate;
+  all.backends["cuda"] = []() -> Result<const device::Backend*> { return dsgd_cuda_backend(); };
+#endif
   return all;
 }
 
@@ -66,6 +75,7 @@ Config config_of(const JobSpec& spec, int worker) {
       {"strategy", spec.strategy},
       {"algorithm", spec.algorithm},
       {"reproducible", spec.reproducible ? "1" : "0"},
+      {"gradient_norm", spec.gradient_norm ? "1" : "0"},
       {"receive_memory", "1M"}};
   for (const auto& [key, value] : values) {
     Status status = config.set(key, value);
@@ -125,6 +135,7 @@ class Program {
     if (!note("start", [&] { return session.start(); })) return false;
     compare("start", 0);
     for (int k = 0; k < shape_.steps; ++k) {
+      if (spec_.changes && k > 0 && !note("strategy " + std::to_string(k), [&] { return change(session, k); })) return false;
       if (!note("step " + std::to_string(k), [&] { return step(session, k); })) return false;
       compare("step " + std::to_string(k), k + 1);
       if (k % 2 == 0 && !collectives(session, k)) return false;
@@ -141,27 +152,43 @@ class Program {
       status = parameter.status();
       if (parameter.ok()) parameters.push_back(parameter.value());
     }
-    values_.resize(static_cast<size_t>(shape_.replicas));
-    gradients_.resize(values_.size());
-    for (size_t r = 0; r < values_.size() && status.ok(); ++r) {
-      auto replica = session.add_replica("cpu");
+    tensors_.resize(static_cast<size_t>(shape_.replicas));
+    for (size_t r = 0; r < tensors_.size() && status.ok(); ++r) {
+      const std::string device = spec_.device(worker_, static_cast<int>(r));
+      auto replica = session.add_replica(device);
       status = replica.status();
       for (size_t t = 0; t < parameters.size() && status.ok(); ++t) {
-        auto& value = values_[r].emplace_back(shape_.tensors[t]);
-        for (size_t i = 0; i < value.size(); ++i) value[i] = initial_value(shape_, worker_, t, i);
-        auto& gradient = gradients_[r].emplace_back(shape_.tensors[t]);
-        const size_t nbytes = value.size() * sizeof(float);
-        status = session.bind(replica.value(), parameters[t], value.data(), nbytes, gradient.data(), nbytes,
-                              nullptr);
+        Tensor& tensor = tensors_[r].emplace_back();
+        const size_t count = shape_.tensors[t], nbytes = count * sizeof(float);
+        if (device == "cpu") {
+          tensor.own.resize(2 * count);
+          tensor.value = {tensor.own.data(), count};
+          tensor.gradient = {tensor.own.data() + count, count};
+          status = session.bind(replica.value(), parameters[t], tensor.value.data(), nbytes, tensor.gradient.data(), nbytes,
+                                nullptr);
+        } else {  // the fake GPU's memory can be read and written here, too
+          auto memory = session.alloc(replica.value(), parameters[t]);
+          status = memory.status();
+          if (!status.ok()) break;
+          tensor.memory = memory.value();
+          tensor.value = {static_cast<float*>(tensor.memory->value), count};
+          tensor.gradient = {static_cast<float*>(tensor.memory->gradient), count};
+        }
+        for (size_t i = 0; i < count; ++i) tensor.value[i] = initial_value(shape_, worker_, t, i);
       }
     }
     return status;
   }
 
+  Status change(Session& session, int k) {
+    static const char* const kStrategies[] = {"simple", "ps", "allreduce", "dealt"};
+    return session.set_strategy(kStrategies[(shape_.seed + static_cast<uint64_t>(k)) % 4], "");
+  }
+
   Status step(Session& session, int k) {
-    for (size_t r = 0; r < gradients_.size(); ++r) {
-      for (size_t t = 0; t < gradients_[r].size(); ++t) {
-        auto& tensor = gradients_[r][t];
+    for (size_t r = 0; r < tensors_.size(); ++r) {
+      for (size_t t = 0; t < tensors_[r].size(); ++t) {
+        const std::span<float> tensor = tensors_[r][t].gradient;
         for (size_t i = 0; i < tensor.size(); ++i)
           tensor[i] = gradient(shape_, k, worker_, static_cast<int>(r), t, i);
       }
@@ -221,9 +248,10 @@ class Program {
 
   void compare(const std::string& when, int steps) {
     const auto& want = oracle_.values(steps);
-    for (const auto& replica : values_) {
+    for (const auto& replica : tensors_) {
       size_t k = 0;
-      for (const auto& tensor : replica) {
+      for (const auto& [value, gradient, own, memory] : replica) {
+        const std::span<const float> tensor = value;
         if (!tensor.empty() &&
             std::memcmp(tensor.data(), want.data() + k, tensor.size() * sizeof(float)) != 0) {
           outcome_.wrong.push_back("values after " + when);
@@ -242,7 +270,12 @@ class Program {
   const Oracle& oracle_;
   const int worker_;
   WorkerOutcome& outcome_;
-  std::vector<std::vector<std::vector<float>>> values_, gradients_;  // replica, tensor
+  struct Tensor {
+    std::span<float> value, gradient;
+    std::vector<float> own;
+    std::shared_ptr<TensorMemory> memory;
+  };
+  std::vector<std::vector<Tensor>> tensors_;  // by replica
 };
 
 void inject(SimWorld& world, const JobSpec& spec, const std::vector<ProcessId>& processes) {

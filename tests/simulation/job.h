@@ -33,6 +33,9 @@ struct JobSpec {
   bool separate_head = false;  // else worker 0 hosts it
   std::string strategy, algorithm, bucket_size;
   bool reproducible = false;
+  bool gradient_norm = false;
+  bool gpus = false;      // replicas are on the cpu and on two GPUs, as the seed will
+  bool changes = false;   // the strategy changes between steps
   Fault fault = Fault::kNone;
   transport::Duration fault_after{};
   int victim = 0, other = 0;  // processes: workers, then the separate head
@@ -40,6 +43,7 @@ struct JobSpec {
 
   static JobSpec draw(uint64_t seed);
   std::string describe() const;
+  std::string device(int worker, int replica) const;
   int processes() const { return shape.workers + (separate_head ? 1 : 0); }
 };
 

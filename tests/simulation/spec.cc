@@ -58,6 +58,11 @@ JobSpec JobSpec::draw(uint64_t seed) {
   spec.bucket_size = random.chance(0.5) ? "4K" : "4M";
   spec.reproducible = random.chance(0.3);
   spec.one_host = random.chance(0.2);
+  spec.gradient_norm = random.chance(0.2);
+#ifdef DSGD_TEST_CUDA
+  spec.gpus = random.chance(0.5);
+#endif
+  spec.changes = random.chance(0.3);
   spec.fault = static_cast<Fault>(random.below(10));
   // Most often while the job is at work, which takes some tens of virtual milliseconds; now and then after
   // it.
@@ -69,12 +74,21 @@ JobSpec JobSpec::draw(uint64_t seed) {
   return spec;
 }
 
+std::string JobSpec::device(int worker, int replica) const {
+  static const char* const kDevices[] = {"cpu", "cuda:0", "cuda:0", "cuda:1"};
+  return gpus ? kDevices[Random(shape.seed * 64 + static_cast<uint64_t>(worker * 8 + replica)).below(4)] : "cpu";
+}
+
 std::string JobSpec::describe() const {
   std::ostringstream out;
   out << "seed " << shape.seed << ": " << shape.workers << " workers x " << shape.replicas << ", " << strategy
-      << "/" << algorithm << (reproducible ? ", reproducible" : "") << ", buckets " << bucket_size << ", "
+      << "/" << algorithm << (reproducible ? ", reproducible" : "") << (gradient_norm ? ", norm" : "") << (changes ? ", changes" : "") << ", buckets " << bucket_size << ", "
       << shape.steps << " steps, tensors";
   for (size_t n : shape.tensors) out << " " << n;
+  for (int w = 0; w < shape.workers && gpus; ++w) {
+    out << (w == 0 ? ", on " : "; ");
+    for (int r = 0; r < shape.replicas; ++r) out << (r ? "," : "") << device(w, r);
+  }
   out << (separate_head ? ", head apart" : ", head in worker 0") << (one_host ? ", one host" : "")
       << "; fault: " << fault_name(fault) << " of " << victim;
   if (fault == Fault::kBreak || fault == Fault::kShortBlock || fault == Fault::kLongBlock)

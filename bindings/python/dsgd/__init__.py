@@ -12,6 +12,13 @@
             session.step(len(batch))                      # the mean weighs this worker by its samples
 """
 
+try:
+    from . import _raw
+except ImportError as _error:
+    from ._not_built import explained
+
+    raise explained(_error) from None
+
 from ._config import Config, config_keys
 from ._errors import (
     AbortedError,
@@ -38,13 +45,12 @@ from ._errors import (
 )
 from ._head import Head
 from ._operation import Operation, StepOperation
-from ._raw import dsgd_version_string as _version
 from ._replica import Parameter, Replica, Tensor
 from ._session import Session, init
 from ._shard import Shard
 from ._types import ConfigKey, DType, Reduction, StepResult
 
-__version__: str = _version()
+__version__: str = _raw.dsgd_version_string()
 
 __all__ = [
     "AbortedError",

@@ -13,6 +13,8 @@ class Error(Exception):
     parameter: what is concerned, "" if nothing.  message: the whole sentence.
     """
 
+    __module__ = "dsgd"  # tracebacks name the exceptions as hosts import them
+
     code: int = 0
     status: str = "DSGD_ERR_UNKNOWN"
 
@@ -133,7 +135,7 @@ _CLASSES: Dict[int, Type[Error]] = {}
 
 
 def _number(kind: Type[Error], code: int, status: str) -> None:
-    kind.code, kind.status = code, status
+    kind.code, kind.status, kind.__module__ = code, status, Error.__module__
     _CLASSES[code] = kind
 
 

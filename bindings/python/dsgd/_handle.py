@@ -12,7 +12,7 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import _raw
-from ._errors import Error, WaitTimeoutError
+from ._errors import Error, InvalidArgumentError, WaitTimeoutError
 
 # Blocking calls wait in slices, between which Python handles signals: Ctrl-C is heard within one.
 _SLICE_MS = 200
@@ -121,19 +121,30 @@ def milliseconds(timeout: Optional[float]) -> int:
     if timeout is None:
         return -1
     if not timeout >= 0:
-        raise ValueError(f"timeout {timeout!r} is negative; give seconds, or None to wait until the end")
-    return min(int(-(-timeout * 1000 // 1)), 2**31 - 1)
+        raise InvalidArgumentError(f"timeout is {timeout!r}; give seconds, 0 or more, or None to wait until the end")
+    return int(-(-min(timeout * 1000, 2**31 - 1) // 1))
 
 
-def wait_in_slices(call: Callable[[int], Any], timeout: Optional[float]) -> Any:
-    """`call(timeout_ms)` until it no longer raises WaitTimeoutError or `timeout` seconds have passed."""
-    left = milliseconds(timeout)
+def wait_in_slices(
+    call: Callable[[int], Any], timeout: Optional[float], said: Callable[[WaitTimeoutError, str], str]
+) -> Any:
+    """`call(timeout_ms)` until it no longer raises WaitTimeoutError or `timeout` seconds have passed.
+
+    Its own message names the time of a slice; `said(error, time)` is the one to give, with the time in all.
+    """
+    left = whole = milliseconds(timeout)
     while True:
         part = _SLICE_MS if left < 0 else min(left, _SLICE_MS)
         try:
             return call(part)
-        except WaitTimeoutError:
+        except WaitTimeoutError as error:
             if left >= 0:
                 left -= part
                 if left <= 0:
-                    raise
+                    raise WaitTimeoutError(
+                        said(error, f"{whole} ms"),
+                        rank=error.rank,
+                        host=error.host,
+                        operation=error.operation,
+                        parameter=error.parameter,
+                    ) from None

@@ -48,7 +48,7 @@ class Operation(Generic[T]):
         """
         op = self._op
         try:
-            wait_in_slices(lambda ms: _raw.dsgd_op_wait(op.pointer, ms), timeout)
+            wait_in_slices(lambda ms: _raw.dsgd_op_wait(op.pointer, ms), timeout, _goes_on)
         except WaitTimeoutError:
             raise
         except Error:
@@ -92,6 +92,10 @@ class StepOperation(Operation[StepResult]):
         except Error:
             if not self._op.ended():  # else its own error, or result, is the one to give
                 raise
+
+
+def _goes_on(error: WaitTimeoutError, time: str) -> str:
+    return f"{error.operation or 'the operation'} has not ended after {time}; it goes on, and its buffers stay dsgd's"
 
 
 def _step_result(pointer: Any) -> StepResult:

@@ -57,6 +57,12 @@ class Replica:
         a copy. They are of the parameter's dtype, and of its shape or flat; `gradient` is None for an untrained one.
         dsgd holds them until others are bound or the session is closed; may be called again between steps."""
         held_value = self._checked(parameter, value, "value").require_writable(f"value of parameter {parameter.name!r}")
+        if gradient is None and parameter.trained and parameter.count > 0:
+            raise InvalidArgumentError(
+                f"parameter {parameter.name!r} is trained and needs a gradient buffer; give one, or add the parameter "
+                "with trained=False",
+                parameter=parameter.name,
+            )
         held_gradient = None if gradient is None else self._checked(parameter, gradient, "gradient")
         sources = (held_value.source, None if held_gradient is None else held_gradient.source)
         if (

@@ -203,7 +203,11 @@ class Session(Collectives):
         if timeout is None:
             found = _raw.dsgd_object_get(pointer, name, -1)
         else:
-            found = wait_in_slices(lambda ms: _raw.dsgd_object_get(pointer, name, ms), timeout)
+            found = wait_in_slices(
+                lambda ms: _raw.dsgd_object_get(pointer, name, ms),
+                timeout,
+                lambda _, time: f"object {name!r} was not put within {time}; some worker must put one of this name",
+            )
         return memoryview(_raw.dsgd_py_object_region(found))
 
     def shard(self, samples: int, seed: int = 0, *, shuffle: bool = True) -> Shard:

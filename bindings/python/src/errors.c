@@ -1,27 +1,37 @@
 #include "errors.h"
 
+#include <stdarg.h>
 #include <string.h>
 
-void dsgd_py_raise(int32_t status, dsgd_error* error) {
-  const char* message = dsgd_error_message(error); /* "" for NULL */
-  PyObject* module = PyImport_ImportModule("dsgd._errors");
+/* Takes `text` over; NULL: Python's own error is set, and stays. */
+static void raise_error(int32_t status, PyObject* text, const dsgd_error* error) {
+  PyObject* module = text != NULL ? PyImport_ImportModule("dsgd._errors") : NULL;
   PyObject* exception = NULL;
   if (module != NULL) {
-    /* "replace", since a path within a message need not be UTF-8. */
-    PyObject* text = PyUnicode_DecodeUTF8(message, (Py_ssize_t)strlen(message), "replace");
-    if (text != NULL) {
-      exception =
-          PyObject_CallMethod(module, "from_status", "iOisss", (int)status, text,
-                              (int)(error != NULL ? dsgd_error_rank(error) : -1), dsgd_error_host(error),
-                              dsgd_error_operation(error), dsgd_error_parameter(error));
-      Py_DECREF(text);
-    }
+    exception =
+        PyObject_CallMethod(module, "from_status", "iOisss", (int)status, text,
+                            (int)(error != NULL ? dsgd_error_rank(error) : -1), dsgd_error_host(error),
+                            dsgd_error_operation(error), dsgd_error_parameter(error));
     Py_DECREF(module);
   }
-  dsgd_error_free(error);
+  Py_XDECREF(text);
   if (exception == NULL) return; /* Python's own error is set */
   PyErr_SetObject((PyObject*)Py_TYPE(exception), exception);
   Py_DECREF(exception);
+}
+
+void dsgd_py_raise(int32_t status, dsgd_error* error) {
+  const char* message = dsgd_error_message(error); /* "" for NULL */
+  /* "replace", since a path within a message need not be UTF-8. */
+  raise_error(status, PyUnicode_DecodeUTF8(message, (Py_ssize_t)strlen(message), "replace"), error);
+  dsgd_error_free(error);
+}
+
+void dsgd_py_raise_invalid(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  raise_error(DSGD_ERR_INVALID_ARGUMENT, PyUnicode_FromFormatV(format, arguments), NULL);
+  va_end(arguments);
 }
 
 PyObject* dsgd_py_step_result(const dsgd_step_result* result) {

@@ -96,7 +96,7 @@ static PyObject* region_new(dsgd_memory* memory, dsgd_object* object, void* data
 PyObject* dsgd_py_memory_region(dsgd_memory* memory, int gradient, const char* format, PyObject* shape) {
   int64_t* sizes = NULL;
   size_t ndim = 0;
-  if (!dsgd_py_int64s(shape, &sizes, &ndim)) {
+  if (!dsgd_py_int64s(shape, "shape", &sizes, &ndim)) {
     free(sizes);
     dsgd_memory_free(memory);
     return NULL;

@@ -147,20 +147,20 @@ DSGD_EACH_OUTPUT_HANDLE(DSGD_OUTPUT_HANDLE)
 /* Whatever counts as a number in Python, NumPy's scalars too. */
 %define DSGD_SIGNED(type, least, most)
 %typemap(in) type (long long number) {
-  if (!dsgd_py_signed($input, least, most, &number)) SWIG_fail;
+  if (!dsgd_py_signed($input, "$1_name", least, most, &number)) SWIG_fail;
   $1 = (type)number;
 }
 %enddef
 DSGD_SIGNED(int32_t, INT32_MIN, INT32_MAX)
 DSGD_SIGNED(int64_t, INT64_MIN, INT64_MAX)
-%define DSGD_UNSIGNED(type)
+%define DSGD_UNSIGNED(type, most)
 %typemap(in) type (unsigned long long number) {
-  if (!dsgd_py_unsigned($input, &number)) SWIG_fail;
+  if (!dsgd_py_unsigned($input, "$1_name", most, &number)) SWIG_fail;
   $1 = (type)number;
 }
 %enddef
-DSGD_UNSIGNED(uint64_t)
-DSGD_UNSIGNED(size_t)
+DSGD_UNSIGNED(uint64_t, UINT64_MAX)
+DSGD_UNSIGNED(size_t, SIZE_MAX)
 %typemap(in) double {
   if (!dsgd_py_double($input, &$1)) SWIG_fail;
 }
@@ -200,12 +200,12 @@ DSGD_BUFFER(void *gradient, size_t gradient_nbytes, 0)
 %typemap(freearg) (int64_t *indices, size_t max, size_t *count) "dsgd_py_buffer_release(&buffer$argnum);"
 
 %typemap(in) (const int64_t *shape, size_t ndim) (int64_t *numbers = NULL) {
-  if (!dsgd_py_int64s($input, &numbers, &$2)) SWIG_fail;
+  if (!dsgd_py_int64s($input, "$1_name", &numbers, &$2)) SWIG_fail;
   $1 = numbers;
 }
 %typemap(freearg) (const int64_t *shape, size_t ndim) "free(numbers$argnum);"
 %typemap(in) const size_t *counts (size_t *numbers = NULL) {
-  if (!dsgd_py_sizes($input, &numbers)) SWIG_fail;
+  if (!dsgd_py_sizes($input, "$1_name", &numbers)) SWIG_fail;
   $1 = numbers;
 }
 %typemap(freearg) const size_t *counts "free(numbers$argnum);"

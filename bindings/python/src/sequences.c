@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "dlpack_capsules.h"
+#include "errors.h"
 
 int dsgd_py_string(PyObject* object, const char** text) {
   Py_ssize_t length = 0;
@@ -28,21 +29,28 @@ int dsgd_py_string(PyObject* object, const char** text) {
   return 1;
 }
 
-int dsgd_py_signed(PyObject* object, long long least, long long most, long long* number) {
+int dsgd_py_signed(PyObject* object, const char* argument, long long least, long long most,
+                   long long* number) {
   int overflow = 0;
   *number = PyLong_AsLongLongAndOverflow(object, &overflow);
   if (overflow == 0 && *number == -1 && PyErr_Occurred()) return 0;
   if (overflow == 0 && *number >= least && *number <= most) return 1;
-  PyErr_Format(PyExc_OverflowError, "%S is out of range: %lld to %lld", object, least, most);
+  dsgd_py_raise_invalid("argument '%s' is %S, out of range: %lld to %lld", argument, object, least, most);
   return 0;
 }
 
-int dsgd_py_unsigned(PyObject* object, unsigned long long* number) {
+int dsgd_py_unsigned(PyObject* object, const char* argument, unsigned long long most,
+                     unsigned long long* number) {
   PyObject* index = PyNumber_Index(object);
   if (index == NULL) return 0;
   *number = PyLong_AsUnsignedLongLong(index);
   Py_DECREF(index);
-  return !PyErr_Occurred();
+  int outside = PyErr_Occurred() != NULL;
+  if (outside && !PyErr_ExceptionMatches(PyExc_OverflowError)) return 0;
+  if (!outside && *number <= most) return 1;
+  PyErr_Clear();
+  dsgd_py_raise_invalid("argument '%s' is %S; give 0 to %llu", argument, object, most);
+  return 0;
 }
 
 int dsgd_py_double(PyObject* object, double* number) {
@@ -50,7 +58,7 @@ int dsgd_py_double(PyObject* object, double* number) {
   return *number != -1 || !PyErr_Occurred();
 }
 
-int dsgd_py_int64s(PyObject* sequence, int64_t** numbers, size_t* count) {
+int dsgd_py_int64s(PyObject* sequence, const char* argument, int64_t** numbers, size_t* count) {
   Py_ssize_t length = PySequence_Size(sequence);
   if (length < 0) return 0;
   *numbers = (int64_t*)malloc(sizeof(int64_t) * (size_t)(length + 1));
@@ -62,6 +70,10 @@ int dsgd_py_int64s(PyObject* sequence, int64_t** numbers, size_t* count) {
     PyObject* item = PySequence_GetItem(sequence, i);
     PyObject* number = item != NULL ? PyNumber_Index(item) : NULL;
     (*numbers)[i] = number != NULL ? PyLong_AsLongLong(number) : -1;
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_OverflowError)) {
+      PyErr_Clear();
+      dsgd_py_raise_invalid("%s[%zd] is %S; give 0 to %lld", argument, i, number, (long long)INT64_MAX);
+    }
     Py_XDECREF(number);
     Py_XDECREF(item);
     if (PyErr_Occurred()) return 0; /* freearg frees */
@@ -70,19 +82,19 @@ int dsgd_py_int64s(PyObject* sequence, int64_t** numbers, size_t* count) {
   return 1;
 }
 
-int dsgd_py_sizes(PyObject* sequence, size_t** numbers) {
+int dsgd_py_sizes(PyObject* sequence, const char* argument, size_t** numbers) {
   int64_t* signed_numbers = NULL;
   size_t count = 0;
   *numbers = NULL;
   if (sequence == Py_None) return 1;
-  if (!dsgd_py_int64s(sequence, &signed_numbers, &count)) {
+  if (!dsgd_py_int64s(sequence, argument, &signed_numbers, &count)) {
     free(signed_numbers);
     return 0;
   }
   for (size_t i = 0; i < count; ++i) {
     if (signed_numbers[i] < 0) {
-      PyErr_Format(PyExc_ValueError, "counts[%zu] is %lld; a count of elements is 0 or more", i,
-                   (long long)signed_numbers[i]);
+      dsgd_py_raise_invalid("%s[%zu] is %lld; a count of elements is 0 or more", argument, i,
+                            (long long)signed_numbers[i]);
       free(signed_numbers);
       return 0;
     }

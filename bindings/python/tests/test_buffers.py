@@ -180,8 +180,9 @@ def test_things_that_are_no_buffers(session):
     for thing in (None, 3, [1.0] * 12, object()):
         with pytest.raises(TypeError, match="buffer protocol"):
             replica.bind(parameter, thing, numpy.zeros((3, 4), "f4"))
-    with pytest.raises(dsgd.InvalidArgumentError):
-        replica.bind(parameter, numpy.zeros((3, 4), "f4"))  # a trained parameter needs a gradient
+    with pytest.raises(dsgd.InvalidArgumentError, match="'w' is trained and needs a gradient.*trained=False") as caught:
+        replica.bind(parameter, numpy.zeros((3, 4), "f4"))
+    assert caught.value.parameter == "w"
 
 
 def test_untrained_scalar_and_empty_parameters(session):

@@ -1,5 +1,6 @@
 import builtins
 import pickle
+import traceback
 
 import pytest
 
@@ -14,6 +15,11 @@ def test_every_code_of_the_header_has_its_class():
         kind = _errors._CLASSES[code]
         assert (kind.code, kind.status) == (code, name) and _raw.dsgd_status_name(code) == name
         assert getattr(dsgd, kind.__name__) is kind and issubclass(kind, dsgd.Error)
+
+
+@pytest.mark.parametrize("kind", [dsgd.Error, dsgd.MismatchError, dsgd.TimeoutError])
+def test_errors_print_as_hosts_name_them(kind):
+    assert traceback.format_exception_only(kind, kind("why")) == [f"dsgd.{kind.__name__}: why\n"]
 
 
 def test_errors_are_also_pythons_own():

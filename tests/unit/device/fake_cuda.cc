@@ -37,6 +37,7 @@ struct World {
   cudaError_t count_error = cudaSuccess;
   std::map<std::string, Fault> faults;
   int paused = 0;
+  bool immediate = false;
   std::map<uintptr_t, Range> memory;
   std::set<void*> streams, events;
   size_t launches = 0;
@@ -77,8 +78,11 @@ struct CUstream_st {
   bool ends = false, busy = false;
   std::thread thread;
 
-  CUstream_st() : thread([this] { run(); }) {}
+  CUstream_st() {
+    if (!world().immediate) thread = std::thread([this] { run(); });
+  }
   void enter(std::function<void()> item) {
+    if (!thread.joinable()) return item();
     std::lock_guard lock(mutex);
     work.push_back(std::move(item));
     changed.notify_all();
@@ -191,6 +195,7 @@ void set_devices(int count, cudaError_t error, int driver) {
   std::lock_guard lock(w.mutex);
   w.devices = count, w.count_error = error, w.driver = driver;
 }
+void set_immediate() { world().immediate = true; }
 void fail(const char* function, cudaError_t error, int n) {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -372,7 +377,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     ended->ends = true;
     ended->changed.notify_all();
   }
-  ended->thread.join();  // the real one returns at once and ends when its work is done
+  if (ended->thread.joinable()) ended->thread.join();  // the real one returns at once and ends when its work is done
   delete ended;
   return cudaSuccess;
 }

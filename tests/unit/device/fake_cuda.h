@@ -11,6 +11,8 @@ namespace fake_cuda {
 
 // From now on: devices there are (0 to 8), or the error of cudaGetDeviceCount; the driver's version.
 void set_devices(int count, cudaError_t error = cudaSuccess, int driver = 13000);
+// Before any stream is made: work is done when it is entered, without threads, so that what follows can be repeated.
+void set_immediate();
 // The n-th next call of a function (1: the next) returns this error, once.
 void fail(const char* function, cudaError_t error, int n = 1);
 // While one of these is alive, work in streams waits; what is entered is kept.

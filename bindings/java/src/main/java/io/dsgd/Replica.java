@@ -42,11 +42,19 @@ public final class Replica {
                   value, parameter.type(), "value of parameter '" + parameter.name() + "'");
           Buffer g =
               gradient == null
-                  ? null // for C to judge
+                  ? null
                   : Buffers.writable(
                       gradient,
                       parameter.type(),
                       "gradient of parameter '" + parameter.name() + "'");
+          if (g == null && parameter.isTrained() && v.hasRemaining()) {
+            throw DsgdException.invalid(
+                parameter.name(),
+                "parameter '"
+                    + parameter.name()
+                    + "' is trained and needs a gradient buffer; give one, or add the parameter with"
+                    + " addUntrained");
+          }
           Raw.dsgd_bind(pointer, p, v, g);
           session.inFlight().keepBound(pointer, p, v, g);
         });

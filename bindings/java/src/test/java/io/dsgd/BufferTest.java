@@ -106,6 +106,19 @@ class BufferTest {
   }
 
   @Test
+  void trainedParameterNeedsAGradient() {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
+    Replica replica = session.addReplica();
+    DsgdException e =
+        assertThrows(
+            DsgdException.InvalidArgument.class, () -> replica.bind(weight, Job.floats(1, 2)));
+    assertEquals("weight", e.parameter());
+    assertTrue(
+        e.getMessage().contains("'weight' is trained") && e.getMessage().contains("addUntrained"),
+        e.getMessage());
+  }
+
+  @Test
   void anotherTypeThanTheParametersIsRefused() {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
     Replica replica = session.addReplica();

@@ -1,0 +1,42 @@
+"""A package whose extension module is for another Python says so, and what to do."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+
+import pytest
+
+import dsgd
+
+
+def message_of(module, content, folder):
+    """What `import dsgd` says when `module` is all that the package has of natives."""
+    package = folder / "dsgd"
+    shutil.copytree(pathlib.Path(dsgd.__file__).parent, package, ignore=shutil.ignore_patterns("*.so*", "__pycache__"))
+    if module:
+        (package / module).write_bytes(content)
+    # The folder comes first in sys.path.
+    run = subprocess.run([sys.executable, "-B", "-c", "import dsgd"], cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 1
+    return run.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("module", ["_raw.cpython-27-x86_64-linux-gnu.so", None])
+def test_the_wrong_python_is_named_with_the_remedies(module, tmp_path):
+    message = message_of(module, b"", tmp_path)
+    for part in (
+        "ImportError: ",
+        module or "no extension module",
+        sys.executable,
+        f"_raw{EXTENSION_SUFFIXES[0]}",
+        f"-DPython3_EXECUTABLE={sys.executable}",
+        "build-wheel",
+    ):
+        assert part in message
+
+
+def test_a_module_that_cannot_be_loaded_keeps_the_loaders_words(tmp_path):
+    message = message_of(f"_raw{EXTENSION_SUFFIXES[0]}", b"not ELF at all" * 100, tmp_path)
+    assert "invalid ELF header" in message and "build-wheel" not in message
