@@ -28,6 +28,18 @@ func (s *Session) AddReplica(device string) (*Replica, error) {
 	return &Replica{session: s, handle: handle}, nil
 }
 
+// Device tells where the replica's buffers are: "cpu", "cuda:0".
+func (r *Replica) Device() string { return raw.Dsgd_replica_device(r.pointer()) }
+
+// Memory of a GPU is none that a slice can stand for.
+func (r *Replica) requireHost() error {
+	if device := r.Device(); device != "cpu" {
+		return &Error{Code: ErrUnsupported, Rank: -1, Message: fmt.Sprintf(
+			"buffers of a replica on %s cannot be slices; train on GPUs from C or Python, in the same job", device)}
+	}
+	return nil
+}
+
 // SetWeight gives this replica a contribution weight of its own from the next step on, instead of an equal part of the
 // step's; a negative number goes back to that.
 func (r *Replica) SetWeight(weight float64) error {
@@ -172,5 +184,5 @@ func checkPair[T Element](r *Replica, p *Parameter) error {
 		return &Error{Code: ErrInvalidArgument, Rank: -1, Parameter: p.Name(), Message: fmt.Sprintf(
 			"parameter '%s' has elements of %v, the buffers have %v: give slices of %v", p.Name(), p.dtype, got, p.dtype)}
 	}
-	return nil
+	return r.requireHost()
 }

@@ -38,18 +38,31 @@ bool is_contiguous(const DLTensor& tensor, const Parameter& parameter) {
   return true;
 }
 
-// Is this tensor of the host's one that can stand for `parameter`? `what`: "value" or "gradient".
+DLDevice dlpack_device(const device::Device& device) {
+  return device.is_host() ? DLDevice{kDlCpu, 0} : DLDevice{kDlCuda, device.index()};
+}
+
+bool is_on(const DLDevice& tensor, const device::Device& device) {
+  if (device.is_host()) return tensor.device_type == kDlCpu || tensor.device_type == kDlCudaHost;
+  return tensor.device_type == kDlCudaManaged || (tensor.device_type == kDlCuda && tensor.device_id == device.index());
+}
+
+std::string device_text(const DLDevice& device) {
+  return "(" + std::to_string(device.device_type) + ", " + std::to_string(device.device_id) + ")";
+}
+
+// Is this tensor of the host's one that can stand for `parameter` on this device? `what`: "value" or "gradient".
 Status check_tensor(const Call& call, const DLManagedTensorVersioned& managed, const Parameter& parameter,
-                    const std::string& what) {
+                    const device::Device& device, const std::string& what) {
   const std::string name = what + " tensor of parameter '" + parameter.name + "'";
   if (managed.version.major != kDlpackMajor)
     return call.fail(Code::kUnsupported, name + " is of DLPack " + std::to_string(managed.version.major) +
                                              "." + std::to_string(managed.version.minor) +
                                              "; export it as version 1");
   const DLTensor& tensor = managed.dl_tensor;
-  if (tensor.device.device_type != kDlCpu && tensor.device.device_type != kDlCudaHost)
-    return call.invalid(name + " is on DLPack device type " + std::to_string(tensor.device.device_type) +
-                        "; the replica is on cpu (1)");
+  if (!is_on(tensor.device, device))
+    return call.invalid(name + " is on DLPack device " + device_text(tensor.device) + "; the replica is on " + device.name() +
+                        ", which is " + device_text(dlpack_device(device)));
   const DLDataType wanted = dlpack_type(parameter.dtype);
   if (tensor.dtype.code != wanted.code || tensor.dtype.bits != wanted.bits || tensor.dtype.lanes != 1)
     return call.invalid(name + " has DLPack type code " + std::to_string(tensor.dtype.code) + " of " +
@@ -86,7 +99,7 @@ struct ExportedTensor {
 };
 
 std::unique_ptr<ExportedTensor> export_tensor(std::shared_ptr<TensorMemory> memory, void* data,
-                                              const Parameter& parameter) {
+                                              const Parameter& parameter, const device::Device& device) {
   auto exported = std::make_unique<ExportedTensor>();
   exported->memory = std::move(memory);
   exported->shape = parameter.shape;
@@ -98,7 +111,7 @@ std::unique_ptr<ExportedTensor> export_tensor(std::shared_ptr<TensorMemory> memo
           [](DLManagedTensorVersioned* self) { delete static_cast<ExportedTensor*>(self->manager_ctx); },
       .flags = 0,
       .dl_tensor = {.data = data,
-                    .device = {kDlCpu, 0},
+                    .device = dlpack_device(device),
                     .ndim = static_cast<int32_t>(parameter.shape.size()),
                     .dtype = dlpack_type(parameter.dtype),
                     .shape = exported->shape.data(),
@@ -122,17 +135,18 @@ int32_t dsgd_bind_dlpack(dsgd_replica* replica, dsgd_parameter* parameter,
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
     DSGD_RETURN_IF_ERROR(call.given(value, "value"));
     const Parameter& core = *parameter->core;
+    const device::Device& device = *replica->core->device;
     if (core.trained) DSGD_RETURN_IF_ERROR(call.given(gradient, "gradient"));
     if (!core.trained && gradient)
       return call.invalid("parameter '" + core.name + "' is untrained; its gradient must be NULL");
     if (value == gradient) return call.invalid("'value' and 'gradient' are the same tensor");
-    DSGD_RETURN_IF_ERROR(check_tensor(call, *value, core, "value"));
+    DSGD_RETURN_IF_ERROR(check_tensor(call, *value, core, device, "value"));
     if (value->flags & kDlReadOnly)
       return call.invalid("the value tensor of parameter '" + core.name +
                           "' is read-only; steps write new values into it");
     bool read_only_gradient = false;
     if (gradient) {
-      DSGD_RETURN_IF_ERROR(check_tensor(call, *gradient, core, "gradient"));
+      DSGD_RETURN_IF_ERROR(check_tensor(call, *gradient, core, device, "gradient"));
       read_only_gradient = (gradient->flags & kDlReadOnly) != 0;
       std::lock_guard lock(replica->session->mutex);
       if (read_only_gradient && replica->session->optimizer_none)
@@ -161,9 +175,9 @@ int32_t dsgd_export_dlpack(dsgd_replica* replica, dsgd_parameter* parameter,
       return call.invalid("parameter '" + core.name + "' is untrained and has no gradient; pass NULL");
     auto memory = allocated_memory(call, replica, parameter);
     if (!memory.ok()) return memory.status();
-    auto values = export_tensor(memory.value(), memory.value()->value, core);
+    auto values = export_tensor(memory.value(), memory.value()->value, core, *replica->core->device);
     if (gradient)
-      *gradient = &export_tensor(memory.value(), memory.value()->gradient, core).release()->managed;
+      *gradient = &export_tensor(memory.value(), memory.value()->gradient, core, *replica->core->device).release()->managed;
     *value = &values.release()->managed;
     return {};
   });

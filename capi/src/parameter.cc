@@ -94,6 +94,10 @@ int32_t dsgd_replica_add(dsgd_session* session, const char* device, dsgd_replica
   });
 }
 
+const char* dsgd_replica_device(const dsgd_replica* replica) {
+  return is_handle(replica) ? replica->core->device->name().c_str() : "";
+}
+
 int32_t dsgd_replica_weight(dsgd_replica* replica, double weight, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica));

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "capi/src/backends.h"
 #include "capi/src/call.h"
 #include "capi/src/config.h"
 #include "transport/uv/environment.h"
@@ -39,8 +40,9 @@ int32_t dsgd_init(const dsgd_config* config, dsgd_session** session, dsgd_error*
     DSGD_RETURN_IF_ERROR(values.validate());
     auto made = std::make_unique<dsgd_session>();
     auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, made->log);
-    auto opened = dsgd::Session::open(values, dsgd::transport::make_uv_environment(), std::move(log),
-                                      config ? config->registered : dsgd::Registered{});
+    dsgd::Registered registered = config ? config->registered : dsgd::Registered{};
+    registered.backends.emplace("cuda", dsgd::capi::load_cuda);
+    auto opened = dsgd::Session::open(values, dsgd::transport::make_uv_environment(), std::move(log), registered);
     if (!opened.ok()) return opened.status();
     made->core = std::move(opened).value();
     *session = made.release();

@@ -19,12 +19,13 @@ Status call(Call&& function) {
 class Opened final : public Device, public std::enable_shared_from_this<Opened> {
  public:
   Opened(const Backend& backend, Handle* handle, int32_t index)
-      : backend(backend), handle(handle), name_(std::string(backend.name) + ':' + std::to_string(index)),
+      : backend(backend), handle(handle), index_(index), name_(std::string(backend.name) + ':' + std::to_string(index)),
         description_(name_ + ": " + backend.describe(handle)) {}
   ~Opened() override { backend.close(handle); }
 
   const std::string& name() const override { return name_; }
   const std::string& describe() const override { return description_; }
+  int32_t index() const override { return index_; }
   bool is_host() const override { return false; }
   Result<std::shared_ptr<void>> allocate(size_t nbytes) override {
     return memory(nbytes, backend.allocate, backend.release);
@@ -52,6 +53,7 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
     return std::shared_ptr<void>(data, [self = shared_from_this(), release](void* freed) { release(self->handle, freed); });
   }
 
+  const int32_t index_;
   const std::string name_, description_;
 };
 

@@ -51,6 +51,7 @@ class Device {
   virtual ~Device() = default;
   virtual const std::string& name() const = 0;      // "cpu", "cuda:0"
   virtual const std::string& describe() const = 0;  // for logs
+  virtual int32_t index() const = 0;                // 0 on the host
   virtual bool is_host() const = 0;                 // the host reads and writes its memory by itself
 
   // Zeroed memory, aligned to 256 bytes; freed with its last reference, which holds the device.

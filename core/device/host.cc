@@ -100,6 +100,7 @@ class Host final : public Device {
  public:
   const std::string& name() const override { return name_; }
   const std::string& describe() const override { return name_; }
+  int32_t index() const override { return 0; }
   bool is_host() const override { return true; }
   Result<std::shared_ptr<void>> allocate(size_t nbytes) override { return zeroed(nbytes); }
   Result<std::shared_ptr<void>> allocate_staging(size_t nbytes) override { return zeroed(nbytes); }

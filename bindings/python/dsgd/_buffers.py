@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from . import _raw
 from ._errors import InvalidArgumentError
@@ -26,7 +26,7 @@ _DLPACK_TYPES = {
     (0, 64): DType.int64,
     (1, 8): DType.uint8,
 }
-_DEVICE_CPU, _DEVICE_CUDA_HOST = 1, 3
+_DEVICE_CPU, _DEVICE_CUDA, _DEVICE_CUDA_HOST, _DEVICE_CUDA_MANAGED = 1, 2, 3, 13
 
 
 class Buffer:
@@ -34,8 +34,11 @@ class Buffer:
 
     __slots__ = ("owner", "source", "dtype", "shape", "readonly")
 
-    def __init__(self, owner: Any, what: str) -> None:
+    def __init__(self, owner: Any, what: str, device: str = "cpu") -> None:
         self.owner = owner  # as the host gave it
+        if device != "cpu":
+            self._take_device_tensor(owner, what, device)
+            return
         try:
             view: Optional[memoryview] = memoryview(owner)
         except TypeError:
@@ -68,15 +71,33 @@ class Buffer:
         self.readonly = view.readonly
 
     def _take_tensor(self, owner: Any, what: str) -> None:
-        device = owner.__dlpack_device__()[0]
-        if device not in (_DEVICE_CPU, _DEVICE_CUDA_HOST):
+        device = owner.__dlpack_device__()
+        if device[0] not in (_DEVICE_CPU, _DEVICE_CUDA_HOST):
             raise InvalidArgumentError(
-                f"{what} lies on DLPack device type {int(device)}; this version takes host memory only: copy it to the CPU"
+                f"{what} lies on DLPack device {_device_text(device)}, its replica on the cpu; add the replica on that device, "
+                "or give a copy on the CPU"
             )
+        self._take_capsule(owner, what, {})
+
+    def _take_device_tensor(self, owner: Any, what: str, device: str) -> None:
+        if not hasattr(owner, "__dlpack__"):
+            raise InvalidArgumentError(
+                f"{what} is {type(owner).__name__}, in host memory, and its replica is on {device}; give a tensor on that device"
+            )
+        where = owner.__dlpack_device__()
+        index = int(device.partition(":")[2])
+        if where[0] != _DEVICE_CUDA_MANAGED and (int(where[0]), int(where[1])) != (_DEVICE_CUDA, index):
+            raise InvalidArgumentError(
+                f"{what} lies on DLPack device {_device_text(where)}, its replica on {device}; give a tensor on that device"
+            )
+        # What the producer has entered comes before what dsgd does, which begins behind the default stream.
+        self._take_capsule(owner, what, {"stream": 1})
+
+    def _take_capsule(self, owner: Any, what: str, options: Dict[str, Any]) -> None:
         try:
-            capsule = owner.__dlpack__(max_version=(1, 0))
+            capsule = owner.__dlpack__(max_version=(1, 0), **options)
         except TypeError:  # a producer from before DLPack 1.0
-            capsule = owner.__dlpack__()
+            capsule = owner.__dlpack__(**options)
         self.source = _raw.dsgd_py_tensor_import(capsule)
         _, code, bits, lanes, self.shape, self.readonly, contiguous, _ = _raw.dsgd_py_tensor_info(self.source)
         dtype = _DLPACK_TYPES.get((code, bits)) if lanes == 1 else None
@@ -103,6 +124,10 @@ class Buffer:
                 "(arrays of JAX are never writable)"
             )
         return self
+
+
+def _device_text(device: Any) -> str:
+    return f"({int(device[0])}, {int(device[1])})"
 
 
 def _known_types() -> str:

@@ -51,10 +51,12 @@ class Replica:
         self._handle = handle
         self._pointer = pointer
         self.index = index
+        self.device: str = _raw.dsgd_replica_device(pointer)  # "cpu", "cuda:0"
 
     def bind(self, parameter: Parameter, value: Any, gradient: Any = None) -> None:
         """Gives dsgd the host's own buffers of one parameter: anything with the buffer protocol or __dlpack__, without
-        a copy. They are of the parameter's dtype, and of its shape or flat; `gradient` is None for an untrained one.
+        a copy; for a replica on a GPU, a tensor there with __dlpack__, as of PyTorch, CuPy or JAX. They are of the
+        parameter's dtype, and of its shape or flat; `gradient` is None for an untrained one.
         dsgd holds them until others are bound or the session is closed; may be called again between steps."""
         held_value = self._checked(parameter, value, "value").require_writable(f"value of parameter {parameter.name!r}")
         if gradient is None and parameter.trained and parameter.count > 0:
@@ -78,17 +80,22 @@ class Replica:
 
     def alloc(self, parameter: Parameter) -> Tuple[Any, Any]:
         """Buffers of dsgd's own, zeroed: the fastest. Returns (value, gradient) as NumPy arrays (memoryviews where there
-        is no NumPy), gradient None for an untrained parameter. They stay good after close, as long as they are
-        referred to. Calling again returns arrays over the same memory."""
-        _raw.dsgd_alloc(self._pointer, parameter._pointer)
-        self._handle.bound.pop((self.index, parameter.name), None)
+        is no NumPy; for a replica on a GPU as of alloc_tensors), gradient None for an untrained parameter. They stay
+        good after close, as long as they are referred to. Calling again returns arrays over the same memory."""
+        if self.device != "cpu":
+            return self.alloc_tensors(parameter)
+        self._alloc(parameter)
         value = as_array(self._region(parameter, False))
         return value, as_array(self._region(parameter, True)) if parameter.trained else None
 
     def alloc_tensors(self, parameter: Parameter) -> Tuple["Tensor", Optional["Tensor"]]:
         """As alloc, with objects for torch.from_dlpack, jax.numpy.from_dlpack and their like."""
-        self.alloc(parameter)
+        self._alloc(parameter)
         return Tensor(self, parameter, 0), Tensor(self, parameter, 1) if parameter.trained else None
+
+    def _alloc(self, parameter: Parameter) -> None:
+        _raw.dsgd_alloc(self._pointer, parameter._pointer)
+        self._handle.bound.pop((self.index, parameter.name), None)
 
     def set_weight(self, weight: Optional[float]) -> None:
         """Contribution weight of this replica from the next step on; None: an equal part of the step's again."""
@@ -97,7 +104,8 @@ class Replica:
         _raw.dsgd_replica_weight(self._pointer, -1.0 if weight is None else float(weight))
 
     def gradient_ready(self, parameter: Parameter, stream: Optional[int] = None) -> None:
-        """This gradient is complete and will not change until the step ends. Any thread, any order; never blocks."""
+        """This gradient is complete and will not change until the step ends; on a GPU, once what `stream` holds now is done
+        (as a number, torch.cuda.Stream.cuda_stream; None: the default stream). Any thread, any order; never blocks."""
         _raw.dsgd_gradient_ready(self._pointer, parameter._pointer, stream)
 
     def gradient_absent(self, parameter: Parameter) -> None:
@@ -110,7 +118,7 @@ class Replica:
 
     def _checked(self, parameter: Parameter, owner: Any, what: str) -> Buffer:
         what = f"{what} of parameter {parameter.name!r}"
-        buffer = Buffer(owner, what)
+        buffer = Buffer(owner, what, self.device)
         if buffer.dtype != parameter.dtype:
             raise InvalidArgumentError(
                 f"{what} is {buffer.dtype.name}, the parameter {parameter.dtype.name}", parameter=parameter.name
@@ -124,7 +132,7 @@ class Replica:
         return buffer
 
     def __repr__(self) -> str:
-        return f"<dsgd.Replica {self.index}>"
+        return f"<dsgd.Replica {self.index} on {self.device}>"
 
 
 class Tensor:
@@ -136,7 +144,9 @@ class Tensor:
         self._which = which
 
     def __dlpack_device__(self) -> Tuple[int, int]:
-        return 1, 0  # host memory
+        if self._replica.device == "cpu":
+            return 1, 0
+        return 2, int(self._replica.device.partition(":")[2])  # CUDA
 
     def __dlpack__(
         self,
@@ -146,10 +156,12 @@ class Tensor:
         dl_device: Optional[Tuple[int, int]] = None,
         copy: Optional[bool] = None,
     ) -> Any:
-        if stream is not None:
+        # On a GPU new values come before what is entered afterwards into the default stream, or into one on which gradients
+        # were marked.
+        if stream is not None and self._replica.device == "cpu":
             raise BufferError(f"stream {stream!r} was given for a tensor in host memory; give None")
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
-            raise BufferError(f"a tensor in host memory cannot be exported to DLPack device {dl_device}")
+            raise BufferError(f"a tensor on {self._replica.device} cannot be exported to DLPack device {dl_device}")
         if copy:
             raise BufferError("dsgd exports its own memory, not copies; copy it where it is received")
         pair = _raw.dsgd_export_dlpack(self._replica._pointer, self._parameter._pointer)

@@ -263,11 +263,15 @@ DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter); /* ""
 
 /* ---- Replicas and buffers --------------------------------------------------------------------------------------- */
 
-/* Adds a copy of the model on a device, before dsgd_start. `device`: "cpu"; NULL: the next entry of the configuration's
- * `devices`. Workers may have different numbers of replicas, each at most 1024. `replica` may be NULL. One thread at a
- * time. Errors: DSGD_ERR_UNSUPPORTED (device), DSGD_ERR_STATE, DSGD_ERR_LIMIT. */
+/* Adds a copy of the model on a device, before dsgd_start. `device`: "cpu"; "cuda:0" and so on, as CUDA numbers the process's
+ * GPUs; NULL: the next entry of the configuration's `devices`. The first GPU loads libdsgd_cuda.so, which is installed beside
+ * libdsgd.so and needs the NVIDIA driver 580 or later. A device may have several replicas, and a job replicas on devices of
+ * all kinds. Workers may have different numbers of replicas, each at most 1024. `replica` may be NULL. One thread at a time.
+ * Errors: DSGD_ERR_UNSUPPORTED (no such kind of device here, no driver, a GPU that is too old), DSGD_ERR_INVALID_ARGUMENT (no
+ * such index), DSGD_ERR_STATE, DSGD_ERR_LIMIT. */
 DSGD_API int32_t dsgd_replica_add(dsgd_session *session, const char *device, dsgd_replica **replica,
                                   dsgd_error **error);
+DSGD_API const char *dsgd_replica_device(const dsgd_replica *replica); /* "cpu", "cuda:0"; "" for NULL; any thread */
 /* Contribution weight of one replica from the next step on, instead of an equal part of the step's weight; a negative
  * number goes back to that. 0, or from 1e-12 to 1e12. Once one replica has a weight of its own, all replicas of the worker must
  * have, and the step's weight argument must be their sum or 0 (0: the worker contributes nothing). One thread at a
@@ -277,12 +281,13 @@ DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_
 /* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an untrained
  * parameter). Both hold exactly the parameter's bytes, are aligned to the element, and stay valid until the session is
  * closed or others are bound; may be called again between steps. dsgd reads the gradient and writes the values, during
- * start and steps only; with optimizer "none" it writes the mean into the gradient. One thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment), DSGD_ERR_STATE (during a step). */
+ * start and steps only; with optimizer "none" it writes the mean into the gradient. Both are memory of the replica's device,
+ * and no two buffers share memory (dsgd_start looks). One thread at a time.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE (during a step). */
 DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, void *value, size_t value_nbytes,
                            void *gradient, size_t gradient_nbytes, dsgd_error **error);
-/* Buffers from dsgd, zeroed, aligned to 64 bytes: the fastest, since dsgd may place them where peers or devices reach
- * them. `gradient` may be NULL for an untrained parameter. They live until the session is freed and the last
+/* Buffers from dsgd, in memory of the replica's device, zeroed, aligned to 64 bytes: the fastest, since dsgd may place them
+ * where peers or devices reach them. `gradient` may be NULL for an untrained parameter. They live until the session is freed and the last
  * dsgd_memory of them is, even beyond dsgd_close. Calling again returns the same buffers. One thread at a time.
  * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE. */
 DSGD_API int32_t dsgd_alloc(dsgd_replica *replica, dsgd_parameter *parameter, void **value, void **gradient,
@@ -358,7 +363,8 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
 /* One synchronous step: the mean of all replicas' gradients over all workers, sum(c*g)/sum(c), updates every replica.
  * `weight` is this worker's contribution weight c, usually its number of samples, split equally over its replicas: 0,
  * or from 1e-12 to 1e12. 0: the gradients are not read (no data left: go on calling with 0 until result->all_done).
- * Every gradient not marked absent is taken as ready. c*g and its sums must have their place in the parameter's
+ * Every gradient not marked absent is taken as ready; on a GPU, once what the host has entered into the default stream
+ * before is done. New values are there when it returns. c*g and its sums must have their place in the parameter's
  * dtype. Collective; blocks up to `step_timeout`. `result` may be NULL. Gradient buffers are the host's again when it
  * returns. One thread at a time.
  * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing, and the
@@ -368,11 +374,14 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
 DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result, dsgd_error **error);
 
 /* A step that overlaps the backward pass. Begins it; gradients are then marked one by one as they are ready, and the op
- * ends when the step does. Never blocks. What is not marked when dsgd_op_wait is called on the op, or
+ * ends when the step does. On a GPU new values may then still be on their way: they come before whatever the host enters
+ * afterwards into the default stream, or into a stream on which it has marked a gradient of that replica. Never blocks. What is not marked when dsgd_op_wait is called on the op, or
  * dsgd_step_flush, counts as ready then. One thread at a time. */
 DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, dsgd_op **op, dsgd_error **error);
-/* This gradient is complete and will not change until the step ends. `stream`: as in DLPack; NULL for host memory.
- * Any thread, any order, never blocks. Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step). */
+/* This gradient is complete and will not change until the step ends. For a replica on a GPU it is complete once what `stream`
+ * holds now is done; numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy) default stream, 2 for the calling
+ * thread's default stream. NULL for host memory. Any thread, any order, never blocks.
+ * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu). */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
 /* This replica has no gradient of this parameter in the step begun, or, with none begun, in the next one. Its weight then

@@ -95,7 +95,7 @@ TEST_F(DlpackTest, what_does_not_fit_stays_the_callers) {
        [](Tensor& t) {
          t.managed.version = {2, 0};
        }},
-      {"device type 2", DSGD_ERR_INVALID_ARGUMENT,
+      {"is on DLPack device (2, 0); the replica is on cpu, which is (1, 0)", DSGD_ERR_INVALID_ARGUMENT,
        [](Tensor& t) { t.managed.dl_tensor.device.device_type = 2; }},
       {"64 bits", DSGD_ERR_INVALID_ARGUMENT, [](Tensor& t) { t.managed.dl_tensor.dtype.bits = 64; }},
       {"type code 0", DSGD_ERR_INVALID_ARGUMENT, [](Tensor& t) { t.managed.dl_tensor.dtype.code = 0; }},

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <random>
 
 #include "core/device/device.h"
@@ -35,14 +38,26 @@ class DeviceConformance : public testing::TestWithParam<const char*> {
  protected:
   DeviceConformance() : device(open(GetParam())), queue(std::move(device->new_queue()).value()) {}
 
+  // Until what was entered is done: the device rings, and only then.
   void finish() {
+    struct Bell {
+      std::mutex mutex;
+      std::condition_variable changed;
+      bool rung = false;
+    };
+    const auto bell = std::make_shared<Bell>();
     auto mark = std::move(device->new_mark()).value();
     ok(queue->record(*mark));
-    for (;;) {
-      auto done = mark->done();
-      ASSERT_TRUE(done.ok()) << done.status().message();
-      if (done.value()) return;
-    }
+    ok(queue->notify([bell] {
+      std::lock_guard lock(bell->mutex);
+      bell->rung = true;
+      bell->changed.notify_all();
+    }));
+    std::unique_lock lock(bell->mutex);
+    ASSERT_TRUE(bell->changed.wait_for(lock, std::chrono::minutes(1), [&] { return bell->rung; }));
+    auto done = mark->done();
+    ASSERT_TRUE(done.ok()) << done.status().message();
+    EXPECT_TRUE(done.value());
   }
   static void ok(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
 

@@ -56,33 +56,34 @@ typedef _goslice_ swig_type_26;
 typedef _gostring_ swig_type_27;
 typedef _gostring_ swig_type_28;
 typedef _gostring_ swig_type_29;
-typedef long long swig_type_30;
+typedef _gostring_ swig_type_30;
 typedef long long swig_type_31;
 typedef long long swig_type_32;
-typedef _gostring_ swig_type_33;
+typedef long long swig_type_33;
 typedef _gostring_ swig_type_34;
 typedef _gostring_ swig_type_35;
 typedef _gostring_ swig_type_36;
-typedef long long swig_type_37;
-typedef _goslice_ swig_type_38;
-typedef long long swig_type_39;
+typedef _gostring_ swig_type_37;
+typedef long long swig_type_38;
+typedef _goslice_ swig_type_39;
 typedef long long swig_type_40;
 typedef long long swig_type_41;
 typedef long long swig_type_42;
-typedef _goslice_ swig_type_43;
-typedef long long swig_type_44;
+typedef long long swig_type_43;
+typedef _goslice_ swig_type_44;
 typedef long long swig_type_45;
-typedef _goslice_ swig_type_46;
-typedef _gostring_ swig_type_47;
-typedef long long swig_type_48;
-typedef _gostring_ swig_type_49;
-typedef long long swig_type_50;
+typedef long long swig_type_46;
+typedef _goslice_ swig_type_47;
+typedef _gostring_ swig_type_48;
+typedef long long swig_type_49;
+typedef _gostring_ swig_type_50;
 typedef long long swig_type_51;
 typedef long long swig_type_52;
 typedef long long swig_type_53;
-typedef _goslice_ swig_type_54;
-typedef long long swig_type_55;
-typedef _gostring_ swig_type_56;
+typedef long long swig_type_54;
+typedef _goslice_ swig_type_55;
+typedef long long swig_type_56;
+typedef _gostring_ swig_type_57;
 extern void _wrap_Swig_free_raw_fcd0d935d188846c(uintptr_t arg1);
 extern uintptr_t _wrap_Swig_malloc_raw_fcd0d935d188846c(swig_intgo arg1);
 
@@ -165,19 +166,20 @@ extern swig_intgo _wrap_dsgd_parameter_add_raw_fcd0d935d188846c(uintptr_t arg1, 
 extern swig_intgo _wrap_dsgd_parameter_set_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_27 arg2, swig_voidp arg3);
 extern swig_type_28 _wrap_dsgd_parameter_name_raw_fcd0d935d188846c(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_replica_add_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_29 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_30 _wrap_dsgd_replica_device_raw_fcd0d935d188846c(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_replica_weight_raw_fcd0d935d188846c(uintptr_t arg1, double arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_bind_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_30 arg4, uintptr_t arg5, swig_type_31 arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_bind_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_31 arg4, uintptr_t arg5, swig_type_32 arg6, swig_voidp arg7);
 extern swig_intgo _wrap_dsgd_alloc_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_memory_get_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4);
 extern uintptr_t _wrap_dsgd_memory_value_raw_fcd0d935d188846c(uintptr_t arg1);
 extern uintptr_t _wrap_dsgd_memory_gradient_raw_fcd0d935d188846c(uintptr_t arg1);
-extern swig_type_32 _wrap_dsgd_memory_nbytes_raw_fcd0d935d188846c(uintptr_t arg1);
+extern swig_type_33 _wrap_dsgd_memory_nbytes_raw_fcd0d935d188846c(uintptr_t arg1);
 extern void _wrap_dsgd_memory_free_raw_fcd0d935d188846c(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_bind_dlpack_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_export_dlpack_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_optimizer_set_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_33 arg2, swig_type_34 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_optimizer_set_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_34 arg2, swig_type_35 arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_learning_rate_set_raw_fcd0d935d188846c(uintptr_t arg1, double arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_strategy_set_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_35 arg2, swig_type_36 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_strategy_set_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_36 arg2, swig_type_37 arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_start_raw_fcd0d935d188846c(uintptr_t arg1, swig_voidp arg2);
 extern swig_intgo _wrap_dsgd_step_raw_fcd0d935d188846c(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_step_begin_raw_fcd0d935d188846c(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
@@ -186,36 +188,36 @@ extern swig_intgo _wrap_dsgd_gradient_absent_raw_fcd0d935d188846c(uintptr_t arg1
 extern swig_intgo _wrap_dsgd_step_flush_raw_fcd0d935d188846c(uintptr_t arg1, swig_voidp arg2);
 extern swig_intgo _wrap_dsgd_op_step_result_raw_fcd0d935d188846c(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_stop_request_raw_fcd0d935d188846c(uintptr_t arg1, swig_voidp arg2);
-extern swig_type_37 _wrap_dsgd_op_id_raw_fcd0d935d188846c(uintptr_t arg1);
+extern swig_type_38 _wrap_dsgd_op_id_raw_fcd0d935d188846c(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_op_wait_raw_fcd0d935d188846c(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_op_test_raw_fcd0d935d188846c(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern void _wrap_dsgd_op_free_raw_fcd0d935d188846c(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_queue_poll_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_38 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_queue_poll_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_39 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_queue_fd_raw_fcd0d935d188846c(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SUM_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_DSGD_MIN_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_DSGD_MAX_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_DSGD_PROD_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_DSGD_MEAN_raw_fcd0d935d188846c(void);
-extern swig_intgo _wrap_dsgd_allreduce_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_39 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8);
-extern swig_intgo _wrap_dsgd_broadcast_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_40 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8);
-extern swig_intgo _wrap_dsgd_allgather_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_41 arg4, uintptr_t arg5, swig_type_42 arg6, swig_type_43 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10);
-extern swig_intgo _wrap_dsgd_reduce_scatter_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_44 arg4, uintptr_t arg5, swig_type_45 arg6, swig_type_46 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11);
+extern swig_intgo _wrap_dsgd_allreduce_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_40 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8);
+extern swig_intgo _wrap_dsgd_broadcast_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_41 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8);
+extern swig_intgo _wrap_dsgd_allgather_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_42 arg4, uintptr_t arg5, swig_type_43 arg6, swig_type_44 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10);
+extern swig_intgo _wrap_dsgd_reduce_scatter_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_45 arg4, uintptr_t arg5, swig_type_46 arg6, swig_type_47 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11);
 extern swig_intgo _wrap_dsgd_barrier_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_object_put_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_47 arg2, uintptr_t arg3, swig_type_48 arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_object_get_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_49 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_object_put_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_48 arg2, uintptr_t arg3, swig_type_49 arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_object_get_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_50 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
 extern uintptr_t _wrap_dsgd_object_data_raw_fcd0d935d188846c(uintptr_t arg1);
-extern swig_type_50 _wrap_dsgd_object_nbytes_raw_fcd0d935d188846c(uintptr_t arg1);
+extern swig_type_51 _wrap_dsgd_object_nbytes_raw_fcd0d935d188846c(uintptr_t arg1);
 extern void _wrap_dsgd_object_free_raw_fcd0d935d188846c(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_fcd0d935d188846c(void);
-extern swig_intgo _wrap_dsgd_shard_new_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_51 arg2, swig_type_52 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_shard_epoch_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_53 arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_shard_next_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_54 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_55 _wrap_dsgd_shard_size_raw_fcd0d935d188846c(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_shard_new_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_52 arg2, swig_type_53 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_shard_epoch_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_54 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_shard_next_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_55 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_56 _wrap_dsgd_shard_size_raw_fcd0d935d188846c(uintptr_t arg1);
 extern void _wrap_dsgd_shard_free_raw_fcd0d935d188846c(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_digest_raw_fcd0d935d188846c(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_head_start_raw_fcd0d935d188846c(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_type_56 _wrap_dsgd_head_address_raw_fcd0d935d188846c(uintptr_t arg1);
+extern swig_type_57 _wrap_dsgd_head_address_raw_fcd0d935d188846c(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_head_wait_raw_fcd0d935d188846c(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern void _wrap_dsgd_head_free_raw_fcd0d935d188846c(uintptr_t arg1);
 #undef intgo
@@ -933,6 +935,16 @@ func Dsgd_replica_add(arg1 uintptr, arg2 string, arg3 *uintptr, arg4 *uintptr) (
 	return swig_r
 }
 
+func Dsgd_replica_device(arg1 uintptr) (_swig_ret string) {
+	var swig_r string
+	_swig_i_0 := arg1
+	swig_r_p := C._wrap_dsgd_replica_device_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0))
+	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
+	var swig_r_1 string
+ swig_r_1 = swigCopyString(swig_r)
+	return swig_r_1
+}
+
 func Dsgd_replica_weight(arg1 uintptr, arg2 float64, arg3 *uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
@@ -951,7 +963,7 @@ func Dsgd_bind(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 uintpt
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_bind_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_30(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_31(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_bind_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_31(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_32(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	return swig_r
 }
 
@@ -1030,7 +1042,7 @@ func Dsgd_optimizer_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_33)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_34)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_34)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_35)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1055,7 +1067,7 @@ func Dsgd_strategy_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_35)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_36)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_36)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_37)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1174,7 +1186,7 @@ func Dsgd_queue_poll(arg1 uintptr, arg2 []uintptr, arg3 int, arg4 *uint64, arg5 
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_38)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1234,7 +1246,7 @@ func Dsgd_allreduce(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 i
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
 	_swig_i_7 := arg8
-	swig_r = (int)(C._wrap_dsgd_allreduce_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_39(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7)))
+	swig_r = (int)(C._wrap_dsgd_allreduce_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_40(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7)))
 	return swig_r
 }
 
@@ -1248,7 +1260,7 @@ func Dsgd_broadcast(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 i
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
 	_swig_i_7 := arg8
-	swig_r = (int)(C._wrap_dsgd_broadcast_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_40(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7)))
+	swig_r = (int)(C._wrap_dsgd_broadcast_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_41(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7)))
 	return swig_r
 }
 
@@ -1264,7 +1276,7 @@ func Dsgd_allgather(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 u
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
-	swig_r = (int)(C._wrap_dsgd_allgather_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_41(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_42(_swig_i_5), *(*C.swig_type_43)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
+	swig_r = (int)(C._wrap_dsgd_allgather_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_42(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_43(_swig_i_5), *(*C.swig_type_44)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1284,7 +1296,7 @@ func Dsgd_reduce_scatter(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, a
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
-	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_44(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_45(_swig_i_5), *(*C.swig_type_46)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
+	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_45(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_46(_swig_i_5), *(*C.swig_type_47)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1308,7 +1320,7 @@ func Dsgd_object_put(arg1 uintptr, arg2 string, arg3 uintptr, arg4 int64, arg5 *
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_object_put_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_47)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_48(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_object_put_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_48)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_49(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1322,7 +1334,7 @@ func Dsgd_object_get(arg1 uintptr, arg2 string, arg3 int, arg4 *uintptr, arg5 *u
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_object_get_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_49)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_object_get_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_50)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1364,7 +1376,7 @@ func Dsgd_shard_new(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 uint, arg5 *uin
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_shard_new_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.swig_type_51(_swig_i_1), C.swig_type_52(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_shard_new_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.swig_type_52(_swig_i_1), C.swig_type_53(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	return swig_r
 }
 
@@ -1373,7 +1385,7 @@ func Dsgd_shard_epoch(arg1 uintptr, arg2 uint64, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.swig_type_53(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.swig_type_54(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1383,7 +1395,7 @@ func Dsgd_shard_next(arg1 uintptr, arg2 []int64, arg3 *uint64, arg4 *uintptr) (_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_next_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_54)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_next_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), *(*C.swig_type_55)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}

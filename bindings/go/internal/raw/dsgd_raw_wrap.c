@@ -1352,6 +1352,19 @@ intgo _wrap_dsgd_replica_add_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gos
 }
 
 
+_gostring_ _wrap_dsgd_replica_device_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0) {
+  dsgd_replica *arg1 = 0 ;
+  char *result = 0 ;
+  _gostring_ _swig_go_result;
+
+  arg1 = *(dsgd_replica **)&_swig_go_0;
+
+  result = (char *)dsgd_replica_device((struct dsgd_replica const *)arg1);
+  _swig_go_result = Swig_AllocateString((char*)result, result ? strlen((char*)result) : 0);
+  return _swig_go_result;
+}
+
+
 intgo _wrap_dsgd_replica_weight_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   double arg2 ;

@@ -69,6 +69,10 @@ public class DsgdException extends RuntimeException {
     return of(dsgd_status.DSGD_ERR_INVALID_ARGUMENT, -1, "", "", parameter, message);
   }
 
+  static DsgdException unsupported(String message) {
+    return of(dsgd_status.DSGD_ERR_UNSUPPORTED, -1, "", "", "", message);
+  }
+
   static DsgdException closed(String what) {
     return of(dsgd_status.DSGD_ERR_CLOSED, -1, "", "", "", what + " is closed");
   }

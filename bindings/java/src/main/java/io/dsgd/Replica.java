@@ -12,6 +12,22 @@ public final class Replica {
     this.pointer = pointer;
   }
 
+  /** Where its buffers are: "cpu", "cuda:0". */
+  public String device() {
+    return session.inTurnGet(s -> Raw.dsgd_replica_device(pointer));
+  }
+
+  // Memory of a GPU is none that a buffer of Java's can stand for.
+  private void requireHost() {
+    String device = Raw.dsgd_replica_device(pointer);
+    if (!device.equals("cpu")) {
+      throw DsgdException.unsupported(
+          "buffers of a replica on "
+              + device
+              + " cannot be Java buffers; train on GPUs from C or Python, in the same job");
+    }
+  }
+
   /**
    * Buffers from dsgd for one parameter, zeroed: the fastest, since dsgd may place them where peers
    * reach them. Calling again gives the same memory.
@@ -20,6 +36,7 @@ public final class Replica {
     return session.inTurnGet(
         s -> {
           long p = Parameter.pointer(parameter, session);
+          requireHost();
           Raw.dsgd_alloc(pointer, p);
           return Memory.of(pointer, parameter, p);
         });
@@ -37,6 +54,7 @@ public final class Replica {
     session.inTurn(
         s -> {
           long p = Parameter.pointer(parameter, session);
+          requireHost();
           Buffer v =
               Buffers.writable(
                   value, parameter.type(), "value of parameter '" + parameter.name() + "'");

@@ -1,0 +1,44 @@
+#include "capi/src/backends.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <string>
+
+namespace dsgd::capi {
+namespace {
+
+constexpr const char* kCudaLibrary = "libdsgd_cuda.so." DSGD_SOVERSION;
+
+std::string own_folder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&load_cuda), &info) == 0 || !info.dli_fname) return "";
+  const std::string path = info.dli_fname;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash + 1);
+}
+
+}  // namespace
+
+Result<const device::Backend*> load_cuda() {
+  static std::atomic<const device::Backend*> loaded{nullptr};
+  if (const device::Backend* backend = loaded.load()) return backend;
+  std::string why;
+  for (const std::string& folder : {own_folder(), std::string()}) {
+    void* library = dlopen((folder + kCudaLibrary).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+      if (why.empty()) why = dlerror();
+      continue;
+    }
+    const auto table = reinterpret_cast<const device::Backend* (*)()>(dlsym(library, "dsgd_cuda_backend"));
+    if (!table) return Status(Code::kUnsupported, folder + kCudaLibrary + " is no plug-in of dsgd: " + dlerror());
+    loaded = table();
+    return loaded.load();
+  }
+  return Status(Code::kUnsupported,
+                "the plug-in for CUDA devices cannot be loaded: " + why + "; build dsgd with -DDSGD_CUDA=ON, which installs " +
+                    kCudaLibrary + " beside libdsgd.so, or use the device cpu")
+      .with_parameter("devices");
+}
+
+}  // namespace dsgd::capi

@@ -1,0 +1,310 @@
+// Whole sessions whose replicas are on GPUs of the fake runtime, whose streams are threads. Its memory can be read here, too.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "core/session/session.h"
+#include "tests/unit/device/fake_cuda.h"
+#include "transport/uv/environment.h"
+
+extern "C" const dsgd::device::Backend* dsgd_cuda_backend(void);
+
+namespace dsgd {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+using Settings = std::map<std::string, std::string>;
+
+Registered with_cuda() {
+  Registered registered;
+  registered.backends["cuda"] = []() -> Result<const device::Backend*> { return dsgd_cuda_backend(); };
+  return registered;
+}
+
+Config config_of(const Settings& settings) {
+  Config config;
+  for (const auto& [key, value] : settings) {
+    const Status set = config.set(key, value);
+    EXPECT_TRUE(set.ok()) << set.message();
+  }
+  return config;
+}
+
+std::shared_ptr<Session> open(const Settings& settings = {}) {
+  auto session = Session::open(config_of(settings), transport::make_uv_environment(), std::make_shared<Log>(), with_cuda());
+  EXPECT_TRUE(session.ok()) << session.status().message();
+  return session.value();
+}
+
+void ok(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
+
+struct Tensor {
+  Parameter* parameter;
+  std::vector<std::shared_ptr<TensorMemory>> memory;  // by replica
+  float* value(size_t replica = 0) const { return static_cast<float*>(memory[replica]->value); }
+  float* gradient(size_t replica = 0) const { return static_cast<float*>(memory[replica]->gradient); }
+};
+
+// Parameters of odd sizes with a replica on each of the devices.
+struct Trainer {
+  Trainer(std::shared_ptr<Session> opened, const std::vector<std::string>& devices, const std::string& optimizer = "sgd",
+          const std::string& options = "lr=0.5 momentum=0.5")
+      : session(std::move(opened)) {
+    ok(session->set_optimizer(optimizer, options));
+    for (const std::string& device : devices) replicas.push_back(session->add_replica(device).value());
+    for (const int64_t count : {3, 5000, 17, 1}) {
+      Tensor tensor{session->add_parameter("p" + std::to_string(tensors.size()), DType::kFloat32, {&count, 1}, true).value(), {}};
+      for (Replica* replica : replicas) tensor.memory.push_back(session->alloc(replica, tensor.parameter).value());
+      tensors.push_back(std::move(tensor));
+    }
+  }
+  void fill(int rank) {
+    for (Tensor& tensor : tensors) {
+      for (size_t i = 0; i < tensor.parameter->count; ++i) tensor.value()[i] = static_cast<float>(rank + static_cast<int>(i % 5));
+    }
+  }
+  void compute(int step, int rank) {
+    for (size_t r = 0; r < replicas.size(); ++r) {
+      for (Tensor& tensor : tensors) {
+        for (size_t i = 0; i < tensor.parameter->count; ++i) {
+          tensor.gradient(r)[i] = static_cast<float>((i * 7 + static_cast<size_t>(step * 5 + rank * 3) + r) % 11) - 5;
+        }
+      }
+    }
+  }
+  std::vector<float> values(size_t replica = 0) const {
+    std::vector<float> all;
+    for (const Tensor& tensor : tensors) {
+      all.insert(all.end(), tensor.value(replica), tensor.value(replica) + tensor.parameter->count);
+    }
+    return all;
+  }
+
+  std::shared_ptr<Session> session;
+  std::vector<Replica*> replicas;
+  std::vector<Tensor> tensors;
+};
+
+class GpuSession : public testing::Test {
+ protected:
+  GpuSession() : before_(fake_cuda::alive()) {}
+  ~GpuSession() override {
+    const fake_cuda::Alive after = fake_cuda::alive();
+    EXPECT_EQ(after.streams, before_.streams);
+    EXPECT_EQ(after.events, before_.events);
+    EXPECT_EQ(after.allocations, before_.allocations);
+  }
+
+ private:
+  const fake_cuda::Alive before_;
+};
+
+// What `steps` steps give on these devices of the ranks, with a change of strategy after each step if there are several.
+std::vector<std::vector<float>> train(const std::vector<std::vector<std::string>>& devices, const std::vector<std::string>& strategies,
+                                      int steps, Settings settings, std::vector<uint64_t>* digests = nullptr) {
+  const size_t workers = devices.size();
+  std::vector<std::vector<float>> values(workers);
+  std::unique_ptr<HeadProcess> head;
+  if (workers > 1) {
+    settings["num_workers"] = std::to_string(workers);
+    auto started = HeadProcess::start(config_of({{"head", "127.0.0.1:0"}, {"num_workers", settings["num_workers"]}}),
+                                      transport::make_uv_environment(), std::make_shared<Log>());
+    EXPECT_TRUE(started.ok()) << started.status().message();
+    head = std::move(started).value();
+    settings["head"] = head->address();
+    settings["embed_head"] = "never";
+  }
+  if (digests) digests->resize(workers);
+  std::vector<std::thread> threads;
+  for (size_t w = 0; w < workers; ++w) {
+    threads.emplace_back([&, w] {
+      Settings mine = settings;
+      if (workers > 1) mine["rank"] = std::to_string(w);
+      Trainer trainer(open(mine), devices[w]);
+      const int rank = static_cast<int>(w);
+      trainer.fill(rank);
+      ok(trainer.session->set_strategy(strategies[0], ""));
+      ok(trainer.session->start());
+      for (int step = 0; step < steps; ++step) {
+        if (step > 0 && strategies.size() > 1) ok(trainer.session->set_strategy(strategies[static_cast<size_t>(step) % strategies.size()], ""));
+        trainer.compute(step, rank);
+        StepResult result;
+        ok(trainer.session->step(1 + rank, &result));
+        EXPECT_TRUE(result.applied);
+      }
+      values[w] = trainer.values();
+      for (size_t r = 1; r < devices[w].size(); ++r) EXPECT_EQ(trainer.values(r), values[w]) << "replica " << r;
+      if (digests) (*digests)[w] = trainer.session->digest().value();
+      ok(trainer.session->close(10s));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return values;
+}
+
+TEST_F(GpuSession, AnyMixOfDevicesGivesTheBitsOfTheHost) {
+  using Devices = std::vector<std::vector<std::string>>;
+  const std::vector<Devices> mixes = {{{"cuda:0"}, {"cpu"}}, {{"cpu"}, {"cuda:1"}}, {{"cuda:0"}, {"cuda:1"}}, {{"cuda:0"}}};
+  for (const Devices& devices : mixes) {
+    Devices host = devices;
+    for (auto& worker : host) worker.assign(worker.size(), "cpu");
+    for (const std::vector<std::string>& strategies :
+         std::vector<std::vector<std::string>>{{"allreduce"}, {"ps"}, {"simple"}, {"ps", "allreduce", "simple", "allreduce", "ps"}}) {
+      for (const char* reproducible : {"0", "1"}) {
+        SCOPED_TRACE(devices[0][0] + "... " + strategies[0] + " reproducible=" + reproducible);
+        const Settings settings = {{"reproducible", reproducible}, {"bucket_size", "4K"}};
+        std::vector<uint64_t> digests;
+        const auto values = train(devices, strategies, 6, settings, &digests);
+        const auto expected = train(host, strategies, 6, settings);
+        for (size_t w = 0; w < values.size(); ++w) {
+          EXPECT_EQ(values[w], expected[w]) << "rank " << w;
+          EXPECT_EQ(digests[w], digests[0]);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuSession, SeveralReplicasOnSeveralDevicesAgreeWithTheHost) {
+  const std::vector<std::vector<std::string>> devices = {{"cuda:0", "cuda:0", "cpu"}, {"cuda:1", "cuda:0"}};
+  const std::vector<std::vector<std::string>> host = {{"cpu", "cpu", "cpu"}, {"cpu", "cpu"}};
+  for (const char* strategy : {"allreduce", "ps", "simple"}) {
+    // Integers, so sums are exact in any order; the weights' sum is no power of two, so only the mean rounds, alike.
+    EXPECT_EQ(train(devices, {strategy}, 4, {}), train(host, {strategy}, 4, {}));
+    EXPECT_EQ(train(devices, {strategy}, 4, {{"reproducible", "1"}}), train(host, {strategy}, 4, {{"reproducible", "1"}}));
+  }
+}
+
+TEST_F(GpuSession, GradientsAreReadAfterTheirStreamsAndValuesComeBeforeWhatFollows) {
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  {
+    Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+    ok(trainer.session->start());
+    Tensor& large = trainer.tensors[1];
+    std::vector<float> seen(large.parameter->count, -1);
+    {
+      const fake_cuda::Pause pause;  // nothing of the device's goes on, and nothing here waits for it
+      auto operation = trainer.session->step_begin(1);
+      ASSERT_TRUE(operation.ok());
+      for (Tensor& tensor : trainer.tensors) {
+        fake_cuda::enter(stream, [&tensor] { std::fill_n(tensor.gradient(), tensor.parameter->count, 3.0f); });
+        ok(trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, stream));
+      }
+      ok(trainer.session->wait(*operation.value(), -1ms));
+      EXPECT_TRUE(operation.value()->step_result().applied);
+      fake_cuda::enter(stream, [&] { std::memcpy(seen.data(), large.value(), seen.size() * sizeof(float)); });
+    }
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_EQ(seen, std::vector<float>(seen.size(), -3));
+    ok(trainer.session->close(10s));
+  }
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEndsWithTheValues) {
+  Trainer trainer(open(), {"cuda:0", "cuda:1"}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  for (int step = 1; step <= 20; ++step) {
+    for (size_t r = 0; r < 2; ++r) {
+      for (Tensor& tensor : trainer.tensors) {
+        fake_cuda::enter(nullptr, [&tensor, r] {
+          std::this_thread::sleep_for(100us);
+          std::fill_n(tensor.gradient(r), tensor.parameter->count, 1.0f);
+        });
+      }
+    }
+    ok(trainer.session->step(1, nullptr));
+    EXPECT_EQ(trainer.values(), std::vector<float>(trainer.values().size(), static_cast<float>(-step)));
+    EXPECT_EQ(trainer.values(1), trainer.values());
+    for (size_t r = 0; r < 2; ++r) {
+      for (Tensor& tensor : trainer.tensors) std::fill_n(tensor.gradient(r), tensor.parameter->count, 1000.0f);
+    }
+  }
+  ok(trainer.session->close(10s));
+}
+
+TEST_F(GpuSession, ADeviceThatDoesNotComeIsATimeoutThatNamesIt) {
+  Trainer trainer(open({{"step_timeout", "200ms"}}), {"cuda:0"});
+  ok(trainer.session->start());
+  {
+    const fake_cuda::Pause pause;
+    const auto begin = std::chrono::steady_clock::now();
+    const Status status = trainer.session->step(1, nullptr);
+    EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
+    EXPECT_THAT(status.message(), HasSubstr("cuda:0 has not done in time"));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+  }
+  EXPECT_EQ(trainer.session->step(1, nullptr).code(), Code::kTorn);
+  ok(trainer.session->close(10s));
+}
+
+TEST_F(GpuSession, ACallThatFailsOnTheDeviceEndsTheStepAndSaysWhich) {
+  for (const char* function : {"launch", "cudaEventRecord", "cudaStreamWaitEvent"}) {
+    SCOPED_TRACE(function);
+    Trainer trainer(open(), {"cuda:1"});
+    ok(trainer.session->start());
+    ok(trainer.session->step(1, nullptr));
+    fake_cuda::fail(function, cudaErrorIllegalAddress);
+    const Status status = trainer.session->step(1, nullptr);
+    EXPECT_EQ(status.code(), Code::kInternal);
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:1"), HasSubstr("cudaErrorIllegalAddress")));
+    EXPECT_EQ(trainer.session->step(1, nullptr).code(), Code::kTorn);
+    ok(trainer.session->close(10s));
+  }
+}
+
+TEST_F(GpuSession, WantOfMemoryAtStartEndsTheSessionWithAnError) {
+  Trainer trainer(open(), {"cuda:0"});
+  fake_cuda::fail("cudaMalloc", cudaErrorMemoryAllocation);
+  const Status status = trainer.session->start();
+  EXPECT_EQ(status.code(), Code::kNoMemory) << status.message();
+  EXPECT_THAT(status.message(), HasSubstr("cuda:0: cudaMalloc"));
+  (void)trainer.session->close(10s);
+}
+
+TEST_F(GpuSession, DevicesAndBuffersThatDoNotFitAreRefused) {
+  auto session = open({{"devices", "cuda:0,cuda:1,cpu,cuda"}});
+  Replica* zero = session->add_replica("").value();
+  Replica* one = session->add_replica("").value();
+  EXPECT_EQ(zero->device->name(), "cuda:0");
+  EXPECT_EQ(one->device->name(), "cuda:1");
+  EXPECT_EQ(session->add_replica("cuda:1").value()->device, one->device);
+  struct Case {
+    const char* device;
+    Code code;
+    const char* says;
+  };
+  for (const Case& c : {Case{"", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
+                        Case{"cuda:x", Code::kInvalidArgument, "has no index"}, Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
+                        Case{"cuda:2", Code::kInvalidArgument, "there is no device 'cuda:2'"},
+                        Case{"cuda:99999999999", Code::kInvalidArgument, "has no index"},
+                        Case{"gpu:0", Code::kUnsupported, "there is no device 'gpu:0'; there are: cpu, cuda:0"},
+                        Case{"cpu:0", Code::kUnsupported, "there is no device 'cpu:0'"}}) {
+    auto replica = session->add_replica(c.device);
+    EXPECT_EQ(replica.status().code(), c.code) << c.device;
+    EXPECT_THAT(replica.status().message(), HasSubstr(c.says));
+  }
+  const int64_t count = 4;
+  Parameter* parameter = session->add_parameter("weight", DType::kFloat32, {&count, 1}, true).value();
+  float host[8] = {};
+  auto on_one = session->alloc(one, parameter).value();
+  const Status from_host = session->bind(zero, parameter, host, 16, host + 4, 16, {});
+  EXPECT_EQ(from_host.code(), Code::kInvalidArgument);
+  EXPECT_THAT(from_host.message(), AllOf(HasSubstr("weight"), HasSubstr("the buffer is host memory, but its replica is on cuda:0")));
+  const Status elsewhere = session->bind(zero, parameter, on_one->value, 16, on_one->gradient, 16, {});
+  EXPECT_EQ(elsewhere.code(), Code::kInvalidArgument);
+  EXPECT_THAT(elsewhere.message(), HasSubstr("memory of cuda:1, but its replica is on cuda:0"));
+  ok(session->close(10s));
+}
+
+}  // namespace
+}  // namespace dsgd
