@@ -34,9 +34,11 @@ Waiter::Waiter(transport::Loop& loop) : loop_(loop), bell_(std::make_shared<Bell
   bell_->waiter = this;
 }
 
-Waiter::~Waiter() {
-  if (timer_) loop_.cancel(timer_);
+void Waiter::close() {
   std::lock_guard lock(bell_->mutex);
+  if (!bell_->loop) return;
+  waiting_.clear();
+  if (timer_) loop_.cancel(std::exchange(timer_, 0));
   bell_->loop = nullptr;
   bell_->waiter = nullptr;
 }

@@ -16,7 +16,7 @@ namespace dsgd::device {
 class Waiter {
  public:
   explicit Waiter(transport::Loop& loop);
-  ~Waiter();  // what is waited for is forgotten
+  ~Waiter() { close(); }
   Waiter(const Waiter&) = delete;
 
   // Records `mark` behind what was entered into `queue` and calls `then` when that is done, has failed, or is not done by the
@@ -26,6 +26,8 @@ class Waiter {
              std::function<void(const Status&)> then);
   // All that is waited for has failed.
   void fail(const Status& cause);
+  // Forgets what is waited for, and lets go of the loop, which may end before this does. Nothing may be waited for any more.
+  void close();
 
  private:
   struct Bell;

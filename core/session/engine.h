@@ -81,6 +81,7 @@ class Engine final : public MeshEvents {
   void fail(const Status& cause, bool tell_peers);
   void peer_left(int32_t rank) { if (mesh_) mesh_->told_left(rank); }
   void close(const Status& cause);
+  void leave_loop() { waiter_.close(), step_.close(); }  // the last call on it
   bool idle() const { return running_ == 0 && pending_.empty() && !step_.running() && (!mesh_ || mesh_->sent()); }
 
   // MeshEvents

@@ -32,10 +32,14 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
         .with_parameter("devices");
   }
   auto table = backend->second();
-  if (!table.ok()) return table.status();
-  auto opened = device::Device::open(*table.value(), index);
-  if (opened.ok()) log->info(opened.value()->describe());
-  return opened;
+  auto opened = table.ok() ? device::Device::open(*table.value(), index) : Result<std::shared_ptr<device::Device>>(table.status());
+  if (opened.ok()) {
+    log->info(opened.value()->describe());
+    return opened;
+  }
+  const Status& why = opened.status();
+  const std::string about = why.message().find(name) == std::string::npos ? "device '" + name + "': " : "";
+  return Status(why.code(), about + why.message()).with_parameter("devices");
 }
 
 Status Session::Impl::read(const Replica& replica, const std::byte* data, size_t nbytes,

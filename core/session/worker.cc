@@ -64,6 +64,7 @@ Worker::~Worker() {
     network_->loop().run(
         [this, &done] {
           member_.reset();
+          if (engine_) engine_->leave_loop();
           if (mesh_) mesh_->drop_channels();
           done = true;
         },

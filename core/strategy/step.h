@@ -64,6 +64,8 @@ class Step {
   void parameter_ready(uint32_t parameter);
   void mark_absent(uint32_t replica, uint32_t parameter) { request_.absent[replica][parameter] = 1; }
   void fail(const Status& cause);
+  // The loop may end: no device rings it any more.
+  void close() { waiter_.close(); }
   // The last failure was found by all workers alike before anything changed: the next step may be tried.
   bool failed_in_agreement() const { return agreed_; }
 

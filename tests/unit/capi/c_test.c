@@ -60,9 +60,9 @@ static void train(dsgd_session *session) {
   uint64_t before, after;
   MUST(dsgd_parameter_add(session, "weight", DSGD_FLOAT32, shape, 1, 0, &weight, &error));
   CHECK(strcmp(dsgd_parameter_name(weight), "weight") == 0);
-  CHECK(strcmp(dsgd_replica_device(replica), "cpu") == 0);
   MUST(dsgd_parameter_set(weight, "rate=1 decay=0", &error));
   MUST(dsgd_replica_add(session, NULL, &replica, &error));
+  CHECK(strcmp(dsgd_replica_device(replica), "cpu") == 0);
   MUST(dsgd_alloc(replica, weight, &value, &gradient, &error));
   MUST(dsgd_memory_get(replica, weight, &memory, &error));
   CHECK(dsgd_memory_value(memory) == value && dsgd_memory_gradient(memory) == gradient);

@@ -3,19 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <random>
 
 #include "core/device/device.h"
 #include "core/optimizer/apply.h"
 #include "core/optimizer/optimizer.h"
+#include "tests/unit/device/gpu.h"
 
-#ifdef DSGD_TEST_CUDA
-extern "C" const dsgd::device::Backend* dsgd_cuda_backend(void);
-#endif
 
 namespace dsgd::device {
 namespace {
@@ -26,7 +21,7 @@ constexpr DType kDType = sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
 std::shared_ptr<Device> open(const std::string& name) {
 #ifdef DSGD_TEST_CUDA
   if (name == "cuda") {
-    auto device = Device::open(*dsgd_cuda_backend(), 0);
+    auto device = Device::open(cuda_backend(), 0);
     EXPECT_TRUE(device.ok()) << device.status().message();
     return device.value();
   }
@@ -38,27 +33,7 @@ class DeviceConformance : public testing::TestWithParam<const char*> {
  protected:
   DeviceConformance() : device(open(GetParam())), queue(std::move(device->new_queue()).value()) {}
 
-  // Until what was entered is done: the device rings, and only then.
-  void finish() {
-    struct Bell {
-      std::mutex mutex;
-      std::condition_variable changed;
-      bool rung = false;
-    };
-    const auto bell = std::make_shared<Bell>();
-    auto mark = std::move(device->new_mark()).value();
-    ok(queue->record(*mark));
-    ok(queue->notify([bell] {
-      std::lock_guard lock(bell->mutex);
-      bell->rung = true;
-      bell->changed.notify_all();
-    }));
-    std::unique_lock lock(bell->mutex);
-    ASSERT_TRUE(bell->changed.wait_for(lock, std::chrono::minutes(1), [&] { return bell->rung; }));
-    auto done = mark->done();
-    ASSERT_TRUE(done.ok()) << done.status().message();
-    EXPECT_TRUE(done.value());
-  }
+  void finish() { device::finish(*device, *queue); }
   static void ok(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
 
   // Elements on the device, beginning `shift` elements behind an aligned address.

@@ -39,7 +39,8 @@ struct World {
   int paused = 0;
   bool immediate = false;
   std::map<uintptr_t, Range> memory;
-  std::set<void*> streams, events;
+  std::map<void*, std::shared_ptr<CUstream_st>> streams;  // one thread may wait for a stream that another destroys
+  std::set<void*> events;
   size_t launches = 0;
 };
 World& world() {
@@ -125,15 +126,17 @@ struct CUevent_st {
 
 namespace {
 
-CUstream_st* stream_of(cudaStream_t stream) {
-  static CUstream_st* const legacy = new CUstream_st;
-  static CUstream_st* const per_thread = new CUstream_st;
-  if (!stream || stream == cudaStreamLegacy) return legacy;
-  if (stream == cudaStreamPerThread) return per_thread;
+std::shared_ptr<CUstream_st> stream_of(cudaStream_t stream) {
+  // Their threads may outlive statics, so these two stay.
+  static const auto* const legacy = new std::shared_ptr<CUstream_st>(std::make_shared<CUstream_st>());
+  static const auto* const per_thread = new std::shared_ptr<CUstream_st>(std::make_shared<CUstream_st>());
+  if (!stream || stream == cudaStreamLegacy) return *legacy;
+  if (stream == cudaStreamPerThread) return *per_thread;
   World& w = world();
   std::lock_guard lock(w.mutex);
-  if (!w.streams.count(stream)) misuse("a stream that is none, or is destroyed");
-  return stream;
+  const auto found = w.streams.find(stream);
+  if (found == w.streams.end()) misuse("a stream that is none, or is destroyed");
+  return found->second;
 }
 std::shared_ptr<EventState> event_of(cudaEvent_t event) {
   World& w = world();
@@ -170,12 +173,12 @@ cudaError_t allocate(size_t nbytes, int device, void** data) {
 cudaError_t release(void* data, bool device) {
   if (!data) return cudaSuccess;
   World& w = world();
-  std::vector<CUstream_st*> streams = {stream_of(nullptr), stream_of(cudaStreamPerThread)};
+  std::vector<std::shared_ptr<CUstream_st>> streams = {stream_of(nullptr), stream_of(cudaStreamPerThread)};
   {
     std::lock_guard lock(w.mutex);
-    for (void* stream : w.streams) streams.push_back(static_cast<CUstream_st*>(stream));
+    for (const auto& [handle, stream] : w.streams) streams.push_back(stream);
   }
-  for (CUstream_st* stream : streams) stream->drain();  // the real one waits for the device, too
+  for (const auto& stream : streams) stream->drain();  // the real one waits for the device, too
   {
     std::lock_guard lock(w.mutex);
     const auto found = w.memory.find(reinterpret_cast<uintptr_t>(data));
@@ -354,10 +357,11 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
   FAKE_OUTCOME();
-  *stream = new CUstream_st;
+  auto made = std::make_shared<CUstream_st>();
+  *stream = made.get();
   World& w = world();
   std::lock_guard lock(w.mutex);
-  w.streams.insert(*stream);
+  w.streams[*stream] = std::move(made);
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -366,7 +370,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  CUstream_st* ended = stream_of(stream);
+  const std::shared_ptr<CUstream_st> ended = stream_of(stream);
   {
     World& w = world();
     std::lock_guard lock(w.mutex);
@@ -378,7 +382,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     ended->changed.notify_all();
   }
   if (ended->thread.joinable()) ended->thread.join();  // the real one returns at once and ends when its work is done
-  delete ended;
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
