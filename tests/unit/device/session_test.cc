@@ -66,7 +66,7 @@ struct Trainer {
       access.emplace_back(replicas.back()->device);
     }
     for (const int64_t count : {3, 5000, 17, 1}) {
-      Tensor tensor{session->add_parameter("p" + std::to_string(tensors.size()), DType::kFloat32, {&count, 1}, true).value(), {}};
+      Tensor tensor{session->add_parameter(std::string("p") + std::to_string(tensors.size()), DType::kFloat32, {&count, 1}, true).value(), {}};
       for (Replica* replica : replicas) tensor.memory.push_back(session->alloc(replica, tensor.parameter).value());
       tensors.push_back(std::move(tensor));
     }
@@ -161,6 +161,8 @@ std::vector<std::vector<float>> train(const std::vector<std::vector<std::string>
   for (std::thread& thread : threads) thread.join();
   return values;
 }
+
+TEST_F(GpuSession, AGpuIsThere) { ASSERT_GT(device::gpus(), 0); }
 
 TEST_F(GpuSession, AnyMixOfDevicesGivesTheBitsOfTheHost) {
   using Devices = std::vector<std::vector<std::string>>;
