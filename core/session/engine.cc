@@ -39,7 +39,9 @@ std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
 }  // namespace
 
 Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log)
-    : loop_(loop), model_(model), options_(std::move(options)), log_(std::move(log)), waiter_(loop), step_(loop, model, options_.step) {}
+    : loop_(loop), model_(model), options_(std::move(options)), log_(std::move(log)), waiter_(loop), step_(loop, model, options_.step) {
+  step_.on_device_failure([this](const Status& why) { fail(why, true); });
+}
 
 Engine::~Engine() = default;
 

@@ -42,7 +42,7 @@ void Step::fetch(size_t index) {
   if (buffers.fetching == 0) return fetched(index);
   for (size_t p = 0; p < places_.size(); ++p) {
     if (places_[p].is_host()) continue;
-    if (Status status = enter_fetch(index, p); !status.ok()) return fail(status);
+    if (Status status = enter_fetch(index, p); !status.ok()) return device_failed(status);
   }
   if (stays_on_device()) return contribute(index);
   for (size_t p = 0; p < places_.size() && done_; ++p) {
@@ -50,7 +50,7 @@ void Step::fetch(size_t index) {
     waiter_.after(places_[p].device->name(), *places_[p].queue, *buffers.at[p].reached, request_.deadline,
                   [this, index, call = request_.call](const Status& status) {
                     if (!done_ || request_.call != call) return;
-                    if (!status.ok()) return fail(status);
+                    if (!status.ok()) return device_failed(status);
                     if (--buffers_[index].fetching == 0) fetched(index);
                   });
   }

@@ -54,12 +54,13 @@ void Step::begin(StepRequest request, Done done) {
     buffers_[b].held = nullptr;
     buffers_[b].norms.clear();
   }
+  if (Status status = follow_each_other(); !status.ok()) return device_failed(status);
   if (!mesh_) return on_header({}, {make_header()});
   if (places_[where_[0].first].is_host()) return send_header();
-  if (Status status = fetch_digest_values(); !status.ok()) return fail(status);
+  if (Status status = fetch_digest_values(); !status.ok()) return device_failed(status);
   Place& place = places_[where_[0].first];
   waiter_.after(place.device->name(), *place.queue, *place.reached, request_.deadline,
-                [this](const Status& status) { status.ok() ? send_header() : fail(status); });
+                [this](const Status& status) { status.ok() ? send_header() : device_failed(status); });
 }
 
 void Step::send_header() {
@@ -243,9 +244,9 @@ void Step::finish() {
   // Without owners everybody has the whole mean, and no message is needed.
   if (options_.gradient_norm && positive_ > 0 && !norms_done_ && updates_at_owner()) return exchange_norms();
   committed_ = true;
-  if (Status status = commit(); !status.ok()) return fail(status);
+  if (Status status = commit(); !status.ok()) return device_failed(status);
   if (!request_.wait_for_devices) return end();
-  when_reached(request_.deadline, [this](const Status& status) { status.ok() ? end() : fail(status); });
+  when_reached(request_.deadline, [this](const Status& status) { status.ok() ? end() : device_failed(status); });
 }
 
 void Step::end() {
@@ -253,6 +254,14 @@ void Step::end() {
   Done done = std::move(done_);
   done_ = nullptr;
   done({}, result_);
+}
+
+// Nobody else knows, and nothing that this worker says of its values can be trusted any more.
+void Step::device_failed(const Status& cause) {
+  if (!done_) return;
+  const std::string operation = "step " + std::to_string(request_.step);
+  const Status why = Status(cause.code(), operation + ": " + cause.message()).with_operation(operation);
+  on_device_failure_ ? on_device_failure_(why) : fail(why);
 }
 
 void Step::fail(const Status& cause) {

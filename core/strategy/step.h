@@ -47,6 +47,8 @@ class Step {
   Step(transport::Loop& loop, Model& model, StepOptions options);
   ~Step();
   void use_mesh(Mesh* mesh) { mesh_ = mesh; }  // null: one worker
+  // Called in a step whose device has failed; is to end the session, and with it the step.
+  void on_device_failure(std::function<void(const Status&)> failed) { on_device_failure_ = std::move(failed); }
 
   // The devices that replicas are on; known from start.
   void set_places(std::vector<Place> places);
@@ -115,6 +117,8 @@ class Step {
 
   // devices (step_devices.cc)
   Status fetch_digest_values();
+  Status follow_each_other();
+  void device_failed(const Status& cause);
 
   // header (step_header.cc)
   void send_header();
@@ -176,6 +180,7 @@ class Step {
   uint64_t operation_of(size_t bucket, bool exponents) const;
 
   Mesh* mesh_ = nullptr;
+  std::function<void(const Status&)> on_device_failure_;
   Model& model_;
   StepOptions options_;
   StrategySpec strategy_;

@@ -120,6 +120,17 @@ Status Step::ensure_state() {
   return status;
 }
 
+// The last step may have ended before its updates did. What one device writes to the host now, another may still be reading.
+Status Step::follow_each_other() {
+  for (Place& place : places_) {
+    for (Place& other : places_) {
+      if (&place == &other || place.is_host() || other.is_host()) continue;
+      if (Status status = place.queue->wait(*other.reached); !status.ok()) return status;
+    }
+  }
+  return {};
+}
+
 // ---- values that the header's digest covers
 
 // Gathered by the device in one pass; the weight of 1 leaves their bits as they are.

@@ -38,6 +38,7 @@ struct World {
   std::map<std::string, Fault> faults;
   int paused = 0;
   bool immediate = false;
+  std::map<int, std::chrono::microseconds> delays;
   std::map<uintptr_t, Range> memory;
   std::map<void*, std::shared_ptr<CUstream_st>> streams;  // one thread may wait for a stream that another destroys
   std::set<void*> events;
@@ -77,6 +78,7 @@ struct CUstream_st {
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
   bool ends = false, busy = false;
+  const int device = current;
   std::thread thread;
 
   CUstream_st() {
@@ -101,11 +103,14 @@ struct CUstream_st {
       work.pop_front();
       busy = true;
       lock.unlock();
+      std::chrono::microseconds delay;
       {
         World& w = world();
         std::unique_lock pause(w.mutex);
         w.changed.wait(pause, [&w] { return w.paused == 0; });
+        delay = w.delays[device];
       }
+      if (delay.count() > 0) std::this_thread::sleep_for(delay);
       item();
       lock.lock();
       busy = false;
@@ -197,6 +202,11 @@ void set_devices(int count, cudaError_t error, int driver) {
   World& w = world();
   std::lock_guard lock(w.mutex);
   w.devices = count, w.count_error = error, w.driver = driver;
+}
+void set_delay(int device, std::chrono::microseconds delay) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.delays[device] = delay;
 }
 void set_immediate() { world().immediate = true; }
 void fail(const char* function, cudaError_t error, int n) {

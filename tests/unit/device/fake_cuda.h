@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <functional>
 
 namespace fake_cuda {
@@ -22,6 +23,8 @@ class Pause {
   ~Pause();
   Pause(const Pause&) = delete;
 };
+// From now on each piece of work in streams that are made on this device takes so long.
+void set_delay(int device, std::chrono::microseconds delay);
 // Puts host work into a stream, as a kernel of the host's would be.
 void enter(cudaStream_t stream, std::function<void()> work);
 // Streams, events and allocations that are alive.

@@ -250,6 +250,44 @@ TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEnd
   ok(trainer.session->close(10s));
 }
 
+// Steps that end when their updates are entered, on a quick device and a slow one, each with a stream of its own: none may see
+// another step's sums.
+TEST_F(GpuSession, AQuickDeviceDoesNotRunAwayFromASlowOne) {
+  cudaStream_t streams[2];
+  for (int device : {0, 1}) {
+    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+    ASSERT_EQ(cudaStreamCreateWithFlags(&streams[device], cudaStreamNonBlocking), cudaSuccess);
+  }
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  for (const char* reproducible : {"0", "1"}) {
+    std::vector<std::vector<float>> values;
+    for (const std::vector<std::string>& devices : std::vector<std::vector<std::string>>{{"cuda:0", "cuda:1"}, {"cpu", "cpu"}}) {
+      fake_cuda::set_delay(1, 300us);
+      Trainer trainer(open({{"reproducible", reproducible}, {"bucket_size", "4K"}}), devices);
+      ok(trainer.session->start());
+      trainer.compute(0, 0);
+      for (int step = 0; step < 12; ++step) {
+        // Weights make each step's sums other ones, though not its mean, so that gradients need not be written in between.
+        auto operation = trainer.session->step_begin(1 + step);
+        ASSERT_TRUE(operation.ok());
+        for (size_t r = 0; r < 2; ++r) {
+          for (Tensor& tensor : trainer.tensors) {
+            ok(trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, devices[r] == "cpu" ? nullptr : streams[r]));
+          }
+        }
+        ok(trainer.session->wait(*operation.value(), -1ms));
+        ok(trainer.session->set_learning_rate(1.0 / (1 << step % 5)));
+      }
+      ok(trainer.session->step(1, nullptr));
+      for (size_t r = 0; r < 2; ++r) values.push_back(trainer.values(r));
+      fake_cuda::set_delay(1, 0us);
+      ok(trainer.session->close(10s));
+    }
+    for (size_t i = 1; i < values.size(); ++i) EXPECT_EQ(values[i], values[0]) << i;
+  }
+  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 TEST_F(GpuSession, ADeviceThatDoesNotComeIsATimeoutThatNamesIt) {
   Trainer trainer(open({{"step_timeout", "200ms"}}), {"cuda:0"});
   ok(trainer.session->start());
@@ -262,7 +300,7 @@ TEST_F(GpuSession, ADeviceThatDoesNotComeIsATimeoutThatNamesIt) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
   }
   EXPECT_EQ(trainer.session->step(1, nullptr).code(), Code::kTorn);
-  ok(trainer.session->close(10s));
+  (void)trainer.session->close(10s);
 }
 
 TEST_F(GpuSession, ACallThatFailsOnTheDeviceEndsTheStepAndSaysWhich) {
@@ -276,7 +314,44 @@ TEST_F(GpuSession, ACallThatFailsOnTheDeviceEndsTheStepAndSaysWhich) {
     EXPECT_EQ(status.code(), Code::kInternal);
     EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:1"), HasSubstr("cudaErrorIllegalAddress")));
     EXPECT_EQ(trainer.session->step(1, nullptr).code(), Code::kTorn);
-    ok(trainer.session->close(10s));
+    (void)trainer.session->close(10s);
+  }
+}
+
+TEST_F(GpuSession, WhatFailsOnOneWorkersDeviceTheOthersAreToldAtOnce) {
+  for (const char* function : {"launch", "cudaMemcpyAsync", "cudaLaunchHostFunc"}) {
+    for (const char* strategy : {"allreduce", "ps"}) {
+      for (const int n : {1, 2, 3}) {
+        SCOPED_TRACE(std::string(function) + " " + std::to_string(n) + " of " + strategy);
+        auto head = HeadProcess::start(config_of({{"head", "127.0.0.1:0"}, {"num_workers", "2"}}), transport::make_uv_environment(),
+                                       std::make_shared<Log>());
+        ASSERT_TRUE(head.ok());
+        std::vector<Status> how(2);
+        std::atomic<int> ended{0};
+        std::vector<std::thread> threads;
+        for (int rank = 0; rank < 2; ++rank) {
+          threads.emplace_back([&, rank] {
+            Trainer trainer(open({{"head", head.value()->address()}, {"embed_head", "never"}, {"num_workers", "2"},
+                                  {"rank", std::to_string(rank)}, {"bucket_size", "4K"}, {"strategy", strategy}}),
+                            {rank == 0 ? "cuda:0" : "cpu"});
+            ok(trainer.session->start());
+            ok(trainer.session->step(1, nullptr));
+            ok(trainer.session->wait(*trainer.session->barrier(Session::Mode::kQueue).value(), -1ms));
+            if (rank == 0) fake_cuda::fail(function, cudaErrorIllegalAddress, n);
+            for (int step = 0; step < 3 && how[static_cast<size_t>(rank)].ok(); ++step) {
+              how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
+            }
+            ++ended;
+            while (ended < 2) std::this_thread::yield();  // neither learns of it by the other's close
+            (void)trainer.session->close(10s);
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+        EXPECT_EQ(how[0].code(), Code::kInternal) << how[0].message();
+        EXPECT_FALSE(how[1].ok());
+        EXPECT_THAT(how[1].message(), AllOf(HasSubstr("cuda:0"), HasSubstr("cudaErrorIllegalAddress")));
+      }
+    }
   }
 }
 
