@@ -76,27 +76,20 @@ DSGD_INLINED T symmetric_greatest(T a, T b) {
     DSGD_INDEPENDENT                                                                         \
     for (size_t i = 0; i < count; ++i) destination[i] = operation(a[i], b[i]);               \
   }
-#define DSGD_REDUCE_ALL(suffix, type)           \
-  DSGD_REDUCE(add_##suffix, type, plus)         \
-  DSGD_REDUCE(minimum_##suffix, type, least)    \
-  DSGD_REDUCE(maximum_##suffix, type, greatest) \
-  DSGD_REDUCE(multiply_##suffix, type, times)
+#define DSGD_REDUCE_ALL(prefix, suffix, type)                     \
+  DSGD_REDUCE(prefix##add_##suffix, type, prefix##plus)         \
+  DSGD_REDUCE(prefix##minimum_##suffix, type, prefix##least)    \
+  DSGD_REDUCE(prefix##maximum_##suffix, type, prefix##greatest) \
+  DSGD_REDUCE(prefix##multiply_##suffix, type, prefix##times)
 
-DSGD_REDUCE_ALL(float32, float)
-DSGD_REDUCE_ALL(float64, double)
-DSGD_REDUCE_ALL(int32, int32_t)
-DSGD_REDUCE_ALL(int64, int64_t)
-DSGD_REDUCE_ALL(uint8, uint8_t)
+DSGD_REDUCE_ALL(, float32, float)
+DSGD_REDUCE_ALL(, float64, double)
+DSGD_REDUCE_ALL(, int32, int32_t)
+DSGD_REDUCE_ALL(, int64, int64_t)
+DSGD_REDUCE_ALL(, uint8, uint8_t)
+DSGD_REDUCE_ALL(symmetric_, float32, float)
+DSGD_REDUCE_ALL(symmetric_, float64, double)
 
-#define DSGD_REDUCE_SYMMETRIC(suffix, type)                           \
-  DSGD_REDUCE(symmetric_add_##suffix, type, symmetric_plus)           \
-  DSGD_REDUCE(symmetric_minimum_##suffix, type, symmetric_least)      \
-  DSGD_REDUCE(symmetric_maximum_##suffix, type, symmetric_greatest)   \
-  DSGD_REDUCE(symmetric_multiply_##suffix, type, symmetric_times)
-DSGD_REDUCE_SYMMETRIC(float32, float)
-DSGD_REDUCE_SYMMETRIC(float64, double)
-
-#undef DSGD_REDUCE_SYMMETRIC
 #undef DSGD_REDUCE_ALL
 #undef DSGD_REDUCE
 

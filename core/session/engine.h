@@ -68,9 +68,9 @@ class Engine final : public MeshEvents {
   void parameter_ready(uint32_t parameter) { step_.parameter_ready(parameter); }
   void mark_absent(uint32_t replica, uint32_t parameter) { step_.mark_absent(replica, parameter); }
 
-  // `done` comes when what was entered into the queue is done, or is not within step_timeout.
-  void when_reached(const std::string& device, device::WorkQueue& queue, device::Mark& mark, Done done) {
-    waiter_.after(device, queue, mark, deadline(), std::move(done));
+  // `done` comes when what was entered into the place's queue is done, or is not within step_timeout.
+  void when_reached(Place& place, Done done) {
+    waiter_.after(place.device->name(), *place.queue, *place.reached, deadline(), std::move(done));
   }
 
   void put_object(const std::string& name, Objects::Blob blob, Done done);

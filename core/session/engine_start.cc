@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 
+#include "core/base/join.h"
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
 #include "core/config/config.h"
@@ -188,12 +189,7 @@ void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan>
   };
   step_.when_reached(deadline(), [this, call, values, given](const Status& status) {
     if (!status.ok()) return given(status);
-    auto left = std::make_shared<size_t>(mesh_ ? model_.parameters.size() + 1 : 1);
-    auto failure = std::make_shared<Status>();
-    auto one_given = [left, failure, given](const Status& status) {
-      if (!status.ok() && failure->ok()) *failure = status;
-      if (--*left == 0) given(*failure);
-    };
+    const auto one_given = join(mesh_ ? model_.parameters.size() + 1 : 1, given);
     for (size_t p = 0; mesh_ && p < model_.parameters.size(); ++p) {
       const Parameter& parameter = *model_.parameters[p];
       const std::span<std::byte> data(static_cast<std::byte*>((*values)[p].get()), parameter.nbytes());
@@ -346,12 +342,7 @@ void Engine::replace_plan(std::shared_ptr<const Plan> plan, Done done) {
 void Engine::move_state(std::shared_ptr<Call> call, Done done) {
   const size_t tensors = static_cast<size_t>(model_.optimizer->state_count());
   const size_t buckets = step_.updates_at_owner() ? step_.plan().size() : 0;
-  auto left = std::make_shared<size_t>(buckets * tensors + 1);
-  auto failure = std::make_shared<Status>();
-  auto moved = [left, failure, done](const Status& status) {
-    if (!status.ok() && failure->ok()) *failure = status;
-    if (--*left == 0) done(*failure);
-  };
+  const auto moved = join(buckets * tensors + 1, std::move(done));
   for (size_t bucket = 0; bucket < buckets; ++bucket) {
     for (size_t tensor = 0; tensor < tensors; ++tensor) gather_state(call, bucket, tensor, moved);
   }

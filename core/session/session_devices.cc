@@ -44,25 +44,22 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
 
 Status Session::Impl::read(const Replica& replica, const std::byte* data, size_t nbytes,
                            const std::function<void(const void*, size_t)>& use) {
-  device::Device& device = *replica.device;
-  if (device.is_host()) {
+  if (replica.device->is_host()) {
     use(data, nbytes);
     return {};
   }
+  auto opened = open_place(replica.device);
+  if (!opened.ok()) return opened.status();
+  Place& place = opened.value();
+  auto staging = place.device->allocate_staging(std::min(nbytes, kReadPart));
+  if (!staging.ok()) return staging.status();
   // What a step has entered comes before what the default stream does next.
-  auto queue = device.new_queue();
-  auto entered = device.new_mark(), read = device.new_mark();
-  auto staging = device.allocate_staging(std::min(nbytes, kReadPart));
-  for (const Status& status : {queue.status(), entered.status(), read.status(), staging.status()}) {
-    if (!status.ok()) return status;
-  }
-  Status status = device.record_stream(*entered.value(), nullptr);
-  if (status.ok()) status = queue.value()->wait(*entered.value());
+  Status status = place.follow_default_stream();
   for (size_t at = 0; at < nbytes && status.ok(); at += kReadPart) {
     const size_t part = std::min(kReadPart, nbytes - at);
-    status = queue.value()->copy(staging.value().get(), data + at, part);
+    status = place.queue->copy(staging.value().get(), data + at, part);
     if (!status.ok()) break;
-    status = block([&, this](auto done) { engine().when_reached(device.name(), *queue.value(), *read.value(), done); });
+    status = block([&, this](auto done) { engine().when_reached(place, done); });
     if (status.ok()) use(staging.value().get(), part);
   }
   return status;

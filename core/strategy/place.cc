@@ -5,19 +5,23 @@
 
 namespace dsgd {
 
+Result<Place> open_place(std::shared_ptr<device::Device> device) {
+  auto queue = device->new_queue();
+  if (!queue.ok()) return queue.status();
+  auto entered = device->new_mark(), reached = device->new_mark();
+  if (!entered.ok()) return entered.status();
+  if (!reached.ok()) return reached.status();
+  return Place{std::move(device), {}, std::move(queue).value(), std::move(entered).value(), std::move(reached).value(), {}};
+}
+
 Result<std::vector<Place>> make_places(const Model& model) {
   std::vector<Place> places;
   for (const auto& replica : model.replicas) {
     auto place = std::find_if(places.begin(), places.end(), [&](const Place& p) { return p.device == replica->device; });
     if (place == places.end()) {
-      auto queue = replica->device->new_queue();
-      if (!queue.ok()) return queue.status();
-      auto entered = replica->device->new_mark(), reached = replica->device->new_mark();
-      if (!entered.ok()) return entered.status();
-      if (!reached.ok()) return reached.status();
-      const auto at = replica->device->is_host() ? places.begin() : places.end();
-      place = places.insert(at, {replica->device, {}, std::move(queue).value(), std::move(entered).value(),
-                                      std::move(reached).value(), {}});
+      auto opened = open_place(replica->device);
+      if (!opened.ok()) return opened.status();
+      place = places.insert(replica->device->is_host() ? places.begin() : places.end(), std::move(opened).value());
     }
     place->replicas.push_back(replica->index);
   }

@@ -23,6 +23,7 @@ struct Place {
   Status follow_default_stream();
 };
 
+Result<Place> open_place(std::shared_ptr<device::Device> device);  // no replicas yet
 // In the order of their first replicas, but the host first.
 Result<std::vector<Place>> make_places(const Model& model);
 

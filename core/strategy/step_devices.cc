@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/base/join.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
@@ -193,17 +194,8 @@ void Step::copy_state(bool to_devices, transport::Time deadline, std::function<v
 // ---- waiting
 
 void Step::when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
-  struct Left {
-    size_t places;
-    Status failure;
-  };
-  auto left = std::make_shared<Left>(Left{places_.size(), {}});
-  for (Place& place : places_) {
-    waiter_.after(place.device->name(), *place.queue, *place.reached, deadline, [left, then](const Status& status) {
-      if (!status.ok() && left->failure.ok()) left->failure = status;
-      if (--left->places == 0) then(left->failure);
-    });
-  }
+  const auto reached = join(places_.size(), std::move(then));
+  for (Place& place : places_) waiter_.after(place.device->name(), *place.queue, *place.reached, deadline, reached);
 }
 
 }  // namespace dsgd

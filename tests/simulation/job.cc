@@ -82,7 +82,7 @@ Config config_of(const JobSpec& spec, int worker) {
     if (!status.ok()) std::abort();
   }
   if (worker >= 0 && !config.set("rank", std::to_string(worker)).ok()) std::abort();
-  if (worker >= 0 && !config.set("worker_id", "w" + std::to_string(worker)).ok()) std::abort();
+  if (worker >= 0 && !config.set("worker_id", std::string("w") + std::to_string(worker)).ok()) std::abort();
   return config;
 }
 
@@ -148,7 +148,7 @@ class Program {
     std::vector<Parameter*> parameters;
     for (size_t t = 0; t < shape_.tensors.size() && status.ok(); ++t) {
       const int64_t count = static_cast<int64_t>(shape_.tensors[t]);
-      auto parameter = session.add_parameter("p" + std::to_string(t), DType::kFloat32, {&count, 1}, true);
+      auto parameter = session.add_parameter(std::string("p") + std::to_string(t), DType::kFloat32, {&count, 1}, true);
       status = parameter.status();
       if (parameter.ok()) parameters.push_back(parameter.value());
     }

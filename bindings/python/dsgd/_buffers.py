@@ -29,6 +29,11 @@ _DLPACK_TYPES = {
 _DEVICE_CPU, _DEVICE_CUDA, _DEVICE_CUDA_HOST, _DEVICE_CUDA_MANAGED = 1, 2, 3, 13
 
 
+def dlpack_device(device: str) -> Tuple[int, int]:
+    """DLPack's name of one of dsgd's devices."""
+    return (_DEVICE_CPU, 0) if device == "cpu" else (_DEVICE_CUDA, int(device.partition(":")[2]))
+
+
 class Buffer:
     """A contiguous buffer that stays exported, and its memory thus in place, while this object lives."""
 
@@ -85,8 +90,7 @@ class Buffer:
                 f"{what} is {type(owner).__name__}, in host memory, and its replica is on {device}; give a tensor on that device"
             )
         where = owner.__dlpack_device__()
-        index = int(device.partition(":")[2])
-        if where[0] != _DEVICE_CUDA_MANAGED and (int(where[0]), int(where[1])) != (_DEVICE_CUDA, index):
+        if where[0] != _DEVICE_CUDA_MANAGED and (int(where[0]), int(where[1])) != dlpack_device(device):
             raise InvalidArgumentError(
                 f"{what} lies on DLPack device {_device_text(where)}, its replica on {device}; give a tensor on that device"
             )

@@ -6,7 +6,7 @@ import math
 from typing import Any, Optional, Tuple
 
 from . import _raw
-from ._buffers import Buffer, as_array
+from ._buffers import Buffer, as_array, dlpack_device
 from ._config import options_text
 from ._errors import InvalidArgumentError
 from ._handle import Handle
@@ -144,9 +144,7 @@ class Tensor:
         self._which = which
 
     def __dlpack_device__(self) -> Tuple[int, int]:
-        if self._replica.device == "cpu":
-            return 1, 0
-        return 2, int(self._replica.device.partition(":")[2])  # CUDA
+        return dlpack_device(self._replica.device)
 
     def __dlpack__(
         self,

@@ -3,6 +3,19 @@
 
 #include "tests/unit/capi/bad_input.h"
 
+namespace {
+
+int32_t init_with(const char* key, const char* value, dsgd_error** error) {
+  dsgd_config* config = quiet_config();
+  dsgd_config_set(config, key, value, nullptr);
+  dsgd_session* session = nullptr;
+  const int32_t status = dsgd_init(config, &session, error);
+  dsgd_config_free(config);
+  return status;
+}
+
+}  // namespace
+
 std::vector<BadCall> session_cases() {
   using W = World&;
   using E = dsgd_error**;
@@ -16,23 +29,9 @@ std::vector<BadCall> session_cases() {
          return dsgd_init(foreign<dsgd_config>(w.shard), &session, e);
        }},
       {"dsgd_init", "several workers and no head", kInvalid, "head",
-       [](W, E e) {
-         dsgd_config* config = quiet_config();
-         dsgd_config_set(config, "num_workers", "2", nullptr);
-         dsgd_session* session = nullptr;
-         const int32_t status = dsgd_init(config, &session, e);
-         dsgd_config_free(config);
-         return status;
-       }},
+       [](W, E e) { return init_with("num_workers", "2", e); }},
       {"dsgd_init", "a head at no address", kInvalid, "head = 0.0.0.0:7700 names no machine",
-       [](W, E e) {
-         dsgd_config* config = quiet_config();
-         dsgd_config_set(config, "head", "0.0.0.0:7700", nullptr);
-         dsgd_session* session = nullptr;
-         const int32_t status = dsgd_init(config, &session, e);
-         dsgd_config_free(config);
-         return status;
-       }},
+       [](W, E e) { return init_with("head", "0.0.0.0:7700", e); }},
       {"dsgd_close", "NULL", kInvalid, "'session' is NULL", [](W, E e) { return dsgd_close(nullptr, 0, e); }},
       {"dsgd_close", "foreign session", kInvalid, "not a dsgd_session",
        [](W w, E e) { return dsgd_close(foreign<dsgd_session>(w.config), 0, e); }},

@@ -163,14 +163,17 @@ TEST(Plugin, AnOwnerThatIsNoRankIsRefusedAtStart) {
       });
 }
 
+auto expect_mismatch_of_mine(const char* says) {
+  return [says](dsgd_session* session, int) {
+    Error error;
+    EXPECT_EQ(start(session, "mine", nullptr, error), DSGD_ERR_MISMATCH);
+    EXPECT_NE(error.message().find(says), std::string::npos) << error.message();
+  };
+}
+
 TEST(Plugin, WorkersWithUnlikeOwnersAreToldSoAtStart) {
   run_job(
-      2, {},
-      [](dsgd_session* session, int) {
-        Error error;
-        EXPECT_EQ(start(session, "mine", nullptr, error), DSGD_ERR_MISMATCH);
-        EXPECT_NE(error.message().find("strategy mine update_at_owner (answers "), std::string::npos) << error.message();
-      },
+      2, {}, expect_mismatch_of_mine("strategy mine update_at_owner (answers "),
       in_turn([](dsgd_config* config, int turn) {
         register_strategy(config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER,
                           turn ? [](void*, const char*, uint64_t, uint64_t, int32_t, const char*) { return 0; }
@@ -180,12 +183,7 @@ TEST(Plugin, WorkersWithUnlikeOwnersAreToldSoAtStart) {
 
 TEST(Plugin, WorkersWithUnlikeFlagsAreToldSoAtStart) {
   run_job(
-      2, {},
-      [](dsgd_session* session, int) {
-        Error error;
-        EXPECT_EQ(start(session, "mine", nullptr, error), DSGD_ERR_MISMATCH);
-        EXPECT_NE(error.message().find("strategy mine mean_at_owner"), std::string::npos) << error.message();
-      },
+      2, {}, expect_mismatch_of_mine("strategy mine mean_at_owner"),
       in_turn([](dsgd_config* config, int turn) { register_strategy(config, "mine", static_cast<uint32_t>(turn), deal_owner); }));
 }
 
