@@ -56,7 +56,7 @@ Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader 
         mesh, shape, RingPlan{plan.count, element, plan.data, add}, std::move(done)));
   }
   DirectPlan direct;
-  direct.bounds = balanced_slices(plan.count, mesh.size());
+  direct.slices = slices_between(balanced_slices(plan.count, mesh.size()));
   direct.element = direct.result_element = element;
   direct.data = direct.result = plan.data;
   direct.ordered = is_floating(plan.dtype);

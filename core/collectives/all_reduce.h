@@ -9,11 +9,15 @@
 namespace dsgd {
 
 struct AlgorithmChoice {
-  std::string name = "auto";                      // auto, direct, ring, or a registered one
+  std::string name = "auto";                      // auto, direct, ring, nccl, or a registered one
   std::shared_ptr<ScheduleAlgorithm> registered;  // which is this
 };
 
-// auto: direct, and beyond 32 workers the ring, whose fewer messages win there.
+// May devices add up among themselves what they can, before the host has it? That is all that `nccl` says beyond `auto`: it is
+// an error where they cannot.
+inline bool goes_by_nccl(const AlgorithmChoice& choice) { return choice.name == "auto" || choice.name == "nccl"; }
+
+// Of what is on the host. auto: direct, and beyond 32 workers the ring, whose fewer messages win there.
 Algorithm algorithm_of(const AlgorithmChoice& choice, int32_t workers);
 
 struct AllReducePlan {

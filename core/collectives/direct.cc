@@ -20,11 +20,16 @@ std::vector<size_t> balanced_slices(size_t count, int32_t size) {
   return bounds;
 }
 
+std::vector<Slice> slices_between(const std::vector<size_t>& bounds) {
+  std::vector<Slice> slices;
+  for (size_t i = 1; i < bounds.size(); ++i) slices.push_back({bounds[i - 1], bounds[i]});
+  return slices;
+}
+
 Direct::Direct(Mesh& mesh, const BulkHeader& shape, DirectPlan plan, bool hold, Done done)
     : Task(mesh, shape, std::move(done)), plan_(std::move(plan)), hold_(hold), rank_(mesh.rank()), size_(mesh.size()) {
   chunk_ = mesh.chunk_bytes() / std::max(plan_.element, plan_.result_element);
-  first_ = plan_.bounds[rank_];
-  last_ = plan_.bounds[rank_ + 1];
+  first_ = plan_.slices[rank_].begin;
   if (!plan_.own) plan_.own = plan_.data + first_ * plan_.element;
 }
 
@@ -36,12 +41,47 @@ uint64_t Direct::tag(const Mesh& mesh, const DirectPlan& plan) {
   mix(mesh.chunk_bytes());
   mix(plan.element * 16 + plan.result_element);
   mix(plan.reduce * 2 + plan.gather);
-  for (size_t bound : plan.bounds) mix(bound);
+  for (const std::vector<Slice>* slices : {&plan.slices, &plan.parts}) {
+    for (const Slice& slice : *slices) mix(slice.begin), mix(slice.end);
+  }
   return hash;
 }
 
-size_t Direct::chunks_of(int32_t rank) const {
-  return (plan_.bounds[rank + 1] - plan_.bounds[rank] + chunk_ - 1) / chunk_;
+int32_t Direct::Segment::turn_of(int32_t rank) const {
+  const auto at = std::lower_bound(ranks.begin(), ranks.end(), rank);
+  return at != ranks.end() && *at == rank ? static_cast<int32_t>(at - ranks.begin()) : -1;
+}
+
+void Direct::cut_slices() {
+  size_t elements = 0;
+  for (const Slice& slice : plan_.slices) elements = std::max(elements, slice.end);
+  std::vector<size_t> bounds = {0, elements};
+  for (const Slice& part : plan_.parts) bounds.insert(bounds.end(), {part.begin, part.end});
+  std::sort(bounds.begin(), bounds.end());
+  bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
+  for (const Slice& slice : slices_between(bounds)) {
+    Segment segment{slice, {}};
+    for (int32_t r = 0; r < size_; ++r) {
+      if (plan_.parts.empty() || (plan_.parts[r].begin <= slice.begin && slice.end <= plan_.parts[r].end)) segment.ranks.push_back(r);
+    }
+    segments_.push_back(std::move(segment));
+  }
+  cuts_.resize(size_);
+  for (int32_t owner = 0; owner < size_; ++owner) {
+    for (const Segment& segment : segments_) {
+      const size_t last = std::min(segment.slice.end, plan_.slices[owner].end);
+      for (size_t begin = std::max(segment.slice.begin, plan_.slices[owner].begin); begin < last; begin += chunk_) {
+        cuts_[owner].push_back({begin, std::min(begin + chunk_, last), &segment});
+      }
+    }
+  }
+}
+
+bool Direct::find_cut(int32_t owner, size_t begin, size_t* index) const {
+  const std::vector<Cut>& cuts = cuts_[owner];
+  const auto at = std::lower_bound(cuts.begin(), cuts.end(), begin, [](const Cut& cut, size_t b) { return cut.begin < b; });
+  *index = static_cast<size_t>(at - cuts.begin());
+  return at != cuts.end() && at->begin == begin;
 }
 
 void Direct::start() {
@@ -49,24 +89,27 @@ void Direct::start() {
   to_gather_.assign(size_, 0);
   gathered_.resize(size_);
   sinks_.resize(size_);
-  chunks_.resize(chunks_of(rank_));
-  for (Chunk& chunk : chunks_) {
-    chunk.parked.resize(size_);
-    chunk.added.assign(size_, 0);
+  cut_slices();
+  chunks_.resize(cuts_[rank_].size());
+  for (size_t c = 0; c < chunks_.size(); ++c) {
+    const size_t contributions = cuts_[rank_][c].segment->ranks.size();
+    chunks_[c].parked.resize(contributions);
+    chunks_[c].added.assign(contributions, 0);
+    chunks_[c].own_turn = turn_of(c, rank_);
   }
   if (plan_.gather) {
     for (int32_t r = 0; r < size_; ++r) {
       if (r == rank_) continue;
-      to_gather_[r] = chunks_of(r);
-      gathered_[r].assign(to_gather_[r], 0);
+      gathered_[r].assign(cuts_[r].size(), 0);
+      for (const Cut& cut : cuts_[r]) to_gather_[r] += cut.segment->turn_of(rank_) >= 0;
       gathering_ += to_gather_[r];
     }
   }
   if (plan_.reduce) {
     for (int32_t hop = 1; hop < size_; ++hop) {
       const int32_t owner = (rank_ + hop) % size_;
-      for (size_t begin = plan_.bounds[owner]; begin < plan_.bounds[owner + 1]; begin += chunk_) {
-        send_range(owner, kReduce, begin, std::min(begin + chunk_, plan_.bounds[owner + 1]));
+      for (const Cut& cut : cuts_[owner]) {
+        if (cut.segment->turn_of(rank_) >= 0) send_range(owner, kReduce, cut.begin, cut.end);
       }
     }
     for (size_t c = 0; c < chunks_.size() && !ended(); ++c) advance(c);
@@ -103,23 +146,19 @@ bool Direct::locate(const BulkHeader& header, size_t nbytes, int32_t source, siz
   const bool reducing = header.phase == kReduce;
   if (header.phase > kGather || (reducing ? !plan_.reduce : !plan_.gather)) return false;
   const size_t element = reducing ? plan_.element : plan_.result_element;
-  const int32_t owner = reducing ? rank_ : source;
-  const size_t first = plan_.bounds[owner], last = plan_.bounds[owner + 1];
-  if (header.offset % element != 0) return false;
-  const size_t begin = header.offset / element;
-  if (begin < first || begin >= last || (begin - first) % chunk_ != 0) return false;
-  *chunk = (begin - first) / chunk_;
-  return nbytes == (std::min(begin + chunk_, last) - begin) * element;
+  const int32_t owner = reducing ? rank_ : source, other = reducing ? source : rank_;
+  if (header.offset % element != 0 || !find_cut(owner, header.offset / element, chunk)) return false;
+  const Cut& cut = cuts_[owner][*chunk];
+  return nbytes == (cut.end - cut.begin) * element && cut.segment->turn_of(other) >= 0;
 }
 
 // Sums are ((g0 + g1) + g2) + ...: the first two in either order, since a + b = b + a bit for bit, then by rank.
-bool Direct::eligible(const Chunk& chunk, int32_t source) const {
-  if (chunk.added[source]) return false;
-  if (!plan_.ordered) return true;
+bool Direct::eligible(const Chunk& chunk, int32_t turn) const {
+  if (chunk.added[turn]) return false;
+  if (!plan_.ordered) return chunk.own_turn >= 0 || !chunk.landing;  // without an own one, the first is copied, the others add
   if (chunk.landing) return false;
-  if (chunk.count == 0) return source <= 1;
-  if (chunk.count == 1) return source <= 1;
-  return source == chunk.count;
+  if (chunk.count <= 1) return turn <= 1;
+  return turn == chunk.count;
 }
 
 // Where the next contribution to a chunk goes, and whether it is the first there. The own contribution lies in the
@@ -127,13 +166,11 @@ bool Direct::eligible(const Chunk& chunk, int32_t source) const {
 // buffer of its own.
 std::byte* Direct::target(size_t index, bool* copy) {
   Chunk& chunk = chunks_[index];
-  const size_t begin = first_ + index * chunk_;
-  std::byte* own = own_at(begin);
-  *copy = false;
-  if (!plan_.ordered || rank_ <= 1 || chunk.added[rank_]) return own;
-  if (!chunk.prefix) {
-    chunk.prefix.reset(new std::byte[(std::min(begin + chunk_, last_) - begin) * plan_.element]);
-  }
+  const Cut& cut = cuts_[rank_][index];
+  std::byte* own = own_at(cut.begin);
+  *copy = chunk.own_turn < 0 && chunk.count == 0;
+  if (!plan_.ordered || chunk.own_turn <= 1 || chunk.added[chunk.own_turn]) return own;
+  if (!chunk.prefix) chunk.prefix.reset(new std::byte[(cut.end - cut.begin) * plan_.element]);
   *copy = chunk.prefix_empty;
   return chunk.prefix.get();
 }
@@ -148,7 +185,7 @@ transport::BulkSink* Direct::on_bulk(int32_t source, const BulkHeader& header, s
     return &sink;
   }
   Chunk& chunk = chunks_[index];
-  if (!eligible(chunk, source)) return nullptr;
+  if (!eligible(chunk, turn_of(index, source))) return nullptr;
   bool copy;
   std::byte* place = target(index, &copy);
   chunk.landing = true;
@@ -171,7 +208,7 @@ void Direct::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<
   }
   if (landed) {
     const size_t element = header.phase == kReduce ? plan_.element : plan_.result_element;
-    index = (header.offset / element - plan_.bounds[header.phase == kReduce ? rank_ : source]) / chunk_;
+    find_cut(header.phase == kReduce ? rank_ : source, header.offset / element, &index);
   }
   if (header.phase == kGather) {
     if (gathered_[source][index]) {
@@ -186,25 +223,26 @@ void Direct::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<
     return check_end();
   }
   Chunk& chunk = chunks_[index];
+  const int32_t turn = turn_of(index, source);
   if (landed) {
     receipt->finish({});
     chunk.landing = false;
-    added(index, source);
+    added(index, turn);
   } else {
-    if (chunk.added[source] || chunk.parked[source]) {
+    if (chunk.added[turn] || chunk.parked[turn]) {
       receipt->finish(Status(Code::kInternal, "chunk came twice"));
       return protocol_error(source, header, nbytes);
     }
-    chunk.parked[source] = std::move(receipt);
+    chunk.parked[turn] = std::move(receipt);
   }
   advance(index);
   transform_ready();
   check_end();
 }
 
-void Direct::added(size_t index, int32_t source) {
+void Direct::added(size_t index, int32_t turn) {
   Chunk& chunk = chunks_[index];
-  chunk.added[source] = 1;
+  chunk.added[turn] = 1;
   ++chunk.count;
   chunk.prefix_empty = false;
 }
@@ -212,33 +250,33 @@ void Direct::added(size_t index, int32_t source) {
 // Adds what waits and whose turn it is.
 void Direct::advance(size_t index) {
   Chunk& chunk = chunks_[index];
-  const size_t begin = first_ + index * chunk_;
-  const size_t count = std::min(begin + chunk_, last_) - begin;
+  const Cut& cut = cuts_[rank_][index];
+  const size_t count = cut.end - cut.begin;
+  const int32_t turns = static_cast<int32_t>(chunk.added.size());
   for (bool progress = true; progress;) {
     progress = false;
-    for (int32_t source = 0; source < size_; ++source) {
-      if (!eligible(chunk, source)) continue;
-      if (source == rank_) {
+    for (int32_t turn = 0; turn < turns; ++turn) {
+      if (!eligible(chunk, turn)) continue;
+      if (turn == chunk.own_turn) {
         if (chunk.prefix) {
-          std::byte* own = own_at(begin);
-          plan_.add(own, chunk.prefix.get(), count);  // a + b = b + a
+          plan_.add(own_at(cut.begin), chunk.prefix.get(), count);  // a + b = b + a
           chunk.prefix.reset();
         }
-      } else if (chunk.parked[source]) {
+      } else if (chunk.parked[turn]) {
         bool copy;
         std::byte* place = target(index, &copy);
-        const std::byte* data = chunk.parked[source]->data().data();
+        const std::byte* data = chunk.parked[turn]->data().data();
         if (copy) {
           std::memcpy(place, data, count * plan_.element);
         } else {
           plan_.add(place, data, count);
         }
-        chunk.parked[source]->finish({});
-        chunk.parked[source].reset();
+        chunk.parked[turn]->finish({});
+        chunk.parked[turn].reset();
       } else {
         continue;
       }
-      added(index, source);
+      added(index, turn);
       progress = true;
     }
   }
@@ -247,12 +285,13 @@ void Direct::advance(size_t index) {
 // Results go out in the order of the slice, so that what describes a slice can stand at its head.
 void Direct::transform_ready() {
   if (hold_) return;
-  while (complete_ < chunks_.size() && (!plan_.reduce || chunks_[complete_].count == size_)) {
-    const size_t index = complete_++;
-    const size_t begin = first_ + index * chunk_, end = std::min(begin + chunk_, last_);
-    if (plan_.reduce && plan_.transform) plan_.transform(begin, end);
-    if (plan_.gather) {
-      for (int32_t hop = 1; hop < size_; ++hop) send_range((rank_ + hop) % size_, kGather, begin, end);
+  const auto contributions = [this](size_t index) { return static_cast<int32_t>(chunks_[index].added.size()); };
+  while (complete_ < chunks_.size() && (!plan_.reduce || chunks_[complete_].count == contributions(complete_))) {
+    const Cut& cut = cuts_[rank_][complete_++];
+    if (plan_.reduce && plan_.transform) plan_.transform(cut.begin, cut.end);
+    for (int32_t hop = 1; plan_.gather && hop < size_; ++hop) {
+      const int32_t rank = (rank_ + hop) % size_;
+      if (cut.segment->turn_of(rank) >= 0) send_range(rank, kGather, cut.begin, cut.end);
     }
   }
 }
@@ -276,7 +315,10 @@ std::vector<int32_t> Direct::missing() const {
     if (r == rank_ || sends_to_.empty()) continue;
     bool waits = to_gather_[r] > 0 || sends_to_[r] > 0;
     // What is parked has come, and only waits for its turn: on others.
-    for (const Chunk& chunk : chunks_) waits = waits || (plan_.reduce && !chunk.added[r] && !chunk.parked[r]);
+    for (size_t c = 0; c < chunks_.size() && plan_.reduce && !waits; ++c) {
+      const int32_t turn = turn_of(c, r);
+      waits = turn >= 0 && !chunks_[c].added[turn] && !chunks_[c].parked[turn];
+    }
     if (waits) ranks.push_back(r);
   }
   return ranks;

@@ -2,7 +2,8 @@
 // rank order (so the bits do not depend on arrival), then gives the result to all. One state machine serves all-reduce,
 // reduce-scatter, all-gather and the buckets of the strategies: with balanced slices it is the direct all-reduce, with
 // everything in rank 0's slice it is `simple`, with slices placed by consistent hashing and an update at the owner it is
-// the parameter server's push and pull.
+// the parameter server's push and pull. Where workers have added up their data among themselves before, each contributes and
+// gets a part only: then it is the way between nodes of a hierarchical all-reduce.
 #pragma once
 
 #include <optional>
@@ -12,10 +13,16 @@
 
 namespace dsgd {
 
+struct Slice {
+  size_t begin = 0, end = 0;  // elements
+  size_t count() const { return end - begin; }
+};
+
 struct DirectPlan {
-  std::vector<size_t> bounds;        // size() + 1 element positions; rank r owns [bounds[r], bounds[r + 1])
+  std::vector<Slice> slices;         // by rank: what it owns; together all elements, each once
+  std::vector<Slice> parts = {};     // by rank: what it contributes and gets; empty: everything
   size_t element = 4;                // bytes of an element in the reduce phase
-  std::byte* data = nullptr;         // contributions, bounds.back() elements
+  std::byte* data = nullptr;         // contributions, at their positions
   std::byte* own = nullptr;          // this rank's slice, where its sum is made; null: its place in `data`
   bool reduce = true;                // else the own slice of `result` already holds what is to be given out
   bool ordered = true;               // false: the sum does not depend on the order (integers)
@@ -23,14 +30,16 @@ struct DirectPlan {
   Add add;
   bool gather = true;
   size_t result_element = 4;         // bytes of an element in the gather phase
-  std::byte* result = nullptr;       // bounds.back() elements; may be `data` when the sizes are equal
+  std::byte* result = nullptr;       // at their positions; may be `data` when the sizes are equal
   // Called for consecutive ranges of the own slice, from its beginning, once their sums are complete: turns sums (in data)
   // into results (in result). Empty: sums are the results.
   std::function<void(size_t begin, size_t end)> transform;
 };
 
-// Slices of near equal size, at multiples of 16 elements.
+// Bounds of slices of near equal size, at multiples of 16 elements: size + 1 positions.
 std::vector<size_t> balanced_slices(size_t count, int32_t size);
+// The slices between bounds.
+std::vector<Slice> slices_between(const std::vector<size_t>& bounds);
 
 class Direct final : public Task {
  public:
@@ -50,21 +59,36 @@ class Direct final : public Task {
 
  private:
   enum Phase : uint16_t { kReduce = 0, kGather = 1 };
-  // One chunk of the own slice.
+  // Elements that the same ranks contribute to and get, in order.
+  struct Segment {
+    Slice slice;
+    std::vector<int32_t> ranks;
+    int32_t turn_of(int32_t rank) const;  // its place among them; -1: none
+  };
+  // What one message carries of an owner's slice.
+  struct Cut {
+    size_t begin, end;
+    const Segment* segment;
+  };
+  // One cut of the own slice.
   struct Chunk {
-    std::vector<std::unique_ptr<transport::BulkReceipt>> parked;  // by source, arrived before their turn
-    std::vector<char> added;                                     // by source
+    std::vector<std::unique_ptr<transport::BulkReceipt>> parked;  // by turn, arrived before it
+    std::vector<char> added;                                     // by turn
     int32_t count = 0;                                           // how many are added
+    int32_t own_turn = -1;
     bool landing = false;                                        // a sink is adding right now
     std::unique_ptr<std::byte[]> prefix;  // sum of the ranks before ours, until ours is added
     bool prefix_empty = true;
   };
 
-  size_t chunks_of(int32_t rank) const;
+  void cut_slices();
+  // The cut that begins there.
+  bool find_cut(int32_t owner, size_t begin, size_t* index) const;
   bool locate(const transport::BulkHeader& header, size_t nbytes, int32_t source, size_t* chunk) const;
-  bool eligible(const Chunk& chunk, int32_t source) const;
+  int32_t turn_of(size_t chunk, int32_t source) const { return cuts_[rank_][chunk].segment->turn_of(source); }
+  bool eligible(const Chunk& chunk, int32_t turn) const;
   std::byte* target(size_t chunk, bool* copy);
-  void added(size_t chunk, int32_t source);
+  void added(size_t chunk, int32_t turn);
   void advance(size_t chunk);
   void transform_ready();
   void check_end();
@@ -74,8 +98,10 @@ class Direct final : public Task {
   bool hold_;
   const int32_t rank_, size_;
   size_t chunk_ = 0;        // elements
-  size_t first_ = 0, last_ = 0;  // own slice
+  size_t first_ = 0;  // of the own slice
   std::byte* own_at(size_t position) const { return plan_.own + (position - first_) * plan_.element; }
+  std::vector<Segment> segments_;
+  std::vector<std::vector<Cut>> cuts_;  // by owner
   std::vector<Chunk> chunks_;
   size_t complete_ = 0;     // chunks of the own slice that are transformed and published
   std::vector<std::vector<char>> gathered_;  // by owner, by chunk

@@ -13,9 +13,9 @@ constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30, kTiB = kGiB * 
 
 // Alphabetical. The texts are what `dsgd config` and the documentation print.
 constexpr Rule kRules[] = {
-    {{"algorithm", "choice", "auto", "auto | direct | ring",
-      "How the allreduce strategy moves bytes between workers; auto picks by size and number of workers; a "
-      "host may register more.",
+    {{"algorithm", "choice", "auto", "auto | direct | nccl | ring",
+      "How the allreduce strategy moves bytes between workers; auto picks by size and number of workers, and lets "
+      "NCCL add up what it can of GPUs; nccl: the same, but an error where it cannot; a host may register more.",
       "DSGD_ALGORITHM"},
      Type::kChoice,
      0,
@@ -101,6 +101,15 @@ constexpr Rule kRules[] = {
      0,
      false,
      true},
+    {{"internode", "choice", "rpc", "rpc | nccl",
+      "How gradients of GPUs go from node to node, once NCCL has added up those of a node: through host memory and "
+      "dsgd's connections (rpc), or by NCCL too; equal on all workers.",
+      "DSGD_INTERNODE"},
+     Type::kChoice,
+     0,
+     0,
+     false,
+     false},
     {{"job", "string", "default", "1 to 255 characters",
       "Name of the job; a head admits only workers that give the same name.", "DSGD_JOB"},
      Type::kText,
@@ -141,6 +150,15 @@ constexpr Rule kRules[] = {
      Type::kInteger,
      1,
      65536,
+     false,
+     true},
+    {{"nccl_library", "string", "", "PATH",
+      "Path of NCCL's shared library, for where the dynamic loader does not find it; one that the process has loaded "
+      "already comes before it.",
+      "DSGD_NCCL_LIBRARY"},
+     Type::kText,
+     0,
+     0,
      false,
      true},
     {{"num_workers", "integer", "1", "1..65536",

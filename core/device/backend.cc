@@ -27,6 +27,9 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
   const std::string& describe() const override { return description_; }
   int32_t index() const override { return index_; }
   bool is_host() const override { return false; }
+  DeviceId identity() const override { return backend.identity(handle); }
+  Result<CommunicatorLibrary> load_communicators(const std::string& path) override;
+  Result<CommunicatorId> new_communicator_id() override;
   Result<std::shared_ptr<void>> allocate(size_t nbytes) override {
     return memory(nbytes, backend.allocate, backend.release);
   }
@@ -63,14 +66,8 @@ class OpenedMark final : public Mark {
   ~OpenedMark() override { device_->backend.event_close(event); }
   Result<bool> done() override {
     Message message{};
-    switch (device_->backend.event_query(event, &message)) {
-      case EventState::kDone:
-        return true;
-      case EventState::kPending:
-        return false;
-      case EventState::kFailed:
-        break;
-    }
+    const EventState state = device_->backend.event_query(event, &message);
+    if (state != EventState::kFailed) return state == EventState::kDone;
     message.text[sizeof message.text - 1] = 0;
     return Status(Code::kInternal, message.text);
   }
@@ -132,6 +129,37 @@ class OpenedQueue final : public WorkQueue {
   Queue* const queue_;
 };
 
+// A std::function as a callback of the table's.
+void* held(Communicator::Ended ended) { return new Communicator::Ended(std::move(ended)); }
+void call_held(void* context, int32_t code, const char* message) {
+  const std::unique_ptr<Communicator::Ended> ended(static_cast<Communicator::Ended*>(context));
+  (*ended)(code == 0 ? Status() : Status(static_cast<Code>(code), message));
+}
+
+class OpenedCommunicator final : public Communicator {
+ public:
+  OpenedCommunicator(std::vector<std::shared_ptr<Device>> devices, const Backend& backend, Comm* communicator)
+      : devices_(std::move(devices)), backend_(backend), communicator_(communicator) {}
+  ~OpenedCommunicator() override { backend_.communicator_close(communicator_); }
+  void enter(const Work& work, std::chrono::nanoseconds patience, Ended ended) override {
+    std::vector<Event*> after, reached;
+    for (Mark* mark : work.after) after.push_back(event_of(*mark));
+    for (Mark* mark : work.reached) reached.push_back(event_of(*mark));
+    const CollectiveWork entered{work.collective, work.dtype, work.count, work.buffers.data(), after.empty() ? nullptr : after.data(),
+                                 work.before.data(), work.behind.data(), static_cast<uint32_t>(work.before.size()),
+                                 static_cast<uint32_t>(work.behind.size()), reached.data(), patience.count()};
+    backend_.communicator_enter(communicator_, &entered, call_held, held(std::move(ended)));
+  }
+  void fail(const Status& cause) override {
+    backend_.communicator_fail(communicator_, static_cast<int32_t>(cause.code()), cause.message().c_str());
+  }
+
+ private:
+  const std::vector<std::shared_ptr<Device>> devices_;
+  const Backend& backend_;
+  Comm* const communicator_;
+};
+
 Result<std::unique_ptr<WorkQueue>> Opened::new_queue() {
   Queue* queue = nullptr;
   Status status = call([&](Message* message) { return backend.queue_open(handle, &queue, message); });
@@ -144,6 +172,23 @@ Result<std::unique_ptr<Mark>> Opened::new_mark() {
   Status status = call([&](Message* message) { return backend.event_open(handle, &event, message); });
   if (!status.ok()) return status;
   return std::unique_ptr<Mark>(std::make_unique<OpenedMark>(shared_from_this(), event));
+}
+
+Result<Device::CommunicatorLibrary> Opened::load_communicators(const std::string& path) {
+  CommunicatorLibrary library{};
+  Message message{};
+  const int32_t code = backend.communicator_load(path.c_str(), &library.version, &message);
+  message.text[sizeof message.text - 1] = 0;
+  library.description = message.text;
+  if (code != 0) return Status(static_cast<Code>(code), library.description);
+  return library;
+}
+
+Result<CommunicatorId> Opened::new_communicator_id() {
+  CommunicatorId id{};
+  Status status = call([&](Message* message) { return backend.communicator_id(&id, message); });
+  if (!status.ok()) return status;
+  return id;
 }
 
 Status Opened::record_stream(Mark& mark, void* stream) {
@@ -176,6 +221,25 @@ Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t ind
   status = call([&](Message* message) { return backend.open(index, &handle, message); });
   if (!status.ok()) return status;
   return std::shared_ptr<Device>(std::make_shared<Opened>(backend, handle, index));
+}
+
+Result<std::unique_ptr<Communicator>> Device::join(const std::vector<std::shared_ptr<Device>>& devices, const CommunicatorId& id,
+                                                   int32_t first, int32_t size, std::chrono::nanoseconds patience,
+                                                   Communicator::Ended joined) {
+  std::vector<Handle*> handles;
+  for (const auto& device : devices) handles.push_back(static_cast<Opened&>(*device).handle);
+  const Backend& backend = static_cast<Opened&>(*devices.front()).backend;
+  Comm* communicator = nullptr;
+  void* context = held(std::move(joined));
+  Status status = call([&](Message* message) {
+    return backend.communicator_open(handles.data(), static_cast<uint32_t>(handles.size()), &id, first, size, patience.count(), call_held,
+                                     context, &communicator, message);
+  });
+  if (!status.ok()) {
+    delete static_cast<Communicator::Ended*>(context);
+    return status;
+  }
+  return std::unique_ptr<Communicator>(std::make_unique<OpenedCommunicator>(devices, backend, communicator));
 }
 
 }  // namespace dsgd::device

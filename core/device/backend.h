@@ -12,10 +12,14 @@
 
 namespace dsgd::device {
 
-inline constexpr uint32_t kBackendVersion = 1;
+inline constexpr uint32_t kBackendVersion = 2;
 
 struct Message {
   char text[512];
+};
+
+struct DeviceId {  // of the hardware: equal for two processes that use the same
+  uint8_t bytes[16];
 };
 
 // ---- what a step does with a bucket
@@ -45,11 +49,45 @@ struct UpdatePiece {
   void* state[3];  // of the rule, at the piece's first element
 };
 
+// ---- sums over devices, of this process and of others
+
+// Names a communicator to all who join it: one makes it, the others are told.
+struct CommunicatorId {
+  uint8_t bytes[128];
+};
+// In place. `count` elements are a whole buffer in kAllReduce. Else they are one device's part: a buffer has size * count, of
+// which kReduceScatter leaves each device the sum of its part, and kAllGather gives all devices all parts.
+enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather };
+
+struct Event;
+struct CollectiveCopy {
+  uint32_t device;  // whose queue
+  void* to;
+  const void* from;
+  uint64_t nbytes;
+};
+struct CollectiveWork {
+  Collective collective;
+  DType dtype;
+  uint64_t count;
+  void* const* buffers;             // by device, as all that follows
+  Event* const* after;              // waited for before; null: nothing
+  const CollectiveCopy* before;     // in the same queues, before and behind it
+  const CollectiveCopy* behind;
+  uint32_t befores, behinds;
+  Event* const* reached;            // recorded behind all of it
+  int64_t patience;                 // nanoseconds
+};
+// Called once, from a thread of the backend's or from within the call that it was given to. Code 0: it has ended well;
+// kWorkerLost: a member is lost, which one is not known.
+using CollectiveEnded = void (*)(void* context, int32_t code, const char* message);
+
 // ---- the table
 
 struct Handle;  // a device
 struct Queue;
 struct Event;   // a point in a queue or in a stream of the host's
+struct Comm;    // devices of this process in a communicator
 
 enum class EventState : int32_t { kDone = 0, kPending = 1, kFailed = -1 };
 
@@ -61,6 +99,7 @@ struct Backend {
   int32_t (*open)(int32_t index, Handle** device, Message* message);
   void (*close)(Handle* device);  // all of its queues and events are closed before
   const char* (*describe)(const Handle* device);  // "NVIDIA H200, compute capability 9.0, 139.8 GiB"
+  DeviceId (*identity)(const Handle* device);
 
   int32_t (*allocate)(Handle* device, uint64_t nbytes, void** data, Message* message);  // zeroed; aligned to 256 bytes
   void (*release)(Handle* device, void* data);
@@ -89,6 +128,20 @@ struct Backend {
   int32_t (*queue_wait)(Queue* queue, Event* event, Message* message);
   int32_t (*stream_wait)(void* stream, Event* event, Message* message);
   EventState (*event_query)(Event* event, Message* message);  // of the last record
+
+  // The library that adds up over devices (NCCL), looked for once: `path`, unless it is "", after what the host has loaded.
+  // The message says which one it is, or why there is none.
+  int32_t (*communicator_load)(const char* path, int32_t* version, Message* message);
+  int32_t (*communicator_id)(CommunicatorId* id, Message* message);
+  // Joins with `count` devices, as ranks first .. first + count - 1 of `size`. It has a thread and queues of its own, in which
+  // work is done in the order in which it is entered; all members enter the same. `ended`: all members have joined.
+  int32_t (*communicator_open)(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first, int32_t size,
+                               int64_t patience, CollectiveEnded ended, void* context, Comm** communicator, Message* message);
+  // `work` is copied. After a failure everything fails, and what the devices wait for is aborted.
+  void (*communicator_enter)(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context);
+  void (*communicator_fail)(Comm* communicator, int32_t code, const char* why);  // any thread
+  // What is in flight is aborted; waits until the devices have let go of it.
+  void (*communicator_close)(Comm* communicator);
 };
 
 }  // namespace dsgd::device

@@ -5,11 +5,13 @@
 // done when the call returns, and every event is done.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/device/backend.h"
 #include "transport/base/status.h"
@@ -41,6 +43,26 @@ class WorkQueue {
   virtual Status notify(std::function<void()> rung) = 0;
 };
 
+// Devices of this process in a communicator, with those of other processes: sums in order, in queues of its own. All members
+// enter the same. Its end aborts what is in flight. One thread at a time, but fail().
+class Communicator {
+ public:
+  // Called once, from any thread; kWorkerLost: a member is lost, which one is not known.
+  using Ended = std::function<void(const Status&)>;
+  struct Work {
+    Collective collective = Collective::kAllReduce;
+    DType dtype = DType::kFloat32;
+    size_t count = 0;            // see Collective
+    std::vector<void*> buffers;  // by device
+    std::vector<Mark*> after;    // by device: waited for before; may be empty
+    std::vector<CollectiveCopy> before, behind;  // in the same queues, before and behind it
+    std::vector<Mark*> reached;  // by device; recorded behind all of it
+  };
+  virtual ~Communicator() = default;
+  virtual void enter(const Work& work, std::chrono::nanoseconds patience, Ended ended) = 0;
+  virtual void fail(const Status& cause) = 0;  // everything fails, and what devices wait for is aborted
+};
+
 class Device {
  public:
   // The host. Always there.
@@ -48,11 +70,24 @@ class Device {
   // Device `index` of a backend; its table must outlive it.
   static Result<std::shared_ptr<Device>> open(const Backend& backend, int32_t index);
 
+  // The library behind communicators of this device and its like; see Backend::communicator_load.
+  struct CommunicatorLibrary {
+    int32_t version;
+    std::string description;
+  };
+  virtual Result<CommunicatorLibrary> load_communicators(const std::string& path) = 0;
+  virtual Result<CommunicatorId> new_communicator_id() = 0;
+  // `devices`: of this process and of one backend, in the order of their ranks. `joined`: all members have come.
+  static Result<std::unique_ptr<Communicator>> join(const std::vector<std::shared_ptr<Device>>& devices, const CommunicatorId& id,
+                                                    int32_t first, int32_t size, std::chrono::nanoseconds patience,
+                                                    Communicator::Ended joined);
+
   virtual ~Device() = default;
   virtual const std::string& name() const = 0;      // "cpu", "cuda:0"
   virtual const std::string& describe() const = 0;  // for logs
   virtual int32_t index() const = 0;                // 0 on the host
   virtual bool is_host() const = 0;                 // the host reads and writes its memory by itself
+  virtual DeviceId identity() const = 0;
 
   // Zeroed memory, aligned to 256 bytes; freed with its last reference, which holds the device.
   virtual Result<std::shared_ptr<void>> allocate(size_t nbytes) = 0;

@@ -102,6 +102,9 @@ class Host final : public Device {
   const std::string& describe() const override { return name_; }
   int32_t index() const override { return 0; }
   bool is_host() const override { return true; }
+  DeviceId identity() const override { return {}; }
+  Result<CommunicatorLibrary> load_communicators(const std::string&) override { return no_communicators(); }
+  Result<CommunicatorId> new_communicator_id() override { return no_communicators(); }
   Result<std::shared_ptr<void>> allocate(size_t nbytes) override { return zeroed(nbytes); }
   Result<std::shared_ptr<void>> allocate_staging(size_t nbytes) override { return zeroed(nbytes); }
   Status check(const void*, size_t) const override { return {}; }  // whatever the host gives is its own
@@ -111,6 +114,7 @@ class Host final : public Device {
   Status stream_wait(void* stream, Mark&) override { return no_streams(stream); }
 
  private:
+  static Status no_communicators() { return Status(Code::kUnsupported, "cpu has no communicators"); }
   static Status no_streams(void* stream) {
     if (!stream) return {};
     return Status(Code::kInvalidArgument, "cpu has no streams; pass NULL for a gradient in host memory");

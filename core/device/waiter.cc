@@ -1,7 +1,9 @@
 #include "core/device/waiter.h"
 
-#include <mutex>
+#include <atomic>
 #include <utility>
+
+#include "core/device/poster.h"
 
 namespace dsgd::device {
 
@@ -11,35 +13,26 @@ constexpr transport::Duration kLook = std::chrono::milliseconds(20);
 
 // Outlives the waiter, since devices ring when they please.
 struct Waiter::Bell {
-  std::mutex mutex;
-  transport::Loop* loop;  // null: nobody waits any more
-  Waiter* waiter;         // touched on the loop only
-  bool rung = false;      // a look is on its way
+  Poster poster;
+  Waiter* waiter;                  // touched on the loop only; null: nobody waits any more
+  std::atomic<bool> rung = false;  // a look is on its way
 
   static void ring(const std::shared_ptr<Bell>& bell) {
-    std::lock_guard lock(bell->mutex);
-    if (!bell->loop || std::exchange(bell->rung, true)) return;
-    bell->loop->post([bell] {
-      {
-        std::lock_guard lock(bell->mutex);
-        bell->rung = false;
-      }
+    if (bell->rung.exchange(true)) return;
+    bell->poster.post([bell] {
+      bell->rung = false;
       if (bell->waiter) bell->waiter->look();
     });
   }
 };
 
-Waiter::Waiter(transport::Loop& loop) : loop_(loop), bell_(std::make_shared<Bell>()) {
-  bell_->loop = &loop;
-  bell_->waiter = this;
-}
+Waiter::Waiter(transport::Loop& loop) : loop_(loop), bell_(new Bell{Poster(loop), this}) {}
 
 void Waiter::close() {
-  std::lock_guard lock(bell_->mutex);
-  if (!bell_->loop) return;
+  if (!bell_->waiter) return;
   waiting_.clear();
   if (timer_) loop_.cancel(std::exchange(timer_, 0));
-  bell_->loop = nullptr;
+  bell_->poster.close();
   bell_->waiter = nullptr;
 }
 

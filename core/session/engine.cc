@@ -242,7 +242,7 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
       [=, this](uint64_t operation, Done ended) {
         BulkHeader header = shape(operation, Kind::kAllGather, dtype, Algorithm::kDirect, bounds.back());
         DirectPlan plan;
-        plan.bounds = bounds;
+        plan.slices = slices_between(bounds);
         plan.reduce = false;
         plan.element = plan.result_element = element;
         plan.data = plan.result = receive.data();
@@ -270,7 +270,7 @@ void Engine::reduce_scatter(std::span<const std::byte> send, std::span<std::byte
         BulkHeader header = shape(operation, Kind::kReduceScatter, dtype, Algorithm::kDirect, bounds.back());
         header.reduction = static_cast<uint8_t>(reduction);
         DirectPlan plan;
-        plan.bounds = bounds;
+        plan.slices = slices_between(bounds);
         plan.gather = false;
         plan.element = plan.result_element = element;
         plan.data = const_cast<std::byte*>(send.data());
@@ -352,7 +352,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
   broken_ = cause;
   log_->error(cause.message());
   if (mesh_) mesh_->fail_session(cause, tell_peers);
-  step_.fail(cause);
+  step_.abort(cause);
   waiter_.fail(cause);
   auto pending = std::move(pending_);
   pending_.clear();
@@ -366,7 +366,7 @@ void Engine::close(const Status& cause) {
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
   if (broken_.ok()) broken_ = closed;
   if (mesh_) mesh_->close(cause);
-  step_.fail(closed);
+  cause.ok() ? step_.fail(closed) : step_.abort(cause);
   waiter_.fail(closed);
   auto pending = std::move(pending_);
   pending_.clear();

@@ -24,6 +24,8 @@ struct EngineOptions {
   size_t bucket_bytes = 4 << 20;
   int32_t servers = 0;  // 0: as many as workers
   AlgorithmChoice algorithm = {};
+  bool internode_nccl = false;  // GPUs of all nodes are one team; else those of each
+  std::string nccl_library = {};
   StepOptions step;
   std::string library_version;
 };
@@ -128,6 +130,12 @@ class Engine final : public MeshEvents {
   // start (engine_start.cc)
   std::string signature(const std::string& strategy) const;
   void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
+  // engine_teams.cc; `gpus_of`: by rank
+  std::vector<std::shared_ptr<device::Device>> gpus() const;  // that replicas are on, in the order of the first of each
+  Result<device::Device::CommunicatorLibrary> communicator_library() const;
+  void form_teams(std::shared_ptr<Call> call, std::vector<uint32_t> gpus_of, Done done);
+  void join_team(std::shared_ptr<Call> call, Teams teams, Done done);
+  Status other_version(int32_t rank) const;
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);
   // Values on the host, by parameter: replica 0's own buffers, or copies where a replica is on another device.
   using HostValues = std::vector<std::shared_ptr<void>>;

@@ -21,7 +21,7 @@ namespace {
 
 struct StartWire {
   uint64_t hash, length;
-  uint32_t replicas, reserved;
+  uint32_t replicas, gpus;
 };
 
 std::vector<std::byte> bytes_of(const std::string& text) {
@@ -71,6 +71,8 @@ std::string Engine::signature(const std::string& strategy) const {
   text += "strategy " + strategy + '\n';
   text += std::string("reproducible = ") + (options_.step.reproducible ? "1" : "0") + '\n';
   text += "bucket_size = " + std::to_string(options_.bucket_bytes) + '\n';
+  text += "algorithm = " + options_.algorithm.name + '\n';
+  text += std::string("internode = ") + (options_.internode_nccl ? "nccl" : "rpc") + '\n';
   text += "servers = " + std::to_string(options_.servers) + '\n';
   text += std::string("gradient_norm = ") + (options_.step.gradient_norm ? "1" : "0") + '\n';
   if (mesh_) text += "receive_memory gives chunks of " + std::to_string(mesh_->chunk_bytes()) + " bytes\n";
@@ -86,35 +88,40 @@ void Engine::start(const StrategySpec& strategy, Done done) {
   if (!mesh_ && !unusable.ok()) return done(unusable);
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   const uint32_t replicas = static_cast<uint32_t>(model_.replicas.size());
+  const uint32_t own_gpus = static_cast<uint32_t>(gpus().size());
+  const auto agreed = [this, call, plan, done](const std::vector<uint32_t>& gpus_of) {
+    form_teams(call, gpus_of, [this, call, plan, done](const Status& status) {
+      status.ok() ? give_values(call, plan, done) : done(status);
+    });
+  };
   if (!mesh_) {
     total_replicas_ = replicas;
-    return give_values(call, plan, std::move(done));
+    return agreed({own_gpus});
   }
-  const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, 0};
+  const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, own_gpus};
   std::vector<std::byte> bytes(sizeof wire);
   std::memcpy(bytes.data(), &wire, sizeof wire);
   exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes), "start",
-           [this, call, plan, mine, unusable, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+           [this, call, mine, unusable, agreed, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              bool equal = true;
+             std::vector<uint32_t> gpus_of;
              uint64_t length = 0, hash = 0;
              total_replicas_ = 0;
              for (size_t rank = 0; rank < all.size(); ++rank) {
                StartWire theirs{};
                if (all[rank].size() != sizeof theirs) {
-                 return done(Status(Code::kMismatch, "start: rank " + std::to_string(rank) +
-                                                         " runs another version of dsgd; use the same everywhere")
-                                 .with_rank(static_cast<int32_t>(rank))
-                                 .with_operation("start"));
+                 return done(other_version(static_cast<int32_t>(rank)));
                }
                std::memcpy(&theirs, all[rank].data(), sizeof theirs);
                if (rank == 0) length = theirs.length, hash = theirs.hash;
                equal = equal && theirs.hash == hash && theirs.length == length;
                total_replicas_ += theirs.replicas;
+               gpus_of.push_back(std::min(theirs.gpus, theirs.replicas));
              }
              if (!equal) return compare_signatures(call, mine, length, done);
              if (!unusable.ok()) return done(unusable);
-             give_values(call, plan, done);
+             agreed(gpus_of);
            });
 }
 
@@ -368,7 +375,7 @@ void Engine::gather_state(std::shared_ptr<Call> call, size_t index, size_t tenso
         const Bucket& bucket = step_.plan()[index];
         BulkHeader header = shape(operation, Kind::kStrategy, bucket.dtype, Algorithm::kDirect, bucket.elements);
         DirectPlan plan;
-        plan.bounds = bucket.bounds;
+        plan.slices = slices_between(bucket.bounds);
         plan.reduce = false;
         plan.element = plan.result_element = element;
         plan.data = plan.result = buffer->data();

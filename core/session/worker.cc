@@ -45,6 +45,9 @@ EngineOptions engine_options(const Config& config, const AlgorithmChoice& algori
   options.algorithm = algorithm;
   options.step.reproducible = config.flag("reproducible");
   options.step.gradient_norm = config.flag("gradient_norm");
+  options.step.lease = config.duration("lease");
+  options.internode_nccl = config.text("internode") == "nccl";
+  options.nccl_library = config.text("nccl_library");
   options.library_version = library_version();
   return options;
 }

@@ -43,7 +43,7 @@ void write_element(DType dtype, std::byte* data, size_t position, double value) 
 // exact one; else the sum that travelled beside the data.
 Step::PieceMean Step::piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece,
                                  bool from_result) const {
-  if (stays_on_device()) return buffers.means[static_cast<size_t>(&piece - bucket.pieces.data())];
+  if (stays_on_device() && !mesh_) return buffers.means[static_cast<size_t>(&piece - bucket.pieces.data())];
   double count, weight;
   if (options_.reproducible && !from_result) {
     int64_t pair[2];
@@ -179,7 +179,7 @@ Status Step::commit_bucket(size_t index, std::vector<char>& updated, std::vector
     const void* sums = result_of(buffers);
     if (!place.is_host()) {
       sums = buffers.at[p].sums.get();
-      if (!stays_on_device()) {
+      if (!stays_on_device() && !in_team()) {
         Status status = place.queue->copy(buffers.at[p].sums.get(), result_of(buffers), bucket.elements * element);
         if (!status.ok()) return status;
       }

@@ -89,10 +89,13 @@ Status Step::enter_fetch(size_t index, size_t p) {
       if (!status.ok()) return status;
     }
   }
+  if (buffers.values && p == where_[0].first) {  // by way of the memory of the sums
+    if (Status status = enter_values(index, p); !status.ok()) return status;
+  }
   if (!options_.reproducible) {
     make_terms(index, place, true, 0);
     Status status = place.queue->sum(bucket.dtype, sum_pieces_, terms_, at.sums.get());
-    if (!status.ok() || stays_on_device()) return status;
+    if (!status.ok() || in_team() || stays_on_device()) return status;
     status = place.queue->copy((at.fetched_sums ? at.fetched_sums : buffers.data).get(), at.sums.get(), nbytes);
     if (!status.ok()) return status;
   } else {
@@ -105,7 +108,7 @@ Status Step::enter_fetch(size_t index, size_t p) {
       if (!status.ok()) return status;
     }
   }
-  return buffers.values && p == where_[0].first ? enter_values(index, p) : Status();
+  return {};
 }
 
 // Values that this owner will update, on the host.
@@ -201,7 +204,7 @@ void Step::write_trailers(size_t index) {
       weight_sum += weight;
       if (options_.reproducible) weight_units += std::llrint(std::ldexp(weight, weight_shift()));
     }
-    if (stays_on_device()) {
+    if (stays_on_device() && !mesh_) {
       buffers.means[i] = {contributing > 0, static_cast<double>(contributing) == positive_ ? total_weight_ : weight_sum};
     } else if (options_.reproducible) {
       const int64_t pair[2] = {contributing, weight_units};

@@ -12,8 +12,14 @@
 namespace dsgd {
 
 Step::Step(transport::Loop& loop, Model& model, StepOptions options)
-    : model_(model), options_(options), waiter_(loop) {}
+    : loop_(loop), model_(model), options_(options), waiter_(loop) {}
 Step::~Step() = default;
+
+void Step::close() {
+  if (patience_) loop_.cancel(std::exchange(patience_, 0));
+  waiter_.close();
+  if (collective_queue_) collective_queue_->close();
+}
 
 Status Step::set_plan(Plan plan, uint64_t version) {
   plan_digest_ = plan.digest();
@@ -31,7 +37,8 @@ Status Step::set_plan(Plan plan, uint64_t version) {
   return ensure_state();
 }
 
-// Numbers: the header, the norms, then per bucket its exponents (when reproducible) and the bucket itself.
+// Numbers: the header, the norms, then per bucket its exponents (when reproducible) and the bucket itself; last, that all is
+// entered.
 uint64_t Step::header_operation() const { return Mesh::operation(request_.call, 0); }
 uint64_t Step::norms_operation() const { return Mesh::operation(request_.call, 1); }
 uint64_t Step::operation_of(size_t bucket, bool exponents) const {
@@ -47,10 +54,11 @@ void Step::begin(StepRequest request, Done done) {
   result_.size = mesh_ ? mesh_->size() : 1;
   header_done_ = norms_done_ = agreed_ = committed_ = false;
   bucket_failure_ = {};
-  next_ = open_ = reduced_ = 0;
+  next_ = open_ = reduced_ = next_gather_ = 0;
+  all_entered_ = false;
   for (size_t b = 0; b < plan_.size(); ++b) {
     buffers_[b].pending = static_cast<int>(plan_[b].parameters.size());
-    buffers_[b].reduced = false;
+    buffers_[b].travelled = false;
     buffers_[b].held = nullptr;
     buffers_[b].norms.clear();
   }
@@ -104,10 +112,16 @@ void Step::parameter_ready(uint32_t parameter) {
 // Starts buckets in index order whatever order they become ready in, so that all workers open the same ones.
 void Step::launch() {
   if (options_.reproducible && !header_done_) return;  // weights set the units of the sums
+  // What a team has begun it cannot take back, so all must have agreed.
+  if (by_teams() && !header_done_) return;
   while (done_ && next_ < plan_.size() && open_ < Mesh::kOpenTasks && buffers_[next_].pending == 0) {
     ++open_;
-    fetch(next_++);
+    const size_t index = next_++;
+    in_team() ? fetch_together(index) : fetch(index);
   }
+  if (!done_) return;
+  if (by_teams() && next_ == plan_.size()) tell_that_all_is_entered();
+  launch_gathers();
   finish();
 }
 
@@ -160,14 +174,15 @@ void Step::reduce(size_t index) {
   auto done = [this, index](const Status& status) { bucket_done(index, status); };
   std::unique_ptr<Task> task;
   Direct* held = nullptr;
-  if (!transforms()) {
+  if (!transforms() && !by_teams()) {
     AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, bytes(buffers.data), nullptr};
     auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), done);
     if (!made.ok()) return fail(made.status());
     task = std::move(made).value();
   } else {
     DirectPlan direct;
-    direct.bounds = bucket.bounds;
+    direct.slices = transforms() ? slices_between(bucket.bounds) : teams_.owners(bucket.elements);
+    if (by_teams()) direct.parts = teams_.parts(bucket.elements);
     direct.element = data_element(bucket);
     direct.data = bytes(buffers.data);
     direct.ordered = !options_.reproducible;
@@ -176,7 +191,7 @@ void Step::reduce(size_t index) {
     };
     direct.result_element = dtype_size(bucket.dtype);
     direct.result = result_of(buffers);
-    direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };
+    if (transforms()) direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };
     shape.algorithm = static_cast<uint8_t>(Algorithm::kDirect);
     shape.tag = Direct::tag(*mesh_, direct);
     auto owned = std::make_unique<Direct>(*mesh_, shape, std::move(direct), !header_done_, done);
@@ -196,10 +211,13 @@ void Step::bucket_done(size_t index, const Status& status) {
     return;
   }
   if (!status.ok()) return fail(status);
-  buffers_[index].reduced = true;
   buffers_[index].held = nullptr;
   --open_;
-  ++reduced_;
+  if (in_team() && !stays_on_device()) {
+    buffers_[index].travelled = true;
+  } else {
+    ++reduced_;
+  }
   launch();
 }
 
@@ -264,8 +282,16 @@ void Step::device_failed(const Status& cause) {
   on_device_failure_ ? on_device_failure_(why) : fail(why);
 }
 
+void Step::abort(const Status& cause) {
+  fail(cause);
+  if (collective_queue_) collective_queue_->fail(cause);
+}
+
 void Step::fail(const Status& cause) {
+  if (patience_) loop_.cancel(std::exchange(patience_, 0));
   if (done_) {
+    // A failure that all have agreed on came before any of the team's work.
+    if (collective_queue_ && !agreed_) collective_queue_->fail(cause);
     Done done = std::move(done_);
     done_ = nullptr;
     for (Buffers& buffers : buffers_) buffers.held = nullptr;

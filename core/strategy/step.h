@@ -8,6 +8,9 @@
 //
 // Until the commit nothing of the model has changed, so a step that fails leaves values and state as they were. Gradients
 // are read once, when their bucket is reduced locally. With one worker and one device that is not the host, sums stay there.
+//
+// Workers whose devices form a team (teams.h) add up a bucket among these first. Where all workers are one team and nobody is
+// to compute for the others, that is all; else each takes its part to the host, parts travel, and are gathered by the devices.
 #pragma once
 
 #include <functional>
@@ -17,17 +20,20 @@
 
 #include "core/collectives/direct.h"
 #include "core/collectives/mesh.h"
+#include "core/device/collective_queue.h"
 #include "core/device/waiter.h"
 #include "core/session/operation.h"
 #include "core/strategy/model.h"
 #include "core/strategy/place.h"
 #include "core/strategy/plan.h"
+#include "core/strategy/teams.h"
 
 namespace dsgd {
 
 struct StepOptions {
   bool reproducible = false;
   bool gradient_norm = false;
+  transport::Duration lease{};  // within which somebody says which worker is lost
 };
 
 struct StepRequest {
@@ -49,10 +55,14 @@ class Step {
   void use_mesh(Mesh* mesh) { mesh_ = mesh; }  // null: one worker
   // Called in a step whose device has failed; is to end the session, and with it the step.
   void on_device_failure(std::function<void(const Status&)> failed) { on_device_failure_ = std::move(failed); }
+  // The session has failed: whatever devices are waiting for is broken off.
+  void abort(const Status& cause);
 
   // The devices that replicas are on; known from start.
   void set_places(std::vector<Place> places);
   std::vector<Place>& places() { return places_; }
+  // Known from start, too. `queue`: of this worker's devices; null if they are in no team.
+  void set_teams(Teams teams, std::unique_ptr<device::CollectiveQueue> queue);
   // A new plan, at start and after a change of strategy or settings. It fails for want of memory.
   Status set_plan(Plan plan, uint64_t version);
   const std::vector<Bucket>& plan() const { return plan_; }
@@ -67,7 +77,7 @@ class Step {
   void mark_absent(uint32_t replica, uint32_t parameter) { request_.absent[replica][parameter] = 1; }
   void fail(const Status& cause);
   // The loop may end: no device rings it any more.
-  void close() { waiter_.close(); }
+  void close();
   // The last failure was found by all workers alike before anything changed: the next step may be tried.
   bool failed_in_agreement() const { return agreed_; }
 
@@ -91,7 +101,7 @@ class Step {
     Memory sums;                  // there; laid out as the bucket
     Memory fetched_sums;          // on the host, of its replicas; null: they are Buffers::data
     std::vector<Memory> fetched;  // on the host, by replica of the place: gradients, when reproducible
-    std::unique_ptr<device::Mark> reached;
+    std::unique_ptr<device::Mark> summed, reached;  // local sums are there; and what comes behind them is
   };
   struct PieceMean {
     bool present;
@@ -106,7 +116,7 @@ class Step {
     std::vector<PieceMean> means;   // by piece, when sums stay on the device
     int pending = 0;                // parameters not yet marked
     int fetching = 0;               // devices that are not there yet
-    bool reduced = false;
+    bool travelled = false;         // and waits for its turn to be gathered by a team's devices
     Direct* held = nullptr;         // waits for the header
     std::vector<double> norms;      // sum of squares of what this rank transformed
   };
@@ -152,6 +162,18 @@ class Step {
   void exchange_norms();
   void finish();
 
+  // teams (step_teams.cc)
+  void fetch_together(size_t bucket);
+  Status enter_trailers(size_t bucket, size_t place);
+  void fetch_trailers(size_t bucket, device::Communicator::Work* work);
+  void launch_gathers();
+  void gather_together(size_t bucket);
+  device::Communicator::Work work_on(size_t bucket, device::Collective collective);
+  std::vector<device::CollectiveCopy> part_copies(size_t bucket, bool to_devices);
+  static std::vector<Slice> trailers_of(const Bucket& bucket);
+  void tell_that_all_is_entered();
+  void team_failed(const Status& cause);
+
   // commit (commit.cc)
   PieceMean piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece, bool from_result) const;
   void mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin, size_t count,
@@ -167,10 +189,18 @@ class Step {
   size_t data_element(const Bucket& bucket) const { return options_.reproducible ? 8 : dtype_size(bucket.dtype); }
   bool transforms() const { return mesh_ && strategy_.kind != StrategyKind::kAllReduce; }
   bool host_is_place() const { return places_.front().is_host(); }
-  // One worker, one device, and nothing that the host would have to compute: sums stay where they are.
+  // Does a part of the gradients go through teams, of this worker or of others?
+  bool by_teams() const {
+    return teams_.any() && (strategy_.kind != StrategyKind::kAllReduce || goes_by_nccl(strategy_.algorithm));
+  }
+  bool in_team() const { return collective_queue_ && by_teams(); }
+  // Nothing that the host would have to compute, or carry to others: sums stay where they are.
   bool stays_on_device() const {
+    if (by_teams()) return teams_.everybody() && !transforms();
     return !mesh_ && places_.size() == 1 && !host_is_place() && !options_.reproducible && !options_.gradient_norm;
   }
+  int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
+  size_t team_bytes(const Bucket& bucket) const;
   Status make_buffers(size_t bucket);
   Status ensure_state();
   OptimizerState& state_at(Place& place) { return place.is_host() ? host_state_ : place.state; }
@@ -179,6 +209,7 @@ class Step {
   uint64_t norms_operation() const;
   uint64_t operation_of(size_t bucket, bool exponents) const;
 
+  transport::Loop& loop_;
   Mesh* mesh_ = nullptr;
   std::function<void(const Status&)> on_device_failure_;
   Model& model_;
@@ -213,12 +244,18 @@ class Step {
   size_t next_ = 0;     // next bucket to start
   size_t open_ = 0;     // buckets started and not in
   size_t reduced_ = 0;  // buckets in
+  size_t next_gather_ = 0;  // next bucket that a team gathers
+  bool all_entered_ = false;  // and told
   bool norms_done_ = false;
   bool committed_ = false;
   std::vector<double> all_weights_;  // of all replicas of all workers
   double total_weight_ = 0;
   uint32_t positive_ = 0;  // replicas with weight > 0
   double largest_weight_ = 0;
+
+  Teams teams_;
+  transport::TimerId patience_ = 0;  // for a name of who is lost
+  std::unique_ptr<device::CollectiveQueue> collective_queue_;  // ends first: then no device uses any of the above
 };
 
 }  // namespace dsgd

@@ -1,5 +1,6 @@
 // A step's buffers and the optimizer's state on the devices of this worker, and waiting for these.
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/base/join.h"
@@ -15,7 +16,19 @@ void Step::set_places(std::vector<Place> places) {
   }
 }
 
+void Step::set_teams(Teams teams, std::unique_ptr<device::CollectiveQueue> queue) {
+  teams_ = std::move(teams);
+  collective_queue_ = std::move(queue);
+}
+
 // ---- memory
+
+// All parts of a team's devices, which are of one size.
+size_t Step::team_bytes(const Bucket& bucket) const {
+  if (!in_team()) return 0;
+  const Seat& seat = teams_.seat(rank());
+  return Teams::device_part(seat, bucket.elements) * static_cast<size_t>(seat.size) * dtype_size(bucket.dtype);
+}
 
 Status Step::make_buffers(size_t index) {
   const Bucket& bucket = plan_[index];
@@ -30,7 +43,11 @@ Status Step::make_buffers(size_t index) {
     return {};
   };
   Status status;
-  if (!stays_on_device()) status = on_host(bucket.elements * data_element(bucket), &buffers.data);
+  if (!stays_on_device()) {
+    status = on_host(bucket.elements * data_element(bucket), &buffers.data);
+  } else if (mesh_) {
+    status = on_host(2 * bucket.pieces.size() * dtype_size(bucket.dtype), &buffers.data);  // trailers: without owners, the first
+  }
   if (status.ok() && options_.reproducible) {
     status = on_host(nbytes, &buffers.result);
     buffers.exponents.resize(bucket.blocks);
@@ -43,14 +60,18 @@ Status Step::make_buffers(size_t index) {
     const Place& place = places_[p];
     if (place.is_host()) continue;
     AtDevice& at = buffers.at[p];
-    auto sums = place.device->allocate(nbytes);
+    auto sums = place.device->allocate(std::max(nbytes, team_bytes(bucket)));
     if (!sums.ok()) return sums.status();
     at.sums = std::move(sums).value();
-    auto reached = place.device->new_mark();
-    if (!reached.ok()) return reached.status();
-    at.reached = std::move(reached).value();
+    for (auto* mark : {&at.summed, &at.reached}) {
+      auto made = place.device->new_mark();
+      if (!made.ok()) return made.status();
+      *mark = std::move(made).value();
+    }
     if (stays_on_device()) {
       buffers.means.resize(bucket.pieces.size());
+    } else if (in_team()) {
+      continue;  // each device has its part of the bucket's own memory
     } else if (options_.reproducible) {
       at.fetched.resize(place.replicas.size());
       for (Memory& gradients : at.fetched) {

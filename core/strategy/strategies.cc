@@ -38,7 +38,7 @@ Strategies::Strategies(const Registered& registered) : strategies_(registered.st
 std::vector<std::string> Strategies::built_in() {
   return {"simple", "ps", "allreduce", "mirrored", "multi_worker_mirrored"};
 }
-std::vector<std::string> Strategies::built_in_algorithms() { return {"auto", "direct", "ring"}; }
+std::vector<std::string> Strategies::built_in_algorithms() { return {"auto", "direct", "nccl", "ring"}; }
 
 std::vector<std::string> Strategies::algorithm_names() const {
   std::vector<std::string> names = built_in_algorithms();

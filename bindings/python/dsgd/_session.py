@@ -15,6 +15,7 @@ from ._config import Config, config_from, options_text
 from ._errors import Error, InvalidArgumentError
 from ._handle import Handle, close_all, milliseconds, wait_in_slices
 from ._head import close_heads
+from ._nccl import wheel_nccl
 from ._operation import StepOperation
 from ._replica import Parameter, Replica
 from ._shard import Shard
@@ -232,6 +233,8 @@ def init(config: Optional[Config] = None, *, forward_logs: bool = True, **option
     logging.getLogger("dsgd"), from a thread.
     """
     joined = config_from(config, options)  # must live until the call has ended
+    if not joined["nccl_library"]:
+        joined["nccl_library"] = wheel_nccl()
     handle = Handle(_raw.dsgd_init(joined._pointer))
     session = Session(handle)
     if forward_logs:

@@ -1,5 +1,6 @@
 """A package whose extension module is for another Python says so, and what to do."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -40,3 +41,18 @@ def test_the_wrong_python_is_named_with_the_remedies(module, tmp_path):
 def test_a_module_that_cannot_be_loaded_keeps_the_loaders_words(tmp_path):
     message = message_of(f"_raw{EXTENSION_SUFFIXES[0]}", b"not ELF at all" * 100, tmp_path)
     assert "invalid ELF header" in message and "build-wheel" not in message
+
+
+def test_the_wheel_of_nccl_beside_the_python_is_found(tmp_path):
+    library = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    script = "from dsgd._nccl import wheel_nccl; print(wheel_nccl())"
+    search = os.pathsep.join([str(tmp_path), str(pathlib.Path(dsgd.__file__).parent.parent)])
+
+    def found():
+        environment = dict(os.environ, PYTHONPATH=search)
+        return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    library.parent.mkdir(parents=True)
+    assert found() != str(library)
+    library.touch()
+    assert found() == str(library)

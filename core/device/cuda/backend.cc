@@ -5,37 +5,20 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <new>
-#include <string>
 
-#include "core/device/backend.h"
+#include "core/device/cuda/communicator.h"
+#include "core/device/cuda/handles.h"
 #include "core/device/cuda/launch.h"
-#include "transport/base/status.h"
+#include "core/device/cuda/nccl.h"
 
 namespace dsgd::device {
 
-struct Handle {
-  int32_t index;
-  std::string description;
-};
-struct Queue {
-  Handle* device;
-  cudaStream_t stream;
-  cudaStream_t notices;  // functions of the host's, so that the next kernel need not wait for one
-  cudaEvent_t reached;
-};
-struct Event {
-  Handle* device;
-  cudaEvent_t event;
-};
-
 namespace cuda {
-namespace {
 
-constexpr int kOldestDriver = 13000;  // CUDA 13, that is driver 580: what the runtime that is linked here asks for
-
-__attribute__((format(printf, 3, 4))) int32_t fail(Message* message, Code code, const char* format, ...) {
+int32_t fail(Message* message, Code code, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(message->text, sizeof message->text, format, arguments);
@@ -43,29 +26,15 @@ __attribute__((format(printf, 3, 4))) int32_t fail(Message* message, Code code, 
   return static_cast<int32_t>(code);
 }
 
+namespace {
+
+constexpr int kOldestDriver = 13000;  // CUDA 13, that is driver 580: what the runtime that is linked here asks for
+
 int32_t failed(Message* message, const Handle* device, const char* call, cudaError_t error) {
   const Code code = error == cudaErrorMemoryAllocation ? Code::kNoMemory : Code::kInternal;
   return fail(message, code, "cuda:%d: %s failed: %s (%s)", device->index, call, cudaGetErrorString(error),
               cudaGetErrorName(error));
 }
-
-// The calling thread's current device, while this one is in use.
-class Current {
- public:
-  explicit Current(const Handle* device) {
-    if (cudaGetDevice(&before_) != cudaSuccess) before_ = device->index;
-    if (before_ != device->index) cudaSetDevice(device->index);
-    changed_ = before_ != device->index;
-  }
-  ~Current() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  Current(const Current&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_;
-};
 
 #define DSGD_CUDA(device, call)                                                            \
   do {                                                                                     \
@@ -101,7 +70,7 @@ int32_t device_count(int32_t* count, Message* message) {
 }
 
 int32_t open(int32_t index, Handle** device, Message* message) {
-  auto handle = std::unique_ptr<Handle>(new (std::nothrow) Handle{index, {}});
+  auto handle = std::unique_ptr<Handle>(new (std::nothrow) Handle{index, {}, {}});
   if (!handle) return fail(message, Code::kNoMemory, "cuda:%d: no memory", index);
   cudaDeviceProp properties;
   DSGD_CUDA(handle.get(), cudaGetDeviceProperties(&properties, index));
@@ -109,6 +78,8 @@ int32_t open(int32_t index, Handle** device, Message* message) {
   std::snprintf(text, sizeof text, "%s, compute capability %d.%d, %.1f GiB", properties.name, properties.major,
                 properties.minor, static_cast<double>(properties.totalGlobalMem) / (1 << 30));
   handle->description = text;
+  static_assert(sizeof handle->id == sizeof properties.uuid);
+  std::memcpy(&handle->id, &properties.uuid, sizeof handle->id);
   if (properties.major < 8) {
     return fail(message, Code::kUnsupported, "cuda:%d (%s) is too old; compute capability 8.0 or later is needed", index, text);
   }
@@ -118,6 +89,7 @@ int32_t open(int32_t index, Handle** device, Message* message) {
 
 void close(Handle* device) { delete device; }
 const char* describe(const Handle* device) { return device->description.c_str(); }
+DeviceId identity(const Handle* device) { return device->id; }
 
 int32_t allocate(Handle* device, uint64_t nbytes, void** data, Message* message) {
   const Current current(device);
@@ -172,6 +144,8 @@ int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message
   return 0;
 }
 
+}  // namespace
+
 void queue_close(Queue* queue) {
   const Current current(queue->device);
   if (queue->stream) (void)cudaStreamDestroy(queue->stream);
@@ -206,6 +180,8 @@ int32_t copy(Queue* queue, void* to, const void* from, uint64_t nbytes, Message*
 }
 
 // ---- kernels, a batch of pieces per launch
+
+namespace {
 
 template <typename T>
 class SumBatch {
@@ -345,7 +321,11 @@ int32_t update(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t co
                                   : update_as<double>(queue, pieces, count, targets, bucket, message);
 }
 
+}  // namespace
+
 // ---- events
+
+namespace {
 
 int32_t event_open(Handle* device, Event** event, Message* message) {
   const Current current(device);
@@ -375,24 +355,26 @@ cudaStream_t stream_of(void* stream) {
   }
 }
 
-int32_t event_record(Event* event, Queue* queue, Message* message) {
-  const Current current(event->device);
-  DSGD_CUDA(event->device, cudaEventRecord(event->event, queue->stream));
-  return 0;
-}
 int32_t event_record_stream(Event* event, void* stream, Message* message) {
   const Current current(event->device);
   DSGD_CUDA(event->device, cudaEventRecord(event->event, stream_of(stream)));
   return 0;
 }
-int32_t queue_wait(Queue* queue, Event* event, Message* message) {
-  const Current current(queue->device);
-  DSGD_CUDA(queue->device, cudaStreamWaitEvent(queue->stream, event->event, 0));
-  return 0;
-}
 int32_t stream_wait(void* stream, Event* event, Message* message) {
   const Current current(event->device);
   DSGD_CUDA(event->device, cudaStreamWaitEvent(stream_of(stream), event->event, 0));
+  return 0;
+}
+}  // namespace
+
+int32_t event_record(Event* event, Queue* queue, Message* message) {
+  const Current current(event->device);
+  DSGD_CUDA(event->device, cudaEventRecord(event->event, queue->stream));
+  return 0;
+}
+int32_t queue_wait(Queue* queue, Event* event, Message* message) {
+  const Current current(queue->device);
+  DSGD_CUDA(queue->device, cudaStreamWaitEvent(queue->stream, event->event, 0));
   return 0;
 }
 EventState event_query(Event* event, Message* message) {
@@ -404,11 +386,41 @@ EventState event_query(Event* event, Message* message) {
   return EventState::kFailed;
 }
 
-constexpr Backend kBackend = {kBackendVersion, "cuda",       device_count, open,         close,
-                              describe,        allocate,     release,      allocate_staging, release_staging,
-                              check_pointer,   queue_open,   queue_close,  copy,         sum,
-                              update,          queue_notify, event_open,   event_close,  event_record, event_record_stream,
-                              queue_wait,      stream_wait,  event_query};
+namespace {
+
+constexpr Backend kBackend = {
+    .version = kBackendVersion,
+    .name = "cuda",
+    .device_count = device_count,
+    .open = open,
+    .close = close,
+    .describe = describe,
+    .identity = identity,
+    .allocate = allocate,
+    .release = release,
+    .allocate_staging = allocate_staging,
+    .release_staging = release_staging,
+    .check_pointer = check_pointer,
+    .queue_open = queue_open,
+    .queue_close = queue_close,
+    .copy = copy,
+    .sum = sum,
+    .update = update,
+    .queue_notify = queue_notify,
+    .event_open = event_open,
+    .event_close = event_close,
+    .event_record = event_record,
+    .event_record_stream = event_record_stream,
+    .queue_wait = queue_wait,
+    .stream_wait = stream_wait,
+    .event_query = event_query,
+    .communicator_load = communicator_load,
+    .communicator_id = communicator_id,
+    .communicator_open = communicator_open,
+    .communicator_enter = communicator_enter,
+    .communicator_fail = communicator_fail,
+    .communicator_close = communicator_close,
+};
 
 }  // namespace
 }  // namespace cuda

@@ -187,7 +187,7 @@ class HostilePeer : public testing::Test {
       return std::make_unique<Scheduled>(mesh, header, ScheduledPlan{schedule, sizeof(float), bytes().data(), add}, done);
     }
     DirectPlan plan;
-    plan.bounds = balanced_slices(kCount, 2);
+    plan.slices = slices_between(balanced_slices(kCount, 2));
     plan.data = plan.result = bytes().data();
     plan.add = add;
     return std::make_unique<Direct>(mesh, shape(operation, Kind::kAllReduce, Algorithm::kDirect), std::move(plan), false, done);

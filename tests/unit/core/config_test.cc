@@ -54,8 +54,8 @@ TEST(ConfigKeys, are_complete_and_alphabetical) {
   EXPECT_EQ(names,
             (std::vector<std::string>{"algorithm",    "bucket_size",    "devices",      "devices_per_worker",
                                       "embed_head",   "gradient_norm",  "head",         "heartbeat_interval",
-                                      "init_timeout", "interface",      "job",          "lease",
-                                      "listen",       "log_level",      "min_workers",  "num_workers",
+                                      "init_timeout", "interface",      "internode", "job",          "lease",
+                                      "listen",       "log_level",      "min_workers",  "nccl_library", "num_workers",
                                       "rank",         "receive_memory", "reproducible", "servers",
                                       "spin",         "step_timeout",   "strategy",     "token",
                                       "worker_id"}));
@@ -156,6 +156,7 @@ TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
       {"interface", {"", "eth0", "10.0.0.3", "10.0.0.0/8", longest}, {too_long, "eth\n0"}},
       {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f"}},
       {"listen", addresses, bad_addresses},
+      {"nccl_library", {"", "/opt/nccl/lib/libnccl.so.2", longest}, {too_long, "a\nb"}},
       {"token", {"", "secret # = word", longest}, {too_long, "a\nb"}},
       {"worker_id", {"", "node7-2", longest}, {too_long, "a\tb"}},
   };

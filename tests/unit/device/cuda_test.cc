@@ -76,7 +76,7 @@ TEST_F(Cuda, ABackendOfAnotherReleaseIsRefused) {
   other.version = kBackendVersion + 1;
   auto device = Device::open(other, 0);
   ASSERT_FALSE(device.ok());
-  expect_error(device.status(), Code::kUnsupported, "has version 2, this library knows version 1");
+  expect_error(device.status(), Code::kUnsupported, "has version 3, this library knows version 2");
 }
 
 TEST_F(Cuda, TellsNameAndDescription) {

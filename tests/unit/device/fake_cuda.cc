@@ -320,11 +320,12 @@ cudaError_t cudaSetDevice(int device) {
   current = device;
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   FAKE_OUTCOME();
   std::memset(properties, 0, sizeof *properties);
   std::snprintf(properties->name, sizeof properties->name, "Fake GPU");
   properties->major = 9;
+  properties->uuid.bytes[0] = static_cast<char>(device + 1);
   properties->totalGlobalMem = size_t{2} << 30;
   return cudaSuccess;
 }

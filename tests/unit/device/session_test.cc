@@ -9,12 +9,10 @@
 #include <map>
 #include <thread>
 
-#include "core/session/session.h"
-#include "tests/unit/device/gpu.h"
+#include "tests/unit/device/trainer.h"
 #ifndef DSGD_TEST_PLUGIN
 #include "tests/unit/device/fake_cuda.h"
 #endif
-#include "transport/uv/environment.h"
 
 namespace dsgd {
 namespace {
@@ -22,84 +20,6 @@ namespace {
 using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::HasSubstr;
-using Settings = std::map<std::string, std::string>;
-
-Registered with_cuda() {
-  Registered registered;
-  registered.backends["cuda"] = []() -> Result<const device::Backend*> { return &device::cuda_backend(); };
-  return registered;
-}
-
-Config config_of(const Settings& settings) {
-  Config config;
-  for (const auto& [key, value] : settings) {
-    const Status set = config.set(key, value);
-    EXPECT_TRUE(set.ok()) << set.message();
-  }
-  return config;
-}
-
-std::shared_ptr<Session> open(const Settings& settings = {}) {
-  auto session = Session::open(config_of(settings), transport::make_uv_environment(), std::make_shared<Log>(), with_cuda());
-  EXPECT_TRUE(session.ok()) << session.status().message();
-  return session.value();
-}
-
-void ok(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
-
-// The second GPU, or the first where there is no other.
-std::string second() { return device::gpus() > 1 ? "cuda:1" : "cuda:0"; }
-
-struct Tensor {
-  Parameter* parameter;
-  std::vector<std::shared_ptr<TensorMemory>> memory;  // by replica
-};
-
-// Parameters of odd sizes with a replica on each of the devices.
-struct Trainer {
-  Trainer(std::shared_ptr<Session> opened, const std::vector<std::string>& devices, const std::string& optimizer = "sgd",
-          const std::string& options = "lr=0.5 momentum=0.5")
-      : session(std::move(opened)) {
-    ok(session->set_optimizer(optimizer, options));
-    for (const std::string& device : devices) {
-      replicas.push_back(session->add_replica(device).value());
-      access.emplace_back(replicas.back()->device);
-    }
-    for (const int64_t count : {3, 5000, 17, 1}) {
-      Tensor tensor{session->add_parameter(std::string("p") + std::to_string(tensors.size()), DType::kFloat32, {&count, 1}, true).value(), {}};
-      for (Replica* replica : replicas) tensor.memory.push_back(session->alloc(replica, tensor.parameter).value());
-      tensors.push_back(std::move(tensor));
-    }
-  }
-  template <typename Element>
-  void fill(size_t replica, bool gradient, Element element) {
-    for (Tensor& tensor : tensors) {
-      std::vector<float> content(tensor.parameter->count);
-      for (size_t i = 0; i < content.size(); ++i) content[i] = element(i);
-      access[replica].write(gradient ? tensor.memory[replica]->gradient : tensor.memory[replica]->value, content);
-    }
-  }
-  void compute(int step, int rank) {
-    for (size_t r = 0; r < replicas.size(); ++r) {
-      fill(r, true, [&](size_t i) {
-        return static_cast<float>((i * 7 + static_cast<size_t>(step * 5 + rank * 3) + r) % 11) - 5;
-      });
-    }
-  }
-  std::vector<float> values(size_t replica = 0) {
-    std::vector<float> all;
-    for (const Tensor& tensor : tensors) {
-      const auto some = access[replica].read<float>(tensor.memory[replica]->value, tensor.parameter->count);
-      all.insert(all.end(), some.begin(), some.end());
-    }
-    return all;
-  }
-
-  std::shared_ptr<Session> session;
-  std::vector<Replica*> replicas;
-  std::vector<device::Access> access;
-  std::vector<Tensor> tensors;
-};
 
 #ifdef DSGD_TEST_PLUGIN
 class GpuSession : public testing::Test {};
@@ -119,49 +39,6 @@ class GpuSession : public testing::Test {
 };
 #endif
 
-// What `steps` steps give on these devices of the ranks, with a change of strategy after each step if there are several.
-std::vector<std::vector<float>> train(const std::vector<std::vector<std::string>>& devices, const std::vector<std::string>& strategies,
-                                      int steps, Settings settings, std::vector<uint64_t>* digests = nullptr) {
-  const size_t workers = devices.size();
-  std::vector<std::vector<float>> values(workers);
-  std::unique_ptr<HeadProcess> head;
-  if (workers > 1) {
-    settings["num_workers"] = std::to_string(workers);
-    auto started = HeadProcess::start(config_of({{"head", "127.0.0.1:0"}, {"num_workers", settings["num_workers"]}}),
-                                      transport::make_uv_environment(), std::make_shared<Log>());
-    EXPECT_TRUE(started.ok()) << started.status().message();
-    head = std::move(started).value();
-    settings["head"] = head->address();
-    settings["embed_head"] = "never";
-  }
-  if (digests) digests->resize(workers);
-  std::vector<std::thread> threads;
-  for (size_t w = 0; w < workers; ++w) {
-    threads.emplace_back([&, w] {
-      Settings mine = settings;
-      if (workers > 1) mine["rank"] = std::to_string(w);
-      Trainer trainer(open(mine), devices[w]);
-      const int rank = static_cast<int>(w);
-      trainer.fill(0, false, [rank](size_t i) { return static_cast<float>(rank + static_cast<int>(i % 5)); });
-      ok(trainer.session->set_strategy(strategies[0], ""));
-      ok(trainer.session->start());
-      for (int step = 0; step < steps; ++step) {
-        if (step > 0 && strategies.size() > 1) ok(trainer.session->set_strategy(strategies[static_cast<size_t>(step) % strategies.size()], ""));
-        trainer.compute(step, rank);
-        StepResult result;
-        ok(trainer.session->step(1 + rank, &result));
-        EXPECT_TRUE(result.applied);
-      }
-      values[w] = trainer.values();
-      for (size_t r = 1; r < devices[w].size(); ++r) EXPECT_EQ(trainer.values(r), values[w]) << "replica " << r;
-      if (digests) (*digests)[w] = trainer.session->digest().value();
-      ok(trainer.session->close(10s));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return values;
-}
-
 TEST_F(GpuSession, AGpuIsThere) { ASSERT_GT(device::gpus(), 0); }
 
 TEST_F(GpuSession, AnyMixOfDevicesGivesTheBitsOfTheHost) {
@@ -176,8 +53,8 @@ TEST_F(GpuSession, AnyMixOfDevicesGivesTheBitsOfTheHost) {
         SCOPED_TRACE(devices[0][0] + "... " + strategies[0] + " reproducible=" + reproducible);
         const Settings settings = {{"reproducible", reproducible}, {"bucket_size", "4K"}};
         std::vector<uint64_t> digests;
-        const auto values = train(devices, strategies, 6, settings, &digests);
-        const auto expected = train(host, strategies, 6, settings);
+        const auto values = train({devices, strategies, 6, settings}, &digests);
+        const auto expected = train({host, strategies, 6, settings});
         for (size_t w = 0; w < values.size(); ++w) {
           EXPECT_EQ(values[w], expected[w]) << "rank " << w;
           EXPECT_EQ(digests[w], digests[0]);
@@ -192,8 +69,10 @@ TEST_F(GpuSession, SeveralReplicasOnSeveralDevicesAgreeWithTheHost) {
   const std::vector<std::vector<std::string>> host = {{"cpu", "cpu", "cpu"}, {"cpu", "cpu"}};
   for (const char* strategy : {"allreduce", "ps", "simple"}) {
     // Integers, so sums are exact in any order; the weights' sum is no power of two, so only the mean rounds, alike.
-    EXPECT_EQ(train(devices, {strategy}, 4, {}), train(host, {strategy}, 4, {}));
-    EXPECT_EQ(train(devices, {strategy}, 4, {{"reproducible", "1"}}), train(host, {strategy}, 4, {{"reproducible", "1"}}));
+    for (const char* reproducible : {"0", "1"}) {
+      const Settings settings = {{"reproducible", reproducible}};
+      EXPECT_EQ(train({devices, {strategy}, 4, settings}), train({host, {strategy}, 4, settings}));
+    }
   }
 }
 
@@ -323,30 +202,21 @@ TEST_F(GpuSession, WhatFailsOnOneWorkersDeviceTheOthersAreToldAtOnce) {
     for (const char* strategy : {"allreduce", "ps"}) {
       for (const int n : {1, 2, 3}) {
         SCOPED_TRACE(std::string(function) + " " + std::to_string(n) + " of " + strategy);
-        auto head = HeadProcess::start(config_of({{"head", "127.0.0.1:0"}, {"num_workers", "2"}}), transport::make_uv_environment(),
-                                       std::make_shared<Log>());
-        ASSERT_TRUE(head.ok());
         std::vector<Status> how(2);
         std::atomic<int> ended{0};
-        std::vector<std::thread> threads;
-        for (int rank = 0; rank < 2; ++rank) {
-          threads.emplace_back([&, rank] {
-            Trainer trainer(open({{"head", head.value()->address()}, {"embed_head", "never"}, {"num_workers", "2"},
-                                  {"rank", std::to_string(rank)}, {"bucket_size", "4K"}, {"strategy", strategy}}),
-                            {rank == 0 ? "cuda:0" : "cpu"});
-            ok(trainer.session->start());
-            ok(trainer.session->step(1, nullptr));
-            ok(trainer.session->wait(*trainer.session->barrier(Session::Mode::kQueue).value(), -1ms));
-            if (rank == 0) fake_cuda::fail(function, cudaErrorIllegalAddress, n);
-            for (int step = 0; step < 3 && how[static_cast<size_t>(rank)].ok(); ++step) {
-              how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
-            }
-            ++ended;
-            while (ended < 2) std::this_thread::yield();  // neither learns of it by the other's close
-            (void)trainer.session->close(10s);
-          });
-        }
-        for (std::thread& thread : threads) thread.join();
+        run_ranks(2, {{"bucket_size", "4K"}, {"strategy", strategy}}, [&](int rank, const Settings& settings) {
+          Trainer trainer(open(settings), {rank == 0 ? "cuda:0" : "cpu"});
+          ok(trainer.session->start());
+          ok(trainer.session->step(1, nullptr));
+          ok(trainer.session->wait(*trainer.session->barrier(Session::Mode::kQueue).value(), -1ms));
+          if (rank == 0) fake_cuda::fail(function, cudaErrorIllegalAddress, n);
+          for (int step = 0; step < 3 && how[static_cast<size_t>(rank)].ok(); ++step) {
+            how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
+          }
+          ++ended;
+          while (ended < 2) std::this_thread::yield();  // neither learns of it by the other's close
+          (void)trainer.session->close(10s);
+        });
         EXPECT_EQ(how[0].code(), Code::kInternal) << how[0].message();
         EXPECT_FALSE(how[1].ok());
         EXPECT_THAT(how[1].message(), AllOf(HasSubstr("cuda:0"), HasSubstr("cudaErrorIllegalAddress")));

@@ -1,0 +1,52 @@
+// A communicator as a step uses it: what ends there is told on the loop.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/device/device.h"
+#include "core/device/poster.h"
+#include "transport/loop.h"
+
+namespace dsgd::device {
+
+// Loop only, but its end, which comes after close() and aborts what is in flight.
+class CollectiveQueue {
+ public:
+  using Done = std::function<void(const Status&)>;
+  // `devices`: of this process, of one backend, in the order of their ranks.
+  CollectiveQueue(transport::Loop& loop, std::vector<std::shared_ptr<Device>> devices)
+      : loop_(loop), devices_(std::move(devices)), poster_(std::make_shared<Poster>(loop)) {}
+
+  // First of all, once. `done` comes from the loop when all members have joined.
+  void join(const CommunicatorId& id, int32_t first, int32_t size, transport::Time deadline, Done done) {
+    auto joined = Device::join(devices_, id, first, size, deadline - loop_.now(), on_loop(done));
+    if (!joined.ok()) return done(joined.status());
+    communicator_ = std::move(joined).value();
+  }
+  // `done` comes from the loop, when the work has ended on the devices of this process. After the first failure all fail.
+  void enter(const Communicator::Work& work, transport::Time deadline, Done done) {
+    communicator_->enter(work, deadline - loop_.now(), on_loop(std::move(done)));
+  }
+  // Aborts what is in flight, on the devices too. There is no way back.
+  void fail(const Status& cause) {
+    if (communicator_) communicator_->fail(cause);
+  }
+  // No `done` comes any more, and the loop may end.
+  void close() { poster_->close(); }
+
+ private:
+  Communicator::Ended on_loop(Done done) {
+    return [poster = poster_, done = std::move(done)](const Status& status) {
+      poster->post([done, status] { done(status); });
+    };
+  }
+
+  transport::Loop& loop_;
+  const std::vector<std::shared_ptr<Device>> devices_;
+  const std::shared_ptr<Poster> poster_;
+  std::unique_ptr<Communicator> communicator_;
+};
+
+}  // namespace dsgd::device

@@ -1,0 +1,209 @@
+#include "core/device/cuda/nccl.h"
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "core/device/cuda/handles.h"
+
+namespace dsgd::device::cuda {
+namespace {
+
+using nccl::Functions;
+
+constexpr const char* kLibrary = "libnccl.so.2";
+constexpr int kOldest = 21800;  // communicators that do not block and take a configuration, as nccl_functions.h has it
+
+struct Loaded {
+  Functions functions;
+  std::string description, why_not;
+  int version = 0;
+};
+
+std::string version_text(int version) {
+  return std::to_string(version / 10000) + '.' + std::to_string(version / 100 % 100) + '.' + std::to_string(version % 100);
+}
+
+// Where a function's library lies; "" where the loader does not say.
+std::string file_of(const void* function) {
+  Dl_info info{};
+  return dladdr(function, &info) && info.dli_fname ? info.dli_fname : "";
+}
+
+// Functions of a library, or of the process (RTLD_DEFAULT). False: some are missing, and `missing` is the first.
+bool look_up(void* library, Functions* functions, const char** missing) {
+#define DSGD_NCCL_LOOK_UP(name, symbol, result, arguments)                                         \
+  if (functions->name = reinterpret_cast<decltype(functions->name)>(dlsym(library, symbol)); !functions->name) { \
+    *missing = symbol;                                                                            \
+    return false;                                                                                 \
+  }
+  DSGD_NCCL_FUNCTIONS(DSGD_NCCL_LOOK_UP)
+#undef DSGD_NCCL_LOOK_UP
+  return true;
+}
+
+// What the host process already has comes first, so that it and dsgd share one: two in a process take each other's memory and
+// threads. Then what the user names, then what the loader finds.
+void load(const std::string& path, Loaded* loaded) {
+  const char* missing = nullptr;
+  const char* how = "which the process had loaded";
+  void* library = RTLD_DEFAULT;
+  if (!dlsym(RTLD_DEFAULT, "ncclGetVersion")) {
+    library = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL);
+    if (!library && !path.empty()) {
+      how = "as `nccl_library` says";
+      library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+      if (!library) {
+        loaded->why_not = "`nccl_library` = " + path + " cannot be loaded: " + dlerror();
+        return;
+      }
+    }
+    if (!library) {
+      how = "where the dynamic loader looks";
+      library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+    }
+    if (!library) {
+      loaded->why_not = std::string("NCCL is not there: ") + dlerror() +
+                        "; install it (on Python: pip install nvidia-nccl-cu13), or set `nccl_library` to the path of its " + kLibrary;
+      return;
+    }
+  }
+  if (!look_up(library, &loaded->functions, &missing)) {
+    loaded->why_not = std::string("the NCCL ") + how + " has no " + missing + "; NCCL " + version_text(kOldest) + " or later is needed";
+    return;
+  }
+  int version = 0;
+  const nccl::Result result = loaded->functions.get_version(&version);
+  const std::string file = file_of(reinterpret_cast<const void*>(loaded->functions.get_version));
+  if (result != nccl::kSuccess || version < kOldest) {
+    loaded->why_not = "NCCL " + version_text(version) + " (" + file + ", " + how + ") is too old; NCCL " + version_text(kOldest) +
+                      " or later is needed";
+    return;
+  }
+  loaded->version = version;
+  loaded->description = "NCCL " + version_text(version) + " (" + file + ", " + how + ")";
+}
+
+std::mutex loading;
+std::unique_ptr<Loaded> library;  // kept once it is there; a search that failed may be repeated with another path
+
+// Only after communicator_load, which says why there is none.
+const Functions& functions() { return library->functions; }
+
+bool is_bad(nccl::Result result) { return result != nccl::kSuccess && result != nccl::kInProgress; }
+
+nccl::DataType type_of(DType dtype) { return dtype == DType::kFloat32 ? nccl::kFloat32 : nccl::kFloat64; }
+
+}  // namespace
+
+int32_t communicator_load(const char* path, int32_t* version, Message* message) {
+  std::lock_guard lock(loading);
+  if (!library) {
+    auto loaded = std::make_unique<Loaded>();
+    load(path, loaded.get());
+    if (!loaded->why_not.empty()) return fail(message, Code::kUnsupported, "%s", loaded->why_not.c_str());
+    library = std::move(loaded);
+  }
+  *version = library->version;
+  (void)fail(message, Code::kOk, "%s", library->description.c_str());
+  return 0;
+}
+
+int32_t communicator_id(CommunicatorId* id, Message* message) {
+  static_assert(sizeof(nccl::UniqueId) == sizeof(CommunicatorId));
+  nccl::UniqueId made{};
+  const nccl::Result result = functions().get_unique_id(&made);
+  if (result != nccl::kSuccess) {
+    return fail(message, Code::kInternal, "ncclGetUniqueId failed: %s: %s", functions().error_string(result),
+                functions().last_error(nullptr));
+  }
+  std::memcpy(id, &made, sizeof made);
+  return 0;
+}
+
+int32_t Ranks::failed(Message* message, size_t k, const char* call, nccl::Result result) const {
+  const bool lost = result == nccl::kRemoteError || result == nccl::kSystemError;
+  const char* more = functions().last_error(comms_[k]);
+  return fail(message, lost ? Code::kWorkerLost : Code::kInternal, "cuda:%d: %s failed: %s%s%s", devices_[k]->index, call,
+              functions().error_string(result), more && *more ? ": " : "", more ? more : "");
+}
+
+int32_t Ranks::init(const CommunicatorId& id, Message* message) {
+  nccl::UniqueId unique{};
+  std::memcpy(&unique, &id, sizeof unique);
+  // In a group, since no rank of this process comes to an end before the others have begun.
+  nccl::Result result = functions().group_start();
+  size_t k = 0;
+  for (; k < comms_.size() && !is_bad(result); ++k) {
+    const Current current(devices_[k]);
+    nccl::Config config;
+    result = functions().comm_init(&comms_[k], size_, unique, first_ + static_cast<int32_t>(k), &config);
+  }
+  const nccl::Result ended = functions().group_end();
+  if (is_bad(result)) return failed(message, k - 1, "ncclCommInitRankConfig", result);
+  return is_bad(ended) ? failed(message, 0, "ncclGroupEnd", ended) : 0;
+}
+
+int32_t Ranks::enter(Collective collective, DType dtype, void* const* buffers, uint64_t count, Queue* const* queues,
+                     Message* message) {
+  const size_t part = count * dtype_size(dtype);
+  const nccl::DataType type = type_of(dtype);
+  nccl::Result result = functions().group_start();
+  size_t k = 0;
+  for (; k < comms_.size() && !is_bad(result); ++k) {
+    char* const buffer = static_cast<char*>(buffers[k]);
+    char* const own = buffer + (static_cast<size_t>(first_) + k) * part;
+    const cudaStream_t stream = queues[k]->stream;
+    switch (collective) {
+      case Collective::kAllReduce:
+        result = functions().all_reduce(buffer, buffer, count, type, nccl::kSum, comms_[k], stream);
+        break;
+      case Collective::kReduceScatter:
+        result = functions().reduce_scatter(buffer, own, count, type, nccl::kSum, comms_[k], stream);
+        break;
+      case Collective::kAllGather:
+        result = functions().all_gather(own, buffer, count, type, comms_[k], stream);
+        break;
+    }
+  }
+  const nccl::Result ended = functions().group_end();
+  if (is_bad(result)) return failed(message, k - 1, "an NCCL collective", result);
+  return is_bad(ended) ? failed(message, 0, "ncclGroupEnd", ended) : 0;
+}
+
+int32_t Ranks::finalize(Message* message) {
+  finalized_ = true;
+  for (size_t k = 0; k < comms_.size(); ++k) {
+    const nccl::Result result = functions().comm_finalize(comms_[k]);
+    if (is_bad(result)) return failed(message, k, "ncclCommFinalize", result);
+  }
+  return 0;
+}
+
+int32_t Ranks::over(bool* over, Message* message) {
+  *over = true;
+  for (size_t k = 0; k < comms_.size(); ++k) {
+    nccl::Result state = nccl::kSuccess;
+    const nccl::Result result = functions().comm_state(comms_[k], &state);
+    const nccl::Result worse = is_bad(result) ? result : state;
+    if (is_bad(worse)) return failed(message, k, "NCCL", worse);
+    if (worse == nccl::kInProgress) *over = false;
+  }
+  return 0;
+}
+
+Ranks::~Ranks() {
+  Message ignored;
+  bool finalized = false;
+  const bool orderly = finalized_ && over(&finalized, &ignored) == 0 && finalized;
+  for (nccl::Comm comm : comms_) {
+    if (comm) (void)(orderly ? functions().comm_destroy(comm) : functions().comm_abort(comm));
+  }
+}
+
+}  // namespace dsgd::device::cuda

@@ -1,0 +1,30 @@
+// Posts to a loop until that is about to end: for threads that outlive it.
+#pragma once
+
+#include <mutex>
+#include <utility>
+
+#include "transport/loop.h"
+
+namespace dsgd::device {
+
+// Any thread.
+class Poster {
+ public:
+  explicit Poster(transport::Loop& loop) : loop_(&loop) {}
+  void post(transport::Task task) {
+    std::lock_guard lock(mutex_);
+    if (loop_) loop_->post(std::move(task));
+  }
+  // The loop may end. What was posted and has not run will not.
+  void close() {
+    std::lock_guard lock(mutex_);
+    loop_ = nullptr;
+  }
+
+ private:
+  std::mutex mutex_;
+  transport::Loop* loop_;
+};
+
+}  // namespace dsgd::device

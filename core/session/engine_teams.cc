@@ -1,0 +1,224 @@
+// Which workers add up the gradients of their GPUs among themselves: agreed on at start, by all alike.
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "core/session/engine.h"
+
+namespace dsgd {
+namespace {
+
+// What a worker says of its devices; their identities follow.
+struct DevicesWire {
+  int32_t code = 0;  // why they can be in no team, or 0
+  int32_t version = 0;
+  char text[496] = {};
+};
+// What the first of a team says to its members.
+struct CommunicatorWire {
+  int32_t code = 0;
+  char text[500] = {};
+  device::CommunicatorId id = {};
+};
+
+template <typename Wire>
+void say(const Status& status, Wire* wire) {
+  wire->code = static_cast<int32_t>(status.code());
+  std::strncpy(wire->text, status.message().c_str(), sizeof wire->text - 1);
+}
+
+// False: these are not what a worker of this version says.
+template <typename Wire>
+bool hear(const std::vector<std::byte>& bytes, size_t more, int32_t rank, Wire* wire, Status* status) {
+  if (bytes.size() != sizeof *wire + more) return false;
+  std::memcpy(wire, bytes.data(), sizeof *wire);
+  wire->text[sizeof wire->text - 1] = 0;
+  if (wire->code == 0) return true;
+  const bool known = wire->code < 0 && wire->code >= static_cast<int32_t>(Code::kInternal);
+  *status = Status(known ? static_cast<Code>(wire->code) : Code::kInternal, "rank " + std::to_string(rank) + ": " + wire->text)
+                .with_rank(rank);
+  return true;
+}
+
+template <typename Wire>
+std::vector<std::byte> bytes_of(const Wire& wire) {
+  std::vector<std::byte> bytes(sizeof wire);
+  std::memcpy(bytes.data(), &wire, sizeof wire);
+  return bytes;
+}
+
+struct OfWorker {
+  std::vector<device::DeviceId> ids;
+  int32_t version = 0;
+  Status unusable;
+};
+
+bool less(const device::DeviceId& a, const device::DeviceId& b) { return std::memcmp(a.bytes, b.bytes, sizeof a.bytes) < 0; }
+
+// Why these workers cannot be one team.
+Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ranks) {
+  std::map<device::DeviceId, int32_t, decltype(&less)> holders(&less);
+  const int32_t first = ranks.front();
+  for (int32_t rank : ranks) {
+    const OfWorker& worker = all[static_cast<size_t>(rank)];
+    const auto of_rank = [&](Code code, const std::string& text) { return Status(code, text).with_rank(rank); };
+    if (!worker.unusable.ok()) return worker.unusable;
+    if (worker.version != all[static_cast<size_t>(first)].version) {
+      return of_rank(Code::kMismatch, "rank " + std::to_string(first) + " and rank " + std::to_string(rank) +
+                                          " have unlike versions of NCCL (" + std::to_string(all[static_cast<size_t>(first)].version) +
+                                          " and " + std::to_string(worker.version) + "); install the same everywhere");
+    }
+    for (const device::DeviceId& id : worker.ids) {
+      const auto [holder, fresh] = holders.emplace(id, rank);
+      if (fresh) continue;
+      return of_rank(Code::kUnsupported, "rank " + std::to_string(holder->second) + " and rank " + std::to_string(rank) +
+                                             " use one GPU, which NCCL does not take; give each worker GPUs of its own, or one "
+                                             "worker several replicas");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<device::Device>> Engine::gpus() const {
+  std::vector<std::shared_ptr<device::Device>> devices;
+  for (const auto& replica : model_.replicas) {
+    if (replica->device->is_host() || std::find(devices.begin(), devices.end(), replica->device) != devices.end()) continue;
+    devices.push_back(replica->device);
+  }
+  return devices;
+}
+
+// What this worker's devices can take part with.
+Result<device::Device::CommunicatorLibrary> Engine::communicator_library() const {
+  for (const auto& replica : model_.replicas) {
+    if (!replica->device->is_host()) continue;
+    return Status(Code::kUnsupported, "this worker has replicas on cpu and on GPUs, whose gradients are added up on the host; give "
+                                      "each a worker of its own");
+  }
+  return gpus().front()->load_communicators(options_.nccl_library);
+}
+
+void Engine::form_teams(std::shared_ptr<Call> call, std::vector<uint32_t> gpus_of, Done done) {
+  const bool demanded = options_.algorithm.name == "nccl";
+  size_t all_gpus = 0;
+  for (uint32_t gpus : gpus_of) all_gpus += gpus;
+  if (demanded && all_gpus == 0) {
+    return done(Status(Code::kInvalidArgument, "algorithm = nccl adds up gradients of GPUs, and no worker has a replica on one; use auto")
+                    .with_parameter("algorithm"));
+  }
+  for (const auto& [key, on] : {std::pair("reproducible", options_.step.reproducible), std::pair("gradient_norm", options_.step.gradient_norm)}) {
+    if (!on) continue;
+    if (!demanded) return done({});
+    return done(Status(Code::kUnsupported, std::string("algorithm = nccl cannot be used with ") + key + " = 1, which is computed on "
+                                           "the host; use auto")
+                    .with_parameter("algorithm"));
+  }
+  if (!goes_by_nccl(options_.algorithm) || all_gpus < 2) return done({});
+
+  std::vector<std::byte> mine;
+  if (gpus_of[static_cast<size_t>(rank())] > 0) {
+    DevicesWire wire;
+    auto library = communicator_library();
+    if (library.ok()) wire.version = library.value().version;
+    say(library.status(), &wire);
+    if (library.ok()) log_->info(library.value().description);
+    mine = bytes_of(wire);
+    for (const auto& gpu : gpus()) {
+      const device::DeviceId id = gpu->identity();
+      const std::byte* bytes = reinterpret_cast<const std::byte*>(id.bytes);
+      mine.insert(mine.end(), bytes, bytes + sizeof id.bytes);
+    }
+  }
+  const auto heard = [this, call, gpus_of, demanded, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+    if (!status.ok()) return done(status);
+    std::vector<OfWorker> workers(all.size());
+    for (size_t r = 0; r < all.size(); ++r) {
+      if (gpus_of[r] == 0) continue;
+      DevicesWire wire;
+      workers[r].ids.resize(gpus_of[r]);
+      const size_t ids = gpus_of[r] * sizeof(device::DeviceId);
+      if (!hear(all[r], ids, static_cast<int32_t>(r), &wire, &workers[r].unusable)) return done(other_version(static_cast<int32_t>(r)));
+      std::memcpy(workers[r].ids.data(), all[r].data() + sizeof wire, ids);
+      workers[r].version = wire.version;
+    }
+    std::map<std::string, std::vector<int32_t>> candidates;
+    for (size_t r = 0; r < workers.size(); ++r) {
+      const bool by_node = mesh_ && !options_.internode_nccl;
+      if (gpus_of[r] > 0) candidates[by_node ? mesh_->view().members[r].machine : ""].push_back(static_cast<int32_t>(r));
+    }
+    std::vector<Seat> seats(workers.size());
+    for (size_t r = 0; r < seats.size(); ++r) seats[r].team = static_cast<int32_t>(r);
+    for (const auto& [machine, ranks] : candidates) {
+      int32_t devices = 0;
+      for (int32_t r : ranks) devices += static_cast<int32_t>(gpus_of[static_cast<size_t>(r)]);
+      if (devices < 2) continue;
+      if (Status why = obstacle(workers, ranks); !why.ok()) {
+        if (demanded) return done(std::move(why).with_parameter("algorithm").with_operation("start"));
+        log_->warning("gradients of " + std::to_string(devices) + " GPUs are added up through host memory: " + why.message());
+        continue;
+      }
+      int32_t first = 0;
+      for (int32_t r : ranks) {
+        const int32_t own = static_cast<int32_t>(gpus_of[static_cast<size_t>(r)]);
+        seats[static_cast<size_t>(r)] = {ranks.front(), first, own, devices};
+        first += own;
+      }
+    }
+    Teams teams(std::move(seats));
+    if (!teams.any()) return done({});
+    join_team(call, std::move(teams), done);
+  };
+  if (!mesh_) return heard({}, {mine});
+  exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2), std::move(mine), "start", heard);
+}
+
+Status Engine::other_version(int32_t rank) const {
+  return Status(Code::kMismatch, "start: rank " + std::to_string(rank) + " runs another version of dsgd; use the same everywhere")
+      .with_rank(rank)
+      .with_operation("start");
+}
+
+void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
+  const Seat seat = teams.seat(rank());
+  const bool in_team = seat.size > 1;
+  auto queue = in_team ? std::make_unique<device::CollectiveQueue>(loop_, gpus()) : nullptr;
+  device::CollectiveQueue* const joining = queue.get();
+  step_.set_teams(std::move(teams), std::move(queue));
+
+  // All have joined, or nobody goes on: who waits for one that cannot would do so until its time is over.
+  const auto joined = [this, call, done](const Status& status) {
+    if (!mesh_) return done(status);
+    if (status.ok()) {
+      return exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 4), {}, "start",
+                      [done](const Status& met, const auto&) { done(met); });
+    }
+    const Status why = Status(status.code(), "start: rank " + std::to_string(rank()) + ": " + status.message()).with_rank(rank()).with_operation("start");
+    fail(why, true);
+    done(why);
+  };
+  CommunicatorWire mine;
+  if (in_team && seat.team == rank()) {
+    auto id = gpus().front()->new_communicator_id();
+    say(id.status(), &mine);
+    if (id.ok()) mine.id = id.value();
+  }
+  const auto told = [this, seat, joining, joined, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+    if (!status.ok()) return done(status);
+    if (!joining) return joined({});
+    CommunicatorWire theirs;
+    Status failed;
+    if (!hear(all[static_cast<size_t>(seat.team)], 0, seat.team, &theirs, &failed)) return done(other_version(seat.team));
+    if (!failed.ok()) return joined(failed);
+    log_->info("GPUs " + std::to_string(seat.first) + " to " + std::to_string(seat.first + seat.devices - 1) + " of " +
+               std::to_string(seat.size) + " whose gradients NCCL adds up");
+    joining->join(theirs.id, seat.first, seat.size, deadline(), joined);
+  };
+  if (!mesh_) return told({}, {bytes_of(mine)});
+  exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), bytes_of(mine), "start", told);
+}
+
+}  // namespace dsgd

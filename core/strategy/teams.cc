@@ -1,0 +1,61 @@
+#include "core/strategy/teams.h"
+
+#include <algorithm>
+#include <map>
+
+namespace dsgd {
+
+namespace {
+constexpr size_t kAlign = 16;  // elements; a cache line of float32
+}
+
+Teams::Teams(std::vector<Seat> seats) : seats_(std::move(seats)) {
+  std::map<int32_t, std::vector<int32_t>> members;
+  for (size_t r = 0; r < seats_.size(); ++r) {
+    any_ = any_ || seats_[r].size > 1;
+    members[seats_[r].team].push_back(static_cast<int32_t>(r));
+  }
+  everybody_ = any_ && members.size() == 1;
+  const auto& first = members.begin()->second;
+  const bool alike = std::all_of(members.begin(), members.end(), [&](const auto& team) {
+    return std::equal(first.begin(), first.end(), team.second.begin(), team.second.end(), [&](int32_t a, int32_t b) {
+      return seat(a).first == seat(b).first && seat(a).devices == seat(b).devices && seat(a).size == seat(b).size;
+    });
+  });
+  if (!alike) return;
+  for (auto& [lowest, ranks] : members) alike_.push_back(std::move(ranks));
+}
+
+size_t Teams::device_part(const Seat& seat, size_t elements) {
+  const size_t size = static_cast<size_t>(seat.size);
+  return ((elements + size - 1) / size + kAlign - 1) / kAlign * kAlign;
+}
+
+Slice Teams::part(const Seat& seat, int32_t k, size_t elements) {
+  const size_t each = device_part(seat, elements), first = static_cast<size_t>(seat.first + k);
+  return {std::min(elements, first * each), std::min(elements, (first + 1) * each)};
+}
+
+std::vector<Slice> Teams::parts(size_t elements) const {
+  std::vector<Slice> parts;
+  for (const Seat& seat : seats_) {
+    parts.push_back({part(seat, 0, elements).begin, part(seat, seat.devices - 1, elements).end});
+  }
+  return parts;
+}
+
+std::vector<Slice> Teams::owners(size_t elements) const {
+  if (alike_.empty()) return slices_between(balanced_slices(elements, static_cast<int32_t>(seats_.size())));
+  std::vector<Slice> owners(seats_.size());
+  const std::vector<Slice> all = parts(elements);
+  for (size_t m = 0; m < alike_.front().size(); ++m) {
+    const Slice part = all[static_cast<size_t>(alike_.front()[m])];
+    const std::vector<Slice> shares = slices_between(balanced_slices(part.count(), static_cast<int32_t>(alike_.size())));
+    for (size_t t = 0; t < alike_.size(); ++t) {
+      owners[static_cast<size_t>(alike_[t][m])] = {part.begin + shares[t].begin, part.begin + shares[t].end};
+    }
+  }
+  return owners;
+}
+
+}  // namespace dsgd

@@ -1,0 +1,284 @@
+#include "tests/unit/device/fake_nccl.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/device/cuda/nccl_functions.h"
+#include "tests/unit/device/fake_cuda.h"
+
+namespace nccl = dsgd::device::cuda::nccl;
+
+namespace {
+
+enum class What { kAllReduce, kReduceScatter, kAllGather };
+using nccl::kRemoteError;
+constexpr auto kInternalError = static_cast<nccl::Result>(3);
+
+[[noreturn]] void misuse(const std::string& what) {
+  std::fprintf(stderr, "fake NCCL: %s\n", what.c_str());
+  std::abort();
+}
+
+struct Part {
+  const void* send;
+  void* receive;
+};
+struct Operation {
+  What what;
+  size_t count, element;
+  std::map<int, Part> parts;  // by rank
+  bool done = false;
+};
+// All members of one communicator.
+struct Clique {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int size = 0, joined = 0;
+  std::map<uint64_t, Operation> operations;
+};
+
+struct World {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<Clique>> cliques;
+  std::map<std::string, int> faults;
+  int version = 22809, ids = 0;
+  std::atomic<int> alive = 0, ended = 0;
+  std::atomic<bool> peer_lost = false;
+};
+World& world() {
+  static World* const made = new World;
+  return *made;
+}
+bool fails(const char* function) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  const auto fault = w.faults.find(function);
+  if (fault == w.faults.end() || --fault->second > 0) return false;
+  w.faults.erase(fault);
+  return true;
+}
+
+}  // namespace
+
+// A rank.
+struct dsgd::device::cuda::nccl::Opaque {
+  std::shared_ptr<Clique> clique;
+  int rank = 0;
+  uint64_t next = 0;
+  std::thread launcher;
+  std::atomic<bool> launching = false, aborted = false;
+  std::atomic<int> in_streams = 0;
+};
+
+namespace {
+
+template <typename T>
+void add_up(const Clique& clique, Operation& operation) {
+  const size_t size = static_cast<size_t>(clique.size), count = operation.count;
+  const size_t parts = operation.what == What::kAllReduce ? 1 : size;
+  std::vector<T> result(count * parts);
+  for (size_t p = 0; p < parts; ++p) {
+    for (size_t i = 0; i < count; ++i) {
+      // As in a ring: each part is begun by another rank. Nobody may count on an order.
+      const auto at = [&](size_t k) {
+        return static_cast<const T*>(operation.parts[static_cast<int>((p + i / 16 + k) % size)].send)[p * count + i];
+      };
+      if (operation.what == What::kAllGather) {
+        result[p * count + i] = static_cast<const T*>(operation.parts[static_cast<int>(p)].send)[i];
+        continue;
+      }
+      T sum = at(0);
+      for (size_t k = 1; k < size; ++k) sum += at(k);
+      result[p * count + i] = sum;
+    }
+  }
+  for (auto& [rank, part] : operation.parts) {
+    const bool scattered = operation.what == What::kReduceScatter;
+    const T* from = result.data() + (scattered ? static_cast<size_t>(rank) * count : 0);
+    std::memcpy(part.receive, from, (scattered ? count : result.size()) * sizeof(T));
+  }
+}
+
+// In a stream, on its thread.
+void take_part(nccl::Comm comm, uint64_t number, What what, size_t count, size_t element, Part part) {
+  Clique& clique = *comm->clique;
+  {
+    std::unique_lock lock(clique.mutex);
+    Operation& operation = clique.operations[number];
+    if (operation.parts.empty()) {
+      operation.what = what, operation.count = count, operation.element = element;
+    } else if (operation.what != what || operation.count != count || operation.element != element) {
+      misuse("ranks have entered different collectives as number " + std::to_string(number));
+    }
+    operation.parts[comm->rank] = part;
+    if (operation.parts.size() == static_cast<size_t>(clique.size)) {
+      element == 4 ? add_up<float>(clique, operation) : add_up<double>(clique, operation);
+      operation.done = true;
+      ++world().ended;
+      clique.changed.notify_all();
+    }
+    clique.changed.wait(lock, [&] { return operation.done || comm->aborted; });
+    if (!operation.done) {
+      operation.parts.erase(comm->rank);
+      const size_t nbytes = count * element * (what == What::kAllGather ? static_cast<size_t>(clique.size) : 1);
+      std::memset(part.receive, 0xa5, nbytes);
+    }
+  }
+  --comm->in_streams;
+}
+
+struct Call {
+  nccl::Comm comm;
+  What what;
+  Part part;
+  size_t count, element;
+  cudaStream_t stream;
+};
+thread_local int depth = 0;
+thread_local std::vector<Call> calls;
+
+nccl::Result collective(const char* function, What what, const void* send, void* receive, size_t count, nccl::DataType type,
+                        nccl::Comm comm, cudaStream_t stream) {
+  if (fails(function)) return kInternalError;
+  if (depth == 0) misuse("a collective outside of a group");
+  if (comm->launching) misuse("a collective while the last one is being entered");
+  calls.push_back({comm, what, {send, receive}, count, type == nccl::kFloat32 ? size_t{4} : size_t{8}, stream});
+  return nccl::kSuccess;
+}
+
+}  // namespace
+
+namespace fake_nccl {
+
+void set_version(int version) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.version = version;
+}
+void lose_peer() { world().peer_lost = true; }
+void fail(const char* function, int n) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.faults[function] = n;
+}
+int alive() { return world().alive; }
+int ended() { return world().ended; }
+
+}  // namespace fake_nccl
+
+extern "C" {
+
+#define FAKE_NCCL __attribute__((visibility("default"))) nccl::Result
+
+FAKE_NCCL ncclGetVersion(int* version) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  *version = w.version;
+  return nccl::kSuccess;
+}
+FAKE_NCCL ncclGetUniqueId(nccl::UniqueId* id) {
+  if (fails("ncclGetUniqueId")) return kInternalError;
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  std::snprintf(id->internal, sizeof id->internal, "clique %d", ++w.ids);
+  return nccl::kSuccess;
+}
+FAKE_NCCL ncclCommInitRankConfig(nccl::Comm* comm, int size, nccl::UniqueId id, int rank, nccl::Config* config) {
+  if (fails("ncclCommInitRankConfig")) return kInternalError;
+  if (config->blocking != 0 || config->magic != 0xcafebeef) misuse("a communicator that blocks");
+  World& w = world();
+  auto made = std::make_unique<nccl::Opaque>();
+  {
+    std::lock_guard lock(w.mutex);
+    auto& clique = w.cliques[id.internal];
+    if (!clique) clique = std::make_shared<Clique>();
+    made->clique = clique;
+  }
+  made->rank = rank;
+  std::lock_guard lock(made->clique->mutex);
+  made->clique->size = size;
+  ++made->clique->joined;
+  ++w.alive;
+  *comm = made.release();
+  return nccl::kInProgress;
+}
+FAKE_NCCL ncclCommGetAsyncError(nccl::Comm comm, nccl::Result* state) {
+  if (fails("ncclCommGetAsyncError")) return kInternalError;
+  std::lock_guard lock(comm->clique->mutex);
+  const bool complete = comm->clique->joined >= comm->clique->size;
+  *state = world().peer_lost ? kRemoteError : complete && !comm->launching ? nccl::kSuccess : nccl::kInProgress;
+  return nccl::kSuccess;
+}
+FAKE_NCCL ncclCommFinalize(nccl::Comm) { return fails("ncclCommFinalize") ? kInternalError : nccl::kInProgress; }
+
+static nccl::Result end(nccl::Comm comm) {
+  if (comm->launcher.joinable()) comm->launcher.join();
+  {
+    std::lock_guard lock(comm->clique->mutex);
+    comm->clique->changed.notify_all();
+  }
+  while (comm->in_streams > 0) std::this_thread::yield();
+  --world().alive;
+  delete comm;
+  return nccl::kSuccess;
+}
+FAKE_NCCL ncclCommDestroy(nccl::Comm comm) {
+  if (comm->in_streams > 0) misuse("a communicator is destroyed in use");
+  return end(comm);
+}
+FAKE_NCCL ncclCommAbort(nccl::Comm comm) {
+  {
+    std::lock_guard lock(comm->clique->mutex);
+    comm->aborted = true;
+  }
+  return end(comm);
+}
+FAKE_NCCL ncclGroupStart(void) {
+  ++depth;
+  return nccl::kSuccess;
+}
+FAKE_NCCL ncclGroupEnd(void) {
+  if (--depth > 0) return nccl::kSuccess;
+  std::vector<Call> entered;
+  entered.swap(calls);
+  if (fails("ncclGroupEnd")) return kInternalError;
+  for (const Call& call : entered) {
+    nccl::Comm comm = call.comm;
+    if (comm->launcher.joinable()) comm->launcher.join();
+    comm->launching = true;
+    ++comm->in_streams;
+    comm->launcher = std::thread([call, comm, number = comm->next++] {
+      fake_cuda::enter(call.stream, [call, number] {
+        take_part(call.comm, number, call.what, call.count, call.element, call.part);
+      });
+      comm->launching = false;
+    });
+  }
+  return entered.empty() ? nccl::kSuccess : nccl::kInProgress;
+}
+FAKE_NCCL ncclAllReduce(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Operation, nccl::Comm comm,
+                        cudaStream_t stream) {
+  return collective("ncclAllReduce", What::kAllReduce, send, receive, count, type, comm, stream);
+}
+FAKE_NCCL ncclReduceScatter(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Operation, nccl::Comm comm,
+                            cudaStream_t stream) {
+  return collective("ncclReduceScatter", What::kReduceScatter, send, receive, count, type, comm, stream);
+}
+FAKE_NCCL ncclAllGather(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Comm comm, cudaStream_t stream) {
+  return collective("ncclAllGather", What::kAllGather, send, receive, count, type, comm, stream);
+}
+__attribute__((visibility("default"))) const char* ncclGetErrorString(nccl::Result result) {
+  return result == kRemoteError ? "remote process exited or there was a network error" : "a fault that the test asked for";
+}
+__attribute__((visibility("default"))) const char* ncclGetLastError(nccl::Comm) { return ""; }
+
+}  // extern "C"

@@ -1,0 +1,17 @@
+// A double of NCCL for tests without GPUs, over the fake runtime's streams: all members live in this process. What libdsgd_cuda.so
+// looks up finds it, since the test's executable exports it. It calls begin and end later, as communicators that do not block do;
+// what is aborted leaves rubbish behind; different collectives of one number stop the test.
+#pragma once
+
+namespace fake_nccl {
+
+void set_version(int version);
+// From now on every communicator says that a remote process has gone.
+void lose_peer();
+// The n-th next call of a function (1: the next) fails, once.
+void fail(const char* function, int n = 1);
+// Communicators that are alive; and how many collectives have ended well since the beginning.
+int alive();
+int ended();
+
+}  // namespace fake_nccl

@@ -1,0 +1,260 @@
+// Sessions whose GPUs add up among themselves: on the fake runtime and the fake NCCL, whose members are all in this process.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+
+#include "tests/unit/device/fake_cuda.h"
+#include "tests/unit/device/fake_nccl.h"
+#include "tests/unit/device/trainer.h"
+
+namespace dsgd {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+using Devices = std::vector<std::vector<std::string>>;
+
+class Nccl : public testing::Test {
+ protected:
+  Nccl() : before_(fake_cuda::alive()) { fake_cuda::set_devices(8); }
+  ~Nccl() override {
+    const fake_cuda::Alive after = fake_cuda::alive();
+    EXPECT_EQ(after.streams, before_.streams);
+    EXPECT_EQ(after.events, before_.events);
+    EXPECT_EQ(after.allocations, before_.allocations);
+    EXPECT_EQ(fake_nccl::alive(), 0);
+  }
+
+ private:
+  const fake_cuda::Alive before_;
+};
+
+Devices on_host(Devices devices) {
+  for (auto& worker : devices) worker.assign(worker.size(), "cpu");
+  return devices;
+}
+
+struct Place {
+  const char* name;
+  Devices devices;
+  std::vector<std::string> nodes;
+};
+
+const std::vector<Place>& places() {
+  static const std::vector<Place> places = {
+      {"one worker", {{"cuda:0", "cuda:1", "cuda:0", "cuda:2"}}, {}},
+      {"one node", {{"cuda:0"}, {"cuda:1"}}, {}},
+      {"one node, several each", {{"cuda:0", "cuda:1"}, {"cuda:2"}, {"cuda:4", "cuda:3", "cuda:4"}}, {}},
+      {"two nodes", {{"cuda:0"}, {"cuda:1"}, {"cuda:2"}, {"cuda:3"}}, {"a", "a", "b", "b"}},
+      {"two nodes, in turn", {{"cuda:0"}, {"cuda:1"}, {"cuda:2"}, {"cuda:3"}}, {"a", "b", "a", "b"}},
+      {"unlike nodes", {{"cuda:0", "cuda:5"}, {"cuda:1"}, {"cuda:2"}, {"cuda:3"}, {"cuda:4"}}, {"a", "b", "a", "b", "c"}},
+      {"a worker on the host", {{"cuda:0"}, {"cpu"}, {"cuda:1"}}, {}},
+  };
+  return places;
+}
+
+// Integers and weights that are too, or halves and quarters: sums are exact in any order; only the mean rounds, alike.
+TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
+  for (const Place& place : places()) {
+    for (const std::vector<std::string>& strategies :
+         std::vector<std::vector<std::string>>{{"allreduce"}, {"ps"}, {"simple"}, {"ps", "allreduce", "simple", "allreduce", "ps"}}) {
+      for (const char* internode : {"rpc", "nccl"}) {
+        SCOPED_TRACE(std::string(place.name) + ", " + strategies[0] + ", internode=" + internode);
+        Job job{place.devices, strategies, 6, {{"bucket_size", "4K"}, {"internode", internode}, {"algorithm", "nccl"}}, place.nodes};
+        job.absent = [](int step, int rank, size_t tensor) {
+          return (step == 2 && tensor == 1) || (step + rank + static_cast<int>(tensor)) % 4 == 0;
+        };
+        const int before = fake_nccl::ended();
+        std::vector<uint64_t> digests;
+        const auto values = train(job, &digests);
+        EXPECT_GE(fake_nccl::ended() - before, 6);
+        job.devices = on_host(job.devices);
+        job.settings = {{"bucket_size", "4K"}};
+        const auto expected = train(job);
+        for (size_t w = 0; w < values.size(); ++w) {
+          EXPECT_EQ(values[w], expected[w]) << "rank " << w;
+          EXPECT_EQ(digests[w], digests[0]);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Nccl, IsLeftOutWhereTheHostComputesOrTheUserWantsSo) {
+  const Devices devices = {{"cuda:0"}, {"cuda:1"}};
+  for (const Settings& settings : {Settings{{"reproducible", "1"}}, Settings{{"gradient_norm", "1"}}, Settings{{"algorithm", "direct"}},
+                                   Settings{{"algorithm", "ring"}}}) {
+    const int before = fake_nccl::ended();
+    EXPECT_EQ(train({devices, {"allreduce"}, 3, settings}), train({on_host(devices), {"allreduce"}, 3, settings}));
+    EXPECT_EQ(fake_nccl::ended(), before);
+  }
+}
+
+// The error of start, of each rank.
+std::vector<Status> start_errors(const Devices& devices, const Settings& settings) {
+  std::vector<Status> errors(devices.size());
+  run_ranks(devices.size(), settings, [&](int rank, const Settings& mine) {
+    Trainer trainer(open(mine), devices[static_cast<size_t>(rank)]);
+    errors[static_cast<size_t>(rank)] = trainer.session->start();
+    (void)trainer.session->close(10s);
+  });
+  return errors;
+}
+
+TEST_F(Nccl, WhatStandsInItsWayIsAnErrorIfItIsDemandedAndElseGoesThroughTheHost) {
+  struct Case {
+    Devices devices;
+    Settings settings;
+    Code code;
+    const char* says;
+    bool goes_on;  // without demand
+  };
+  const std::vector<Case> cases = {
+      {{{"cpu"}, {"cpu"}}, {}, Code::kInvalidArgument, "no worker has a replica on one; use auto", true},
+      {{{"cuda:0"}, {"cuda:0"}}, {}, Code::kUnsupported, "rank 0 and rank 1 use one GPU", true},
+      {{{"cuda:0"}, {"cpu", "cuda:1"}}, {}, Code::kUnsupported, "rank 1: this worker has replicas on cpu and on GPUs", true},
+      {{{"cuda:0"}, {"cuda:1"}}, {{"reproducible", "1"}}, Code::kUnsupported, "with reproducible = 1", true},
+      {{{"cuda:0", "cuda:1"}}, {{"gradient_norm", "1"}}, Code::kUnsupported, "with gradient_norm = 1", true},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.says);
+    Settings demanded = c.settings;
+    demanded["algorithm"] = "nccl";
+    for (const Status& error : start_errors(c.devices, demanded)) {
+      EXPECT_EQ(error.code(), c.code) << error.message();
+      EXPECT_THAT(error.message(), HasSubstr(c.says));
+      EXPECT_EQ(error.parameter(), "algorithm");
+    }
+    if (c.goes_on) EXPECT_EQ(train({c.devices, {"allreduce"}, 2, c.settings}), train({on_host(c.devices), {"allreduce"}, 2, c.settings}));
+  }
+}
+
+TEST_F(Nccl, ACommunicatorThatCannotBeMadeFailsTheStartOfAllAndSaysWhy) {
+  for (const char* function : {"ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommGetAsyncError"}) {
+    SCOPED_TRACE(function);
+    fake_nccl::fail(function);
+    for (const Status& error : start_errors({{"cuda:0"}, {"cuda:1"}}, {{"step_timeout", "5s"}})) {
+      EXPECT_EQ(error.code(), Code::kInternal) << error.message();
+      EXPECT_THAT(error.message(), AllOf(HasSubstr("rank "), HasSubstr("a fault that the test asked for")));
+    }
+  }
+}
+
+TEST_F(Nccl, ACollectiveThatFailsEndsTheStepOfAllAndNamesTheDevice) {
+  for (const char* function : {"ncclReduceScatter", "ncclGroupEnd", "ncclAllGather"}) {
+    SCOPED_TRACE(function);
+    std::vector<Status> how(2);
+    std::barrier together(2);
+    run_ranks(2, {{"strategy", "ps"}, {"lease", "500ms"}}, [&](int rank, const Settings& settings) {
+      Trainer trainer(open(settings), {rank == 0 ? "cuda:0" : "cuda:1"});
+      ok(trainer.session->start());
+      ok(trainer.session->step(1, nullptr));
+      together.arrive_and_wait();
+      if (rank == 0) fake_nccl::fail(function);
+      together.arrive_and_wait();
+      how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
+      together.arrive_and_wait();
+      (void)trainer.session->close(10s);
+    });
+    for (const Status& status : how) {
+      EXPECT_EQ(status.code(), Code::kInternal) << status.message();
+      EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:"), HasSubstr("a fault that the test asked for")));
+    }
+  }
+}
+
+// Who does not mark a gradient holds all others up; they say whom they have waited for.
+TEST_F(Nccl, WhoIsLateIsNamedWhenTheTimeIsOver) {
+  for (const char* strategy : {"allreduce", "simple"}) {
+    Status how;
+    std::chrono::steady_clock::duration took{};
+    std::barrier together(3);
+    run_ranks(3, {{"strategy", strategy}, {"step_timeout", "700ms"}}, [&](int rank, const Settings& settings) {
+      Trainer trainer(open(settings), {std::string("cuda:") + std::to_string(rank)});
+      ok(trainer.session->start());
+      ok(trainer.session->step(1, nullptr));
+      together.arrive_and_wait();
+      if (rank == 1) {
+        ASSERT_TRUE(trainer.session->step_begin(1).ok());  // and marks nothing
+        together.arrive_and_wait();
+        trainer.session->abort("it has seen enough");
+      } else {
+        const auto begun = std::chrono::steady_clock::now();
+        const Status status = trainer.session->step(1, nullptr);
+        if (rank == 0) how = status, took = std::chrono::steady_clock::now() - begun;
+        together.arrive_and_wait();
+      }
+      (void)trainer.session->close(10s);
+    });
+    EXPECT_EQ(how.code(), Code::kTimeout) << how.message();
+    EXPECT_EQ(how.rank(), 1) << how.message();
+    EXPECT_LT(took, 30s);
+  }
+}
+
+// A worker goes while the others' GPUs wait for its own: they are let go of, and it is named.
+TEST_F(Nccl, WhoGoesInMidCollectiveIsNamed) {
+  for (const char* strategy : {"allreduce", "ps"}) {
+    std::vector<Status> how(3);
+    std::barrier together(3);
+    run_ranks(3, {{"strategy", strategy}, {"lease", "1s"}}, [&](int rank, const Settings& settings) {
+      Trainer trainer(open(settings), {std::string("cuda:") + std::to_string(rank)});
+      ok(trainer.session->start());
+      ok(trainer.session->step(1, nullptr));
+      together.arrive_and_wait();
+      if (rank == 2) {
+        ASSERT_TRUE(trainer.session->step_begin(1).ok());
+        std::this_thread::sleep_for(50ms);  // the others are in it, or will be
+        trainer.session->abort("gone");
+      } else {
+        how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
+      }
+      (void)trainer.session->close(10s);
+    });
+    for (int rank : {0, 1}) {
+      const Status& status = how[static_cast<size_t>(rank)];
+      EXPECT_FALSE(status.ok());
+      EXPECT_EQ(status.rank(), 2) << status.message();
+    }
+  }
+}
+
+// Headers that do not agree are found before anything is given to NCCL, so the next step may come.
+TEST_F(Nccl, AStepThatIsRefusedInAgreementLeavesTheTeamWhole) {
+  run_ranks(2, {}, [](int rank, const Settings& settings) {
+    Trainer trainer(open(settings), {rank == 0 ? "cuda:0" : "cuda:1"});
+    ok(trainer.session->start());
+    ok(trainer.session->step(1, nullptr));
+    ok(trainer.session->set_learning_rate(rank == 0 ? 0.5 : 0.25));
+    EXPECT_EQ(trainer.session->step(1, nullptr).code(), Code::kMismatch);
+    ok(trainer.session->set_learning_rate(0.5));
+    ok(trainer.session->step(1, nullptr));
+    ok(trainer.session->close(10s));
+  });
+}
+
+// Last: from here on every communicator has lost a peer.
+TEST_F(Nccl, ZzzAPeerThatOnlyNcclMissesIsAnErrorWithinTheLease) {
+  std::vector<Status> how(2);
+  std::barrier together(2);
+  run_ranks(2, {{"lease", "500ms"}}, [&](int rank, const Settings& settings) {
+    Trainer trainer(open(settings), {rank == 0 ? "cuda:0" : "cuda:1"});
+    ok(trainer.session->start());
+    together.arrive_and_wait();
+    if (rank == 0) fake_nccl::lose_peer();
+    together.arrive_and_wait();
+    how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
+    together.arrive_and_wait();
+    (void)trainer.session->close(10s);
+  });
+  for (const Status& status : how) {
+    EXPECT_EQ(status.code(), Code::kWorkerLost) << status.message();
+    EXPECT_THAT(status.message(), HasSubstr("remote process exited"));
+  }
+}
+
+}  // namespace
+}  // namespace dsgd

@@ -1,0 +1,186 @@
+// A small model on any devices of any workers of a job in this process, for tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/session/session.h"
+#include "tests/unit/device/gpu.h"
+#include "transport/uv/environment.h"
+
+namespace dsgd {
+
+using Settings = std::map<std::string, std::string>;
+
+// The machine that this process runs on, under another name: a node of its own.
+class NodeEnvironment final : public transport::Environment {
+ public:
+  explicit NodeEnvironment(std::string node) : node_(std::move(node)), real_(transport::make_uv_environment()) {}
+  Result<std::unique_ptr<transport::Network>> new_network(const std::string& name, size_t receive_memory) override {
+    return real_->new_network(name, receive_memory);
+  }
+  Result<std::unique_ptr<transport::Notifier>> new_notifier() override { return real_->new_notifier(); }
+  std::string host_name() override { return node_.empty() ? real_->host_name() : node_; }
+  std::string machine() override { return node_.empty() ? real_->machine() : node_; }
+  int64_t process_id() override { return real_->process_id(); }
+  int processors() override { return real_->processors(); }
+  int64_t free_descriptors() override { return real_->free_descriptors(); }
+  bool forked() const override { return real_->forked(); }
+
+ private:
+  const std::string node_;
+  const std::unique_ptr<transport::Environment> real_;
+};
+
+inline Registered with_cuda() {
+  Registered registered;
+  registered.backends["cuda"] = []() -> Result<const device::Backend*> { return &device::cuda_backend(); };
+  return registered;
+}
+
+inline Config config_of(const Settings& settings) {
+  Config config;
+  for (const auto& [key, value] : settings) {
+    const Status set = config.set(key, value);
+    EXPECT_TRUE(set.ok()) << set.message();
+  }
+  return config;
+}
+
+inline std::shared_ptr<Session> open(const Settings& settings = {}, const std::string& node = {}, std::shared_ptr<Log> log = std::make_shared<Log>()) {
+  auto session = Session::open(config_of(settings), std::make_unique<NodeEnvironment>(node), std::move(log), with_cuda());
+  EXPECT_TRUE(session.ok()) << session.status().message();
+  return session.value();
+}
+
+inline void ok(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
+
+// The second GPU, or the first where there is no other.
+inline std::string second() { return device::gpus() > 1 ? "cuda:1" : "cuda:0"; }
+
+struct Tensor {
+  Parameter* parameter;
+  std::vector<std::shared_ptr<TensorMemory>> memory;  // by replica
+};
+
+// Parameters of odd sizes with a replica on each of the devices.
+struct Trainer {
+  Trainer(std::shared_ptr<Session> opened, const std::vector<std::string>& devices, const std::string& optimizer = "sgd",
+          const std::string& options = "lr=0.5 momentum=0.5")
+      : session(std::move(opened)) {
+    ok(session->set_optimizer(optimizer, options));
+    for (const std::string& device : devices) {
+      replicas.push_back(session->add_replica(device).value());
+      access.emplace_back(replicas.back()->device);
+    }
+    for (const int64_t count : {3, 5000, 17, 1}) {
+      Tensor tensor{session->add_parameter(std::string("p") + std::to_string(tensors.size()), DType::kFloat32, {&count, 1}, true).value(), {}};
+      for (Replica* replica : replicas) tensor.memory.push_back(session->alloc(replica, tensor.parameter).value());
+      tensors.push_back(std::move(tensor));
+    }
+  }
+  template <typename Element>
+  void fill(size_t replica, bool gradient, Element element) {
+    for (Tensor& tensor : tensors) {
+      std::vector<float> content(tensor.parameter->count);
+      for (size_t i = 0; i < content.size(); ++i) content[i] = element(i);
+      access[replica].write(gradient ? tensor.memory[replica]->gradient : tensor.memory[replica]->value, content);
+    }
+  }
+  void compute(int step, int rank) {
+    for (size_t r = 0; r < replicas.size(); ++r) {
+      fill(r, true, [&](size_t i) {
+        return static_cast<float>((i * 7 + static_cast<size_t>(step * 5 + rank * 3) + r) % 11) - 5;
+      });
+    }
+  }
+  std::vector<float> values(size_t replica = 0) {
+    std::vector<float> all;
+    for (const Tensor& tensor : tensors) {
+      const auto some = access[replica].read<float>(tensor.memory[replica]->value, tensor.parameter->count);
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
+  }
+
+  std::shared_ptr<Session> session;
+  std::vector<Replica*> replicas;
+  std::vector<device::Access> access;
+  std::vector<Tensor> tensors;
+};
+
+struct Job {
+  std::vector<std::vector<std::string>> devices;  // by rank
+  std::vector<std::string> strategies = {"allreduce"};  // in turn, one each step
+  int steps = 4;
+  Settings settings = {};
+  std::vector<std::string> nodes = {};  // by rank; empty: all on one
+  std::function<bool(int step, int rank, size_t tensor)> absent = {};
+};
+
+// Starts a head for so many workers, and puts what they need to find it into their settings.
+inline std::unique_ptr<HeadProcess> start_head(size_t workers, Settings* settings) {
+  (*settings)["num_workers"] = std::to_string(workers);
+  if (workers == 1) return nullptr;
+  Settings of_head = {{"head", "127.0.0.1:0"}, {"num_workers", std::to_string(workers)}};
+  if (settings->count("lease")) of_head["lease"] = settings->at("lease");
+  auto started = HeadProcess::start(config_of(of_head), transport::make_uv_environment(), std::make_shared<Log>());
+  EXPECT_TRUE(started.ok()) << started.status().message();
+  (*settings)["head"] = started.value()->address();
+  (*settings)["embed_head"] = "never";
+  return std::move(started).value();
+}
+
+// Runs a function as each rank of a job, on a thread of its own.
+inline void run_ranks(size_t workers, const Settings& given, const std::function<void(int rank, Settings settings)>& as_rank) {
+  Settings settings = given;
+  const std::unique_ptr<HeadProcess> head = start_head(workers, &settings);
+  std::vector<std::thread> threads;
+  for (size_t w = 0; w < workers; ++w) {
+    Settings mine = settings;
+    if (workers > 1) mine["rank"] = std::to_string(w);
+    threads.emplace_back(as_rank, static_cast<int>(w), std::move(mine));
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// The values that each rank has after the job's steps.
+inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_t>* digests = nullptr) {
+  const size_t workers = job.devices.size();
+  std::vector<std::vector<float>> values(workers);
+  if (digests) digests->resize(workers);
+  run_ranks(workers, job.settings, [&](int rank, const Settings& settings) {
+    const size_t w = static_cast<size_t>(rank);
+    Trainer trainer(open(settings, job.nodes.empty() ? "" : job.nodes[w]), job.devices[w]);
+    trainer.fill(0, false, [rank](size_t i) { return static_cast<float>(rank + static_cast<int>(i % 5)); });
+    ok(trainer.session->set_strategy(job.strategies[0], ""));
+    ok(trainer.session->start());
+    for (int step = 0; step < job.steps; ++step) {
+      const std::string& strategy = job.strategies[static_cast<size_t>(step) % job.strategies.size()];
+      if (step > 0 && job.strategies.size() > 1) ok(trainer.session->set_strategy(strategy, ""));
+      trainer.compute(step, rank);
+      for (size_t t = 0; job.absent && t < trainer.tensors.size(); ++t) {
+        if (!job.absent(step, rank, t)) continue;
+        for (Replica* replica : trainer.replicas) ok(trainer.session->gradient_absent(replica, trainer.tensors[t].parameter));
+      }
+      StepResult result;
+      ok(trainer.session->step(1 + rank, &result));
+      EXPECT_TRUE(result.applied);
+    }
+    values[w] = trainer.values();
+    for (size_t r = 1; r < job.devices[w].size(); ++r) EXPECT_EQ(trainer.values(r), values[w]) << "replica " << r;
+    if (digests) (*digests)[w] = trainer.session->digest().value();
+    ok(trainer.session->close(std::chrono::seconds(10)));
+  });
+  return values;
+}
+
+}  // namespace dsgd
