@@ -139,7 +139,7 @@ def main():
         for epoch in range(1, options.epochs + 1):
             began = time.perf_counter()
             shard.set_epoch(epoch)
-            order = torch.as_tensor(shard.next(max(len(shard), 1)))
+            order = torch.as_tensor(shard.next(max(len(shard), 1)), dtype=torch.long)
             for replica in replicas:
                 replica.begin_epoch(order)
             done, begin = False, 0

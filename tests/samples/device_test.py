@@ -81,6 +81,30 @@ def replicas_share_the_batch(jobs):
     expect(len(losses) == 2 and abs(losses[0] - losses[1]) <= 0.0001, f"losses are equal: {losses}")
 
 
+def gpu_jobs_are_checked(options):
+    """tests/gpu/job.py, which checks jobs on real GPUs."""
+    dsgd, data = options.build / "bin/dsgd", options.source / "samples/data/digits.csv"
+    on_gpu, on_cpu = options.fake / "bin/digits_cuda", options.build / "bin/digits_c"
+
+    def job(workers, status, message, *words):
+        done = subprocess.run([sys.executable, options.source / "tests/gpu/job.py", str(workers), dsgd, "run", *words], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        expect(done.returncode == status and message in done.stdout, f"{message or 'all is well'}: status {done.returncode}",
+               done.stdout)
+
+    def mixed(epochs):
+        return ["-n", "1", "--", on_gpu, "--data", data, "--epochs", epochs, ":", "-n", "1", "--", on_cpu, "--data", data, "--epochs",
+                epochs]
+
+    job(2, 0, "", *mixed("20"))
+    job(3, 1, "2 of 3 workers", *mixed("20"))
+    job(2, 1, "less than 97 %", *mixed("1"))
+    job(2, 1, "the workers' bits differ", "-n", "1", "--", "echo", '{"done": true, "digest": "a", "accuracy": 99}', ":", "-n", "1",
+        "--", "echo", '{"done": true, "digest": "b", "accuracy": 99}')
+    job(1, 1, "ended with status", "-n", "1", "--", on_gpu, "--data", data, "--device", "cuda:9")
+    job(1, 1, "other bits", "-n", "1", "--", "sh", "-c", """echo '{"done": true, "accuracy": 99, "digest": "'$$'"}'""")
+
+
 def says_what_is_wrong(options):
     """The program that users have, without the fake runtime."""
     for device, status, message in (("cuda:0", 1, "no NVIDIA driver on this machine"), ("cpu", 2, "GPUs are expected, such as"),
@@ -102,6 +126,7 @@ def main():
         trains_beside_the_cpu(jobs, options.languages or ["c"])
         streams_are_followed(jobs)
         replicas_share_the_batch(jobs)
+    gpu_jobs_are_checked(options)
     says_what_is_wrong(options)
     return len(failed) > 0
 
