@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -24,14 +24,15 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  std::string build = "build", source = ".";
+  std::string build = "build", source = ".", python = "python3";
   std::string strategy = "allreduce", optimizer = "sgd", optimizer_options, report, plot;
+  std::string device = "cpu";  // "cuda:0,cuda:1": where workers in C and Python train
   std::vector<std::string> languages = {"c", "java", "go", "python"}, settings;
   int workers = 4, epochs = 40, batch = 16, seed = 1;
 };
 
 struct Worker {
-  std::string language;
+  std::string language, device;
   int epoch = 0;
   double loss = 0, accuracy = 0, speed = 0;
   std::string digest;
@@ -40,17 +41,22 @@ struct Worker {
 const std::map<std::string, std::string> kOptimizerOptions = {
     {"sgd", "lr=0.1 momentum=0.9"}, {"adam", "lr=0.003"}, {"adamw", "lr=0.003"}};
 
-std::vector<std::string> trainer(const Options& options, const std::string& language) {
-  const std::string build = options.build, source = options.source;
-  if (language == "c") return {build + "/bin/digits_c"};
-  if (language == "go") return {build + "/bin/digits_go"};
+std::vector<std::string> trainer(const Options& options, const Worker& worker) {
+  const std::string build = options.build, language = worker.language;
+  const bool gpu = worker.device != "cpu";
+  std::vector<std::string> words;
+  if (language == "c") words = {build + (gpu ? "/bin/digits_cuda" : "/bin/digits_c")};
+  if (language == "go") words = {build + "/bin/digits_go"};
   if (language == "java") {
-    return {"java", "-XX:TieredStopAtLevel=1", "-Ddsgd.library.path=" + build + "/lib", "-cp",
-            build + "/java/dsgd.jar:" + build + "/java/samples", "Digits"};
+    words = {"java", "-XX:TieredStopAtLevel=1", "-Ddsgd.library.path=" + build + "/lib", "-cp",
+             build + "/java/dsgd.jar:" + build + "/java/samples", "Digits"};
   }
-  const std::string own = build + "/venv/bin/python";
-  return {"env", "PYTHONPATH=" + build + "/python", std::filesystem::exists(own) ? own : "python3",
-          source + "/samples/python/digits.py"};
+  if (language == "python") {
+    words = {"env", "PYTHONPATH=" + build + "/python", options.python,
+             options.source + "/samples/python/" + (gpu ? "digits_torch.py" : "digits.py")};
+  }
+  if (gpu) words.insert(words.end(), {"--device", worker.device});
+  return words;
 }
 
 std::vector<std::string> command_line(const Options& options, const std::vector<Worker>& workers) {
@@ -64,7 +70,7 @@ std::vector<std::string> command_line(const Options& options, const std::vector<
   for (size_t i = 0; i < workers.size(); ++i) {
     words.insert(words.end(), i == 0 ? std::initializer_list<std::string>{"-n", "1", "--"}
                                      : std::initializer_list<std::string>{":", "-n", "1"});
-    for (const std::string& word : trainer(options, workers[i].language)) words.push_back(word);
+    for (const std::string& word : trainer(options, workers[i])) words.push_back(word);
     for (const std::string& word :
          {std::string("--data"), options.source + "/samples/data/digits.csv", std::string("--epochs"),
           std::to_string(options.epochs), std::string("--batch"), std::to_string(options.batch), std::string("--seed"),
@@ -79,7 +85,9 @@ std::vector<std::string> command_line(const Options& options, const std::vector<
 // One line per worker: redrawn on a terminal, a plain line per epoch otherwise.
 class Display {
  public:
-  Display(const std::vector<Worker>& workers, int epochs) : workers_(workers), epochs_(epochs), terminal_(isatty(1)) {}
+  Display(const std::vector<Worker>& workers, int epochs) : workers_(workers), epochs_(epochs), terminal_(isatty(1)) {
+    for (const Worker& worker : workers) device_width_ = std::max(device_width_, static_cast<int>(worker.device.size()));
+  }
 
   void update(size_t rank) {
     if (!terminal_) {
@@ -102,14 +110,19 @@ class Display {
  private:
   std::string line(size_t rank) const {
     const Worker& worker = workers_[rank];
+    std::string device = worker.device;
+    device.resize(static_cast<size_t>(device_width_), ' ');
     char text[160];
-    std::snprintf(text, sizeof text, "rank %zu %-7s epoch %3d/%d  loss %.4f  test accuracy %6.2f %%  %8.0f samples/s", rank,
-                  worker.language.c_str(), worker.epoch, epochs_, worker.loss, worker.accuracy, worker.speed);
-    return text;
+    std::snprintf(text, sizeof text, "  epoch %3d/%d  loss %.4f  test accuracy %6.2f %%  %8.0f samples/s", worker.epoch, epochs_,
+                  worker.loss, worker.accuracy, worker.speed);
+    std::string language = worker.language;
+    language.resize(6, ' ');
+    return "rank " + std::to_string(rank) + ' ' + language + "  " + device + text;
   }
   const std::vector<Worker>& workers_;
   const int epochs_;
   const bool terminal_;
+  int device_width_ = 0;
   bool drawn_ = false;
 };
 
@@ -131,6 +144,7 @@ bool take_line(const std::string& line, std::vector<Worker>& workers, std::vecto
     display.update(rank);
   }
   worker.digest = record.value("digest", worker.digest);
+  worker.device = record.value("device", worker.device);
   return true;
 }
 
@@ -196,6 +210,7 @@ int main(int argc, char** argv) {
   app.add_option("--strategy", options.strategy);
   app.add_option("--workers", options.workers);
   app.add_option("--languages", options.languages)->delimiter(',');
+  app.add_option("--device", options.device);
   app.add_option("--epochs", options.epochs);
   app.add_option("--batch", options.batch);
   app.add_option("--optimizer", options.optimizer);
@@ -206,6 +221,7 @@ int main(int argc, char** argv) {
   app.add_option("--plot", options.plot);
   app.add_option("--build", options.build);
   app.add_option("--source", options.source);
+  app.add_option("--python", options.python);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& wrong) {
@@ -216,7 +232,11 @@ int main(int argc, char** argv) {
   if (options.plot.empty()) options.plot = options.build + "/digits.svg";
 
   std::vector<Worker> workers(static_cast<size_t>(options.workers));
-  for (size_t i = 0; i < workers.size(); ++i) workers[i].language = options.languages[i % options.languages.size()];
+  for (size_t i = 0; i < workers.size(); ++i) {
+    Worker& worker = workers[i];
+    worker.language = options.languages[i % options.languages.size()];
+    worker.device = worker.language == "c" || worker.language == "python" ? options.device : "cpu";
+  }
   std::vector<job::Curve> curves(workers.size());
 
   const auto began = std::chrono::steady_clock::now();
@@ -239,6 +259,7 @@ int main(int argc, char** argv) {
     speed += worker.speed;
     report["workers"].push_back({{"rank", rank},
                                  {"language", worker.language},
+                                 {"device", worker.device},
                                  {"accuracy", worker.accuracy},
                                  {"digest", worker.digest}});
   }

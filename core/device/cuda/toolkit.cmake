@@ -1,5 +1,6 @@
 # Finds a CUDA 13 toolkit for the plug-in: DSGD_CUDA_TOOLKIT if it is given, NVIDIA's packages from PyPI in BUILD/venv (.ci/prepare
-# BUILD cuda puts them there), CUDACXX, or an nvcc on the PATH. Sets DSGD_CUDA_FOUND and DSGD_CUDA_INCLUDE.
+# BUILD cuda puts them there), CUDACXX, or an nvcc on the PATH. Sets DSGD_CUDA_FOUND and DSGD_CUDA_INCLUDE; DSGD_NVCC_USED where
+# .cu files are compiled.
 set(DSGD_CUDA AUTO CACHE STRING "Build libdsgd_cuda.so, for replicas on NVIDIA GPUs: ON, OFF, or AUTO (if there is a toolkit)")
 set_property(CACHE DSGD_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(DSGD_CUDA_TOOLKIT "" CACHE PATH "Folder of a CUDA toolkit, with bin/nvcc")
@@ -51,4 +52,14 @@ if(DSGD_CUDA)
     endif()
     message(STATUS "Without libdsgd_cuda.so: ${reason}")
   endif()
+endif()
+
+# Here, since what is compiled by nvcc (the plug-in, the sample trainer) lies in several folders. Its host code is the compiler's,
+# but the device's part knows no sanitizer.
+set(DSGD_NVCC_USED OFF)
+if(DSGD_CUDA_FOUND AND NOT DSGD_SANITIZE)
+  set(DSGD_NVCC_USED ON)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90)  # 90: its code, and PTX for what comes later
+  set(CMAKE_CUDA_STANDARD 17)               # what CMake 3.25 knows of nvcc 13
+  enable_language(CUDA)
 endif()

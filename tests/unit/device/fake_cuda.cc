@@ -37,7 +37,7 @@ struct World {
   cudaError_t count_error = cudaSuccess;
   std::map<std::string, Fault> faults;
   int paused = 0;
-  bool immediate = false;
+  bool immediate = false, pageable = false;
   std::map<int, std::chrono::microseconds> delays;
   std::map<uintptr_t, Range> memory;
   std::map<void*, std::shared_ptr<CUstream_st>> streams;  // one thread may wait for a stream that another destroys
@@ -209,6 +209,7 @@ void set_delay(int device, std::chrono::microseconds delay) {
   w.delays[device] = delay;
 }
 void set_immediate() { world().immediate = true; }
+void allow_pageable() { world().pageable = true; }
 void fail(const char* function, cudaError_t error, int n) {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -294,7 +295,7 @@ template cudaError_t launch(const UpdateKernel<double>&, cudaStream_t);
 
 }  // namespace dsgd::device::cuda
 
-// ---- the runtime's functions, as far as the plug-in calls them
+// ---- the runtime's functions, as far as the plug-in and the sample trainer call them
 
 extern "C" {
 
@@ -347,14 +348,33 @@ cudaError_t cudaMemset(void* data, int value, size_t nbytes) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind, cudaStream_t stream) {
   FAKE_OUTCOME();
-  stream_of(stream)->enter([=] {
+  bool to_known, from_known;
+  {
     World& w = world();
+    std::lock_guard lock(w.mutex);
+    to_known = range_of(to, nbytes), from_known = range_of(from, nbytes);
+    if (!w.pageable && !(to_known && from_known)) misuse("a copy of memory that is neither the device's nor pinned");
+  }
+  if (!from_known) {  // read before the call returns
+    const auto* bytes = static_cast<const char*>(from);
+    stream_of(stream)->enter([to, staged = std::vector<char>(bytes, bytes + nbytes)] { std::memcpy(to, staged.data(), staged.size()); });
+    return cudaSuccess;
+  }
+  stream_of(stream)->enter([=] {
     {
+      World& w = world();
       std::lock_guard lock(w.mutex);
-      if (!range_of(to, nbytes) || !range_of(from, nbytes)) misuse("a copy of memory that is neither the device's nor pinned");
+      if ((to_known && !range_of(to, nbytes)) || !range_of(from, nbytes)) misuse("a copy of memory that is freed");
     }
     std::memcpy(to, from, nbytes);
   });
+  if (!to_known) stream_of(stream)->drain();  // written when the call returns
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* data, int value, size_t nbytes, cudaStream_t stream) {
+  FAKE_OUTCOME();
+  must_be_device(data, nbytes, "a memset");
+  stream_of(stream)->enter([=] { std::memset(data, value, nbytes); });
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {

@@ -14,6 +14,8 @@ namespace fake_cuda {
 void set_devices(int count, cudaError_t error = cudaSuccess, int driver = 13000);
 // Before any stream is made: work is done when it is entered, without threads, so that what follows can be repeated.
 void set_immediate();
+// Copies may be from and to pageable memory, as those of hosts are; otherwise, as with all of the plug-in's, that is a misuse.
+void allow_pageable();
 // The n-th next call of a function (1: the next) returns this error, once.
 void fail(const char* function, cudaError_t error, int n = 1);
 // While one of these is alive, work in streams waits; what is entered is kept.
