@@ -15,6 +15,16 @@ const (
 	Int32   DType = 2
 	Int64   DType = 3
 	Uint8   DType = 4
+
+	Float16Type  DType = 5
+	Bfloat16Type DType = 6
+)
+
+// Float16 and Bfloat16 are the bits of half types, for which Go has no type of its own: IEEE 754 binary16, and the upper half of
+// a float32.
+type (
+	Float16  uint16
+	Bfloat16 uint16
 )
 
 // Size is the number of bytes of one element, 0 for an unknown type.
@@ -32,13 +42,17 @@ func (d DType) String() string {
 		return "int64"
 	case Uint8:
 		return "uint8"
+	case Float16Type:
+		return "float16"
+	case Bfloat16Type:
+		return "bfloat16"
 	}
 	return "unknown dtype"
 }
 
 // Element is a Go type that buffers may be made of.
 type Element interface {
-	float32 | float64 | int32 | int64 | uint8
+	float32 | float64 | int32 | int64 | uint8 | Float16 | Bfloat16
 }
 
 func dtypeOf[T Element]() DType {
@@ -52,6 +66,10 @@ func dtypeOf[T Element]() DType {
 		return Int32
 	case int64:
 		return Int64
+	case Float16:
+		return Float16Type
+	case Bfloat16:
+		return Bfloat16Type
 	default:
 		return Uint8
 	}

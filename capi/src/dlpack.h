@@ -52,7 +52,7 @@ inline constexpr int32_t kDlCpu = 1;
 inline constexpr int32_t kDlCuda = 2;
 inline constexpr int32_t kDlCudaHost = 3;      // pinned memory of the host
 inline constexpr int32_t kDlCudaManaged = 13;  // memory of host and GPU
-inline constexpr uint8_t kDlInt = 0, kDlUInt = 1, kDlFloat = 2;
+inline constexpr uint8_t kDlInt = 0, kDlUInt = 1, kDlFloat = 2, kDlBfloat = 4;
 inline constexpr uint64_t kDlReadOnly = 1;
 
 }  // namespace dsgd::capi

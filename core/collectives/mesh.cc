@@ -325,6 +325,7 @@ void Mesh::deadline_passed(uint64_t operation) {
       if (alive.expired() || !find(operation)) return;
       Entry& entry = tasks_[operation];
       if (answer.ok()) entry.heard[rank] = 1;
+      if (!answer.ok() && answer.status().code() != Code::kTimeout) entry.not_begun.push_back(rank);
       if (--entry.unanswered == 0) time_out(operation);
     });
   }
@@ -335,21 +336,28 @@ void Mesh::time_out(uint64_t operation) {
   Task* task = find(operation);
   if (!task) return;
   const Entry& entry = tasks_[operation];
-  std::vector<int32_t> missing;
+  // Who says that it has not begun is known to hold the others up; who says nothing may only be slow to answer.
+  std::vector<int32_t> missing = entry.not_begun, silent;
+  std::sort(missing.begin(), missing.end());
   for (int32_t rank = 0; rank < size(); ++rank) {
-    if (rank != view_.rank && !left_[rank] && !entry.heard[rank]) missing.push_back(rank);
+    if (rank == view_.rank || left_[rank] || entry.heard[rank]) continue;
+    if (!std::binary_search(missing.begin(), missing.end(), rank)) silent.push_back(rank);
   }
+  if (missing.empty()) missing = std::exchange(silent, {});
   if (missing.empty()) missing = task->missing();
-  fail(*task, too_late(task->name() + " did not end", missing).with_operation(task->name()));
+  fail(*task, too_late(task->name() + " did not end", missing, silent).with_operation(task->name()));
 }
 
-Status Mesh::too_late(const std::string& what, std::span<const int32_t> missing) const {
-  std::string who;
-  for (int32_t rank : missing) who += (who.empty() ? "" : ", ") + member_name(rank);
+Status Mesh::too_late(const std::string& what, std::span<const int32_t> missing, std::span<const int32_t> silent) const {
+  const auto names = [this](std::span<const int32_t> ranks) {
+    std::string text;
+    for (int32_t rank : ranks) text += (text.empty() ? "" : ", ") + member_name(rank);
+    return text;
+  };
   const int32_t first = missing.empty() ? -1 : missing.front();
   return Status(Code::kTimeout, what + " within step_timeout; still waiting for " +
-                                    (who.empty() ? "this worker itself" : who) +
-                                    "; look at what these workers do, or raise step_timeout")
+                                    (missing.empty() ? "this worker itself" : names(missing)) +
+                                    (silent.empty() ? "" : "; no answer yet from " + names(silent)) + "; look at what these workers do, or raise step_timeout")
       .with_rank(first, host_of(first));
 }
 

@@ -67,7 +67,7 @@ class Mesh final : public transport::ServerHandler {
   static constexpr uint64_t call_of(uint64_t operation) { return operation / kOperationsOfACall; }
 
   // "WHAT within step_timeout; still waiting for ...": the error that names who is missing.
-  Status too_late(const std::string& what, std::span<const int32_t> missing) const;
+  Status too_late(const std::string& what, std::span<const int32_t> missing, std::span<const int32_t> silent = {}) const;
   // What ended a call to a peer: its own answer, or the loss of the worker if it is the connection that ended.
   Status blame(int32_t rank, const Status& status) const;
 
@@ -138,6 +138,7 @@ class Mesh final : public transport::ServerHandler {
     transport::TimerId timer = 0;
     std::vector<char> heard;  // by rank: it has begun there, as a chunk or an answer tells
     bool asked = false;       // its deadline has passed, here or at a peer
+    std::vector<int32_t> not_begun;  // who has answered so
     int32_t unanswered = 0;
   };
 

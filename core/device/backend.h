@@ -28,11 +28,12 @@ struct Term {
   const void* gradient;  // on the device
   double weight;
 };
-// bucket[position + i] = sum of weight * gradient[i] over the terms, in their order; every weight is rounded to the element's
+// bucket[position + i] = sum of weight * gradient[i] over the terms, in their order; every weight is rounded to the bucket's
 // type and every product before it is added. Without terms: zeros.
 struct SumPiece {
   uint64_t position, count;  // elements
   uint32_t first_term, terms;
+  DType source = DType::kFloat32;  // of the gradients: a half type in a bucket of float32; any other: the bucket's type
 };
 
 enum class Action : uint8_t {
@@ -40,13 +41,17 @@ enum class Action : uint8_t {
   kMean,      // all targets become the mean bucket / divisor
   kCopy,      // all targets become what is in the bucket
 };
+// Targets of a half type are rounded from float32. Their rule is applied to master values in float32, which follow the targets
+// where the host has written these (`followed` in core/base/half.h).
 struct UpdatePiece {
   uint64_t position, count;  // elements
   double divisor;
   uint32_t first_target, targets;
   Action action;
   UpdateRule rule;
-  void* state[3];  // of the rule, at the piece's first element
+  void* state[3];                  // of the rule, at the piece's first element; of the bucket's type
+  DType target = DType::kFloat32;  // as SumPiece::source
+  void* master = nullptr;          // at the piece's first element; where a half type is updated
 };
 
 // ---- sums over devices, of this process and of others

@@ -39,7 +39,7 @@ class HostQueue final : public WorkQueue {
       if (piece.terms == 0) std::memset(sum, 0, piece.count * element);
       for (uint32_t t = 0; t < piece.terms; ++t) {
         const Term& term = terms[piece.first_term + t];
-        (t == 0 ? weighted_set : weighted_add)(dtype, sum, term.gradient, piece.count, term.weight);
+        (t == 0 ? weighted_set : weighted_add)(is_half(piece.source) ? piece.source : dtype, sum, term.gradient, piece.count, term.weight);
       }
     }
     return {};
@@ -78,22 +78,35 @@ class HostQueue final : public WorkQueue {
       divide(dtype, scratch_, count, piece.divisor);
       result = scratch_;
     }
+    const size_t target_element = is_half(piece.target) ? dtype_size(piece.target) : element;
     size_t copies_from = 0;
     if (piece.action == Action::kUpdate) {
-      void* value = static_cast<std::byte*>(to[0]) + begin * element;
+      void* value = static_cast<std::byte*>(to[0]) + begin * target_element;
+      if (is_half(piece.target)) {
+        float* const master = static_cast<float*>(piece.master) + begin;
+        widen(piece.target, widened_, value, count);
+        follow(piece.target, master, widened_, count);
+        value = master;
+      }
       void* state[3];
       for (int s = 0; s < 3; ++s) state[s] = piece.state[s] ? static_cast<std::byte*>(piece.state[s]) + begin * element : nullptr;
       const void* const in[3] = {state[0], state[1], state[2]};
       apply(piece.rule, dtype, count, scratch_, value, value, {in, piece.rule.state_count}, {state, piece.rule.state_count});
       result = static_cast<const std::byte*>(value);
-      copies_from = 1;
+      copies_from = is_half(piece.target) ? 0 : 1;
     }
     for (size_t t = copies_from; t < to.size(); ++t) {
-      std::memcpy(static_cast<std::byte*>(to[t]) + begin * element, result, nbytes);
+      std::byte* place = static_cast<std::byte*>(to[t]) + begin * target_element;
+      if (is_half(piece.target)) {
+        narrow(piece.target, place, reinterpret_cast<const float*>(result), count);
+      } else {
+        std::memcpy(place, result, nbytes);
+      }
     }
   }
 
   alignas(64) std::byte scratch_[kPart * sizeof(double)];
+  alignas(64) float widened_[kPart];
 };
 
 class Host final : public Device {

@@ -4,6 +4,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "core/base/half.h"
 #include "core/reduce/clones.h"
 
 namespace dsgd {
@@ -106,23 +107,43 @@ void dispatch(Reduction reduction, void* destination, const void* a, const void*
   kernel(static_cast<T*>(destination), static_cast<const T*>(a), static_cast<const T*>(b), count);
 }
 
-#define DSGD_SCALE(suffix, type)                                                                        \
-  DSGD_CLONES void divide_##suffix(type* data, size_t count, type divisor) {                            \
-    for (size_t i = 0; i < count; ++i) data[i] /= divisor;                                              \
-  }                                                                                                     \
-  DSGD_CLONES void weighted_set_##suffix(type* destination, const type* source, size_t count, type c) { \
-    DSGD_INDEPENDENT                                                                                    \
-    for (size_t i = 0; i < count; ++i) destination[i] = c * source[i];                                  \
-  }                                                                                                     \
-  DSGD_CLONES void weighted_add_##suffix(type* destination, const type* source, size_t count, type c) { \
-    DSGD_INDEPENDENT                                                                                    \
-    for (size_t i = 0; i < count; ++i) destination[i] += c * source[i];                                 \
+#define DSGD_DIVIDE(suffix, type)                                            \
+  DSGD_CLONES void divide_##suffix(type* data, size_t count, type divisor) { \
+    for (size_t i = 0; i < count; ++i) data[i] /= divisor;                   \
   }
+DSGD_DIVIDE(float32, float)
+DSGD_DIVIDE(float64, double)
+#undef DSGD_DIVIDE
 
+#define DSGD_SCALE(suffix, stored)                                                                                    \
+  DSGD_CLONES void weighted_set_##suffix(Wide<stored>* destination, const stored* source, size_t count, Wide<stored> c) { \
+    DSGD_INDEPENDENT                                                                                                  \
+    for (size_t i = 0; i < count; ++i) destination[i] = c * widen(source[i]);                                         \
+  }                                                                                                                   \
+  DSGD_CLONES void weighted_add_##suffix(Wide<stored>* destination, const stored* source, size_t count, Wide<stored> c) { \
+    DSGD_INDEPENDENT                                                                                                  \
+    for (size_t i = 0; i < count; ++i) destination[i] += c * widen(source[i]);                                        \
+  }
 DSGD_SCALE(float32, float)
 DSGD_SCALE(float64, double)
-
+DSGD_SCALE(float16, Float16)
+DSGD_SCALE(bfloat16, Bfloat16)
 #undef DSGD_SCALE
+
+#define DSGD_CONVERSIONS(suffix, stored)                                                         \
+  DSGD_CLONES void widen_##suffix(float* destination, const stored* source, size_t count) {      \
+    for (size_t i = 0; i < count; ++i) destination[i] = widen(source[i]);                        \
+  }                                                                                              \
+  DSGD_CLONES void narrow_##suffix(stored* destination, const float* source, size_t count) {     \
+    for (size_t i = 0; i < count; ++i) destination[i] = narrow<stored>(source[i]);               \
+  }                                                                                              \
+  DSGD_CLONES void follow_##suffix(float* master, const float* value, size_t count) {            \
+    DSGD_INDEPENDENT                                                                             \
+    for (size_t i = 0; i < count; ++i) master[i] = followed<stored>(master[i], value[i]);        \
+  }
+DSGD_CONVERSIONS(float16, Float16)
+DSGD_CONVERSIONS(bfloat16, Bfloat16)
+#undef DSGD_CONVERSIONS
 
 // Element i goes to lane i mod kLanes; the lanes are added in pairs at the end. The order does not depend on
 // the width of the machine's registers, and the additions of different lanes do not wait for each other.
@@ -167,6 +188,9 @@ void reduce_to(DType dtype, Reduction reduction, void* destination, const void* 
       DSGD_DISPATCH(int64, int64_t);
     case DType::kUint8:
       DSGD_DISPATCH(uint8, uint8_t);
+    case DType::kFloat16:
+    case DType::kBfloat16:
+      return;  // widened before
   }
 #undef DSGD_DISPATCH
 }
@@ -194,20 +218,33 @@ void divide(DType dtype, void* destination, size_t count, double divisor) {
     divide_float64(static_cast<double*>(destination), count, divisor);
 }
 
-void weighted_set(DType dtype, void* destination, const void* source, size_t count, double c) {
-  if (dtype == DType::kFloat32)
-    weighted_set_float32(static_cast<float*>(destination), static_cast<const float*>(source), count,
-                         static_cast<float>(c));
-  else if (dtype == DType::kFloat64)
-    weighted_set_float64(static_cast<double*>(destination), static_cast<const double*>(source), count, c);
+#define DSGD_BY_DTYPE(function)                                                                                        \
+  void function(DType dtype, void* destination, const void* source, size_t count, double c) {                          \
+    if (dtype == DType::kFloat64) {                                                                                    \
+      return function##_float64(static_cast<double*>(destination), static_cast<const double*>(source), count, c);      \
+    }                                                                                                                  \
+    float* const sums = static_cast<float*>(destination);                                                              \
+    const float weight = static_cast<float>(c);                                                                        \
+    if (dtype == DType::kFloat32) function##_float32(sums, static_cast<const float*>(source), count, weight);          \
+    if (dtype == DType::kFloat16) function##_float16(sums, static_cast<const Float16*>(source), count, weight);        \
+    if (dtype == DType::kBfloat16) function##_bfloat16(sums, static_cast<const Bfloat16*>(source), count, weight);     \
+  }
+DSGD_BY_DTYPE(weighted_set)
+DSGD_BY_DTYPE(weighted_add)
+#undef DSGD_BY_DTYPE
+
+void widen(DType dtype, float* destination, const void* source, size_t count) {
+  dtype == DType::kFloat16 ? widen_float16(destination, static_cast<const Float16*>(source), count)
+                           : widen_bfloat16(destination, static_cast<const Bfloat16*>(source), count);
 }
 
-void weighted_add(DType dtype, void* destination, const void* source, size_t count, double c) {
-  if (dtype == DType::kFloat32)
-    weighted_add_float32(static_cast<float*>(destination), static_cast<const float*>(source), count,
-                         static_cast<float>(c));
-  else if (dtype == DType::kFloat64)
-    weighted_add_float64(static_cast<double*>(destination), static_cast<const double*>(source), count, c);
+void narrow(DType dtype, void* destination, const float* source, size_t count) {
+  dtype == DType::kFloat16 ? narrow_float16(static_cast<Float16*>(destination), source, count)
+                           : narrow_bfloat16(static_cast<Bfloat16*>(destination), source, count);
+}
+
+void follow(DType dtype, float* master, const float* value, size_t count) {
+  dtype == DType::kFloat16 ? follow_float16(master, value, count) : follow_bfloat16(master, value, count);
 }
 
 double sum_of_squares(DType dtype, const void* data, size_t count) {

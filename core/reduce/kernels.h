@@ -11,6 +11,8 @@
 
 namespace dsgd {
 
+// Half types are widened first: of all functions here, only those that say so take them.
+
 // destination[i] = destination[i] (op) source[i]. kMean adds (the division comes at the end); the
 // smaller or larger of a NaN and a number is the NaN; integers wrap around.
 void reduce_into(DType dtype, Reduction reduction, void* destination, const void* source, size_t count);
@@ -24,9 +26,15 @@ void reduce_to(DType dtype, Reduction reduction, void* destination, const void* 
 void divide(DType dtype, void* destination, size_t count, double divisor);
 
 // destination[i] = c * source[i] (first) or destination[i] + c * source[i], with c rounded to the element's
-// type and the product rounded before the sum. float32 and float64.
+// type and the product rounded before the sum. `dtype` is the source's; half types are added up in float32.
 void weighted_set(DType dtype, void* destination, const void* source, size_t count, double c);
 void weighted_add(DType dtype, void* destination, const void* source, size_t count, double c);
+
+// Half types: to and from float32.
+void widen(DType dtype, float* destination, const void* source, size_t count);
+void narrow(DType dtype, void* destination, const float* source, size_t count);
+// master[i] = followed(master[i], value[i]), of half.h; values are widened.
+void follow(DType dtype, float* master, const float* value, size_t count);
 
 // Sum of squares in double, element i in lane i mod 16, lanes added at the end: a fixed order (same bits
 // everywhere) whose additions need not wait for each other.

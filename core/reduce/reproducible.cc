@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/reduce/clones.h"
+#include "core/reduce/kernels.h"
 
 namespace dsgd::reproducible {
 namespace {
@@ -41,13 +42,19 @@ Exponent exponent_of(double magnitude) {
   return exponent;
 }
 
+// A block of gradients in the type that it is added up in.
+const void* widened(DType dtype, const void* gradient, size_t begin, size_t count, float* scratch) {
+  const std::byte* block = static_cast<const std::byte*>(gradient) + begin * dtype_size(dtype);
+  if (!is_half(dtype)) return block;
+  widen(dtype, scratch, block, count);
+  return scratch;
+}
+
 // c*g is monotone in |g|, and so is its rounding: the largest |g| gives the largest |c*g|.
-double largest_product(DType dtype, const void* gradient, size_t begin, size_t count, double c) {
+double largest_product(DType dtype, const void* gradient, size_t count, double c) {
   if (dtype == DType::kFloat32)
-    return std::fabs(c) *
-           std::bit_cast<float>(largest_float32(static_cast<const float*>(gradient) + begin, count));
-  return std::fabs(c) *
-         std::bit_cast<double>(largest_float64(static_cast<const double*>(gradient) + begin, count));
+    return std::fabs(c) * std::bit_cast<float>(largest_float32(static_cast<const float*>(gradient), count));
+  return std::fabs(c) * std::bit_cast<double>(largest_float64(static_cast<const double*>(gradient), count));
 }
 
 // Products are below 2^exponent, so scaled ones are at most 2^(62-h) after rounding, and 2^h >= replicas of
@@ -155,8 +162,10 @@ void means(const int64_t* sums, size_t count, std::span<const Exponent> exponent
 
 void raise_exponents(DType dtype, const void* gradient, size_t count, double c,
                      std::span<Exponent> exponents) {
+  alignas(64) float scratch[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
-    const double largest = largest_product(dtype, gradient, begin, std::min(kBlock, count - begin), c);
+    const size_t block = std::min(kBlock, count - begin);
+    const double largest = largest_product(wide(dtype), widened(dtype, gradient, begin, block, scratch), block, c);
     Exponent& exponent = exponents[begin / kBlock];
     exponent = std::max(exponent, exponent_of(largest));
   }
@@ -164,15 +173,17 @@ void raise_exponents(DType dtype, const void* gradient, size_t count, double c,
 
 void accumulate(DType dtype, const void* gradient, size_t count, double c,
                 std::span<const Exponent> exponents, uint32_t replicas, int64_t* sums) {
+  alignas(64) float scratch[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const Exponent exponent = exponents[begin / kBlock];
     if (exponent == kNotFinite || exponent == kZero) continue;
     const size_t block = std::min(kBlock, count - begin);
     const Scale scale(shift_of(exponent, replicas));
-    if (dtype == DType::kFloat32)
-      add_float32(static_cast<const float*>(gradient) + begin, block, c, scale, sums + begin);
+    const void* from = widened(dtype, gradient, begin, block, scratch);
+    if (wide(dtype) == DType::kFloat32)
+      add_float32(static_cast<const float*>(from), block, c, scale, sums + begin);
     else
-      add_float64(static_cast<const double*>(gradient) + begin, block, c, scale, sums + begin);
+      add_float64(static_cast<const double*>(from), block, c, scale, sums + begin);
   }
 }
 

@@ -31,6 +31,7 @@ void accumulate(DType dtype, const void* gradient, size_t count, double c,
                 std::span<const Exponent> exponents, uint32_t replicas, int64_t* sums);
 // mean[i] = sums[i] * 2^-shift / weight, rounded once to the element's type (divided in double); NaN where
 // the block is kNotFinite.
+// float32 and float64 only; the others take half types, too.
 void to_mean(DType dtype, const int64_t* sums, size_t count, std::span<const Exponent> exponents,
              uint32_t replicas, double weight, void* mean);
 

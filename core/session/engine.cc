@@ -30,6 +30,13 @@ Status nobody_puts() {
                                    "must make their calls before they close");
 }
 
+// Half types are added up in float32, which is what travels.
+std::shared_ptr<std::vector<float>> widened_copy(std::span<const std::byte> data, DType dtype) {
+  auto copy = std::make_shared<std::vector<float>>(data.size() / dtype_size(dtype));
+  widen(dtype, copy->data(), data.data(), copy->size());
+  return copy;
+}
+
 std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
   std::vector<size_t> bounds(counts.size() + 1, 0);
   std::partial_sum(counts.begin(), counts.end(), bounds.begin() + 1);
@@ -119,12 +126,22 @@ void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::v
 void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (size() == 1) return done({});  // sum, min, max, product and mean of one
+  if (!is_half(dtype)) return allreduce_wide(data, dtype, reduction, std::move(done));
+  const auto widened = widened_copy(data, dtype);
+  allreduce_wide(std::as_writable_bytes(std::span(*widened)), dtype, reduction, [widened, data, dtype, done](const Status& status) {
+    if (status.ok()) narrow(dtype, data.data(), widened->data(), widened->size());
+    done(status);
+  });
+}
+
+// In the following, `dtype` is what the host has; the data is of wide(dtype).
+void Engine::allreduce_wide(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
   const size_t others = static_cast<size_t>(size()) - 1;
   const bool small = data.size() <= transport::kSmallBytes && data.size() * others <= kOneHopBytes;
   if (data.empty() || (options_.algorithm.name == "auto" && small)) {
     return reduce_one_hop(data, dtype, reduction, std::move(done));
   }
-  const size_t count = data.size() / dtype_size(dtype);
+  const size_t count = data.size() / dtype_size(wide(dtype));
   if (!options_.algorithm.registered) return reduce_all(nullptr, data, dtype, reduction, std::move(done));
   // A function that answers differently here and there would leave workers waiting for each other. Compared each time: which
   // calls are the first of their size is not the same where calls block and where they do not.
@@ -173,15 +190,15 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
 }
 
 void Engine::reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
-  const size_t count = data.size() / dtype_size(dtype);
-  auto parts = std::make_shared<std::vector<std::vector<std::byte>>>();
+  const DType type = wide(dtype);
+  const size_t count = data.size() / dtype_size(type);
   schedule(
       [=, this](uint64_t operation, Done ended) {
         BulkHeader header = shape(operation, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
         header.reduction = static_cast<uint8_t>(reduction);
         return std::make_unique<Exchange>(
             *mesh_, header, std::vector<std::byte>(data.begin(), data.end()),
-            [this, data, dtype, reduction, count, ended](const Status& status, const auto& all) {
+            [this, data, type, reduction, count, ended](const Status& status, const auto& all) {
               if (!status.ok()) return ended(status);
               for (const auto& part : all) {
                 if (part.size() != data.size()) {
@@ -189,8 +206,8 @@ void Engine::reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction re
                 }
               }
               if (count > 0) std::memcpy(data.data(), all[0].data(), data.size());
-              for (size_t r = 1; r < all.size(); ++r) reduce_into(dtype, reduction, data.data(), all[r].data(), count);
-              if (reduction == Reduction::kMean) divide(dtype, data.data(), count, static_cast<double>(size()));
+              for (size_t r = 1; r < all.size(); ++r) reduce_into(type, reduction, data.data(), all[r].data(), count);
+              if (reduction == Reduction::kMean) divide(type, data.data(), count, static_cast<double>(size()));
               ended(status);
             });
       },
@@ -198,16 +215,17 @@ void Engine::reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction re
 }
 
 void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
-  const size_t element = dtype_size(dtype), count = data.size() / element;
+  const DType type = wide(dtype);
+  const size_t element = dtype_size(type), count = data.size() / element;
   schedule(
       std::move(call),
       [=, this](uint64_t operation, Done ended) -> Result<std::unique_ptr<Task>> {
         BulkHeader header = shape(operation, Kind::kAllReduce, dtype, Algorithm::kAuto, count);
         header.reduction = static_cast<uint8_t>(reduction);
-        AllReducePlan plan{count, dtype, reduction, data.data(), nullptr};
+        AllReducePlan plan{count, type, reduction, data.data(), nullptr};
         if (reduction == Reduction::kMean) {
-          plan.finish = [this, data, dtype, element](size_t begin, size_t end) {
-            divide(dtype, data.data() + begin * element, end - begin, static_cast<double>(size()));
+          plan.finish = [this, data, type, element](size_t begin, size_t end) {
+            divide(type, data.data() + begin * element, end - begin, static_cast<double>(size()));
           };
         }
         return make_all_reduce(*mesh_, header, options_.algorithm, std::move(plan), std::move(ended));
@@ -255,13 +273,26 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
 void Engine::reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
                             DType dtype, Reduction reduction, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
-  const size_t element = dtype_size(dtype);
-  const std::vector<size_t> bounds = bounds_of(counts);
-  const std::byte* own = send.data() + bounds[rank()] * element;
   if (!mesh_) {
-    if (!receive.empty() && own != receive.data()) std::memmove(receive.data(), own, receive.size());
+    if (!receive.empty() && send.data() != receive.data()) std::memmove(receive.data(), send.data(), receive.size());
     return done({});
   }
+  if (!is_half(dtype)) return reduce_scatter_wide(send, receive, std::move(counts), dtype, reduction, std::move(done));
+  const auto given = widened_copy(send, dtype);
+  const auto sums = std::make_shared<std::vector<float>>(receive.size() / dtype_size(dtype));
+  reduce_scatter_wide(std::as_bytes(std::span(*given)), std::as_writable_bytes(std::span(*sums)), std::move(counts), dtype, reduction,
+                      [given, sums, receive, dtype, done](const Status& status) {
+                        if (status.ok()) narrow(dtype, receive.data(), sums->data(), sums->size());
+                        done(status);
+                      });
+}
+
+void Engine::reduce_scatter_wide(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
+                                 DType dtype, Reduction reduction, Done done) {
+  const DType type = wide(dtype);
+  const size_t element = dtype_size(type);
+  const std::vector<size_t> bounds = bounds_of(counts);
+  const std::byte* own = send.data() + bounds[rank()] * element;
   if (bounds.back() == 0) return meet(Kind::kReduceScatter, dtype, std::move(done));
   // The sum is made in `receive`, beginning with this rank's own contribution: `send` stays as it is.
   if (!receive.empty() && own != receive.data()) std::memcpy(receive.data(), own, receive.size());
@@ -275,11 +306,11 @@ void Engine::reduce_scatter(std::span<const std::byte> send, std::span<std::byte
         plan.element = plan.result_element = element;
         plan.data = const_cast<std::byte*>(send.data());
         plan.own = receive.data();
-        plan.ordered = is_floating(dtype);
-        plan.add = adder(dtype, reduction);
+        plan.ordered = is_floating(type);
+        plan.add = adder(type, reduction);
         if (reduction == Reduction::kMean) {
-          plan.transform = [this, receive, dtype, element, first = bounds[rank()]](size_t begin, size_t end) {
-            divide(dtype, receive.data() + (begin - first) * element, end - begin, static_cast<double>(size()));
+          plan.transform = [this, receive, type, element, first = bounds[rank()]](size_t begin, size_t end) {
+            divide(type, receive.data() + (begin - first) * element, end - begin, static_cast<double>(size()));
           };
         }
         header.tag = Direct::tag(*mesh_, plan);

@@ -123,6 +123,9 @@ class Engine final : public MeshEvents {
                 std::string name,
                 std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
   void meet(Kind kind, DType dtype, Done done);
+  void allreduce_wide(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
+  void reduce_scatter_wide(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
+                           Reduction reduction, Done done);
   void reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
   void compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count, Done done);
   void reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);

@@ -347,12 +347,16 @@ void Engine::replace_plan(std::shared_ptr<const Plan> plan, Done done) {
 
 // Optimizer state goes from the owners of its ranges to every worker.
 void Engine::move_state(std::shared_ptr<Call> call, Done done) {
-  const size_t tensors = static_cast<size_t>(model_.optimizer->state_count());
-  const size_t buckets = step_.updates_at_owner() ? step_.plan().size() : 0;
-  const auto moved = join(buckets * tensors + 1, std::move(done));
-  for (size_t bucket = 0; bucket < buckets; ++bucket) {
-    for (size_t tensor = 0; tensor < tensors; ++tensor) gather_state(call, bucket, tensor, moved);
+  std::vector<std::pair<size_t, size_t>> gathered;  // bucket, tensor
+  for (size_t bucket = 0; step_.updates_at_owner() && bucket < step_.plan().size(); ++bucket) {
+    size_t tensors = 0;
+    for (const Piece& piece : step_.plan()[bucket].pieces) {
+      tensors = std::max(tensors, step_.states_of(*model_.parameters[piece.parameter]));
+    }
+    for (size_t tensor = 0; tensor < tensors; ++tensor) gathered.emplace_back(bucket, tensor);
   }
+  const auto moved = join(gathered.size() + 1, std::move(done));
+  for (const auto& [bucket, tensor] : gathered) gather_state(call, bucket, tensor, moved);
   moved({});
 }
 
@@ -361,11 +365,12 @@ void Engine::gather_state(std::shared_ptr<Call> call, size_t index, size_t tenso
   const Bucket& bucket = step_.plan()[index];
   const size_t element = dtype_size(bucket.dtype);
   auto buffer = std::make_shared<std::vector<std::byte>>(bucket.elements * element);
-  auto place = [this, element, tensor](const Piece& piece) {
-    return static_cast<std::byte*>(step_.host_state()[piece.parameter][tensor].get()) + piece.begin * element;
+  auto place = [this, element, tensor](const Piece& piece) -> std::byte* {
+    const auto& state = step_.host_state()[piece.parameter];
+    return tensor < state.size() ? static_cast<std::byte*>(state[tensor].get()) + piece.begin * element : nullptr;
   };
   for (const Piece& piece : bucket.pieces) {
-    if (piece.owner == rank()) {
+    if (piece.owner == rank() && place(piece)) {
       std::memcpy(buffer->data() + piece.position * element, place(piece), piece.count * element);
     }
   }
@@ -387,7 +392,7 @@ void Engine::gather_state(std::shared_ptr<Call> call, size_t index, size_t tenso
       [this, buffer, element, index, place, done](const Status& status) {
         if (status.ok()) {
           for (const Piece& piece : step_.plan()[index].pieces) {
-            if (piece.owner != rank()) {
+            if (piece.owner != rank() && place(piece)) {
               std::memcpy(place(piece), buffer->data() + piece.position * element, piece.count * element);
             }
           }

@@ -37,7 +37,7 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
     if (parameter->name == name) return bad(Code::kExists, "the name is taken; give each parameter one of its own");
   }
   if (trained && !is_floating(dtype)) {
-    return bad(Code::kInvalidArgument, std::string("trained parameters are float32 or float64, not ") +
+    return bad(Code::kInvalidArgument, std::string("trained parameters are float32, float64, float16 or bfloat16, not ") +
                                            dtype_name(dtype) + "; add it with DSGD_UNTRAINED");
   }
   for (int64_t dimension : shape) {

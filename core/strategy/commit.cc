@@ -78,10 +78,14 @@ void Step::mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& pi
   }
 }
 
-const std::byte* Step::owned_value(size_t index, const Piece& piece) const {
-  const size_t element = dtype_size(plan_[index].dtype);
-  if (buffers_[index].values) return bytes(buffers_[index].values) + piece.position * element;
-  return model_.bindings[places_.front().replicas[0]][piece.parameter].value + piece.begin * element;
+// Elements [begin, begin + count) of a piece's values, in the bucket's type; `scratch` has room for them.
+const void* Step::owned_values(size_t index, const Piece& piece, size_t begin, size_t count, float* scratch) const {
+  if (buffers_[index].values) return bytes(buffers_[index].values) + (piece.position + begin) * dtype_size(plan_[index].dtype);
+  const DType dtype = model_.parameters[piece.parameter]->dtype;
+  const std::byte* value = model_.bindings[places_.front().replicas[0]][piece.parameter].value + (piece.begin + begin) * dtype_size(dtype);
+  if (!is_half(dtype)) return value;
+  widen(dtype, scratch, value, count);
+  return scratch;
 }
 
 // At the owner of [begin, end) of a bucket, in order: the sums are complete.
@@ -92,6 +96,7 @@ void Step::transform(size_t index, size_t begin, size_t end) {
   std::byte* result = result_of(buffers);
   const bool update = updates_at_owner();
   alignas(64) std::array<std::byte, kScratch * sizeof(double)> scratch;
+  alignas(64) std::array<float, kScratch> widened;
   double norm = 0;
   for (const Piece& piece : bucket.pieces) {
     // Trailers come first in a slice; they travel on, so that everybody knows what was absent.
@@ -106,6 +111,7 @@ void Step::transform(size_t index, size_t begin, size_t end) {
     if (first >= last) continue;
     const PieceMean mean = piece_mean(bucket, buffers, piece, false);
     const UpdateRule rule = model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]);
+    const DType dtype = model_.parameters[piece.parameter]->dtype;
     for (size_t at = first; at < last;) {
       const size_t count = std::min(kScratch, last - at), offset = at - piece.position;
       std::byte* out = result + at * element;
@@ -113,7 +119,7 @@ void Step::transform(size_t index, size_t begin, size_t end) {
         if (mean.present) mean_of(bucket, buffers, piece, offset, count, mean.weight, out);
       } else {
         const size_t place = (piece.begin + offset) * element;
-        const std::byte* value = owned_value(index, piece) + offset * element;
+        const void* value = owned_values(index, piece, offset, count, widened.data());
         if (!mean.present) {
           std::memcpy(out, value, count * element);
         } else {
@@ -125,7 +131,18 @@ void Step::transform(size_t index, size_t begin, size_t end) {
             state_in.push_back(bytes(host_state_[piece.parameter][s]) + place);
             state_out.push_back(bytes(next_state_[piece.parameter][s]) + place);
           }
-          apply(rule, bucket.dtype, count, scratch.data(), value, out, state_in, state_out);
+          if (!is_half(dtype)) {
+            apply(rule, bucket.dtype, count, scratch.data(), value, out, state_in, state_out);
+          } else {
+            float* const master = static_cast<float*>(state_out.back());
+            std::memcpy(master, state_in.back(), count * element);
+            follow(dtype, master, static_cast<const float*>(value), count);
+            state_in.pop_back(), state_out.pop_back();
+            apply(rule, bucket.dtype, count, scratch.data(), master, master, state_in, state_out);
+            std::array<uint16_t, kScratch> narrowed;  // what travels is what values will be
+            narrow(dtype, narrowed.data(), master, count);
+            widen(dtype, reinterpret_cast<float*>(out), narrowed.data(), count);
+          }
         }
       }
       at += count;
@@ -201,9 +218,10 @@ void Step::make_updates(size_t index, Place& place, const std::vector<PieceMean>
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Piece& piece = bucket.pieces[i];
     if (!means[i].present) continue;
-    const size_t begin = piece.begin * element;
+    const DType dtype = model_.parameters[piece.parameter]->dtype;
+    const size_t begin = piece.begin * dtype_size(dtype);
     device::UpdatePiece update{piece.position, piece.count, have_mean ? 1 : means[i].weight, static_cast<uint32_t>(targets_.size()),
-                               static_cast<uint32_t>(place.replicas.size()), action, {}, {}};
+                               static_cast<uint32_t>(place.replicas.size()), action, {}, {}, dtype, nullptr};
     for (uint32_t r : place.replicas) {
       const Binding& binding = model_.bindings[r][piece.parameter];
       targets_.push_back((none ? binding.gradient : binding.value) + begin);
@@ -211,7 +229,10 @@ void Step::make_updates(size_t index, Place& place, const std::vector<PieceMean>
     if (action == Action::kUpdate) {
       update.rule = model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]);
       const auto& state = state_at(place)[piece.parameter];
-      for (size_t s = 0; s < state.size(); ++s) update.state[s] = bytes(state[s]) + begin;
+      for (size_t s = 0; s < state.size(); ++s) {
+        void* elements = bytes(state[s]) + piece.begin * element;
+        (s < update.rule.state_count ? update.state[s] : update.master) = elements;
+      }
     }
     update_pieces_.push_back(update);
   }

@@ -58,19 +58,19 @@ void Step::fetch(size_t index) {
 
 // Pieces and terms of the bucket for the replicas of a place, or for one of them with weight 1.
 void Step::make_terms(size_t index, const Place& place, bool weighted, uint32_t only) {
-  const Bucket& bucket = plan_[index];
-  const size_t element = dtype_size(bucket.dtype);
   sum_pieces_.clear();
   terms_.clear();
-  for (const Piece& piece : bucket.pieces) {
+  for (const Piece& piece : plan_[index].pieces) {
+    const DType dtype = model_.parameters[piece.parameter]->dtype;
     const uint32_t first = static_cast<uint32_t>(terms_.size());
     for (uint32_t r : place.replicas) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0 || (!weighted && r != only)) continue;
-      terms_.push_back({model_.bindings[r][piece.parameter].gradient + piece.begin * element, weighted ? weight : 1});
+      const std::byte* gradient = model_.bindings[r][piece.parameter].gradient + piece.begin * dtype_size(dtype);
+      terms_.push_back({gradient, weighted ? weight : 1});
     }
     const uint32_t count = static_cast<uint32_t>(terms_.size()) - first;
-    if (weighted || count > 0) sum_pieces_.push_back({piece.position, piece.count, first, count});
+    if (weighted || count > 0) sum_pieces_.push_back({piece.position, piece.count, first, count, dtype});
   }
 }
 
@@ -119,8 +119,9 @@ Status Step::enter_values(size_t index, size_t p) {
   terms_.clear();
   for (const Piece& piece : bucket.pieces) {
     if (piece.owner != mesh_->rank()) continue;
-    sum_pieces_.push_back({piece.position, piece.count, static_cast<uint32_t>(terms_.size()), 1});
-    terms_.push_back({model_.bindings[places_[p].replicas[0]][piece.parameter].value + piece.begin * element, 1});
+    const DType dtype = model_.parameters[piece.parameter]->dtype;
+    sum_pieces_.push_back({piece.position, piece.count, static_cast<uint32_t>(terms_.size()), 1, dtype});
+    terms_.push_back({model_.bindings[places_[p].replicas[0]][piece.parameter].value + piece.begin * dtype_size(dtype), 1});
   }
   if (terms_.empty()) return {};
   std::byte* sums = bytes(buffers_[index].at[p].sums);
@@ -138,11 +139,14 @@ void Step::fetched(size_t index) {
   contribute(index);
 }
 
-const std::byte* Step::gradient_of(size_t index, uint32_t replica, const Piece& piece) const {
-  const size_t element = dtype_size(plan_[index].dtype);
+Step::Elements Step::gradient_of(size_t index, uint32_t replica, const Piece& piece) const {
   const auto [place, k] = where_[replica];
-  if (!places_[place].is_host()) return bytes(buffers_[index].at[place].fetched[k]) + piece.position * element;
-  return model_.bindings[replica][piece.parameter].gradient + piece.begin * element;
+  if (!places_[place].is_host()) {
+    const DType dtype = plan_[index].dtype;
+    return {dtype, bytes(buffers_[index].at[place].fetched[k]) + piece.position * dtype_size(dtype)};
+  }
+  const DType dtype = model_.parameters[piece.parameter]->dtype;
+  return {dtype, model_.bindings[replica][piece.parameter].gradient + piece.begin * dtype_size(dtype)};
 }
 
 // ---- what travels
@@ -156,7 +160,8 @@ void Step::raise_exponents(size_t index) {
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0) continue;
-      reproducible::raise_exponents(bucket.dtype, gradient_of(index, r, piece), piece.count, weight, blocks);
+      const Elements gradient = gradient_of(index, r, piece);
+      reproducible::raise_exponents(gradient.dtype, gradient.data, piece.count, weight, blocks);
     }
   }
 }
@@ -184,7 +189,8 @@ void Step::add_up_exactly(size_t index) {
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0) continue;
-      reproducible::accumulate(bucket.dtype, gradient_of(index, r, piece), piece.count, weight, blocks, total_replicas_, sum);
+      const Elements gradient = gradient_of(index, r, piece);
+      reproducible::accumulate(gradient.dtype, gradient.data, piece.count, weight, blocks, total_replicas_, sum);
     }
   }
 }

@@ -91,7 +91,7 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
     // Last registered first: the backward pass ends with the first layer, so its gradients come last.
     for (uint32_t index = static_cast<uint32_t>(parameters.size()); index-- > 0;) {
       const PlanParameter& parameter = parameters[index];
-      if (parameter.dtype != dtype || !parameter.planned || parameter.count == 0) continue;
+      if (wide(parameter.dtype) != dtype || !parameter.planned || parameter.count == 0) continue;
       for (size_t begin = 0; begin < parameter.count;) {
         size_t count = std::min(range - (ranges ? begin % range : 0), parameter.count - begin);
         const size_t blocks_left = options.bucket_blocks - blocks;

@@ -87,6 +87,10 @@ class Step {
 
   // On the host: of the owner's ranges, or of all where the host is a place.
   OptimizerState& host_state() { return host_state_; }
+  // Tensors of state that a parameter has: the optimizer's, then master values where it is of a half type. All are of wide(dtype).
+  size_t states_of(const Parameter& parameter) const {
+    return static_cast<size_t>(model_.optimizer->state_count()) + masters_of(parameter);
+  }
   // State of updates that all workers do alike goes from the first device to the host and from there to all devices, around a
   // change of strategy. Nothing to do where the host is the only place, or owners update.
   void fetch_state(transport::Time deadline, std::function<void(const Status&)> done) { copy_state(false, deadline, std::move(done)); }
@@ -145,7 +149,11 @@ class Step {
   void make_terms(size_t bucket, const Place& place, bool weighted, uint32_t only);
   Status enter_values(size_t bucket, size_t place);
   void fetched(size_t bucket);
-  const std::byte* gradient_of(size_t bucket, uint32_t replica, const Piece& piece) const;
+  struct Elements {
+    DType dtype;
+    const std::byte* data;
+  };
+  Elements gradient_of(size_t bucket, uint32_t replica, const Piece& piece) const;
   void raise_exponents(size_t bucket);
   void contribute(size_t bucket);
   void add_up(size_t bucket);
@@ -178,7 +186,8 @@ class Step {
   PieceMean piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece, bool from_result) const;
   void mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin, size_t count,
                double weight, void* mean) const;
-  const std::byte* owned_value(size_t bucket, const Piece& piece) const;
+  const void* owned_values(size_t bucket, const Piece& piece, size_t begin, size_t count, float* scratch) const;
+  size_t masters_of(const Parameter& parameter) const { return is_half(parameter.dtype) && !model_.optimizer->is_none() ? 1 : 0; }
   void transform(size_t bucket, size_t begin, size_t end);
   Status commit();
   Status commit_bucket(size_t bucket, std::vector<char>& updated, std::vector<double>& norms);

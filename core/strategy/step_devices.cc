@@ -86,14 +86,13 @@ Status Step::make_buffers(size_t index) {
 }
 
 Status Step::ensure_state() {
-  const size_t tensors = static_cast<size_t>(model_.optimizer->state_count());
   Status status;
   const auto fill = [&](OptimizerState& state, const auto& allocate) {
     state.resize(model_.parameters.size());
     for (size_t p = 0; p < state.size(); ++p) {
       const Parameter& parameter = *model_.parameters[p];
-      while (status.ok() && parameter.trained && state[p].size() < tensors) {
-        Result<Memory> made = allocate(parameter.nbytes());
+      while (status.ok() && parameter.trained && state[p].size() < states_of(parameter)) {
+        Result<Memory> made = allocate(parameter.count * dtype_size(wide(parameter.dtype)));
         if (!made.ok()) {
           status = made.status();
         } else {
@@ -129,7 +128,7 @@ Status Step::ensure_state() {
     size_t nbytes = 0;
     for (const auto& parameter : model_.parameters) {
       digest_offsets_.push_back(nbytes);
-      if (parameter->trained) nbytes += ((parameter->count / kDigestParts + 1) * dtype_size(parameter->dtype) + 15) / 16 * 16;
+      if (parameter->trained) nbytes += ((parameter->count / kDigestParts + 1) * dtype_size(wide(parameter->dtype)) + 15) / 16 * 16;
     }
     digest_offsets_.push_back(nbytes);
     auto there = device.allocate(nbytes);
@@ -165,11 +164,11 @@ Status Step::fetch_digest_values() {
     const size_t element = dtype_size(dtype);
     for (size_t p = 0; p < model_.parameters.size(); ++p) {
       const Parameter& parameter = *model_.parameters[p];
-      if (!parameter.trained || parameter.dtype != dtype) continue;
+      if (!parameter.trained || wide(parameter.dtype) != dtype) continue;
       const auto [begin, end] = digest_range(parameter);
       if (begin == end) continue;
-      sum_pieces_.push_back({digest_offsets_[p] / element, end - begin, static_cast<uint32_t>(terms_.size()), 1});
-      terms_.push_back({model_.bindings[0][p].value + begin * element, 1});
+      sum_pieces_.push_back({digest_offsets_[p] / element, end - begin, static_cast<uint32_t>(terms_.size()), 1, parameter.dtype});
+      terms_.push_back({model_.bindings[0][p].value + begin * dtype_size(parameter.dtype), 1});
     }
     if (sum_pieces_.empty()) continue;
     Status status = place.queue->sum(dtype, sum_pieces_, terms_, digest_there_.get());
@@ -186,7 +185,8 @@ void Step::copy_state(bool to_devices, transport::Time deadline, std::function<v
   if (host_state_.empty()) host_state_.resize(model_.parameters.size());
   // Through memory that devices can copy from and to, which is what stays on the host until the change is over.
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
-    const size_t nbytes = model_.parameters[p]->nbytes(), tensors = places_.back().state[p].size();
+    const Parameter& parameter = *model_.parameters[p];
+    const size_t nbytes = parameter.count * dtype_size(wide(parameter.dtype)), tensors = places_.back().state[p].size();
     for (size_t s = 0; s < tensors; ++s) {
       auto staging = places_.back().device->allocate_staging(nbytes);
       if (!staging.ok()) return done(staging.status());

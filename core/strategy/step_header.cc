@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/config/config.h"
+#include "core/reduce/kernels.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
@@ -53,9 +54,17 @@ uint64_t Step::value_digest() const {
     const Parameter& parameter = *model_.parameters[p];
     if (!parameter.trained) continue;
     const auto [begin, end] = digest_range(parameter);
-    const size_t element = dtype_size(parameter.dtype);
-    const std::byte* values = digest_here_ ? bytes(digest_here_) + digest_offsets_[p] : model_.bindings[0][p].value + begin * element;
-    XXH3_64bits_update(state, values, (end - begin) * element);
+    const DType dtype = wide(parameter.dtype);
+    const std::byte* values = model_.bindings[0][p].value + begin * dtype_size(parameter.dtype);
+    std::vector<float> widened;
+    if (digest_here_) {
+      values = bytes(digest_here_) + digest_offsets_[p];
+    } else if (dtype != parameter.dtype) {
+      widened.resize(end - begin);
+      weighted_set(parameter.dtype, widened.data(), values, end - begin, 1);  // as a device does
+      values = reinterpret_cast<const std::byte*>(widened.data());
+    }
+    XXH3_64bits_update(state, values, (end - begin) * dtype_size(dtype));
   }
   const uint64_t digest = XXH3_64bits_digest(state);
   XXH3_freeState(state);

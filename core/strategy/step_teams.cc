@@ -51,7 +51,7 @@ Status Step::enter_trailers(size_t index, size_t p) {
   std::byte* sums = bytes(buffers_[index].at[p].sums);
   if (p > 0) {
     sum_pieces_.clear();
-    for (const Slice& range : trailers_of(bucket)) sum_pieces_.push_back({range.begin, range.count(), 0, 0});
+    for (const Slice& range : trailers_of(bucket)) sum_pieces_.push_back({range.begin, range.count(), 0, 0, bucket.dtype});
     return places_[p].queue->sum(bucket.dtype, sum_pieces_, {}, sums);
   }
   const size_t element = dtype_size(bucket.dtype);

@@ -17,6 +17,7 @@ _FORMATS = {
     ("l", 8): DType.int64,
     ("q", 8): DType.int64,
     ("B", 1): DType.uint8,
+    ("e", 2): DType.float16,
 }
 # By DLPack's type code and bits.
 _DLPACK_TYPES = {
@@ -25,6 +26,8 @@ _DLPACK_TYPES = {
     (0, 32): DType.int32,
     (0, 64): DType.int64,
     (1, 8): DType.uint8,
+    (2, 16): DType.float16,
+    (4, 16): DType.bfloat16,
 }
 _DEVICE_CPU, _DEVICE_CUDA, _DEVICE_CUDA_HOST, _DEVICE_CUDA_MANAGED = 1, 2, 3, 13
 

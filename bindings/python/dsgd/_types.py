@@ -17,15 +17,17 @@ class DType(enum.IntEnum):
     int32 = 2
     int64 = 3
     uint8 = 4
+    float16 = 5
+    bfloat16 = 6
 
     @property
     def itemsize(self) -> int:
-        return (4, 8, 4, 8, 1)[self]
+        return (4, 8, 4, 8, 1, 2, 2)[self]
 
     @property
     def format(self) -> str:
-        """The struct module's letter."""
-        return "fdiqB"[self]
+        """The struct module's letter; it has none for bfloat16, whose bits are given as numbers of 16 bits."""
+        return "fdiqBeH"[self]
 
 
 class Reduction(enum.IntEnum):

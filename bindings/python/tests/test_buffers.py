@@ -61,7 +61,7 @@ def test_allocated_memory_outlives_the_session():
     assert value.sum() == 7000 and gradient.sum() == 8000
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("wrap", [lambda a: a, TensorOf, lambda a: TensorOf(a, versioned=False)])
 def test_bind_uses_the_hosts_memory(session, dtype, wrap):
     parameter, replica = model(session, dtype=dtype)
@@ -134,7 +134,8 @@ def test_a_failed_bind_keeps_what_was_bound(session):
     [
         (numpy.zeros((3, 4), "f8"), "float64"),
         (numpy.zeros((3, 4), ">f4"), "format"),
-        (numpy.zeros((3, 4), "f2"), "format"),
+        (numpy.zeros((3, 4), "f2"), "float16"),
+        (numpy.zeros((3, 4), "i2"), "format"),
         (numpy.zeros((3, 4), "c8"), "format"),
         (numpy.zeros((3, 4), "M8[s]"), "float32"),
         (numpy.zeros((4, 3), "f4"), r"\(4, 3\)"),
@@ -142,7 +143,7 @@ def test_a_failed_bind_keeps_what_was_bound(session):
         (numpy.zeros((4, 3), "f4").T, "contiguous"),
         (numpy.zeros((3, 8), "f4")[:, ::2], "contiguous"),
         (TensorOf(numpy.zeros((3, 8), "f4")[:, ::2]), "contiguous"),
-        (TensorOf(numpy.zeros((3, 4), "f2")), "16 bits"),
+        (TensorOf(numpy.zeros((3, 4), "i2")), "16 bits"),
         (TensorOf(numpy.zeros((3, 4), "f4"), device=(2, 0)), r"DLPack device \(2, 0\), its replica on the cpu"),
     ],
 )
@@ -253,10 +254,24 @@ def test_the_source_of_a_tensor_is_released_with_it():
     assert gone() is None
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
+def test_bfloat16_is_updated_in_float32_and_seen_as_bits(session):
+    parameter, replica = model(session, (2,), "bfloat16")
+    value, gradient = replica.alloc(parameter)
+    assert value.dtype == numpy.uint16
+    value[...] = 0x3F80, 0x4000  # 1, 2
+    session.set_optimizer("sgd", lr=0.001)
+    session.start()
+    gradient[...] = 0x3F80
+    for _ in range(5):
+        session.step()
+    assert list(value) == [0x3F7F, 0x3FFF]  # 0.995 and 1.995, rounded; one step at a time would have been lost
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8", "float16"])
 def test_names_of_dtypes(session, dtype):
     for number, form in enumerate((dtype, numpy.dtype(dtype), getattr(numpy, dtype), dsgd.DType[dtype])):
         assert session.add_parameter(f"p{number}", 1, form, trained=False).dtype is dsgd.DType[dtype]
     assert dsgd.DType[dtype].itemsize == numpy.dtype(dtype).itemsize == _raw.dsgd_dtype_size(dsgd.DType[dtype])
     with pytest.raises(dsgd.InvalidArgumentError, match="float32, float64"):
-        session.add_parameter("q", 1, "bfloat16")
+        session.add_parameter("q", 1, "int16")
+    assert dsgd.DType.bfloat16.itemsize == _raw.dsgd_dtype_size(dsgd.DType.bfloat16) == 2

@@ -237,7 +237,9 @@ enum dsgd_dtype {
   DSGD_FLOAT64 = 1,
   DSGD_INT32 = 2,
   DSGD_INT64 = 3,
-  DSGD_UINT8 = 4
+  DSGD_UINT8 = 4,
+  DSGD_FLOAT16 = 5, /* IEEE 754 binary16 */
+  DSGD_BFLOAT16 = 6 /* the upper half of a float32 */
 };
 
 /* Bytes per element; 0 for an unknown type. Any thread. */
@@ -250,8 +252,10 @@ enum dsgd_parameter_flag {
 
 /* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
  * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces and quotes. ndim 0 is a scalar; a
- * dimension of 0 is valid. Trained parameters are DSGD_FLOAT32 or DSGD_FLOAT64; untrained ones any dtype. `parameter`
- * may be NULL. One thread at a time.
+ * dimension of 0 is valid. Trained parameters are DSGD_FLOAT32, DSGD_FLOAT64, DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any
+ * dtype. Gradients of the half types are added up in float32, and their values are kept in float32 beside (master values, as in
+ * Micikevicius et al. 2018), from which `value` is rounded after each update; where the host has written another `value` since,
+ * that counts. `parameter` may be NULL. One thread at a time.
  * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (after start). */
 DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int32_t dtype, const int64_t *shape,
                                     size_t ndim, uint32_t flags, dsgd_parameter **parameter, dsgd_error **error);

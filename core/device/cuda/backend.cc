@@ -183,9 +183,10 @@ int32_t copy(Queue* queue, void* to, const void* from, uint64_t nbytes, Message*
 
 namespace {
 
-template <typename T>
+template <typename Stored>
 class SumBatch {
  public:
+  using T = Wide<Stored>;
   SumBatch(Queue* queue, Message* message) : queue_(queue), message_(message) {}
   int32_t add(const SumPiece& piece, const Term* terms, T* bucket) {
     if (piece.count == 0) return 0;
@@ -198,7 +199,7 @@ class SumBatch {
       kernel_.piece[kernel_.pieces++] = {bucket + piece.position, piece.count,  kernel_.blocks,
                                          static_cast<uint16_t>(kernel_.terms), static_cast<uint16_t>(some), done > 0};
       for (uint32_t t = done; t < done + some; ++t) {
-        kernel_.term[kernel_.terms++] = {static_cast<const T*>(terms[piece.first_term + t].gradient),
+        kernel_.term[kernel_.terms++] = {static_cast<const Stored*>(terms[piece.first_term + t].gradient),
                                          static_cast<T>(terms[piece.first_term + t].weight)};
       }
       kernel_.blocks += blocks_of(piece.count);
@@ -219,17 +220,27 @@ class SumBatch {
   }
 
  private:
-  using Kernel = SumKernel<T>;
+  using Kernel = SumKernel<Stored>;
   Queue* const queue_;
   Message* const message_;
   Kernel kernel_;
 };
 
-template <typename T>
-int32_t sum_as(Queue* queue, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket, Message* message) {
-  SumBatch<T> batch(queue, message);
+// Is this a piece of the type that a batch is of?
+template <typename Stored>
+bool is_of(DType dtype) {
+  if constexpr (std::is_same_v<Stored, Float16>) return dtype == DType::kFloat16;
+  if constexpr (std::is_same_v<Stored, Bfloat16>) return dtype == DType::kBfloat16;
+  return !is_half(dtype);
+}
+
+template <typename Stored>
+int32_t sum_as(Queue* queue, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket,
+               Message* message) {
+  SumBatch<Stored> batch(queue, message);
   for (uint32_t p = 0; p < count; ++p) {
-    if (const int32_t code = batch.add(pieces[p], terms, static_cast<T*>(bucket))) return code;
+    if (!is_of<Stored>(pieces[p].source)) continue;
+    if (const int32_t code = batch.add(pieces[p], terms, static_cast<Wide<Stored>*>(bucket))) return code;
   }
   return batch.flush();
 }
@@ -237,26 +248,32 @@ int32_t sum_as(Queue* queue, const SumPiece* pieces, uint32_t count, const Term*
 int32_t sum(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket,
             Message* message) {
   const Current current(queue->device);
-  return dtype == DType::kFloat32 ? sum_as<float>(queue, pieces, count, terms, bucket, message)
-                                  : sum_as<double>(queue, pieces, count, terms, bucket, message);
+  if (dtype == DType::kFloat64) return sum_as<double>(queue, pieces, count, terms, bucket, message);
+  int32_t code = sum_as<float>(queue, pieces, count, terms, bucket, message);
+  if (code == 0) code = sum_as<Float16>(queue, pieces, count, terms, bucket, message);
+  if (code == 0) code = sum_as<Bfloat16>(queue, pieces, count, terms, bucket, message);
+  return code;
 }
 
-template <typename T>
+template <typename Stored>
 class UpdateBatch {
  public:
+  using T = Wide<Stored>;
   UpdateBatch(Queue* queue, Message* message) : queue_(queue), message_(message) {}
   int32_t add(const UpdatePiece& given, void* const* targets, const T* bucket) {
     if (given.count == 0 || given.targets == 0) return 0;
     const uint32_t first = std::min(given.targets, Kernel::kTargets);
     if (const int32_t code = push(given, given.action, bucket + given.position, targets + given.first_target, first)) return code;
-    // Further replicas of the same device get copies of the first one's result.
+    // Further replicas of the same device get copies of the first one's result: of its master values, or, where these are not
+    // updated, the same once more.
     for (uint32_t done = first; done < given.targets;) {
       if (done == first) {
         if (const int32_t code = flush()) return code;
       }
       const uint32_t some = std::min(given.targets - done, Kernel::kTargets);
-      const T* result = static_cast<const T*>(targets[given.first_target]);
-      if (const int32_t code = push(given, Action::kCopy, result, targets + given.first_target + done, some)) return code;
+      const bool updated = given.action == Action::kUpdate || !Kernel::kMaster;
+      const T* result = updated ? result_of(given, targets) : bucket + given.position;
+      if (const int32_t code = push(given, updated ? Action::kCopy : given.action, result, targets + given.first_target + done, some)) return code;
       done += some;
     }
     return 0;
@@ -270,7 +287,11 @@ class UpdateBatch {
   }
 
  private:
-  using Kernel = UpdateKernel<T>;
+  using Kernel = UpdateKernel<Stored>;
+
+  static const T* result_of(const UpdatePiece& given, void* const* targets) {
+    return static_cast<const T*>(Kernel::kMaster ? given.master : targets[given.first_target]);
+  }
 
   int32_t push(const UpdatePiece& given, Action action, const T* sum, void* const* targets, uint32_t count) {
     if (kernel_.pieces == Kernel::kPieces) {
@@ -281,8 +302,9 @@ class UpdateBatch {
     piece = {};
     piece.sum = sum;
     piece.count = given.count;
-    for (uint32_t t = 0; t < count; ++t) piece.target[t] = static_cast<T*>(targets[t]);
+    for (uint32_t t = 0; t < count; ++t) piece.target[t] = static_cast<Stored*>(targets[t]);
     for (int s = 0; s < 3; ++s) piece.state[s] = static_cast<T*>(given.state[s]);
+    piece.master = static_cast<T*>(given.master);
     piece.divisor = static_cast<T>(given.divisor);
     piece.first_block = kernel_.blocks;
     piece.targets = static_cast<uint8_t>(count);
@@ -304,12 +326,13 @@ class UpdateBatch {
   Kernel kernel_;
 };
 
-template <typename T>
+template <typename Stored>
 int32_t update_as(Queue* queue, const UpdatePiece* pieces, uint32_t count, void* const* targets, const void* bucket,
                   Message* message) {
-  UpdateBatch<T> batch(queue, message);
+  UpdateBatch<Stored> batch(queue, message);
   for (uint32_t p = 0; p < count; ++p) {
-    if (const int32_t code = batch.add(pieces[p], targets, static_cast<const T*>(bucket))) return code;
+    if (!is_of<Stored>(pieces[p].target)) continue;
+    if (const int32_t code = batch.add(pieces[p], targets, static_cast<const Wide<Stored>*>(bucket))) return code;
   }
   return batch.flush();
 }
@@ -317,8 +340,11 @@ int32_t update_as(Queue* queue, const UpdatePiece* pieces, uint32_t count, void*
 int32_t update(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets, const void* bucket,
                Message* message) {
   const Current current(queue->device);
-  return dtype == DType::kFloat32 ? update_as<float>(queue, pieces, count, targets, bucket, message)
-                                  : update_as<double>(queue, pieces, count, targets, bucket, message);
+  if (dtype == DType::kFloat64) return update_as<double>(queue, pieces, count, targets, bucket, message);
+  int32_t code = update_as<float>(queue, pieces, count, targets, bucket, message);
+  if (code == 0) code = update_as<Float16>(queue, pieces, count, targets, bucket, message);
+  if (code == 0) code = update_as<Bfloat16>(queue, pieces, count, targets, bucket, message);
+  return code;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Kernels: functions of (block, thread) that touch disjoint elements, so that a GPU may run them in any order and a test as
 // loops on the host. Descriptions of what to do travel as the kernel's own parameters, a batch of pieces at a time, so that
-// nothing has to be allocated or copied for a launch. Memory is read and written 16 bytes at a time where it is aligned.
+// nothing has to be allocated or copied for a launch. Memory is read and written 16 bytes at a time where it is aligned, and 8
+// bytes of half types, which are computed with as float32.
 //
 // Compiled without contraction of products and sums (-fmad=false): the bits are those of the loops over host memory.
 #pragma once
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/base/half.h"
 #include "core/device/backend.h"
 
 #if defined(__CUDACC__)
@@ -28,32 +30,45 @@ inline constexpr uint32_t blocks_of(uint64_t count) {
   return static_cast<uint32_t>((count + kElementsPerBlock - 1) / kElementsPerBlock);
 }
 
-// As many elements as one thread reads at once.
-template <typename T>
+// As many elements as one thread reads at once: 16 bytes of what is computed with.
+template <typename Stored>
 struct Lane {
-  static constexpr uint32_t kCount = 16 / sizeof(T);
-  T element[kCount];
+  static constexpr uint32_t kCount = 16 / sizeof(Wide<Stored>);
+  Stored element[kCount];
 };
-
-template <typename T>
-DSGD_KERNEL bool aligned(const T* data) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-template <typename T>
-DSGD_KERNEL Lane<T> load(const T* data) {
 #if defined(__CUDA_ARCH__)
-  const uint4 bits = *reinterpret_cast<const uint4*>(data);
-  return *reinterpret_cast<const Lane<T>*>(&bits);
+template <size_t kBytes>
+struct Word;
+template <>
+struct Word<16> {
+  using Type = uint4;
+};
+template <>
+struct Word<8> {
+  using Type = uint2;
+};
+#endif
+
+template <typename Stored>
+DSGD_KERNEL bool aligned(const Stored* data) {
+  return reinterpret_cast<uintptr_t>(data) % sizeof(Lane<Stored>) == 0;
+}
+template <typename Stored>
+DSGD_KERNEL Lane<Stored> load(const Stored* data) {
+#if defined(__CUDA_ARCH__)
+  const auto bits = *reinterpret_cast<const typename Word<sizeof(Lane<Stored>)>::Type*>(data);
+  return *reinterpret_cast<const Lane<Stored>*>(&bits);
 #else
-  Lane<T> lane;
+  Lane<Stored> lane;
   std::memcpy(&lane, data, sizeof lane);
   return lane;
 #endif
 }
-template <typename T>
-DSGD_KERNEL void store(T* data, const Lane<T>& lane) {
+template <typename Stored>
+DSGD_KERNEL void store(Stored* data, const Lane<Stored>& lane) {
 #if defined(__CUDA_ARCH__)
-  *reinterpret_cast<uint4*>(data) = *reinterpret_cast<const uint4*>(&lane);
+  using Type = typename Word<sizeof(Lane<Stored>)>::Type;
+  *reinterpret_cast<Type*>(data) = *reinterpret_cast<const Type*>(&lane);
 #else
   std::memcpy(data, &lane, sizeof lane);
 #endif
@@ -88,8 +103,9 @@ DSGD_KERNEL uint32_t piece_of(const Piece* pieces, uint32_t count, uint32_t bloc
 }
 
 // bucket = sum of weight * gradient over the replicas of this device, gathered into the bucket's layout ("fuse") in one pass.
-template <typename T>
+template <typename Stored>
 struct SumKernel {
+  using T = Wide<Stored>;
   static constexpr uint32_t kPieces = 48, kTerms = 128;
   struct Piece {
     T* sum;
@@ -99,7 +115,7 @@ struct SumKernel {
     bool add;  // to what is there, for pieces with more terms than one launch has room for
   };
   struct WeightedTerm {
-    const T* gradient;
+    const Stored* gradient;
     T weight;
   };
   uint32_t pieces = 0, terms = 0, blocks = 0;
@@ -119,9 +135,9 @@ struct SumKernel {
           if (p.add) sum = load(p.sum + i);
           for (uint32_t t = 0; t < p.terms; ++t) {
             const WeightedTerm& from = term[p.first_term + t];
-            const Lane<T> gradient = load(from.gradient + i);
+            const Lane<Stored> gradient = load(from.gradient + i);
             for (uint32_t k = 0; k < Lane<T>::kCount; ++k) {
-              const T product = from.weight * gradient.element[k];
+              const T product = from.weight * widen(gradient.element[k]);
               sum.element[k] = t == 0 && !p.add ? product : sum.element[k] + product;
             }
           }
@@ -131,7 +147,7 @@ struct SumKernel {
           T sum = p.add ? p.sum[i] : T{0};
           for (uint32_t t = 0; t < p.terms; ++t) {
             const WeightedTerm& from = term[p.first_term + t];
-            const T product = from.weight * from.gradient[i];
+            const T product = from.weight * widen(from.gradient[i]);
             sum = t == 0 && !p.add ? product : sum + product;
           }
           p.sum[i] = sum;
@@ -140,14 +156,17 @@ struct SumKernel {
 };
 
 // From a bucket to the replicas ("unfuse"): the mean, then the optimizer's rule, then copies of the new values, in one pass.
-template <typename T>
+template <typename Stored>
 struct UpdateKernel {
+  using T = Wide<Stored>;
+  static constexpr bool kMaster = !std::is_same_v<T, Stored>;
   static constexpr uint32_t kPieces = 16, kTargets = 4;
   struct Piece {
     const T* sum;
     uint64_t count;
-    T* target[kTargets];
+    Stored* target[kTargets];
     T* state[3];
+    T* master;  // where half types are updated
     T divisor;
     uint32_t first_block;
     uint8_t targets;
@@ -215,6 +234,14 @@ struct UpdateKernel {
     }
   }
 
+  DSGD_KERNEL static T value_of(Stored value, T master) {
+    if constexpr (kMaster) {
+      return followed<Stored>(master, widen(value));
+    } else {
+      return value;
+    }
+  }
+
   template <typename Update>
   DSGD_KERNEL static void run(const Piece& p, Block block) {
     constexpr uint32_t kStates = Update::kStates;
@@ -222,32 +249,39 @@ struct UpdateKernel {
     const uint64_t end = begin + kElementsPerBlock < p.count ? begin + kElementsPerBlock : p.count;
     const bool divides = p.action != Action::kCopy;
     const bool reads_value = p.action == Action::kUpdate;
-    bool in_lanes = aligned(p.sum);
+    const bool has_master = kMaster && reads_value;
+    bool in_lanes = aligned(p.sum) && (!has_master || aligned(p.master));
     for (uint32_t t = 0; t < p.targets; ++t) in_lanes = in_lanes && aligned(p.target[t]);
     for (uint32_t s = 0; s < kStates; ++s) in_lanes = in_lanes && aligned(p.state[s]);
     for_elements<T>(
         block, begin, end, in_lanes,
         [&](uint64_t i) {
-          Lane<T> result = load(p.sum + i), value{}, state[kStates ? kStates : 1];
+          Lane<T> result = load(p.sum + i), master{}, state[kStates ? kStates : 1];
+          Lane<Stored> value{};
           if (reads_value) value = load(p.target[0] + i);
+          if (has_master) master = load(p.master + i);
           for (uint32_t s = 0; s < kStates; ++s) state[s] = load(p.state[s] + i);
           for (uint32_t k = 0; k < Lane<T>::kCount; ++k) {
             T own[kStates ? kStates : 1] = {};
             for (uint32_t s = 0; s < kStates; ++s) own[s] = state[s].element[k];
             const T mean = divides ? result.element[k] / p.divisor : result.element[k];
-            result.element[k] = Update::step(p, mean, value.element[k], own);
+            result.element[k] = Update::step(p, mean, value_of(value.element[k], master.element[k]), own);
+            value.element[k] = narrow<Stored>(result.element[k]);
             for (uint32_t s = 0; s < kStates; ++s) state[s].element[k] = own[s];
           }
           for (uint32_t s = 0; s < kStates; ++s) store(p.state[s] + i, state[s]);
-          for (uint32_t t = 0; t < p.targets; ++t) store(p.target[t] + i, result);
+          if (has_master) store(p.master + i, result);
+          for (uint32_t t = 0; t < p.targets; ++t) store(p.target[t] + i, value);
         },
         [&](uint64_t i) {
           T own[kStates ? kStates : 1] = {};
           for (uint32_t s = 0; s < kStates; ++s) own[s] = p.state[s][i];
           const T mean = divides ? p.sum[i] / p.divisor : p.sum[i];
-          const T result = Update::step(p, mean, reads_value ? p.target[0][i] : T{0}, own);
+          const T value = reads_value ? value_of(p.target[0][i], has_master ? p.master[i] : T{0}) : T{0};
+          const T result = Update::step(p, mean, value, own);
           for (uint32_t s = 0; s < kStates; ++s) p.state[s][i] = own[s];
-          for (uint32_t t = 0; t < p.targets; ++t) p.target[t][i] = result;
+          if (has_master) p.master[i] = result;
+          for (uint32_t t = 0; t < p.targets; ++t) p.target[t][i] = narrow<Stored>(result);
         });
   }
 };

@@ -19,7 +19,11 @@ cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
 
 template cudaError_t launch(const SumKernel<float>&, cudaStream_t);
 template cudaError_t launch(const SumKernel<double>&, cudaStream_t);
+template cudaError_t launch(const SumKernel<Float16>&, cudaStream_t);
+template cudaError_t launch(const SumKernel<Bfloat16>&, cudaStream_t);
 template cudaError_t launch(const UpdateKernel<float>&, cudaStream_t);
 template cudaError_t launch(const UpdateKernel<double>&, cudaStream_t);
+template cudaError_t launch(const UpdateKernel<Float16>&, cudaStream_t);
+template cudaError_t launch(const UpdateKernel<Bfloat16>&, cudaStream_t);
 
 }  // namespace dsgd::device::cuda

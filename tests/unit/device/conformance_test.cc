@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "core/base/half.h"
 #include "core/device/device.h"
 #include "core/optimizer/apply.h"
 #include "core/optimizer/optimizer.h"
@@ -15,8 +16,11 @@
 namespace dsgd::device {
 namespace {
 
-template <typename T>
-constexpr DType kDType = sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
+template <typename Stored>
+constexpr DType kDType = std::is_same_v<Stored, Float16>    ? DType::kFloat16
+                         : std::is_same_v<Stored, Bfloat16> ? DType::kBfloat16
+                         : sizeof(Stored) == 4              ? DType::kFloat32
+                                                            : DType::kFloat64;
 
 std::shared_ptr<Device> open(const std::string& name) {
 #ifdef DSGD_TEST_CUDA
@@ -59,18 +63,20 @@ class DeviceConformance : public testing::TestWithParam<const char*> {
     const T* data = static_cast<const T*>(buffer.staging.get());
     return std::vector<T>(data, data + buffer.count);
   }
-  template <typename T>
-  std::vector<T> draw(size_t count) {
-    std::uniform_real_distribution<T> uniform(-1, 1);
-    std::vector<T> values(count);
-    for (T& value : values) value = std::ldexp(uniform(random), static_cast<int>(random() % 9));
+  template <typename Stored>
+  std::vector<Stored> draw(size_t count) {
+    std::uniform_real_distribution<Wide<Stored>> uniform(-1, 1);
+    std::vector<Stored> values(count);
+    for (Stored& value : values) value = narrow<Stored>(std::ldexp(uniform(random), static_cast<int>(random() % 9)));
     return values;
   }
 
-  template <typename T>
+  template <typename Stored>
   void sums();
-  template <typename T>
+  template <typename Stored>
   void updates(const char* name, const char* options);
+  template <typename Stored>
+  void means_and_copies();
 
   std::mt19937 random{7};
   const std::shared_ptr<Device> device;
@@ -124,8 +130,9 @@ TEST_P(DeviceConformance, AMarkOfOneQueueHoldsUpAnother) {
   EXPECT_EQ(read(c), read(a));
 }
 
-template <typename T>
+template <typename Stored>
 void DeviceConformance::sums() {
+  using T = Wide<Stored>;
   struct Case {
     std::vector<size_t> counts;
     uint32_t most_terms;
@@ -140,20 +147,20 @@ void DeviceConformance::sums() {
     SCOPED_TRACE("case " + std::to_string(&c - cases.data()));
     std::vector<SumPiece> pieces;
     std::vector<Term> terms;
-    std::vector<Buffer<T>> gradients;
+    std::vector<Buffer<Stored>> gradients;
     std::vector<T> expected;
     size_t position = 0;
     for (size_t count : c.counts) {
       const uint32_t n = c.most_terms > 100 ? c.most_terms : random() % (c.most_terms + 1);
-      pieces.push_back({position, count, static_cast<uint32_t>(terms.size()), n});
+      pieces.push_back({position, count, static_cast<uint32_t>(terms.size()), n, kDType<Stored>});
       std::vector<T> sum(count, 0);
       for (uint32_t t = 0; t < n; ++t) {
-        const std::vector<T> gradient = draw<T>(count);
+        const std::vector<Stored> gradient = draw<Stored>(count);
         const double weight = 1 + static_cast<double>(random() % 1000) / 7;
         gradients.push_back(buffer(gradient, c.shift));
         terms.push_back({gradients.back().data(), weight});
         for (size_t i = 0; i < count; ++i) {
-          const volatile T product = static_cast<T>(weight) * gradient[i];  // rounded before it is added
+          const volatile T product = static_cast<T>(weight) * widen(gradient[i]);  // rounded before it is added
           sum[i] = t == 0 ? product : sum[i] + product;
         }
       }
@@ -177,10 +184,14 @@ void DeviceConformance::sums() {
 TEST_P(DeviceConformance, SumsAreTheBitsOfAPlainLoop) {
   sums<float>();
   sums<double>();
+  sums<Float16>();
+  sums<Bfloat16>();
 }
 
-template <typename T>
+template <typename Stored>
 void DeviceConformance::updates(const char* name, const char* options) {
+  using T = Wide<Stored>;
+  constexpr bool kHalf = is_half(kDType<Stored>);
   auto optimizer = std::move(Optimizer::make(name, options)).value();
   const size_t states = static_cast<size_t>(optimizer->state_count());
   for (size_t shift : {size_t{0}, size_t{1}}) {
@@ -188,18 +199,18 @@ void DeviceConformance::updates(const char* name, const char* options) {
       SCOPED_TRACE(std::string(name) + ' ' + options + " shift " + std::to_string(shift) + " replicas " + std::to_string(replicas));
       const std::vector<size_t> counts = {5, 8192, 0, 20'003, 1};
       struct Tensor {
-        std::vector<T> value;
+        std::vector<Stored> value;
+        std::vector<T> master;
         std::vector<std::vector<T>> state;
-        std::vector<Buffer<T>> values, states;
+        std::vector<Buffer<Stored>> values;
+        std::vector<Buffer<T>> states;  // and master values
       };
       std::vector<Tensor> tensors;
       for (size_t count : counts) {
-        Tensor tensor{draw<T>(count), {}, {}, {}};
-        for (uint32_t r = 0; r < replicas; ++r) tensor.values.push_back(buffer(r == 0 ? tensor.value : draw<T>(count), shift));
-        for (size_t s = 0; s < states; ++s) {
-          tensor.state.push_back(std::vector<T>(count, 0));
-          tensor.states.push_back(buffer(tensor.state.back(), shift));
-        }
+        Tensor tensor{draw<Stored>(count), std::vector<T>(count, 0), {}, {}, {}};  // master values come from the values
+        for (uint32_t r = 0; r < replicas; ++r) tensor.values.push_back(buffer(r == 0 ? tensor.value : draw<Stored>(count), shift));
+        for (size_t s = 0; s < states; ++s) tensor.state.push_back(std::vector<T>(count, 0));
+        for (size_t s = 0; s <= states; ++s) tensor.states.push_back(buffer(std::vector<T>(count, 0), shift));
         tensors.push_back(std::move(tensor));
       }
       for (uint64_t step = 0; step < 3; ++step) {
@@ -211,8 +222,15 @@ void DeviceConformance::updates(const char* name, const char* options) {
           const double divisor = 3 + static_cast<double>(t);
           const ParameterSettings settings{.rate = 0.5, .decay = t == 1 ? 0.25 : -1, .frozen = t == 3 && step == 1};
           UpdatePiece piece{sums.size(), counts[t], divisor, static_cast<uint32_t>(targets.size()), replicas, Action::kUpdate,
-                            optimizer->rule(step, settings), {}};
+                            optimizer->rule(step, settings), {}, kDType<Stored>, nullptr};
           for (size_t s = 0; s < states; ++s) piece.state[s] = tensor.states[s].data();
+          if (kHalf) piece.master = tensor.states[states].data();
+          if (step == 2 && counts[t] > 3) {  // the host writes a value
+            tensor.value[3] = narrow<Stored>(T{2.5});
+            auto written = buffer(std::vector<Stored>{tensor.value[3]});
+            ok(queue->copy(tensor.values[0].data() + 3, written.data(), sizeof(Stored)));
+            finish();
+          }
           for (auto& value : tensor.values) targets.push_back(value.data());
           pieces.push_back(piece);
           const std::vector<T> sum = draw<T>(counts[t]);
@@ -223,7 +241,16 @@ void DeviceConformance::updates(const char* name, const char* options) {
           std::vector<const void*> in;
           std::vector<void*> out;
           for (auto& state : tensor.state) in.push_back(state.data()), out.push_back(state.data());
-          apply(piece.rule, kDType<T>, counts[t], mean.data(), tensor.value.data(), tensor.value.data(), in, out);
+          if constexpr (kHalf) {
+            for (size_t i = 0; i < counts[t]; ++i) {
+              const float rounded = widen(narrow<Stored>(tensor.master[i])), value = widen(tensor.value[i]);
+              if (std::memcmp(&rounded, &value, sizeof value) != 0) tensor.master[i] = value;
+            }
+            apply(piece.rule, kDType<T>, counts[t], mean.data(), tensor.master.data(), tensor.master.data(), in, out);
+            for (size_t i = 0; i < counts[t]; ++i) tensor.value[i] = narrow<Stored>(tensor.master[i]);
+          } else {
+            apply(piece.rule, kDType<T>, counts[t], mean.data(), tensor.value.data(), tensor.value.data(), in, out);
+          }
         }
         Buffer<T> bucket = buffer(sums);
         ok(queue->update(kDType<T>, pieces, targets, bucket.data()));
@@ -231,6 +258,9 @@ void DeviceConformance::updates(const char* name, const char* options) {
           for (auto& value : tensors[t].values) EXPECT_TRUE(same_bits(read(value), tensors[t].value)) << "tensor " << t;
           for (size_t s = 0; s < states; ++s) {
             EXPECT_TRUE(same_bits(read(tensors[t].states[s]), tensors[t].state[s])) << "tensor " << t << " state " << s;
+          }
+          if (kHalf) {
+            EXPECT_TRUE(same_bits(read(tensors[t].states[states]), tensors[t].master)) << "tensor " << t;
           }
         }
         EXPECT_TRUE(same_bits(read(bucket), sums)) << "the bucket is read only";
@@ -253,27 +283,34 @@ TEST_P(DeviceConformance, UpdatesAreTheBitsOfTheHostsLoops) {
            {"adamw", "lr=0.01 amsgrad=1 beta1=0.3"}}) {
     updates<float>(name, options);
     updates<double>(name, options);
+    updates<Float16>(name, options);
+    updates<Bfloat16>(name, options);
+  }
+}
+
+template <typename Stored>
+void DeviceConformance::means_and_copies() {
+  const std::vector<float> sums = draw<float>(10'001);
+  Buffer<float> bucket = buffer(sums);
+  for (Action action : {Action::kMean, Action::kCopy}) {
+    std::vector<Stored> expected;
+    for (float sum : sums) expected.push_back(narrow<Stored>(action == Action::kMean ? sum / 7.0f : sum));
+    std::vector<Buffer<Stored>> outputs;
+    std::vector<void*> targets;
+    for (size_t t = 0; t < 6; ++t) {
+      outputs.push_back(buffer(draw<Stored>(sums.size()), t % 2));
+      targets.push_back(outputs.back().data());
+    }
+    const UpdatePiece piece{0, sums.size(), 7, 0, 6, action, {}, {}, kDType<Stored>, nullptr};
+    ok(queue->update(DType::kFloat32, {&piece, 1}, targets, bucket.data()));
+    for (auto& output : outputs) EXPECT_TRUE(same_bits(read(output), expected));
   }
 }
 
 TEST_P(DeviceConformance, MeansAndCopiesGoToAllTargets) {
-  const std::vector<float> sums = draw<float>(10'001);
-  Buffer<float> bucket = buffer(sums);
-  for (Action action : {Action::kMean, Action::kCopy}) {
-    std::vector<float> expected = sums;
-    if (action == Action::kMean) {
-      for (float& element : expected) element /= 7.0f;
-    }
-    std::vector<Buffer<float>> outputs;
-    std::vector<void*> targets;
-    for (size_t t = 0; t < 6; ++t) {
-      outputs.push_back(buffer(draw<float>(sums.size()), t % 2));
-      targets.push_back(outputs.back().data());
-    }
-    const UpdatePiece piece{0, sums.size(), 7, 0, 6, action, {}, {}};
-    ok(queue->update(DType::kFloat32, {&piece, 1}, targets, bucket.data()));
-    for (auto& output : outputs) EXPECT_TRUE(same_bits(read(output), expected));
-  }
+  means_and_copies<float>();
+  means_and_copies<Float16>();
+  means_and_copies<Bfloat16>();
 }
 
 TEST_P(DeviceConformance, ItsOwnMemoryIsTakenAndHostStreamsAreAsDLPackSays) {

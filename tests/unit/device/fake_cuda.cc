@@ -247,24 +247,24 @@ namespace dsgd::device::cuda {
 
 namespace {
 
-template <typename T>
-void check(const SumKernel<T>& kernel) {
+template <typename Stored>
+void check(const SumKernel<Stored>& kernel) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
     const auto& piece = kernel.piece[p];
-    must_be_device(piece.sum, piece.count * sizeof(T), "a bucket");
+    must_be_device(piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
     for (uint32_t t = 0; t < piece.terms; ++t) {
-      must_be_device(kernel.term[piece.first_term + t].gradient, piece.count * sizeof(T), "a gradient");
+      must_be_device(kernel.term[piece.first_term + t].gradient, piece.count * sizeof(Stored), "a gradient");
     }
   }
 }
-template <typename T>
-void check(const UpdateKernel<T>& kernel) {
+template <typename Stored>
+void check(const UpdateKernel<Stored>& kernel) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
     const auto& piece = kernel.piece[p];
-    must_be_device(piece.sum, piece.count * sizeof(T), "a bucket");
-    for (uint32_t t = 0; t < piece.targets; ++t) must_be_device(piece.target[t], piece.count * sizeof(T), "a target");
-    for (T* state : piece.state) {
-      if (state) must_be_device(state, piece.count * sizeof(T), "optimizer state");
+    must_be_device(piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
+    for (uint32_t t = 0; t < piece.targets; ++t) must_be_device(piece.target[t], piece.count * sizeof(Stored), "a target");
+    for (Wide<Stored>* state : {piece.state[0], piece.state[1], piece.state[2], piece.master}) {
+      if (state) must_be_device(state, piece.count * sizeof(Wide<Stored>), "optimizer state");
     }
   }
 }
@@ -290,8 +290,12 @@ cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
 }
 template cudaError_t launch(const SumKernel<float>&, cudaStream_t);
 template cudaError_t launch(const SumKernel<double>&, cudaStream_t);
+template cudaError_t launch(const SumKernel<Float16>&, cudaStream_t);
+template cudaError_t launch(const SumKernel<Bfloat16>&, cudaStream_t);
 template cudaError_t launch(const UpdateKernel<float>&, cudaStream_t);
 template cudaError_t launch(const UpdateKernel<double>&, cudaStream_t);
+template cudaError_t launch(const UpdateKernel<Float16>&, cudaStream_t);
+template cudaError_t launch(const UpdateKernel<Bfloat16>&, cudaStream_t);
 
 }  // namespace dsgd::device::cuda
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/reduce/kernels.h"
 #include "core/session/session.h"
 #include "tests/unit/device/gpu.h"
 #include "transport/uv/environment.h"
@@ -71,18 +72,21 @@ struct Tensor {
   std::vector<std::shared_ptr<TensorMemory>> memory;  // by replica
 };
 
-// Parameters of odd sizes with a replica on each of the devices.
+// Parameters of odd sizes with a replica on each of the devices; with `halves` also one in bfloat16 and one in float16, which have
+// the same values and gradients as the last one in float32.
 struct Trainer {
   Trainer(std::shared_ptr<Session> opened, const std::vector<std::string>& devices, const std::string& optimizer = "sgd",
-          const std::string& options = "lr=0.5 momentum=0.5")
+          const std::string& options = "lr=0.5 momentum=0.5", bool halves = false)
       : session(std::move(opened)) {
     ok(session->set_optimizer(optimizer, options));
     for (const std::string& device : devices) {
       replicas.push_back(session->add_replica(device).value());
       access.emplace_back(replicas.back()->device);
     }
-    for (const int64_t count : {3, 5000, 17, 1}) {
-      Tensor tensor{session->add_parameter(std::string("p") + std::to_string(tensors.size()), DType::kFloat32, {&count, 1}, true).value(), {}};
+    std::vector<std::pair<int64_t, DType>> wanted = {{3, DType::kFloat32}, {5000, DType::kFloat32}, {17, DType::kFloat32}, {1, DType::kFloat32}};
+    if (halves) wanted.insert(wanted.end(), {{4103, DType::kFloat32}, {4103, DType::kBfloat16}, {4103, DType::kFloat16}});
+    for (const auto& [count, dtype] : wanted) {
+      Tensor tensor{session->add_parameter(std::string("p") + std::to_string(tensors.size()), dtype, {&count, 1}, true).value(), {}};
       for (Replica* replica : replicas) tensor.memory.push_back(session->alloc(replica, tensor.parameter).value());
       tensors.push_back(std::move(tensor));
     }
@@ -92,7 +96,14 @@ struct Trainer {
     for (Tensor& tensor : tensors) {
       std::vector<float> content(tensor.parameter->count);
       for (size_t i = 0; i < content.size(); ++i) content[i] = element(i);
-      access[replica].write(gradient ? tensor.memory[replica]->gradient : tensor.memory[replica]->value, content);
+      void* to = gradient ? tensor.memory[replica]->gradient : tensor.memory[replica]->value;
+      if (is_half(tensor.parameter->dtype)) {
+        std::vector<uint16_t> narrowed(content.size());
+        narrow(tensor.parameter->dtype, narrowed.data(), content.data(), content.size());
+        access[replica].write(to, narrowed);
+      } else {
+        access[replica].write(to, content);
+      }
     }
   }
   void compute(int step, int rank) {
@@ -102,13 +113,37 @@ struct Trainer {
       });
     }
   }
+  std::vector<float> values(const Tensor& tensor, size_t replica) {
+    const Parameter& parameter = *tensor.parameter;
+    if (!is_half(parameter.dtype)) return access[replica].read<float>(tensor.memory[replica]->value, parameter.count);
+    const auto narrowed = access[replica].read<uint16_t>(tensor.memory[replica]->value, parameter.count);
+    std::vector<float> widened(parameter.count);
+    widen(parameter.dtype, widened.data(), narrowed.data(), parameter.count);
+    return widened;
+  }
   std::vector<float> values(size_t replica = 0) {
     std::vector<float> all;
     for (const Tensor& tensor : tensors) {
-      const auto some = access[replica].read<float>(tensor.memory[replica]->value, tensor.parameter->count);
+      const auto some = values(tensor, replica);
       all.insert(all.end(), some.begin(), some.end());
     }
     return all;
+  }
+  // Half types are rounded from what float32 comes to.
+  void check_halves() {
+    std::vector<float> last;
+    for (const Tensor& tensor : tensors) {
+      if (!is_half(tensor.parameter->dtype)) {
+        last = values(tensor, 0);
+        continue;
+      }
+      std::vector<uint16_t> narrowed(last.size());
+      narrow(tensor.parameter->dtype, narrowed.data(), last.data(), last.size());
+      std::vector<float> expected(last.size());
+      widen(tensor.parameter->dtype, expected.data(), narrowed.data(), last.size());
+      EXPECT_EQ(values(tensor, 0), expected) << dtype_name(tensor.parameter->dtype);
+      EXPECT_NE(last, expected);
+    }
   }
 
   std::shared_ptr<Session> session;
@@ -123,7 +158,8 @@ struct Job {
   int steps = 4;
   Settings settings = {};
   std::vector<std::string> nodes = {};  // by rank; empty: all on one
-  std::function<bool(int step, int rank, size_t tensor)> absent = {};
+  std::function<bool(int step, int rank, size_t tensor)> absent = {};  // but of the last three, which are to stay alike
+  std::string optimizer = "sgd", options = "lr=0.4 momentum=0.5";
 };
 
 // Starts a head for so many workers, and puts what they need to find it into their settings.
@@ -159,7 +195,7 @@ inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_
   if (digests) digests->resize(workers);
   run_ranks(workers, job.settings, [&](int rank, const Settings& settings) {
     const size_t w = static_cast<size_t>(rank);
-    Trainer trainer(open(settings, job.nodes.empty() ? "" : job.nodes[w]), job.devices[w]);
+    Trainer trainer(open(settings, job.nodes.empty() ? "" : job.nodes[w]), job.devices[w], job.optimizer, job.options, true);
     trainer.fill(0, false, [rank](size_t i) { return static_cast<float>(rank + static_cast<int>(i % 5)); });
     ok(trainer.session->set_strategy(job.strategies[0], ""));
     ok(trainer.session->start());
@@ -167,7 +203,7 @@ inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_
       const std::string& strategy = job.strategies[static_cast<size_t>(step) % job.strategies.size()];
       if (step > 0 && job.strategies.size() > 1) ok(trainer.session->set_strategy(strategy, ""));
       trainer.compute(step, rank);
-      for (size_t t = 0; job.absent && t < trainer.tensors.size(); ++t) {
+      for (size_t t = 0; job.absent && t + 3 < trainer.tensors.size(); ++t) {
         if (!job.absent(step, rank, t)) continue;
         for (Replica* replica : trainer.replicas) ok(trainer.session->gradient_absent(replica, trainer.tensors[t].parameter));
       }
@@ -176,6 +212,7 @@ inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_
       EXPECT_TRUE(result.applied);
     }
     values[w] = trainer.values();
+    trainer.check_halves();
     for (size_t r = 1; r < job.devices[w].size(); ++r) EXPECT_EQ(trainer.values(r), values[w]) << "replica " << r;
     if (digests) (*digests)[w] = trainer.session->digest().value();
     ok(trainer.session->close(std::chrono::seconds(10)));

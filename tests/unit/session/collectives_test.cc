@@ -11,7 +11,7 @@
 namespace dsgd_test {
 namespace {
 
-constexpr int32_t kDtypes[] = {DSGD_FLOAT32, DSGD_FLOAT64, DSGD_INT32, DSGD_INT64, DSGD_UINT8};
+constexpr int32_t kDtypes[] = {DSGD_FLOAT32, DSGD_FLOAT64, DSGD_INT32, DSGD_INT64, DSGD_UINT8, DSGD_FLOAT16, DSGD_BFLOAT16};
 constexpr int32_t kReductions[] = {DSGD_SUM, DSGD_MIN, DSGD_MAX, DSGD_PROD, DSGD_MEAN};
 
 // Small integers, so that sums and products are exact in every dtype.
@@ -31,6 +31,18 @@ double reduce(int32_t reduction, int workers, size_t index) {
   return reduction == DSGD_MEAN ? result / workers : result;
 }
 
+// Half types, as far as positive normal numbers go: bits of the fraction, and what exponents are counted from.
+uint16_t half_bits(double value, int fraction, int bias) {
+  int exponent;
+  const double mantissa = std::frexp(value, &exponent);  // 1/2 and more
+  const auto rounded = static_cast<uint32_t>(std::nearbyint(std::ldexp(mantissa, fraction + 1)));  // one bit more: the leading one
+  return static_cast<uint16_t>((static_cast<uint32_t>(exponent - 2 + bias) << fraction) + rounded);
+}
+double half_value(uint16_t bits, int fraction, int bias) {
+  const uint32_t one = 1u << fraction;
+  return std::ldexp(static_cast<double>(one + bits % one), bits / static_cast<int>(one) - bias - fraction);
+}
+
 // A buffer of any dtype, seen as numbers.
 class Buffer {
  public:
@@ -44,6 +56,8 @@ class Buffer {
       case DSGD_FLOAT64: return put(index, value);
       case DSGD_INT32: return put(index, static_cast<int32_t>(value));
       case DSGD_INT64: return put(index, static_cast<int64_t>(value));
+      case DSGD_FLOAT16: return put(index, half_bits(value, 10, 15));
+      case DSGD_BFLOAT16: return put(index, half_bits(value, 7, 127));
       default: return put(index, static_cast<uint8_t>(value));
     }
   }
@@ -53,6 +67,8 @@ class Buffer {
       case DSGD_FLOAT64: return at<double>(index);
       case DSGD_INT32: return at<int32_t>(index);
       case DSGD_INT64: return static_cast<double>(at<int64_t>(index));
+      case DSGD_FLOAT16: return half_value(at<uint16_t>(index), 10, 15);
+      case DSGD_BFLOAT16: return half_value(at<uint16_t>(index), 7, 127);
       default: return at<uint8_t>(index);
     }
   }
@@ -80,15 +96,21 @@ TEST_P(Collectives, AllReduceEqualsPlainLoops) {
     run_job(workers, {{"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
       for (int32_t dtype : kDtypes) {
         for (int32_t reduction : kReductions) {
-          if (reduction == DSGD_MEAN && dtype != DSGD_FLOAT32 && dtype != DSGD_FLOAT64) continue;
+          const bool half = dtype == DSGD_FLOAT16 || dtype == DSGD_BFLOAT16;
+          if (reduction == DSGD_MEAN && dtype != DSGD_FLOAT32 && dtype != DSGD_FLOAT64 && !half) continue;
           for (size_t count : {0, 1, 15, 1000, 100003}) {
             Buffer buffer(dtype, count);
             for (size_t i = 0; i < count; ++i) buffer.set(i, element(rank, i));
             DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, buffer.data(), buffer.nbytes(), dtype, reduction, nullptr,
                                            error_));
             for (size_t i = 0; i < count; ++i) {
-              const double expected = reduce(reduction, workers, i);
-              const double tolerance = reduction == DSGD_MEAN ? 1e-6 * expected : 0;
+              double expected = reduce(reduction, workers, i);
+              if (half) {  // rounded once, from float32
+                Buffer rounded(dtype, 1);
+                rounded.set(0, expected);
+                expected = rounded.get(0);
+              }
+              const double tolerance = reduction == DSGD_MEAN && !half ? 1e-6 * expected : 0;
               ASSERT_NEAR(buffer.get(i), expected, tolerance)
                   << algorithm << " dtype " << dtype << " reduction " << reduction << " element " << i << " of " << count;
             }

@@ -160,6 +160,8 @@ extern swig_intgo _wrap_DSGD_FLOAT64_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_DSGD_INT32_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_DSGD_INT64_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_DSGD_UINT8_raw_fcd0d935d188846c(void);
+extern swig_intgo _wrap_DSGD_FLOAT16_raw_fcd0d935d188846c(void);
+extern swig_intgo _wrap_DSGD_BFLOAT16_raw_fcd0d935d188846c(void);
 extern swig_type_24 _wrap_dsgd_dtype_size_raw_fcd0d935d188846c(swig_intgo arg1);
 extern swig_intgo _wrap_DSGD_UNTRAINED_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_dsgd_parameter_add_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_25 arg2, swig_intgo arg3, swig_type_26 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
@@ -866,6 +868,20 @@ func _swig_getDSGD_UINT8() (_swig_ret Dsgd_dtype) {
 }
 
 var DSGD_UINT8 Dsgd_dtype = _swig_getDSGD_UINT8()
+func _swig_getDSGD_FLOAT16() (_swig_ret Dsgd_dtype) {
+	var swig_r Dsgd_dtype
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT16_raw_fcd0d935d188846c())
+	return swig_r
+}
+
+var DSGD_FLOAT16 Dsgd_dtype = _swig_getDSGD_FLOAT16()
+func _swig_getDSGD_BFLOAT16() (_swig_ret Dsgd_dtype) {
+	var swig_r Dsgd_dtype
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_BFLOAT16_raw_fcd0d935d188846c())
+	return swig_r
+}
+
+var DSGD_BFLOAT16 Dsgd_dtype = _swig_getDSGD_BFLOAT16()
 func Dsgd_dtype_size(arg1 int) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1

@@ -1225,6 +1225,30 @@ intgo _wrap_DSGD_UINT8_raw_fcd0d935d188846c() {
 }
 
 
+intgo _wrap_DSGD_FLOAT16_raw_fcd0d935d188846c() {
+  enum dsgd_dtype result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_FLOAT16;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_DSGD_BFLOAT16_raw_fcd0d935d188846c() {
+  enum dsgd_dtype result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_BFLOAT16;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
 long long _wrap_dsgd_dtype_size_raw_fcd0d935d188846c(intgo _swig_go_0) {
   int32_t arg1 ;
   size_t result;

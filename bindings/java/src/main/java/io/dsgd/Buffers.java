@@ -7,6 +7,7 @@ import java.nio.DoubleBuffer;
 import java.nio.FloatBuffer;
 import java.nio.IntBuffer;
 import java.nio.LongBuffer;
+import java.nio.ShortBuffer;
 
 /**
  * Checks buffers before they go to C. Direct ones in native byte order pass, uncopied; what C sees
@@ -68,6 +69,8 @@ final class Buffers {
       return ints.order();
     } else if (buffer instanceof LongBuffer longs) {
       return longs.order();
+    } else if (buffer instanceof ShortBuffer shorts) {
+      return shorts.order();
     }
     return ((ByteBuffer) buffer).order();
   }

@@ -7,10 +7,12 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.nio.DoubleBuffer;
 import java.nio.FloatBuffer;
 import java.nio.IntBuffer;
 import java.nio.LongBuffer;
+import java.nio.ShortBuffer;
 import java.time.Duration;
 import java.util.Map;
 import java.util.Set;
@@ -142,6 +144,10 @@ class JobTest {
           session.allReduce(longs, Reduction.MAX);
           assertArrayEquals(new long[] {4, Long.MIN_VALUE}, Job.array(longs));
           ByteBuffer bytes = Job.bytes(2).put(new byte[] {(byte) (15 + r), 2}).flip();
+          ShortBuffer halves = Job.bytes(2).order(ByteOrder.nativeOrder()).asShortBuffer();
+          halves.put(0, (short) 0x3c00); // 1
+          session.allReduce(halves, Reduction.SUM);
+          assertEquals((short) 0x4000, halves.get(0));
           session.allReduce(bytes, Reduction.PROD);
           assertEquals((byte) 240, bytes.get(0));
           assertEquals(4, bytes.get(1));

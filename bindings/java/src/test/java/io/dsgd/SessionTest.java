@@ -54,7 +54,7 @@ class SessionTest {
   @Test
   void typesHaveTheirSizes() {
     assertArrayEquals(
-        new int[] {4, 8, 4, 8, 1},
+        new int[] {4, 8, 4, 8, 1, 2, 2},
         java.util.Arrays.stream(DType.values()).mapToInt(DType::size).toArray());
   }
 

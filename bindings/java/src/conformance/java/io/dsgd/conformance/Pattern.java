@@ -34,6 +34,7 @@ final class Pattern {
         case INT32 -> buffer.putInt(4 * i, step - 8);
         case INT64 -> buffer.putLong(8 * i, step - 8);
         case UINT8 -> buffer.put(i, (byte) step);
+        default -> throw new IllegalArgumentException("scripts have no numbers of " + type);
       }
     }
   }
@@ -52,7 +53,8 @@ final class Pattern {
       case FLOAT64 -> buffer.asDoubleBuffer();
       case INT32 -> buffer.asIntBuffer();
       case INT64 -> buffer.asLongBuffer();
-      case UINT8 -> buffer;
+      case FLOAT16 -> buffer.asShortBuffer();
+      case UINT8, BFLOAT16 -> buffer;
     };
   }
 
