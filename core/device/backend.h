@@ -18,7 +18,7 @@ struct Message {
   char text[512];
 };
 
-struct DeviceId {  // of the hardware: equal for two processes that use the same
+struct DeviceId {  // equal for two processes that use the same hardware, as far as communicators mind
   uint8_t bytes[16];
 };
 
@@ -53,6 +53,15 @@ struct UpdatePiece {
   DType target = DType::kFloat32;  // as SumPiece::source
   void* master = nullptr;          // at the piece's first element; where a half type is updated
 };
+
+// Sums of squares of a bucket's elements, one for each kSquareRange of a piece (its last one may be shorter), in the order of the
+// pieces. In float64; NaN or infinity if an element is.
+struct SquarePiece {
+  uint64_t position, count;  // elements
+};
+inline constexpr uint32_t kSquareRange = 8192;
+inline constexpr uint32_t kSquareScratch = 256;  // numbers of room for each range, on the device
+inline constexpr uint32_t square_ranges(uint64_t count) { return static_cast<uint32_t>((count + kSquareRange - 1) / kSquareRange); }
 
 // ---- sums over devices, of this process and of others
 
@@ -121,6 +130,10 @@ struct Backend {
                  Message* message);
   int32_t (*update)(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets,
                     const void* bucket, Message* message);
+
+  // `scratch` and `sums`: on the device; zeros before the first use.
+  int32_t (*squares)(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* scratch,
+                     double* sums, Message* message);
 
   // function(context) is called once, from a thread of the backend's, when what was entered before is done; never if the
   // device fails. It may come after queue_close.

@@ -36,6 +36,7 @@ class WorkQueue {
   virtual Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket) = 0;
   virtual Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
                         const void* bucket) = 0;
+  virtual Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* scratch, double* sums) = 0;
   virtual Status record(Mark& mark) = 0;
   virtual Status wait(Mark& mark) = 0;  // what is entered from now on happens after the mark
   // `rung` is called once, from any thread or from within this call, when what was entered before is done; never if the

@@ -59,6 +59,17 @@ class HostQueue final : public WorkQueue {
     return {};
   }
 
+  Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double*, double* sums) override {
+    const size_t element = dtype_size(dtype);
+    for (const SquarePiece& piece : pieces) {
+      for (uint64_t begin = 0; begin < piece.count; begin += kSquareRange) {
+        const void* range = static_cast<const std::byte*>(bucket) + (piece.position + begin) * element;
+        *sums++ = sum_of_squares(dtype, range, std::min<uint64_t>(kSquareRange, piece.count - begin));
+      }
+    }
+    return {};
+  }
+
   Status record(Mark&) override { return {}; }
   Status wait(Mark&) override { return {}; }
   Status notify(std::function<void()> rung) override {

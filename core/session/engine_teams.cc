@@ -110,14 +110,11 @@ void Engine::form_teams(std::shared_ptr<Call> call, std::vector<uint32_t> gpus_o
     return done(Status(Code::kInvalidArgument, "algorithm = nccl adds up gradients of GPUs, and no worker has a replica on one; use auto")
                     .with_parameter("algorithm"));
   }
-  for (const auto& [key, on] : {std::pair("reproducible", options_.step.reproducible), std::pair("gradient_norm", options_.step.gradient_norm)}) {
-    if (!on) continue;
-    if (!demanded) return done({});
-    return done(Status(Code::kUnsupported, std::string("algorithm = nccl cannot be used with ") + key + " = 1, which is computed on "
-                                           "the host; use auto")
+  if (demanded && options_.step.reproducible) {
+    return done(Status(Code::kUnsupported, "algorithm = nccl cannot be used with reproducible = 1, whose sums are made on the host; use auto")
                     .with_parameter("algorithm"));
   }
-  if (!goes_by_nccl(options_.algorithm) || all_gpus < 2) return done({});
+  if (!goes_by_nccl(options_.algorithm) || options_.step.reproducible || all_gpus < 2) return done({});
 
   std::vector<std::byte> mine;
   if (gpus_of[static_cast<size_t>(rank())] > 0) {

@@ -164,7 +164,7 @@ Status Step::commit() {
     ++model_.updates[p];
     if (updates_at_owner()) std::swap(host_state_[p], next_state_[p]);
   }
-  if (options_.gradient_norm && !updates_at_owner()) {
+  if (options_.gradient_norm && !updates_at_owner() && !norms_on_device()) {
     double total = 0;
     for (double norm : norms) total += norm;
     result_.gradient_norm = std::sqrt(total);
@@ -184,12 +184,15 @@ Status Step::commit_bucket(size_t index, std::vector<char>& updated, std::vector
     means.push_back(mean);
     if (!mean.present) continue;
     updated[piece.parameter] = 1;
-    if (updates_at_owner() || (!options_.reproducible && !options_.gradient_norm)) continue;
+    if (updates_at_owner() || norms_on_device() || (!options_.reproducible && !options_.gradient_norm)) continue;
     std::byte* result = result_of(buffers) + piece.position * element;
     if (options_.reproducible && !transforms()) mean_of(bucket, buffers, piece, 0, piece.count, mean.weight, result);
     if (!options_.gradient_norm) continue;
     const double divisor = have_mean ? 1 : mean.weight;
     norms.push_back(sum_of_squares(bucket.dtype, result, piece.count) / (divisor * divisor));
+  }
+  if (norms_on_device()) {
+    if (Status status = enter_squares(index, means, have_mean); !status.ok()) return status;
   }
   for (size_t p = 0; p < places_.size(); ++p) {
     Place& place = places_[p];
@@ -205,6 +208,40 @@ Status Step::commit_bucket(size_t index, std::vector<char>& updated, std::vector
     if (Status status = place.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok()) return status;
   }
   return {};
+}
+
+// All devices have the same sums; the first one computes with them, and the host has the result when the step ends.
+Status Step::enter_squares(size_t index, const std::vector<PieceMean>& means, bool have_mean) {
+  const Bucket& bucket = plan_[index];
+  Buffers& buffers = buffers_[index];
+  square_pieces_.clear();
+  buffers.divisors.clear();
+  size_t ranges = 0;
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    const Piece& piece = bucket.pieces[i];
+    square_pieces_.push_back({piece.position, piece.count});
+    buffers.divisors.push_back(!means[i].present ? 0 : have_mean ? 1 : means[i].weight);
+    ranges += device::square_ranges(piece.count);
+  }
+  double* const sums = static_cast<double*>(buffers.squares_there.get());
+  device::WorkQueue& queue = *places_.front().queue;
+  Status status = queue.squares(bucket.dtype, square_pieces_, buffers.at.front().sums.get(),
+                                static_cast<double*>(buffers.squares_scratch.get()), sums);
+  return status.ok() ? queue.copy(buffers.squares_here.get(), sums, ranges * sizeof(double)) : status;
+}
+
+double Step::norm_of_devices() const {
+  double total = 0;
+  for (size_t b = 0; b < plan_.size(); ++b) {
+    const double* sums = static_cast<const double*>(buffers_[b].squares_here.get());
+    for (size_t i = 0; i < plan_[b].pieces.size(); ++i) {
+      const double divisor = buffers_[b].divisors[i];
+      double of_piece = 0;
+      for (uint32_t range = device::square_ranges(plan_[b].pieces[i].count); range > 0; --range) of_piece += *sums++;
+      if (divisor > 0) total += of_piece / (divisor * divisor);
+    }
+  }
+  return std::sqrt(total);
 }
 
 void Step::make_updates(size_t index, Place& place, const std::vector<PieceMean>& means, bool have_mean) {

@@ -263,8 +263,14 @@ void Step::finish() {
   if (options_.gradient_norm && positive_ > 0 && !norms_done_ && updates_at_owner()) return exchange_norms();
   committed_ = true;
   if (Status status = commit(); !status.ok()) return device_failed(status);
-  if (!request_.wait_for_devices) return end();
-  when_reached(request_.deadline, [this](const Status& status) { status.ok() ? end() : device_failed(status); });
+  const bool norm = norms_on_device() && result_.applied;  // part of the step's result, so it is waited for
+  if (!request_.wait_for_devices && !norm) return end();
+  when_reached(request_.deadline, [this, norm](const Status& status) {
+    if (!done_) return;
+    if (!status.ok()) return device_failed(status);
+    if (norm) result_.gradient_norm = norm_of_devices();
+    end();
+  });
 }
 
 void Step::end() {

@@ -123,6 +123,8 @@ class Step {
     bool travelled = false;         // and waits for its turn to be gathered by a team's devices
     Direct* held = nullptr;         // waits for the header
     std::vector<double> norms;      // sum of squares of what this rank transformed
+    Memory squares_scratch, squares_there, squares_here;  // by range, where the first device computes the norm; the last on the host
+    std::vector<double> divisors;   // then by piece; 0: no gradient
   };
 
   // A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found within K steps
@@ -192,6 +194,8 @@ class Step {
   Status commit();
   Status commit_bucket(size_t bucket, std::vector<char>& updated, std::vector<double>& norms);
   void make_updates(size_t bucket, Place& place, const std::vector<PieceMean>& means, bool have_mean);
+  Status enter_squares(size_t bucket, const std::vector<PieceMean>& means, bool have_mean);
+  double norm_of_devices() const;
   Status give_to_streams();
   void end();
   std::byte* result_of(const Buffers& buffers) const { return bytes(buffers.result ? buffers.result : buffers.data); }
@@ -206,7 +210,11 @@ class Step {
   // Nothing that the host would have to compute, or carry to others: sums stay where they are.
   bool stays_on_device() const {
     if (by_teams()) return teams_.everybody() && !transforms();
-    return !mesh_ && places_.size() == 1 && !host_is_place() && !options_.reproducible && !options_.gradient_norm;
+    return !mesh_ && places_.size() == 1 && !host_is_place() && !options_.reproducible;
+  }
+  // The host has no sums of all elements, or nobody has any more: owners give out values.
+  bool norms_on_device() const {
+    return options_.gradient_norm && !updates_at_owner() && (stays_on_device() || in_team());
   }
   int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
   size_t team_bytes(const Bucket& bucket) const;
@@ -239,6 +247,7 @@ class Step {
   std::vector<size_t> digest_offsets_;  // by parameter, bytes
   std::vector<device::SumPiece> sum_pieces_;  // of the bucket that is being worked on, as the following ones
   std::vector<device::Term> terms_;
+  std::vector<device::SquarePiece> square_pieces_;
   std::vector<device::UpdatePiece> update_pieces_;
   std::vector<void*> targets_;
   device::Waiter waiter_;

@@ -54,6 +54,16 @@ Status Step::make_buffers(size_t index) {
     buffer_bytes_ += bucket.blocks * sizeof(int32_t);
   }
   if (status.ok() && updates_at_owner() && !host_is_place()) status = on_host(nbytes, &buffers.values);
+  if (status.ok() && norms_on_device()) {
+    size_t ranges = 0;
+    for (const Piece& piece : bucket.pieces) ranges += device::square_ranges(piece.count);
+    status = on_host(ranges * sizeof(double), &buffers.squares_here);
+    for (auto [memory, numbers] : {std::pair(&buffers.squares_there, ranges), std::pair(&buffers.squares_scratch, ranges * device::kSquareScratch)}) {
+      auto made = places_.front().device->allocate(numbers * sizeof(double));
+      if (!made.ok()) return made.status();
+      *memory = std::move(made).value();
+    }
+  }
   buffers.at.resize(places_.size());
   bool data_taken = host_is_place();
   for (size_t p = 0; p < places_.size() && status.ok(); ++p) {

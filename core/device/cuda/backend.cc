@@ -255,6 +255,38 @@ int32_t sum(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, c
   return code;
 }
 
+template <typename T>
+int32_t squares_as(Queue* queue, const SquarePiece* pieces, uint32_t count, const T* bucket, double* scratch, double* sums,
+                   Message* message) {
+  using Kernel = SquareKernel<T>;
+  uint32_t ranges = 0;
+  for (uint32_t p = 0; p < count;) {
+    Kernel kernel;
+    kernel.scratch = scratch + uint64_t{ranges} * kThreads;
+    for (; p < count && kernel.pieces < Kernel::kPieces; ++p) {
+      if (pieces[p].count == 0) continue;
+      kernel.piece[kernel.pieces++] = {bucket + pieces[p].position, pieces[p].count, kernel.blocks};
+      kernel.blocks += blocks_of(pieces[p].count);
+    }
+    if (kernel.blocks == 0) continue;
+    DSGD_CUDA(queue->device, launch(kernel, queue->stream));
+    ranges += kernel.blocks;
+  }
+  if (ranges == 0) return 0;
+  const SquareSumKernel kernel{(ranges + kThreads - 1) / kThreads, ranges, scratch, sums};
+  DSGD_CUDA(queue->device, launch(kernel, queue->stream));
+  return 0;
+}
+
+int32_t squares(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* scratch,
+                double* sums, Message* message) {
+  const Current current(queue->device);
+  if (dtype == DType::kFloat64) {
+    return squares_as(queue, pieces, count, static_cast<const double*>(bucket), scratch, sums, message);
+  }
+  return squares_as(queue, pieces, count, static_cast<const float*>(bucket), scratch, sums, message);
+}
+
 template <typename Stored>
 class UpdateBatch {
  public:
@@ -432,6 +464,7 @@ constexpr Backend kBackend = {
     .copy = copy,
     .sum = sum,
     .update = update,
+    .squares = squares,
     .queue_notify = queue_notify,
     .event_open = event_open,
     .event_close = event_close,

@@ -155,6 +155,54 @@ struct SumKernel {
   }
 };
 
+// Sums of squares, first of what each thread reads of a range, a block for each range; then of a range's threads, a thread for each
+// range. Their order is fixed, so the same run gives the same bits.
+template <typename T>
+struct SquareKernel {
+  static constexpr uint32_t kPieces = 128;
+  static_assert(kElementsPerBlock == kSquareRange && kThreads == kSquareScratch);
+  struct Piece {
+    const T* data;
+    uint64_t count;
+    uint32_t first_block;
+  };
+  uint32_t pieces = 0, blocks = 0;
+  double* scratch = nullptr;  // by block, by thread
+  Piece piece[kPieces];
+
+  DSGD_KERNEL void operator()(Block block) const {
+    const Piece& p = piece[piece_of(piece, pieces, block.index)];
+    const uint64_t begin = uint64_t{block.index - p.first_block} * kElementsPerBlock;
+    const uint64_t end = begin + kElementsPerBlock < p.count ? begin + kElementsPerBlock : p.count;
+    double sum = 0;
+    const auto add = [&sum](T element) {
+      const double x = element;
+      sum += x * x;
+    };
+    for_elements<T>(
+        block, begin, end, aligned(p.data),
+        [&](uint64_t i) {
+          const Lane<T> lane = load(p.data + i);
+          for (uint32_t k = 0; k < Lane<T>::kCount; ++k) add(lane.element[k]);
+        },
+        [&](uint64_t i) { add(p.data[i]); });
+    scratch[uint64_t{block.index} * kThreads + block.thread] = sum;
+  }
+};
+struct SquareSumKernel {
+  uint32_t blocks = 0, ranges = 0;
+  const double* scratch = nullptr;
+  double* sums = nullptr;
+
+  DSGD_KERNEL void operator()(Block block) const {
+    const uint32_t range = block.index * block.threads + block.thread;
+    if (range >= ranges) return;
+    double sum = 0;
+    for (uint32_t t = 0; t < kThreads; ++t) sum += scratch[uint64_t{range} * kThreads + t];
+    sums[range] = sum;
+  }
+};
+
 // From a bucket to the replicas ("unfuse"): the mean, then the optimizer's rule, then copies of the new values, in one pass.
 template <typename Stored>
 struct UpdateKernel {

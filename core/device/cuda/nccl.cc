@@ -90,7 +90,9 @@ void load(const std::string& path, Loaded* loaded) {
 }
 
 std::mutex loading;
-std::unique_ptr<Loaded> library;  // kept once it is there; a search that failed may be repeated with another path
+// Kept once it is there, beyond the process's exit, when a thread may still be aborting something; a search that failed may be
+// repeated with another path.
+const Loaded* library = nullptr;
 
 // Only after communicator_load, which says why there is none.
 const Functions& functions() { return library->functions; }
@@ -107,7 +109,7 @@ int32_t communicator_load(const char* path, int32_t* version, Message* message) 
     auto loaded = std::make_unique<Loaded>();
     load(path, loaded.get());
     if (!loaded->why_not.empty()) return fail(message, Code::kUnsupported, "%s", loaded->why_not.c_str());
-    library = std::move(loaded);
+    library = loaded.release();
   }
   *version = library->version;
   (void)fail(message, Code::kOk, "%s", library->description.c_str());

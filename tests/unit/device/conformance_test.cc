@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include "core/base/half.h"
@@ -77,6 +78,8 @@ class DeviceConformance : public testing::TestWithParam<const char*> {
   void updates(const char* name, const char* options);
   template <typename Stored>
   void means_and_copies();
+  template <typename T>
+  void squares();
 
   std::mt19937 random{7};
   const std::shared_ptr<Device> device;
@@ -311,6 +314,50 @@ TEST_P(DeviceConformance, MeansAndCopiesGoToAllTargets) {
   means_and_copies<float>();
   means_and_copies<Float16>();
   means_and_copies<Bfloat16>();
+}
+
+template <typename T>
+void DeviceConformance::squares() {
+  std::vector<SquarePiece> pieces;
+  size_t position = 0;
+  for (size_t p = 0; p < 300; ++p) {
+    const size_t count = p == 7 ? 3 * kSquareRange + 1 : (p * p * 31) % 3000;
+    pieces.push_back({position, count});
+    position += count + p % 3;
+  }
+  std::vector<T> elements = draw<T>(position);
+  for (const bool finite : {true, false}) {
+    if (!finite) elements[pieces[7].position] = std::numeric_limits<T>::quiet_NaN(), elements[pieces[8].position] = std::numeric_limits<T>::infinity();
+    std::vector<double> expected;
+    for (const SquarePiece& piece : pieces) {
+      for (uint64_t begin = 0; begin < piece.count; begin += kSquareRange) {
+        long double sum = 0;
+        for (uint64_t i = begin; i < std::min<uint64_t>(begin + kSquareRange, piece.count); ++i) {
+          const long double x = elements[piece.position + i];
+          sum += x * x;
+        }
+        expected.push_back(static_cast<double>(sum));
+      }
+    }
+    auto bucket = buffer(elements);
+    auto scratch = buffer(std::vector<double>(expected.size() * kSquareScratch)), sums = buffer(std::vector<double>(expected.size()));
+    for (int round = 0; round < 2; ++round) {
+      ok(queue->squares(kDType<T>, pieces, bucket.data(), scratch.data(), sums.data()));
+      const std::vector<double> found = read(sums);
+      for (size_t r = 0; r < expected.size(); ++r) {
+        if (std::isfinite(expected[r])) {
+          ASSERT_NEAR(found[r], expected[r], 1e-12 * expected[r]) << r;
+        } else {
+          ASSERT_FALSE(std::isfinite(found[r])) << r;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(DeviceConformance, SquaresAreAddedUpInDoubleAndNoNumberThatIsNotFiniteIsLost) {
+  squares<float>();
+  squares<double>();
 }
 
 TEST_P(DeviceConformance, ItsOwnMemoryIsTakenAndHostStreamsAreAsDLPackSays) {

@@ -257,6 +257,15 @@ void check(const SumKernel<Stored>& kernel) {
     }
   }
 }
+template <typename T>
+void check(const SquareKernel<T>& kernel) {
+  for (uint32_t p = 0; p < kernel.pieces; ++p) must_be_device(kernel.piece[p].data, kernel.piece[p].count * sizeof(T), "a bucket");
+  must_be_device(kernel.scratch, kernel.blocks * kThreads * sizeof(double), "scratch");
+}
+void check(const SquareSumKernel& kernel) {
+  must_be_device(kernel.scratch, kernel.ranges * kThreads * sizeof(double), "scratch");
+  must_be_device(kernel.sums, kernel.ranges * sizeof(double), "sums of squares");
+}
 template <typename Stored>
 void check(const UpdateKernel<Stored>& kernel) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
@@ -292,6 +301,9 @@ template cudaError_t launch(const SumKernel<float>&, cudaStream_t);
 template cudaError_t launch(const SumKernel<double>&, cudaStream_t);
 template cudaError_t launch(const SumKernel<Float16>&, cudaStream_t);
 template cudaError_t launch(const SumKernel<Bfloat16>&, cudaStream_t);
+template cudaError_t launch(const SquareKernel<float>&, cudaStream_t);
+template cudaError_t launch(const SquareKernel<double>&, cudaStream_t);
+template cudaError_t launch(const SquareSumKernel&, cudaStream_t);
 template cudaError_t launch(const UpdateKernel<float>&, cudaStream_t);
 template cudaError_t launch(const UpdateKernel<double>&, cudaStream_t);
 template cudaError_t launch(const UpdateKernel<Float16>&, cudaStream_t);

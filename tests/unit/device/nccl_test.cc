@@ -63,17 +63,19 @@ TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
          std::vector<std::vector<std::string>>{{"allreduce"}, {"ps"}, {"simple"}, {"ps", "allreduce", "simple", "allreduce", "ps"}}) {
       for (const char* internode : {"rpc", "nccl"}) {
         SCOPED_TRACE(std::string(place.name) + ", " + strategies[0] + ", internode=" + internode);
-        Job job{place.devices, strategies, 6, {{"bucket_size", "4K"}, {"internode", internode}, {"algorithm", "nccl"}}, place.nodes};
+        Job job{place.devices, strategies, 6, {{"bucket_size", "4K"}, {"internode", internode}, {"algorithm", "nccl"}, {"gradient_norm", "1"}}, place.nodes};
         job.absent = [](int step, int rank, size_t tensor) {
           return (step == 2 && tensor == 1) || (step + rank + static_cast<int>(tensor)) % 4 == 0;
         };
         const int before = fake_nccl::ended();
         std::vector<uint64_t> digests;
-        const auto values = train(job, &digests);
+        std::vector<double> norms, expected_norms;
+        const auto values = train(job, &digests, &norms);
         EXPECT_GE(fake_nccl::ended() - before, 6);
         job.devices = on_host(job.devices);
-        job.settings = {{"bucket_size", "4K"}};
-        const auto expected = train(job);
+        job.settings = {{"bucket_size", "4K"}, {"gradient_norm", "1"}};
+        const auto expected = train(job, nullptr, &expected_norms);
+        for (size_t step = 0; step < norms.size(); ++step) EXPECT_NEAR(norms[step], expected_norms[step], 1e-6 * expected_norms[step]);
         for (size_t w = 0; w < values.size(); ++w) {
           EXPECT_EQ(values[w], expected[w]) << "rank " << w;
           EXPECT_EQ(digests[w], digests[0]);
@@ -85,7 +87,7 @@ TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
 
 TEST_F(Nccl, IsLeftOutWhereTheHostComputesOrTheUserWantsSo) {
   const Devices devices = {{"cuda:0"}, {"cuda:1"}};
-  for (const Settings& settings : {Settings{{"reproducible", "1"}}, Settings{{"gradient_norm", "1"}}, Settings{{"algorithm", "direct"}},
+  for (const Settings& settings : {Settings{{"reproducible", "1"}}, Settings{{"algorithm", "direct"}},
                                    Settings{{"algorithm", "ring"}}}) {
     const int before = fake_nccl::ended();
     EXPECT_EQ(train({devices, {"allreduce"}, 3, settings}), train({on_host(devices), {"allreduce"}, 3, settings}));
@@ -116,7 +118,6 @@ TEST_F(Nccl, WhatStandsInItsWayIsAnErrorIfItIsDemandedAndElseGoesThroughTheHost)
       {{{"cuda:0"}, {"cuda:0"}}, {}, Code::kUnsupported, "rank 0 and rank 1 use one GPU"},
       {{{"cuda:0"}, {"cpu", "cuda:1"}}, {}, Code::kUnsupported, "rank 1: this worker has replicas on cpu and on GPUs"},
       {{{"cuda:0"}, {"cuda:1"}}, {{"reproducible", "1"}}, Code::kUnsupported, "with reproducible = 1"},
-      {{{"cuda:0", "cuda:1"}}, {{"gradient_norm", "1"}}, Code::kUnsupported, "with gradient_norm = 1"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.says);

@@ -79,6 +79,21 @@ TEST_F(GpuSession, HalfTypesAreUpdatedInFloat32WhateverTheOptimizer) {
   }
 }
 
+TEST_F(GpuSession, TheNormIsTheHostsWhoeverComputesIt) {
+  using Devices = std::vector<std::vector<std::string>>;
+  for (const Devices& devices : std::vector<Devices>{{{"cuda:0"}}, {{"cuda:0", "cuda:0"}}, {{"cuda:0"}, {"cpu"}}}) {
+    for (const char* strategy : {"allreduce", "ps", "simple"}) {
+      std::vector<double> norms, expected;
+      Job job{devices, {strategy}, 4, {{"gradient_norm", "1"}, {"bucket_size", "4K"}}};
+      train(job, nullptr, &norms);
+      for (auto& worker : job.devices) worker.assign(worker.size(), "cpu");
+      train(job, nullptr, &expected);
+      ASSERT_EQ(norms.size(), 4u);
+      for (size_t step = 0; step < norms.size(); ++step) EXPECT_NEAR(norms[step], expected[step], 1e-6 * expected[step]);
+    }
+  }
+}
+
 TEST_F(GpuSession, SeveralReplicasOnSeveralDevicesAgreeWithTheHost) {
   const std::vector<std::vector<std::string>> devices = {{"cuda:0", "cuda:0", "cpu"}, {second(), "cuda:0"}};
   const std::vector<std::vector<std::string>> host = {{"cpu", "cpu", "cpu"}, {"cpu", "cpu"}};

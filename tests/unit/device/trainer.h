@@ -188,8 +188,8 @@ inline void run_ranks(size_t workers, const Settings& given, const std::function
   for (std::thread& thread : threads) thread.join();
 }
 
-// The values that each rank has after the job's steps.
-inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_t>* digests = nullptr) {
+// The values that each rank has after the job's steps; and what rank 0 is told of the gradients' norms.
+inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_t>* digests = nullptr, std::vector<double>* norms = nullptr) {
   const size_t workers = job.devices.size();
   std::vector<std::vector<float>> values(workers);
   if (digests) digests->resize(workers);
@@ -210,6 +210,7 @@ inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_
       StepResult result;
       ok(trainer.session->step(1 + rank, &result));
       EXPECT_TRUE(result.applied);
+      if (norms && rank == 0) norms->push_back(result.gradient_norm);
     }
     values[w] = trainer.values();
     trainer.check_halves();
