@@ -1,8 +1,10 @@
-// What a device does with a step's buckets, against its own copy bandwidth: update, fuse, unfuse, local reduce, staging, and what a
-// step costs the host. Writes one CSV line per measurement and round: name,seconds,bytes,limit (the measurement that it is
-// compared with, from the same round). Results are checked first, outside of what is timed.
+// What a device does with a step's buckets, against its own copy bandwidth: update, fuse, unfuse, local reduce; staging, against
+// plain copies; what a step costs the host; a step with a worker on the CPU, against what carries it. Writes one CSV line per
+// measurement and round: name,seconds,bytes,limit (the measurement that it is compared with, from the same round).
 //
 //   bench [--rounds N] [--scale PART] [--device cuda:0]      scale 1: 100 million parameters
+//   bench --gpus                                             how many there are
+#include <cuda_runtime_api.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -12,11 +14,13 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/device/device.h"
 #include "core/optimizer/optimizer.h"
 #include "core/session/session.h"
+#include "tests/gpu/wire.h"
 #include "tests/unit/device/gpu.h"
 #include "transport/uv/environment.h"
 
@@ -39,6 +43,10 @@ template <typename T>
 T must(Result<T> result) {
   must(result.status());
   return std::move(result).value();
+}
+
+void must(cudaError_t error) {
+  if (error != cudaSuccess) fail(std::string("CUDA: ") + cudaGetErrorName(error));
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -87,6 +95,7 @@ class Bench {
       local_reduce(4);
       staging();
       step();
+      step_beside_the_cpu();
     }
   }
 
@@ -98,14 +107,19 @@ class Bench {
   static float* at(const Memory& memory, size_t position = 0) { return static_cast<float*>(memory.get()) + position; }
   size_t scaled(size_t count) const { return std::max<size_t>(1024, static_cast<size_t>(static_cast<double>(count) * options_.scale)); }
 
+  size_t staged_bytes() const { return scaled(16 << 20) * sizeof(float); }  // 64 MiB
+
   // Seconds of one of many that are entered one after the other.
-  double time(const std::function<void()>& enter) {
+  static double time_with(const std::function<void()>& enter, const std::function<void()>& finish) {
     enter();
-    device::finish(*device_, *queue_);
+    finish();
     const double begin = now();
     for (int i = 0; i < kRepeats; ++i) enter();
-    device::finish(*device_, *queue_);
+    finish();
     return (now() - begin) / kRepeats;
+  }
+  double time(const std::function<void()>& enter) {
+    return time_with(enter, [this] { device::finish(*device_, *queue_); });
   }
   void row(const std::string& name, double seconds, double bytes, const std::string& limit = "device copy") {
     std::printf("%s,%.9f,%.0f,%s\n", name.c_str(), seconds, bytes, limit.c_str());
@@ -166,29 +180,76 @@ class Bench {
         4.0 * static_cast<double>(count) * (replicas + 1));
   }
 
+  // Pinned memory as a step uses it, through queues; and as a program that knows nothing of dsgd would.
   void staging() {
-    const size_t nbytes = scaled(16 << 20) * 4;
+    const size_t nbytes = staged_bytes();
+    const double bytes = static_cast<double>(nbytes);
+    double both_plainly = 0;
+    {
+      must(cudaSetDevice(device_->index()));
+      cudaStream_t up, down;
+      must(cudaStreamCreateWithFlags(&up, cudaStreamNonBlocking));
+      must(cudaStreamCreateWithFlags(&down, cudaStreamNonBlocking));
+      void *there, *back, *from, *to;
+      for (void** memory : {&there, &back}) must(cudaMalloc(memory, nbytes));
+      for (void** memory : {&from, &to}) {
+        must(cudaHostAlloc(memory, nbytes, cudaHostAllocPortable));
+        std::memset(*memory, 0, nbytes);
+      }
+      const auto plain = [&](bool goes_up, bool comes_down) {
+        return time_with(
+            [&] {
+              if (goes_up) must(cudaMemcpyAsync(there, from, nbytes, cudaMemcpyHostToDevice, up));
+              if (comes_down) must(cudaMemcpyAsync(to, back, nbytes, cudaMemcpyDeviceToHost, down));
+            },
+            [&] {
+              must(cudaStreamSynchronize(up));
+              must(cudaStreamSynchronize(down));
+            });
+      };
+      row("plain copy to the device", plain(true, false), bytes, "");
+      row("plain copy to the host", plain(false, true), bytes, "");
+      both_plainly = plain(true, true);
+      row("plain copies both ways at once", both_plainly, 2 * bytes, "");
+      for (void* memory : {there, back}) must(cudaFree(memory));
+      for (void* memory : {from, to}) must(cudaFreeHost(memory));
+      must(cudaStreamDestroy(up));
+      must(cudaStreamDestroy(down));
+    }
     const Memory there = must(device_->allocate(nbytes)), back = must(device_->allocate(nbytes));
     const Memory up = must(device_->allocate_staging(nbytes)), down = must(device_->allocate_staging(nbytes));
-    const double bytes = static_cast<double>(nbytes);
-    row("to the device", time([&] { must(queue_->copy(there.get(), up.get(), nbytes)); }), bytes, "");
-    row("to the host", time([&] { must(queue_->copy(down.get(), back.get(), nbytes)); }), bytes, "");
-    device::finish(*device_, *other_);
-    const double begin = now();
-    for (int i = 0; i < kRepeats; ++i) {
-      must(queue_->copy(there.get(), up.get(), nbytes));
-      must(other_->copy(down.get(), back.get(), nbytes));
-    }
-    device::finish(*device_, *queue_);
-    device::finish(*device_, *other_);
-    row("both ways at once", (now() - begin) / kRepeats, 2 * bytes, "to the device");
+    const auto staged = [&](bool goes_up, bool comes_down) {
+      return time_with(
+          [&] {
+            if (goes_up) must(queue_->copy(there.get(), up.get(), nbytes));
+            if (comes_down) must(other_->copy(down.get(), back.get(), nbytes));
+          },
+          [&] {
+            device::finish(*device_, *queue_);
+            device::finish(*device_, *other_);
+          });
+    };
+    row("to the device", staged(true, false), bytes, "plain copy to the device");
+    row("to the host", staged(false, true), bytes, "plain copy to the host");
+    row("both ways at once", staged(true, true), 2 * bytes, "plain copies both ways at once");
+    staging_ = both_plainly;
+  }
+
+  using Settings = std::vector<std::pair<std::string, std::string>>;
+  std::shared_ptr<Session> open(const Settings& settings) {
+    Registered registered;
+    registered.backends["cuda"] = []() -> Result<const device::Backend*> { return &device::cuda_backend(); };
+    return must(Session::open(config(settings), transport::make_uv_environment(), std::make_shared<Log>(), registered));
+  }
+  static Config config(const Settings& settings) {
+    Config config;
+    for (const auto& [key, value] : settings) must(config.set(key, value));
+    return config;
   }
 
   // One worker, one GPU, ResNet-50's tensors: what the host's CPUs do per step, and how long it takes.
   void step() {
-    Registered registered;
-    registered.backends["cuda"] = []() -> Result<const device::Backend*> { return &device::cuda_backend(); };
-    auto session = must(Session::open(Config(), transport::make_uv_environment(), std::make_shared<Log>(), registered));
+    auto session = open({});
     must(session->set_optimizer("sgd", "lr=1e-3 momentum=0.9"));
     Replica* replica = must(session->add_replica(options_.device));
     std::vector<Parameter*> parameters;
@@ -213,14 +274,70 @@ class Bench {
     one();
     const double cpu_before = cpu(), begin = now();
     for (int i = 0; i < steps; ++i) one();
-    row("host CPU time of a step", (cpu() - cpu_before) / steps, 0, "");
-    row("host time of a step", (now() - begin) / steps, 0, "");
+    row("host CPU time of a step with 161 tensors", (cpu() - cpu_before) / steps, 0, "");
+    row("time of a step with 161 tensors", (now() - begin) / steps, 0, "");
     must(session->close(std::chrono::seconds(10)));
+  }
+
+  // Two workers, of which one has the GPU, average gradients by RPC over TCP on loopback. The slower of two ways is the limit: the
+  // wire with as many bytes both ways at once, and copies of as many bytes to the host and to the device at once.
+  void step_beside_the_cpu() {
+    constexpr int64_t kParameters = 16;
+    const int64_t count = static_cast<int64_t>(staged_bytes() / sizeof(float)) / kParameters;
+    const double bytes = static_cast<double>(kParameters * count) * sizeof(float);
+    Wire wire(static_cast<size_t>(bytes));
+    const int repeats = options_.scale < 1 ? 3 : 10;
+    wire.exchange();
+    double by_wire = 0;
+    for (int i = 0; i < repeats; ++i) by_wire += wire.exchange() / repeats;
+    row("wire both ways at once", by_wire, bytes, "");
+    row("the slower of wire and staging", std::max(by_wire, staging_), bytes, "");
+
+    auto head = must(HeadProcess::start(config({{"head", "127.0.0.1:0"}, {"num_workers", "2"}}), transport::make_uv_environment(),
+                                        std::make_shared<Log>()));
+    double seconds = 0;
+    const auto worker = [&](int rank) {
+      auto session = open({{"head", head->address()}, {"num_workers", "2"}, {"rank", std::to_string(rank)}, {"embed_head", "never"}});
+      must(session->set_optimizer("none", ""));  // gradients become their mean
+      Replica* replica = must(session->add_replica(rank == 0 ? options_.device : "cpu"));
+      device::Access access(replica->device);
+      std::vector<std::shared_ptr<TensorMemory>> tensors;
+      for (int64_t p = 0; p < kParameters; ++p) {
+        Parameter* parameter = must(session->add_parameter(std::string("p") + std::to_string(p), DType::kFloat32, {&count, 1}, true));
+        tensors.push_back(must(session->alloc(replica, parameter)));
+      }
+      const auto set = [&](float value) {
+        for (const auto& tensor : tensors) access.write(tensor->gradient, std::vector<float>(static_cast<size_t>(count), value));
+      };
+      const auto is = [&](float value) {
+        for (const auto& tensor : tensors) {
+          if (access.read<float>(tensor->gradient, static_cast<size_t>(count)) != std::vector<float>(static_cast<size_t>(count), value)) {
+            fail("rank " + std::to_string(rank) + " has not the mean of both workers");
+          }
+        }
+      };
+      must(session->start());
+      set(rank == 0 ? 1.0f : 4.0f);
+      must(session->step(1, nullptr));
+      is(2.5f);
+      set(rank == 0 ? 1.0f : 4.0f);
+      must(session->barrier(Session::Mode::kQueue).status());
+      const double begin = now();
+      for (int i = 0; i < repeats; ++i) must(session->step(1, nullptr));
+      if (rank == 0) seconds = (now() - begin) / repeats;
+      is(2.5f);
+      must(session->close(std::chrono::seconds(10)));
+    };
+    std::thread other(worker, 1);
+    worker(0);
+    other.join();
+    row("step of a worker on the GPU and one on the CPU", seconds, bytes, "the slower of wire and staging");
   }
 
   const Options options_;
   const std::shared_ptr<device::Device> device_;
   const std::unique_ptr<device::WorkQueue> queue_, other_;
+  double staging_ = 0;  // seconds of this round's plain copies both ways at once
 };
 
 int main_(int argc, char** argv) {
@@ -228,6 +345,7 @@ int main_(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string option = argv[i];
     const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
+    if (option == "--gpus") return std::printf("%d\n", device::gpus()) < 0;
     if (option == "--rounds" && value) {
       options.rounds = std::atoi(argv[++i]);
     } else if (option == "--scale" && value) {
@@ -235,7 +353,7 @@ int main_(int argc, char** argv) {
     } else if (option == "--device" && value && std::strncmp(value, "cuda:", 5) == 0) {
       options.device = argv[++i];
     } else {
-      std::fprintf(option == "--help" ? stdout : stderr, "usage: bench [--rounds N] [--scale PART] [--device cuda:0]\n");
+      std::fprintf(option == "--help" ? stdout : stderr, "usage: bench [--rounds N] [--scale PART] [--device cuda:0] | --gpus\n");
       return option == "--help" ? 0 : 2;
     }
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -69,6 +70,15 @@ int32_t device_count(int32_t* count, Message* message) {
               cudaGetErrorName(error));
 }
 
+// As in NCCL's own check: processes whose NCCL_HOSTID differ are on different machines for it, so that they may share a GPU.
+void add_host(DeviceId* id) {
+  const char* host = std::getenv("NCCL_HOSTID");
+  if (!host) return;
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (; *host; ++host) hash = (hash ^ static_cast<unsigned char>(*host)) * 1099511628211u;
+  for (size_t i = 0; i < sizeof id->bytes; ++i) id->bytes[i] ^= static_cast<uint8_t>(hash >> (i % 8 * 8));
+}
+
 int32_t open(int32_t index, Handle** device, Message* message) {
   auto handle = std::unique_ptr<Handle>(new (std::nothrow) Handle{index, {}, {}});
   if (!handle) return fail(message, Code::kNoMemory, "cuda:%d: no memory", index);
@@ -80,6 +90,7 @@ int32_t open(int32_t index, Handle** device, Message* message) {
   handle->description = text;
   static_assert(sizeof handle->id == sizeof properties.uuid);
   std::memcpy(&handle->id, &properties.uuid, sizeof handle->id);
+  add_host(&handle->id);
   if (properties.major < 8) {
     return fail(message, Code::kUnsupported, "cuda:%d (%s) is too old; compute capability 8.0 or later is needed", index, text);
   }

@@ -4,8 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "core/device/device.h"
 #include "tests/unit/device/fake_cuda.h"
@@ -224,6 +230,25 @@ TEST_F(Cuda, ManyTensorsTakeFewLaunches) {
   EXPECT_EQ(fake_cuda::alive().events, alive.events);
   EXPECT_EQ(fake_cuda::alive().streams, alive.streams);
   EXPECT_EQ(fake_cuda::alive().allocations, alive.allocations);
+}
+
+// Teams are made of devices that differ, and NCCL takes two processes on one GPU if they say that their machines do.
+TEST_F(Cuda, IsAnotherDeviceUnderAnotherHostIdOfNccl) {
+  const auto identity = [](int32_t index, std::optional<std::string> host) {
+    host ? setenv("NCCL_HOSTID", host->c_str(), 1) : unsetenv("NCCL_HOSTID");
+    const DeviceId id = open(index)->identity();
+    unsetenv("NCCL_HOSTID");
+    return std::vector<uint8_t>(std::begin(id.bytes), std::end(id.bytes));
+  };
+  const std::vector<std::optional<std::string>> hosts = {std::nullopt, "", "a", "b", "ab", "ba"};
+  std::set<std::vector<uint8_t>> seen;
+  for (const auto& host : hosts) {
+    for (int32_t index : {0, 1}) {
+      SCOPED_TRACE(host.value_or("not set") + ", cuda:" + std::to_string(index));
+      EXPECT_EQ(identity(index, host), identity(index, host));
+      EXPECT_TRUE(seen.insert(identity(index, host)).second) << "as another";
+    }
+  }
 }
 
 }  // namespace
