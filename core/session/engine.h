@@ -136,7 +136,7 @@ class Engine final : public MeshEvents {
   // engine_teams.cc; `gpus_of`: by rank
   std::vector<std::shared_ptr<device::Device>> gpus() const;  // that replicas are on, in the order of the first of each
   Result<device::Device::CommunicatorLibrary> communicator_library() const;
-  void form_teams(std::shared_ptr<Call> call, std::vector<uint32_t> gpus_of, Done done);
+  void form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of, Done done);
   void join_team(std::shared_ptr<Call> call, Teams teams, Done done);
   Status other_version(int32_t rank) const;
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);

@@ -90,7 +90,7 @@ void Engine::start(const StrategySpec& strategy, Done done) {
   const uint32_t replicas = static_cast<uint32_t>(model_.replicas.size());
   const uint32_t own_gpus = static_cast<uint32_t>(gpus().size());
   const auto agreed = [this, call, plan, done](const std::vector<uint32_t>& gpus_of) {
-    form_teams(call, gpus_of, [this, call, plan, done](const Status& status) {
+    form_teams(call, plan->strategy, gpus_of, [this, call, plan, done](const Status& status) {
       status.ok() ? give_values(call, plan, done) : done(status);
     });
   };
@@ -256,6 +256,11 @@ Status Engine::spread_values(const HostValues& values) {
 }
 
 Result<Plan> Engine::plan_of(const StrategySpec& strategy) const {
+  if (started_ && strategy.kind == StrategyKind::kAllReduce && strategy.algorithm.name == "nccl" && !step_.has_teams()) {
+    return Status(Code::kUnsupported, "algorithm = nccl cannot be used: no GPUs that NCCL could add up over were found at start, or its "
+                                      "algorithm kept to the host; start with algorithm=nccl, which says why, or use auto")
+        .with_parameter("algorithm");
+  }
   std::vector<PlanParameter> planned;
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];

@@ -102,8 +102,10 @@ Result<device::Device::CommunicatorLibrary> Engine::communicator_library() const
   return gpus().front()->load_communicators(options_.nccl_library);
 }
 
-void Engine::form_teams(std::shared_ptr<Call> call, std::vector<uint32_t> gpus_of, Done done) {
-  const bool demanded = options_.algorithm.name == "nccl";
+// By the strategy that training begins with; a later one may use the teams or not.
+void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of, Done done) {
+  const AlgorithmChoice& algorithm = strategy.kind == StrategyKind::kAllReduce ? strategy.algorithm : options_.algorithm;
+  const bool demanded = algorithm.name == "nccl";
   size_t all_gpus = 0;
   for (uint32_t gpus : gpus_of) all_gpus += gpus;
   if (demanded && all_gpus == 0) {
@@ -114,7 +116,7 @@ void Engine::form_teams(std::shared_ptr<Call> call, std::vector<uint32_t> gpus_o
     return done(Status(Code::kUnsupported, "algorithm = nccl cannot be used with reproducible = 1, whose sums are made on the host; use auto")
                     .with_parameter("algorithm"));
   }
-  if (!goes_by_nccl(options_.algorithm) || options_.step.reproducible || all_gpus < 2) return done({});
+  if (!goes_by_nccl(algorithm) || options_.step.reproducible || all_gpus < 2) return done({});
 
   std::vector<std::byte> mine;
   if (gpus_of[static_cast<size_t>(rank())] > 0) {

@@ -67,6 +67,7 @@ class Step {
   Status set_plan(Plan plan, uint64_t version);
   const std::vector<Bucket>& plan() const { return plan_; }
   const StrategySpec& strategy() const { return strategy_; }
+  bool has_teams() const { return teams_.any(); }
   // Replicas of all workers together, and of the ranks before this one; known from start.
   void set_replicas(uint32_t total) { total_replicas_ = total; }
 

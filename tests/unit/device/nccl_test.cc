@@ -222,6 +222,35 @@ TEST_F(Nccl, WhoGoesInMidCollectiveIsNamed) {
   }
 }
 
+TEST_F(Nccl, AStrategyMayDemandItWhenTrainingBeginsAndLaterIfThereAreTeams) {
+  const Devices gpus = {{"cuda:0"}, {"cuda:1"}};
+  for (const char* configured : {"auto", "ring"}) {
+    run_ranks(2, {{"algorithm", configured}}, [&](int rank, const Settings& settings) {
+      Trainer trainer(open(settings), gpus[static_cast<size_t>(rank)]);
+      ok(trainer.session->start());
+      ok(trainer.session->step(1, nullptr));
+      const Status changed = trainer.session->set_strategy("allreduce", "algorithm=nccl");
+      if (settings.at("algorithm") == "auto") {
+        ok(changed);
+      } else {
+        EXPECT_EQ(changed.code(), Code::kUnsupported) << changed.message();
+        EXPECT_THAT(changed.message(), HasSubstr("start with algorithm=nccl"));
+      }
+      ok(trainer.session->step(1, nullptr));
+      ok(trainer.session->close(10s));
+    });
+    const int before = fake_nccl::ended();
+    run_ranks(2, {{"algorithm", configured}}, [&](int rank, const Settings& settings) {
+      Trainer trainer(open(settings), gpus[static_cast<size_t>(rank)]);
+      ok(trainer.session->set_strategy("allreduce", "algorithm=nccl"));
+      ok(trainer.session->start());
+      ok(trainer.session->step(1, nullptr));
+      ok(trainer.session->close(10s));
+    });
+    EXPECT_GT(fake_nccl::ended(), before);
+  }
+}
+
 // Headers that do not agree are found before anything is given to NCCL, so the next step may come.
 TEST_F(Nccl, AStepThatIsRefusedInAgreementLeavesTheTeamWhole) {
   run_ranks(2, {}, [](int rank, const Settings& settings) {
