@@ -66,9 +66,10 @@ Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ra
     const auto of_rank = [&](Code code, const std::string& text) { return Status(code, text).with_rank(rank); };
     if (!worker.unusable.ok()) return worker.unusable;
     if (worker.version != all[static_cast<size_t>(first)].version) {
+      const int32_t other = all[static_cast<size_t>(first)].version;
       return of_rank(Code::kMismatch, "rank " + std::to_string(first) + " and rank " + std::to_string(rank) +
-                                          " have unlike versions of NCCL (" + std::to_string(all[static_cast<size_t>(first)].version) +
-                                          " and " + std::to_string(worker.version) + "); install the same everywhere");
+                                          " have unlike versions of NCCL (" + std::to_string(other) + " and " +
+                                          std::to_string(worker.version) + "); install the same everywhere");
     }
     for (const device::DeviceId& id : worker.ids) {
       const auto [holder, fresh] = holders.emplace(id, rank);
@@ -109,11 +110,13 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
   size_t all_gpus = 0;
   for (uint32_t gpus : gpus_of) all_gpus += gpus;
   if (demanded && all_gpus == 0) {
-    return done(Status(Code::kInvalidArgument, "algorithm = nccl adds up gradients of GPUs, and no worker has a replica on one; use auto")
+    return done(Status(Code::kInvalidArgument, "algorithm = nccl adds up gradients of GPUs, and no worker has a replica on one; "
+                                               "use auto")
                     .with_parameter("algorithm"));
   }
   if (demanded && options_.step.reproducible) {
-    return done(Status(Code::kUnsupported, "algorithm = nccl cannot be used with reproducible = 1, whose sums are made on the host; use auto")
+    return done(Status(Code::kUnsupported, "algorithm = nccl cannot be used with reproducible = 1, whose sums are made on the host; "
+                                           "use auto")
                     .with_parameter("algorithm"));
   }
   if (!goes_by_nccl(algorithm) || options_.step.reproducible || all_gpus < 2) return done({});
@@ -140,7 +143,9 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
       DevicesWire wire;
       workers[r].ids.resize(gpus_of[r]);
       const size_t ids = gpus_of[r] * sizeof(device::DeviceId);
-      if (!hear(all[r], ids, static_cast<int32_t>(r), &wire, &workers[r].unusable)) return done(other_version(static_cast<int32_t>(r)));
+      if (!hear(all[r], ids, static_cast<int32_t>(r), &wire, &workers[r].unusable)) {
+        return done(other_version(static_cast<int32_t>(r)));
+      }
       std::memcpy(workers[r].ids.data(), all[r].data() + sizeof wire, ids);
       workers[r].version = wire.version;
     }
@@ -195,7 +200,9 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
       return exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 4), {}, "start",
                       [done](const Status& met, const auto&) { done(met); });
     }
-    const Status why = Status(status.code(), "start: rank " + std::to_string(rank()) + ": " + status.message()).with_rank(rank()).with_operation("start");
+    const Status why = Status(status.code(), "start: rank " + std::to_string(rank()) + ": " + status.message())
+                           .with_rank(rank())
+                           .with_operation("start");
     fail(why, true);
     done(why);
   };

@@ -274,7 +274,8 @@ int32_t Comm::wait_until_over(Clock::time_point until, bool closing, const char*
 }
 
 int32_t Comm::too_late(const char* what, Message* message) const {
-  return cuda::fail(message, Code::kTimeout, "cuda:%d: the %s over %d devices has not ended in time", devices.front()->index, what, size);
+  return cuda::fail(message, Code::kTimeout, "cuda:%d: the %s over %d devices has not ended in time", devices.front()->index, what,
+                    size);
 }
 
 namespace cuda {
@@ -294,7 +295,8 @@ int32_t communicator_open(Handle* const* devices, uint32_t count, const Communic
 void communicator_enter(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context) {
   const size_t devices = communicator->count();
   Item item{*work, {work->buffers, work->buffers + devices}, {}, {work->reached, work->reached + devices},
-            {work->before, work->before + work->befores}, {work->behind, work->behind + work->behinds}, from_now(work->patience), ended, context};
+            {work->before, work->before + work->befores}, {work->behind, work->behind + work->behinds}, from_now(work->patience),
+            ended, context};
   if (work->after) item.after.assign(work->after, work->after + devices);
   communicator->enter(std::move(item));
 }
