@@ -32,6 +32,16 @@ const char* algorithm_name(Algorithm algorithm) {
   return "unknown";
 }
 
+transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count) {
+  transport::BulkHeader header;
+  header.operation = operation;
+  header.kind = static_cast<uint8_t>(kind);
+  header.dtype = static_cast<uint8_t>(dtype);
+  header.algorithm = static_cast<uint8_t>(algorithm);
+  header.count = count;
+  return header;
+}
+
 std::string describe(const transport::BulkHeader& shape) {
   const Kind kind = static_cast<Kind>(shape.kind);
   const Algorithm algorithm = static_cast<Algorithm>(shape.algorithm);

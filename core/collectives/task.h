@@ -34,7 +34,9 @@ enum class Algorithm : uint8_t { kAuto = 0, kDirect = 1, kRing = 2, kOneHop = 3,
 const char* kind_name(Kind kind);
 const char* algorithm_name(Algorithm algorithm);
 
-// What all workers must agree on, in words: "all-reduce 7 (float32, sum, 1024 elements, direct)".
+// What all workers must agree on; fields that are not given here are filled in by who knows them.
+transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count);
+// The same in words: "all-reduce 7 (float32, sum, 1024 elements, direct)".
 std::string describe(const transport::BulkHeader& shape);
 
 // Which chunk a sink was given out for: a chunk without pooled data is taken for landed only if it is that one.

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/device/device.h"
-#include "core/device/poster.h"
 #include "transport/loop.h"
+#include "transport/poster.h"
 
 namespace dsgd::device {
 
@@ -17,7 +17,7 @@ class CollectiveQueue {
   using Done = std::function<void(const Status&)>;
   // `devices`: of this process, of one backend, in the order of their ranks.
   CollectiveQueue(transport::Loop& loop, std::vector<std::shared_ptr<Device>> devices)
-      : loop_(loop), devices_(std::move(devices)), poster_(std::make_shared<Poster>(loop)) {}
+      : loop_(loop), devices_(std::move(devices)), poster_(std::make_shared<transport::Poster>(loop)) {}
 
   // First of all, once. `done` comes from the loop when all members have joined.
   void join(const CommunicatorId& id, int32_t first, int32_t size, transport::Time deadline, Done done) {
@@ -45,7 +45,7 @@ class CollectiveQueue {
 
   transport::Loop& loop_;
   const std::vector<std::shared_ptr<Device>> devices_;
-  const std::shared_ptr<Poster> poster_;
+  const std::shared_ptr<transport::Poster> poster_;
   std::unique_ptr<Communicator> communicator_;
 };
 

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <utility>
 
-#include "core/device/poster.h"
+#include "transport/poster.h"
 
 namespace dsgd::device {
 
@@ -13,7 +13,7 @@ constexpr transport::Duration kLook = std::chrono::milliseconds(20);
 
 // Outlives the waiter, since devices ring when they please.
 struct Waiter::Bell {
-  Poster poster;
+  transport::Poster poster;
   Waiter* waiter;                  // touched on the loop only; null: nobody waits any more
   std::atomic<bool> rung = false;  // a look is on its way
 
@@ -26,7 +26,7 @@ struct Waiter::Bell {
   }
 };
 
-Waiter::Waiter(transport::Loop& loop) : loop_(loop), bell_(new Bell{Poster(loop), this}) {}
+Waiter::Waiter(transport::Loop& loop) : loop_(loop), bell_(new Bell{transport::Poster(loop), this}) {}
 
 void Waiter::close() {
   if (!bell_->waiter) return;

@@ -1,12 +1,12 @@
 #include "core/membership/member.h"
 
-#include <mutex>
 #include <utility>
 
 #include "core/membership/doorman.h"
 #include "core/membership/heartbeat.h"
 #include "core/membership/joiner.h"
 #include "core/membership/text.h"
+#include "transport/poster.h"
 
 namespace dsgd {
 namespace {
@@ -14,21 +14,6 @@ namespace {
 using transport::ClientChannel;
 using transport::JoinReply;
 using transport::Message;
-
-// The way from the heartbeat's thread back to the session's loop, shut when the member is destroyed.
-struct Door {
-  std::mutex mutex;
-  transport::Loop* loop;
-  explicit Door(transport::Loop* l) : loop(l) {}
-  void post(transport::Task task) {
-    std::lock_guard lock(mutex);
-    if (loop) loop->post(std::move(task));
-  }
-  void shut() {
-    std::lock_guard lock(mutex);
-    loop = nullptr;
-  }
-};
 
 }  // namespace
 
@@ -49,7 +34,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
         heartbeat_network(h),
         options(std::move(o)),
         log(g ? std::move(g) : std::make_shared<Log>()),
-        door(std::make_shared<Door>(&n.loop())) {
+        poster(std::make_shared<transport::Poster>(n.loop())) {
     options.hello.worker_id = options.join.member.worker_id;
     options.join.lease = options.lease;
     options.hello.library_version = library_version();
@@ -63,7 +48,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   transport::Network& heartbeat_network;
   MemberOptions options;
   const std::shared_ptr<Log> log;
-  const std::shared_ptr<Door> door;
+  const std::shared_ptr<transport::Poster> poster;  // from the heartbeat's thread back to the loop; closed when the member ends
 
   Phase phase = Phase::kIdle;
   std::shared_ptr<Joiner> joiner;
@@ -148,8 +133,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     o.own_name = describe_member(member(view.rank));
     o.own_host = member(view.rank).host;
     heartbeat = std::make_shared<Heartbeat>(heartbeat_network, std::move(o),
-                                            [door = door, weak = weak_from_this()](const Status& why) {
-                                              door->post([weak, why] {
+                                            [poster = poster, weak = weak_from_this()](const Status& why) {
+                                              poster->post([weak, why] {
                                                 if (auto self = weak.lock()) self->heartbeat_failed(why);
                                               });
                                             });
@@ -277,8 +262,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
         phase == Phase::kIdle) {
       phase = Phase::kLeft;
     }
-    stop_heartbeat([door = door, weak = weak_from_this()] {
-      door->post([weak] {
+    stop_heartbeat([poster = poster, weak = weak_from_this()] {
+      poster->post([weak] {
         if (auto self = weak.lock()) self->finish();
       });
     });
@@ -295,7 +280,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   }
 
   void shut() {
-    door->shut();
+    poster->close();
     if (joiner) joiner->stop();
     loop.cancel(leave_timer);
     phase = Phase::kLeft;

@@ -54,16 +54,6 @@ Engine::~Engine() = default;
 
 Status Engine::usable() const { return broken_; }
 
-BulkHeader Engine::shape(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count) const {
-  BulkHeader header;
-  header.operation = operation;
-  header.kind = static_cast<uint8_t>(kind);
-  header.dtype = static_cast<uint8_t>(dtype);
-  header.algorithm = static_cast<uint8_t>(algorithm);
-  header.count = count;
-  return header;
-}
-
 std::shared_ptr<Engine::Call> Engine::begin_call(Done* done) {
   const uint64_t number = next_call_++;
   *done = [this, number, done = std::move(*done)](const Status& status) {
@@ -163,7 +153,7 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
   std::strncpy(mine.message, schedule.status().message().c_str(), sizeof mine.message - 1);
   std::vector<std::byte> bytes(sizeof mine);
   std::memcpy(bytes.data(), &mine, sizeof mine);
-  BulkHeader like = shape(0, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
+  BulkHeader like = shape_of(0, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
   like.reduction = static_cast<uint8_t>(reduction);
   exchange(std::move(call), like, std::move(bytes), "",
            [count, algorithm, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
@@ -176,8 +166,7 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
                const auto failed = [&](Code code, const std::string& message) {
                  done(Status(code, message).with_rank(static_cast<int32_t>(rank)));
                };
-               const bool known = theirs.code < 0 && theirs.code >= static_cast<int32_t>(Code::kInternal);
-               if (theirs.code != 0) return failed(known ? static_cast<Code>(theirs.code) : Code::kInternal, theirs.message);
+               if (theirs.code != 0) return failed(code_of(theirs.code), theirs.message);
                if (rank == 0) first = theirs.digest;
                if (theirs.digest != first) {
                  return failed(Code::kMismatch, "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
@@ -194,7 +183,7 @@ void Engine::reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction re
   const size_t count = data.size() / dtype_size(type);
   schedule(
       [=, this](uint64_t operation, Done ended) {
-        BulkHeader header = shape(operation, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
+        BulkHeader header = shape_of(operation, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
         header.reduction = static_cast<uint8_t>(reduction);
         return std::make_unique<Exchange>(
             *mesh_, header, std::vector<std::byte>(data.begin(), data.end()),
@@ -220,7 +209,7 @@ void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, D
   schedule(
       std::move(call),
       [=, this](uint64_t operation, Done ended) -> Result<std::unique_ptr<Task>> {
-        BulkHeader header = shape(operation, Kind::kAllReduce, dtype, Algorithm::kAuto, count);
+        BulkHeader header = shape_of(operation, Kind::kAllReduce, dtype, Algorithm::kAuto, count);
         header.reduction = static_cast<uint8_t>(reduction);
         AllReducePlan plan{count, type, reduction, data.data(), nullptr};
         if (reduction == Reduction::kMean) {
@@ -239,7 +228,7 @@ void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Don
   schedule(
       [=, this](uint64_t operation, Done ended) {
         BulkHeader header =
-            shape(operation, Kind::kBroadcast, dtype, Algorithm::kChain, data.size() / dtype_size(dtype));
+            shape_of(operation, Kind::kBroadcast, dtype, Algorithm::kChain, data.size() / dtype_size(dtype));
         header.root = root;
         header.tag = mesh_->chunk_bytes();
         return std::make_unique<Broadcast>(*mesh_, header, data, ended);
@@ -258,7 +247,7 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
   if (bounds.back() == 0) return meet(Kind::kAllGather, dtype, std::move(done));
   schedule(
       [=, this](uint64_t operation, Done ended) {
-        BulkHeader header = shape(operation, Kind::kAllGather, dtype, Algorithm::kDirect, bounds.back());
+        BulkHeader header = shape_of(operation, Kind::kAllGather, dtype, Algorithm::kDirect, bounds.back());
         DirectPlan plan;
         plan.slices = slices_between(bounds);
         plan.reduce = false;
@@ -298,7 +287,7 @@ void Engine::reduce_scatter_wide(std::span<const std::byte> send, std::span<std:
   if (!receive.empty() && own != receive.data()) std::memcpy(receive.data(), own, receive.size());
   schedule(
       [=, this](uint64_t operation, Done ended) {
-        BulkHeader header = shape(operation, Kind::kReduceScatter, dtype, Algorithm::kDirect, bounds.back());
+        BulkHeader header = shape_of(operation, Kind::kReduceScatter, dtype, Algorithm::kDirect, bounds.back());
         header.reduction = static_cast<uint8_t>(reduction);
         DirectPlan plan;
         plan.slices = slices_between(bounds);
@@ -327,7 +316,7 @@ void Engine::barrier(Done done) {
 
 // Nothing to move, but everybody must have called the same.
 void Engine::meet(Kind kind, DType dtype, Done done) {
-  exchange(nullptr, shape(0, kind, dtype, Algorithm::kOneHop, 0), {}, "", [done](const Status& status, const auto&) { done(status); });
+  exchange(nullptr, shape_of(0, kind, dtype, Algorithm::kOneHop, 0), {}, "", [done](const Status& status, const auto&) { done(status); });
 }
 
 // ---- the step

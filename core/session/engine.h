@@ -118,7 +118,6 @@ class Engine final : public MeshEvents {
   void pump();
   Status usable() const;
   transport::Time deadline() const { return loop_.now() + options_.step_timeout; }
-  transport::BulkHeader shape(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count) const;
   void exchange(std::shared_ptr<Call> call, const transport::BulkHeader& like, std::vector<std::byte> mine,
                 std::string name,
                 std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
@@ -137,6 +136,7 @@ class Engine final : public MeshEvents {
   std::vector<std::shared_ptr<device::Device>> gpus() const;  // that replicas are on, in the order of the first of each
   Result<device::Device::CommunicatorLibrary> communicator_library() const;
   void form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of, Done done);
+  Result<Teams> seat_all(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of, bool demanded);
   void join_team(std::shared_ptr<Call> call, Teams teams, Done done);
   Status other_version(int32_t rank) const;
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);

@@ -101,7 +101,7 @@ void Engine::start(const StrategySpec& strategy, Done done) {
   const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, own_gpus};
   std::vector<std::byte> bytes(sizeof wire);
   std::memcpy(bytes.data(), &wire, sizeof wire);
-  exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes), "start",
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes), "start",
            [this, call, mine, unusable, agreed, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              bool equal = true;
@@ -135,7 +135,7 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
   schedule(
       call,
       [this, theirs](uint64_t operation, Done ended) {
-        BulkHeader header = shape(operation, Kind::kStart, DType::kUint8, Algorithm::kChain, theirs->size());
+        BulkHeader header = shape_of(operation, Kind::kStart, DType::kUint8, Algorithm::kChain, theirs->size());
         header.root = 0;
         auto task = std::make_unique<Broadcast>(*mesh_, header, std::span<std::byte>(*theirs), ended);
         task->rename("start");
@@ -151,7 +151,7 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
           if (a != b) difference = "rank 0 has " + a + ", rank " + std::to_string(rank()) + " has " + b;
         }
         if (difference.size() > 4096) difference.resize(4096);
-        exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference), "start",
+        exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference), "start",
                  [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
                    if (!status.ok()) return done(status);
                    for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -203,7 +203,7 @@ void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan>
       schedule(
           call,
           [this, data, &parameter](uint64_t operation, Done ended) {
-            BulkHeader header = shape(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
+            BulkHeader header = shape_of(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
             header.root = 0;
             auto task = std::make_unique<Broadcast>(*mesh_, header, data, ended);
             task->rename("start");
@@ -320,7 +320,7 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done) {
   const Status unusable = planned.status();
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   if (!mesh_) return unusable.ok() ? replace_plan(plan, std::move(done)) : done(unusable);
-  exchange(call, shape(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine), "dsgd_strategy_set",
+  exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine), "dsgd_strategy_set",
            [this, call, plan, unusable, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              for (size_t rank = 1; rank < all.size(); ++rank) {
@@ -383,7 +383,7 @@ void Engine::gather_state(std::shared_ptr<Call> call, size_t index, size_t tenso
       std::move(call),
       [this, buffer, element, index](uint64_t operation, Done ended) {
         const Bucket& bucket = step_.plan()[index];
-        BulkHeader header = shape(operation, Kind::kStrategy, bucket.dtype, Algorithm::kDirect, bucket.elements);
+        BulkHeader header = shape_of(operation, Kind::kStrategy, bucket.dtype, Algorithm::kDirect, bucket.elements);
         DirectPlan plan;
         plan.slices = slices_between(bucket.bounds);
         plan.reduce = false;

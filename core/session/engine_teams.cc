@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <set>
 
 #include "core/session/engine.h"
 
@@ -36,9 +35,7 @@ bool hear(const std::vector<std::byte>& bytes, size_t more, int32_t rank, Wire* 
   std::memcpy(wire, bytes.data(), sizeof *wire);
   wire->text[sizeof wire->text - 1] = 0;
   if (wire->code == 0) return true;
-  const bool known = wire->code < 0 && wire->code >= static_cast<int32_t>(Code::kInternal);
-  *status = Status(known ? static_cast<Code>(wire->code) : Code::kInternal, "rank " + std::to_string(rank) + ": " + wire->text)
-                .with_rank(rank);
+  *status = Status(code_of(wire->code), "rank " + std::to_string(rank) + ": " + wire->text).with_rank(rank);
   return true;
 }
 
@@ -60,15 +57,14 @@ bool less(const device::DeviceId& a, const device::DeviceId& b) { return std::me
 // Why these workers cannot be one team.
 Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ranks) {
   std::map<device::DeviceId, int32_t, decltype(&less)> holders(&less);
-  const int32_t first = ranks.front();
+  const int32_t first = ranks.front(), version = all[static_cast<size_t>(first)].version;
   for (int32_t rank : ranks) {
     const OfWorker& worker = all[static_cast<size_t>(rank)];
     const auto of_rank = [&](Code code, const std::string& text) { return Status(code, text).with_rank(rank); };
     if (!worker.unusable.ok()) return worker.unusable;
-    if (worker.version != all[static_cast<size_t>(first)].version) {
-      const int32_t other = all[static_cast<size_t>(first)].version;
+    if (worker.version != version) {
       return of_rank(Code::kMismatch, "rank " + std::to_string(first) + " and rank " + std::to_string(rank) +
-                                          " have unlike versions of NCCL (" + std::to_string(other) + " and " +
+                                          " have unlike versions of NCCL (" + std::to_string(version) + " and " +
                                           std::to_string(worker.version) + "); install the same everywhere");
     }
     for (const device::DeviceId& id : worker.ids) {
@@ -137,47 +133,49 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
   }
   const auto heard = [this, call, gpus_of, demanded, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
     if (!status.ok()) return done(status);
-    std::vector<OfWorker> workers(all.size());
-    for (size_t r = 0; r < all.size(); ++r) {
-      if (gpus_of[r] == 0) continue;
-      DevicesWire wire;
-      workers[r].ids.resize(gpus_of[r]);
-      const size_t ids = gpus_of[r] * sizeof(device::DeviceId);
-      if (!hear(all[r], ids, static_cast<int32_t>(r), &wire, &workers[r].unusable)) {
-        return done(other_version(static_cast<int32_t>(r)));
-      }
-      std::memcpy(workers[r].ids.data(), all[r].data() + sizeof wire, ids);
-      workers[r].version = wire.version;
-    }
-    std::map<std::string, std::vector<int32_t>> candidates;
-    for (size_t r = 0; r < workers.size(); ++r) {
-      const bool by_node = mesh_ && !options_.internode_nccl;
-      if (gpus_of[r] > 0) candidates[by_node ? mesh_->view().members[r].machine : ""].push_back(static_cast<int32_t>(r));
-    }
-    std::vector<Seat> seats(workers.size());
-    for (size_t r = 0; r < seats.size(); ++r) seats[r].team = static_cast<int32_t>(r);
-    for (const auto& [machine, ranks] : candidates) {
-      int32_t devices = 0;
-      for (int32_t r : ranks) devices += static_cast<int32_t>(gpus_of[static_cast<size_t>(r)]);
-      if (devices < 2) continue;
-      if (Status why = obstacle(workers, ranks); !why.ok()) {
-        if (demanded) return done(std::move(why).with_parameter("algorithm").with_operation("start"));
-        log_->warning("gradients of " + std::to_string(devices) + " GPUs are added up through host memory: " + why.message());
-        continue;
-      }
-      int32_t first = 0;
-      for (int32_t r : ranks) {
-        const int32_t own = static_cast<int32_t>(gpus_of[static_cast<size_t>(r)]);
-        seats[static_cast<size_t>(r)] = {ranks.front(), first, own, devices};
-        first += own;
-      }
-    }
-    Teams teams(std::move(seats));
-    if (!teams.any()) return done({});
-    join_team(call, std::move(teams), done);
+    auto teams = seat_all(all, gpus_of, demanded);
+    if (!teams.ok() || !teams.value().any()) return done(teams.status());
+    join_team(call, std::move(teams).value(), done);
   };
   if (!mesh_) return heard({}, {mine});
-  exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2), std::move(mine), "start", heard);
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2), std::move(mine), "start", heard);
+}
+
+// From what all have said, so all come to the same.
+Result<Teams> Engine::seat_all(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of, bool demanded) {
+  std::vector<OfWorker> workers(said.size());
+  std::map<std::string, std::vector<int32_t>> candidates;
+  for (size_t r = 0; r < said.size(); ++r) {
+    if (gpus_of[r] == 0) continue;
+    const int32_t rank = static_cast<int32_t>(r);
+    DevicesWire wire;
+    workers[r].ids.resize(gpus_of[r]);
+    const size_t ids = gpus_of[r] * sizeof(device::DeviceId);
+    if (!hear(said[r], ids, rank, &wire, &workers[r].unusable)) return other_version(rank);
+    std::memcpy(workers[r].ids.data(), said[r].data() + sizeof wire, ids);
+    workers[r].version = wire.version;
+    const bool by_node = mesh_ && !options_.internode_nccl;
+    candidates[by_node ? mesh_->view().members[r].machine : ""].push_back(rank);
+  }
+  std::vector<Seat> seats(workers.size());
+  for (size_t r = 0; r < seats.size(); ++r) seats[r].team = static_cast<int32_t>(r);
+  for (const auto& [machine, ranks] : candidates) {
+    int32_t devices = 0;
+    for (int32_t r : ranks) devices += static_cast<int32_t>(gpus_of[static_cast<size_t>(r)]);
+    if (devices < 2) continue;
+    if (Status why = obstacle(workers, ranks); !why.ok()) {
+      if (demanded) return std::move(why).with_parameter("algorithm").with_operation("start");
+      log_->warning("gradients of " + std::to_string(devices) + " GPUs are added up through host memory: " + why.message());
+      continue;
+    }
+    int32_t first = 0;
+    for (int32_t r : ranks) {
+      const int32_t own = static_cast<int32_t>(gpus_of[static_cast<size_t>(r)]);
+      seats[static_cast<size_t>(r)] = {ranks.front(), first, own, devices};
+      first += own;
+    }
+  }
+  return Teams(std::move(seats));
 }
 
 Status Engine::other_version(int32_t rank) const {
@@ -197,7 +195,7 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
   const auto joined = [this, call, done](const Status& status) {
     if (!mesh_) return done(status);
     if (status.ok()) {
-      return exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 4), {}, "start",
+      return exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 4), {}, "start",
                       [done](const Status& met, const auto&) { done(met); });
     }
     const Status why = Status(status.code(), "start: rank " + std::to_string(rank()) + ": " + status.message())
@@ -224,7 +222,7 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
     joining->join(theirs.id, seat.first, seat.size, deadline(), joined);
   };
   if (!mesh_) return told({}, {bytes_of(mine)});
-  exchange(call, shape(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), bytes_of(mine), "start", told);
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), bytes_of(mine), "start", told);
 }
 
 }  // namespace dsgd

@@ -216,18 +216,16 @@ Status Step::enter_squares(size_t index, const std::vector<PieceMean>& means, bo
   Buffers& buffers = buffers_[index];
   square_pieces_.clear();
   buffers.divisors.clear();
-  size_t ranges = 0;
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Piece& piece = bucket.pieces[i];
     square_pieces_.push_back({piece.position, piece.count});
     buffers.divisors.push_back(!means[i].present ? 0 : have_mean ? 1 : means[i].weight);
-    ranges += device::square_ranges(piece.count);
   }
   double* const sums = static_cast<double*>(buffers.squares_there.get());
   device::WorkQueue& queue = *places_.front().queue;
   Status status = queue.squares(bucket.dtype, square_pieces_, buffers.at.front().sums.get(),
                                 static_cast<double*>(buffers.squares_scratch.get()), sums);
-  return status.ok() ? queue.copy(buffers.squares_here.get(), sums, ranges * sizeof(double)) : status;
+  return status.ok() ? queue.copy(buffers.squares_here.get(), sums, buffers.square_ranges * sizeof(double)) : status;
 }
 
 double Step::norm_of_devices() const {

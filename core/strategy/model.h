@@ -27,6 +27,7 @@ struct Parameter {
   size_t count = 0;  // elements
   bool trained = true;
   size_t nbytes() const { return count * dtype_size(dtype); }
+  size_t state_nbytes() const { return count * dtype_size(wide(dtype)); }  // of one tensor of state
 };
 struct Replica {
   Session* session = nullptr;

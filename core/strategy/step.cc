@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "core/collectives/all_reduce.h"
-#include "core/collectives/exchange.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
 
@@ -71,17 +70,18 @@ void Step::begin(StepRequest request, Done done) {
                 [this](const Status& status) { status.ok() ? send_header() : device_failed(status); });
 }
 
+Task* Step::add(std::unique_ptr<Task> task) {
+  task->rename("step " + std::to_string(request_.step));
+  return mesh_->add(std::move(task), request_.deadline);
+}
+
+void Step::exchange(const transport::BulkHeader& shape, std::vector<std::byte> mine, Exchange::Gathered done) {
+  add(std::make_unique<Exchange>(*mesh_, shape, std::move(mine), std::move(done)));
+}
+
 void Step::send_header() {
-  transport::BulkHeader shape;
-  shape.operation = header_operation();
-  shape.kind = static_cast<uint8_t>(Kind::kHeader);
-  shape.dtype = static_cast<uint8_t>(DType::kUint8);
-  shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
-  auto exchange = std::make_unique<Exchange>(*mesh_, shape, make_header(), [this](const Status& status, const auto& all) {
-    on_header(status, all);
-  });
-  exchange->rename("step " + std::to_string(request_.step));
-  mesh_->add(std::move(exchange), request_.deadline);
+  exchange(shape_of(header_operation(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0), make_header(),
+           [this](const Status& status, const auto& all) { on_header(status, all); });
 }
 
 void Step::on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers) {
@@ -128,36 +128,28 @@ void Step::launch() {
 void Step::exchange_exponents(size_t index) {
   Buffers& buffers = buffers_[index];
   if (!mesh_) return contribute(index);
-  transport::BulkHeader shape;
-  shape.operation = operation_of(index, true);
-  shape.kind = static_cast<uint8_t>(Kind::kBucket);
-  shape.dtype = static_cast<uint8_t>(DType::kInt32);
+  auto shape = shape_of(operation_of(index, true), Kind::kBucket, DType::kInt32, Algorithm::kOneHop, buffers.exponents.size());
   shape.reduction = static_cast<uint8_t>(Reduction::kMax);
-  shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
-  shape.count = buffers.exponents.size();
   std::vector<std::byte> mine(buffers.exponents.size() * sizeof(int32_t));
   std::memcpy(mine.data(), buffers.exponents.data(), mine.size());
-  auto task = std::make_unique<Exchange>(
-      *mesh_, shape, std::move(mine), [this, index](const Status& status, const auto& all) {
-        if (!done_) return;
-        if (!status.ok()) return fail(status);
-        std::vector<int32_t>& exponents = buffers_[index].exponents;
-        for (const auto& part : all) {
-          if (part.size() != exponents.size() * sizeof(int32_t)) {
-            return fail(Status(Code::kInternal, "a worker sent " + std::to_string(part.size()) +
-                                                    " bytes of exponents for a bucket of " +
-                                                    std::to_string(exponents.size()) + " blocks"));
-          }
-          for (size_t block = 0; block < exponents.size(); ++block) {
-            int32_t theirs;
-            std::memcpy(&theirs, part.data() + block * sizeof theirs, sizeof theirs);
-            exponents[block] = std::max(exponents[block], theirs);
-          }
-        }
-        contribute(index);
-      });
-  task->rename("step " + std::to_string(request_.step));
-  mesh_->add(std::move(task), request_.deadline);
+  exchange(shape, std::move(mine), [this, index](const Status& status, const auto& all) {
+    if (!done_) return;
+    if (!status.ok()) return fail(status);
+    std::vector<int32_t>& exponents = buffers_[index].exponents;
+    for (const auto& part : all) {
+      if (part.size() != exponents.size() * sizeof(int32_t)) {
+        return fail(Status(Code::kInternal, "a worker sent " + std::to_string(part.size()) +
+                                                " bytes of exponents for a bucket of " +
+                                                std::to_string(exponents.size()) + " blocks"));
+      }
+      for (size_t block = 0; block < exponents.size(); ++block) {
+        int32_t theirs;
+        std::memcpy(&theirs, part.data() + block * sizeof theirs, sizeof theirs);
+        exponents[block] = std::max(exponents[block], theirs);
+      }
+    }
+    contribute(index);
+  });
 }
 
 void Step::reduce(size_t index) {
@@ -166,11 +158,7 @@ void Step::reduce(size_t index) {
   if (!mesh_) return bucket_done(index, {});
 
   const DType sum_type = options_.reproducible ? DType::kInt64 : bucket.dtype;
-  transport::BulkHeader shape;
-  shape.operation = operation_of(index, false);
-  shape.kind = static_cast<uint8_t>(Kind::kBucket);
-  shape.dtype = static_cast<uint8_t>(sum_type);
-  shape.count = bucket.elements;
+  auto shape = shape_of(operation_of(index, false), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
   auto done = [this, index](const Status& status) { bucket_done(index, status); };
   std::unique_ptr<Task> task;
   Direct* held = nullptr;
@@ -192,14 +180,12 @@ void Step::reduce(size_t index) {
     direct.result_element = dtype_size(bucket.dtype);
     direct.result = result_of(buffers);
     if (transforms()) direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };
-    shape.algorithm = static_cast<uint8_t>(Algorithm::kDirect);
     shape.tag = Direct::tag(*mesh_, direct);
     auto owned = std::make_unique<Direct>(*mesh_, shape, std::move(direct), !header_done_, done);
     if (!header_done_) held = owned.get();
     task = std::move(owned);
   }
-  task->rename("step " + std::to_string(request_.step));
-  Task* added = mesh_->add(std::move(task), request_.deadline);
+  Task* added = add(std::move(task));
   if (added && held && !header_done_) buffers_[index].held = held;
 }
 
@@ -230,14 +216,9 @@ void Step::exchange_norms() {
   }
   std::vector<std::byte> mine(sizeof sum);
   std::memcpy(mine.data(), &sum, sizeof sum);
-  transport::BulkHeader shape;
-  shape.operation = norms_operation();
-  shape.kind = static_cast<uint8_t>(Kind::kBucket);
-  shape.dtype = static_cast<uint8_t>(DType::kFloat64);
-  shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
-  shape.count = 1;
   open_ = 1;
-  auto task = std::make_unique<Exchange>(*mesh_, shape, std::move(mine), [this](const Status& status, const auto& all) {
+  const auto shape = shape_of(norms_operation(), Kind::kBucket, DType::kFloat64, Algorithm::kOneHop, 1);
+  exchange(shape, std::move(mine), [this](const Status& status, const auto& all) {
     if (!done_) return;
     if (!status.ok()) return fail(status);
     double total = 0;
@@ -253,8 +234,6 @@ void Step::exchange_norms() {
     open_ = 0;
     finish();
   });
-  task->rename("step " + std::to_string(request_.step));
-  mesh_->add(std::move(task), request_.deadline);
 }
 
 void Step::finish() {

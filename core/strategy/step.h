@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/collectives/direct.h"
+#include "core/collectives/exchange.h"
 #include "core/collectives/mesh.h"
 #include "core/device/collective_queue.h"
 #include "core/device/waiter.h"
@@ -90,7 +91,8 @@ class Step {
   OptimizerState& host_state() { return host_state_; }
   // Tensors of state that a parameter has: the optimizer's, then master values where it is of a half type. All are of wide(dtype).
   size_t states_of(const Parameter& parameter) const {
-    return static_cast<size_t>(model_.optimizer->state_count()) + masters_of(parameter);
+    const bool master = is_half(parameter.dtype) && !model_.optimizer->is_none();
+    return static_cast<size_t>(model_.optimizer->state_count()) + (master ? 1 : 0);
   }
   // State of updates that all workers do alike goes from the first device to the host and from there to all devices, around a
   // change of strategy. Nothing to do where the host is the only place, or owners update.
@@ -110,7 +112,7 @@ class Step {
   };
   struct PieceMean {
     bool present;
-    double weight;
+    double weight;  // that the sum is still to be divided by, where it is
   };
   struct Buffers {
     Memory data;                    // contributions and sums: elements of the dtype, or int64 when reproducible
@@ -124,8 +126,11 @@ class Step {
     bool travelled = false;         // and waits for its turn to be gathered by a team's devices
     Direct* held = nullptr;         // waits for the header
     std::vector<double> norms;      // sum of squares of what this rank transformed
-    Memory squares_scratch, squares_there, squares_here;  // by range, where the first device computes the norm; the last on the host
-    std::vector<double> divisors;   // then by piece; 0: no gradient
+    // Where the first device computes the norm: sums of squares by range, the last on the host; and what the elements of each
+    // piece are still to be divided by, 0 where there is no gradient.
+    size_t square_ranges = 0;
+    Memory squares_scratch, squares_there, squares_here;
+    std::vector<double> divisors;
   };
 
   // A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found within K steps
@@ -166,6 +171,8 @@ class Step {
   int weight_shift() const;
 
   // travel
+  Task* add(std::unique_ptr<Task> task);  // a part of this step
+  void exchange(const transport::BulkHeader& shape, std::vector<std::byte> mine, Exchange::Gathered done);
   void launch();
   void exchange_exponents(size_t bucket);
   void reduce(size_t bucket);
@@ -190,7 +197,6 @@ class Step {
   void mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin, size_t count,
                double weight, void* mean) const;
   const void* owned_values(size_t bucket, const Piece& piece, size_t begin, size_t count, float* scratch) const;
-  size_t masters_of(const Parameter& parameter) const { return is_half(parameter.dtype) && !model_.optimizer->is_none() ? 1 : 0; }
   void transform(size_t bucket, size_t begin, size_t end);
   Status commit();
   Status commit_bucket(size_t bucket, std::vector<char>& updated, std::vector<double>& norms);

@@ -55,10 +55,11 @@ Status Step::make_buffers(size_t index) {
   }
   if (status.ok() && updates_at_owner() && !host_is_place()) status = on_host(nbytes, &buffers.values);
   if (status.ok() && norms_on_device()) {
-    size_t ranges = 0;
-    for (const Piece& piece : bucket.pieces) ranges += device::square_ranges(piece.count);
+    buffers.square_ranges = 0;
+    for (const Piece& piece : bucket.pieces) buffers.square_ranges += device::square_ranges(piece.count);
+    const size_t ranges = buffers.square_ranges, scratch = ranges * device::kSquareScratch;
     status = on_host(ranges * sizeof(double), &buffers.squares_here);
-    for (auto [memory, numbers] : {std::pair(&buffers.squares_there, ranges), std::pair(&buffers.squares_scratch, ranges * device::kSquareScratch)}) {
+    for (auto [memory, numbers] : {std::pair(&buffers.squares_there, ranges), std::pair(&buffers.squares_scratch, scratch)}) {
       auto made = places_.front().device->allocate(numbers * sizeof(double));
       if (!made.ok()) return made.status();
       *memory = std::move(made).value();
@@ -102,7 +103,7 @@ Status Step::ensure_state() {
     for (size_t p = 0; p < state.size(); ++p) {
       const Parameter& parameter = *model_.parameters[p];
       while (status.ok() && parameter.trained && state[p].size() < states_of(parameter)) {
-        Result<Memory> made = allocate(parameter.count * dtype_size(wide(parameter.dtype)));
+        Result<Memory> made = allocate(parameter.state_nbytes());
         if (!made.ok()) {
           status = made.status();
         } else {
@@ -196,7 +197,7 @@ void Step::copy_state(bool to_devices, transport::Time deadline, std::function<v
   // Through memory that devices can copy from and to, which is what stays on the host until the change is over.
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
-    const size_t nbytes = parameter.count * dtype_size(wide(parameter.dtype)), tensors = places_.back().state[p].size();
+    const size_t nbytes = parameter.state_nbytes(), tensors = places_.back().state[p].size();
     for (size_t s = 0; s < tensors; ++s) {
       auto staging = places_.back().device->allocate_staging(nbytes);
       if (!staging.ok()) return done(staging.status());

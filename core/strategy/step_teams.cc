@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "core/collectives/exchange.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
@@ -122,20 +121,14 @@ void Step::gather_together(size_t index) {
 // its name is in the error.
 void Step::tell_that_all_is_entered() {
   if (!mesh_ || std::exchange(all_entered_, true)) return;
-  transport::BulkHeader shape;
-  shape.operation = operation_of(plan_.size(), true);
-  shape.kind = static_cast<uint8_t>(Kind::kBucket);
-  shape.dtype = static_cast<uint8_t>(DType::kUint8);
-  shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
   ++open_;
-  auto exchange = std::make_unique<Exchange>(*mesh_, shape, std::vector<std::byte>(), [this](const Status& status, const auto&) {
+  const auto shape = shape_of(operation_of(plan_.size(), true), Kind::kBucket, DType::kUint8, Algorithm::kOneHop, 0);
+  exchange(shape, {}, [this](const Status& status, const auto&) {
     if (!done_) return;
     if (!status.ok()) return fail(status);
     --open_;
     finish();
   });
-  exchange->rename("step " + std::to_string(request_.step));
-  mesh_->add(std::move(exchange), request_.deadline);
 }
 
 // Whom NCCL has lost, or what it waits for, it does not say. Somebody will: who watches over the workers, or the exchange above.

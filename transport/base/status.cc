@@ -32,6 +32,11 @@ const char* code_name(Code code) {
   return "DSGD_ERR_UNKNOWN";
 }
 
+Code code_of(int32_t number) {
+  const bool known = number <= 0 && number >= static_cast<int32_t>(Code::kInternal);
+  return known ? static_cast<Code>(number) : Code::kInternal;
+}
+
 Status::Status(Code code, std::string message) : detail_(std::make_shared<Detail>()) {
   detail_->code = code;
   detail_->message = std::move(message);

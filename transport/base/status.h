@@ -37,6 +37,7 @@ enum class Code : int32_t {
 };
 
 const char* code_name(Code code);  // "DSGD_ERR_TIMEOUT"
+Code code_of(int32_t number);      // of what another process says; kInternal for what this version does not know
 
 class Status {
  public:

@@ -143,6 +143,13 @@ TEST_F(Nccl, ACommunicatorThatCannotBeMadeFailsTheStartOfAllAndSaysWhy) {
   }
 }
 
+// Whatever comes now comes in a job that has trained.
+void all_have_stepped(Trainer& trainer, std::barrier<>& together) {
+  ok(trainer.session->start());
+  ok(trainer.session->step(1, nullptr));
+  together.arrive_and_wait();
+}
+
 TEST_F(Nccl, ACollectiveThatFailsEndsTheStepOfAllAndNamesTheDevice) {
   for (const char* function : {"ncclReduceScatter", "ncclGroupEnd", "ncclAllGather"}) {
     SCOPED_TRACE(function);
@@ -150,9 +157,7 @@ TEST_F(Nccl, ACollectiveThatFailsEndsTheStepOfAllAndNamesTheDevice) {
     std::barrier together(2);
     run_ranks(2, {{"strategy", "ps"}, {"lease", "500ms"}}, [&](int rank, const Settings& settings) {
       Trainer trainer(open(settings), {rank == 0 ? "cuda:0" : "cuda:1"});
-      ok(trainer.session->start());
-      ok(trainer.session->step(1, nullptr));
-      together.arrive_and_wait();
+      all_have_stepped(trainer, together);
       if (rank == 0) fake_nccl::fail(function);
       together.arrive_and_wait();
       how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
@@ -174,9 +179,7 @@ TEST_F(Nccl, WhoIsLateIsNamedWhenTheTimeIsOver) {
     std::barrier together(3);
     run_ranks(3, {{"strategy", strategy}, {"step_timeout", "700ms"}}, [&](int rank, const Settings& settings) {
       Trainer trainer(open(settings), {std::string("cuda:") + std::to_string(rank)});
-      ok(trainer.session->start());
-      ok(trainer.session->step(1, nullptr));
-      together.arrive_and_wait();
+      all_have_stepped(trainer, together);
       if (rank == 1) {
         ASSERT_TRUE(trainer.session->step_begin(1).ok());  // and marks nothing
         together.arrive_and_wait();
@@ -202,9 +205,7 @@ TEST_F(Nccl, WhoGoesInMidCollectiveIsNamed) {
     std::barrier together(3);
     run_ranks(3, {{"strategy", strategy}, {"lease", "1s"}}, [&](int rank, const Settings& settings) {
       Trainer trainer(open(settings), {std::string("cuda:") + std::to_string(rank)});
-      ok(trainer.session->start());
-      ok(trainer.session->step(1, nullptr));
-      together.arrive_and_wait();
+      all_have_stepped(trainer, together);
       if (rank == 2) {
         ASSERT_TRUE(trainer.session->step_begin(1).ok());
         std::this_thread::sleep_for(50ms);  // the others are in it, or will be

@@ -185,6 +185,13 @@ TEST(Codec, EveryCodeSurvives) {
   }
 }
 
+TEST(Codec, ACodeThatThisVersionDoesNotKnowIsAnInternalError) {
+  EXPECT_EQ(code_of(0), Code::kOk);
+  EXPECT_EQ(code_of(-9), Code::kMismatch);
+  EXPECT_EQ(code_of(-20), Code::kInternal);
+  for (int32_t unknown : {-21, 1, std::numeric_limits<int32_t>::min()}) EXPECT_EQ(code_of(unknown), Code::kInternal);
+}
+
 TEST(Codec, ATooLongStatusMessageIsCutNotRefused) {
   Status back;
   const Status form = decode_status(encode_status(Status(Code::kIo, std::string(100000, 'x'))), &back);

@@ -1,4 +1,4 @@
-// Posts to a loop until that is about to end: for threads that outlive it.
+// Posts to a loop until that is about to end: for threads, and work of theirs, that outlive it.
 #pragma once
 
 #include <mutex>
@@ -6,13 +6,13 @@
 
 #include "transport/loop.h"
 
-namespace dsgd::device {
+namespace dsgd::transport {
 
 // Any thread.
 class Poster {
  public:
-  explicit Poster(transport::Loop& loop) : loop_(&loop) {}
-  void post(transport::Task task) {
+  explicit Poster(Loop& loop) : loop_(&loop) {}
+  void post(Task task) {
     std::lock_guard lock(mutex_);
     if (loop_) loop_->post(std::move(task));
   }
@@ -24,7 +24,7 @@ class Poster {
 
  private:
   std::mutex mutex_;
-  transport::Loop* loop_;
+  Loop* loop_;
 };
 
-}  // namespace dsgd::device
+}  // namespace dsgd::transport
