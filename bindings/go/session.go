@@ -117,6 +117,15 @@ func (s *Session) SetLearningRate(rate float64) error {
 	return e.check(raw.Dsgd_learning_rate_set(s.pointer(), rate, &e.handle), s)
 }
 
+// LossScale is what the loss is to be multiplied by before the next step's backward pass: 1 unless `loss_scale` is
+// configured. A step whose mean gradient is not finite then changes nothing on any worker: its result has neither Applied nor
+// AllDone. -1 once the session is closed.
+func (s *Session) LossScale() float64 {
+	scale := raw.Dsgd_loss_scale(s.pointer())
+	runtime.KeepAlive(s)
+	return max(scale, -1)
+}
+
 // Start checks that all workers agree on parameters, optimizer and strategy, then gives every replica of every worker the
 // values of rank 0's first replica.
 func (s *Session) Start() error {

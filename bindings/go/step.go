@@ -11,11 +11,11 @@ type StepResult struct {
 	Step         int64   // index of this step, from 0
 	Epoch        int64   // view in which it completed
 	Size         int     // workers in that view
-	Applied      bool    // values were updated; false: skipped, since all weights were 0
+	Applied      bool    // values were updated; false: skipped, since all weights were 0, or see Session.LossScale
 	AllDone      bool    // every worker gave weight 0: nobody has data left
 	Stop         bool    // some worker called RequestStop before this step
 	Weight       float64 // sum of all contribution weights
-	GradientNorm float64 // L2 norm of the mean gradient; NaN unless `gradient_norm` is configured
+	GradientNorm float64 // L2 norm of the mean gradient; NaN unless `gradient_norm` or `loss_scale` is configured
 }
 
 func stepResult(r *raw.StepResult) StepResult {

@@ -29,6 +29,23 @@ func TestGradientNormIsReportedWhenConfigured(t *testing.T) {
 	})
 }
 
+func TestAStepWhoseGradientOverflowsChangesNothingAndHalvesTheLossScale(t *testing.T) {
+	job(t, 1, settings{"loss_scale": "dynamic"}, func(w *worker) {
+		_, _, value, gradient := w.model("p", 0, 0)
+		before := append([]float32{}, value...)
+		w.expect(w.LossScale() == 65536, "loss scale %v", w.LossScale())
+		gradient[1] = float32(math.Inf(1))
+		result := w.step(1)
+		w.expect(!result.Applied && !result.AllDone && w.LossScale() == 32768, "%+v, loss scale %v", result, w.LossScale())
+		w.expect(equal(value, before), "values are %v", value)
+		gradient[0], gradient[1] = 3*32768, 4*32768
+		result = w.step(1)
+		w.expect(result.Applied && result.GradientNorm == 5, "%+v", result)
+		w.ok(w.Close())
+		w.expect(w.LossScale() == -1, "loss scale %v of a closed session", w.LossScale())
+	})
+}
+
 func TestAllocGivesZeroedAlignedMemoryThatIsTrained(t *testing.T) {
 	single(t, func(w *worker) {
 		p, err := w.AddParameter("p", Float64, []int{2, 3})

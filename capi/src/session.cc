@@ -93,5 +93,8 @@ int32_t dsgd_local_size(const dsgd_session* session) {
 int64_t dsgd_epoch(const dsgd_session* session) {
   return session_number<int64_t>(__func__, session, [](dsgd::Session& core) { return core.epoch(); });
 }
+double dsgd_loss_scale(const dsgd_session* session) {
+  return session_number<double>(__func__, session, [](dsgd::Session& core) { return core.loss_scale(); });
+}
 
 }  // extern "C"

@@ -142,6 +142,16 @@ constexpr Rule kRules[] = {
      0,
      false,
      false},
+    {{"loss_scale", "integer", "off", "off | dynamic | 1..1000000000000",
+      "Factor that the host's loss is multiplied by, so that small gradients of half types do not become 0: their mean is "
+      "divided by it, and a step whose mean gradient is not finite changes nothing; dynamic: half of it after such a step, twice "
+      "after 2000 others, from 65536 on; costs the overlap of update and communication.",
+      "DSGD_LOSS_SCALE"},
+     Type::kIntegerOrWord,
+     1,
+     1'000'000'000'000,
+     false,
+     false},
     {{"min_workers", "integer", "", "1..65536",
       "Number of workers with which the job goes on after a loss; empty: num_workers, so that a loss is an "
       "error "

@@ -12,7 +12,7 @@
 
 namespace dsgd::config {
 
-enum class Type { kText, kAddress, kDevices, kInteger, kDuration, kSize, kSwitch, kChoice };
+enum class Type { kText, kAddress, kDevices, kInteger, kIntegerOrWord, kDuration, kSize, kSwitch, kChoice };
 
 struct Rule {
   ConfigKey key;

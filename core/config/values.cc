@@ -1,4 +1,5 @@
 // Reading and checking single values.
+#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <utility>
@@ -94,6 +95,12 @@ std::string fault(const Rule& rule, std::string_view value, const std::vector<st
       return text_fault(rule, value);
     case Type::kInteger:
       return number_fault(rule, value, parse_integer(value), "a whole number");
+    case Type::kIntegerOrWord: {
+      std::vector<std::string> words = choices(rule.key.range);
+      words.pop_back();  // the integers
+      if (std::find(words.begin(), words.end(), value) != words.end()) return "";
+      return number_fault(rule, value, parse_integer(value), "a whole number, nor one of the words");
+    }
     case Type::kDuration:
       return number_fault(rule, value, parse_duration(value),
                           "a duration; write for example 500ms, 10s or 5m");
@@ -167,7 +174,7 @@ Status check_value(const Rule& rule, std::string_view value, const std::vector<s
   if (wrong.empty()) return {};
   const std::string name = rule.key.name;
   const std::string shown =
-      name == "token" ? "the value" : std::string("'") + printable(value) + "'";  // a secret stays one
+      name == "token" ? "the value" : std::string("'").append(printable(value)) + "'";  // a secret stays one
   return Status(Code::kInvalidArgument, "key '" + name + "': " + shown + " " + wrong).with_parameter(name);
 }
 

@@ -33,6 +33,7 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
   auto optimizer = Optimizer::make("sgd", "");
   if (!optimizer.ok()) return optimizer.status();
   impl.model.optimizer = std::move(optimizer).value();
+  impl.model.loss_scale.configure(config.text("loss_scale"));
   if (auto notifier = impl.environment->new_notifier(); notifier.ok()) impl.notifier = std::move(notifier).value();
 
   impl.worker = std::make_unique<Worker>(*impl.environment, impl.config, algorithm.value(), impl.model, impl.log);

@@ -53,6 +53,7 @@ class Session {
   Result<std::shared_ptr<TensorMemory>> alloc(Replica* replica, Parameter* parameter);  // binds too
   Status set_optimizer(const std::string& name, const std::string& options);
   Status set_learning_rate(double rate);
+  double loss_scale() const;  // any thread
   Status set_strategy(const std::string& name, const std::string& options);  // before start, or collective
   Status start();
 

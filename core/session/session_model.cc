@@ -264,6 +264,8 @@ Status Session::set_learning_rate(double rate) {
   return {};
 }
 
+double Session::loss_scale() const { return impl_->model.loss_scale.factor(); }
+
 Result<uint64_t> Session::digest() {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();

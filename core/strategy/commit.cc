@@ -43,7 +43,6 @@ void write_element(DType dtype, std::byte* data, size_t position, double value) 
 // exact one; else the sum that travelled beside the data.
 Step::PieceMean Step::piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece,
                                  bool from_result) const {
-  if (stays_on_device() && !mesh_) return buffers.means[static_cast<size_t>(&piece - bucket.pieces.data())];
   double count, weight;
   if (options_.reproducible && !from_result) {
     int64_t pair[2];
@@ -56,7 +55,7 @@ Step::PieceMean Step::piece_mean(const Bucket& bucket, const Buffers& buffers, c
     weight = read_element(bucket.dtype, data, piece.trailer + 1);
   }
   if (count == positive_) weight = total_weight_;
-  return {count > 0, weight};
+  return {count > 0, weight * model_.loss_scale.factor()};
 }
 
 // mean[0 .. count) = the mean of elements [begin, begin + count) of the piece.
@@ -151,76 +150,56 @@ void Step::transform(size_t index, size_t begin, size_t end) {
   if (options_.gradient_norm && update) buffers.norms.push_back(norm);
 }
 
-Status Step::commit() {
-  result_.applied = positive_ > 0;
-  if (!result_.applied) return {};
-  std::vector<char> updated(model_.parameters.size(), 0);
-  std::vector<double> norms;
+// With a loss scale nothing changes before the whole gradient is known to be finite; else each bucket is done with in turn.
+void Step::commit() {
+  if (positive_ == 0) return request_.wait_for_devices ? end_when_reached(false) : end();
+  updated_.assign(model_.parameters.size(), 0);
+  squares_ = 0;
+  const bool check = model_.loss_scale.on();
   for (size_t b = 0; b < plan_.size(); ++b) {
-    if (Status status = commit_bucket(b, updated, norms); !status.ok()) return status;
+    Status status = measure(b);
+    if (status.ok() && !check) status = update(b);
+    if (!status.ok()) return device_failed(status);
   }
-  for (size_t p = 0; p < updated.size(); ++p) {
-    if (!updated[p]) continue;
-    ++model_.updates[p];
-    if (updates_at_owner()) std::swap(host_state_[p], next_state_[p]);
-  }
-  if (options_.gradient_norm && !updates_at_owner() && !norms_on_device()) {
-    double total = 0;
-    for (double norm : norms) total += norm;
-    result_.gradient_norm = std::sqrt(total);
-  }
-  return give_to_streams();
+  if (!check) return updated();
+  if (!norms_on_device()) return update_if_finite();
+  when_reached(request_.deadline, [this](const Status& status) {
+    if (!done_) return;
+    if (!status.ok()) return device_failed(status);
+    update_if_finite();
+  });
 }
 
-// What the sums of a bucket make of the model, on all devices alike.
-Status Step::commit_bucket(size_t index, std::vector<char>& updated, std::vector<double>& norms) {
+// What a bucket's sums say of its mean: of which parameters there is one, and its part of the norm.
+Status Step::measure(size_t index) {
   const Bucket& bucket = plan_[index];
   Buffers& buffers = buffers_[index];
   const size_t element = dtype_size(bucket.dtype);
-  const bool have_mean = transforms() || options_.reproducible;  // in result_of(), before the update
-  std::vector<PieceMean> means;
-  for (const Piece& piece : bucket.pieces) {
-    const PieceMean mean = piece_mean(bucket, buffers, piece, transforms());
-    means.push_back(mean);
+  if (!alone_on_device()) {
+    buffers.means.clear();
+    for (const Piece& piece : bucket.pieces) buffers.means.push_back(piece_mean(bucket, buffers, piece, transforms()));
+  }
+  if (norms_on_device()) return enter_squares(index);
+  if (updates_at_owner() || (!options_.reproducible && !options_.gradient_norm)) return {};
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    const Piece& piece = bucket.pieces[i];
+    const PieceMean& mean = buffers.means[i];
     if (!mean.present) continue;
-    updated[piece.parameter] = 1;
-    if (updates_at_owner() || norms_on_device() || (!options_.reproducible && !options_.gradient_norm)) continue;
     std::byte* result = result_of(buffers) + piece.position * element;
     if (options_.reproducible && !transforms()) mean_of(bucket, buffers, piece, 0, piece.count, mean.weight, result);
     if (!options_.gradient_norm) continue;
-    const double divisor = have_mean ? 1 : mean.weight;
-    norms.push_back(sum_of_squares(bucket.dtype, result, piece.count) / (divisor * divisor));
-  }
-  if (norms_on_device()) {
-    if (Status status = enter_squares(index, means, have_mean); !status.ok()) return status;
-  }
-  for (size_t p = 0; p < places_.size(); ++p) {
-    Place& place = places_[p];
-    const void* sums = result_of(buffers);
-    if (!place.is_host()) {
-      sums = buffers.at[p].sums.get();
-      if (!stays_on_device() && !in_team()) {
-        Status status = place.queue->copy(buffers.at[p].sums.get(), result_of(buffers), bucket.elements * element);
-        if (!status.ok()) return status;
-      }
-    }
-    make_updates(index, place, means, have_mean);
-    if (Status status = place.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok()) return status;
+    const double divisor = have_mean() ? 1 : mean.weight;
+    squares_ += sum_of_squares(bucket.dtype, result, piece.count) / (divisor * divisor);
   }
   return {};
 }
 
-// All devices have the same sums; the first one computes with them, and the host has the result when the step ends.
-Status Step::enter_squares(size_t index, const std::vector<PieceMean>& means, bool have_mean) {
+// All devices have the same sums; the first one computes with them.
+Status Step::enter_squares(size_t index) {
   const Bucket& bucket = plan_[index];
   Buffers& buffers = buffers_[index];
   square_pieces_.clear();
-  buffers.divisors.clear();
-  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
-    const Piece& piece = bucket.pieces[i];
-    square_pieces_.push_back({piece.position, piece.count});
-    buffers.divisors.push_back(!means[i].present ? 0 : have_mean ? 1 : means[i].weight);
-  }
+  for (const Piece& piece : bucket.pieces) square_pieces_.push_back({piece.position, piece.count});
   double* const sums = static_cast<double*>(buffers.squares_there.get());
   device::WorkQueue& queue = *places_.front().queue;
   Status status = queue.squares(bucket.dtype, square_pieces_, buffers.at.front().sums.get(),
@@ -233,21 +212,73 @@ double Step::norm_of_devices() const {
   for (size_t b = 0; b < plan_.size(); ++b) {
     const double* sums = static_cast<const double*>(buffers_[b].squares_here.get());
     for (size_t i = 0; i < plan_[b].pieces.size(); ++i) {
-      const double divisor = buffers_[b].divisors[i];
+      const PieceMean& mean = buffers_[b].means[i];
+      const double divisor = have_mean() ? 1 : mean.weight;
       double of_piece = 0;
       for (uint32_t range = device::square_ranges(plan_[b].pieces[i].count); range > 0; --range) of_piece += *sums++;
-      if (divisor > 0) total += of_piece / (divisor * divisor);
+      if (mean.present) total += of_piece / (divisor * divisor);
     }
   }
   return std::sqrt(total);
 }
 
-void Step::make_updates(size_t index, Place& place, const std::vector<PieceMean>& means, bool have_mean) {
+// The same on all workers, since all have the same sums, or the same sum of what owners have measured.
+void Step::update_if_finite() {
+  if (!updates_at_owner()) result_.gradient_norm = norms_on_device() ? norm_of_devices() : std::sqrt(squares_);
+  const bool finite = std::isfinite(result_.gradient_norm);
+  model_.loss_scale.stepped(finite);
+  if (!finite) return end();
+  for (size_t b = 0; b < plan_.size(); ++b) {
+    if (Status status = update(b); !status.ok()) return device_failed(status);
+  }
+  updated();
+}
+
+// What the sums of a bucket make of the model, on all devices alike.
+Status Step::update(size_t index) {
+  const Bucket& bucket = plan_[index];
+  Buffers& buffers = buffers_[index];
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    if (buffers.means[i].present) updated_[bucket.pieces[i].parameter] = 1;
+  }
+  for (size_t p = 0; p < places_.size(); ++p) {
+    Place& place = places_[p];
+    const void* sums = result_of(buffers);
+    if (!place.is_host()) {
+      sums = buffers.at[p].sums.get();
+      if (!stays_on_device() && !in_team()) {
+        Status status = place.queue->copy(buffers.at[p].sums.get(), result_of(buffers), bucket.elements * dtype_size(bucket.dtype));
+        if (!status.ok()) return status;
+      }
+    }
+    make_updates(index, place);
+    if (Status status = place.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok()) return status;
+  }
+  return {};
+}
+
+// All updates are done, or entered into the devices' queues.
+void Step::updated() {
+  result_.applied = true;
+  for (size_t p = 0; p < updated_.size(); ++p) {
+    if (!updated_[p]) continue;
+    ++model_.updates[p];
+    if (updates_at_owner()) std::swap(host_state_[p], next_state_[p]);
+  }
+  if (options_.gradient_norm && !updates_at_owner() && !norms_on_device()) result_.gradient_norm = std::sqrt(squares_);
+  if (Status status = give_to_streams(); !status.ok()) return device_failed(status);
+  const bool norm = norms_on_device() && !model_.loss_scale.on();  // part of the step's result, so it is waited for
+  if (!request_.wait_for_devices && !norm) return end();
+  end_when_reached(norm);
+}
+
+void Step::make_updates(size_t index, Place& place) {
   using device::Action;
   const Bucket& bucket = plan_[index];
   const size_t element = dtype_size(bucket.dtype);
+  const std::vector<PieceMean>& means = buffers_[index].means;
   const bool none = model_.optimizer->is_none();
-  const Action action = updates_at_owner() || (none && have_mean) ? Action::kCopy : none ? Action::kMean : Action::kUpdate;
+  const Action action = updates_at_owner() || (none && have_mean()) ? Action::kCopy : none ? Action::kMean : Action::kUpdate;
   update_pieces_.clear();
   targets_.clear();
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
@@ -255,7 +286,7 @@ void Step::make_updates(size_t index, Place& place, const std::vector<PieceMean>
     if (!means[i].present) continue;
     const DType dtype = model_.parameters[piece.parameter]->dtype;
     const size_t begin = piece.begin * dtype_size(dtype);
-    device::UpdatePiece update{piece.position, piece.count, have_mean ? 1 : means[i].weight, static_cast<uint32_t>(targets_.size()),
+    device::UpdatePiece update{piece.position, piece.count, have_mean() ? 1 : means[i].weight, static_cast<uint32_t>(targets_.size()),
                                static_cast<uint32_t>(place.replicas.size()), action, {}, {}, dtype, nullptr};
     for (uint32_t r : place.replicas) {
       const Binding& binding = model_.bindings[r][piece.parameter];

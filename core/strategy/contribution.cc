@@ -210,8 +210,9 @@ void Step::write_trailers(size_t index) {
       weight_sum += weight;
       if (options_.reproducible) weight_units += std::llrint(std::ldexp(weight, weight_shift()));
     }
-    if (stays_on_device() && !mesh_) {
-      buffers.means[i] = {contributing > 0, static_cast<double>(contributing) == positive_ ? total_weight_ : weight_sum};
+    if (alone_on_device()) {
+      const double weight = static_cast<double>(contributing) == positive_ ? total_weight_ : weight_sum;
+      buffers.means[i] = {contributing > 0, weight * model_.loss_scale.factor()};
     } else if (options_.reproducible) {
       const int64_t pair[2] = {contributing, weight_units};
       std::memcpy(bytes(buffers.data) + piece.trailer * sizeof(int64_t), pair, sizeof pair);

@@ -12,6 +12,7 @@
 #include "core/device/device.h"
 #include "core/optimizer/optimizer.h"
 #include "core/session/tensor_memory.h"
+#include "core/strategy/loss_scale.h"
 
 namespace dsgd {
 
@@ -63,6 +64,7 @@ struct Model {
   std::vector<StreamMarks> stream_marks;               // by replica
   std::unique_ptr<Optimizer> optimizer;
   std::vector<uint64_t> updates;                       // by parameter: updates so far
+  LossScale loss_scale;
 };
 
 }  // namespace dsgd

@@ -241,9 +241,10 @@ void Step::finish() {
   // Without owners everybody has the whole mean, and no message is needed.
   if (options_.gradient_norm && positive_ > 0 && !norms_done_ && updates_at_owner()) return exchange_norms();
   committed_ = true;
-  if (Status status = commit(); !status.ok()) return device_failed(status);
-  const bool norm = norms_on_device() && result_.applied;  // part of the step's result, so it is waited for
-  if (!request_.wait_for_devices && !norm) return end();
+  commit();
+}
+
+void Step::end_when_reached(bool norm) {
   when_reached(request_.deadline, [this, norm](const Status& status) {
     if (!done_) return;
     if (!status.ok()) return device_failed(status);

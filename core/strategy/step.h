@@ -33,7 +33,7 @@ namespace dsgd {
 
 struct StepOptions {
   bool reproducible = false;
-  bool gradient_norm = false;
+  bool gradient_norm = false;  // always with a loss scale
   transport::Duration lease{};  // within which somebody says which worker is lost
 };
 
@@ -112,7 +112,7 @@ class Step {
   };
   struct PieceMean {
     bool present;
-    double weight;  // that the sum is still to be divided by, where it is
+    double weight;  // what makes the sum the mean, when it is divided by it: of weights, times the loss scale
   };
   struct Buffers {
     Memory data;                    // contributions and sums: elements of the dtype, or int64 when reproducible
@@ -120,17 +120,15 @@ class Step {
     Memory values;                  // of this owner's pieces, where no replica is on the host
     std::vector<int32_t> exponents;
     std::vector<AtDevice> at;       // by place
-    std::vector<PieceMean> means;   // by piece, when sums stay on the device
+    std::vector<PieceMean> means;   // by piece
     int pending = 0;                // parameters not yet marked
     int fetching = 0;               // devices that are not there yet
     bool travelled = false;         // and waits for its turn to be gathered by a team's devices
     Direct* held = nullptr;         // waits for the header
     std::vector<double> norms;      // sum of squares of what this rank transformed
-    // Where the first device computes the norm: sums of squares by range, the last on the host; and what the elements of each
-    // piece are still to be divided by, 0 where there is no gradient.
+    // Where the first device computes the norm: sums of squares by range; the last are on the host.
     size_t square_ranges = 0;
     Memory squares_scratch, squares_there, squares_here;
-    std::vector<double> divisors;
   };
 
   // A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found within K steps
@@ -198,16 +196,22 @@ class Step {
                double weight, void* mean) const;
   const void* owned_values(size_t bucket, const Piece& piece, size_t begin, size_t count, float* scratch) const;
   void transform(size_t bucket, size_t begin, size_t end);
-  Status commit();
-  Status commit_bucket(size_t bucket, std::vector<char>& updated, std::vector<double>& norms);
-  void make_updates(size_t bucket, Place& place, const std::vector<PieceMean>& means, bool have_mean);
-  Status enter_squares(size_t bucket, const std::vector<PieceMean>& means, bool have_mean);
+  void commit();
+  Status measure(size_t bucket);
+  Status enter_squares(size_t bucket);
   double norm_of_devices() const;
+  void update_if_finite();
+  Status update(size_t bucket);
+  void make_updates(size_t bucket, Place& place);
+  void updated();
   Status give_to_streams();
+  void end_when_reached(bool norm);
   void end();
   std::byte* result_of(const Buffers& buffers) const { return bytes(buffers.result ? buffers.result : buffers.data); }
   size_t data_element(const Bucket& bucket) const { return options_.reproducible ? 8 : dtype_size(bucket.dtype); }
   bool transforms() const { return mesh_ && strategy_.kind != StrategyKind::kAllReduce; }
+  // Is the mean, before an update, in result_of()? Else sums are there, which are divided as they are used.
+  bool have_mean() const { return transforms() || options_.reproducible; }
   bool host_is_place() const { return places_.front().is_host(); }
   // Does a part of the gradients go through teams, of this worker or of others?
   bool by_teams() const {
@@ -219,6 +223,7 @@ class Step {
     if (by_teams()) return teams_.everybody() && !transforms();
     return !mesh_ && places_.size() == 1 && !host_is_place() && !options_.reproducible;
   }
+  bool alone_on_device() const { return stays_on_device() && !mesh_; }
   // The host has no sums of all elements, or nobody has any more: owners give out values.
   bool norms_on_device() const {
     return options_.gradient_norm && !updates_at_owner() && (stays_on_device() || in_team());
@@ -277,6 +282,8 @@ class Step {
   double total_weight_ = 0;
   uint32_t positive_ = 0;  // replicas with weight > 0
   double largest_weight_ = 0;
+  double squares_ = 0;         // of the mean, as far as the host computes them
+  std::vector<char> updated_;  // by parameter
 
   Teams teams_;
   transport::TimerId patience_ = 0;  // for a name of who is lost

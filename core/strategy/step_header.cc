@@ -15,7 +15,7 @@ namespace {
 
 struct HeaderWire {  // little-endian, as all machines that dsgd runs on
   uint64_t step, version, settings, plan, values;
-  double rate;
+  double rate, loss_scale;
   uint32_t stop, replicas;
 };
 
@@ -73,8 +73,15 @@ uint64_t Step::value_digest() const {
 
 std::vector<std::byte> Step::make_header() const {
   const uint32_t replicas = static_cast<uint32_t>(request_.weights.size());
-  const HeaderWire wire{request_.step, version_,          settings_digest(), plan_digest_, mesh_ ? value_digest() : 0,
-                        model_.optimizer->learning_rate(), request_.stop, replicas};
+  const HeaderWire wire{request_.step,
+                        version_,
+                        settings_digest(),
+                        plan_digest_,
+                        mesh_ ? value_digest() : 0,
+                        model_.optimizer->learning_rate(),
+                        model_.loss_scale.factor(),
+                        request_.stop,
+                        replicas};
   std::vector<std::byte> bytes(sizeof wire + replicas * sizeof(double));
   std::memcpy(bytes.data(), &wire, sizeof wire);
   if (replicas) std::memcpy(bytes.data() + sizeof wire, request_.weights.data(), replicas * sizeof(double));
@@ -116,6 +123,10 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
     if (std::memcmp(&wire.rate, &first.rate, sizeof wire.rate) != 0) {
       return differs("the learning rate", number_text(first.rate), number_text(wire.rate),
                      "set the same rate on all workers");
+    }
+    if (wire.loss_scale != first.loss_scale) {
+      return differs("the loss scale", number_text(first.loss_scale), number_text(wire.loss_scale),
+                     "it follows from what all have seen, so this is a defect of dsgd");
     }
     if (wire.settings != first.settings) {
       return differs("the optimizer's or a parameter's settings", hex(first.settings), hex(wire.settings),

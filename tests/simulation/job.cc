@@ -76,6 +76,7 @@ Config config_of(const JobSpec& spec, int worker) {
       {"algorithm", spec.algorithm},
       {"reproducible", spec.reproducible ? "1" : "0"},
       {"gradient_norm", spec.gradient_norm ? "1" : "0"},
+      {"loss_scale", spec.loss_scale ? "1024" : "off"},
       {"receive_memory", "1M"}};
   for (const auto& [key, value] : values) {
     Status status = config.set(key, value);
@@ -186,11 +187,12 @@ class Program {
   }
 
   Status step(Session& session, int k) {
+    const float factor = static_cast<float>(session.loss_scale());
     for (size_t r = 0; r < tensors_.size(); ++r) {
       for (size_t t = 0; t < tensors_[r].size(); ++t) {
         const std::span<float> tensor = tensors_[r][t].gradient;
         for (size_t i = 0; i < tensor.size(); ++i)
-          tensor[i] = gradient(shape_, k, worker_, static_cast<int>(r), t, i);
+          tensor[i] = factor * gradient(shape_, k, worker_, static_cast<int>(r), t, i);
       }
     }
     StepResult result;

@@ -34,6 +34,7 @@ struct JobSpec {
   std::string strategy, algorithm, bucket_size;
   bool reproducible = false;
   bool gradient_norm = false;
+  bool loss_scale = false;
   bool gpus = false;      // replicas are on the cpu and on two GPUs, as the seed will
   bool changes = false;   // the strategy changes between steps
   Fault fault = Fault::kNone;

@@ -59,6 +59,7 @@ JobSpec JobSpec::draw(uint64_t seed) {
   spec.reproducible = random.chance(0.3);
   spec.one_host = random.chance(0.2);
   spec.gradient_norm = random.chance(0.2);
+  spec.loss_scale = random.chance(0.2);
 #ifdef DSGD_TEST_CUDA
   spec.gpus = random.chance(0.5);
 #endif
@@ -82,7 +83,7 @@ std::string JobSpec::device(int worker, int replica) const {
 std::string JobSpec::describe() const {
   std::ostringstream out;
   out << "seed " << shape.seed << ": " << shape.workers << " workers x " << shape.replicas << ", " << strategy
-      << "/" << algorithm << (reproducible ? ", reproducible" : "") << (gradient_norm ? ", norm" : "") << (changes ? ", changes" : "") << ", buckets " << bucket_size << ", "
+      << "/" << algorithm << (reproducible ? ", reproducible" : "") << (gradient_norm ? ", norm" : "") << (loss_scale ? ", loss scale" : "") << (changes ? ", changes" : "") << ", buckets " << bucket_size << ", "
       << shape.steps << " steps, tensors";
   for (size_t n : shape.tensors) out << " " << n;
   for (int w = 0; w < shape.workers && gpus; ++w) {

@@ -144,6 +144,13 @@ class Session(Collectives):
         """From the next step on, equal on all workers."""
         _raw.dsgd_learning_rate_set(self._handle.pointer, rate)
 
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is to be multiplied by before the next step's backward pass: 1 unless `loss_scale` is configured.
+        A step whose mean gradient is not finite then changes nothing on any worker: its result has neither `applied` nor
+        `all_done`."""
+        return float(_raw.dsgd_loss_scale(self._handle.pointer))
+
     def set_strategy(self, name: str, options: Optional[str] = None, **values: Any) -> None:
         """How gradients become new values: simple, ps or allreduce. Before start; or, called by all workers between
         steps, from the next step on."""

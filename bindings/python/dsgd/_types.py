@@ -67,11 +67,11 @@ class StepResult:
     step: int  #: index of the step, from 0
     epoch: int  #: view in which it completed
     size: int  #: workers in that view
-    applied: bool  #: False: skipped, since all weights were 0
+    applied: bool  #: False: skipped, since all weights were 0, or see Session.loss_scale
     all_done: bool  #: every worker gave weight 0: nobody has data left
     stop: bool  #: some worker had called request_stop
     weight: float  #: sum of all contribution weights
-    gradient_norm: float  #: L2 norm of the mean gradient; NaN unless `gradient_norm` is configured
+    gradient_norm: float  #: L2 norm of the mean gradient; NaN unless `gradient_norm` or `loss_scale` is configured
 
 
 @dataclass(frozen=True)

@@ -51,14 +51,17 @@
 
 /* A status is never a result: success is None, or what the output arguments give. */
 %typemap(out) int32_t "$result = SWIG_Py_Void();"
-%define DSGD_RETURNS_NUMBER(type, function)
+%define DSGD_RETURNS(type, function, object)
 %typemap(out) type function {
   if ($1 < 0) {
     dsgd_py_raise((int32_t)$1, NULL);
     SWIG_fail;
   }
-  $result = PyLong_FromLongLong($1);
+  $result = object;
 }
+%enddef
+%define DSGD_RETURNS_NUMBER(type, function)
+DSGD_RETURNS(type, function, PyLong_FromLongLong($1))
 %enddef
 DSGD_RETURNS_NUMBER(int32_t, dsgd_rank)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_size)
@@ -67,6 +70,7 @@ DSGD_RETURNS_NUMBER(int32_t, dsgd_local_size)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_queue_fd)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_log_record_level)
 DSGD_RETURNS_NUMBER(int64_t, dsgd_epoch)
+DSGD_RETURNS(double, dsgd_loss_scale, PyFloat_FromDouble($1))
 
 %typemap(in, numinputs=0) dsgd_error **error (dsgd_error *made = NULL) "$1 = &made;"
 %typemap(argout) dsgd_error **error {

@@ -148,6 +148,22 @@ def test_gradient_norm_where_it_is_configured():
         assert session.step().gradient_norm == pytest.approx(5)
 
 
+def test_a_step_whose_gradient_overflows_changes_nothing_and_halves_the_loss_scale():
+    with dsgd.init(loss_scale="dynamic") as session:
+        _, ((value, gradient),) = trained(session)
+        assert session.loss_scale == 65536
+        gradient[:] = math.inf
+        result = session.step()
+        assert not result.applied and not result.all_done and result.gradient_norm == math.inf
+        assert session.loss_scale == 32768 and (value == 0).all()
+        gradient[:] = 2 * session.loss_scale
+        assert session.step().applied and (value == -2).all()
+    with pytest.raises(dsgd.ClosedError):
+        session.loss_scale
+    with dsgd.init() as session:
+        assert session.loss_scale == 1
+
+
 def test_strategies_change_between_steps(session):
     _, ((value, gradient),) = trained(session)
     for strategy in ("simple", "ps", "allreduce", "mirrored"):

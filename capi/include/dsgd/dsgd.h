@@ -332,6 +332,11 @@ DSGD_API int32_t dsgd_export_dlpack(dsgd_replica *replica, dsgd_parameter *param
 DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
 /* Learning rate from the next step on, equal on all workers (the step checks). One thread at a time. */
 DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd_error **error);
+/* The factor by which the next step takes its gradients to be multiplied: the host multiplies its loss by it before the
+ * backward pass. 1 unless `loss_scale` is configured: then the mean is divided by the factor, and a step whose mean is not
+ * finite changes nothing on any worker (applied = 0 where all_done = 0), after which a dynamic factor is halved. It changes
+ * as a step ends. As in PyTorch's GradScaler; Micikevicius et al. 2018. Positive, or a negative code. Any thread. */
+DSGD_API double dsgd_loss_scale(const dsgd_session *session);
 /* How gradients become new values: "simple" (through the driver, rank 0), "ps" (parameter servers inside the workers,
  * placed by consistent hashing), "allreduce" (aliases "mirrored", "multi_worker_mirrored"), or a registered one. `options`: "key=value" words:
  * algorithm=auto|direct|ring, or a registered one (allreduce). NULL for none. Before dsgd_start: sets the strategy to start with. After:
@@ -354,11 +359,11 @@ typedef struct dsgd_step_result {
   int64_t step;         /* index of this step, from 0 */
   int64_t epoch;        /* view in which it completed */
   int32_t size;         /* workers in that view */
-  int32_t applied;      /* 1: values were updated; 0: skipped, since all weights were 0 */
+  int32_t applied;      /* 1: values were updated; 0: skipped, since all weights were 0, or see dsgd_loss_scale */
   int32_t all_done;     /* 1: every worker gave weight 0: nobody has data left */
   int32_t stop;         /* 1: some worker called dsgd_stop_request before this step */
   double weight;        /* sum of all contribution weights */
-  double gradient_norm; /* L2 norm of the mean gradient; NaN unless `gradient_norm` is configured and values were updated */
+  double gradient_norm; /* L2 norm of the mean gradient; NaN unless `gradient_norm` or `loss_scale` is configured and some weight was not 0 */
 } dsgd_step_result;
 
 /* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread. */

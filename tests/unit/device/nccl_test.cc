@@ -85,6 +85,21 @@ TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
   }
 }
 
+// Who has found the sums not to be finite has found it as all others have.
+TEST_F(Nccl, AStepWhoseGradientsOverflowIsLeftOutByAll) {
+  for (const Place& place : places()) {
+    for (const std::vector<std::string>& strategies : std::vector<std::vector<std::string>>{{"allreduce"}, {"ps"}, {"simple", "ps", "allreduce"}}) {
+      SCOPED_TRACE(std::string(place.name) + ", " + strategies[0]);
+      Job job{place.devices, strategies, 6, {{"bucket_size", "4K"}, {"algorithm", "nccl"}, {"loss_scale", "256"}}, place.nodes};
+      job.overflows = [](int step) { return step == 1 || step == 4; };
+      const auto values = train(job);
+      job.devices = on_host(job.devices);
+      job.settings = {{"bucket_size", "4K"}};
+      EXPECT_EQ(values, train(job));
+    }
+  }
+}
+
 TEST_F(Nccl, IsLeftOutWhereTheHostComputesOrTheUserWantsSo) {
   const Devices devices = {{"cuda:0"}, {"cuda:1"}};
   for (const Settings& settings : {Settings{{"reproducible", "1"}}, Settings{{"algorithm", "direct"}},

@@ -94,6 +94,29 @@ TEST_F(GpuSession, TheNormIsTheHostsWhoeverComputesIt) {
   }
 }
 
+// A step in which a gradient overflows is as if it had not been; a power of two leaves the bits of all others.
+TEST_F(GpuSession, ALossScaleIsTakenOutAgainAndOverflowsLeaveTheModelAsItWas) {
+  using Devices = std::vector<std::vector<std::string>>;
+  for (const Devices& devices : std::vector<Devices>{{{"cuda:0"}}, {{"cuda:0", "cpu"}}, {{"cuda:0"}, {"cpu", second()}}}) {
+    for (const char* strategy : {"allreduce", "ps", "simple"}) {
+      for (const char* reproducible : {"0", "1"}) {
+        SCOPED_TRACE(strategy + std::string(" reproducible=") + reproducible);
+        std::vector<double> norms, expected_norms;
+        Job job{devices, {strategy}, 9, {{"bucket_size", "4K"}, {"reproducible", reproducible}, {"loss_scale", "1024"}}};
+        job.optimizer = "adam";
+        job.options = "lr=0.01";
+        job.overflows = [](int step) { return step % 3 == 1; };
+        const auto values = train(job, nullptr, &norms);
+        for (auto& worker : job.devices) worker.assign(worker.size(), "cpu");
+        job.settings = {{"bucket_size", "4K"}, {"reproducible", reproducible}, {"gradient_norm", "1"}};
+        EXPECT_EQ(values, train(job, nullptr, &expected_norms));
+        ASSERT_EQ(norms.size(), 6u);
+        for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], expected_norms[i], 1e-6 * expected_norms[i]);
+      }
+    }
+  }
+}
+
 TEST_F(GpuSession, SeveralReplicasOnSeveralDevicesAgreeWithTheHost) {
   const std::vector<std::vector<std::string>> devices = {{"cuda:0", "cuda:0", "cpu"}, {second(), "cuda:0"}};
   const std::vector<std::vector<std::string>> host = {{"cpu", "cpu", "cpu"}, {"cpu", "cpu"}};

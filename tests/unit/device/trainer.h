@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -107,11 +108,23 @@ struct Trainer {
     }
   }
   void compute(int step, int rank) {
+    const float scale = static_cast<float>(session->loss_scale());
     for (size_t r = 0; r < replicas.size(); ++r) {
       fill(r, true, [&](size_t i) {
-        return static_cast<float>((i * 7 + static_cast<size_t>(step * 5 + rank * 3) + r) % 11) - 5;
+        return scale * (static_cast<float>((i * 7 + static_cast<size_t>(step * 5 + rank * 3) + r) % 11) - 5);
       });
     }
+  }
+  // One element of the last replica's gradient becomes infinite.
+  void overflow(size_t which) {
+    const Tensor& tensor = tensors[which % tensors.size()];
+    const DType dtype = tensor.parameter->dtype;
+    const float infinite = std::numeric_limits<float>::infinity();
+    std::byte* last = static_cast<std::byte*>(tensor.memory.back()->gradient) + tensor.parameter->nbytes() - dtype_size(dtype);
+    if (!is_half(dtype)) return access.back().write(last, std::vector<float>{infinite});
+    std::vector<uint16_t> narrowed(1);
+    narrow(dtype, narrowed.data(), &infinite, 1);
+    access.back().write(last, narrowed);
   }
   std::vector<float> values(const Tensor& tensor, size_t replica) {
     const Parameter& parameter = *tensor.parameter;
@@ -160,6 +173,8 @@ struct Job {
   std::vector<std::string> nodes = {};  // by rank; empty: all on one
   std::function<bool(int step, int rank, size_t tensor)> absent = {};  // but of the last three, which are to stay alike
   std::string optimizer = "sgd", options = "lr=0.4 momentum=0.5";
+  // In which steps a gradient overflows somewhere. Without a loss scale they are left out, which is to come to the same.
+  std::function<bool(int step)> overflows = {};
 };
 
 // Starts a head for so many workers, and puts what they need to find it into their settings.
@@ -202,15 +217,19 @@ inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_
     for (int step = 0; step < job.steps; ++step) {
       const std::string& strategy = job.strategies[static_cast<size_t>(step) % job.strategies.size()];
       if (step > 0 && job.strategies.size() > 1) ok(trainer.session->set_strategy(strategy, ""));
+      const bool overflows = job.overflows && job.overflows(step);
+      if (overflows && !job.settings.count("loss_scale")) continue;
       trainer.compute(step, rank);
+      if (overflows && static_cast<size_t>(step) % workers == w) trainer.overflow(static_cast<size_t>(step));
       for (size_t t = 0; job.absent && t + 3 < trainer.tensors.size(); ++t) {
         if (!job.absent(step, rank, t)) continue;
         for (Replica* replica : trainer.replicas) ok(trainer.session->gradient_absent(replica, trainer.tensors[t].parameter));
       }
       StepResult result;
       ok(trainer.session->step(1 + rank, &result));
-      EXPECT_TRUE(result.applied);
-      if (norms && rank == 0) norms->push_back(result.gradient_norm);
+      EXPECT_EQ(result.applied, !overflows);
+      EXPECT_FALSE(result.all_done);
+      if (norms && rank == 0 && !overflows) norms->push_back(result.gradient_norm);
     }
     values[w] = trainer.values();
     trainer.check_halves();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <random>
@@ -30,7 +31,7 @@ struct Trainer {
     for (int64_t size : sizes) {
       dsgd_parameter* parameter;
       void *value, *gradient;
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(parameters.size())).c_str(), DSGD_FLOAT32, &size, 1, 0,
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, std::string("p").append(std::to_string(parameters.size())).c_str(), DSGD_FLOAT32, &size, 1, 0,
                                          &parameter, error_));
       DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
       parameters.push_back(parameter);
@@ -400,6 +401,115 @@ TEST(GradientNorm, IsThatOfTheMeanUnderEveryStrategy) {
       ASSERT_NEAR(result.gradient_norm, 2 * std::sqrt(50009.0), 1e-6) << strategy;
     });
   }
+}
+
+// What a worker sees of a job in which some gradients of some steps are not finite.
+struct Scaled {
+  std::vector<float> values;
+  std::vector<double> factors;  // before each step
+  std::vector<int> applied;
+};
+
+Scaled train_scaled(dsgd_session* session, int rank, int workers, const char* strategy, bool broken_steps) {
+  Scaled seen;
+  Trainer trainer{session, rank};
+  trainer.build({70000, 3, 4096}, "adam", "lr=0.01", strategy);
+  for (int step = 0; step < 8; ++step) {
+    const bool broken = step == 2 || step == 3 || step == 6;
+    if (broken && !broken_steps) continue;
+    trainer.compute(step);
+    seen.factors.push_back(dsgd_loss_scale(session));
+    for (size_t p = 0; p < trainer.counts.size(); ++p) {
+      for (size_t i = 0; i < trainer.counts[p]; ++i) trainer.gradients[p][i] *= static_cast<float>(seen.factors.back());
+    }
+    const float none[] = {std::numeric_limits<float>::infinity(), std::nanf(""), -std::numeric_limits<float>::infinity()};
+    if (broken && rank == step % workers) trainer.gradients[static_cast<size_t>(step) % 3][step == 3 ? 0 : 2] = none[step % 3];
+    const std::vector<float> before = trainer.all_values();
+    dsgd_step_result result;
+    dsgd_step_result_init(&result, sizeof result);
+    Error error;
+    EXPECT_EQ(dsgd_step(session, 1 + rank, &result, error), DSGD_OK) << error.message();
+    seen.applied.push_back(result.applied);
+    EXPECT_EQ(result.all_done, 0);
+    EXPECT_EQ(result.step, static_cast<int64_t>(seen.applied.size()) - 1);
+    if (broken) {
+      EXPECT_EQ(trainer.all_values(), before);
+      EXPECT_FALSE(std::isfinite(result.gradient_norm)) << result.gradient_norm;
+    }
+  }
+  seen.values = trainer.all_values();
+  return seen;
+}
+
+// The oracle is a job without a loss scale that does not make those steps: values, optimizer state and its count of updates are
+// the same, bit for bit, since the factors are powers of two.
+TEST(LossScale, AStepThatIsNotFiniteChangesNothingOnAnyWorkerAndADynamicFactorIsHalved) {
+  for (const int workers : {1, 2, 3}) {
+    for (const char* strategy : {"simple", "ps", "allreduce"}) {
+      for (const char* reproducible : {"0", "1"}) {
+        SCOPED_TRACE(std::to_string(workers) + " workers, " + strategy + ", reproducible=" + reproducible);
+        std::vector<Scaled> scaled(static_cast<size_t>(workers)), plain(static_cast<size_t>(workers));
+        run_job(workers, {{"loss_scale", "dynamic"}, {"bucket_size", "64K"}, {"reproducible", reproducible}},
+                [&](dsgd_session* session, int rank) { scaled[rank] = train_scaled(session, rank, workers, strategy, true); });
+        run_job(workers, {{"bucket_size", "64K"}, {"reproducible", reproducible}},
+                [&](dsgd_session* session, int rank) { plain[rank] = train_scaled(session, rank, workers, strategy, false); });
+        for (int rank = 0; rank < workers; ++rank) {
+          EXPECT_EQ(scaled[rank].values, plain[rank].values);
+          EXPECT_EQ(scaled[rank].applied, (std::vector<int>{1, 1, 0, 0, 1, 1, 0, 1}));
+          EXPECT_EQ(scaled[rank].factors, (std::vector<double>{65536, 65536, 65536, 32768, 16384, 16384, 16384, 8192}));
+          EXPECT_EQ(plain[rank].factors, std::vector<double>(5, 1.0));
+        }
+      }
+    }
+  }
+}
+
+TEST(LossScale, AFixedFactorStaysAndOneOfOneOnlyLooks) {
+  for (const char* factor : {"1000", "1"}) {
+    run_job(2, {{"loss_scale", factor}}, [&](dsgd_session* session, int rank) {
+      const Scaled seen = train_scaled(session, rank, 2, "allreduce", true);
+      EXPECT_EQ(seen.applied, (std::vector<int>{1, 1, 0, 0, 1, 1, 0, 1}));
+      EXPECT_EQ(seen.factors, std::vector<double>(8, std::stod(factor)));
+    });
+  }
+}
+
+// Nobody has data: no step to look at, so the factor stays. An absent gradient is not looked at either.
+TEST(LossScale, OnlyGradientsThatCountAreLookedAt) {
+  run_job(2, {{"loss_scale", "dynamic"}}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({100, 7}, "sgd", "lr=1", "ps");
+    for (float* gradient : trainer.gradients) gradient[1] = std::nanf("");
+    dsgd_step_result result;
+    dsgd_step_result_init(&result, sizeof result);
+    DSGD_OK_OR_FAIL(dsgd_step(session, 0, &result, error_));
+    EXPECT_EQ(result.all_done, 1);
+    EXPECT_EQ(dsgd_loss_scale(session), 65536);
+    trainer.compute(0);
+    if (rank == 1) trainer.gradients[1][3] = std::nanf("");
+    if (rank == 1) DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[1], error_));
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+    EXPECT_EQ(result.applied, 1);
+    EXPECT_EQ(dsgd_loss_scale(session), 65536);
+  });
+}
+
+TEST(LossScale, OptimizerNoneLeavesTheHostsGradientsOfALeftOutStep) {
+  run_job(2, {{"loss_scale", "4"}}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({100}, "none", nullptr, "simple");
+    float* gradient = trainer.gradients[0];
+    std::fill_n(gradient, 100, 8.0f * static_cast<float>(1 + rank));
+    dsgd_step_result result;
+    dsgd_step_result_init(&result, sizeof result);
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+    EXPECT_EQ(std::vector<float>(gradient, gradient + 100), std::vector<float>(100, 3.0f));
+    EXPECT_DOUBLE_EQ(result.gradient_norm, 30);
+    std::fill_n(gradient, 100, rank == 1 ? std::numeric_limits<float>::infinity() : 5.0f);
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+    EXPECT_EQ(result.applied, 0);
+    EXPECT_EQ(gradient[7], rank == 1 ? std::numeric_limits<float>::infinity() : 5.0f);
+  });
 }
 
 TEST(Frozen, ParametersStandStillAndThawLater) {

@@ -181,6 +181,7 @@ extern swig_intgo _wrap_dsgd_bind_dlpack_raw_fcd0d935d188846c(uintptr_t arg1, ui
 extern swig_intgo _wrap_dsgd_export_dlpack_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_optimizer_set_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_34 arg2, swig_type_35 arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_learning_rate_set_raw_fcd0d935d188846c(uintptr_t arg1, double arg2, swig_voidp arg3);
+extern double _wrap_dsgd_loss_scale_raw_fcd0d935d188846c(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_strategy_set_raw_fcd0d935d188846c(uintptr_t arg1, swig_type_36 arg2, swig_type_37 arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_start_raw_fcd0d935d188846c(uintptr_t arg1, swig_voidp arg2);
 extern swig_intgo _wrap_dsgd_step_raw_fcd0d935d188846c(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
@@ -1074,6 +1075,13 @@ func Dsgd_learning_rate_set(arg1 uintptr, arg2 float64, arg3 *uintptr) (_swig_re
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	swig_r = (int)(C._wrap_dsgd_learning_rate_set_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	return swig_r
+}
+
+func Dsgd_loss_scale(arg1 uintptr) (_swig_ret float64) {
+	var swig_r float64
+	_swig_i_0 := arg1
+	swig_r = (float64)(C._wrap_dsgd_loss_scale_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 

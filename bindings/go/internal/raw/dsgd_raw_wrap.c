@@ -1615,6 +1615,19 @@ intgo _wrap_dsgd_learning_rate_set_raw_fcd0d935d188846c(dsgd_session *_swig_go_0
 }
 
 
+double _wrap_dsgd_loss_scale_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
+  dsgd_session *arg1 = 0 ;
+  double result;
+  double _swig_go_result;
+
+  arg1 = *(dsgd_session **)&_swig_go_0;
+
+  result = (double)dsgd_loss_scale((struct dsgd_session const *)arg1);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
 intgo _wrap_dsgd_strategy_set_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;

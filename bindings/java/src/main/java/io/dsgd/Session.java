@@ -185,6 +185,17 @@ public final class Session implements AutoCloseable {
     inTurn(s -> Raw.dsgd_learning_rate_set(s, rate));
   }
 
+  /**
+   * What the loss is to be multiplied by before the next step's backward pass: 1 unless {@code
+   * loss_scale} is configured. A step whose mean gradient is not finite then changes nothing on any
+   * worker: its result is neither {@link StepResult#applied} nor {@link StepResult#allDone}. Any
+   * thread.
+   */
+  public double lossScale() {
+    double scale = handle.get(Raw::dsgd_loss_scale);
+    return scale < 0 ? Natives.checked((int) scale, "loss scale") : scale;
+  }
+
   /** As {@link #setStrategy(String, String)} without options. */
   public void setStrategy(String name) {
     setStrategy(name, null);

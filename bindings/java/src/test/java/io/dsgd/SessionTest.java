@@ -407,4 +407,27 @@ class SessionTest {
     assertEquals(0, tensor.data());
     assertThrows(DsgdException.InvalidArgument.class, () -> new DlpackTensor(0));
   }
+
+  @Test
+  void aStepWhoseGradientOverflowsChangesNothingAndHalvesTheLossScale() {
+    assertEquals(1, session.lossScale());
+    Session scaled = Job.alone("loss_scale", "dynamic");
+    try (scaled) {
+      Parameter weight = scaled.addParameter("weight", DType.FLOAT32, 2);
+      Replica replica = scaled.addReplica();
+      FloatBuffer value = replica.alloc(weight).value().asFloatBuffer();
+      FloatBuffer gradient = replica.alloc(weight).gradient().asFloatBuffer();
+      scaled.start();
+      assertEquals(65536, scaled.lossScale());
+      gradient.put(1, Float.POSITIVE_INFINITY);
+      StepResult result = scaled.step(1);
+      assertFalse(result.applied() || result.allDone());
+      assertEquals(32768, scaled.lossScale());
+      assertEquals(0, value.get(1));
+      gradient.put(1, 32768);
+      assertTrue(scaled.step(1).applied());
+      assertEquals(-0.01f, value.get(1));
+    }
+    assertThrows(DsgdException.Closed.class, scaled::lossScale);
+  }
 }
