@@ -174,7 +174,9 @@ class Environment {
   virtual int64_t process_id() = 0;
   virtual int processors() = 0;            // that this process may use
   virtual int64_t free_descriptors() = 0;  // that this process may still open
-  virtual bool forked() const = 0;  // is this a child of the process that made the environment?
+  // Or why its threads do nothing any more, and what it has made is left alone: kForked in a child of the process that made it,
+  // kClosed as the process exits.
+  virtual Status alive() const = 0;
 };
 
 }  // namespace dsgd::transport

@@ -33,13 +33,18 @@ Status Call::forked(const char* kind) const {
                                  "session of its own, before or after freeing this one");
 }
 
+Status Call::alive(const Status& status, const char* kind) const {
+  if (status.ok()) return {};
+  return status.code() == Code::kForked ? forked(kind) : fail(status.code(), status.message());
+}
+
 Status Call::closed() const {
   return fail(Code::kClosed, "the session is closed; free it and call dsgd_init for a new one");
 }
 
 Status Call::local(const dsgd_session* session) const {
   DSGD_RETURN_IF_ERROR(handle(session, "session"));
-  return session->core->forked() ? forked("session") : Status();
+  return alive(session->core->alive(), "session");
 }
 
 Status Call::local(const dsgd_op* op) const {

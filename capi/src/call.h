@@ -52,6 +52,7 @@ class Call {
   Status open(const dsgd_replica* replica) const;
   Status open(const dsgd_replica* replica, const dsgd_parameter* parameter) const;  // and of the same session
 
+  Status alive(const Status& status, const char* kind) const;  // passes on what a session or a head says of its process
   Status wait_time(int32_t timeout_ms) const;  // -1 or more
   Status dtype(int32_t dtype) const;
   Status reduction(int32_t reduction, int32_t dtype) const;

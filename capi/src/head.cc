@@ -46,8 +46,7 @@ int32_t dsgd_head_wait(dsgd_head* head, int32_t timeout_ms, dsgd_error** error) 
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(head, "head"));
     DSGD_RETURN_IF_ERROR(call.wait_time(timeout_ms));
-    if (head->core->forked())
-      return call.fail(Code::kForked, "this head belongs to the parent of this forked process");
+    DSGD_RETURN_IF_ERROR(call.alive(head->core->alive(), "head"));
     return head->core->wait(std::chrono::milliseconds(timeout_ms));
   });
 }

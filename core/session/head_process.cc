@@ -59,7 +59,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
 
 HeadProcess::~HeadProcess() {
   if (!impl_) return;
-  if (impl_->environment->forked()) {
+  if (!impl_->environment->alive().ok()) {
     (void)impl_.release();
     return;
   }
@@ -68,7 +68,7 @@ HeadProcess::~HeadProcess() {
 }
 
 const std::string& HeadProcess::address() const { return impl_->address; }
-bool HeadProcess::forked() const { return impl_->environment->forked(); }
+Status HeadProcess::alive() const { return impl_->environment->alive(); }
 
 Status HeadProcess::wait(std::chrono::milliseconds timeout) {
   const transport::Time deadline =

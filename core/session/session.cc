@@ -68,8 +68,9 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
 
 Session::~Session() {
   if (!impl_) return;
-  if (impl_->environment->forked()) {
-    // The threads and the state behind the locks are the parent's; what is here is a copy that nobody can end properly.
+  if (!impl_->environment->alive().ok()) {
+    // In a forked child the threads and the state behind the locks are the parent's; what is here is a copy that nobody can end
+    // properly.
     (void)impl_.release();
     return;
   }
@@ -84,11 +85,8 @@ Session::~Session() {
 // ---- calls
 
 Session::Impl::Call::Call(Impl& impl, bool waiting) : impl_(impl) {
-  if (impl_.environment->forked()) {  // the parent's locks may be held for ever in this copy
-    status_ = Status(Code::kForked, "this process is a fork of the one that opened the session; open a session of its own "
-                                    "with dsgd_init");
-    return;
-  }
+  status_ = impl_.environment->alive();
+  if (!status_.ok()) return;  // in a forked child the parent's locks may be held for ever
   std::lock_guard lock(impl_.call_mutex);
   if (impl_.opened && !impl_.ended && impl_.loop().on_loop()) {  // it would wait for itself
     status_ = Status(Code::kState, "called from a function that dsgd has called, a plug-in's or the log hook, which must return "
@@ -109,11 +107,11 @@ Session::Impl::Call::~Call() {
   if (--impl_.calls == 0 && impl_.ended) impl_.loop().post([&impl = impl_] { impl.drained = true; });
 }
 
-bool Session::forked() const { return impl_->environment->forked(); }
+Status Session::alive() const { return impl_->environment->alive(); }
 bool Session::closed() const { return impl_->closing; }
 
 Status Session::close(std::chrono::milliseconds timeout) {
-  if (forked()) return Status(Code::kForked, "this process is a fork of the one that opened the session");
+  if (Status status = alive(); !status.ok()) return status;
   Impl& impl = *impl_;
   std::lock_guard closing(impl.close_mutex);
   {
@@ -213,6 +211,7 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
   }
   const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
   if (!impl_->loop().wait(operation.done_flag(), deadline)) {
+    if (Status status = alive(); !status.ok()) return status;
     return Status(Code::kWaitTimeout, (operation.name().empty() ? "the operation" : operation.name()) +
                                           " has not ended after " + std::to_string(timeout.count()) +
                                           " ms; it goes on, and its buffers stay in use")
@@ -223,7 +222,7 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
 
 Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max, std::chrono::milliseconds timeout) {
   Impl::Call call(*impl_, true);
-  if (call.status().code() == Code::kForked) return call.status();
+  if (Status status = alive(); !status.ok()) return status;
   const bool usable = call.status().ok();
   const transport::Time deadline =
       !usable || timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;

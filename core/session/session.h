@@ -27,9 +27,9 @@ class Session {
   // Joins the job and blocks until it is complete. `config` is validated by this call.
   static Result<std::shared_ptr<Session>> open(const Config& config, std::unique_ptr<transport::Environment> environment,
                                                std::shared_ptr<Log> log, const Registered& registered = {});
-  ~Session();  // as free: ends without waiting for operations; in a forked child it abandons threads and sockets
+  ~Session();  // as free: ends without waiting for operations; in a forked child it abandons threads and sockets, and so it does as the process exits
 
-  bool forked() const;
+  Status alive() const;  // see transport::Environment
   bool closed() const;
   // timeout < 0: step_timeout.
   Status close(std::chrono::milliseconds timeout);
@@ -104,7 +104,7 @@ class HeadProcess {
                                                     std::shared_ptr<Log> log);
   ~HeadProcess();
   const std::string& address() const;
-  bool forked() const;
+  Status alive() const;  // see transport::Environment
   Status wait(std::chrono::milliseconds timeout);  // timeout < 0: no limit
 
  private:

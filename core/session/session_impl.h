@@ -42,8 +42,11 @@ struct Session::Impl {
   // Runs start(done) on the loop and blocks until done was called, which the operation's own deadline sees to.
   template <typename Start>
   void run(const std::shared_ptr<Operation>& operation, Start start) {
-    loop().run([start, operation] { start([operation](const Status& status) { operation->end(status); }); },
-               operation->done_flag(), transport::kNever);
+    run_task(operation, [start, operation] { start([operation](const Status& status) { operation->end(status); }); });
+  }
+  void run_task(const std::shared_ptr<Operation>& operation, transport::Task task) {
+    const bool ended = loop().run(std::move(task), operation->done_flag(), transport::kNever);
+    if (!ended) operation->end(environment->alive());  // the process exits, and nobody drives the loop any more
   }
   template <typename Start>
   Status block(Start start) {

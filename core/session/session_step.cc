@@ -167,7 +167,7 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
     tell_engine(marked);
   };
   if (blocking) {
-    loop().run(std::move(task), operation->done_flag(), transport::kNever);
+    run_task(operation, std::move(task));
     return operation->status();
   }
   begin_async();

@@ -92,7 +92,7 @@ class SimEnvironment final : public Environment {
   int64_t process_id() override { return 1000 + process_.id; }
   int processors() override { return 1; }
   int64_t free_descriptors() override { return INT64_MAX; }
-  bool forked() const override { return false; }
+  Status alive() const override { return {}; }
 
  private:
   Kernel& kernel_;

@@ -46,7 +46,13 @@ class UvEnvironment final : public Environment {
     const int64_t listing = 1;  // the iterator's own
     return static_cast<int64_t>(limit.rlim_cur) - std::distance(begin(open), end(open)) + listing;
   }
-  bool forked() const override { return origin_.is_elsewhere(); }
+  Status alive() const override {
+    if (origin_.is_forked()) {
+      return Status(Code::kForked, "this process is a fork of the one that opened the session; open a session of its own with "
+                                   "dsgd_init");
+    }
+    return uv::process_exits() ? Status(Code::kClosed, "the process exits, which has ended its sessions") : Status();
+  }
 
  private:
   const uv::Origin origin_{};

@@ -15,7 +15,7 @@ class UvNetwork::UvClientChannel final : public ClientChannel {
   explicit UvClientChannel(std::shared_ptr<ClientConnection> connection)
       : connection_(std::move(connection)) {}
   ~UvClientChannel() override {
-    if (origin_.is_elsewhere()) {
+    if (origin_.is_gone()) {
       Origin::leave(connection_);
       return;
     }
@@ -49,7 +49,7 @@ class UvNetwork::UvListener final : public Listener {
         acceptor_(std::move(acceptor)),
         address_(std::move(address)) {}
   ~UvListener() override {
-    if (origin_.is_elsewhere()) {
+    if (origin_.is_gone()) {
       Origin::leave(acceptor_);
       return;
     }
@@ -123,7 +123,7 @@ Result<std::unique_ptr<Network>> UvNetwork::make(const std::string& name, size_t
 UvNetwork::UvNetwork(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 UvNetwork::~UvNetwork() {
-  if (origin_.is_elsewhere()) {
+  if (origin_.is_gone()) {
     Origin::leave(state_);
     return;
   }

@@ -8,6 +8,7 @@
 #include <random>
 #include <system_error>
 
+#include "transport/uv/at_exit.h"
 #include "transport/uv/guard.h"
 
 namespace dsgd::transport::uv {
@@ -47,11 +48,13 @@ Result<std::unique_ptr<UvLoop>> UvLoop::start(const std::string& thread_name) {
     loop->kj_.reset();
     return status;
   }
+  rest_at_exit(loop.get());
   return loop;
 }
 
 UvLoop::~UvLoop() {
   if (!thread_.joinable()) return;
+  forget_at_exit(this);
   {
     std::lock_guard lock(mutex_);  // kept over wake(): the thread ends the port once it has the lock
     stop_ = true;
@@ -59,6 +62,7 @@ UvLoop::~UvLoop() {
     port_->wake();
   }
   thread_.join();
+  if (resting_) (void)kj_.release(), (void)port_.release();
 }
 
 Time UvLoop::now() const {
@@ -135,7 +139,7 @@ bool UvLoop::wait(const std::atomic<bool>& done, Time deadline) {
   std::unique_lock lock(mutex_);
   for (;;) {
     const bool finished = done.load(std::memory_order_acquire);
-    if (finished || now() >= deadline) {
+    if (finished || resting_ || now() >= deadline) {
       if (driver_ == Driver::kNone) hand_over();
       return finished;
     }
@@ -147,6 +151,7 @@ bool UvLoop::wait(const std::atomic<bool>& done, Time deadline) {
       lock.lock();
       driver_id_.store({}, std::memory_order_relaxed);
       driver_ = Driver::kNone;
+      rested_.notify_all();
       last_caller_ = now();
       continue;
     }
@@ -215,11 +220,26 @@ DSGD_REAL_STACK bool UvLoop::drive(const std::atomic<bool>& done, Time deadline)
   for (;;) {
     work();
     tell_waiters();
-    if (done.load(std::memory_order_acquire) || now() >= deadline) break;
+    if (done.load(std::memory_order_acquire) || resting_.load() || now() >= deadline) break;
     sleep_or_poll(deadline);
   }
   port_->set_spin(Duration::zero());
   return true;
+}
+
+// ---- the process exits
+
+void UvLoop::begin_rest() {
+  std::lock_guard lock(mutex_);
+  resting_ = true;
+  for (Waiter* waiter : waiters_) waiter->wake.notify_one();
+  call_thread();
+  port_->wake();
+}
+
+void UvLoop::await_rest(std::chrono::steady_clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  rested_.wait_until(lock, until, [this] { return driver_ == Driver::kNone || on_loop(); });
 }
 
 // ---- the communication thread
@@ -233,6 +253,10 @@ DSGD_REAL_STACK void UvLoop::thread_main(const std::string& name) {
   std::unique_lock lock(mutex_);
   thread_called_ = true;
   for (;;) {
+    if (resting_) {
+      thread_wake_.wait(lock, [this] { return stop_; });
+      return;
+    }
     if (stop_ && driver_ == Driver::kNone) break;
     if (driver_ == Driver::kNone && !someone_may_drive()) {
       const bool rested = last_caller_ == Time::min() || now() - last_caller_ >= kLinger;
@@ -246,6 +270,7 @@ DSGD_REAL_STACK void UvLoop::thread_main(const std::string& name) {
         lock.lock();
         driver_id_.store({}, std::memory_order_relaxed);
         driver_ = Driver::kNone;
+        rested_.notify_all();
         yield_wanted_.store(false);
         last_caller_ = now();  // a caller takes over now
         if (!stop_) hand_over();
@@ -286,7 +311,7 @@ void UvLoop::drive_until_yield() {
     if (yield_wanted_.load()) return;
     {
       std::lock_guard lock(mutex_);
-      if (stop_) return;
+      if (stop_ || resting_) return;
     }
     sleep_or_poll(kNever);
   }

@@ -45,6 +45,11 @@ class UvLoop final : public Loop {
 
   UvEventPort& port() { return *port_; }
 
+  // The process exits (at_exit.h): nobody drives from now on but, to the end of its task, who does now. Awaited from any thread; a
+  // loop whose task called exit() is at rest already.
+  void begin_rest();
+  void await_rest(std::chrono::steady_clock::time_point until);
+
   // Loops whose handles were not all closed at their end: a defect. For tests.
   static uint64_t unclean_shutdowns();
 
@@ -86,11 +91,13 @@ class UvLoop final : public Loop {
   bool thread_called_ = false;  // the thread shall drive now, not a millisecond later
   bool thread_deep_ = false;    // the thread sleeps without looking at the clock
   bool stop_ = false;
+  std::condition_variable rested_;
 
   std::atomic<std::thread::id> driver_id_{};
   std::atomic<int> waiting_{0};            // waiters_.size()
   std::atomic<bool> yield_wanted_{false};  // the thread shall give the role to a waiter
   std::atomic<bool> busy_{false};
+  std::atomic<bool> resting_{false};
   std::atomic<int64_t> spin_{0};
 
   // The driver's.

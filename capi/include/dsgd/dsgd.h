@@ -206,7 +206,8 @@ DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_erro
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
  * not during another call on the same session. */
 DSGD_API void dsgd_session_free(dsgd_session *session);
-/* dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. */
+/* dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. A process may exit() with open sessions: until the
+ * library is finalized, after main()'s atexit() functions and destructors, they work; later calls return DSGD_ERR_CLOSED. */
 DSGD_API void dsgd_finalize(dsgd_session *session);
 /* Ends all operations here with DSGD_ERR_ABORTED and tells every other worker the same, with this worker's rank and
  * `reason` (may be NULL). The session can then only be closed. Any thread; never blocks. */

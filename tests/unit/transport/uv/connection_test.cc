@@ -254,7 +254,7 @@ TEST(Environment, NamesItsMachineAndItself) {
   EXPECT_EQ(a->machine(), b->machine());
   EXPECT_GE(a->machine().size(), 8u);
   EXPECT_EQ(a->process_id(), getpid());
-  EXPECT_FALSE(a->forked());
+  EXPECT_TRUE(a->alive().ok());
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ TEST_F(ProcessTest, AForkedChildMayDestroyEverythingAndTheParentGoesOn) {
   const pid_t child = dsgd_test::fork_outside_the_allocator();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    const bool forked = env->forked();
+    const bool forked = env->alive().code() == Code::kForked;
     listener.reset();
     client.reset();
     server.reset();
@@ -97,7 +97,7 @@ TEST_F(ProcessTest, AForkedChildMayDestroyEverythingAndTheParentGoesOn) {
   int status = -1;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
-  EXPECT_FALSE(env->forked());
+  EXPECT_TRUE(env->alive().ok());
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
 }
 

@@ -1,0 +1,83 @@
+#include "transport/uv/at_exit.h"
+
+#include <capnp/capability.h>
+#include <capnp/common.h>
+#include <kj/async.h>
+#include <kj/exception.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+
+#include "transport/uv/uv_loop.h"
+
+namespace dsgd::transport::uv {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(1);  // a loop may be in a function of the host's that does not return
+
+// Never destroyed. A forked child has one of its own, since its parent's lock may be held for ever.
+struct Loops {
+  const pid_t process = getpid();
+  std::mutex mutex;
+  std::set<UvLoop*> loops;
+};
+
+std::atomic<Loops*> current{nullptr};
+std::atomic<bool> exits{false};
+
+Loops& of_this_process() {
+  Loops* loops = current.load();
+  if (loops && loops->process == getpid()) return *loops;
+  auto* made = new Loops;
+  if (current.compare_exchange_strong(loops, made)) return *made;
+  delete made;
+  return *loops;
+}
+
+void rest_all() {
+  Loops* loops = current.load();
+  if (!loops || loops->process != getpid()) return;
+  exits = true;
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  std::lock_guard lock(loops->mutex);
+  for (UvLoop* loop : loops->loops) loop->begin_rest();
+  for (UvLoop* loop : loops->loops) loop->await_rest(until);
+}
+
+// What is registered while libraries are loaded runs as they are finalized: after all that a program registers in main() and after
+// its destructors, which so find sessions alive; and a library before those that it links. KJ's objects must be made now, too:
+// made later, they would go first.
+const struct Registration {
+  Registration() {
+    (void)kj::runCatchingExceptions([] {
+      kj::Promise<void> ready = kj::READY_NOW, never = kj::NEVER_DONE;
+      auto later = kj::evalLater([] {}), last = kj::evalLast([] {});
+#if CAPNP_VERSION >= 1000000
+      auto pipeline = capnp::getDisabledPipeline();
+#endif
+    });
+    std::atexit(rest_all);
+  }
+} registration;
+
+}  // namespace
+
+bool process_exits() { return exits.load(); }
+
+void rest_at_exit(UvLoop* loop) {
+  Loops& loops = of_this_process();
+  std::lock_guard lock(loops.mutex);
+  loops.loops.insert(loop);
+}
+
+void forget_at_exit(UvLoop* loop) {
+  Loops& loops = of_this_process();
+  std::lock_guard lock(loops.mutex);
+  loops.loops.erase(loop);
+}
+
+}  // namespace dsgd::transport::uv
