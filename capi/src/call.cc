@@ -82,7 +82,7 @@ Status Call::wait_time(int32_t timeout_ms) const {
 
 Status Call::dtype(int32_t dtype) const {
   if (valid_dtype(dtype)) return {};
-  return invalid("dtype " + std::to_string(dtype) + " is none of enum dsgd_dtype (0 to 4)");
+  return invalid("dtype " + std::to_string(dtype) + " is none of enum dsgd_dtype (0 to 6)");
 }
 
 Status Call::reduction(int32_t reduction, int32_t dtype) const {

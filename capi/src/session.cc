@@ -73,7 +73,7 @@ void dsgd_finalize(dsgd_session* session) {
 
 int32_t dsgd_abort(dsgd_session* session, const char* reason, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
+    DSGD_RETURN_IF_ERROR(call.local(session));
     return session->core->abort(reason ? reason : "");
   });
 }

@@ -399,7 +399,10 @@ Status Mesh::refusal(int32_t source, const BulkHeader& header) const {
 void Mesh::tell_peers(uint64_t operation, bool session, const Status& cause) {
   transport::OperationFailed message{view_.epoch, view_.rank, operation, session, cause};
   for (int32_t rank = 0; rank < size(); ++rank) {
-    if (rank != view_.rank && !left_[rank]) call(rank, message, loop().now() + options_.dial_timeout, nullptr);
+    // Who is lost and was never connected will not hear it, but closing would wait for the dialling to end.
+    const bool out_of_reach = cause.code() == Code::kWorkerLost && rank == cause.rank() && !outgoing_[rank].channel;
+    if (rank == view_.rank || left_[rank] || out_of_reach) continue;
+    call(rank, message, loop().now() + options_.dial_timeout, nullptr);
   }
 }
 

@@ -168,7 +168,7 @@ constexpr Rule kRules[] = {
       "DSGD_NCCL_LIBRARY"},
      Type::kText,
      0,
-     0,
+     4095,
      false,
      true},
     {{"num_workers", "integer", "1", "1..65536",

@@ -17,7 +17,7 @@ enum class Type { kText, kAddress, kDevices, kInteger, kIntegerOrWord, kDuration
 struct Rule {
   ConfigKey key;
   Type type;
-  int64_t minimum, maximum;  // integer; nanoseconds; bytes; unused otherwise
+  int64_t minimum, maximum;  // integer; nanoseconds; bytes; of a text, the length where it is not the usual one
   bool zero_too;             // 0 is valid although it is below the minimum (it stands for a derived value)
   bool empty_too;            // "" is valid (nothing given)
 };

@@ -56,8 +56,8 @@ std::string devices_fault(std::string_view text) {
 
 std::string text_fault(const Rule& rule, std::string_view value) {
   if (value.empty() && !rule.empty_too) return "must not be empty";
-  if (rule.type == Type::kText && value.size() > kLongestText)
-    return "is longer than " + std::to_string(kLongestText) + " characters";
+  const size_t longest = rule.maximum > 0 ? static_cast<size_t>(rule.maximum) : kLongestText;
+  if (rule.type == Type::kText && value.size() > longest) return "is longer than " + std::to_string(longest) + " characters";
   for (const char c : value)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return "contains a control character";
   if (value.empty()) return "";

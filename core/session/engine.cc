@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <numeric>
 
 #include "core/collectives/all_reduce.h"
@@ -74,6 +75,17 @@ void Engine::enqueue(std::shared_ptr<Call> call, MakeTask make, Done done) {
   pump();
 }
 
+// Who has no memory for what the others have begun, or will, cannot go on, and they must know.
+Result<std::unique_ptr<Task>> Engine::made(const Pending& pending, const Done& ended) {
+  try {
+    return pending.make(pending.operation, ended);
+  } catch (const std::bad_alloc&) {
+  }
+  const Status why = Status(Code::kNoMemory, "rank " + std::to_string(rank()) + ": no memory for a call's buffers").with_rank(rank());
+  fail(why, true);
+  return why;
+}
+
 void Engine::pump() {
   while (running_ < Mesh::kOpenTasks && !pending_.empty()) {
     Pending next = std::move(pending_.front());
@@ -84,7 +96,7 @@ void Engine::pump() {
       done(status);
       pump();
     };
-    auto task = next.make(next.operation, ended);
+    auto task = made(next, ended);
     if (!task.ok()) {
       ended(task.status());
     } else {

@@ -144,11 +144,12 @@ class Engine final : public MeshEvents {
   using HostValues = std::vector<std::shared_ptr<void>>;
   Result<HostValues> host_values();
   Status spread_values(const HostValues& values);
-  Result<Plan> plan_of(const StrategySpec& strategy) const;  // fails where its algorithm cannot serve it, too
+  // Fails where its algorithm cannot serve it, too. `frozen_too`: with parameters that no step moves, but whose state may.
+  Result<Plan> plan_of(const StrategySpec& strategy, bool frozen_too = false) const;
   Status apply_plan(Plan plan);
   void replace_plan(std::shared_ptr<const Plan> plan, Done done);
   void move_state(std::shared_ptr<Call> call, Done done);
-  void gather_state(std::shared_ptr<Call> call, size_t bucket, size_t tensor, Done done);
+  void gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t bucket, size_t tensor, Done done);
 
   transport::Loop& loop_;
   Model& model_;
@@ -168,6 +169,7 @@ class Engine final : public MeshEvents {
     uint64_t operation;
     transport::Time deadline;
   };
+  Result<std::unique_ptr<Task>> made(const Pending& pending, const Done& ended);
   std::deque<Pending> pending_;
   size_t running_ = 0;
   bool started_ = false;

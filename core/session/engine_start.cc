@@ -256,7 +256,7 @@ Status Engine::spread_values(const HostValues& values) {
   return {};
 }
 
-Result<Plan> Engine::plan_of(const StrategySpec& strategy) const {
+Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) const {
   if (started_ && strategy.kind == StrategyKind::kAllReduce && strategy.algorithm.name == "nccl" && !step_.has_teams()) {
     return Status(Code::kUnsupported, "algorithm = nccl cannot be used: no GPUs that NCCL could add up over were found at start, or its "
                                       "algorithm kept to the host; start with algorithm=nccl, which says why, or use auto")
@@ -266,7 +266,7 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy) const {
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
     planned.push_back(
-        {parameter.dtype, parameter.count, parameter.trained && !model_.settings[p].frozen, parameter.name});
+        {parameter.dtype, parameter.count, parameter.trained && (frozen_too || !model_.settings[p].frozen), parameter.name});
   }
   PlanOptions options{size(), options_.servers > 0 ? options_.servers : size(), options_.bucket_bytes};
   if (options_.step.reproducible) options.bucket_blocks = transport::kSmallBytes / sizeof(int32_t);
@@ -353,22 +353,26 @@ void Engine::replace_plan(std::shared_ptr<const Plan> plan, Done done) {
 
 // Optimizer state goes from the owners of its ranges to every worker.
 void Engine::move_state(std::shared_ptr<Call> call, Done done) {
+  if (!step_.updates_at_owner()) return done({});
+  auto planned = plan_of(step_.strategy(), true);  // a range has the same owner in any plan of the strategy
+  if (!planned.ok()) return done(planned.status());
+  const auto plan = std::make_shared<const Plan>(std::move(planned).value());
   std::vector<std::pair<size_t, size_t>> gathered;  // bucket, tensor
-  for (size_t bucket = 0; step_.updates_at_owner() && bucket < step_.plan().size(); ++bucket) {
+  for (size_t bucket = 0; bucket < plan->buckets.size(); ++bucket) {
     size_t tensors = 0;
-    for (const Piece& piece : step_.plan()[bucket].pieces) {
+    for (const Piece& piece : plan->buckets[bucket].pieces) {
       tensors = std::max(tensors, step_.states_of(*model_.parameters[piece.parameter]));
     }
     for (size_t tensor = 0; tensor < tensors; ++tensor) gathered.emplace_back(bucket, tensor);
   }
   const auto moved = join(gathered.size() + 1, std::move(done));
-  for (const auto& [bucket, tensor] : gathered) gather_state(call, bucket, tensor, moved);
+  for (const auto& [bucket, tensor] : gathered) gather_state(call, plan, bucket, tensor, moved);
   moved({});
 }
 
 // Of one bucket, one of the optimizer's tensors.
-void Engine::gather_state(std::shared_ptr<Call> call, size_t index, size_t tensor, Done done) {
-  const Bucket& bucket = step_.plan()[index];
+void Engine::gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t index, size_t tensor, Done done) {
+  const Bucket& bucket = plan->buckets[index];
   const size_t element = dtype_size(bucket.dtype);
   auto buffer = std::make_shared<std::vector<std::byte>>(bucket.elements * element);
   auto place = [this, element, tensor](const Piece& piece) -> std::byte* {
@@ -382,22 +386,22 @@ void Engine::gather_state(std::shared_ptr<Call> call, size_t index, size_t tenso
   }
   schedule(
       std::move(call),
-      [this, buffer, element, index](uint64_t operation, Done ended) {
-        const Bucket& bucket = step_.plan()[index];
+      [this, buffer, element, plan, index](uint64_t operation, Done ended) {
+        const Bucket& bucket = plan->buckets[index];
         BulkHeader header = shape_of(operation, Kind::kStrategy, bucket.dtype, Algorithm::kDirect, bucket.elements);
-        DirectPlan plan;
-        plan.slices = slices_between(bucket.bounds);
-        plan.reduce = false;
-        plan.element = plan.result_element = element;
-        plan.data = plan.result = buffer->data();
-        header.tag = Direct::tag(*mesh_, plan);
-        auto task = std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+        DirectPlan direct;
+        direct.slices = slices_between(bucket.bounds);
+        direct.reduce = false;
+        direct.element = direct.result_element = element;
+        direct.data = direct.result = buffer->data();
+        header.tag = Direct::tag(*mesh_, direct);
+        auto task = std::make_unique<Direct>(*mesh_, header, std::move(direct), false, ended);
         task->rename("dsgd_strategy_set");
         return task;
       },
-      [this, buffer, element, index, place, done](const Status& status) {
+      [this, buffer, element, plan, index, place, done](const Status& status) {
         if (status.ok()) {
-          for (const Piece& piece : step_.plan()[index].pieces) {
+          for (const Piece& piece : plan->buckets[index].pieces) {
             if (piece.owner != rank() && place(piece)) {
               std::memcpy(place(piece), buffer->data() + piece.position * element, piece.count * element);
             }

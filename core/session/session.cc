@@ -113,20 +113,25 @@ bool Session::closed() const { return impl_->closing; }
 Status Session::close(std::chrono::milliseconds timeout) {
   if (Status status = alive(); !status.ok()) return status;
   Impl& impl = *impl_;
-  std::lock_guard closing(impl.close_mutex);
+  // What is not marked when the host waits counts as ready.
+  if (timeout.count() != 0) (void)step_flush();
   {
     std::lock_guard lock(impl.call_mutex);
-    if (impl.closing) return {};
+    if (impl.closed) return {};
     impl.closing = true;
+    const transport::Time until =
+        impl.loop().now() + (timeout.count() < 0 ? impl.config.duration("step_timeout") : transport::Duration(timeout));
+    impl.close_until = std::min(impl.close_until.load(), until);  // who is closing already may wait no longer
   }
-  const transport::Time deadline =
-      impl.loop().now() + (timeout.count() < 0 ? impl.config.duration("step_timeout") : transport::Duration(timeout));
+  std::lock_guard closing(impl.close_mutex);
+  if (impl.closed) return {};
+  const transport::Time deadline = impl.close_until;
   // Operations in flight, until the deadline.
   auto idle = std::make_shared<std::atomic<bool>>(false);
   auto look = std::make_shared<std::function<void()>>();
-  *look = [&impl, idle, deadline, weak = std::weak_ptr(look)] {
+  *look = [&impl, idle, weak = std::weak_ptr(look)] {
     if (*idle) return;
-    if (impl.engine().idle() || impl.loop().now() >= deadline) {
+    if (impl.engine().idle() || impl.loop().now() >= impl.close_until.load()) {
       *idle = true;
     } else if (auto again = weak.lock()) {
       impl.loop().schedule(impl.loop().now() + std::chrono::milliseconds(1), [again] { (*again)(); });
@@ -158,7 +163,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
 }
 
 Status Session::abort(const std::string& reason) {
-  Impl::Call call(*impl_);
+  Impl::Call call(*impl_, true);
   if (!call.status().ok()) return call.status();
   const std::string who = "rank " + std::to_string(impl_->rank) + " (host " + impl_->environment->host_name() + ", pid " +
                           std::to_string(impl_->environment->process_id()) + ")";

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,22 @@ struct Session::Impl {
   // Runs start(done) on the loop and blocks until done was called, which the operation's own deadline sees to.
   template <typename Start>
   void run(const std::shared_ptr<Operation>& operation, Start start) {
-    run_task(operation, [start, operation] { start([operation](const Status& status) { operation->end(status); }); });
+    run_task(operation, [this, start, operation] {
+      begin(start, operation, [operation](const Status& status) { operation->end(status); });
+    });
+  }
+  // On the loop. Who has no memory to begin what the others have begun, or will, cannot go on, and they must know.
+  template <typename Start, typename End>
+  void begin(const Start& start, const std::shared_ptr<Operation>& operation, End end) {
+    try {
+      return start(end);
+    } catch (const std::bad_alloc&) {
+    }
+    const Status why = Status(Code::kNoMemory, "rank " + std::to_string(rank) + ": no memory for " +
+                                                   (operation->name().empty() ? "a call's buffers" : operation->name()))
+                           .with_rank(rank);
+    engine().fail(why, true);
+    if (!operation->done()) end(why);
   }
   void run_task(const std::shared_ptr<Operation>& operation, transport::Task task) {
     const bool ended = loop().run(std::move(task), operation->done_flag(), transport::kNever);
@@ -64,7 +80,7 @@ struct Session::Impl {
     }
     begin_async();
     loop().post([this, start, operation] {
-      start([this, operation](const Status& status) { end_async(operation, status); });
+      begin(start, operation, [this, operation](const Status& status) { end_async(operation, status); });
     });
     return operation;
   }
@@ -117,6 +133,7 @@ struct Session::Impl {
   bool opened = false;  // has joined, so there is something to leave
   std::atomic<uint64_t> next_id{1};
   std::atomic<bool> started{false};
+  std::atomic<transport::Time> close_until{transport::kNever};
   std::atomic<bool> stop{false};
 
   std::mutex model_mutex;  // registering and binding

@@ -160,8 +160,10 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
     if (blocking) mark_rest(&marked);
   }
   auto task = [this, operation, blocking, weights, absent, marked] {
-    engine().step_begin(weights, absent, stop.exchange(false), blocking,
-                        [this, operation, blocking](const Status& status, const StepResult& result) {
+    const bool stopping = stop.exchange(false);
+    engine().step_begin(weights, absent, stopping, blocking,
+                        [this, operation, blocking, stopping](const Status& status, const StepResult& result) {
+                          if (status.code() == Code::kMismatch && stopping) stop = true;  // nobody has heard it
                           step_ended(operation, status, result, blocking);
                         });
     tell_engine(marked);
@@ -181,7 +183,16 @@ void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, cons
     std::lock_guard lock(step_mutex);
     in_step = false;
     step_operation.reset();
+    const auto before = std::exchange(marks, {});
     clear_marks();
+    // All have refused the step alike, and may make it again: what is absent still is.
+    for (size_t r = 0; status.code() == Code::kMismatch && r < before.size(); ++r) {
+      for (size_t p = 0; p < before[r].size(); ++p) {
+        if (before[r][p] != 2) continue;
+        marks[r][p] = 2;
+        --unmarked[p];
+      }
+    }
   }
   operation->mutable_step_result() = result;
   if (blocking) {

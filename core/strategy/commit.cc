@@ -48,7 +48,7 @@ Step::PieceMean Step::piece_mean(const Bucket& bucket, const Buffers& buffers, c
     int64_t pair[2];
     std::memcpy(pair, bytes(buffers.data) + piece.trailer * sizeof(int64_t), sizeof pair);
     count = static_cast<double>(pair[0]);
-    weight = std::ldexp(static_cast<double>(pair[1]), -weight_shift());
+    weight = weight_of(pair[1]);
   } else {
     const std::byte* data = result_of(buffers);
     count = read_element(bucket.dtype, data, piece.trailer);
@@ -103,8 +103,7 @@ void Step::transform(size_t index, size_t begin, size_t end) {
       int64_t pair[2];
       std::memcpy(pair, bytes(buffers.data) + piece.trailer * sizeof(int64_t), sizeof pair);
       write_element(bucket.dtype, result, piece.trailer, static_cast<double>(pair[0]));
-      write_element(bucket.dtype, result, piece.trailer + 1,
-                    std::ldexp(static_cast<double>(pair[1]), -weight_shift()));
+      write_element(bucket.dtype, result, piece.trailer + 1, weight_of(pair[1]));
     }
     const size_t first = std::max(begin, piece.position), last = std::min(end, piece.position + piece.count);
     if (first >= last) continue;

@@ -13,6 +13,8 @@
 namespace dsgd {
 namespace {
 
+constexpr size_t kReplicaBits = 62;
+
 template <typename T>
 void write_trailer(std::byte* data, size_t position, double count, double weight) {
   const T pair[2] = {static_cast<T>(count), static_cast<T>(weight)};
@@ -25,7 +27,22 @@ double Step::replica_weight(uint32_t replica, uint32_t parameter) const {
   return request_.absent[replica][parameter] ? 0 : request_.weights[replica];
 }
 
-// Weights as integers, in units of 2^-shift, so that their sum does not depend on the order either.
+// Beside exact sums travels who has contributed, a bit for each replica of the job, so that everybody adds up the same weights in
+// the same order. Where there are too many for that, their weights do, as integers in units of 2^-shift.
+int64_t Step::weight_units(uint32_t replica, double weight) const {
+  if (all_weights_.size() <= kReplicaBits) return int64_t{1} << (first_replica_ + replica);
+  return std::llrint(std::ldexp(weight, weight_shift()));
+}
+
+double Step::weight_of(int64_t units) const {
+  if (all_weights_.size() > kReplicaBits) return std::ldexp(static_cast<double>(units), -weight_shift());
+  double sum = 0;
+  for (size_t r = 0; r < all_weights_.size(); ++r) {
+    if (units >> r & 1) sum += all_weights_[r];
+  }
+  return sum;
+}
+
 int Step::weight_shift() const {
   int exponent = 0;
   std::frexp(largest_weight_, &exponent);
@@ -202,19 +219,19 @@ void Step::write_trailers(size_t index) {
     const Piece& piece = bucket.pieces[i];
     int contributing = 0;
     double weight_sum = 0;
-    int64_t weight_units = 0;
+    int64_t units = 0;
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0) continue;
       ++contributing;
       weight_sum += weight;
-      if (options_.reproducible) weight_units += std::llrint(std::ldexp(weight, weight_shift()));
+      if (options_.reproducible) units += weight_units(r, weight);
     }
     if (alone_on_device()) {
       const double weight = static_cast<double>(contributing) == positive_ ? total_weight_ : weight_sum;
       buffers.means[i] = {contributing > 0, weight * model_.loss_scale.factor()};
     } else if (options_.reproducible) {
-      const int64_t pair[2] = {contributing, weight_units};
+      const int64_t pair[2] = {contributing, units};
       std::memcpy(bytes(buffers.data) + piece.trailer * sizeof(int64_t), pair, sizeof pair);
     } else if (bucket.dtype == DType::kFloat32) {
       write_trailer<float>(bytes(buffers.data), piece.trailer, contributing, weight_sum);

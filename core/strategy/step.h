@@ -166,6 +166,8 @@ class Step {
   void add_up_exactly(size_t bucket);
   void write_trailers(size_t bucket);
   double replica_weight(uint32_t replica, uint32_t parameter) const;
+  int64_t weight_units(uint32_t replica, double weight) const;
+  double weight_of(int64_t units) const;  // of the sum of what all have given
   int weight_shift() const;
 
   // travel
@@ -279,6 +281,7 @@ class Step {
   bool norms_done_ = false;
   bool committed_ = false;
   std::vector<double> all_weights_;  // of all replicas of all workers
+  size_t first_replica_ = 0;         // of this worker, among them
   double total_weight_ = 0;
   uint32_t positive_ = 0;  // replicas with weight > 0
   double largest_weight_ = 0;

@@ -146,6 +146,7 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
           .with_operation(operation);
     }
     result_.stop = result_.stop || wire.stop;
+    if (rank == static_cast<size_t>(this->rank())) first_replica_ = all_weights_.size();
     for (uint32_t r = 0; r < wire.replicas; ++r) {
       double weight;
       std::memcpy(&weight, headers[rank].data() + sizeof wire + r * sizeof weight, sizeof weight);

@@ -199,6 +199,25 @@ INSTANTIATE_TEST_SUITE_P(Signals, Faults, testing::ValuesIn(faults()), [](const 
   return std::string(info.param.name) + (info.param.signal == SIGKILL ? "_killed" : "_stopped");
 });
 
+// Nobody has a connection to it yet, nor gets one: closing does not wait for that.
+TEST(Stopped, BeforeTheStartItIsNamedAndTheOthersCloseSoon) {
+  for (const bool head_in_worker : {false, true}) {
+    Job job(4, {"wait"}, head_in_worker);
+    job.expect_all("joined");
+    if (HasFatalFailure()) return;
+    kill(job.processes[1]->pid(), SIGSTOP);
+    for (int rank : {0, 2, 3}) kill(job.processes[rank]->pid(), SIGUSR1);
+    const auto hit = Clock::now();
+    for (int rank : {0, 2, 3}) {
+      const auto line = job.processes[rank]->expect("failed", hit + kLease + kBusyMachine);
+      ASSERT_TRUE(line) << "rank " << rank << " said nothing";
+      EXPECT_NE(line->find("DSGD_ERR_WORKER_LOST 1 "), std::string::npos) << *line;
+      EXPECT_TRUE(job.processes[rank]->expect("ended", Clock::now() + kLease + kBusyMachine)) << "rank " << rank;
+      EXPECT_EQ(job.processes[rank]->wait(), 0);
+    }
+  }
+}
+
 TEST(Deadline, AWorkerThatDoesNotCallIsNamedWhenTheStepTimeoutRunsOut) {
   Job job(3, {"absent-rank", "1"}, false, {"DSGD_STEP_TIMEOUT=700ms"});
   job.expect_all("going");

@@ -10,6 +10,7 @@
  *   process_worker init                joins and leaves
  *   process_worker absent-rank R       all but rank R wait in a barrier; rank R sleeps
  *   process_worker abort R             rank R aborts after three steps
+ *   process_worker wait                joins, and starts once SIGUSR1 comes
  *   process_worker close               three steps, then closes without waiting once SIGUSR1 comes, and says "closed"
  */
 #include <signal.h>
@@ -52,6 +53,10 @@ int main(int argc, char **argv) {
   printf("joined %d\n", rank);
   fflush(stdout);
 
+  if (strcmp(mode, "wait") == 0) {
+    int signal;
+    sigwait(&told, &signal);
+  }
   int failed = 0;
   const int64_t shape[1] = {(int64_t)elements};
   dsgd_parameter *parameters[4];

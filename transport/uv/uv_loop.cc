@@ -4,6 +4,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include <exception>
 #include <optional>
 #include <random>
 #include <system_error>
@@ -147,12 +148,21 @@ bool UvLoop::wait(const std::atomic<bool>& done, Time deadline) {
       driver_ = Driver::kCaller;
       driver_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
       lock.unlock();
-      may_drive = drive(done, deadline);
+      std::exception_ptr failed;  // for want of memory
+      try {
+        may_drive = drive(done, deadline);
+      } catch (...) {
+        failed = std::current_exception();
+      }
       lock.lock();
       driver_id_.store({}, std::memory_order_relaxed);
       driver_ = Driver::kNone;
       rested_.notify_all();
       last_caller_ = now();
+      if (failed) {
+        hand_over();
+        std::rethrow_exception(failed);
+      }
       continue;
     }
     wait_passively(lock, done, deadline, may_drive);

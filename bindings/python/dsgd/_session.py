@@ -240,9 +240,12 @@ def init(config: Optional[Config] = None, *, forward_logs: bool = True, **option
     logging.getLogger("dsgd"), from a thread.
     """
     joined = config_from(config, options)  # must live until the call has ended
-    if not joined["nccl_library"]:
-        joined["nccl_library"] = wheel_nccl()
-    handle = Handle(_raw.dsgd_init(joined._pointer))
+    given = joined["nccl_library"]
+    joined["nccl_library"] = given or wheel_nccl()
+    try:
+        handle = Handle(_raw.dsgd_init(joined._pointer))
+    finally:
+        joined["nccl_library"] = given  # it may be the caller's
     session = Session(handle)
     if forward_logs:
         _logs.forward(handle)

@@ -200,8 +200,9 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * answer, stopped for example, holds that up until timeout_ms or for a second, whichever is longer, but never longer
  * than `lease` plus 100 ms, and another second for what was written to it. Afterwards every call on the session returns
  * DSGD_ERR_CLOSED, but for what tells how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result, and
- * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing twice is
- * fine. Any thread. */
+ * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Unless timeout_ms is 0, what
+ * is not marked of a step that was begun counts as ready. Closing twice is fine: who waits already waits no longer than the
+ * last caller will; and dsgd_abort ends the waiting. Any thread. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
  * not during another call on the same session. */
@@ -252,7 +253,7 @@ enum dsgd_parameter_flag {
 };
 
 /* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
- * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces and quotes. ndim 0 is a scalar; a
+ * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces, control characters and quotes of ASCII. ndim 0 is a scalar; a
  * dimension of 0 is valid. Trained parameters are DSGD_FLOAT32, DSGD_FLOAT64, DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any
  * dtype. Gradients of the half types are added up in float32, and their values are kept in float32 beside (master values, as in
  * Micikevicius et al. 2018), from which `value` is rounded after each update; where the host has written another `value` since,
@@ -287,7 +288,7 @@ DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_
  * parameter). Both hold exactly the parameter's bytes, are aligned to the element, and stay valid until the session is
  * closed or others are bound; may be called again between steps. dsgd reads the gradient and writes the values, during
  * start and steps only; with optimizer "none" it writes the mean into the gradient. Both are memory of the replica's device,
- * and no two buffers share memory (dsgd_start looks). One thread at a time.
+ * and no two buffers share memory (dsgd_start looks, and nobody afterwards). One thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE (during a step). */
 DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, void *value, size_t value_nbytes,
                            void *gradient, size_t gradient_nbytes, dsgd_error **error);
@@ -376,9 +377,9 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * Every gradient not marked absent is taken as ready; on a GPU, once what the host has entered into the default stream
  * before is done. New values are there when it returns. c*g and its sums must have their place in the parameter's
  * dtype. Collective; blocks up to `step_timeout`. `result` may be NULL. Gradient buffers are the host's again when it
- * returns. One thread at a time.
+ * returns. One thread at a time. With `reproducible`, a gradient that is not finite makes its whole block of 4096 elements NaN.
  * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing, and the
- * session goes on. After a failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
+ * session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
  * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ), DSGD_ERR_WORKER_LOST,
  * DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_TORN, DSGD_ERR_CLOSED, DSGD_ERR_INVALID_ARGUMENT. */
 DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result, dsgd_error **error);

@@ -157,7 +157,7 @@ TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
       {"interface", {"", "eth0", "10.0.0.3", "10.0.0.0/8", longest}, {too_long, "eth\n0"}},
       {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f"}},
       {"listen", addresses, bad_addresses},
-      {"nccl_library", {"", "/opt/nccl/lib/libnccl.so.2", longest}, {too_long, "a\nb"}},
+      {"nccl_library", {"", "/opt/nccl/lib/libnccl.so.2", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
       {"token", {"", "secret # = word", longest}, {too_long, "a\nb"}},
       {"worker_id", {"", "node7-2", longest}, {too_long, "a\tb"}},
   };

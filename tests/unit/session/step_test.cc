@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -400,6 +401,113 @@ TEST(GradientNorm, IsThatOfTheMeanUnderEveryStrategy) {
       DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
       ASSERT_NEAR(result.gradient_norm, 2 * std::sqrt(50009.0), 1e-6) << strategy;
     });
+  }
+}
+
+// Its momentum is with the owner of its ranges, and stands still: it must go to whoever needs it when it thaws.
+TEST(Frozen, OptimizerStateMovesWithAChangeOfStrategy) {
+  for (const char* next : {"allreduce", "simple"}) {
+    PerRank changed(2), kept(2);
+    for (PerRank* result : {&changed, &kept}) {
+      run_job(2, {}, [&](dsgd_session* session, int rank) {
+        Trainer trainer{session, rank};
+        trainer.build({200000, 100}, "sgd", "lr=1 momentum=0.5", "ps");
+        for (int step = 0; step < 6; ++step) {
+          if (step == 2) DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[0], "frozen=1", error_));
+          if (step == 3 && result == &changed) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, next, nullptr, error_));
+          if (step == 4) DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[0], "frozen=0", error_));
+          trainer.compute(step);
+          DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+        }
+        (*result)[rank] = trainer.all_values();
+      });
+    }
+    EXPECT_EQ(changed[0], kept[0]) << next;
+    EXPECT_EQ(changed[1], kept[0]) << next;
+  }
+}
+
+TEST(Weights, OfAnySizeMakeTheExactMeanOfThoseThatHaveAGradient) {
+  for (const auto& [large, small] : std::vector<std::pair<double, double>>{{1e12, 1e-12}, {1e6, 1e-12}, {1e9, 1e-6}, {3, 7}}) {
+    for (const char* strategy : {"simple", "ps", "allreduce"}) {
+      run_job(3, {{"reproducible", "1"}}, [&, large = large, small = small](dsgd_session* session, int rank) {
+        Trainer trainer{session, rank};
+        trainer.build({5, 5}, "sgd", "lr=1", strategy);
+        std::fill_n(trainer.gradients[0], 5, rank == 1 ? 1.0f : 2.0f);
+        std::fill_n(trainer.gradients[1], 5, 1.0f);
+        if (rank != 1) DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[0], error_));
+        DSGD_OK_OR_FAIL(dsgd_step(session, rank == 1 ? small : large, nullptr, error_));
+        EXPECT_EQ(trainer.values[0][0], -1.0f) << strategy << ' ' << large << ' ' << small;
+        EXPECT_EQ(trainer.values[1][0], -1.0f) << strategy << ' ' << large << ' ' << small;
+      });
+    }
+  }
+}
+
+// What was said before a step that all have refused alike holds for the next one.
+TEST(Disagreement, LeavesStopAndAbsentGradientsToTheNextStep) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({5}, "sgd", "lr=1", "allreduce");
+    std::fill_n(trainer.gradients[0], 5, 1.0f + static_cast<float>(rank));
+    if (rank == 0) {
+      DSGD_OK_OR_FAIL(dsgd_stop_request(session, error_));
+      DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[0], error_));
+      DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 2, error_));
+    }
+    EXPECT_EQ(dsgd_step(session, 1, nullptr, nullptr), DSGD_ERR_MISMATCH);
+    DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 1, error_));
+    dsgd_step_result result;
+    dsgd_step_result_init(&result, sizeof result);
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+    EXPECT_EQ(result.stop, 1);
+    EXPECT_EQ(trainer.values[0][0], -2.0f);  // rank 1's alone
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+    EXPECT_EQ(result.stop, 0);
+    EXPECT_EQ(trainer.values[0][0], -3.5f);
+  });
+}
+
+TEST(Close, WithAStepBegunTakesTheRestOfItsGradientsForReady) {
+  for (const int workers : {1, 2}) {
+    const auto begun = std::chrono::steady_clock::now();
+    run_job(workers, {{"step_timeout", "120s"}}, [&](dsgd_session* session, int rank) {
+      Trainer trainer{session, rank};
+      trainer.build({5, 5}, "sgd", "lr=1", "allreduce");
+      for (float* gradient : trainer.gradients) std::fill_n(gradient, 5, 2.0f);
+      dsgd_op* op = nullptr;
+      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
+      DSGD_OK_OR_FAIL(dsgd_op_wait(op, 0, error_));
+      EXPECT_EQ(trainer.values[0][4], -2.0f);
+      dsgd_op_free(op);
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(60));
+  }
+}
+
+// Rank 1 makes no step, so rank 0 would wait for it until the step's own time is over.
+TEST(Close, ThatWaitsForAStepIsCutShortByAnAbortOrAnImpatientClose) {
+  for (const bool abort : {true, false}) {
+    const auto begun = std::chrono::steady_clock::now();
+    std::atomic<bool> over = false;
+    run_job(2, {{"step_timeout", "120s"}}, [&](dsgd_session* session, int rank) {
+      Trainer trainer{session, rank};
+      trainer.build({5}, "sgd", "lr=1", "allreduce");
+      while (rank == 1 && !over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (rank == 1) return;
+      dsgd_op* op = nullptr;
+      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+      std::thread closer([session] { dsgd_close(session, -1, nullptr); });
+      while (dsgd_rank(session) >= 0) std::this_thread::yield();  // it has begun to close
+      abort ? dsgd_abort(session, "too long", nullptr) : dsgd_close(session, 0, nullptr);
+      closer.join();
+      over = true;
+      EXPECT_EQ(dsgd_op_wait(op, 0, nullptr), abort ? DSGD_ERR_ABORTED : DSGD_ERR_CLOSED);
+      dsgd_op_free(op);
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(60));
   }
 }
 
