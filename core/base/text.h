@@ -1,8 +1,12 @@
-// Text of unknown origin in messages.
+// Text of unknown origin in messages, and text that workers compare.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace dsgd {
 
@@ -19,6 +23,31 @@ inline std::string printable(std::string_view value) {
   std::string text;
   for (const char c : cut(value, kShown)) text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
   return value.size() > kShown ? text + "..." : text;
+}
+
+inline std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+  return {bytes, bytes + text.size()};
+}
+
+inline std::string text_of(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// The first line in which a rank's text differs from rank 0's, in words: "rank 0 has 'a', rank 2 has 'b'"; empty if none does.
+inline std::string first_difference(std::string_view zero, std::string_view here, int32_t rank) {
+  while (!zero.empty() || !here.empty()) {
+    const std::string_view a = zero.substr(0, zero.find('\n')), b = here.substr(0, here.find('\n'));
+    const auto shown = [](std::string_view text, std::string_view line) {
+      return text.empty() ? std::string("nothing more") : std::string("'").append(cut(line, 2000)) + "'";
+    };
+    if (a != b || zero.empty() != here.empty()) {
+      return "rank 0 has " + shown(zero, a) + ", rank " + std::to_string(rank) + " has " + shown(here, b);
+    }
+    zero.remove_prefix(std::min(a.size() + 1, zero.size()));
+    here.remove_prefix(std::min(b.size() + 1, here.size()));
+  }
+  return {};
 }
 
 }  // namespace dsgd

@@ -1,5 +1,6 @@
 #include "core/optimizer/optimizer.h"
 
+#include "core/config/config.h"
 #include "core/optimizer/implementations.h"
 
 namespace dsgd {
@@ -15,6 +16,10 @@ class None final : public Optimizer {
 };
 
 }  // namespace
+
+std::string ParameterSettings::describe() const {
+  return "rate=" + number_text(rate) + (decay >= 0 ? " decay=" + number_text(decay) : "") + " frozen=" + (frozen ? "1" : "0");
+}
 
 Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::string_view options) {
   const std::vector<std::string> names = {"sgd", "adam", "adamw", "none"};

@@ -21,6 +21,7 @@ struct ParameterSettings {
   double rate = 1.0;    // multiplies the learning rate
   double decay = -1.0;  // replaces the weight decay when >= 0
   bool frozen = false;
+  std::string describe() const;  // "rate=1 decay=0.1 frozen=0"; no decay: the optimizer's
 };
 
 class Optimizer {

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "core/base/join.h"
+#include "core/base/text.h"
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
 #include "core/config/config.h"
@@ -23,25 +24,6 @@ struct StartWire {
   uint64_t hash, length;
   uint32_t replicas, gpus;
 };
-
-std::vector<std::byte> bytes_of(const std::string& text) {
-  std::vector<std::byte> bytes(text.size());
-  if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
-}
-std::string text_of(const std::vector<std::byte>& bytes) {
-  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -61,11 +43,8 @@ std::string Engine::signature(const std::string& strategy) const {
   std::string text = "library " + options_.library_version + "\n";
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
-    const ParameterSettings& settings = model_.settings[p];
     text += "parameter " + parameter.name + ' ' + dtype_name(parameter.dtype) + ' ' + shape_text(parameter.shape) +
-            (parameter.trained ? " trained" : " untrained") + " rate=" + number_text(settings.rate);
-    if (settings.decay >= 0) text += " decay=" + number_text(settings.decay);  // else the optimizer's
-    text += std::string(" frozen=") + (settings.frozen ? "1" : "0") + '\n';
+            (parameter.trained ? " trained " : " untrained ") + model_.settings[p].describe() + '\n';
   }
   text += "optimizer " + model_.optimizer->describe() + '\n';
   text += "strategy " + strategy + '\n';
@@ -144,14 +123,7 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
       },
       [this, call, mine, theirs, done](const Status& status) {
         if (!status.ok()) return done(status);
-        const std::vector<std::string> here = lines_of(mine), zero = lines_of(text_of(*theirs));
-        std::string difference;
-        for (size_t i = 0; i < std::max(here.size(), zero.size()) && difference.empty(); ++i) {
-          const std::string a = i < zero.size() ? "'" + zero[i] + "'" : "nothing more";
-          const std::string b = i < here.size() ? "'" + here[i] + "'" : "nothing more";
-          if (a != b) difference = "rank 0 has " + a + ", rank " + std::to_string(rank()) + " has " + b;
-        }
-        if (difference.size() > 4096) difference.resize(4096);
+        const std::string difference = first_difference(text_of(*theirs), mine, rank());
         exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference), "start",
                  [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
                    if (!status.ok()) return done(status);

@@ -92,7 +92,7 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
   Status agreed = read_headers(headers);
   if (!agreed.ok()) {
     agreed_ = true;
-    return fail(agreed);
+    return settings_differ_ ? compare_settings() : fail(agreed);
   }
   if (!bucket_failure_.ok()) return fail(bucket_failure_);
   header_done_ = true;

@@ -145,6 +145,7 @@ class Step {
   std::vector<std::byte> make_header() const;
   Status read_headers(const std::vector<std::vector<std::byte>>& headers);
   uint64_t settings_digest() const;
+  void compare_settings();
   std::pair<size_t, size_t> digest_range(const Parameter& parameter) const;  // elements that this step's digest covers
   uint64_t value_digest() const;
   void on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers);
@@ -272,6 +273,7 @@ class Step {
   StepResult result_;
   bool header_done_ = false;
   bool agreed_ = false;
+  bool settings_differ_ = false;
   Status bucket_failure_;  // came before the header
   size_t next_ = 0;     // next bucket to start
   size_t open_ = 0;     // buckets started and not in

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/base/text.h"
 #include "core/config/config.h"
 #include "core/reduce/kernels.h"
 #include "core/strategy/step.h"
@@ -40,6 +41,39 @@ uint64_t Step::settings_digest() const {
   const uint64_t digest = XXH3_64bits_digest(state);
   XXH3_freeState(state);
   return digest;
+}
+
+// What it is about is too long for each step's header.
+void Step::compare_settings() {
+  // All settings, where they fit, which is the same on all workers; else the unusual ones.
+  constexpr size_t kOptimizerText = 1000, kSettingsText = 100;
+  size_t room = kOptimizerText;
+  for (const auto& parameter : model_.parameters) room += parameter->name.size() + kSettingsText;
+  const std::string usual = ParameterSettings().describe();
+  std::string mine = model_.optimizer->describe() + '\n';
+  for (size_t p = 0; p < model_.parameters.size(); ++p) {
+    const std::string settings = model_.settings[p].describe();
+    if (room > transport::kSmallBytes && settings == usual) continue;
+    mine += "parameter " + model_.parameters[p]->name + ' ' + settings + '\n';
+  }
+  mine.resize(std::min(mine.size(), transport::kSmallBytes));
+  exchange(shape_of(norms_operation(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
+           [this](const Status& status, const auto& all) {
+             if (!done_) return;
+             if (!status.ok()) return fail(status);
+             const std::string operation = "step " + std::to_string(request_.step);
+             for (size_t rank = 1; rank < all.size(); ++rank) {
+               const std::string difference = first_difference(text_of(all[0]), text_of(all[rank]), static_cast<int32_t>(rank));
+               if (difference.empty()) continue;
+               return fail(Status(Code::kMismatch, operation + ": workers disagree on settings: " + difference +
+                                                       "; call dsgd_parameter_set alike on all workers")
+                               .with_rank(static_cast<int32_t>(rank))
+                               .with_operation(operation));
+             }
+             fail(Status(Code::kMismatch, operation + ": workers disagree on settings of parameters; call dsgd_parameter_set alike on "
+                                                      "all workers")
+                      .with_operation(operation));
+           });
 }
 
 std::pair<size_t, size_t> Step::digest_range(const Parameter& parameter) const {
@@ -92,7 +126,7 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
   all_weights_.clear();
   total_weight_ = largest_weight_ = 0;
   positive_ = 0;
-  result_.stop = false;
+  result_.stop = settings_differ_ = false;
   HeaderWire first{};
   const std::string operation = "step " + std::to_string(request_.step);
   for (size_t rank = 0; rank < headers.size(); ++rank) {
@@ -128,10 +162,8 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
       return differs("the loss scale", number_text(first.loss_scale), number_text(wire.loss_scale),
                      "it follows from what all have seen, so this is a defect of dsgd");
     }
-    if (wire.settings != first.settings) {
-      return differs("the optimizer's or a parameter's settings", hex(first.settings), hex(wire.settings),
-                     "call dsgd_parameter_set alike on all workers");
-    }
+    settings_differ_ = wire.settings != first.settings;
+    if (settings_differ_) return Status(Code::kMismatch, "settings differ");  // all see it, and will say in which
     if (wire.plan != first.plan) {
       return differs("how the parameters are laid out and who owns what (digest)", hex(first.plan), hex(wire.plan),
                      "the functions of a plug-in must give the same answers on all workers");

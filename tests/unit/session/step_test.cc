@@ -444,6 +444,22 @@ TEST(Weights, OfAnySizeMakeTheExactMeanOfThoseThatHaveAGradient) {
   }
 }
 
+TEST(Disagreement, OnSettingsNamesTheParameterAndTheValues) {
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({5, 5, 5}, "sgd", "lr=1", "ps");
+    DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[0], "decay=0.5", error_));
+    if (rank == 1) DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[1], "rate=2", error_));
+    Error error;
+    EXPECT_EQ(dsgd_step(session, 1, nullptr, error), DSGD_ERR_MISMATCH);
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_EQ(error.message(), "step 0: workers disagree on settings: rank 0 has 'parameter p1 rate=1 frozen=0', rank 1 has "
+                               "'parameter p1 rate=2 frozen=0'; call dsgd_parameter_set alike on all workers");
+    DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[1], "rate=2", error_));
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+  });
+}
+
 // What was said before a step that all have refused alike holds for the next one.
 TEST(Disagreement, LeavesStopAndAbsentGradientsToTheNextStep) {
   run_job(2, {}, [&](dsgd_session* session, int rank) {
