@@ -200,15 +200,16 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * answer, stopped for example, holds that up until timeout_ms or for a second, whichever is longer, but never longer
  * than `lease` plus 100 ms, and another second for what was written to it. Afterwards every call on the session returns
  * DSGD_ERR_CLOSED, but for what tells how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result, and
- * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Unless timeout_ms is 0, what
- * is not marked of a step that was begun counts as ready. Closing twice is fine: who waits already waits no longer than the
- * last caller will; and dsgd_abort ends the waiting. Any thread. */
+ * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Unless timeout_ms is 0,
+ * what is not marked of a step that was begun counts as ready. Closing twice is fine: who waits already waits no longer
+ * than the last caller will; and dsgd_abort ends the waiting. Any thread. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
  * not during another call on the same session. */
 DSGD_API void dsgd_session_free(dsgd_session *session);
-/* dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. A process may exit() with open sessions: until the
- * library is finalized, after main()'s atexit() functions and destructors, they work; later calls return DSGD_ERR_CLOSED. */
+/* dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. A process may exit() with open sessions: until
+ * the library is finalized, after main()'s atexit() functions and destructors, they work; later calls return
+ * DSGD_ERR_CLOSED. */
 DSGD_API void dsgd_finalize(dsgd_session *session);
 /* Ends all operations here with DSGD_ERR_ABORTED and tells every other worker the same, with this worker's rank and
  * `reason` (may be NULL). The session can then only be closed. Any thread; never blocks. */
@@ -253,11 +254,11 @@ enum dsgd_parameter_flag {
 };
 
 /* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
- * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces, control characters and quotes of ASCII. ndim 0 is a scalar; a
- * dimension of 0 is valid. Trained parameters are DSGD_FLOAT32, DSGD_FLOAT64, DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any
- * dtype. Gradients of the half types are added up in float32, and their values are kept in float32 beside (master values, as in
- * Micikevicius et al. 2018), from which `value` is rounded after each update; where the host has written another `value` since,
- * that counts. `parameter` may be NULL. One thread at a time.
+ * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces, control characters and quotes of
+ * ASCII. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32, DSGD_FLOAT64, DSGD_FLOAT16
+ * or DSGD_BFLOAT16; untrained ones any dtype. Gradients of the half types are added up in float32, and their values are
+ * kept in float32 beside (master values, as in Micikevicius et al. 2018), from which `value` is rounded after each
+ * update; where the host has written another `value` since, that counts. `parameter` may be NULL. One thread at a time.
  * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (after start). */
 DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int32_t dtype, const int64_t *shape,
                                     size_t ndim, uint32_t flags, dsgd_parameter **parameter, dsgd_error **error);
@@ -269,32 +270,35 @@ DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter); /* ""
 
 /* ---- Replicas and buffers --------------------------------------------------------------------------------------- */
 
-/* Adds a copy of the model on a device, before dsgd_start. `device`: "cpu"; "cuda:0" and so on, as CUDA numbers the process's
- * GPUs; NULL: the next entry of the configuration's `devices`. The first GPU loads libdsgd_cuda.so, which is installed beside
- * libdsgd.so and needs the NVIDIA driver 580 or later. A device may have several replicas, and a job replicas on devices of
- * all kinds. Workers may have different numbers of replicas, each at most 1024. `replica` may be NULL. One thread at a time.
- * Errors: DSGD_ERR_UNSUPPORTED (no such kind of device here, no driver, a GPU that is too old), DSGD_ERR_INVALID_ARGUMENT (no
- * such index), DSGD_ERR_STATE, DSGD_ERR_LIMIT. */
+/* Adds a copy of the model on a device, before dsgd_start. `device`: "cpu"; "cuda:0" and so on, as CUDA numbers the
+ * process's GPUs; NULL: the next entry of the configuration's `devices`. The first GPU loads libdsgd_cuda.so, which is
+ * installed beside libdsgd.so and needs the NVIDIA driver 580 or later. A device may have several replicas, and a job
+ * replicas on devices of all kinds. Workers may have different numbers of replicas, each at most 1024. `replica` may be
+ * NULL. One thread at a time.
+ * Errors: DSGD_ERR_UNSUPPORTED (no such kind of device here, no driver, a GPU that is too old),
+ * DSGD_ERR_INVALID_ARGUMENT (no such index), DSGD_ERR_STATE, DSGD_ERR_LIMIT. */
 DSGD_API int32_t dsgd_replica_add(dsgd_session *session, const char *device, dsgd_replica **replica,
                                   dsgd_error **error);
 DSGD_API const char *dsgd_replica_device(const dsgd_replica *replica); /* "cpu", "cuda:0"; "" for NULL; any thread */
 /* Contribution weight of one replica from the next step on, instead of an equal part of the step's weight; a negative
- * number goes back to that. 0, or from 1e-12 to 1e12. Once one replica has a weight of its own, all replicas of the worker must
- * have, and the step's weight argument must be their sum or 0 (0: the worker contributes nothing). One thread at a
- * time. */
+ * number goes back to that. 0, or from 1e-12 to 1e12. Once one replica has a weight of its own, all replicas of the
+ * worker must have, and the step's weight argument must be their sum or 0 (0: the worker contributes nothing). One
+ * thread at a time. */
 DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_error **error);
 
 /* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an untrained
  * parameter). Both hold exactly the parameter's bytes, are aligned to the element, and stay valid until the session is
  * closed or others are bound; may be called again between steps. dsgd reads the gradient and writes the values, during
- * start and steps only; with optimizer "none" it writes the mean into the gradient. Both are memory of the replica's device,
- * and no two buffers share memory (dsgd_start looks, and nobody afterwards). One thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE (during a step). */
+ * start and steps only; with optimizer "none" it writes the mean into the gradient. Both are memory of the replica's
+ * device, and no two buffers share memory (dsgd_start looks, and nobody afterwards). One thread at a time.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE (during a
+ * step). */
 DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, void *value, size_t value_nbytes,
                            void *gradient, size_t gradient_nbytes, dsgd_error **error);
-/* Buffers from dsgd, in memory of the replica's device, zeroed, aligned to 64 bytes: the fastest, since dsgd may place them
- * where peers or devices reach them. `gradient` may be NULL for an untrained parameter. They live until the session is freed and the last
- * dsgd_memory of them is, even beyond dsgd_close. Calling again returns the same buffers. One thread at a time.
+/* Buffers from dsgd, in memory of the replica's device, zeroed, aligned to 64 bytes: the fastest, since dsgd may place
+ * them where peers or devices reach them. `gradient` may be NULL for an untrained parameter. They live until the
+ * session is freed and the last dsgd_memory of them is, even beyond dsgd_close. Calling again returns the same buffers.
+ * One thread at a time.
  * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE. */
 DSGD_API int32_t dsgd_alloc(dsgd_replica *replica, dsgd_parameter *parameter, void **value, void **gradient,
                             dsgd_error **error);
@@ -327,9 +331,9 @@ DSGD_API int32_t dsgd_export_dlpack(dsgd_replica *replica, dsgd_parameter *param
 
 /* Names: "sgd" (lr, momentum, dampening, nesterov, weight_decay), "adam" and "adamw" (lr, beta1, beta2, eps,
  * weight_decay, amsgrad), "none" (no update: the mean gradient is written to the gradient buffers of every replica).
- * `options`: "key=value" words, NULL for defaults. Definitions are those of PyTorch (torch.optim.SGD, Adam, AdamW), and so are
- * the defaults, but for the lr of "sgd", which is 0.01.
- * Before dsgd_start; equal on all workers. The default is sgd with lr=0.01. One thread at a time.
+ * `options`: "key=value" words, NULL for defaults. Definitions are those of PyTorch (torch.optim.SGD, Adam, AdamW), and
+ * so are the defaults, but for the lr of "sgd", which is 0.01. Before dsgd_start; equal on all workers. The default is
+ * sgd with lr=0.01. One thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT names the nearest name or key. */
 DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
 /* Learning rate from the next step on, equal on all workers (the step checks). One thread at a time. */
@@ -340,11 +344,13 @@ DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd
  * as a step ends. As in PyTorch's GradScaler; Micikevicius et al. 2018. Positive, or a negative code. Any thread. */
 DSGD_API double dsgd_loss_scale(const dsgd_session *session);
 /* How gradients become new values: "simple" (through the driver, rank 0), "ps" (parameter servers inside the workers,
- * placed by consistent hashing), "allreduce" (aliases "mirrored", "multi_worker_mirrored"), or a registered one. `options`: "key=value" words:
- * algorithm=auto|direct|ring, or a registered one (allreduce). NULL for none. Before dsgd_start: sets the strategy to start with. After:
- * collective, called by all workers between steps with equal arguments; optimizer state moves to where the new strategy
- * keeps it; holds from the next step on; blocks up to `step_timeout`. One thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_MISMATCH, DSGD_ERR_STATE (a step is in flight), and those of dsgd_step. */
+ * placed by consistent hashing), "allreduce" (aliases "mirrored", "multi_worker_mirrored"), or a registered one.
+ * `options`: "key=value" words: algorithm=auto|direct|nccl|ring, or a registered one (allreduce). NULL for none. Before
+ * dsgd_start: sets the strategy to start with. After: collective, called by all workers between steps with equal
+ * arguments; optimizer state moves to where the new strategy keeps it; holds from the next step on; blocks up to
+ * `step_timeout`. One thread at a time.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_MISMATCH, DSGD_ERR_STATE (a step is in flight), and those of
+ * dsgd_step. */
 DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
 
 /* Checks that all workers agree on protocol, library, parameters, optimizer and strategy, then gives every replica of
@@ -365,7 +371,8 @@ typedef struct dsgd_step_result {
   int32_t all_done;     /* 1: every worker gave weight 0: nobody has data left */
   int32_t stop;         /* 1: some worker called dsgd_stop_request before this step */
   double weight;        /* sum of all contribution weights */
-  double gradient_norm; /* L2 norm of the mean gradient; NaN unless `gradient_norm` or `loss_scale` is configured and some weight was not 0 */
+  double gradient_norm; /* L2 norm of the mean gradient; NaN if all weights were 0, or without `gradient_norm` and
+                         * `loss_scale` in the configuration */
 } dsgd_step_result;
 
 /* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread. */
@@ -377,22 +384,25 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * Every gradient not marked absent is taken as ready; on a GPU, once what the host has entered into the default stream
  * before is done. New values are there when it returns. c*g and its sums must have their place in the parameter's
  * dtype. Collective; blocks up to `step_timeout`. `result` may be NULL. Gradient buffers are the host's again when it
- * returns. One thread at a time. With `reproducible`, a gradient that is not finite makes its whole block of 4096 elements NaN.
- * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing, and the
- * session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
+ * returns. One thread at a time. With `reproducible`, a gradient that is not finite makes its whole block of 4096
+ * elements NaN. A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing,
+ * and the session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a
+ * failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
  * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ), DSGD_ERR_WORKER_LOST,
  * DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_TORN, DSGD_ERR_CLOSED, DSGD_ERR_INVALID_ARGUMENT. */
 DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result, dsgd_error **error);
 
 /* A step that overlaps the backward pass. Begins it; gradients are then marked one by one as they are ready, and the op
- * ends when the step does. On a GPU new values may then still be on their way: they come before whatever the host enters
- * afterwards into the default stream, or into a stream on which it has marked a gradient of that replica. Never blocks. What is not marked when dsgd_op_wait is called on the op, or
- * dsgd_step_flush, counts as ready then. One thread at a time. */
+ * ends when the step does. On a GPU new values may then still be on their way: they come before whatever the host
+ * enters afterwards into the default stream, or into a stream on which it has marked a gradient of that replica. Never
+ * blocks. What is not marked when dsgd_op_wait is called on the op, or dsgd_step_flush, counts as ready then. One
+ * thread at a time. */
 DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, dsgd_op **op, dsgd_error **error);
-/* This gradient is complete and will not change until the step ends. For a replica on a GPU it is complete once what `stream`
- * holds now is done; numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy) default stream, 2 for the calling
- * thread's default stream. NULL for host memory. Any thread, any order, never blocks.
- * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu). */
+/* This gradient is complete and will not change until the step ends. For a replica on a GPU it is complete once what
+ * `stream` holds now is done; numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy) default stream, 2 for
+ * the calling thread's default stream. NULL for host memory. Any thread, any order, never blocks.
+ * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream for the
+ * cpu). */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
 /* This replica has no gradient of this parameter in the step begun, or, with none begun, in the next one. Its weight then
@@ -452,8 +462,8 @@ typedef struct dsgd_group dsgd_group;
 /* In place: every worker ends with the reduction of all workers' data. */
 DSGD_API int32_t dsgd_allreduce(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes, int32_t dtype,
                                 int32_t reduction, dsgd_op **op, dsgd_error **error);
-/* In place: every worker ends with the data of rank `root`. The root ends when all have called it; another worker as soon as
- * it has the data, even if a third one then turns out to disagree. */
+/* In place: every worker ends with the data of rank `root`. The root ends when all have called it; another worker as
+ * soon as it has the data, even if a third one then turns out to disagree. */
 DSGD_API int32_t dsgd_broadcast(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes, int32_t dtype,
                                 int32_t root, dsgd_op **op, dsgd_error **error);
 /* `receive` gets every worker's `send`, in rank order. `counts`: elements of each rank (size() numbers, copied, equal on
