@@ -49,7 +49,7 @@ bool is_on(const DLDevice& tensor, const device::Device& device) {
 }
 
 std::string device_text(const DLDevice& device) {
-  return "(" + std::to_string(device.device_type) + ", " + std::to_string(device.device_id) + ")";
+  return std::string("(").append(std::to_string(device.device_type)) + ", " + std::to_string(device.device_id) + ")";
 }
 
 // Is this tensor of the host's one that can stand for `parameter` on this device? `what`: "value" or "gradient".
