@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <mutex>
 #include <set>
 
@@ -48,9 +47,9 @@ void rest_all() {
   for (UvLoop* loop : loops->loops) loop->await_rest(until);
 }
 
-// What is registered while libraries are loaded runs as they are finalized: after all that a program registers in main() and after
+// What is made while libraries are loaded is destroyed as they are finalized: after all that a program registers in main() and after
 // its destructors, which so find sessions alive; and a library before those that it links. KJ's objects must be made now, too:
-// made later, they would go first.
+// made later, they would go first. (Not a function given to atexit(): ThreadSanitizer runs those after all libraries.)
 const struct Registration {
   Registration() {
     (void)kj::runCatchingExceptions([] {
@@ -60,8 +59,8 @@ const struct Registration {
       auto pipeline = capnp::getDisabledPipeline();
 #endif
     });
-    std::atexit(rest_all);
   }
+  ~Registration() { rest_all(); }
 } registration;
 
 }  // namespace
