@@ -75,15 +75,18 @@ void Engine::enqueue(std::shared_ptr<Call> call, MakeTask make, Done done) {
   pump();
 }
 
-// Who has no memory for what the others have begun, or will, cannot go on, and they must know.
+Status Engine::out_of_memory(const std::string& what) {
+  const Status why = Status(Code::kNoMemory, "rank " + std::to_string(rank()) + ": no memory for " + what).with_rank(rank());
+  fail(why, true);
+  return why;
+}
+
 Result<std::unique_ptr<Task>> Engine::made(const Pending& pending, const Done& ended) {
   try {
     return pending.make(pending.operation, ended);
   } catch (const std::bad_alloc&) {
   }
-  const Status why = Status(Code::kNoMemory, "rank " + std::to_string(rank()) + ": no memory for a call's buffers").with_rank(rank());
-  fail(why, true);
-  return why;
+  return out_of_memory("a call's buffers");
 }
 
 void Engine::pump() {

@@ -81,6 +81,8 @@ class Engine final : public MeshEvents {
 
   // The session cannot go on. `tell_peers`: this worker is the first to know.
   void fail(const Status& cause, bool tell_peers);
+  // Who has no memory for what the others have begun, or will, cannot go on, and they must know. Returns why.
+  Status out_of_memory(const std::string& what);
   void peer_left(int32_t rank) { if (mesh_) mesh_->told_left(rank); }
   void close(const Status& cause);
   void leave_loop() { waiter_.close(), step_.close(); }  // the last call on it

@@ -47,17 +47,14 @@ struct Session::Impl {
       begin(start, operation, [operation](const Status& status) { operation->end(status); });
     });
   }
-  // On the loop. Who has no memory to begin what the others have begun, or will, cannot go on, and they must know.
+  // On the loop.
   template <typename Start, typename End>
   void begin(const Start& start, const std::shared_ptr<Operation>& operation, End end) {
     try {
       return start(end);
     } catch (const std::bad_alloc&) {
     }
-    const Status why = Status(Code::kNoMemory, "rank " + std::to_string(rank) + ": no memory for " +
-                                                   (operation->name().empty() ? "a call's buffers" : operation->name()))
-                           .with_rank(rank);
-    engine().fail(why, true);
+    const Status why = engine().out_of_memory(operation->name().empty() ? "a call's buffers" : operation->name());
     if (!operation->done()) end(why);
   }
   void run_task(const std::shared_ptr<Operation>& operation, transport::Task task) {

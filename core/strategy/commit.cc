@@ -152,7 +152,6 @@ void Step::transform(size_t index, size_t begin, size_t end) {
 // With a loss scale nothing changes before the whole gradient is known to be finite; else each bucket is done with in turn.
 void Step::commit() {
   if (positive_ == 0) return request_.wait_for_devices ? end_when_reached(false) : end();
-  updated_.assign(model_.parameters.size(), 0);
   squares_ = 0;
   const bool check = model_.loss_scale.on();
   for (size_t b = 0; b < plan_.size(); ++b) {
@@ -160,11 +159,13 @@ void Step::commit() {
     if (status.ok() && !check) status = update(b);
     if (!status.ok()) return device_failed(status);
   }
+  if (options_.gradient_norm && !updates_at_owner() && !norms_on_device()) result_.gradient_norm = std::sqrt(squares_);
   if (!check) return updated();
   if (!norms_on_device()) return update_if_finite();
   when_reached(request_.deadline, [this](const Status& status) {
     if (!done_) return;
     if (!status.ok()) return device_failed(status);
+    result_.gradient_norm = norm_of_devices();
     update_if_finite();
   });
 }
@@ -223,7 +224,6 @@ double Step::norm_of_devices() const {
 
 // The same on all workers, since all have the same sums, or the same sum of what owners have measured.
 void Step::update_if_finite() {
-  if (!updates_at_owner()) result_.gradient_norm = norms_on_device() ? norm_of_devices() : std::sqrt(squares_);
   const bool finite = std::isfinite(result_.gradient_norm);
   model_.loss_scale.stepped(finite);
   if (!finite) return end();
@@ -237,9 +237,6 @@ void Step::update_if_finite() {
 Status Step::update(size_t index) {
   const Bucket& bucket = plan_[index];
   Buffers& buffers = buffers_[index];
-  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
-    if (buffers.means[i].present) updated_[bucket.pieces[i].parameter] = 1;
-  }
   for (size_t p = 0; p < places_.size(); ++p) {
     Place& place = places_[p];
     const void* sums = result_of(buffers);
@@ -259,12 +256,17 @@ Status Step::update(size_t index) {
 // All updates are done, or entered into the devices' queues.
 void Step::updated() {
   result_.applied = true;
-  for (size_t p = 0; p < updated_.size(); ++p) {
-    if (!updated_[p]) continue;
+  std::vector<char> has_mean(model_.parameters.size(), 0);
+  for (size_t b = 0; b < plan_.size(); ++b) {
+    for (size_t i = 0; i < plan_[b].pieces.size(); ++i) {
+      if (buffers_[b].means[i].present) has_mean[plan_[b].pieces[i].parameter] = 1;
+    }
+  }
+  for (size_t p = 0; p < has_mean.size(); ++p) {
+    if (!has_mean[p]) continue;
     ++model_.updates[p];
     if (updates_at_owner()) std::swap(host_state_[p], next_state_[p]);
   }
-  if (options_.gradient_norm && !updates_at_owner() && !norms_on_device()) result_.gradient_norm = std::sqrt(squares_);
   if (Status status = give_to_streams(); !status.ok()) return device_failed(status);
   const bool norm = norms_on_device() && !model_.loss_scale.on();  // part of the step's result, so it is waited for
   if (!request_.wait_for_devices && !norm) return end();

@@ -287,8 +287,7 @@ class Step {
   double total_weight_ = 0;
   uint32_t positive_ = 0;  // replicas with weight > 0
   double largest_weight_ = 0;
-  double squares_ = 0;         // of the mean, as far as the host computes them
-  std::vector<char> updated_;  // by parameter
+  double squares_ = 0;  // of the mean, as far as the host computes them
 
   Teams teams_;
   transport::TimerId patience_ = 0;  // for a name of who is lost

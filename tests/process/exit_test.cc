@@ -17,8 +17,7 @@
 namespace {
 
 dsgd_head* head = nullptr;
-dsgd_session* alone = nullptr;      // of a job of its own
-dsgd_session* late_user = nullptr;  // `alone`, when it is to be used late
+dsgd_session* alone = nullptr;  // of a job of its own
 dsgd_session* training[2];
 dsgd_op* barrier = nullptr;
 std::atomic<int> steps{0};
@@ -84,21 +83,21 @@ __attribute__((destructor)) void destructor_of_the_host() {
 
 // Registered before dsgd was loaded, and not with the program's own functions: all libraries have been finalized.
 void after_all_others(void*) {
-  if (!late_user) return;
+  if (!alone) return;
   uint64_t digest;
   size_t count;
   dsgd_op* op;
-  check(dsgd_rank(late_user) == DSGD_ERR_CLOSED, "dsgd_rank");
-  check(dsgd_step(late_user, 1, nullptr, nullptr) == DSGD_ERR_CLOSED, "dsgd_step");
-  check(dsgd_digest(late_user, &digest, nullptr) == DSGD_ERR_CLOSED, "dsgd_digest");
-  check(dsgd_barrier(late_user, nullptr, nullptr, nullptr) == DSGD_ERR_CLOSED, "dsgd_barrier");
-  check(dsgd_queue_poll(late_user, &op, 1, -1, &count, nullptr) == DSGD_ERR_CLOSED, "dsgd_queue_poll");
+  check(dsgd_rank(alone) == DSGD_ERR_CLOSED, "dsgd_rank");
+  check(dsgd_step(alone, 1, nullptr, nullptr) == DSGD_ERR_CLOSED, "dsgd_step");
+  check(dsgd_digest(alone, &digest, nullptr) == DSGD_ERR_CLOSED, "dsgd_digest");
+  check(dsgd_barrier(alone, nullptr, nullptr, nullptr) == DSGD_ERR_CLOSED, "dsgd_barrier");
+  check(dsgd_queue_poll(alone, &op, 1, -1, &count, nullptr) == DSGD_ERR_CLOSED, "dsgd_queue_poll");
   (void)dsgd_op_wait(barrier, -1, nullptr);  // it may have ended
-  check(dsgd_abort(late_user, "late", nullptr) == DSGD_ERR_CLOSED, "dsgd_abort");
-  check(dsgd_close(late_user, -1, nullptr) == DSGD_ERR_CLOSED, "dsgd_close");
+  check(dsgd_abort(alone, "late", nullptr) == DSGD_ERR_CLOSED, "dsgd_abort");
+  check(dsgd_close(alone, -1, nullptr) == DSGD_ERR_CLOSED, "dsgd_close");
   check(dsgd_head_wait(head, -1, nullptr) == DSGD_ERR_CLOSED, "dsgd_head_wait");
   dsgd_op_free(barrier);
-  dsgd_finalize(late_user);
+  dsgd_finalize(alone);
   dsgd_head_free(head);
 }
 
@@ -126,7 +125,7 @@ TEST_F(ProcessExit, TheHostsOwnFunctionsFindSessionsAliveAndLaterOnesGetErrors) 
   EXPECT_EXIT(
       {
         std::atexit(on_exit_of_the_host);
-        alone = late_user = open_session("", 1, 0);
+        alone = open_session("", 1, 0);
         train();
         std::exit(7);
       },

@@ -45,6 +45,13 @@ dsgd_session* open_session(const char* address, int rank) {
   first.join();
   int32_t how[2];
   std::string what[2];
+  const auto call = [&](int rank) {
+    dsgd_error* error = nullptr;
+    how[rank] = scatter ? dsgd_reduce_scatter(sessions[rank], nullptr, data[rank].data(), kCount * 2, part[rank].data(), kCount, nullptr,
+                                              DSGD_FLOAT16, DSGD_SUM, nullptr, &error)
+                        : dsgd_allreduce(sessions[rank], nullptr, data[rank].data(), kCount * 2, DSGD_FLOAT16, DSGD_SUM, nullptr, &error);
+    what[rank] = dsgd_error_message(error);
+  };
   std::atomic<bool> limited = false;  // neither has the memory, so nothing moves
   const auto begun = std::chrono::steady_clock::now();
   rlimit limit{};
@@ -53,19 +60,11 @@ dsgd_session* open_session(const char* address, int rank) {
   limit.rlim_cur = limit.rlim_max = pages * 4096 + (60u << 20);
   std::thread second([&] {
     while (!limited) std::this_thread::yield();
-    dsgd_error* error = nullptr;
-    how[1] = scatter ? dsgd_reduce_scatter(sessions[1], nullptr, data[1].data(), kCount * 2, part[1].data(), kCount, nullptr,
-                                           DSGD_FLOAT16, DSGD_SUM, nullptr, &error)
-                     : dsgd_allreduce(sessions[1], nullptr, data[1].data(), kCount * 2, DSGD_FLOAT16, DSGD_SUM, nullptr, &error);
-    what[1] = dsgd_error_message(error);
+    call(1);
   });
   if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(4);
   limited = true;
-  dsgd_error* error = nullptr;
-  how[0] = scatter ? dsgd_reduce_scatter(sessions[0], nullptr, data[0].data(), kCount * 2, part[0].data(), kCount, nullptr,
-                                         DSGD_FLOAT16, DSGD_SUM, nullptr, &error)
-                   : dsgd_allreduce(sessions[0], nullptr, data[0].data(), kCount * 2, DSGD_FLOAT16, DSGD_SUM, nullptr, &error);
-  what[0] = dsgd_error_message(error);
+  call(0);
   second.join();
   for (int rank : {0, 1}) {
     std::fprintf(stderr, "rank %d: %d %s\n", rank, how[rank], what[rank].c_str());
