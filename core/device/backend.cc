@@ -1,6 +1,12 @@
 // Devices of a backend: its table, in the shape that the rest of core knows.
 #include "core/device/backend.h"
 
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "core/device/bounded_calls.h"
 #include "core/device/device.h"
 
 namespace dsgd::device {
@@ -18,10 +24,12 @@ Status call(Call&& function) {
 
 class Opened final : public Device, public std::enable_shared_from_this<Opened> {
  public:
-  Opened(const Backend& backend, Handle* handle, int32_t index)
+  Opened(const Backend& backend, Handle* handle, int32_t index, Patience patience)
       : backend(backend), handle(handle), index_(index), name_(std::string(backend.name) + ':' + std::to_string(index)),
-        description_(name_ + ": " + backend.describe(handle)) {}
-  ~Opened() override { backend.close(handle); }
+        description_(name_ + ": " + backend.describe(handle)), patience_(std::move(patience)) {}
+  ~Opened() override {
+    release([close = backend.close, handle = handle] { close(handle); });
+  }
 
   const std::string& name() const override { return name_; }
   const std::string& describe() const override { return description_; }
@@ -44,26 +52,74 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
   Status record_stream(Mark& mark, void* stream) override;
   Status stream_wait(void* stream, Mark& mark) override;
 
+  // The device is let go of last, behind all that is released before.
+  template <typename Call>
+  void release(const Call& call) {
+    try {
+      if (calls_.run(patience_.release, call) || warned_.exchange(true) || !patience_.warn) return;
+    } catch (const std::bad_alloc&) {
+      return call();
+    }
+    patience_.warn(name_ + " does not end what was entered into it or into the host's streams; its memory is released when it has, "
+                           "and not waited for");
+  }
+
   const Backend& backend;
   Handle* const handle;
 
  private:
-  template <typename Allocate, typename Release>
-  Result<std::shared_ptr<void>> memory(size_t nbytes, Allocate allocate, Release release) {
-    void* data = nullptr;
-    Status status = call([&](Message* message) { return allocate(handle, nbytes, &data, message); });
-    if (!status.ok()) return status;
-    return std::shared_ptr<void>(data, [self = shared_from_this(), release](void* freed) { release(self->handle, freed); });
-  }
+  using Allocate = int32_t (*)(Handle*, uint64_t, void**, Message*);
+  using Release = void (*)(Handle*, void*);
+  Result<std::shared_ptr<void>> memory(size_t nbytes, Allocate allocate, Release release);
 
   const int32_t index_;
   const std::string name_, description_;
+  const Patience patience_;
+  std::atomic<bool> warned_ = false;
+  BoundedCalls calls_;
 };
+
+Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, Release release) {
+  struct Made {
+    std::mutex mutex;
+    bool ended = false, given_up = false;
+    void* data = nullptr;
+    Status status;
+  };
+  const auto made = std::make_shared<Made>();
+  const auto allocate_here = [made, allocate, release, nbytes, handle = handle] {
+    void* data = nullptr;
+    Status status = call([&](Message* message) { return allocate(handle, nbytes, &data, message); });
+    std::unique_lock lock(made->mutex);
+    if (made->given_up) {
+      lock.unlock();
+      if (status.ok()) release(handle, data);
+      return;
+    }
+    made->ended = true;
+    made->data = data;
+    made->status = std::move(status);
+  };
+  if (!calls_.late()) (void)calls_.run(patience_.allocation, allocate_here);  // else it would only wait, too
+  std::lock_guard lock(made->mutex);
+  if (!made->ended) {
+    made->given_up = true;
+    return Status(Code::kTimeout, name_ + " has not given " + std::to_string(nbytes) + " bytes in " +
+                                      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(patience_.allocation).count()) +
+                                      " s; what the host has entered into its streams may not end");
+  }
+  if (!made->status.ok()) return made->status;
+  return std::shared_ptr<void>(made->data, [self = shared_from_this(), release](void* freed) {
+    self->release([release, handle = self->handle, freed] { release(handle, freed); });
+  });
+}
 
 class OpenedMark final : public Mark {
  public:
   OpenedMark(std::shared_ptr<Opened> device, Event* event) : event(event), device_(std::move(device)) {}
-  ~OpenedMark() override { device_->backend.event_close(event); }
+  ~OpenedMark() override {
+    device_->release([close = device_->backend.event_close, event = event] { close(event); });
+  }
   Result<bool> done() override {
     Message message{};
     const EventState state = device_->backend.event_query(event, &message);
@@ -83,7 +139,9 @@ Event* event_of(Mark& mark) { return static_cast<OpenedMark&>(mark).event; }
 class OpenedQueue final : public WorkQueue {
  public:
   OpenedQueue(std::shared_ptr<Opened> device, Queue* queue) : device_(std::move(device)), queue_(queue) {}
-  ~OpenedQueue() override { backend().queue_close(queue_); }
+  ~OpenedQueue() override {
+    device_->release([close = backend().queue_close, queue = queue_] { close(queue); });
+  }
 
   Status copy(void* to, const void* from, size_t nbytes) override {
     if (nbytes == 0) return {};
@@ -145,7 +203,12 @@ class OpenedCommunicator final : public Communicator {
  public:
   OpenedCommunicator(std::vector<std::shared_ptr<Device>> devices, const Backend& backend, Comm* communicator)
       : devices_(std::move(devices)), backend_(backend), communicator_(communicator) {}
-  ~OpenedCommunicator() override { backend_.communicator_close(communicator_); }
+  ~OpenedCommunicator() override {
+    // All of its devices stay until it has gone.
+    static_cast<Opened&>(*devices_.front()).release([devices = devices_, close = backend_.communicator_close, comm = communicator_] {
+      close(comm);
+    });
+  }
   void enter(const Work& work, std::chrono::nanoseconds patience, Ended ended) override {
     std::vector<Event*> after, reached;
     for (Mark* mark : work.after) after.push_back(event_of(*mark));
@@ -206,7 +269,7 @@ Status Opened::stream_wait(void* stream, Mark& mark) {
 
 }  // namespace
 
-Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t index) {
+Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t index, Patience patience) {
   if (backend.version != kBackendVersion) {
     return Status(Code::kUnsupported, std::string("the plug-in for ") + backend.name + " devices has version " +
                                           std::to_string(backend.version) + ", this library knows version " +
@@ -225,7 +288,7 @@ Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t ind
   Handle* handle = nullptr;
   status = call([&](Message* message) { return backend.open(index, &handle, message); });
   if (!status.ok()) return status;
-  return std::shared_ptr<Device>(std::make_shared<Opened>(backend, handle, index));
+  return std::shared_ptr<Device>(std::make_shared<Opened>(backend, handle, index, std::move(patience)));
 }
 
 Result<std::unique_ptr<Communicator>> Device::join(const std::vector<std::shared_ptr<Device>>& devices, const CommunicatorId& id,

@@ -64,12 +64,19 @@ class Communicator {
   virtual void fail(const Status& cause) = 0;  // everything fails, and what devices wait for is aborted
 };
 
+// How long allocations and releases wait for a device, for what is in its queues and, as CUDA does it, in the host's streams. That
+// may not end. Then an allocation fails, and what is to be released stays until it has ended, and nobody waits for it.
+struct Patience {
+  std::chrono::nanoseconds allocation = std::chrono::minutes(1), release = std::chrono::seconds(5);
+  std::function<void(const std::string&)> warn = {};  // once, when a release is given up
+};
+
 class Device {
  public:
   // The host. Always there.
   static std::shared_ptr<Device> host();
   // Device `index` of a backend; its table must outlive it.
-  static Result<std::shared_ptr<Device>> open(const Backend& backend, int32_t index);
+  static Result<std::shared_ptr<Device>> open(const Backend& backend, int32_t index, Patience patience = {});
 
   // The library behind communicators of this device and its like; see Backend::communicator_load.
   struct CommunicatorLibrary {

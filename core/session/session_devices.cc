@@ -27,12 +27,18 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
   const char* const end = name.data() + name.size();
   const auto read = colon == std::string::npos ? std::from_chars_result{end, std::errc::invalid_argument}
                                                : std::from_chars(name.data() + colon + 1, end, index);
+  if (read.ec == std::errc::result_out_of_range) {
+    return Status(Code::kInvalidArgument, "there is no device '" + name + "': no machine has so many").with_parameter("devices");
+  }
   if (read.ec != std::errc() || read.ptr != end) {
     return Status(Code::kInvalidArgument, "device '" + name + "' has no index; write " + backend->first + ":0 for the first one")
         .with_parameter("devices");
   }
   auto table = backend->second();
-  auto opened = table.ok() ? device::Device::open(*table.value(), index) : Result<std::shared_ptr<device::Device>>(table.status());
+  device::Patience patience;
+  patience.warn = [log = log](const std::string& message) { log->warning(message); };
+  auto opened = table.ok() ? device::Device::open(*table.value(), index, std::move(patience))
+                           : Result<std::shared_ptr<device::Device>>(table.status());
   if (opened.ok()) {
     log->info(opened.value()->describe());
     return opened;

@@ -15,6 +15,7 @@
 
 #include "core/device/device.h"
 #include "tests/unit/device/fake_cuda.h"
+#include "tests/unit/device/gpu.h"
 
 extern "C" const dsgd::device::Backend* dsgd_cuda_backend(void);
 
@@ -116,6 +117,46 @@ TEST_F(Cuda, NothingWaitsForTheDevice) {
   }
   wait(*mark);
   EXPECT_EQ(static_cast<float*>(staging.get())[999], 0.5f);
+}
+
+// Getting memory and giving back what there is waits for the device, as CUDA does it, but not for ever.
+TEST_F(Cuda, ADeviceThatHangsIsGivenUpAndReleasedLater) {
+  const fake_cuda::Alive before = fake_cuda::alive();
+  std::vector<std::string> warnings;
+  Patience patience{std::chrono::milliseconds(50), std::chrono::milliseconds(50),
+                    [&](const std::string& message) { warnings.push_back(message); }};
+  {
+    auto device = Device::open(*dsgd_cuda_backend(), 1, patience).value();
+    auto queue = std::move(device->new_queue()).value();
+    auto mark = std::move(device->new_mark()).value();
+    auto memory = device->allocate(4000).value(), more = device->allocate(4000).value(), staging = device->allocate_staging(4000).value();
+    {
+      const fake_cuda::Pause pause;
+      EXPECT_TRUE(queue->copy(memory.get(), staging.get(), 4000).ok());
+      const Status late = device->allocate(8).status();  // its zeros wait for the default stream
+      expect_error(late, Code::kTimeout, "cuda:1 has not given 8 bytes in");
+      more.reset();  // behind the one that is late
+    }
+    while (!device->allocate(8).ok()) std::this_thread::yield();  // it goes on, and so does this
+    EXPECT_EQ(warnings.size(), 1u);
+    finish(*device, *queue);
+    const fake_cuda::Pause pause;
+    EXPECT_TRUE(queue->copy(memory.get(), staging.get(), 4000).ok());
+    memory.reset();
+    staging.reset();
+    queue.reset();
+    mark.reset();
+    device.reset();
+    EXPECT_GT(fake_cuda::alive().allocations, before.allocations);
+  }
+  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (fake_cuda::alive().allocations > before.allocations || fake_cuda::alive().streams > before.streams ||
+         fake_cuda::alive().events > before.events) {
+    ASSERT_LT(std::chrono::steady_clock::now(), until);
+    std::this_thread::yield();
+  }
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(warnings[0], HasSubstr("cuda:1 does not end what was entered into it"));
 }
 
 // A gradient that a host stream is still writing is summed after it.

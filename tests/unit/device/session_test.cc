@@ -235,6 +235,33 @@ TEST_F(GpuSession, ADeviceThatDoesNotComeIsATimeoutThatNamesIt) {
   (void)trainer.session->close(10s);
 }
 
+// What CUDA does when memory is freed is to wait for the device, which here waits for a host that does not end its work.
+TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
+  const auto before = fake_cuda::alive();
+  std::atomic<int> warnings{0};
+  const auto log = std::make_shared<Log>(LogLevel::kWarning, [&](LogLevel, const std::string& message) {
+    if (message.find("cuda:0 does not end what was entered into it") != std::string::npos) ++warnings;
+  });
+  {
+    auto trainer = std::make_unique<Trainer>(open({{"step_timeout", "200ms"}}, "", log), std::vector<std::string>{"cuda:0"});
+    ok(trainer->session->start());
+    const fake_cuda::Pause pause;
+    EXPECT_EQ(trainer->session->step(1, nullptr).code(), Code::kTimeout);
+    const auto begin = std::chrono::steady_clock::now();
+    ok(trainer->session->close(0ms));
+    trainer.reset();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+    EXPECT_GT(fake_cuda::alive().allocations, before.allocations);
+    EXPECT_EQ(warnings, 1);
+  }
+  // It goes on, and what was left is released.
+  const auto until = std::chrono::steady_clock::now() + 60s;
+  while (fake_cuda::alive().allocations > before.allocations || fake_cuda::alive().streams > before.streams) {
+    ASSERT_LT(std::chrono::steady_clock::now(), until);
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
 TEST_F(GpuSession, ACallThatFailsOnTheDeviceEndsTheStepAndSaysWhich) {
   for (const char* function : {"launch", "cudaEventRecord", "cudaStreamWaitEvent"}) {
     SCOPED_TRACE(function);
@@ -302,7 +329,7 @@ TEST_F(GpuSession, DevicesAndBuffersThatDoNotFitAreRefused) {
   for (const Case& c : {Case{"", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
                         Case{"cuda:x", Code::kInvalidArgument, "has no index"}, Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
                         Case{"cuda:2", Code::kInvalidArgument, "there is no device 'cuda:2'"},
-                        Case{"cuda:99999999999", Code::kInvalidArgument, "has no index"},
+                        Case{"cuda:99999999999", Code::kInvalidArgument, "there is no device 'cuda:99999999999': no machine has so many"},
                         Case{"gpu:0", Code::kUnsupported, "there is no device 'gpu:0'; there are: cpu, cuda:0"},
                         Case{"cpu:0", Code::kUnsupported, "there is no device 'cpu:0'"}}) {
     auto replica = session->add_replica(c.device);
