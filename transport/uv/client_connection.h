@@ -76,6 +76,7 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   Status closed_status() const;
 
   bool nothing_to_send() const override;
+  bool holds_messages() const override { return false; }  // answers are read at once
   void mute() override;
   void broken(const Status& why) override;
   void tear_down() override;

@@ -10,6 +10,8 @@ namespace {
 // session.
 constexpr Duration kStall = std::chrono::milliseconds(500);
 constexpr Duration kFlushLimit = std::chrono::seconds(3);
+// By then RPC has let go of every message that it has handled.
+constexpr Duration kStarving = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -21,7 +23,7 @@ void Connection::release(bool flush) {
 void Connection::kill() {
   auto self = shared_from_this();
   mute();
-  if (timer_) loop().cancel(std::exchange(timer_, 0));
+  cancel_timers();
   state_ = State::kEnded;
   if (link_) link_->stop();
   tear_down();
@@ -65,6 +67,27 @@ void Connection::advance() {
 
 void Connection::link_written() { advance(); }
 
+// A message that nobody here holds is held by RPC for the peer, as one may be whose results the peer wants to fetch later. Only
+// the peer can change that, by a message that there is no memory for; so it would stay so for ever.
+void Connection::link_starved() {
+  if (state_ == State::kEnded || starving_) return;
+  starving_ = loop().schedule(loop().now() + kStarving, [this] { look_whether_starved(); });
+}
+
+void Connection::look_whether_starved() {
+  starving_ = 0;
+  if (!link_ || !link_->starved()) return;
+  if (holds_messages()) return link_starved();
+  end(Status(Code::kIo, "the connection broke the RPC protocol: no memory is left for a message, since an earlier one is not let go "
+                        "of; are both sides of one version?"));
+}
+
+void Connection::cancel_timers() {
+  for (TimerId* timer : {&timer_, &starving_}) {
+    if (*timer) loop().cancel(std::exchange(*timer, 0));
+  }
+}
+
 void Connection::link_down(const Status& why) { end(why); }
 
 void Connection::end(const Status& why) {
@@ -72,7 +95,7 @@ void Connection::end(const Status& why) {
   const bool tell = state_ == State::kOpen;
   state_ = State::kEnded;
   link_->drop_queue();
-  if (timer_) loop().cancel(std::exchange(timer_, 0));
+  cancel_timers();
   // As a task of its own: this may be the link's or KJ's call stack, and answers that came before the end are
   // still on their way through KJ's queue.
   loop().post([self = shared_from_this(), why, tell] {

@@ -51,6 +51,7 @@ class Connection : public std::enable_shared_from_this<Connection>, protected Li
   UvLoop& loop() { return shared_.loop; }
 
   virtual bool nothing_to_send() const = 0;
+  virtual bool holds_messages() const = 0;     // that came, and will be let go of
   virtual void mute() = 0;                     // no callback to the user from now on
   virtual void broken(const Status& why) = 0;  // from the loop, once, unless closed here before
   virtual void tear_down() = 0;                // drop RPC; from the loop, outside of KJ's events
@@ -58,6 +59,7 @@ class Connection : public std::enable_shared_from_this<Connection>, protected Li
   // Link::Events
   void link_down(const Status& why) override;
   void link_written() override;
+  void link_starved() override;
 
   NetworkShared shared_;
   const std::string peer_;
@@ -67,12 +69,14 @@ class Connection : public std::enable_shared_from_this<Connection>, protected Li
   enum class State { kOpen, kFlushing, kDraining, kEnded };
   void end(const Status& why);
   void watch();
+  void look_whether_starved();
+  void cancel_timers();
 
   State state_ = State::kOpen;
   bool answers_queued_ = false, writing_ended_ = false;
   Time give_up_ = kNever;
   size_t queued_before_ = 0;  // when watch() last looked
-  TimerId timer_ = 0;
+  TimerId timer_ = 0, starving_ = 0;
 };
 
 }  // namespace dsgd::transport::uv

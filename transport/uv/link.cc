@@ -290,9 +290,10 @@ bool Link::try_receive(Received* out) {
       return false;
     case FrameReader::Outcome::kStarved:
       // The socket stays unread, and so the peer is held back.
-      if (!starved_) shared_.starving.push_back(this);
-      starved_ = true;
       poll_->want_read(false);
+      if (std::exchange(starved_, true)) return false;
+      shared_.starving.push_back(this);
+      events_->link_starved();
       return false;
     case FrameReader::Outcome::kEnd:
       down(Status(Code::kWorkerLost,

@@ -34,6 +34,8 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
     // Queued frames have been written: there may be room for the next span, or the queue has become empty.
     // Never from inside a send.
     virtual void link_written() = 0;
+    // There is no memory for the next message while earlier ones hold some: nothing is read before they let go of it.
+    virtual void link_starved() = 0;
 
    protected:
     ~Events() = default;
@@ -55,6 +57,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   void end_writing();   // after all is written
   void stop();          // no more events, no more reading and writing
   bool stopped() const { return stopped_; }
+  bool starved() const { return starved_; }
 
   FrameReader& reader() { return reader_; }
   const FrameWriter& writer() const { return writer_; }

@@ -58,6 +58,7 @@ class ServerConnection final : public Connection, public ServerChannel, private 
   BulkSink* on_span(const BulkHeader& header, size_t nbytes, Status* refused) override;
 
   bool nothing_to_send() const override { return true; }
+  bool holds_messages() const override { return !calls_.empty() || !pushes_.empty(); }
   void mute() override { handler_ = nullptr; }
   void broken(const Status& why) override;
   void tear_down() override;

@@ -201,6 +201,27 @@ TEST_F(HostileTest, APayloadLargerThanItsDataDoesNotLandBeyondIt) {
   still_works();
 }
 
+// RPC keeps a call whose results the caller wants to fetch later (sendResultsTo.yourself), and the call's message if nobody here
+// has taken it; then there may be no memory for a large one.
+TEST_F(HostileTest, AGuestThatHoldsAMessageAndSendsALargeOneIsShownOut) {
+  start("127.0.0.1:0", 4 << 20);
+  auto fd = welcomed();
+  capnp::MallocMessageBuilder hello, held;
+  hello.initRoot<capnp::rpc::Message>().initBootstrap().setQuestionId(0);
+  put(fd, hello);
+  auto call = held.initRoot<capnp::rpc::Message>().initCall();
+  call.setQuestionId(1);
+  call.initTarget().initPromisedAnswer().setQuestionId(0);
+  call.setInterfaceId(4711);
+  call.initParams();
+  call.getSendResultsTo().setYourself();
+  put(fd, held);
+  put(fd, words({0, (60 << 20) / 8}));
+  ::shutdown(fd.get(), SHUT_WR);
+  EXPECT_TRUE(shown_out(fd));
+  still_works();
+}
+
 TEST_F(HostileTest, GuestsWithoutAHelloDoNotKeepOthersOut) {
   start();
   std::vector<uv::Fd> silent;
