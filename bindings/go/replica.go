@@ -157,6 +157,20 @@ func (r *Replica) GradientReady(p *Parameter) error {
 	return e.check(raw.Dsgd_gradient_ready(r.pointer(), p.pointer(), 0, &e.handle), r)
 }
 
+// GradientReadyOn is GradientReady for a gradient on a GPU, complete once what the stream holds now is done; streams are
+// numbered as in DLPack.
+func (r *Replica) GradientReadyOn(p *Parameter, stream uintptr) error {
+	var e failure
+	return e.check(raw.Dsgd_gradient_ready(r.pointer(), p.pointer(), stream, &e.handle), r)
+}
+
+// StreamWait orders what is entered into the stream afterwards behind the new values of all steps that have ended, as it
+// is in the default stream. For streams on which no gradient was marked; 0 for host memory, where there is nothing to do.
+func (r *Replica) StreamWait(stream uintptr) error {
+	var e failure
+	return e.check(raw.Dsgd_stream_wait(r.pointer(), stream, &e.handle), r)
+}
+
 // GradientAbsent says that this replica has no gradient of this parameter in the step begun, or, with none begun, in the
 // next one: its weight then does not count for that parameter.
 func (r *Replica) GradientAbsent(p *Parameter) error {

@@ -126,6 +126,13 @@ int32_t dsgd_gradient_ready(dsgd_replica* replica, dsgd_parameter* parameter, vo
   });
 }
 
+int32_t dsgd_stream_wait(dsgd_replica* replica, void* stream, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(replica));
+    return replica->session->core->stream_wait(replica->core, stream);
+  });
+}
+
 int32_t dsgd_gradient_absent(dsgd_replica* replica, dsgd_parameter* parameter, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));

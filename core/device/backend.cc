@@ -6,8 +6,8 @@
 #include <new>
 #include <utility>
 
-#include "core/device/bounded_calls.h"
 #include "core/device/device.h"
+#include "transport/bounded_calls.h"
 
 namespace dsgd::device {
 namespace {
@@ -76,7 +76,7 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
   const std::string name_, description_;
   const Patience patience_;
   std::atomic<bool> warned_ = false;
-  BoundedCalls calls_;
+  transport::BoundedCalls calls_;
 };
 
 Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, Release release) {

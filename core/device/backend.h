@@ -1,7 +1,7 @@
 // What a device can do, as a table of C functions: the boundary to a plug-in such as libdsgd_cuda.so, which is loaded when its
 // first device is asked for. Only plain data crosses it. Work goes to queues: a call returns as soon as it is entered, and
 // what was entered into one queue happens in order. Only getting and giving back (open, close, allocate, release) may wait for
-// the device, so they are called with patience (bounded_calls.h).
+// the device, so they are called with patience (transport/bounded_calls.h).
 //
 // Codes are those of dsgd.h (0 or negative); on failure `message` is filled. Any thread, but one at a time per queue.
 #pragma once

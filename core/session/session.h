@@ -60,6 +60,7 @@ class Session {
   Status step(double weight, StepResult* result);
   Result<std::shared_ptr<Operation>> step_begin(double weight);
   Status gradient_ready(Replica* replica, Parameter* parameter, void* stream);
+  Status stream_wait(Replica* replica, void* stream);
   Status gradient_absent(Replica* replica, Parameter* parameter);
   Status step_flush();
   Status stop_request();

@@ -13,9 +13,6 @@ constexpr size_t kReadPart = 4 << 20;  // bytes on the host at a time
 
 Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string& name) {
   if (name == "cpu") return device::Device::host();
-  for (const auto& replica : model.replicas) {
-    if (replica->device->name() == name) return replica->device;
-  }
   const size_t colon = name.find(':');
   const auto backend = backends.find(name.substr(0, colon));
   if (backend == backends.end()) {
@@ -30,9 +27,12 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
   if (read.ec == std::errc::result_out_of_range) {
     return Status(Code::kInvalidArgument, "there is no device '" + name + "': no machine has so many").with_parameter("devices");
   }
-  if (read.ec != std::errc() || read.ptr != end) {
+  if (read.ec != std::errc() || read.ptr != end || name[colon + 1] == '-') {
     return Status(Code::kInvalidArgument, "device '" + name + "' has no index; write " + backend->first + ":0 for the first one")
         .with_parameter("devices");
+  }
+  for (const auto& replica : model.replicas) {
+    if (replica->device->name() == backend->first + ':' + std::to_string(index)) return replica->device;
   }
   auto table = backend->second();
   device::Patience patience;

@@ -55,6 +55,7 @@ Status Session::start() {
 void Session::Impl::clear_marks() {
   marks.assign(model.replicas.size(), std::vector<char>(model.parameters.size(), 0));
   unmarked.assign(model.parameters.size(), static_cast<uint32_t>(model.replicas.size()));
+  std::lock_guard lock(model.streams_mutex);
   for (StreamMarks& of_replica : model.stream_marks) {
     of_replica.marks.resize(model.parameters.size());
     of_replica.marked.assign(model.parameters.size(), 0);
@@ -74,6 +75,7 @@ Status Session::Impl::mark_stream(const Replica& replica, const Parameter& param
   Status status = replica.device->record_stream(*mark, stream);
   if (!status.ok()) return std::move(status).with_parameter(parameter.name);
   of_replica.marked[parameter.index] = 1;
+  std::lock_guard lock(model.streams_mutex);
   auto& streams = of_replica.streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   return {};
@@ -220,14 +222,17 @@ Result<std::shared_ptr<Operation>> Session::step_begin(double weight) {
   return operation;
 }
 
+namespace {
+Status no_streams(const Replica& replica) {
+  return Status(Code::kInvalidArgument,
+                "replica " + std::to_string(replica.index) + " is on the cpu, which has no streams; give NULL");
+}
+}  // namespace
+
 Status Session::gradient_ready(Replica* replica, Parameter* parameter, void* stream) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (stream && replica->device->is_host()) {
-    return Status(Code::kInvalidArgument, "replica " + std::to_string(replica->index) + " is on the cpu, which has no "
-                                                                                        "streams; give NULL")
-        .with_parameter(parameter->name);
-  }
+  if (stream && replica->device->is_host()) return no_streams(*replica).with_parameter(parameter->name);
   if (!parameter->trained) {
     return Status(Code::kInvalidArgument, "parameter '" + parameter->name + "' is untrained: it has no gradient")
         .with_parameter(parameter->name);
@@ -245,6 +250,24 @@ Status Session::gradient_ready(Replica* replica, Parameter* parameter, void* str
   }
   if (!marked.complete.empty()) impl_->loop().post([impl = impl_.get(), marked] { impl->tell_engine(marked); });
   return {};
+}
+
+// The default stream comes after new values, so what waits for it does.
+Status Session::stream_wait(Replica* replica, void* stream) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  device::Device& device = *replica->device;
+  if (device.is_host()) return stream ? no_streams(*replica) : Status();
+  if (!impl_->started) return {};  // there are no new values, and replicas may be added
+  std::lock_guard lock(impl_->step_mutex);
+  auto& mark = impl_->model.stream_marks[replica->index].values;
+  if (!mark) {
+    auto made = device.new_mark();
+    if (!made.ok()) return made.status();
+    mark = std::move(made).value();
+  }
+  Status status = device.record_stream(*mark, nullptr);
+  return status.ok() ? device.stream_wait(stream, *mark) : status;
 }
 
 Status Session::gradient_absent(Replica* replica, Parameter* parameter) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/optimizer/apply.h"
 #include "core/reduce/kernels.h"
@@ -224,6 +225,9 @@ double Step::norm_of_devices() const {
 
 // The same on all workers, since all have the same sums, or the same sum of what owners have measured.
 void Step::update_if_finite() {
+  // A norm beyond float32 comes of sums that the division by less than 1 may make infinite.
+  const bool narrow = std::any_of(plan_.begin(), plan_.end(), [](const Bucket& bucket) { return bucket.dtype == DType::kFloat32; });
+  if (narrow && result_.gradient_norm > std::numeric_limits<float>::max()) result_.gradient_norm = std::numeric_limits<double>::infinity();
   const bool finite = std::isfinite(result_.gradient_norm);
   model_.loss_scale.stepped(finite);
   if (!finite) return end();
@@ -312,6 +316,7 @@ Status Step::give_to_streams() {
     Status status = place.queue->record(*place.reached);
     if (status.ok()) status = place.device->stream_wait(nullptr, *place.reached);
     if (!status.ok()) return status;
+    std::lock_guard lock(model_.streams_mutex);
     for (uint32_t r : place.replicas) {
       for (void* stream : model_.stream_marks[r].streams) {
         status = place.device->stream_wait(stream, *place.reached);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -45,11 +46,13 @@ struct Binding {
 };
 
 // Where the gradients of a replica that is not on the host stand in the host's streams. Written by who marks gradients, under
-// the session's lock, before the step is told of them; then the step's.
+// the session's lock, before the step is told of them; then the step's, but for `streams`: gradients that no step waits for, of
+// frozen parameters, may be marked at any time.
 struct StreamMarks {
   std::vector<std::unique_ptr<device::Mark>> marks;  // by parameter; made when first needed
   std::vector<char> marked;                          // by parameter, in this step; else the default stream counts
-  std::vector<void*> streams;                        // of this step's marks, each once
+  std::vector<void*> streams;                        // of this step's marks, each once; under Model::streams_mutex
+  std::unique_ptr<device::Mark> values;              // where the default stream has come to; for streams without marks
 };
 
 // By parameter, by tensor of the optimizer. Zeroed.
@@ -62,6 +65,7 @@ struct Model {
   std::vector<double> weights;                         // by replica, negative: its part of the step's weight
   std::vector<std::vector<Binding>> bindings;          // by replica, by parameter
   std::vector<StreamMarks> stream_marks;               // by replica
+  std::mutex streams_mutex;
   std::unique_ptr<Optimizer> optimizer;
   std::vector<uint64_t> updates;                       // by parameter: updates so far
   LossScale loss_scale;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "core/collectives/all_reduce.h"
 #include "core/reduce/kernels.h"
@@ -114,11 +115,13 @@ void Step::launch() {
   if (options_.reproducible && !header_done_) return;  // weights set the units of the sums
   // What a team has begun it cannot take back, so all must have agreed.
   if (by_teams() && !header_done_) return;
+  if (std::exchange(launching_, true)) return;  // from a bucket that was done at once: the loop below goes on
   while (done_ && next_ < plan_.size() && open_ < Mesh::kOpenTasks && buffers_[next_].pending == 0) {
     ++open_;
     const size_t index = next_++;
     in_team() ? fetch_together(index) : fetch(index);
   }
+  launching_ = false;
   if (!done_) return;
   if (by_teams() && next_ == plan_.size()) tell_that_all_is_entered();
   launch_gathers();

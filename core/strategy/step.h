@@ -275,6 +275,7 @@ class Step {
   bool agreed_ = false;
   bool settings_differ_ = false;
   Status bucket_failure_;  // came before the header
+  bool launching_ = false;
   size_t next_ = 0;     // next bucket to start
   size_t open_ = 0;     // buckets started and not in
   size_t reduced_ = 0;  // buckets in

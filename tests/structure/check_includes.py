@@ -23,9 +23,9 @@ LIBRARIES = re.compile(r"uv\.h|capnp/|kj/|pthread\.h|sys/|netinet/|arpa/|unistd\
 CUDA = re.compile(r"cuda|nccl\.h|driver_types\.h")
 # It is a library of its own, whose communicators need a thread; core's come from the loop.
 PLUGIN_MAY = {"thread", "condition_variable"}
-INTERFACES = ["loop.h", "poster.h", "network.h", "messages.h"]
+INTERFACES = ["loop.h", "poster.h", "bounded_calls.h", "network.h", "messages.h"]
 # core knows transport by its interfaces alone.
-CORE_MAY_SEE = re.compile(r"transport/(loop|poster|network|messages|base/status)\.h")
+CORE_MAY_SEE = re.compile(r"transport/(loop|poster|bounded_calls|network|messages|base/status)\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 

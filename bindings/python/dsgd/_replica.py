@@ -108,6 +108,11 @@ class Replica:
         (as a number, torch.cuda.Stream.cuda_stream; None: the default stream). Any thread, any order; never blocks."""
         _raw.dsgd_gradient_ready(self._pointer, parameter._pointer, stream)
 
+    def stream_wait(self, stream: Optional[int]) -> None:
+        """On a GPU: what is entered into `stream` afterwards comes after the new values of all steps that have ended, as it does
+        in the default stream. For streams on which no gradient was marked; torch.from_dlpack and its like call it for theirs."""
+        _raw.dsgd_stream_wait(self._pointer, stream)
+
     def gradient_absent(self, parameter: Parameter) -> None:
         """There is no gradient of this parameter in the step begun, or else in the next one."""
         _raw.dsgd_gradient_absent(self._pointer, parameter._pointer)
@@ -154,15 +159,18 @@ class Tensor:
         dl_device: Optional[Tuple[int, int]] = None,
         copy: Optional[bool] = None,
     ) -> Any:
-        # On a GPU new values come before what is entered afterwards into the default stream, or into one on which gradients
-        # were marked.
-        if stream is not None and self._replica.device == "cpu":
+        on_host = self._replica.device == "cpu"
+        if stream is not None and on_host:
             raise BufferError(f"stream {stream!r} was given for a tensor in host memory; give None")
+        if stream == 0:  # as DLPack has it
+            raise BufferError("stream 0 may be one of two; give 1 for the legacy default stream, 2 for that of each thread")
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"a tensor on {self._replica.device} cannot be exported to DLPack device {dl_device}")
         if copy:
             raise BufferError("dsgd exports its own memory, not copies; copy it where it is received")
         pair = _raw.dsgd_export_dlpack(self._replica._pointer, self._parameter._pointer)
+        if not on_host and stream not in (None, -1):  # -1: the consumer sees to it by itself
+            self._replica.stream_wait(stream)
         if max_version is None or max_version[0] < 1:
             return _raw.dsgd_py_tensor_legacy(pair[self._which])
         return pair[self._which]

@@ -126,8 +126,6 @@ int dsgd_py_tensor_describe(PyObject* object, DLManagedTensorVersioned** describ
   copy->deleter = delete_described;
   copy->flags = flags;
   copy->dl_tensor = *tensor;
-  copy->dl_tensor.device.device_type = 1; /* pinned host memory is host memory to dsgd */
-  copy->dl_tensor.device.device_id = 0;
   copy->dl_tensor.shape = (int64_t*)(copy + 1);
   memcpy(copy->dl_tensor.shape, tensor->shape, shape_nbytes);
   if (tensor->strides != NULL) {

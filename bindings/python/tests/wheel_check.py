@@ -67,6 +67,20 @@ async def rpc(schema):
     del server
 
 
+def gpus():
+    """A wheel with the plug-in says what the machine lacks, or takes the replica; one without says that."""
+    plugin = pathlib.Path(dsgd.__file__).with_name("libdsgd_cuda.so.1").exists()
+    with dsgd.init() as session:
+        try:
+            session.add_replica("cuda:0")
+        except dsgd.Error as error:
+            expected = ("no NVIDIA driver", "driver is too old", "this machine has none") if plugin else ("cannot be loaded",)
+            assert any(text in str(error) for text in expected), error
+        else:
+            assert plugin
+    return "with" if plugin else "without"
+
+
 def main():
     assert "site-packages" in dsgd.__file__, dsgd.__file__
     with tempfile.TemporaryDirectory() as folder:
@@ -77,13 +91,14 @@ def main():
             with schema.Point.from_bytes(point.to_bytes()) as read:
                 assert read.x == 1.5 and read.name == "a" and list(read.values) == list(range(1000))
             asyncio.run(capnp.run(rpc(schema)))
+    plugin = gpus()
     # libdsgd must bring no Cap'n Proto that another could capture, nor take the other's.
     maps = pathlib.Path("/proc/self/maps").read_text()
     libraries = {line.split()[-1] for line in maps.splitlines() if ".so" in line}
     own = [name for name in libraries if "libdsgd" in name]
     assert own and all("site-packages" in name for name in own), own
     assert not any(part in name for name in libraries for part in ("libkj", "libcapnp", "libuv")), libraries
-    print(f"ok: dsgd {dsgd.__version__} and pycapnp {capnp.__version__}, {sys.argv[1]}, NumPy {numpy.__version__}")
+    print(f"ok: dsgd {dsgd.__version__} and pycapnp {capnp.__version__}, {sys.argv[1]}, NumPy {numpy.__version__}, {plugin} GPUs")
 
 
 if __name__ == "__main__":

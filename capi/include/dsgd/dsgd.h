@@ -394,17 +394,23 @@ DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_resul
 
 /* A step that overlaps the backward pass. Begins it; gradients are then marked one by one as they are ready, and the op
  * ends when the step does. On a GPU new values may then still be on their way: they come before whatever the host
- * enters afterwards into the default stream, or into a stream on which it has marked a gradient of that replica. Never
- * blocks. What is not marked when dsgd_op_wait is called on the op, or dsgd_step_flush, counts as ready then. One
- * thread at a time. */
+ * enters afterwards into the default stream, or into a stream on which it has marked a gradient of that replica; for
+ * others there is dsgd_stream_wait. Never blocks. What is not marked when dsgd_op_wait is called on the op, or
+ * dsgd_step_flush, counts as ready then. One thread at a time. */
 DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, dsgd_op **op, dsgd_error **error);
 /* This gradient is complete and will not change until the step ends. For a replica on a GPU it is complete once what
  * `stream` holds now is done; numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy) default stream, 2 for
- * the calling thread's default stream. NULL for host memory. Any thread, any order, never blocks.
+ * the calling thread's default stream. NULL for host memory. The stream lives until the step has ended, since new values
+ * are ordered on it, too. Any thread, any order, never blocks.
  * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream for the
  * cpu). */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
+/* What the host enters into `stream` afterwards comes after the new values of all steps that have ended, as it does in
+ * the default stream: for a stream on which no gradient of this replica was marked. Numbered as in dsgd_gradient_ready;
+ * for a replica on the cpu NULL, and nothing is to do. Any thread, never blocks.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu), DSGD_ERR_CLOSED. */
+DSGD_API int32_t dsgd_stream_wait(dsgd_replica *replica, void *stream, dsgd_error **error);
 /* This replica has no gradient of this parameter in the step begun, or, with none begun, in the next one. Its weight then
  * does not count for that parameter; absent on all replicas of all workers, value and optimizer state stand still.
  * Any thread. Errors: as dsgd_gradient_ready. */

@@ -50,14 +50,21 @@ bool look_up(void* library, Functions* functions, const char** missing) {
 // What the host process already has comes first, so that it and dsgd share one: two in a process take each other's memory and
 // threads. Then what the user names, then what the loader finds.
 void load(const std::string& path, Loaded* loaded) {
+  // What was loaded here and is of no use must not be found in the process by the next search.
+  struct Own {
+    void* library = nullptr;
+    ~Own() {
+      if (library) dlclose(library);
+    }
+  } own;
   const char* missing = nullptr;
   const char* how = "which the process had loaded";
   void* library = RTLD_DEFAULT;
   if (!dlsym(RTLD_DEFAULT, "ncclGetVersion")) {
-    library = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL);
+    library = own.library = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL);
     if (!library && !path.empty()) {
       how = "as `nccl_library` says";
-      library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+      library = own.library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
       if (!library) {
         loaded->why_not = "`nccl_library` = " + path + " cannot be loaded: " + dlerror();
         return;
@@ -65,7 +72,7 @@ void load(const std::string& path, Loaded* loaded) {
     }
     if (!library) {
       how = "where the dynamic loader looks";
-      library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+      library = own.library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
     }
     if (!library) {
       loaded->why_not = std::string("NCCL is not there: ") + dlerror() +
@@ -85,6 +92,7 @@ void load(const std::string& path, Loaded* loaded) {
                       " or later is needed";
     return;
   }
+  own.library = nullptr;
   loaded->version = version;
   loaded->description = "NCCL " + version_text(version) + " (" + file + ", " + how + ")";
 }
@@ -147,7 +155,7 @@ int32_t Ranks::init(const CommunicatorId& id, Message* message) {
     result = functions().comm_init(&comms_[k], size_, unique, first_ + static_cast<int32_t>(k), &config);
   }
   const nccl::Result ended = functions().group_end();
-  if (is_bad(result)) return failed(message, k - 1, "ncclCommInitRankConfig", result);
+  if (is_bad(result)) return k == 0 ? failed(message, 0, "ncclGroupStart", result) : failed(message, k - 1, "ncclCommInitRankConfig", result);
   return is_bad(ended) ? failed(message, 0, "ncclGroupEnd", ended) : 0;
 }
 
@@ -174,7 +182,7 @@ int32_t Ranks::enter(Collective collective, DType dtype, void* const* buffers, u
     }
   }
   const nccl::Result ended = functions().group_end();
-  if (is_bad(result)) return failed(message, k - 1, "an NCCL collective", result);
+  if (is_bad(result)) return k == 0 ? failed(message, 0, "ncclGroupStart", result) : failed(message, k - 1, "an NCCL collective", result);
   return is_bad(ended) ? failed(message, 0, "ncclGroupEnd", ended) : 0;
 }
 

@@ -158,6 +158,7 @@ TEST(Lifetime, a_forked_child_is_told_and_frees_in_peace) {
         dsgd_op_wait(world->barrier, -1, nullptr),
         dsgd_op_test(world->barrier, &done, nullptr),
         dsgd_gradient_ready(world->running.replica, world->running.weight, nullptr, nullptr),
+        dsgd_stream_wait(world->running.replica, nullptr, nullptr),
         dsgd_parameter_set(world->running.weight, "rate=1", nullptr),
         dsgd_replica_weight(world->running.replica, 1, nullptr),
         dsgd_memory_get(world->running.replica, world->running.state, &memory, nullptr),

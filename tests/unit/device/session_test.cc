@@ -160,6 +160,33 @@ TEST_F(GpuSession, GradientsAreReadAfterTheirStreamsAndValuesComeBeforeWhatFollo
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
+// A stream that dsgd knows nothing of, as of a consumer of DLPack.
+TEST_F(GpuSession, AStreamThatWaitsSeesTheNewValues) {
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  {
+    Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+    ok(trainer.session->stream_wait(trainer.replicas[0], stream));  // nothing yet
+    ok(trainer.session->start());
+    trainer.compute(0, 0);
+    Tensor& large = trainer.tensors[1];
+    std::vector<float> before = trainer.values(large, 0), seen(before.size(), -1000);
+    {
+      const fake_cuda::Pause pause;
+      auto operation = trainer.session->step_begin(1);
+      ASSERT_TRUE(operation.ok());
+      ok(trainer.session->wait(*operation.value(), -1ms));
+      ok(trainer.session->stream_wait(trainer.replicas[0], stream));
+      fake_cuda::enter(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
+    }
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_EQ(seen, trainer.values(large, 0));
+    EXPECT_NE(seen, before);
+    ok(trainer.session->close(10s));
+  }
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEndsWithTheValues) {
   Trainer trainer(open(), {"cuda:0", "cuda:1"}, "sgd", "lr=1");
   ok(trainer.session->start());
@@ -180,6 +207,32 @@ TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEnd
     }
   }
   ok(trainer.session->close(10s));
+}
+
+// No step waits for the gradient of a frozen parameter, which may so be marked while the step ends.
+TEST_F(GpuSession, AFrozenParameterMayBeMarkedWhileTheStepEnds) {
+  cudaStream_t streams[3];
+  for (cudaStream_t& stream : streams) ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  {
+    Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+    ok(trainer.session->start());
+    ok(trainer.session->set_parameter(trainer.tensors[0].parameter, "frozen=1"));
+    for (int step = 0; step < 200; ++step) {
+      auto operation = trainer.session->step_begin(1);
+      ASSERT_TRUE(operation.ok());
+      for (size_t t = trainer.tensors.size(); t-- > 0;) {
+        const Status marked = trainer.session->gradient_ready(trainer.replicas[0], trainer.tensors[t].parameter, streams[t % 3]);
+        if (t > 0) {
+          ok(marked);
+        } else {
+          EXPECT_TRUE(marked.ok() || marked.code() == Code::kState) << marked.message();  // the step may have ended
+        }
+      }
+      ok(trainer.session->wait(*operation.value(), -1ms));
+    }
+    ok(trainer.session->close(10s));
+  }
+  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 // Steps that end when their updates are entered, on a quick device and a slow one, each with a stream of its own: none may see
@@ -278,6 +331,7 @@ TEST_F(GpuSession, ACallThatFailsOnTheDeviceEndsTheStepAndSaysWhich) {
 }
 
 TEST_F(GpuSession, WhatFailsOnOneWorkersDeviceTheOthersAreToldAtOnce) {
+  fake_cuda::set_delay(0, 100us);  // so that the device is asked to ring
   for (const char* function : {"launch", "cudaMemcpyAsync", "cudaLaunchHostFunc"}) {
     for (const char* strategy : {"allreduce", "ps"}) {
       for (const int n : {1, 2, 3}) {
@@ -290,7 +344,7 @@ TEST_F(GpuSession, WhatFailsOnOneWorkersDeviceTheOthersAreToldAtOnce) {
           ok(trainer.session->step(1, nullptr));
           ok(trainer.session->wait(*trainer.session->barrier(Session::Mode::kQueue).value(), -1ms));
           if (rank == 0) fake_cuda::fail(function, cudaErrorIllegalAddress, n);
-          for (int step = 0; step < 3 && how[static_cast<size_t>(rank)].ok(); ++step) {
+          for (int step = 0; step < 100 && how[static_cast<size_t>(rank)].ok(); ++step) {
             how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
           }
           ++ended;
@@ -303,6 +357,7 @@ TEST_F(GpuSession, WhatFailsOnOneWorkersDeviceTheOthersAreToldAtOnce) {
       }
     }
   }
+  fake_cuda::set_delay(0, 0us);
 }
 
 TEST_F(GpuSession, WantOfMemoryAtStartEndsTheSessionWithAnError) {
@@ -329,6 +384,7 @@ TEST_F(GpuSession, DevicesAndBuffersThatDoNotFitAreRefused) {
   for (const Case& c : {Case{"", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
                         Case{"cuda:x", Code::kInvalidArgument, "has no index"}, Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
                         Case{"cuda:2", Code::kInvalidArgument, "there is no device 'cuda:2'"},
+                        Case{"cuda:-0", Code::kInvalidArgument, "has no index"}, Case{"cuda:-1", Code::kInvalidArgument, "has no index"},
                         Case{"cuda:99999999999", Code::kInvalidArgument, "there is no device 'cuda:99999999999': no machine has so many"},
                         Case{"gpu:0", Code::kUnsupported, "there is no device 'gpu:0'; there are: cpu, cuda:0"},
                         Case{"cpu:0", Code::kUnsupported, "there is no device 'cpu:0'"}}) {
@@ -336,6 +392,7 @@ TEST_F(GpuSession, DevicesAndBuffersThatDoNotFitAreRefused) {
     EXPECT_EQ(replica.status().code(), c.code) << c.device;
     EXPECT_THAT(replica.status().message(), HasSubstr(c.says));
   }
+  EXPECT_EQ(session->add_replica("cuda:01").value()->device, one->device);
   const int64_t count = 4;
   Parameter* parameter = session->add_parameter("weight", DType::kFloat32, {&count, 1}, true).value();
   float host[8] = {};

@@ -1,5 +1,7 @@
 // Steps through the C ABI in jobs of several workers: overlap, uneven work, stop, changes of strategy, disagreement.
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -565,6 +567,32 @@ Scaled train_scaled(dsgd_session* session, int rank, int workers, const char* st
   return seen;
 }
 
+// A worker by itself is through with each bucket at once, one after the other, on a stack as small as a host's thread may have.
+TEST(Step, ManyBucketsTakeNoMoreStackThanFew) {
+  const auto body = [](void*) -> void* {
+    dsgd_config* config = dsgd_config_new();
+    EXPECT_EQ(dsgd_config_set(config, "bucket_size", "4K", nullptr), DSGD_OK);
+    dsgd_session* session = nullptr;
+    EXPECT_EQ(dsgd_init(config, &session, nullptr), DSGD_OK);
+    dsgd_config_free(config);
+    Trainer trainer{session, 0};
+    trainer.build({6000 * 1024}, "sgd", "lr=1", "allreduce");
+    std::fill_n(trainer.gradients[0], 6000 * 1024, 1.0f);
+    const float before = trainer.all_values().back();
+    EXPECT_EQ(dsgd_step(session, 1, nullptr, nullptr), DSGD_OK);
+    EXPECT_EQ(trainer.all_values().back(), before - 1);
+    dsgd_finalize(session);
+    return nullptr;
+  };
+  pthread_attr_t small;
+  pthread_attr_init(&small);
+  pthread_attr_setstacksize(&small, 1 << 20);
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, &small, body, nullptr), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&small);
+}
+
 // The oracle is a job without a loss scale that does not make those steps: values, optimizer state and its count of updates are
 // the same, bit for bit, since the factors are powers of two.
 TEST(LossScale, AStepThatIsNotFiniteChangesNothingOnAnyWorkerAndADynamicFactorIsHalved) {
@@ -616,6 +644,32 @@ TEST(LossScale, OnlyGradientsThatCountAreLookedAt) {
     EXPECT_EQ(result.applied, 1);
     EXPECT_EQ(dsgd_loss_scale(session), 65536);
   });
+}
+
+// With a factor less than 1 the mean may be infinite where no sum is.
+TEST(LossScale, AMeanBeyondItsTypeIsNotFiniteWhateverTheStrategy) {
+  for (const char* strategy : {"simple", "ps", "allreduce"}) {
+    for (const char* reproducible : {"0", "1"}) {
+      SCOPED_TRACE(std::string(strategy) + " reproducible=" + reproducible);
+      run_job(2, {{"loss_scale", "dynamic"}, {"reproducible", reproducible}}, [&](dsgd_session* session, int rank) {
+        Trainer trainer{session, rank};
+        trainer.build({100}, "sgd", "lr=1e-3", strategy);
+        const std::vector<float> before = trainer.all_values();
+        dsgd_step_result result;
+        dsgd_step_result_init(&result, sizeof result);
+        for (const float gradient : {std::numeric_limits<float>::infinity(), 1e38f}) {
+          for (int step = 0; step < (std::isinf(gradient) ? 40 : 1); ++step) {
+            std::fill_n(trainer.gradients[0], 100, gradient);
+            DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+            EXPECT_EQ(result.applied, 0);
+          }
+          EXPECT_LT(dsgd_loss_scale(session), 1);
+          EXPECT_EQ(trainer.all_values(), before);
+          EXPECT_FALSE(std::isfinite(result.gradient_norm));
+        }
+      });
+    }
+  }
 }
 
 TEST(LossScale, OptimizerNoneLeavesTheHostsGradientsOfALeftOutStep) {

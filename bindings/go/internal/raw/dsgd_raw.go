@@ -187,6 +187,7 @@ extern swig_intgo _wrap_dsgd_start_raw_fcd0d935d188846c(uintptr_t arg1, swig_voi
 extern swig_intgo _wrap_dsgd_step_raw_fcd0d935d188846c(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_step_begin_raw_fcd0d935d188846c(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_gradient_ready_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_stream_wait_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_gradient_absent_raw_fcd0d935d188846c(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_step_flush_raw_fcd0d935d188846c(uintptr_t arg1, swig_voidp arg2);
 extern swig_intgo _wrap_dsgd_op_step_result_raw_fcd0d935d188846c(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
@@ -1136,6 +1137,15 @@ func Dsgd_gradient_ready(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 *uintptr
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	swig_r = (int)(C._wrap_dsgd_gradient_ready_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	return swig_r
+}
+
+func Dsgd_stream_wait(arg1 uintptr, arg2 uintptr, arg3 *uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	_swig_i_2 := arg3
+	swig_r = (int)(C._wrap_dsgd_stream_wait_raw_fcd0d935d188846c(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 

@@ -1736,6 +1736,23 @@ intgo _wrap_dsgd_gradient_ready_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, d
 }
 
 
+intgo _wrap_dsgd_stream_wait_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
+  dsgd_replica *arg1 = 0 ;
+  void *arg2 = 0 ;
+  dsgd_error **arg3 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_replica **)&_swig_go_0;
+  arg2 = *(void **)&_swig_go_1;
+  arg3 = *(dsgd_error ***)&_swig_go_2;
+
+  result = (int32_t)dsgd_stream_wait(arg1,arg2,arg3);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
 intgo _wrap_dsgd_gradient_absent_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;

@@ -155,6 +155,18 @@ public final class Replica {
   }
 
   /**
+   * What the host enters into this stream afterwards comes after the new values of all steps that
+   * have ended, as it does in the default stream. For streams on which no gradient was marked. Any
+   * thread; never blocks.
+   *
+   * @param stream the address of the stream, as in DLPack; 0 for host memory, where there is
+   *     nothing to wait for
+   */
+  public void streamWait(long stream) {
+    session.use(s -> Raw.dsgd_stream_wait(pointer, stream));
+  }
+
+  /**
    * This replica has no gradient of this parameter in the step begun, or, with none begun, in the
    * next one. Any thread; never blocks.
    */

@@ -1,15 +1,14 @@
-// Calls that may wait for a device, which what a host has entered into its streams can keep busy for ever: made by a thread of
-// their own, in order, and awaited for a bounded time.
+// Calls that may wait for something for ever, such as a device that the host keeps busy: made by a thread of their own, in order,
+// and awaited for a bounded time.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <thread>
 
-namespace dsgd::device {
+namespace dsgd::transport {
 
-// Any thread. Its end waits for nothing that is late: such calls, and those behind them, are made when the device lets them.
+// Any thread. Its end waits for nothing that is late: such calls, and those behind them, are made as soon as that lets them.
 class BoundedCalls {
  public:
   BoundedCalls();
@@ -22,8 +21,7 @@ class BoundedCalls {
 
  private:
   struct State;
-  const std::shared_ptr<State> state_;
-  std::thread thread_;  // from the first call on; under the state's mutex
+  const std::shared_ptr<State> state_;  // the thread's, too
 };
 
-}  // namespace dsgd::device
+}  // namespace dsgd::transport

@@ -1,13 +1,14 @@
-#include "core/device/bounded_calls.h"
+#include "transport/bounded_calls.h"
 
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <mutex>
 #include <system_error>
+#include <thread>
 #include <utility>
 
-namespace dsgd::device {
+namespace dsgd::transport {
 
 struct BoundedCalls::State {
   std::mutex mutex;
@@ -16,6 +17,7 @@ struct BoundedCalls::State {
   uint64_t entered = 0, ended = 0;
   bool late = false;  // one that was awaited has not ended
   bool closing = false;
+  std::thread thread;  // from the first call on
 
   void work() {
     std::unique_lock lock(mutex);
@@ -45,11 +47,12 @@ BoundedCalls::~BoundedCalls() {
     late = state_->late;
     state_->changed.notify_all();
   }
-  if (!thread_.joinable()) return;
-  if (late || thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();
+  std::thread thread = std::move(state_->thread);  // nobody else calls any more
+  if (!thread.joinable()) return;
+  if (late || thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();
   } else {
-    thread_.join();
+    thread.join();
   }
 }
 
@@ -60,9 +63,9 @@ bool BoundedCalls::late() const {
 
 bool BoundedCalls::run(std::chrono::nanoseconds patience, std::function<void()> call) {
   std::unique_lock lock(state_->mutex);
-  if (!thread_.joinable()) {
+  if (!state_->thread.joinable()) {
     try {
-      thread_ = std::thread([state = state_] { state->work(); });
+      state_->thread = std::thread([state = state_] { state->work(); });
     } catch (const std::system_error&) {  // then unbounded
       lock.unlock();
       call();
@@ -72,11 +75,11 @@ bool BoundedCalls::run(std::chrono::nanoseconds patience, std::function<void()> 
   state_->calls.push_back(std::move(call));
   const uint64_t mine = ++state_->entered;
   state_->changed.notify_all();
-  if (thread_.get_id() == std::this_thread::get_id()) return true;
+  if (state_->thread.get_id() == std::this_thread::get_id()) return true;
   if (state_->late) return false;
   if (state_->changed.wait_for(lock, patience, [&] { return state_->ended >= mine; })) return true;
   state_->late = true;
   return false;
 }
 
-}  // namespace dsgd::device
+}  // namespace dsgd::transport

@@ -1,0 +1,170 @@
+"""Tensors on GPUs, by DLPack, on the fake CUDA runtime, whose memory is the host's. ctest runs it where the plug-in that has that
+runtime within is found first, and names it: DSGD_TEST_FAKE_CUDA."""
+
+import ctypes
+import gc
+import os
+
+import numpy
+import pytest
+
+import dsgd
+
+FAKE = ctypes.CDLL(os.environ["DSGD_TEST_FAKE_CUDA"])
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p), ("deleter", DELETER),
+        ("flags", ctypes.c_uint64), ("tensor", DLTensor),
+    ]  # fmt: skip
+
+
+class Legacy(ctypes.Structure):
+    _fields_ = [("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", DELETER)]
+
+
+class Array:
+    """A tensor of some framework on a GPU."""
+
+    alive = {}  # by address of the managed tensor
+
+    def __init__(self, shape, device=0, offset=0, versioned=True, flags=0, capsule_device=None, kind=2):
+        memory = ctypes.c_void_p()
+        FAKE.cudaSetDevice(device)
+        nbytes = 4 * int(numpy.prod(shape)) + offset
+        assert FAKE.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(nbytes)) == 0
+        FAKE.cudaSetDevice(0)
+        self.data, self.shape, self.offset, self.versioned, self.flags = memory.value, shape, offset, versioned, flags
+        self.device, self.kind = device, kind
+        self.capsule_device = device if capsule_device is None else capsule_device
+        self.streams = []
+        self.seen = numpy.ctypeslib.as_array((ctypes.c_float * int(numpy.prod(shape))).from_address(self.data + offset)).reshape(shape)
+        self.seen[...] = 0
+
+    def free(self):
+        FAKE.cudaFree(ctypes.c_void_p(self.data))
+
+    def __dlpack_device__(self):
+        return (self.kind, self.device)
+
+    def __dlpack__(self, stream=None, **options):
+        if not self.versioned and options:
+            raise TypeError("unexpected keyword argument")
+        self.streams.append(stream)
+        shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
+        tensor = DLTensor(self.data, self.kind, self.capsule_device, len(self.shape), 2, 32, 1, shape, None, self.offset)
+        deleter = DELETER(lambda address: Array.alive.pop(address) and None)
+        managed = Versioned(1, 0, None, deleter, self.flags, tensor) if self.versioned else Legacy(tensor, None, deleter)
+        address = ctypes.addressof(managed)
+        Array.alive[address] = (managed, shape, deleter, self)
+        return new_capsule(address, b"dltensor_versioned" if self.versioned else b"dltensor", None)
+
+
+@pytest.fixture
+def arrays():
+    made = []
+
+    def make(*shape, **options):
+        made.append(Array(shape, **options))
+        return made[-1]
+
+    before = len(Array.alive)
+    yield make
+    gc.collect()
+    assert len(Array.alive) == before, "a tensor that was taken is not given back"
+    for array in made:
+        array.free()
+
+
+def trained(session, replica, parameter, gradient):
+    session.set_optimizer("sgd", lr=1.0)
+    session.start()
+    operation = session.step_begin(1)
+    gradient[...] = 2
+    replica.gradient_ready(parameter, 1)
+    operation.wait()
+    FAKE.cudaDeviceSynchronize() if hasattr(FAKE, "cudaDeviceSynchronize") else session.digest()
+
+
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize(
+    "value, gradient",
+    [
+        (dict(shape=(4, 3)), dict(shape=(4, 3))),
+        (dict(shape=(12,)), dict(shape=(12,))),
+        (dict(shape=(4, 3)), dict(shape=(12,))),
+        (dict(shape=(4, 3), offset=16), dict(shape=(4, 3), versioned=False)),
+        (dict(shape=(4, 3), kind=13), dict(shape=(4, 3))),
+    ],
+)
+def test_bind_uses_the_gpus_memory(arrays, device, value, gradient):
+    with dsgd.init() as session:
+        parameter, replica = session.add_parameter("w", (4, 3)), session.add_replica(f"cuda:{device}")
+        held = [arrays(*options.pop("shape"), device=device, **options) for options in (dict(value), dict(gradient))]
+        replica.bind(parameter, *held)
+        trained(session, replica, parameter, held[1].seen)
+        assert (held[0].seen == -2).all()
+        assert [array.streams for array in held] == [[1], [1]]  # what the producer has entered comes before dsgd's work
+
+
+def test_a_flat_parameter_takes_a_tensor_of_its_shape(arrays):
+    with dsgd.init() as session:
+        parameter, replica = session.add_parameter("w", 5), session.add_replica("cuda:0")
+        value, gradient = arrays(5), arrays(5)
+        replica.bind(parameter, value, gradient)
+        trained(session, replica, parameter, gradient.seen)
+        assert (value.seen == -2).all()
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (dict(device=1), r"lies on DLPack device \(2, 1\), its replica on cuda:0"),
+        (dict(capsule_device=1), r"is on DLPack device \(2, 1\); the replica is on cuda:0, which is \(2, 0\)"),
+        (dict(flags=1), "read-only"),
+        (dict(kind=1), r"lies on DLPack device \(1, 0\), its replica on cuda:0"),
+    ],
+)
+def test_what_lies_elsewhere_is_refused(arrays, options, says):
+    with dsgd.init() as session:
+        parameter, replica = session.add_parameter("w", (4, 3)), session.add_replica("cuda:0")
+        with pytest.raises(dsgd.InvalidArgumentError, match=says):
+            replica.bind(parameter, arrays(4, 3, **options), arrays(4, 3))
+        with pytest.raises(dsgd.InvalidArgumentError, match="its replica on the cpu"):
+            session.add_replica("cpu").bind(parameter, arrays(4, 3), arrays(4, 3))
+        with pytest.raises(dsgd.InvalidArgumentError, match="in host memory, and its replica is on cuda:0"):
+            replica.bind(parameter, bytearray(48), bytearray(48))
+
+
+def test_consumers_streams_come_after_new_values():
+    with dsgd.init() as session:
+        parameter, replica = session.add_parameter("w", 5), session.add_replica("cuda:0")
+        value, gradient = replica.alloc_tensors(parameter)
+        assert value.__dlpack_device__() == (2, 0)
+        session.start()
+        session.step()
+        stream = ctypes.c_void_p()
+        assert FAKE.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+        for number in (None, -1, 1, 2, stream.value):
+            value.__dlpack__(stream=number)
+            gradient.__dlpack__(stream=number, max_version=(1, 0))
+        replica.stream_wait(stream.value)
+        with pytest.raises(BufferError, match="stream 0 may be one of two"):
+            value.__dlpack__(stream=0)
+        with pytest.raises(BufferError, match="cannot be exported"):
+            value.__dlpack__(dl_device=(1, 0))
+        assert FAKE.cudaStreamDestroy(stream) == 0
