@@ -5,6 +5,8 @@
 #include <atomic>
 #include <string>
 
+#include "core/device/device.h"
+
 namespace dsgd::capi {
 namespace {
 
@@ -39,6 +41,14 @@ Result<const device::Backend*> load_cuda() {
                 "the plug-in for CUDA devices cannot be loaded: " + why + "; build dsgd with -DDSGD_CUDA=ON, which installs " +
                     kCudaLibrary + " beside libdsgd.so, or use the device cpu")
       .with_parameter("devices");
+}
+
+Status check_host_memory(const void* data, size_t nbytes) {
+  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (!driver) return {};  // there can be no memory of a GPU
+  dlclose(driver);
+  auto backend = load_cuda();
+  return backend.ok() ? device::Device::check_host_memory(*backend.value(), data, nbytes) : Status();
 }
 
 }  // namespace dsgd::capi

@@ -42,6 +42,7 @@ int32_t dsgd_init(const dsgd_config* config, dsgd_session** session, dsgd_error*
     auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, made->log);
     dsgd::Registered registered = config ? config->registered : dsgd::Registered{};
     registered.backends.emplace("cuda", dsgd::capi::load_cuda);
+    registered.check_host_memory = dsgd::capi::check_host_memory;
     auto opened = dsgd::Session::open(values, dsgd::transport::make_uv_environment(), std::move(log), registered);
     if (!opened.ok()) return opened.status();
     made->core = std::move(opened).value();

@@ -291,6 +291,10 @@ Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t ind
   return std::shared_ptr<Device>(std::make_shared<Opened>(backend, handle, index, std::move(patience)));
 }
 
+Status Device::check_host_memory(const Backend& backend, const void* data, size_t nbytes) {
+  return call([&](Message* message) { return backend.check_host_pointer(data, nbytes, message); });
+}
+
 Result<std::unique_ptr<Communicator>> Device::join(const std::vector<std::shared_ptr<Device>>& devices, const CommunicatorId& id,
                                                    int32_t first, int32_t size, std::chrono::nanoseconds patience,
                                                    Communicator::Ended joined) {

@@ -13,7 +13,7 @@
 
 namespace dsgd::device {
 
-inline constexpr uint32_t kBackendVersion = 2;
+inline constexpr uint32_t kBackendVersion = 3;
 
 struct Message {
   char text[512];
@@ -123,6 +123,9 @@ struct Backend {
   void (*release_staging)(Handle* device, void* data);
   // Is [data, data + nbytes) memory of this device?
   int32_t (*check_pointer)(Handle* device, const void* data, uint64_t nbytes, Message* message);
+
+  // Is it memory that the host can use, for all that is known? Needs no device to be open.
+  int32_t (*check_host_pointer)(const void* data, uint64_t nbytes, Message* message);
 
   int32_t (*queue_open)(Handle* device, Queue** queue, Message* message);
   void (*queue_close)(Queue* queue);

@@ -21,7 +21,7 @@ struct Session::Impl {
   Impl(const Config& config, std::unique_ptr<transport::Environment> environment, std::shared_ptr<Log> log,
        const Registered& registered)
       : config(config), environment(std::move(environment)), log(std::move(log)), strategies(registered),
-        backends(registered.backends) {}
+        backends(registered.backends), check_host_memory(registered.check_host_memory) {}
 
   // Calls in progress, so that close() knows when nobody uses the loop any more.
   class Call {
@@ -113,6 +113,7 @@ struct Session::Impl {
   const std::shared_ptr<Log> log;
   const Strategies strategies;
   const std::map<std::string, Registered::OpenBackend> backends;
+  const Registered::CheckHostMemory check_host_memory;
   Model model;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<transport::Notifier> notifier;

@@ -157,7 +157,8 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
     if (reinterpret_cast<uintptr_t>(data) % align != 0) {
       return bad(std::string("the ") + which + " is not aligned to " + std::to_string(align) + " bytes");
     }
-    Status there = replica->device->check(data, nbytes);
+    const bool on_host = replica->device->is_host() && impl_->check_host_memory;
+    Status there = on_host ? impl_->check_host_memory(data, nbytes) : replica->device->check(data, nbytes);
     return there.ok() ? there : bad(std::string("the ") + which + ": " + there.message());
   };
   Status status = check("value", value, value_nbytes);

@@ -27,6 +27,9 @@ struct Registered {
   // Finds the table of devices that are named so ("cuda"), when the first of them is asked for.
   using OpenBackend = std::function<Result<const device::Backend*>()>;
   std::map<std::string, OpenBackend> backends;
+  // An error that says so if a buffer for a replica on the host is memory of a device. Null: nobody looks.
+  using CheckHostMemory = std::function<Status(const void* data, size_t nbytes)>;
+  CheckHostMemory check_host_memory;
 };
 
 enum class StrategyKind : uint8_t { kSimple, kAllReduce, kPs };

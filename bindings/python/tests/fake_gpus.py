@@ -1,5 +1,5 @@
 """Tensors on GPUs, by DLPack, on the fake CUDA runtime, whose memory is the host's. ctest runs it where the plug-in that has that
-runtime within is found first, and names it: DSGD_TEST_FAKE_CUDA."""
+runtime within is found first, and names it: DSGD_TEST_FAKE_CUDA; DSGD_TEST_CUDA_DRIVER is a library that is named as CUDA's driver."""
 
 import ctypes
 import gc
@@ -11,6 +11,7 @@ import pytest
 import dsgd
 
 FAKE = ctypes.CDLL(os.environ["DSGD_TEST_FAKE_CUDA"])
+DRIVER = os.environ["DSGD_TEST_CUDA_DRIVER"]
 new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
@@ -97,7 +98,7 @@ def trained(session, replica, parameter, gradient):
     gradient[...] = 2
     replica.gradient_ready(parameter, 1)
     operation.wait()
-    FAKE.cudaDeviceSynchronize() if hasattr(FAKE, "cudaDeviceSynchronize") else session.digest()
+    session.digest()  # comes after the step
 
 
 @pytest.mark.parametrize("device", [0, 1])
@@ -168,3 +169,16 @@ def test_consumers_streams_come_after_new_values():
         with pytest.raises(BufferError, match="cannot be exported"):
             value.__dlpack__(dl_device=(1, 0))
         assert FAKE.cudaStreamDestroy(stream) == 0
+
+
+def test_a_gpus_memory_given_as_the_hosts_is_refused(arrays):
+    """Without DLPack nobody says where memory is. Asked is CUDA, in a process that uses it."""
+    ctypes.CDLL(DRIVER)
+    with dsgd.init() as session:
+        parameter, replica = session.add_parameter("w", (4, 3)), session.add_replica("cpu")
+        there = arrays(4, 3, device=1).seen  # looks like an array on the host
+        with pytest.raises(dsgd.InvalidArgumentError, match="the value: the buffer is memory of cuda:1, but its replica is on the cpu"):
+            replica.bind(parameter, there, numpy.zeros((4, 3), "f4"))
+        with pytest.raises(dsgd.InvalidArgumentError, match="the gradient: the buffer is memory of cuda:1"):
+            replica.bind(parameter, numpy.zeros((4, 3), "f4"), there)
+        replica.bind(parameter, numpy.zeros((4, 3), "f4"), numpy.zeros((4, 3), "f4"))

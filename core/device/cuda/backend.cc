@@ -1,5 +1,5 @@
-// The table of CUDA devices. What can fail says which call failed and what CUDA says; nothing of the host's (its current
-// device) is left changed.
+// The table of CUDA devices. What can fail says which call failed and what CUDA says; the calling thread's device is the same after
+// a call as before.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <type_traits>
 
 #include "core/device/cuda/communicator.h"
 #include "core/device/cuda/handles.h"
@@ -79,8 +81,28 @@ void add_host(DeviceId* id) {
   for (size_t i = 0; i < sizeof id->bytes; ++i) id->bytes[i] ^= static_cast<uint8_t>(hash >> (i % 8 * 8));
 }
 
+// Found when the first device is opened, and the same ever after.
+Driver found_driver;
+std::once_flag driver_looked_for;
+
+cudaError_t look_for_driver() {
+  constexpr unsigned int kSince = 12000;
+  cudaError_t error = cudaSuccess;
+  const auto look = [&error](const char* name, auto* function) {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
+    if (error == cudaSuccess) error = cudaGetDriverEntryPointByVersion(name, &found, kSince, cudaEnableDefault, &how);
+    if (error == cudaSuccess && (how != cudaDriverEntryPointSuccess || !found)) error = cudaErrorSymbolNotFound;
+    *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(found);
+  };
+  look("cuDevicePrimaryCtxRetain", &found_driver.retain);
+  look("cuCtxPushCurrent", &found_driver.push);
+  look("cuCtxPopCurrent", &found_driver.pop);
+  return error;
+}
+
 int32_t open(int32_t index, Handle** device, Message* message) {
-  auto handle = std::unique_ptr<Handle>(new (std::nothrow) Handle{index, {}, {}});
+  auto handle = std::unique_ptr<Handle>(new (std::nothrow) Handle{index, {}, {}, nullptr});
   if (!handle) return fail(message, Code::kNoMemory, "cuda:%d: no memory", index);
   cudaDeviceProp properties;
   DSGD_CUDA(handle.get(), cudaGetDeviceProperties(&properties, index));
@@ -93,6 +115,15 @@ int32_t open(int32_t index, Handle** device, Message* message) {
   add_host(&handle->id);
   if (properties.major < 8) {
     return fail(message, Code::kUnsupported, "cuda:%d (%s) is too old; compute capability 8.0 or later is needed", index, text);
+  }
+  static cudaError_t looked;
+  std::call_once(driver_looked_for, [] { looked = look_for_driver(); });
+  if (looked != cudaSuccess) return failed(message, handle.get(), "cudaGetDriverEntryPointByVersion", looked);
+  // Never released: the runtime keeps what it makes in the context for the process's life, too.
+  if (const CUresult retained = found_driver.retain(&handle->context, index); retained != CUDA_SUCCESS) {
+    return fail(message, retained == CUDA_ERROR_OUT_OF_MEMORY ? Code::kNoMemory : Code::kInternal,
+                "cuda:%d: cuDevicePrimaryCtxRetain failed with code %d; is the device in use by another process alone?", index,
+                static_cast<int>(retained));
   }
   *device = handle.release();
   return 0;
@@ -155,7 +186,25 @@ int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message
   return 0;
 }
 
+int32_t check_host_pointer(const void* data, uint64_t nbytes, Message* message) {
+  if (nbytes == 0) return 0;
+  for (const void* end : {data, static_cast<const void*>(static_cast<const char*>(data) + nbytes - 1)}) {
+    cudaPointerAttributes attributes{};
+    if (cudaPointerGetAttributes(&attributes, end) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return 0;
+    }
+    if (attributes.type != cudaMemoryTypeDevice) continue;
+    return fail(message, Code::kInvalidArgument,
+                "the buffer is memory of cuda:%d, but its replica is on the cpu; give host memory, or add the replica on \"cuda:%d\"",
+                attributes.device, attributes.device);
+  }
+  return 0;
+}
+
 }  // namespace
+
+const Driver& driver() { return found_driver; }
 
 void queue_close(Queue* queue) {
   const Current current(queue->device);
@@ -447,6 +496,7 @@ int32_t queue_wait(Queue* queue, Event* event, Message* message) {
   return 0;
 }
 EventState event_query(Event* event, Message* message) {
+  const Current current(event->device);
   const cudaError_t error = cudaEventQuery(event->event);
   if (error == cudaSuccess) return EventState::kDone;
   (void)cudaGetLastError();
@@ -470,6 +520,7 @@ constexpr Backend kBackend = {
     .allocate_staging = allocate_staging,
     .release_staging = release_staging,
     .check_pointer = check_pointer,
+    .check_host_pointer = check_host_pointer,
     .queue_open = queue_open,
     .queue_close = queue_close,
     .copy = copy,

@@ -185,6 +185,7 @@ void Comm::begin(cuda::Item item) {
 }
 
 int32_t Comm::join(Clock::time_point until, Message* message) {
+  (void)cudaSetDevice(devices.front()->index);  // of this thread, where only work on these devices is done
   for (Handle* device : devices) {
     Queue* queue = nullptr;
     if (const int32_t code = cuda::queue_open(device, &queue, message)) return code;

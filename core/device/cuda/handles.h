@@ -1,6 +1,7 @@
 // What the table's opaque handles are, and how its functions say what has failed.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <string>
@@ -14,6 +15,7 @@ struct Handle {
   int32_t index;
   std::string description;
   DeviceId id;
+  CUcontext context;  // the device's primary one, which the runtime and the host use, too
 };
 struct Queue {
   Handle* device;
@@ -39,22 +41,27 @@ EventState event_query(Event* event, Message* message);
 
 __attribute__((format(printf, 3, 4))) int32_t fail(Message* message, Code code, const char* format, ...);
 
-// The calling thread's current device, while this one is in use.
+// The few functions of the driver that are used; the runtime knows where they are.
+struct Driver {
+  decltype(&cuDevicePrimaryCtxRetain) retain = nullptr;
+  decltype(&cuCtxPushCurrent) push = nullptr;
+  decltype(&cuCtxPopCurrent) pop = nullptr;
+};
+const Driver& driver();
+
+// This device's context is the calling thread's, while this one is in use. Not by cudaSetDevice(), which would leave nothing to go
+// back to: a thread that has not chosen a device seems to be on the first one, and setting that takes memory there, in each process.
 class Current {
  public:
-  explicit Current(const Handle* device) {
-    if (cudaGetDevice(&before_) != cudaSuccess) before_ = device->index;
-    if (before_ != device->index) cudaSetDevice(device->index);
-    changed_ = before_ != device->index;
-  }
+  explicit Current(const Handle* device) : pushed_(driver().push(device->context) == CUDA_SUCCESS) {}
   ~Current() {
-    if (changed_) cudaSetDevice(before_);
+    CUcontext popped;
+    if (pushed_) driver().pop(&popped);
   }
   Current(const Current&) = delete;
 
  private:
-  int before_ = 0;
-  bool changed_;
+  const bool pushed_;
 };
 
 }  // namespace cuda

@@ -150,7 +150,7 @@ int32_t Ranks::init(const CommunicatorId& id, Message* message) {
   nccl::Result result = functions().group_start();
   size_t k = 0;
   for (; k < comms_.size() && !is_bad(result); ++k) {
-    const Current current(devices_[k]);
+    (void)cudaSetDevice(devices_[k]->index);
     nccl::Config config;
     result = functions().comm_init(&comms_[k], size_, unique, first_ + static_cast<int32_t>(k), &config);
   }

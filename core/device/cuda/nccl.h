@@ -12,7 +12,7 @@ int32_t communicator_load(const char* path, int32_t* version, Message* message);
 int32_t communicator_id(CommunicatorId* id, Message* message);
 
 // The ranks of this process in a communicator. What is begun is over when over() says so, and nothing else may be begun before.
-// One thread. Its end aborts what is not over, unless finalize() is.
+// One thread of its own, whose current device they set, since NCCL goes back to what it finds. Its end aborts what is not over, unless finalize() is.
 class Ranks {
  public:
   Ranks(std::vector<Handle*> devices, int32_t first, int32_t size)

@@ -83,7 +83,7 @@ TEST_F(Cuda, ABackendOfAnotherReleaseIsRefused) {
   other.version = kBackendVersion + 1;
   auto device = Device::open(other, 0);
   ASSERT_FALSE(device.ok());
-  expect_error(device.status(), Code::kUnsupported, "has version 3, this library knows version 2");
+  expect_error(device.status(), Code::kUnsupported, "has version 4, this library knows version 3");
 }
 
 TEST_F(Cuda, TellsNameAndDescription) {
@@ -198,6 +198,12 @@ TEST_F(Cuda, BuffersOfTheWrongKindAreNamed) {
   expect_error(second->check(of_first.get(), 1000), Code::kInvalidArgument,
                "the buffer is memory of cuda:0, but its replica is on cuda:1");
   expect_error(first->check(of_first.get(), 1001), Code::kInvalidArgument, "the buffer");
+  const auto on_host = [](const void* data, size_t nbytes) { return Device::check_host_memory(*dsgd_cuda_backend(), data, nbytes); };
+  EXPECT_TRUE(on_host(plain.data(), 1000).ok());
+  EXPECT_TRUE(on_host(pinned.get(), 1000).ok());
+  EXPECT_TRUE(on_host(nullptr, 0).ok());
+  const auto of_second = second->allocate(1000).value();
+  expect_error(on_host(of_second.get(), 1000), Code::kInvalidArgument, "the buffer is memory of cuda:1, but its replica is on the cpu");
 }
 
 TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {
@@ -240,6 +246,8 @@ TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {
     expect_error(c.call(), Code::kInternal, "(cudaErrorIllegalAddress)");
     EXPECT_TRUE(c.call().ok()) << "once";
   }
+  fake_cuda::fail("cuDevicePrimaryCtxRetain", cudaErrorIllegalAddress);
+  expect_error(Device::open(*dsgd_cuda_backend(), 1).status(), Code::kInternal, "cuda:1: cuDevicePrimaryCtxRetain failed with code 46");
   fake_cuda::fail("cudaMalloc", cudaErrorMemoryAllocation);
   expect_error(device->allocate(64).status(), Code::kNoMemory, "cudaMalloc");
 }

@@ -1,5 +1,7 @@
 #include "tests/unit/device/fake_cuda.h"
 
+#include <cuda.h>
+
 #include <atomic>
 #include <algorithm>
 #include <condition_variable>
@@ -43,12 +45,21 @@ struct World {
   std::map<void*, std::shared_ptr<CUstream_st>> streams;  // one thread may wait for a stream that another destroys
   std::set<void*> events;
   size_t launches = 0;
+  std::set<int> devices_used;
 };
 World& world() {
   static World* const made = new World;  // streams' threads may outlive statics
   return *made;
 }
-thread_local int current = 0;
+thread_local int chosen = 0;             // cudaSetDevice
+thread_local std::vector<int> pushed;    // contexts of the driver's, which come first
+int current() { return pushed.empty() ? chosen : pushed.back(); }
+// The runtime makes a context on the current device when that is used first.
+void use(int device) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.devices_used.insert(device);
+}
 thread_local cudaError_t last = cudaSuccess;
 
 [[noreturn]] void misuse(const std::string& what) {
@@ -78,7 +89,7 @@ struct CUstream_st {
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
   bool ends = false, busy = false;
-  const int device = current;
+  const int device = current();
   std::thread thread;
 
   CUstream_st() {
@@ -232,7 +243,12 @@ Alive alive() {
   std::lock_guard lock(w.mutex);
   return {static_cast<int>(w.streams.size()), static_cast<int>(w.events.size()), static_cast<int>(w.memory.size())};
 }
-int current_device() { return current; }
+int current_device() { return current(); }
+std::set<int> take_devices_used() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return std::exchange(w.devices_used, {});
+}
 size_t launches() {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -311,6 +327,29 @@ template cudaError_t launch(const UpdateKernel<Bfloat16>&, cudaStream_t);
 
 }  // namespace dsgd::device::cuda
 
+// ---- the driver's: a context is its device's number, and one
+
+namespace {
+
+CUresult retain_context(CUcontext* context, CUdevice device) {
+  if (outcome("cuDevicePrimaryCtxRetain") != cudaSuccess) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  use(device);
+  *context = reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) + 1);
+  return CUDA_SUCCESS;
+}
+CUresult push_context(CUcontext context) {
+  pushed.push_back(static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1);
+  return CUDA_SUCCESS;
+}
+CUresult pop_context(CUcontext* context) {
+  if (pushed.empty()) misuse("a context is popped that nobody has pushed");
+  *context = reinterpret_cast<CUcontext>(static_cast<uintptr_t>(pushed.back()) + 1);
+  pushed.pop_back();
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
 // ---- the runtime's functions, as far as the plug-in and the sample trainer call them
 
 extern "C" {
@@ -329,12 +368,13 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = current;
+  *device = current();
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
   FAKE_OUTCOME();
-  current = device;
+  use(device);
+  (pushed.empty() ? chosen : pushed.back()) = device;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
@@ -348,22 +388,32 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 cudaError_t cudaMalloc(void** data, size_t nbytes) {
   FAKE_OUTCOME();
-  return allocate(nbytes, current, data);
+  use(current());
+  return allocate(nbytes, current(), data);
 }
-cudaError_t cudaFree(void* data) { return release(data, true); }
+cudaError_t cudaFree(void* data) {
+  use(current());
+  return release(data, true);
+}
 cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned int) {
   FAKE_OUTCOME();
+  use(current());
   return allocate(nbytes, -1, data);
 }
-cudaError_t cudaFreeHost(void* data) { return release(data, false); }
+cudaError_t cudaFreeHost(void* data) {
+  use(current());
+  return release(data, false);
+}
 cudaError_t cudaMemset(void* data, int value, size_t nbytes) {
   FAKE_OUTCOME();
+  use(current());
   must_be_device(data, nbytes, "a memset");
   stream_of(nullptr)->enter([=] { std::memset(data, value, nbytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind, cudaStream_t stream) {
   FAKE_OUTCOME();
+  use(current());
   bool to_known, from_known;
   {
     World& w = world();
@@ -389,12 +439,14 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
 }
 cudaError_t cudaMemsetAsync(void* data, int value, size_t nbytes, cudaStream_t stream) {
   FAKE_OUTCOME();
+  use(current());
   must_be_device(data, nbytes, "a memset");
   stream_of(stream)->enter([=] { std::memset(data, value, nbytes); });
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
   FAKE_OUTCOME();
+  use(current());
   World& w = world();
   std::lock_guard lock(w.mutex);
   const Range* range = range_of(data, 1);
@@ -404,6 +456,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
   FAKE_OUTCOME();
+  use(current());
   auto made = std::make_shared<CUstream_st>();
   *stream = made.get();
   World& w = world();
@@ -413,10 +466,12 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   FAKE_OUTCOME();
+  use(current());
   stream_of(stream)->drain();
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  use(current());
   const std::shared_ptr<CUstream_st> ended = stream_of(stream);
   {
     World& w = world();
@@ -433,6 +488,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
   FAKE_OUTCOME();
+  use(current());
   *event = new CUevent_st;
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -440,6 +496,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  use(current());
   event_of(event);
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -449,6 +506,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t stream) {
   FAKE_OUTCOME();
+  use(current());
   const std::shared_ptr<EventState> event = event_of(given);
   uint64_t number;
   {
@@ -464,6 +522,7 @@ cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t stream) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t given, unsigned int) {
   FAKE_OUTCOME();
+  use(current());
   const std::shared_ptr<EventState> event = event_of(given);
   uint64_t number;
   {
@@ -478,14 +537,27 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t given, unsigned
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* context) {
   FAKE_OUTCOME();
+  use(current());
   stream_of(stream)->enter([function, context] { function(context); });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t given) {
   FAKE_OUTCOME();
+  use(current());
   const std::shared_ptr<EventState> event = event_of(given);
   std::lock_guard lock(event->mutex);
   return event->reached == event->recorded ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* how) {
+  FAKE_OUTCOME();
+  static const std::map<std::string, void*> functions = {{"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_context)},
+                                                         {"cuCtxPushCurrent", reinterpret_cast<void*>(push_context)},
+                                                         {"cuCtxPopCurrent", reinterpret_cast<void*>(pop_context)}};
+  const auto found = functions.find(symbol);
+  *function = found == functions.end() ? nullptr : found->second;
+  *how = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
 }
 cudaError_t cudaGetLastError(void) { return std::exchange(last, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t) { return "a fault that the test asked for"; }

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <functional>
+#include <set>
 
 namespace fake_cuda {
 
@@ -35,6 +36,8 @@ struct Alive {
 };
 Alive alive();
 int current_device();
+// Devices that had to do something since the last call; each process pays for these with memory there.
+std::set<int> take_devices_used();
 size_t launches();  // so far
 
 }  // namespace fake_cuda

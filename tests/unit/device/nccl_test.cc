@@ -100,6 +100,12 @@ TEST_F(Nccl, AStepWhoseGradientsOverflowIsLeftOutByAll) {
   }
 }
 
+TEST_F(Nccl, OnlyTheDevicesOfReplicasAreTouched) {
+  (void)fake_cuda::take_devices_used();
+  train({{{"cuda:2", "cuda:3"}, {"cuda:5"}}, {"allreduce", "ps"}, 4, {{"algorithm", "nccl"}}});
+  EXPECT_EQ(fake_cuda::take_devices_used(), (std::set<int>{2, 3, 5}));
+}
+
 TEST_F(Nccl, IsLeftOutWhereTheHostComputesOrTheUserWantsSo) {
   const Devices devices = {{"cuda:0"}, {"cuda:1"}};
   for (const Settings& settings : {Settings{{"reproducible", "1"}}, Settings{{"algorithm", "direct"}},

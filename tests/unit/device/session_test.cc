@@ -315,6 +315,16 @@ TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
   }
 }
 
+// Whatever thread does it. A context on another GPU would cost memory there, in each worker of the node.
+TEST_F(GpuSession, OnlyTheDevicesOfReplicasAreTouched) {
+  for (const char* strategy : {"allreduce", "ps"}) {
+    (void)fake_cuda::take_devices_used();
+    std::vector<uint64_t> digests;
+    train({{{"cuda:1"}, {"cpu"}}, {strategy}, 3, {{"gradient_norm", "1"}}}, &digests);
+    EXPECT_EQ(fake_cuda::take_devices_used(), std::set<int>{1});
+  }
+}
+
 TEST_F(GpuSession, ACallThatFailsOnTheDeviceEndsTheStepAndSaysWhich) {
   for (const char* function : {"launch", "cudaEventRecord", "cudaStreamWaitEvent"}) {
     SCOPED_TRACE(function);
