@@ -176,7 +176,8 @@ class Session(Collectives):
 
     def step(self, weight: float = 1.0) -> StepResult:
         """One synchronous step: the mean of all replicas' gradients over all workers, weighted by `weight` (usually this
-        worker's number of samples), updates every replica. 0: nothing left here; go on calling until all_done."""
+        worker's number of samples), updates every replica. 0: nothing left here; go on calling until all_done.
+        On a GPU new values may still be on their way when it returns: see Replica.stream_wait."""
         return self.step_begin(weight).wait()
 
     def step_begin(self, weight: float = 1.0) -> StepOperation:

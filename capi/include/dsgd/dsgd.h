@@ -202,7 +202,9 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * DSGD_ERR_CLOSED, but for what tells how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result, and
  * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Unless timeout_ms is 0,
  * what is not marked of a step that was begun counts as ready. Closing twice is fine: who waits already waits no longer
- * than the last caller will; and dsgd_abort ends the waiting. Any thread. */
+ * than the last caller will; and dsgd_abort ends the waiting. A GPU that has not ended after 5 s what was entered into
+ * it, or into the host's streams, is not waited for, and the log warns: it may still use buffers, and memory of dsgd's is
+ * released when it has. Any thread. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
  * not during another call on the same session. */
@@ -299,7 +301,8 @@ DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, voi
  * them where peers or devices reach them. `gradient` may be NULL for an untrained parameter. They live until the
  * session is freed and the last dsgd_memory of them is, even beyond dsgd_close. Calling again returns the same buffers.
  * One thread at a time.
- * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE. */
+ * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE, DSGD_ERR_TIMEOUT (a GPU, busy with what the host has entered into it,
+ * gives none within a minute). */
 DSGD_API int32_t dsgd_alloc(dsgd_replica *replica, dsgd_parameter *parameter, void **value, void **gradient,
                             dsgd_error **error);
 /* A reference that keeps the buffers of dsgd_alloc mapped, for hosts with a garbage collector. Any thread. */
