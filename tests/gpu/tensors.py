@@ -188,7 +188,8 @@ def train(framework: Framework, device: str, bound: bool) -> None:
         replica = session.add_replica(device)
         parameter = session.add_parameter("weight", COUNT)
         held, gradient_held = replica.alloc_tensors(parameter)
-        if bound and framework.writable:
+        own = bound and framework.writable
+        if own:
             value, gradient = framework.zeros(), framework.zeros()
             replica.bind(parameter, value, gradient)
         else:
@@ -213,7 +214,7 @@ def train(framework: Framework, device: str, bound: bool) -> None:
                     replica.bind(parameter, held, framework.fill(None, numbers))
                     session.step(1)
                 # Taken anew, a tensor is right on the stream on which it is taken.
-                seen = value if bound and framework.writable else framework.take(held)
+                seen = value if own else framework.take(held)
                 must_be(f"the value after step {step}", framework.read(seen), expected)
             if not bound:
                 with framework.stream():  # another one, on which nothing was marked

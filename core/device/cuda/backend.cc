@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -166,10 +167,15 @@ void release_staging(Handle* device, void* data) {
   (void)cudaFreeHost(data);
 }
 
+// First and last byte, which are looked at.
+std::array<const void*, 2> ends_of(const void* data, uint64_t nbytes) {
+  return {data, static_cast<const char*>(data) + nbytes - 1};
+}
+
 int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message* message) {
   if (nbytes == 0) return 0;
   const Current current(device);
-  for (const void* end : {data, static_cast<const void*>(static_cast<const char*>(data) + nbytes - 1)}) {
+  for (const void* end : ends_of(data, nbytes)) {
     cudaPointerAttributes attributes{};
     DSGD_CUDA(device, cudaPointerGetAttributes(&attributes, end));
     if (attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost) {
@@ -188,7 +194,7 @@ int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message
 
 int32_t check_host_pointer(const void* data, uint64_t nbytes, Message* message) {
   if (nbytes == 0) return 0;
-  for (const void* end : {data, static_cast<const void*>(static_cast<const char*>(data) + nbytes - 1)}) {
+  for (const void* end : ends_of(data, nbytes)) {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, end) != cudaSuccess) {
       (void)cudaGetLastError();

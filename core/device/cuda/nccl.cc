@@ -143,6 +143,10 @@ int32_t Ranks::failed(Message* message, size_t k, const char* call, nccl::Result
               functions().error_string(result), more && *more ? ": " : "", more ? more : "");
 }
 
+int32_t Ranks::failed_in_group(Message* message, size_t begun, const char* call, nccl::Result result) const {
+  return begun == 0 ? failed(message, 0, "ncclGroupStart", result) : failed(message, begun - 1, call, result);
+}
+
 int32_t Ranks::init(const CommunicatorId& id, Message* message) {
   nccl::UniqueId unique{};
   std::memcpy(&unique, &id, sizeof unique);
@@ -155,7 +159,7 @@ int32_t Ranks::init(const CommunicatorId& id, Message* message) {
     result = functions().comm_init(&comms_[k], size_, unique, first_ + static_cast<int32_t>(k), &config);
   }
   const nccl::Result ended = functions().group_end();
-  if (is_bad(result)) return k == 0 ? failed(message, 0, "ncclGroupStart", result) : failed(message, k - 1, "ncclCommInitRankConfig", result);
+  if (is_bad(result)) return failed_in_group(message, k, "ncclCommInitRankConfig", result);
   return is_bad(ended) ? failed(message, 0, "ncclGroupEnd", ended) : 0;
 }
 
@@ -182,7 +186,7 @@ int32_t Ranks::enter(Collective collective, DType dtype, void* const* buffers, u
     }
   }
   const nccl::Result ended = functions().group_end();
-  if (is_bad(result)) return k == 0 ? failed(message, 0, "ncclGroupStart", result) : failed(message, k - 1, "an NCCL collective", result);
+  if (is_bad(result)) return failed_in_group(message, k, "an NCCL collective", result);
   return is_bad(ended) ? failed(message, 0, "ncclGroupEnd", ended) : 0;
 }
 

@@ -28,6 +28,8 @@ class Ranks {
 
  private:
   int32_t failed(Message* message, size_t k, const char* call, nccl::Result result) const;
+  // `begun`: ranks for which it was called; none if the group did not begin.
+  int32_t failed_in_group(Message* message, size_t begun, const char* call, nccl::Result result) const;
 
   const std::vector<Handle*> devices_;
   std::vector<nccl::Comm> comms_;  // by device

@@ -79,6 +79,10 @@ cudaError_t outcome(const char* function) {
 }
 #define FAKE_OUTCOME()                                                              \
   if (const cudaError_t error_ = outcome(__func__); error_ != cudaSuccess) return error_
+// Of a function that has something to do on the current device.
+#define FAKE_CALL() \
+  FAKE_OUTCOME();   \
+  use(current())
 
 }  // namespace
 
@@ -387,8 +391,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** data, size_t nbytes) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   return allocate(nbytes, current(), data);
 }
 cudaError_t cudaFree(void* data) {
@@ -396,8 +399,7 @@ cudaError_t cudaFree(void* data) {
   return release(data, true);
 }
 cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned int) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   return allocate(nbytes, -1, data);
 }
 cudaError_t cudaFreeHost(void* data) {
@@ -405,15 +407,13 @@ cudaError_t cudaFreeHost(void* data) {
   return release(data, false);
 }
 cudaError_t cudaMemset(void* data, int value, size_t nbytes) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   must_be_device(data, nbytes, "a memset");
   stream_of(nullptr)->enter([=] { std::memset(data, value, nbytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind, cudaStream_t stream) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   bool to_known, from_known;
   {
     World& w = world();
@@ -438,15 +438,13 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, size_t nbytes, cudaStream_t stream) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   must_be_device(data, nbytes, "a memset");
   stream_of(stream)->enter([=] { std::memset(data, value, nbytes); });
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   World& w = world();
   std::lock_guard lock(w.mutex);
   const Range* range = range_of(data, 1);
@@ -455,8 +453,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   auto made = std::make_shared<CUstream_st>();
   *stream = made.get();
   World& w = world();
@@ -465,8 +462,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   stream_of(stream)->drain();
   return cudaSuccess;
 }
@@ -487,8 +483,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   *event = new CUevent_st;
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -505,8 +500,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t stream) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   const std::shared_ptr<EventState> event = event_of(given);
   uint64_t number;
   {
@@ -521,8 +515,7 @@ cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t given, unsigned int) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   const std::shared_ptr<EventState> event = event_of(given);
   uint64_t number;
   {
@@ -536,14 +529,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t given, unsigned
   return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* context) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   stream_of(stream)->enter([function, context] { function(context); });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t given) {
-  FAKE_OUTCOME();
-  use(current());
+  FAKE_CALL();
   const std::shared_ptr<EventState> event = event_of(given);
   std::lock_guard lock(event->mutex);
   return event->reached == event->recorded ? cudaSuccess : cudaErrorNotReady;
