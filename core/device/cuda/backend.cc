@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <type_traits>
 
@@ -82,24 +81,31 @@ void add_host(DeviceId* id) {
   for (size_t i = 0; i < sizeof id->bytes; ++i) id->bytes[i] ^= static_cast<uint8_t>(hash >> (i % 8 * 8));
 }
 
-// Found when the first device is opened, and the same ever after.
-Driver found_driver;
-std::once_flag driver_looked_for;
-
-cudaError_t look_for_driver() {
-  constexpr unsigned int kSince = 12000;
+struct FoundDriver {
+  Driver driver;
   cudaError_t error = cudaSuccess;
-  const auto look = [&error](const char* name, auto* function) {
-    void* found = nullptr;
+};
+
+FoundDriver look_for_driver() {
+  constexpr unsigned int kSince = 12000;
+  FoundDriver found;
+  const auto look = [&found](const char* name, auto* function) {
+    void* address = nullptr;
     cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
-    if (error == cudaSuccess) error = cudaGetDriverEntryPointByVersion(name, &found, kSince, cudaEnableDefault, &how);
-    if (error == cudaSuccess && (how != cudaDriverEntryPointSuccess || !found)) error = cudaErrorSymbolNotFound;
-    *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(found);
+    if (found.error == cudaSuccess) found.error = cudaGetDriverEntryPointByVersion(name, &address, kSince, cudaEnableDefault, &how);
+    if (found.error == cudaSuccess && (how != cudaDriverEntryPointSuccess || !address)) found.error = cudaErrorSymbolNotFound;
+    *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(address);
   };
-  look("cuDevicePrimaryCtxRetain", &found_driver.retain);
-  look("cuCtxPushCurrent", &found_driver.push);
-  look("cuCtxPopCurrent", &found_driver.pop);
-  return error;
+  look("cuDevicePrimaryCtxRetain", &found.driver.retain);
+  look("cuCtxPushCurrent", &found.driver.push);
+  look("cuCtxPopCurrent", &found.driver.pop);
+  return found;
+}
+
+// Looked for when the first device is opened, and the same ever after.
+const FoundDriver& found_driver() {
+  static const FoundDriver found = look_for_driver();
+  return found;
 }
 
 int32_t open(int32_t index, Handle** device, Message* message) {
@@ -117,11 +123,10 @@ int32_t open(int32_t index, Handle** device, Message* message) {
   if (properties.major < 8) {
     return fail(message, Code::kUnsupported, "cuda:%d (%s) is too old; compute capability 8.0 or later is needed", index, text);
   }
-  static cudaError_t looked;
-  std::call_once(driver_looked_for, [] { looked = look_for_driver(); });
-  if (looked != cudaSuccess) return failed(message, handle.get(), "cudaGetDriverEntryPointByVersion", looked);
+  const FoundDriver& found = found_driver();
+  if (found.error != cudaSuccess) return failed(message, handle.get(), "cudaGetDriverEntryPointByVersion", found.error);
   // Never released: the runtime keeps what it makes in the context for the process's life, too.
-  if (const CUresult retained = found_driver.retain(&handle->context, index); retained != CUDA_SUCCESS) {
+  if (const CUresult retained = found.driver.retain(&handle->context, index); retained != CUDA_SUCCESS) {
     return fail(message, retained == CUDA_ERROR_OUT_OF_MEMORY ? Code::kNoMemory : Code::kInternal,
                 "cuda:%d: cuDevicePrimaryCtxRetain failed with code %d; is the device in use by another process alone?", index,
                 static_cast<int>(retained));
@@ -210,7 +215,7 @@ int32_t check_host_pointer(const void* data, uint64_t nbytes, Message* message) 
 
 }  // namespace
 
-const Driver& driver() { return found_driver; }
+const Driver& driver() { return found_driver().driver; }
 
 void queue_close(Queue* queue) {
   const Current current(queue->device);
