@@ -247,6 +247,14 @@ Alive alive() {
   std::lock_guard lock(w.mutex);
   return {static_cast<int>(w.streams.size()), static_cast<int>(w.events.size()), static_cast<int>(w.memory.size())};
 }
+bool wait_for(const Alive& then) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  for (Alive now = alive(); now.streams > then.streams || now.events > then.events || now.allocations > then.allocations; now = alive()) {
+    if (std::chrono::steady_clock::now() >= until) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
 int current_device() { return current(); }
 std::set<int> take_devices_used() {
   World& w = world();

@@ -35,6 +35,8 @@ struct Alive {
   int streams, events, allocations;
 };
 Alive alive();
+// Waits until no more is alive than then; false if that takes more than a minute.
+bool wait_for(const Alive& then);
 int current_device();
 // Devices that had to do something since the last call; each process pays for these with memory there.
 std::set<int> take_devices_used();
