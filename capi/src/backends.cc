@@ -1,9 +1,11 @@
 #include "capi/src/backends.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <atomic>
 #include <string>
+#include <string_view>
 
 #include "core/device/device.h"
 
@@ -18,6 +20,17 @@ std::string own_folder() {
   const std::string path = info.dli_fname;
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "" : path.substr(0, slash + 1);
+}
+
+// Whether the process has loaded CUDA's driver. Looked up in the list of libraries: a dlopen() that fails would leave its error, and
+// the memory that it stands in, with the host's thread.
+bool has_driver() {
+  return dl_iterate_phdr(
+             [](dl_phdr_info* info, size_t, void*) {
+               const std::string_view path = info->dlpi_name;
+               return int(path.substr(path.rfind('/') + 1).starts_with("libcuda.so"));
+             },
+             nullptr) != 0;
 }
 
 }  // namespace
@@ -44,9 +57,7 @@ Result<const device::Backend*> load_cuda() {
 }
 
 Status check_host_memory(const void* data, size_t nbytes) {
-  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  if (!driver) return {};  // there can be no memory of a GPU
-  dlclose(driver);
+  if (!has_driver()) return {};  // there can be no memory of a GPU
   auto backend = load_cuda();
   return backend.ok() ? device::Device::check_host_memory(*backend.value(), data, nbytes) : Status();
 }
