@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <utility>
 
 namespace dsgd::transport {
@@ -49,8 +50,36 @@ class Loop {
   virtual void set_busy(bool /*busy*/) {}
   virtual void set_spin(Duration /*spin*/) {}
 
+  // What to do once the loop's own work has met a lack of memory that nothing else has dealt with: something that somebody waits
+  // for may be lost. It is called on the loop, again after a while if it throws for the same reason. Loop only.
+  virtual void on_exhausted(Task /*then*/) {}
+
   // 64 random bits, from the system or from the simulation's seed. Any thread.
   virtual uint64_t random() = 0;
 };
+
+// Has work done on the loop that must be done, and returns then. Where memory is too short for it, it is begun again and again. Not
+// from the loop.
+template <typename Work>
+void run_surely(Loop& loop, const Work& work) {
+  for (bool done = false; !done;) {
+    std::atomic<bool> over{false};
+    try {
+      const bool ran = loop.run(
+          [&] {
+            struct End {
+              std::atomic<bool>& over;
+              ~End() { over.store(true, std::memory_order_release); }
+            } end{over};
+            work();
+            done = true;
+          },
+          over, kNever);
+      if (!ran) return;  // the process exits, and nobody drives the loop any more
+    } catch (const std::bad_alloc&) {
+    }
+    if (!done) loop.wait(std::atomic<bool>{false}, loop.now() + std::chrono::milliseconds(1));
+  }
+}
 
 }  // namespace dsgd::transport

@@ -216,11 +216,28 @@ Task* Mesh::find(uint64_t operation) {
   return it == tasks_.end() ? nullptr : it->second.task.get();
 }
 
+template <typename Work>
+auto Mesh::in_task(const Task& task, Work work) -> decltype(work()) {
+  const uint64_t operation = task.operation();
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    if (auto entry = tasks_.find(operation); entry != tasks_.end()) entry->second.unsound = true;
+    throw;
+  }
+}
+
 Task* Mesh::add(std::unique_ptr<Task> owned, transport::Time deadline) {
   Task* task = owned.get();
   const uint64_t operation = task->operation();
   Entry& entry = tasks_[operation];
   entry.task = std::move(owned);
+  return in_task(*task, [=, this] { return begin(task, deadline); });
+}
+
+Task* Mesh::begin(Task* task, transport::Time deadline) {
+  const uint64_t operation = task->operation();
+  Entry& entry = tasks_[operation];
   entry.heard.assign(view_.members.size(), 0);
   if (deadline != transport::kNever) {
     entry.timer = loop().schedule(deadline, [this, operation] { deadline_passed(operation); });
@@ -264,20 +281,31 @@ void Mesh::ended(Task& task, const Status& status) {
   const uint64_t operation = task.operation();
   auto node = tasks_.extract(operation);
   if (node.empty()) return;
-  ended_.insert(operation);
-  std::shared_ptr<Task> last = std::move(node.mapped().task);  // may be running one of its own functions
   if (node.mapped().timer) loop().cancel(node.mapped().timer);
-  if (!status.ok()) {
-    remember_failure(operation, status);
-    for (Outgoing& out : outgoing_) {
-      std::erase_if(out.waiting, [&](const auto& item) { return item.first == operation; });
-      if (out.channel) out.channel->revoke(operation);
+  Task& last = *node.mapped().task;
+  buried_.insert(std::move(node));
+  const auto done = std::move(last.done_);
+  try {
+    ended_.insert(operation);
+    if (!status.ok()) {
+      remember_failure(operation, status);
+      for (Outgoing& out : outgoing_) {
+        std::erase_if(out.waiting, [&](const auto& item) { return item.first == operation; });
+        if (out.channel) out.channel->revoke(operation);
+      }
+      for (auto& [channel, incoming] : incoming_) channel->discard(operation, status);
+      last.drop_chunks(status);
     }
-    for (auto& [channel, incoming] : incoming_) channel->discard(operation, status);
-    last->drop_chunks(status);
+    // Destroyed after the caller's stack is gone.
+    if (buried_.size() == 1) {
+      loop().post([this, alive = std::weak_ptr(alive_)] {
+        if (!alive.expired()) std::exchange(buried_, {});
+      });
+    }
+  } catch (const std::bad_alloc&) {
+    if (done) done(status);
+    throw;
   }
-  auto done = std::move(last->done_);
-  loop().post([last] {});  // destroyed after the caller's stack is gone
   if (done) done(status);
 }
 
@@ -300,7 +328,7 @@ const Status* Mesh::failure_of(uint64_t operation) const {
 
 void Mesh::give(Task& task, int32_t source, const BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) {
   tasks_[task.operation()].heard[source] = 1;
-  task.on_chunk(source, header, std::move(receipt));
+  in_task(task, [&] { task.on_chunk(source, header, std::move(receipt)); });
 }
 
 // Whom this worker waits for may itself wait for another, as in a ring. So all are asked whether they have begun, and those who
@@ -406,8 +434,11 @@ void Mesh::tell_peers(uint64_t operation, bool session, const Status& cause) {
   }
 }
 
-void Mesh::fail_session(const Status& cause, bool tell) {
-  if (opened_ && tell) tell_peers(0, true, cause);
+void Mesh::tell_failure(const Status& cause) {
+  if (opened_) tell_peers(0, true, cause);
+}
+
+void Mesh::fail_session(const Status& cause) {
   while (!tasks_.empty()) tasks_.begin()->second.task->end(cause);
   auto parked = std::move(parked_);
   parked_.clear();
@@ -509,7 +540,7 @@ void Mesh::fail_tasks_that_need(int32_t rank) {
 
 void Mesh::close(const Status& cause) {
   if (closed_) return;
-  fail_session(cause.ok() ? Status(Code::kClosed, "the session was closed") : cause, false);
+  fail_session(cause.ok() ? Status(Code::kClosed, "the session was closed") : cause);
   for (int32_t rank = 0; rank < static_cast<int32_t>(outgoing_.size()); ++rank) {
     Outgoing& out = outgoing_[rank];
     if (!out.channel || !out.broken.ok()) continue;
@@ -537,8 +568,9 @@ void Mesh::on_open(ServerChannel& channel) {
 }
 
 Task* Mesh::match(int32_t source, const BulkHeader& header) {
-  Task* task = find(header.operation);
-  if (!task) return nullptr;
+  const auto entry = tasks_.find(header.operation);
+  if (entry == tasks_.end() || entry->second.unsound) return nullptr;
+  Task* task = entry->second.task.get();
   const BulkHeader& mine = task->shape();
   if (header.kind == mine.kind && header.dtype == mine.dtype && header.reduction == mine.reduction &&
       header.algorithm == mine.algorithm && header.root == mine.root && header.count == mine.count &&
@@ -572,7 +604,7 @@ transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& hea
   }
   // Chunks that wait for their turn stay in order: none may overtake them.
   Task* task = match(header.source, header);
-  return task ? task->on_bulk(header.source, header, nbytes) : nullptr;
+  return task ? in_task(*task, [&] { return task->on_bulk(header.source, header, nbytes); }) : nullptr;
 }
 
 void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,

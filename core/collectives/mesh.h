@@ -79,7 +79,8 @@ class Mesh final : public transport::ServerHandler {
   // on. With a cause its open operations end here, without telling the peers, who know by themselves.
   void end_call(uint64_t call, const Status& cause);
   // Fails all tasks, tells the peers that this session is broken. Later operations are refused by the owner.
-  void fail_session(const Status& cause, bool tell_peers);
+  void fail_session(const Status& cause);
+  void tell_failure(const Status& cause);  // the session's, to the peers
   // Nothing waits for a connection that is still being dialled.
   bool sent() const;
 
@@ -140,6 +141,7 @@ class Mesh final : public transport::ServerHandler {
     bool asked = false;       // its deadline has passed, here or at a peer
     std::vector<int32_t> not_begun;  // who has answered so
     int32_t unanswered = 0;
+    bool unsound = false;  // it had not the memory to go on: only its end is to come
   };
 
   void with_channel(int32_t rank, uint64_t operation, std::function<void(transport::ClientChannel&)> use);
@@ -150,6 +152,9 @@ class Mesh final : public transport::ServerHandler {
   void deadline_passed(uint64_t operation);
   void time_out(uint64_t operation);
   Task* find(uint64_t operation);
+  Task* begin(Task* task, transport::Time deadline);
+  template <typename Work>
+  auto in_task(const Task& task, Work work) -> decltype(work());
   void remember_failure(uint64_t operation, const Status& cause);
   bool has_ended(uint64_t operation) const;
   // Why the call of this operation, which has ended, did; null if all went well.
@@ -186,6 +191,7 @@ class Mesh final : public transport::ServerHandler {
   std::vector<char> asked_;  // by rank: whether it is there
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
   std::map<uint64_t, Entry> tasks_;
+  std::multimap<uint64_t, Entry> buried_;  // tasks that have ended, and may be running one of their own functions
   std::map<uint64_t, std::vector<Parked>> parked_;
   std::map<uint64_t, Status> failed_;  // newest failed operations, so that latecomers learn the cause
   std::map<uint64_t, std::pair<int32_t, Status>> failed_early_;  // failed by a peer before they began here

@@ -38,6 +38,8 @@ std::shared_ptr<std::vector<float>> widened_copy(std::span<const std::byte> data
   return copy;
 }
 
+constexpr const char* kCommunication = "what its communication needs";
+
 std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
   std::vector<size_t> bounds(counts.size() + 1, 0);
   std::partial_sum(counts.begin(), counts.end(), bounds.begin() + 1);
@@ -47,7 +49,8 @@ std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
 }  // namespace
 
 Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log)
-    : loop_(loop), model_(model), options_(std::move(options)), log_(std::move(log)), waiter_(loop), step_(loop, model, options_.step) {
+    : loop_(loop), model_(model), options_(std::move(options)), log_(std::move(log)), waiter_(loop), step_(loop, model, options_.step),
+      exhausted_(no_memory(kCommunication)) {
   step_.on_device_failure([this](const Status& why) { fail(why, true); });
 }
 
@@ -75,18 +78,25 @@ void Engine::enqueue(std::shared_ptr<Call> call, MakeTask make, Done done) {
   pump();
 }
 
-Status Engine::out_of_memory(const std::string& what) {
-  const Status why = Status(Code::kNoMemory, "rank " + std::to_string(rank()) + ": no memory for " + what).with_rank(rank());
-  fail(why, true);
-  return why;
+Status Engine::no_memory(const std::string& what) const {
+  return Status(Code::kNoMemory, "rank " + std::to_string(rank()) + ": no memory for " + what).with_rank(rank());
 }
+
+Status Engine::open(const transport::JoinReply& view) {
+  Status status = mesh_ ? mesh_->open(view) : Status();
+  exhausted_ = no_memory(kCommunication);
+  return status;
+}
+
+void Engine::out_of_memory(const std::string& what) { fail(no_memory(what), true); }
 
 Result<std::unique_ptr<Task>> Engine::made(const Pending& pending, const Done& ended) {
   try {
     return pending.make(pending.operation, ended);
   } catch (const std::bad_alloc&) {
   }
-  return out_of_memory("a call's buffers");
+  out_of_memory("a call's buffers");
+  return broken_;
 }
 
 void Engine::pump() {
@@ -383,17 +393,40 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<O
 // ---- failure and end
 
 void Engine::fail(const Status& cause, bool tell_peers) {
-  if (!broken_.ok()) return;
-  broken_ = cause;
-  log_->error(cause.message());
-  if (mesh_) mesh_->fail_session(cause, tell_peers);
-  step_.abort(cause);
-  waiter_.fail(cause);
-  auto pending = std::move(pending_);
-  pending_.clear();
-  for (Pending& next : pending) next.done(cause);
-  objects_.fail(cause);
-  if (on_broken_) on_broken_(cause);
+  if (broken_.ok()) {
+    broken_ = cause;
+  } else if (!std::exchange(failing_again_, false)) {
+    return;
+  }
+  // Each part is done, whatever another has not the memory for, and all may be done again.
+  bool interrupted = false;
+  const auto part = [&interrupted](auto&& work) {
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      interrupted = true;
+    }
+  };
+  part([&] { log_->error(broken_.message()); });
+  if (mesh_ && tell_peers) part([&] { mesh_->tell_failure(broken_); });
+  if (mesh_) part([&] { mesh_->fail_session(broken_); });
+  part([&] { step_.abort(broken_); });
+  part([&] { waiter_.fail(broken_); });
+  part([&] { fail_pending(broken_); });
+  part([&] { objects_.fail(broken_); });
+  if (on_broken_) part([&] { on_broken_(broken_); });
+  if (interrupted) {
+    failing_again_ = true;
+    throw std::bad_alloc();
+  }
+}
+
+void Engine::fail_pending(const Status& cause) {
+  while (!pending_.empty()) {
+    const Done done = std::move(pending_.front().done);
+    pending_.pop_front();
+    done(cause);
+  }
 }
 
 void Engine::close(const Status& cause) {
@@ -403,9 +436,7 @@ void Engine::close(const Status& cause) {
   if (mesh_) mesh_->close(cause);
   cause.ok() ? step_.fail(closed) : step_.abort(cause);
   waiter_.fail(closed);
-  auto pending = std::move(pending_);
-  pending_.clear();
-  for (Pending& next : pending) next.done(closed);
+  fail_pending(closed);
   objects_.fail(closed);
 }
 

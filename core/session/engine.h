@@ -43,7 +43,7 @@ class Engine final : public MeshEvents {
 
   // The mesh exists before the view does, since peers may dial early.
   void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh); }
-  Status open(const transport::JoinReply& view) { return mesh_ ? mesh_->open(view) : Status(); }
+  Status open(const transport::JoinReply& view);
 
   int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
   int32_t size() const { return mesh_ ? mesh_->size() : 1; }
@@ -81,8 +81,9 @@ class Engine final : public MeshEvents {
 
   // The session cannot go on. `tell_peers`: this worker is the first to know.
   void fail(const Status& cause, bool tell_peers);
-  // Who has no memory for what the others have begun, or will, cannot go on, and they must know. Returns why.
-  Status out_of_memory(const std::string& what);
+  // Who has no memory for what the others have begun, or will, cannot go on, and they must know. exhausted() is the same, made before.
+  void out_of_memory(const std::string& what);
+  const Status& exhausted() const { return exhausted_; }
   void peer_left(int32_t rank) { if (mesh_) mesh_->told_left(rank); }
   void close(const Status& cause);
   void leave_loop() { waiter_.close(), step_.close(); }  // the last call on it
@@ -161,7 +162,8 @@ class Engine final : public MeshEvents {
   Objects objects_;
   device::Waiter waiter_;
   Step step_;
-  Status broken_;
+  Status broken_, exhausted_;
+  bool failing_again_ = false;  // the last fail() had not the memory to tell all
   Status torn_;  // a step failed half-way
   std::function<void(const Status&)> on_broken_;
   uint64_t next_call_ = 1;
@@ -171,6 +173,8 @@ class Engine final : public MeshEvents {
     uint64_t operation;
     transport::Time deadline;
   };
+  void fail_pending(const Status& cause);
+  Status no_memory(const std::string& what) const;
   Result<std::unique_ptr<Task>> made(const Pending& pending, const Done& ended);
   std::deque<Pending> pending_;
   size_t running_ = 0;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <string>
 
 #include "transport/base/status.h"
@@ -33,18 +34,16 @@ class Operation {
   const Status& status() const { return status_; }
   const StepResult& step_result() const { return step_result_; }
 
-  // Engine only, once, on its loop.
+  // Engine only, on its loop.
   void end(Status status) {
-    if (!status.ok() && status.operation().empty() && !name_.empty()) {
-      status = std::move(status).with_operation(name_);  // the session's failure ends operations that it does not name
-    }
+    if (done()) return;  // a failure that could not be told to all for want of memory is told again
     status_ = std::move(status);
-    if (!status_.ok() && status_.operation().empty()) {
-      // A cause that ends many operations, such as a lost worker, names none; they share it, so a new one is made.
-      status_ = Status(status_.code(), status_.message())
-                    .with_rank(status_.rank(), status_.host())
-                    .with_operation(name_)
-                    .with_parameter(status_.parameter());
+    if (!status_.ok() && status_.operation().empty() && !name_.empty()) {
+      try {
+        Status named = status_;  // the session's failure ends many operations, and names none
+        status_ = std::move(named).with_operation(name_);
+      } catch (const std::bad_alloc&) {
+      }
     }
     done_.store(true, std::memory_order_release);
   }

@@ -10,6 +10,7 @@ namespace {
 
 // A little more than the deadlines that protocol timers keep, so that their better messages come first.
 constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
+constexpr transport::Duration kDrained = std::chrono::milliseconds(100);
 constexpr transport::Duration kLeaving = std::chrono::seconds(1);  // what the good order of an end may always take
 
 Status closed_status() { return Status(Code::kClosed, "the session is closed; open a new one with dsgd_init"); }
@@ -39,6 +40,7 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
   impl.worker = std::make_unique<Worker>(*impl.environment, impl.config, algorithm.value(), impl.model, impl.log);
   status = impl.worker->setup();
   if (!status.ok()) return status;
+  impl.worker->on_exhausted([&impl](const Status& why) { impl.end_lost(why); });
   const transport::Time deadline = impl.loop().now() + impl.config.duration("init_timeout");
   auto joined = std::make_shared<Operation>(0, "dsgd_init", false);
   impl.loop().run(
@@ -104,7 +106,12 @@ Session::Impl::Call::Call(Impl& impl, bool waiting) : impl_(impl) {
 Session::Impl::Call::~Call() {
   if (!counted_) return;
   std::lock_guard lock(impl_.call_mutex);
-  if (--impl_.calls == 0 && impl_.ended) impl_.loop().post([&impl = impl_] { impl.drained = true; });
+  if (--impl_.calls > 0 || !impl_.ended) return;
+  try {
+    impl_.loop().post([&impl = impl_] { impl.drained = true; });
+  } catch (const std::bad_alloc&) {
+    impl_.drained = true;  // who waits for it looks from time to time
+  }
 }
 
 Status Session::alive() const { return impl_->environment->alive(); }
@@ -126,28 +133,14 @@ Status Session::close(std::chrono::milliseconds timeout) {
   std::lock_guard closing(impl.close_mutex);
   if (impl.closed) return {};
   const transport::Time deadline = impl.close_until;
-  // Operations in flight, until the deadline.
-  auto idle = std::make_shared<std::atomic<bool>>(false);
-  auto look = std::make_shared<std::function<void()>>();
-  *look = [&impl, idle, weak = std::weak_ptr(look)] {
-    if (*idle) return;
-    if (impl.engine().idle() || impl.loop().now() >= impl.close_until.load()) {
-      *idle = true;
-    } else if (auto again = weak.lock()) {
-      impl.loop().schedule(impl.loop().now() + std::chrono::milliseconds(1), [again] { (*again)(); });
-    }
-  };
-  impl.loop().run([look] { (*look)(); }, *idle, deadline + kSlack);
-  // Leave. The head answers at once, if it runs and, where it lives here, once the others know or have left, too.
-  const transport::Time now = impl.loop().now();
-  const transport::Time leave_until =
-      std::min(std::max(deadline, now + kLeaving), now + Member::host_patience(impl.worker->lease()) + kSlack);
-  auto left = std::make_shared<std::atomic<bool>>(false);
-  impl.loop().run([&impl, idle, left] {
-    *idle = true;
-    const Status cause = impl.engine().broken();  // a copy: closing the engine sets it
-    impl.worker->leave(cause, [left] { *left = true; });
-  }, *left, leave_until);
+  try {
+    impl.leave(deadline);
+  } catch (const std::bad_alloc&) {  // the job sees that this worker is gone
+    transport::run_surely(impl.loop(), [&impl] {
+      const Status cause = impl.engine().broken();
+      impl.engine().close(cause);
+    });
+  }
   // Callers that were waiting have been told; when the last one is out, nobody uses the loop any more.
   {
     std::lock_guard lock(impl.call_mutex);
@@ -155,11 +148,38 @@ Status Session::close(std::chrono::milliseconds timeout) {
     impl.drained = impl.calls == 0;
   }
   impl.wake_queue();
-  impl.loop().wait(impl.drained, transport::kNever);
+  while (!impl.loop().wait(impl.drained, impl.loop().now() + kDrained)) {
+    if (!impl.environment->alive().ok()) break;
+  }
   std::lock_guard lock(impl.call_mutex);  // the last one is out of post(), too
   impl.closed = true;
   impl.worker.reset();
   return {};
+}
+
+void Session::Impl::leave(transport::Time deadline) {
+  // Operations in flight, until the deadline, which another close() may bring forward.
+  auto idle = std::make_shared<std::atomic<bool>>(false);
+  auto look = std::make_shared<std::function<void()>>();
+  *look = [this, idle, weak = std::weak_ptr(look)] {
+    if (*idle) return;
+    if (engine().idle() || loop().now() >= close_until.load()) {
+      *idle = true;
+    } else if (auto again = weak.lock()) {
+      loop().schedule(loop().now() + std::chrono::milliseconds(1), [again] { (*again)(); });
+    }
+  };
+  loop().run([look] { (*look)(); }, *idle, deadline + kSlack);
+  // Leave. The head answers at once, if it runs and, where it lives here, once the others know or have left, too.
+  const transport::Time now = loop().now();
+  const transport::Time leave_until =
+      std::min(std::max(deadline, now + kLeaving), now + Member::host_patience(worker->lease()) + kSlack);
+  auto left = std::make_shared<std::atomic<bool>>(false);
+  loop().run([this, idle, left] {
+    *idle = true;
+    const Status cause = engine().broken();  // a copy: closing the engine sets it
+    worker->leave(cause, [left] { *left = true; });
+  }, *left, leave_until);
 }
 
 Status Session::abort(const std::string& reason) {
@@ -181,29 +201,50 @@ int64_t Session::epoch() const { return impl_->epoch; }
 
 // ---- waiting and the queue
 
-void Session::Impl::begin_async() {
-  std::lock_guard lock(queue_mutex);
-  if (in_flight++ == 0) loop().set_busy(true);
+void Session::Impl::post_async(const std::shared_ptr<Operation>& operation, transport::Task task) {
+  {
+    std::lock_guard lock(queue_mutex);
+    launched.push_back(operation);
+    if (launched.size() == 1) loop().set_busy(true);
+  }
+  try {
+    loop().post(std::move(task));
+  } catch (const std::bad_alloc&) {
+    std::lock_guard lock(queue_mutex);
+    launched.remove(operation);
+    if (launched.empty()) loop().set_busy(false);
+    throw;
+  }
 }
 
 void Session::Impl::end_async(const std::shared_ptr<Operation>& operation, const Status& status) {
   std::lock_guard lock(queue_mutex);
+  const auto at = std::find(launched.begin(), launched.end(), operation);
+  if (at == launched.end()) return;  // it has ended
   operation->end(status);
-  queue.push_back(operation);
+  queue.splice(queue.end(), launched, at);
   if (notifier) notifier->set();
-  if (--in_flight == 0) loop().set_busy(false);
+  if (launched.empty()) loop().set_busy(false);
   for (std::atomic<bool>* waiter : queue_waiters) *waiter = true;
 }
 
+void Session::Impl::end_lost(const Status& why) {
+  std::list<std::shared_ptr<Operation>> lost;
+  {
+    std::lock_guard lock(queue_mutex);
+    for (const auto& operation : waited) operation->end(why);
+    lost = launched;
+  }
+  for (const auto& operation : lost) end_async(operation, why);
+  std::lock_guard lock(step_mutex);
+  if (step_operation && step_operation->done()) in_step = false;
+}
+
 void Session::Impl::wake_queue() {
-  auto done = std::make_shared<std::atomic<bool>>(false);
-  loop().run(
-      [this, done] {
-        std::lock_guard lock(queue_mutex);
-        for (std::atomic<bool>* waiter : queue_waiters) *waiter = true;
-        *done = true;
-      },
-      *done, transport::kNever);
+  transport::run_surely(loop(), [this] {
+    std::lock_guard lock(queue_mutex);
+    for (std::atomic<bool>* waiter : queue_waiters) *waiter = true;
+  });
 }
 
 Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {

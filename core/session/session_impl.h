@@ -54,10 +54,33 @@ struct Session::Impl {
       return start(end);
     } catch (const std::bad_alloc&) {
     }
-    const Status why = engine().out_of_memory(operation->name().empty() ? "a call's buffers" : operation->name());
-    if (!operation->done()) end(why);
+    try {
+      engine().out_of_memory(operation->name().empty() ? "a call's buffers" : operation->name());
+    } catch (const std::bad_alloc&) {
+      end(engine().exhausted());
+      throw;  // the loop has it told again
+    }
+    end(engine().broken());
   }
+  class Waited {  // while a caller is blocked
+   public:
+    Waited(Impl& impl, const std::shared_ptr<Operation>& operation) : impl_(impl) {
+      std::lock_guard lock(impl_.queue_mutex);
+      at_ = impl_.waited.insert(impl_.waited.end(), operation);
+    }
+    ~Waited() {
+      std::lock_guard lock(impl_.queue_mutex);
+      impl_.waited.erase(at_);
+    }
+
+   private:
+    Impl& impl_;
+    std::list<std::shared_ptr<Operation>>::iterator at_;
+  };
+  // The session has failed, and so all operations have, but those whose end was lost for want of memory.
+  void end_lost(const Status& why);
   void run_task(const std::shared_ptr<Operation>& operation, transport::Task task) {
+    const Waited waited(*this, operation);
     const bool ended = loop().run(std::move(task), operation->done_flag(), transport::kNever);
     if (!ended) operation->end(environment->alive());  // the process exits, and nobody drives the loop any more
   }
@@ -75,13 +98,13 @@ struct Session::Impl {
       run(operation, start);
       return operation;
     }
-    begin_async();
-    loop().post([this, start, operation] {
+    post_async(operation, [this, start, operation] {
       begin(start, operation, [this, operation](const Status& status) { end_async(operation, status); });
     });
     return operation;
   }
-  void begin_async();
+  void leave(transport::Time deadline);
+  void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
   void wake_queue();
 
@@ -105,6 +128,8 @@ struct Session::Impl {
   Result<std::vector<double>> split_weight(double weight);
   // Begins a step on the loop; `blocking` marks everything at once.
   Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation);
+  Status post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
+                   std::vector<std::vector<char>> absent, Marked marked);
   void step_ended(const std::shared_ptr<Operation>& operation, const Status& status, const StepResult& result,
                   bool blocking);
 
@@ -142,9 +167,8 @@ struct Session::Impl {
   bool in_step = false;
 
   std::mutex queue_mutex;
-  std::deque<std::shared_ptr<Operation>> queue;
+  std::list<std::shared_ptr<Operation>> queue, launched, waited;  // launched: in flight, asynchronous; waited: in flight, by blocked callers
   std::list<std::atomic<bool>*> queue_waiters;
-  int in_flight = 0;  // asynchronous operations
 };
 
 }  // namespace dsgd

@@ -31,7 +31,7 @@ Status Session::start() {
     std::lock_guard lock(impl_->model_mutex);
     Model& model = impl_->model;
     if (impl_->started) return Status(Code::kState, "dsgd_start was called before; a session is started once");
-    if (model.replicas.empty()) return Status(Code::kState, "there is no replica; call dsgd_replica_add first");
+    if (model.replicas.empty()) return Status(Code::kState, "there is no replica; call dsgd_replica_add first, and look at what it returns");
     for (const auto& parameter : model.parameters) {
       for (size_t r = 0; r < model.replicas.size(); ++r) {
         if (model.bindings[r][parameter->index].bound) continue;
@@ -161,7 +161,18 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
     }
     if (blocking) mark_rest(&marked);
   }
-  auto task = [this, operation, blocking, weights, absent, marked] {
+  try {
+    return post_step(operation, blocking, std::move(weights), std::move(absent), std::move(marked));
+  } catch (const std::bad_alloc&) {  // it has not begun
+    std::lock_guard lock(step_mutex);
+    in_step = false;
+    throw;
+  }
+}
+
+Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
+                                std::vector<std::vector<char>> absent, Marked marked) {
+  auto task = [this, operation, blocking, weights = std::move(weights), absent = std::move(absent), marked = std::move(marked)] {
     const bool stopping = stop.exchange(false);
     engine().step_begin(weights, absent, stopping, blocking,
                         [this, operation, blocking, stopping](const Status& status, const StepResult& result) {
@@ -174,8 +185,7 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
     run_task(operation, std::move(task));
     return operation->status();
   }
-  begin_async();
-  loop().post(std::move(task));
+  post_async(operation, std::move(task));
   return {};
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 namespace dsgd {
 
@@ -63,15 +64,11 @@ Worker::Worker(transport::Environment& environment, const Config& config, Algori
 Worker::~Worker() {
   listener_.reset();
   if (network_) {  // channels of ours are the loop's, and end there
-    std::atomic<bool> done{false};
-    network_->loop().run(
-        [this, &done] {
-          member_.reset();
-          if (engine_) engine_->leave_loop();
-          if (mesh_) mesh_->drop_channels();
-          done = true;
-        },
-        done, transport::kNever);
+    transport::run_surely(network_->loop(), [this] {
+      member_.reset();
+      if (engine_) engine_->leave_loop();
+      if (mesh_) mesh_->drop_channels();
+    });
   }
   // The networks go next: afterwards no loop can call what is destroyed last.
   head_network_.reset();
@@ -205,13 +202,30 @@ Status Worker::listen_for_peers() {
   return {};
 }
 
+// A lack of memory that has ended something on a loop: nobody knows what, so it ends the session.
+void Worker::watch_memory() {
+  network_->loop().on_exhausted([this] {
+    if (auto joined = std::exchange(joined_, nullptr)) joined(engine_->exhausted());
+    engine_->fail(engine_->exhausted(), true);
+    if (on_exhausted_) on_exhausted_(engine_->exhausted());
+  });
+  for (Network* network : {heartbeat_network_.get(), head_network_.get()}) {
+    if (!network) continue;
+    network->loop().post([this, loop = &network->loop()] {
+      loop->on_exhausted([this] { network_->loop().post([this] { engine_->fail(engine_->exhausted(), true); }); });
+    });
+  }
+}
+
 void Worker::join(transport::Time deadline, std::function<void(const Status&)> joined) {
+  joined_ = std::move(joined);
+  watch_memory();
   if (solo_) {
     view_.epoch = 1;
     view_.rank = 0;
     view_.members.resize(1);
     view_.members[0] = {0, "solo", environment_.host_name(), environment_.machine(), {}, environment_.process_id()};
-    return joined({});
+    return std::exchange(joined_, nullptr)({});
   }
   MemberOptions options;
   options.head = head_ ? listener_->address() : config_.text("head");
@@ -243,7 +257,9 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
     if (rank == view_.head_rank) mesh_->watch_peers();
   });
   engine_->on_broken([this](const Status& why) { member_->report(why); });
-  member_->join([this, joined = std::move(joined)](Result<transport::JoinReply> reply) {
+  member_->join([this](Result<transport::JoinReply> reply) {
+    const auto joined = std::exchange(joined_, nullptr);
+    if (!joined) return;
     if (!reply.ok()) return joined(reply.status());
     view_ = reply.value();
     choose_spin();

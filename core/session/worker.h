@@ -20,6 +20,8 @@ class Worker {
   Worker(transport::Environment& environment, const Config& config, AlgorithmChoice algorithm, Model& model,
          std::shared_ptr<Log> log);
   ~Worker();  // on no loop; ends the networks' threads
+  // Told on the loop when the session has failed for want of memory: what has not ended then will not by itself.
+  void on_exhausted(std::function<void(const Status&)> then) { on_exhausted_ = std::move(then); }
 
   // Makes networks and listeners; decides whether the head lives here. Not on a loop.
   Status setup();
@@ -40,6 +42,7 @@ class Worker {
  private:
   Status embed_head();
   void choose_spin();
+  void watch_memory();
   Status listen_for_peers();
   std::string listen_address(std::string* why, Status* status) const;
 
@@ -51,6 +54,7 @@ class Worker {
   bool solo_ = false;
   transport::Duration lease_{}, heartbeat_interval_{};
   std::string worker_id_;
+  std::function<void(const Status&)> joined_, on_exhausted_;
   transport::JoinReply view_;
 
   // Destroyed from below: listeners stop before what they call.

@@ -63,12 +63,15 @@ void BufferPool::put(std::byte* data, size_t size) {
   {
     std::lock_guard lock(mutex_);
     in_use_ -= size;
-    if (wanted_ && freed_) freed_();
-    wanted_ = false;
-    if (kept_ + rounded <= limit_ / 4) {
-      kept_ += rounded;
-      free_[index].push_back(data);
-      return;
+    try {
+      if (wanted_ && freed_) freed_();
+      wanted_ = false;
+      if (kept_ + rounded <= limit_ / 4) {
+        free_[index].push_back(data);
+        kept_ += rounded;
+        return;
+      }
+    } catch (const std::bad_alloc&) {  // who waits is told with the next one
     }
   }
   ::operator delete(data, kAlign);

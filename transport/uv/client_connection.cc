@@ -35,6 +35,7 @@ ClientConnection::~ClientConnection() noexcept { drop_rpc(); }
 
 void ClientConnection::start(std::function<void(Status)> ready) {
   ready_ = std::move(ready);
+  need_room();
   tasks_.reset(new kj::TaskSet(*this));
   rpc_.emplace(*link_, kj::Maybe<capnp::Capability::Client>(nullptr));
   capnp::MallocMessageBuilder message(8);
@@ -74,6 +75,7 @@ void ClientConnection::call(Message request, Time deadline, std::function<void(R
   if (!open() || closed_) {
     return post_done([done = std::move(done)](const Status& status) { done(status); }, closed_status());
   }
+  need_room();
   const uint64_t id = ++next_id_;
   Call& call = calls_[id];
   call.done = std::move(done);
@@ -91,11 +93,15 @@ void ClientConnection::call(Message request, Time deadline, std::function<void(R
     write(request, rpc.initMessage());
     tasks_->add(rpc.send().then(
         [this, id](capnp::Response<schema::Wire::CallResults>&& response) {
-          Result<Message> result = Status(Code::kInternal, "");
-          Status formed = read(response.getReply(), &result);
-          finish_call(id, formed.ok() ? std::move(result) : Result<Message>(formed));
+          guarded([&] {
+            Result<Message> result = Status(Code::kInternal, "");
+            Status formed = read(response.getReply(), &result);
+            finish_call(id, formed.ok() ? std::move(result) : Result<Message>(formed));
+          });
         },
-        [this, id](kj::Exception&& exception) { finish_call(id, to_status(exception)); }));
+        [this, id](kj::Exception&& exception) {
+          guarded([&] { finish_call(id, to_status(exception)); });
+        }));
   } catch (const kj::Exception& exception) {
     post_done([this, id](const Status& status) { finish_call(id, status); }, to_status(exception));
   }
@@ -124,26 +130,30 @@ void ClientConnection::send(const BulkHeader& header, std::span<const std::byte>
 
 void ClientConnection::pump() {
   if (pumping_ || !link_ || !wire_ || ended()) return;
-  pumping_ = true;
-  // Lowest operation first: it is the one that others wait for.
-  for (auto it = operations_.begin(); it != operations_.end(); ++it) {
-    Operation& operation = it->second;
-    while (!operation.waiting.empty() && link_->writer().unwritten_spans() < kSpansInQueue) {
-      const size_t n = operation.waiting.front().data.size();
-      if (operation.unanswered > 0 && operation.unanswered + n > options_.bulk_window) break;
-      Chunk chunk = std::move(operation.waiting.front());
-      operation.waiting.pop_front();
-      operation.unanswered += n;
-      issue(std::move(chunk));
+  {
+    pumping_ = true;
+    KJ_DEFER(pumping_ = false);
+    // Lowest operation first: it is the one that others wait for.
+    for (auto it = operations_.begin(); it != operations_.end(); ++it) {
+      Operation& operation = it->second;
+      while (!operation.waiting.empty() && link_->writer().unwritten_spans() < kSpansInQueue) {
+        const size_t n = operation.waiting.front().data.size();
+        if (operation.unanswered > 0 && operation.unanswered + n > options_.bulk_window) break;
+        Chunk chunk = std::move(operation.waiting.front());
+        operation.waiting.pop_front();
+        operation.unanswered += n;
+        issue(std::move(chunk));
+      }
+      if (link_->writer().unwritten_spans() >= kSpansInQueue) break;
     }
-    if (link_->writer().unwritten_spans() >= kSpansInQueue) break;
   }
-  pumping_ = false;
   advance();
 }
 
 void ClientConnection::issue(Chunk chunk) {
+  need_room();
   const uint64_t id = ++next_id_;
+  KJ_DEFER(link_->set_span(0, {}));
   in_flight_.emplace(id, InFlight{chunk.header.operation, chunk.data.size(), std::move(chunk.done)});
   Status failed;
   try {
@@ -162,17 +172,20 @@ void ClientConnection::issue(Chunk chunk) {
     }
     tasks_->add(rpc.send().then(
         [this, id](capnp::Response<schema::Wire::PushResults>&& response) {
-          Status status;
-          Status formed = read(response.getStatus(), &status);
-          answered(id, formed.ok() ? status : formed);
+          guarded([&] {
+            Status status;
+            Status formed = read(response.getStatus(), &status);
+            answered(id, formed.ok() ? status : formed);
+          });
         },
-        [this, id](kj::Exception&& exception) { answered(id, to_status(exception)); }));
+        [this, id](kj::Exception&& exception) {
+          guarded([&] { answered(id, to_status(exception)); });
+        }));
     if (!link_->span_consumed())
       failed = Status(Code::kInternal, "a chunk was not written; this is a defect");
   } catch (const kj::Exception& exception) {
     failed = to_status(exception);
   }
-  link_->set_span(0, {});
   if (!failed.ok() && !ended()) {
     loop().post([self = shared_from_this(), id, failed] {
       static_cast<ClientConnection*>(self.get())->answered(id, failed);
@@ -222,19 +235,21 @@ void ClientConnection::send_small(const BulkHeader& header, std::span<const std:
 
 void ClientConnection::pump_small() {
   if (std::exchange(pumping_small_, true)) return;  // the one at work will see what has changed
-  for (auto& [operation, queue] : small_) {
-    while (!queue.waiting.empty() && !ended()) {
-      const size_t n = queue.waiting.front().data.size();
-      if (queue.unanswered > 0 && small_unanswered_ + n > options_.small_window) break;
-      SmallChunk chunk = std::move(queue.waiting.front());
-      queue.waiting.pop_front();
-      ++queue.unanswered;
-      small_unanswered_ += n;
-      issue_small(std::move(chunk));
+  {
+    KJ_DEFER(pumping_small_ = false);
+    for (auto& [operation, queue] : small_) {
+      while (!queue.waiting.empty() && !ended()) {
+        const size_t n = queue.waiting.front().data.size();
+        if (queue.unanswered > 0 && small_unanswered_ + n > options_.small_window) break;
+        SmallChunk chunk = std::move(queue.waiting.front());
+        queue.waiting.pop_front();
+        ++queue.unanswered;
+        small_unanswered_ += n;
+        issue_small(std::move(chunk));
+      }
     }
+    std::erase_if(small_, [](const auto& item) { return item.second.waiting.empty() && item.second.unanswered == 0; });
   }
-  std::erase_if(small_, [](const auto& item) { return item.second.waiting.empty() && item.second.unanswered == 0; });
-  pumping_small_ = false;
   advance();
 }
 
@@ -246,11 +261,14 @@ void ClientConnection::small_answered(uint64_t operation, size_t nbytes) {
 
 void ClientConnection::issue_small(SmallChunk chunk) {
   auto finished = [this, n = chunk.data.size(), operation = chunk.header.operation](const Status& status) {
-    small_answered(operation, n);
-    if (!status.ok() && options_.refused && !muted_) options_.refused(operation, status);
-    pump_small();
+    guarded([&] {
+      small_answered(operation, n);
+      if (!status.ok() && options_.refused && !muted_) options_.refused(operation, status);
+      pump_small();
+    });
   };
   Status failed;
+  need_room();
   try {
     auto rpc = wire_->pushRequest(capnp::MessageSize{kPushWords + (chunk.data.size() + 7) / 8, 0});
     write(chunk.header, rpc.initHeader());
@@ -304,7 +322,7 @@ void ClientConnection::link_written() {
   Connection::link_written();
 }
 
-void ClientConnection::taskFailed(kj::Exception&&) {}  // each task has its own handler
+void ClientConnection::taskFailed(kj::Exception&&) { loop().port().note_exhausted(); }  // each task has its own handler
 
 void ClientConnection::mute() {
   muted_ = true;

@@ -1,5 +1,6 @@
 #include "transport/uv/connection.h"
 
+#include <new>
 #include <utility>
 
 namespace dsgd::transport::uv {
@@ -15,6 +16,10 @@ constexpr Duration kStarving = std::chrono::seconds(1);
 
 }  // namespace
 
+void Connection::need_room() {
+  if (!loop().port().make_room()) throw std::bad_alloc();
+}
+
 void Connection::release(bool flush) {
   mute();
   close_link(flush);
@@ -26,6 +31,7 @@ void Connection::kill() {
   cancel_timers();
   state_ = State::kEnded;
   if (link_) link_->stop();
+  loop().port().make_room();
   tear_down();
   if (auto ended = std::exchange(on_ended, nullptr)) ended(this);
 }
@@ -34,24 +40,23 @@ void Connection::close_link(bool flush) {
   if (state_ == State::kEnded) return;
   if (!flush) return end(Status());
   if (state_ != State::kOpen) return;
-  state_ = State::kFlushing;
   give_up_ = loop().now() + kFlushLimit;
   queued_before_ = link_->writer().queued_bytes();
-  timer_ = loop().schedule(loop().now() + kStall, [this] { watch(); });
+  if (!timer_) timer_ = loop().schedule(loop().now() + kStall, [this] { watch(); });
   // An answer just given is still on its way through KJ's queue, which has run when the next task does.
   loop().post([self = shared_from_this()] {
     self->answers_queued_ = true;
     if (self->link_ && !self->ended()) self->link_->push_out();
     self->advance();
   });
+  state_ = State::kFlushing;
 }
 
 void Connection::watch() {
-  timer_ = 0;
+  timer_ = loop().schedule(loop().now() + kStall, [this] { watch(); });
   const size_t queued = link_->writer().queued_bytes();
   if (loop().now() >= give_up_ || queued == queued_before_) return end(Status());
   queued_before_ = queued;
-  timer_ = loop().schedule(loop().now() + kStall, [this] { watch(); });
 }
 
 void Connection::advance() {
@@ -93,17 +98,18 @@ void Connection::link_down(const Status& why) { end(why); }
 void Connection::end(const Status& why) {
   if (state_ == State::kEnded) return;
   const bool tell = state_ == State::kOpen;
-  state_ = State::kEnded;
-  link_->drop_queue();
-  cancel_timers();
   // As a task of its own: this may be the link's or KJ's call stack, and answers that came before the end are
   // still on their way through KJ's queue.
   loop().post([self = shared_from_this(), why, tell] {
-    if (tell) self->broken(why);
+    if (tell) self->guarded([&] { self->broken(why); });
     self->link_->stop();
+    self->loop().port().make_room();
     self->tear_down();
     if (auto ended = std::exchange(self->on_ended, nullptr)) ended(self.get());
   });
+  state_ = State::kEnded;
+  link_->drop_queue();
+  cancel_timers();
 }
 
 }  // namespace dsgd::transport::uv

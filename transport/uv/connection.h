@@ -49,6 +49,12 @@ class Connection : public std::enable_shared_from_this<Connection>, protected Li
   void advance();  // when there may be nothing left to send
   bool open() const { return state_ == State::kOpen; }
   UvLoop& loop() { return shared_.loop; }
+  template <typename Work>
+  void guarded(Work&& work) {
+    loop().port().guarded(work);
+  }
+
+  void need_room();  // before anything is asked of RPC; throws std::bad_alloc
 
   virtual bool nothing_to_send() const = 0;
   virtual bool holds_messages() const = 0;     // that came, and will be let go of

@@ -15,6 +15,7 @@ namespace {
 
 // A loop takes up to seven: epoll, two eventfds, and two pipes for signals, one of which belongs to the process.
 constexpr int kLoopDescriptors = 8;
+constexpr size_t kReserve = 64 << 10, kRoom = 16 << 10;
 
 // libuv aborts the process when the first loop ever made finds no descriptor for its signal pipe.
 int look_for_descriptors() {
@@ -31,7 +32,7 @@ void delete_timer(uv_handle_t* handle) { delete reinterpret_cast<uv_timer_t*>(ha
 
 }  // namespace
 
-UvEventPort::UvEventPort() {
+UvEventPort::UvEventPort() : reserve_(new std::byte[kReserve]) {
   const StandardStreams held;
   error_ = look_for_descriptors();
   if (error_ == 0) error_ = uv_loop_init(&loop_);
@@ -110,6 +111,16 @@ void UvEventPort::clear_alarm() {
   alarm_set_ = false;
 }
 
+bool UvEventPort::make_room() {
+  std::byte* volatile there = new (std::nothrow) std::byte[kRoom];  // volatile: else the compiler may take it for granted
+  delete[] there;
+  if (there || reserve_) {
+    if (!there) note_exhausted();
+    return true;
+  }
+  return false;
+}
+
 void UvEventPort::forget(Flushable* item) {
   std::erase(dirty_, item);
   std::erase(held_, item);
@@ -130,13 +141,13 @@ void UvEventPort::flush() {
     for (size_t count = held_.size(); count > 0 && !held_.empty(); --count) {
       Flushable* item = held_.back();
       held_.pop_back();
-      item->flush_held();
+      guarded([item] { item->flush_held(); });
     }
   }
   while (!dirty_.empty()) {
     Flushable* item = dirty_.back();
     dirty_.pop_back();
-    item->flush();
+    guarded([item] { item->flush(); });
   }
 }
 

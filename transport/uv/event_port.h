@@ -2,11 +2,16 @@
 #pragma once
 
 #include <kj/async.h>
+#include <kj/exception.h>
 #include <uv.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
+#include <memory>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "transport/loop.h"
@@ -48,6 +53,38 @@ class UvEventPort final : public kj::EventPort {
 
   void alert() { alerted_ = true; }  // something happened: stop spinning
 
+  // An exception, which can only be the lack of memory, has ended what was done for a socket or for KJ: none may pass through libuv,
+  // nor would KJ tell anybody. Whoever drives asks whether it was so since it last asked.
+  void note_exhausted() {
+    exhausted_ = true;
+    reserve_.reset();
+  }
+  template <typename Work>
+  void guarded(Work&& work) {
+    try {
+      work();
+    } catch (const std::exception&) {
+      note_exhausted();
+    } catch (const kj::Exception&) {
+      note_exhausted();
+    }
+  }
+  // Cap'n Proto ends the process where it has no memory for its own small objects. Before it is called, there is some, or the reserve
+  // is given back. False: there is none.
+  bool make_room();
+  // The same for what KJ calls, which must hear of it, too.
+  template <typename Work>
+  auto noted(Work&& work) -> decltype(work()) {
+    try {
+      return work();
+    } catch (const std::bad_alloc&) {
+      note_exhausted();
+      throw;
+    }
+  }
+  bool was_exhausted() const { return !reserve_; }  // ever
+  bool take_exhausted() { return std::exchange(exhausted_, false); }
+
   void flush_later(Flushable* item) { dirty_.push_back(item); }
   void hold(Flushable* item);  // flush_held() follows after kHold
   void forget(Flushable* item);
@@ -68,6 +105,8 @@ class UvEventPort final : public kj::EventPort {
   int error_ = 0;
   bool down_ = false;
   bool alerted_ = false;
+  bool exhausted_ = false;
+  std::unique_ptr<std::byte[]> reserve_;  // given back when memory is short, for telling so and for closing in good order
   std::atomic<int64_t> spin_{0};
   mutable std::atomic<bool> woken_{false};    // for KJ's executor
   mutable std::atomic<bool> pending_{false};  // an uv_async_send has not been seen by the loop yet

@@ -22,6 +22,10 @@ void block_all_signals() {
 
 Status to_status(const kj::Exception& exception) {
   const std::string text = exception.getDescription().cStr();
+  if (text.find("std::bad_alloc") != std::string::npos) {
+    return Status(Code::kNoMemory, text.rfind("remote", 0) == 0 ? "there is no memory at the other end of the connection"
+                                                                 : "there is no memory for what a connection needs");
+  }
   switch (exception.getType()) {
     case kj::Exception::Type::DISCONNECTED:
       return Status(Code::kWorkerLost, text);

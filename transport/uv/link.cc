@@ -30,7 +30,9 @@ class Link::Outgoing final : public capnp::OutgoingRpcMessage, public kj::Refcou
         message_(first_segment_words == 0 ? capnp::SUGGESTED_FIRST_SEGMENT_WORDS : first_segment_words) {}
 
   capnp::AnyPointer::Builder getBody() override { return message_.getRoot<capnp::AnyPointer>(); }
-  void send() override { link_.send(*this); }
+  void send() override {
+    link_.port_.noted([&] { link_.send(*this); });
+  }
   size_t sizeInWords() override { return message_.sizeInWords(); }
 
   kj::ArrayPtr<const kj::ArrayPtr<const capnp::word>> segments() { return message_.getSegmentsForOutput(); }
@@ -66,9 +68,11 @@ class Link::RpcConnection final : public TwoPartyNetwork::Connection {
     return peer_.getRoot<capnp::rpc::twoparty::VatId>();
   }
   kj::Own<capnp::OutgoingRpcMessage> newOutgoingMessage(unsigned first_segment_words) override {
-    return kj::refcounted<Outgoing>(link_, first_segment_words);
+    return link_.port_.noted([&] { return kj::refcounted<Outgoing>(link_, first_segment_words); });
   }
-  kj::Promise<Received> receiveIncomingMessage() override { return link_.receive(); }
+  kj::Promise<Received> receiveIncomingMessage() override {
+    return link_.port_.noted([&] { return link_.receive(); });
+  }
   kj::Promise<void> shutdown() override {
     link_.rpc_gave_up();
     return kj::READY_NOW;
@@ -125,10 +129,10 @@ void Link::stop() {
 
 void Link::down(const Status& why) {
   if (down_ || stopped_) return;
+  events_->link_down(why);  // first, since it may throw
   down_ = true;
   poll_->want_read(false);
   poll_->want_write(false);
-  events_->link_down(why);
 }
 
 kj::Maybe<kj::Own<TwoPartyNetwork::Connection>> Link::connect(capnp::rpc::twoparty::VatId::Reader vat) {

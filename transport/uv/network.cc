@@ -8,6 +8,10 @@
 
 namespace dsgd::transport::uv {
 
+namespace {
+constexpr Duration kEnding = std::chrono::seconds(5);  // by then each connection has ended by itself
+}
+
 // ---- handles of the user
 
 class UvNetwork::UvClientChannel final : public ClientChannel {
@@ -64,13 +68,7 @@ class UvNetwork::UvListener final : public Listener {
       stop();
       return;
     }
-    std::atomic<bool> done{false};
-    state->loop().run(
-        [&] {
-          stop();
-          done.store(true, std::memory_order_release);
-        },
-        done, kNever);
+    run_surely(state->loop(), stop);
   }
   std::string address() const override { return address_; }
 
@@ -129,14 +127,9 @@ UvNetwork::~UvNetwork() {
   }
   UvLoop& loop = state_->loop();
   std::atomic<bool> ended{false};
-  loop.run([this, &ended] { state_->begin_end(&ended); }, ended, kNever);
-  std::atomic<bool> done{false};
-  loop.run(
-      [this, &done] {
-        state_->force_end();
-        done.store(true, std::memory_order_release);
-      },
-      done, kNever);
+  run_surely(loop, [&] { state_->begin_end(&ended); });
+  loop.wait(ended, loop.now() + kEnding);
+  run_surely(loop, [this] { state_->force_end(); });
   state_->read_.pool->set_freed(nullptr);  // receipts may come back later still
   state_->loop_.reset();
 }

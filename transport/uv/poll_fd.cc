@@ -57,7 +57,13 @@ void PollFd::arm(int events) {
 void PollFd::fired(uv_poll_t* handle, int status, int events) {
   auto* self = static_cast<PollFd*>(handle->data);
   if (!self) return;
-  self->port_.alert();
+  UvEventPort& port = self->port_;
+  port.alert();
+  port.guarded([&] { serve(handle, status, events); });
+}
+
+void PollFd::serve(uv_poll_t* handle, int status, int events) {
+  auto* self = static_cast<PollFd*>(handle->data);
   if (status < 0) {
     // POLLERR shows as EBADF, and libuv has stopped the handle. The system call tells the real error.
     events = UV_READABLE | UV_WRITABLE;

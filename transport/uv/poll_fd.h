@@ -39,6 +39,7 @@ class PollFd {
  private:
   PollFd(UvEventPort& port, Fd fd, Handler* handler, uv_poll_t* handle);
   static void fired(uv_poll_t* handle, int status, int events);
+  static void serve(uv_poll_t* handle, int status, int events);
   void arm(int events);
   void stop();
 

@@ -1,5 +1,7 @@
 #include "transport/uv/server_connection.h"
 
+#include <exception>
+#include <string>
 #include <utility>
 
 #include "transport/schema/codec.h"
@@ -9,6 +11,14 @@ namespace dsgd::transport::uv {
 
 namespace {
 constexpr size_t kRememberedDiscards = 256;
+
+}
+
+// Why something gets no other answer.
+Status ServerConnection::dropped(const char* what) {
+  const bool exhausted = std::uncaught_exceptions() > 0 || loop().port().was_exhausted();
+  if (exhausted) return Status(Code::kNoMemory, std::string("there was no memory to take the ") + what);
+  return Status(Code::kInternal, std::string("the ") + what + " was dropped without an answer");
 }
 
 // ---- handles
@@ -17,7 +27,10 @@ constexpr size_t kRememberedDiscards = 256;
 class ServerConnection::Answer {
  public:
   Answer(std::shared_ptr<Anchor> anchor, uint64_t id) : anchor_(std::move(anchor)), id_(id) {}
-  ~Answer() { give(Status(Code::kInternal, "the request was dropped without an answer")); }
+  ~Answer() {
+    if (given_ || !anchor_->connection) return;
+    anchor_->connection->guarded([this] { give(anchor_->connection->dropped("request")); });
+  }
   void give(const Result<Message>& result) {
     if (given_) return;
     given_ = true;
@@ -36,7 +49,11 @@ class ServerConnection::Receipt final : public BulkReceipt {
       : anchor_(std::move(anchor)), id_(id), data_(data) {
     if (!data_.empty()) anchor_->connection->receipts_.insert(this);
   }
-  ~Receipt() override { finish(Status(Code::kInternal, "the chunk was dropped without an answer")); }
+  ~Receipt() override {
+    if (finished_ || !anchor_->connection) return;
+    anchor_->connection->guarded([this] { finish(anchor_->connection->dropped("chunk")); });
+    anchor_->connection->receipts_.erase(this);
+  }
 
   std::span<const std::byte> data() const override { return data_; }
   void finish(const Status& status) override {
@@ -50,6 +67,7 @@ class ServerConnection::Receipt final : public BulkReceipt {
   }
   // The connection goes, and its buffers with it; the data stays valid.
   void keep() {
+    if (!kept_.empty()) return;
     kept_.assign(data_.begin(), data_.end());
     data_ = kept_;
   }
@@ -67,11 +85,11 @@ class ServerConnection::WireServer final : public schema::Wire::Server {
   explicit WireServer(std::shared_ptr<Anchor> anchor) : anchor_(std::move(anchor)) {}
   kj::Promise<void> call(CallContext context) override {
     KJ_REQUIRE(anchor_->connection, "the connection is closed");
-    return anchor_->connection->on_rpc_call(kj::mv(context));
+    return anchor_->connection->loop().port().noted([&] { return anchor_->connection->on_rpc_call(kj::mv(context)); });
   }
   kj::Promise<void> push(PushContext context) override {
     KJ_REQUIRE(anchor_->connection, "the connection is closed");
-    return anchor_->connection->on_rpc_push(kj::mv(context));
+    return anchor_->connection->loop().port().noted([&] { return anchor_->connection->on_rpc_push(kj::mv(context)); });
   }
 
  private:
@@ -102,6 +120,7 @@ ServerConnection::ServerConnection(NetworkShared shared, std::string peer, Hello
 ServerConnection::~ServerConnection() noexcept { drop_rpc(); }
 
 void ServerConnection::start() {
+  need_room();
   handler_->on_open(*this);
   link_->send_raw(encode_status(Status()));
   rpc_.emplace(*link_,
@@ -234,8 +253,9 @@ void ServerConnection::broken(const Status& why) {
 void ServerConnection::tear_down() { drop_rpc(); }
 
 void ServerConnection::drop_rpc() {
+  for (Receipt* receipt : receipts_) receipt->keep();
   anchor_->connection = nullptr;
-  for (Receipt* receipt : std::exchange(receipts_, {})) receipt->keep();
+  receipts_.clear();
   calls_.clear();
   pushes_.clear();
   rpc_.reset();

@@ -54,6 +54,7 @@ class ServerConnection final : public Connection, public ServerChannel, private 
   void answer_push(uint64_t id, const Status& status);
   bool serving() const { return handler_ != nullptr && open(); }
   void drop_rpc();
+  Status dropped(const char* what);
 
   BulkSink* on_span(const BulkHeader& header, size_t nbytes, Status* refused) override;
 

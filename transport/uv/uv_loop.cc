@@ -18,6 +18,7 @@ namespace {
 
 constexpr Duration kLinger = std::chrono::milliseconds(1);
 constexpr int kRoundsBeforeDeepSleep = 8;
+constexpr Duration kExhaustedPause = std::chrono::milliseconds(10);
 
 std::atomic<uint64_t> unclean{0};
 
@@ -121,8 +122,13 @@ bool UvLoop::run(Task task, const std::atomic<bool>& done, Time deadline) {
 
 TimerId UvLoop::schedule(Time when, Task task) {
   const TimerId id = ++next_timer_;
-  timers_.emplace(std::make_pair(when, id), std::move(task));
-  timer_times_.emplace(id, when);
+  const auto timer = timers_.emplace(std::make_pair(when, id), std::move(task)).first;
+  try {
+    timer_times_.emplace(id, when);
+  } catch (const std::bad_alloc&) {
+    timers_.erase(timer);  // nobody could cancel it
+    throw;
+  }
   return id;
 }
 
@@ -148,21 +154,12 @@ bool UvLoop::wait(const std::atomic<bool>& done, Time deadline) {
       driver_ = Driver::kCaller;
       driver_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
       lock.unlock();
-      std::exception_ptr failed;  // for want of memory
-      try {
-        may_drive = drive(done, deadline);
-      } catch (...) {
-        failed = std::current_exception();
-      }
+      may_drive = drive(done, deadline);
       lock.lock();
       driver_id_.store({}, std::memory_order_relaxed);
       driver_ = Driver::kNone;
       rested_.notify_all();
       last_caller_ = now();
-      if (failed) {
-        hand_over();
-        std::rethrow_exception(failed);
-      }
       continue;
     }
     wait_passively(lock, done, deadline, may_drive);
@@ -172,7 +169,14 @@ bool UvLoop::wait(const std::atomic<bool>& done, Time deadline) {
 bool UvLoop::wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
                             bool may_drive) {
   Waiter self{&done, may_drive, {}};
-  waiters_.push_back(&self);
+  try {
+    waiters_.push_back(&self);
+  } catch (const std::bad_alloc&) {  // who waits must not return before the end, whose buffers may be in use
+    lock.unlock();
+    std::this_thread::sleep_for(kLinger);
+    lock.lock();
+    return done.load(std::memory_order_acquire);
+  }
   waiting_.store(static_cast<int>(waiters_.size()));
   if (driver_ == Driver::kNone) {
     call_thread();
@@ -329,21 +333,26 @@ void UvLoop::drive_until_yield() {
 
 // ---- the driver's work
 
-// Tasks do not throw by contract. Should one run out of memory, the operation that it worked for meets its
-// deadline; the host process goes on.
+// Tasks do not throw by contract, but for want of memory.
 void UvLoop::run_task(Task& task) {
-  try {
-    task();
-  } catch (const std::exception&) {
-  } catch (const kj::Exception&) {
-  }
-  task = nullptr;  // what it holds goes before the next one runs
+  port_->guarded(task);
+  port_->guarded([&] { task = nullptr; });  // what it holds goes before the next one runs
 }
 
 void UvLoop::work() {
+  tell_exhausted();  // before anything else is concluded from what has come to nothing
   run_posted();
   run_timers();
   run_kj();
+  tell_exhausted();
+}
+
+void UvLoop::tell_exhausted() {
+  if (port_->take_exhausted()) exhausted_ = true;
+  if (!exhausted_) return;
+  exhausted_ = false;
+  if (exhausted_then_) port_->guarded(exhausted_then_);
+  exhausted_ = port_->take_exhausted();
 }
 
 bool UvLoop::run_posted() {
@@ -368,9 +377,13 @@ void UvLoop::run_timers() {
 }
 
 void UvLoop::run_kj() {
-  // An exception here comes from a destructor; the loop itself is intact, and nobody else can be told.
-  auto guarded = [this] { kj_->run(); };
-  while (kj_->isRunnable()) (void)kj::runCatchingExceptions(guarded);
+  // An exception here comes from a destructor, or from KJ's own work; the loop itself is intact.
+  if (!kj_->isRunnable()) return;
+  do {
+    port_->make_room();
+    port_->guarded([this] { kj_->run(); });
+  } while (kj_->isRunnable());
+  port_->make_room();  // it tells nobody what it had no memory for
 }
 
 void UvLoop::tell_waiters() {
@@ -392,6 +405,7 @@ void UvLoop::sleep_or_poll(Time until) {
     port_->poll();
     return;
   }
+  if (exhausted_) until = std::min(until, now() + kExhaustedPause);
   if (!timers_.empty()) until = std::min(until, timers_.begin()->first.first);
   if (const Duration held = port_->held_for(); held != kNever) until = std::min(until, now() + held);
   if (until == kNever) {

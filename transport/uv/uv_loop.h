@@ -41,6 +41,7 @@ class UvLoop final : public Loop {
   bool run(Task task, const std::atomic<bool>& done, Time deadline) override;
   void set_busy(bool busy) override;
   void set_spin(Duration spin) override;
+  void on_exhausted(Task then) override { exhausted_then_ = std::move(then); }
   uint64_t random() override;
 
   UvEventPort& port() { return *port_; }
@@ -70,11 +71,12 @@ class UvLoop final : public Loop {
   void hand_over();  // with the lock
   bool someone_may_drive() const;
   void call_thread();  // with the lock
-  void work();         // posted tasks, due timers, KJ's events
+  void work();         // posted tasks, due timers, KJ's events; throws nothing
   void run_task(Task& task);
   bool run_posted();
   void run_timers();
   void run_kj();
+  void tell_exhausted();
   void tell_waiters();
   void sleep_or_poll(Time until);
 
@@ -105,6 +107,8 @@ class UvLoop final : public Loop {
   std::map<std::pair<Time, TimerId>, Task> timers_;
   std::unordered_map<TimerId, Time> timer_times_;
   TimerId next_timer_ = 0;
+  Task exhausted_then_;
+  bool exhausted_ = false;
 };
 
 }  // namespace dsgd::transport::uv

@@ -1,0 +1,218 @@
+// A worker whose process has next to no memory left, down to the last small object: each call ends, with an error that says so or
+// well, the other worker's too, and the host process survives. What memory is left is counted by the operators new and delete of
+// this program, which libdsgd and its libraries use.
+
+#include <dsgd/dsgd.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+std::atomic<bool> limited{false};
+std::atomic<int64_t> used{0}, limit{0}, refused{0};
+
+void* get(size_t size, size_t alignment) {
+  if (limited && used + static_cast<int64_t>(size) > limit) {
+    ++refused;
+    return nullptr;
+  }
+  void* memory = alignment ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment) : std::malloc(size);
+  if (memory) used += static_cast<int64_t>(malloc_usable_size(memory));
+  return memory;
+}
+
+void* get_or_throw(size_t size, size_t alignment) {
+  if (void* memory = get(size, alignment)) return memory;
+  throw std::bad_alloc();
+}
+
+void put(void* memory) {
+  if (memory) used -= static_cast<int64_t>(malloc_usable_size(memory));
+  std::free(memory);
+}
+
+}  // namespace
+
+void* operator new(size_t size) { return get_or_throw(size, 0); }
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return get(size, 0); }
+void* operator new(size_t size, std::align_val_t to) { return get_or_throw(size, static_cast<size_t>(to)); }
+void* operator new(size_t size, std::align_val_t to, const std::nothrow_t&) noexcept { return get(size, static_cast<size_t>(to)); }
+void operator delete(void* memory) noexcept { put(memory); }
+void operator delete(void* memory, size_t) noexcept { put(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { put(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { put(memory); }
+
+namespace {
+
+constexpr int kWorkers = 2, kCalls = 3;
+constexpr int64_t kCount = 30000;
+
+// What the workers tell the test, in memory that the processes share.
+struct Report {
+  std::atomic<int> ready;          // how many have begun the calls
+  std::atomic<int> failed[2];      // the first call's error, or DSGD_OK
+  std::atomic<int64_t> refused;    // how often the poor worker was refused memory
+  char messages[2][500];
+  char address[100];
+  std::atomic<bool> listening;
+};
+
+struct Worker {
+  int rank;
+  Report* report;
+  dsgd_session* session = nullptr;
+  bool fresh = true;
+  float values[kCount] = {}, gradients[kCount] = {};
+
+  void expect(int32_t status, const dsgd_error* const& error) {
+    if (status == DSGD_OK) return;
+    std::fprintf(stderr, "rank %d: %s\n", rank, dsgd_error_message(error));
+    std::_Exit(3);
+  }
+  void open(const char* strategy) {
+    dsgd_error* error = nullptr;
+    dsgd_config* config = dsgd_config_new();
+    for (const auto& [key, value] : std::vector<std::pair<const char*, std::string>>{
+             {"num_workers", "2"}, {"head", report->address}, {"embed_head", "never"}, {"rank", std::to_string(rank)},
+             {"step_timeout", "10s"}, {"strategy", strategy}, {"bucket_size", "16K"}}) {
+      expect(dsgd_config_set(config, key, value.c_str(), &error), error);
+    }
+    expect(dsgd_init(config, &session, &error), error);
+    dsgd_config_free(config);
+    dsgd_parameter* parameter = nullptr;
+    dsgd_replica* replica = nullptr;
+    expect(dsgd_parameter_add(session, "p", DSGD_FLOAT32, &kCount, 1, 0, &parameter, &error), error);
+    expect(dsgd_replica_add(session, "cpu", &replica, &error), error);
+    expect(dsgd_bind(replica, parameter, values, sizeof values, gradients, sizeof gradients, &error), error);
+  }
+};
+
+using Call = std::function<int32_t(Worker&, dsgd_error**)>;
+
+// The poor worker, rank 0, has `left` bytes from the first call on.
+[[noreturn]] void work(Report* report, int rank, int64_t left, const char* strategy, bool started, const Call& call) {
+  static Worker worker;
+  worker.rank = rank;
+  worker.report = report;
+  worker.open(strategy);
+  dsgd_error* error = nullptr;
+  if (started) worker.expect(dsgd_start(worker.session, &error), error);
+  ++report->ready;
+  while (report->ready < kWorkers) std::this_thread::yield();
+  if (rank == 0) limit = used + left, limited = true;
+  int32_t status = DSGD_OK;
+  for (int i = 0; i < kCalls && status == DSGD_OK; ++i) status = call(worker, &error);
+  report->failed[rank] = status;
+  if (status != DSGD_OK) {
+    if (!*dsgd_error_message(error)) std::_Exit(4);
+    std::snprintf(report->messages[rank], sizeof report->messages[rank], "%s: %s", dsgd_status_name(status), dsgd_error_message(error));
+  }
+  dsgd_close(worker.session, 1000, nullptr);
+  dsgd_finalize(worker.session);
+  if (rank == 0) report->refused = refused.load();
+  limited = false;
+  std::_Exit(0);
+}
+
+class Exhaustion : public testing::Test {
+ protected:
+  Exhaustion() : report_(new (mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Report) {}
+  ~Exhaustion() override { munmap(report_, sizeof(Report)); }
+
+  // Each in processes of its own: a head, and two workers.
+  void run(int64_t left, const char* strategy, bool started, const Call& call) {
+    SCOPED_TRACE(std::to_string(left) + " bytes left");
+    new (report_) Report{};
+    const pid_t head = fork();
+    if (head == 0) serve();
+    while (!report_->listening) std::this_thread::yield();
+    pid_t workers[kWorkers];
+    for (int rank = 0; rank < kWorkers; ++rank) {
+      workers[rank] = fork();
+      if (workers[rank] == 0) work(report_, rank, left, strategy, started, call);
+    }
+    for (int rank = 0; rank < kWorkers; ++rank) {
+      EXPECT_EQ(how_it_ends(workers[rank]), "exit 0") << "rank " << rank;
+    }
+    kill(head, SIGKILL);
+    waitpid(head, nullptr, 0);
+    refused_ += report_->refused;
+    const int poor = report_->failed[0], other = report_->failed[1];
+    if (poor == DSGD_OK) return;
+    ++failed_;
+    EXPECT_TRUE(poor == DSGD_ERR_NO_MEMORY || poor == DSGD_ERR_WORKER_LOST) << report_->messages[0];
+    EXPECT_TRUE(other == DSGD_ERR_NO_MEMORY || other == DSGD_ERR_WORKER_LOST || other == DSGD_OK) << report_->messages[1];
+  }
+
+  void run_all(const char* strategy, bool started, const Call& call) {
+    for (int64_t left = 0; left < 48 << 10; left += left < 2048 ? 509 : 4093) run(left, strategy, started, call);
+    EXPECT_GT(refused_, 0);
+    EXPECT_GT(failed_, 0);
+  }
+
+ private:
+  [[noreturn]] void serve() {
+    dsgd_config* config = dsgd_config_new();
+    dsgd_config_set(config, "head", "127.0.0.1:0", nullptr);
+    dsgd_config_set(config, "num_workers", "2", nullptr);
+    dsgd_head* head = nullptr;
+    if (dsgd_head_start(config, &head, nullptr) != DSGD_OK) std::_Exit(2);
+    std::snprintf(report_->address, sizeof report_->address, "%s", dsgd_head_address(head));
+    report_->listening = true;
+    for (;;) pause();
+  }
+
+  static std::string how_it_ends(pid_t process) {
+    int status = 0;
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60); std::chrono::steady_clock::now() < end;) {
+      if (waitpid(process, &status, WNOHANG) == process) {
+        return WIFEXITED(status) ? "exit " + std::to_string(WEXITSTATUS(status)) : "signal " + std::to_string(WTERMSIG(status));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    kill(process, SIGKILL);
+    waitpid(process, nullptr, 0);
+    return "no end within a minute";
+  }
+
+  Report* const report_;
+  int64_t refused_ = 0;
+  int failed_ = 0;
+};
+
+int32_t step(Worker& worker, dsgd_error** error) { return dsgd_step(worker.session, 1, nullptr, error); }
+
+TEST_F(Exhaustion, InAStartAllCallsEndAndTheHostLives) {
+  run_all("allreduce", false, [](Worker& worker, dsgd_error** error) {
+    const bool first = std::exchange(worker.fresh, false);
+    return first ? dsgd_start(worker.session, error) : dsgd_barrier(worker.session, nullptr, nullptr, error);
+  });
+}
+
+TEST_F(Exhaustion, InStepsAllCallsEndAndTheHostLives) {
+  run_all("allreduce", true, step);
+  run_all("ps", true, step);
+}
+
+TEST_F(Exhaustion, InCollectivesAllCallsEndAndTheHostLives) {
+  run_all("allreduce", true, [](Worker& worker, dsgd_error** error) {
+    return dsgd_allreduce(worker.session, nullptr, worker.values, sizeof worker.values, DSGD_FLOAT32, DSGD_SUM, nullptr, error);
+  });
+}
+
+}  // namespace
