@@ -22,15 +22,24 @@ std::string own_folder() {
   return slash == std::string::npos ? "" : path.substr(0, slash + 1);
 }
 
-// Whether the process has loaded CUDA's driver. Looked up in the list of libraries: a dlopen() that fails would leave its error, and
-// the memory that it stands in, with the host's thread.
+// Whether the process has loaded CUDA's driver. Looked up in the list of libraries, when there are new ones: a dlopen() that fails would
+// leave its error, and the memory that it stands in, with the host's thread.
 bool has_driver() {
-  return dl_iterate_phdr(
-             [](dl_phdr_info* info, size_t, void*) {
-               const std::string_view path = info->dlpi_name;
-               return int(path.substr(path.rfind('/') + 1).starts_with("libcuda.so"));
-             },
-             nullptr) != 0;
+  static std::atomic<bool> seen{false};
+  static std::atomic<unsigned long long> looked{0};  // how many libraries had been loaded when there was none
+  if (seen) return true;
+  unsigned long long loaded = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* out) {
+        *static_cast<unsigned long long*>(out) = info->dlpi_adds;
+        if (info->dlpi_adds == looked) return 1;
+        const std::string_view path = info->dlpi_name;
+        if (path.substr(path.rfind('/') + 1).starts_with("libcuda.so")) seen = true;
+        return int(seen);
+      },
+      &loaded);
+  if (!seen) looked = loaded;
+  return seen;
 }
 
 }  // namespace

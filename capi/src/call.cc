@@ -1,5 +1,6 @@
 #include "capi/src/call.h"
 
+#include "capi/src/backends.h"
 #include "capi/src/operation.h"
 #include "capi/src/session.h"
 #include "core/base/dtype.h"
@@ -99,10 +100,16 @@ Status Call::world(const dsgd_group* group) const {
   return invalid("argument 'group' is not NULL; this version has no group but the world, which is NULL");
 }
 
+Status Call::on_host(const void* data, size_t nbytes, const char* argument) const {
+  const Status there = check_host_memory(data, nbytes);
+  return there.ok() ? there : invalid(std::string("argument '") + argument + "' is " + there.message() +
+                                      "; collectives and objects take memory of the host, give a copy there");
+}
+
 Status Call::buffer(const void* data, size_t nbytes, int32_t dtype, const char* argument) const {
   const size_t element = dtype_size(static_cast<DType>(dtype));
   if (nbytes != 0) DSGD_RETURN_IF_ERROR(given(data, argument));
-  if (nbytes % element == 0) return {};
+  if (nbytes % element == 0) return on_host(data, nbytes, argument);
   return invalid(std::string("argument '") + argument + "' has " + std::to_string(nbytes) +
                  " bytes, which is no whole number of " + dtype_name(static_cast<DType>(dtype)) +
                  " elements of " + std::to_string(element) + " bytes");

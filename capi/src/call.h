@@ -58,6 +58,7 @@ class Call {
   Status reduction(int32_t reduction, int32_t dtype) const;
   Status world(const dsgd_group* group) const;
   // A buffer of whole elements; NULL is right for no bytes.
+  Status on_host(const void* data, size_t nbytes, const char* argument) const;
   Status buffer(const void* data, size_t nbytes, int32_t dtype, const char* argument) const;
 
  private:

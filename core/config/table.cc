@@ -32,7 +32,7 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"devices", "string", "cpu", "DEVICE, DEVICE, ...",
-      "Devices of the replicas that are added without naming one, in the order in which they are added.",
+      "Devices (cpu, or cuda:0 and so on) of the replicas that are added without naming one, in the order in which they are added.",
       "DSGD_DEVICES"},
      Type::kDevices,
      0,

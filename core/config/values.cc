@@ -50,7 +50,7 @@ std::string address_fault(std::string_view text) {
 std::string devices_fault(std::string_view text) {
   for (const std::string& device : split_list(text))
     if (device.empty() || device.find_first_of(" \t") != std::string::npos)
-      return "is not a list of devices; write for example cpu or cpu,cpu";
+      return "is not a list of devices; write for example cpu or cuda:0,cuda:1";
   return "";
 }
 

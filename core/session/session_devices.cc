@@ -17,8 +17,8 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
   const auto backend = backends.find(name.substr(0, colon));
   if (backend == backends.end()) {
     std::string known = "cpu";
-    for (const auto& [other, open] : backends) known += ", " + other + ":0, " + other + ":1, ...";
-    return Status(Code::kUnsupported, "there is no device '" + name + "'; there are: " + known).with_parameter("devices");
+    for (const auto& [other, open] : backends) known += ", and " + other + ":0, " + other + ":1, ... for GPUs";
+    return Status(Code::kUnsupported, "'" + name + "' is no name of a device; they are " + known).with_parameter("devices");
   }
   int32_t index = 0;
   const char* const end = name.data() + name.size();
@@ -28,7 +28,8 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
     return Status(Code::kInvalidArgument, "there is no device '" + name + "': no machine has so many").with_parameter("devices");
   }
   if (read.ec != std::errc() || read.ptr != end || name[colon + 1] == '-') {
-    return Status(Code::kInvalidArgument, "device '" + name + "' has no index; write " + backend->first + ":0 for the first one")
+    return Status(Code::kInvalidArgument, "device '" + name + "' has no index; write " + backend->first + ":0 for the first one" +
+                                                 (name.find_first_of(",;") == std::string::npos ? "" : ", and name one device for each replica"))
         .with_parameter("devices");
   }
   for (const auto& replica : model.replicas) {

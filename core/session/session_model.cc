@@ -158,8 +158,10 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
       return bad(std::string("the ") + which + " is not aligned to " + std::to_string(align) + " bytes");
     }
     const bool on_host = replica->device->is_host() && impl_->check_host_memory;
-    Status there = on_host ? impl_->check_host_memory(data, nbytes) : replica->device->check(data, nbytes);
-    return there.ok() ? there : bad(std::string("the ") + which + ": " + there.message());
+    const Status there = on_host ? impl_->check_host_memory(data, nbytes) : replica->device->check(data, nbytes);
+    if (there.ok()) return there;
+    return bad(std::string("the ") + which + (on_host ? " is " : ": ") + there.message() +
+               (on_host ? ", but its replica is on the cpu; give host memory, or add the replica on that device" : ""));
   };
   Status status = check("value", value, value_nbytes);
   if (!status.ok()) return status;

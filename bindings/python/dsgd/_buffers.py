@@ -82,8 +82,8 @@ class Buffer:
         device = owner.__dlpack_device__()
         if device[0] not in (_DEVICE_CPU, _DEVICE_CUDA_HOST):
             raise InvalidArgumentError(
-                f"{what} lies on DLPack device {_device_text(device)}, its replica on the cpu; add the replica on that device, "
-                "or give a copy on the CPU"
+                f"{what} lies on {_device_text(device)}, and memory of the host is needed; give a copy on the CPU, or, where it is bound, "
+                "add the replica on that device"
             )
         self._take_capsule(owner, what, {})
 
@@ -95,7 +95,7 @@ class Buffer:
         where = owner.__dlpack_device__()
         if where[0] != _DEVICE_CUDA_MANAGED and (int(where[0]), int(where[1])) != dlpack_device(device):
             raise InvalidArgumentError(
-                f"{what} lies on DLPack device {_device_text(where)}, its replica on {device}; give a tensor on that device"
+                f"{what} lies on {_device_text(where)}, its replica on {device}; give a tensor on that device"
             )
         # What the producer has entered comes before what dsgd does, which begins behind the default stream.
         self._take_capsule(owner, what, {"stream": 1})
@@ -134,7 +134,9 @@ class Buffer:
 
 
 def _device_text(device: Any) -> str:
-    return f"({int(device[0])}, {int(device[1])})"
+    kind, index = int(device[0]), int(device[1])
+    names = {_DEVICE_CPU: "the cpu", _DEVICE_CUDA: f"cuda:{index}"}
+    return names.get(kind, f"DLPack device ({kind}, {index})")
 
 
 def _known_types() -> str:

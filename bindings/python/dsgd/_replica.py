@@ -55,8 +55,8 @@ class Replica:
 
     def bind(self, parameter: Parameter, value: Any, gradient: Any = None) -> None:
         """Gives dsgd the host's own buffers of one parameter: anything with the buffer protocol or __dlpack__, without
-        a copy; for a replica on a GPU, a tensor there with __dlpack__, as of PyTorch, CuPy or JAX. They are of the
-        parameter's dtype, and of its shape or flat; `gradient` is None for an untrained one.
+        a copy; for a replica on a GPU, a tensor there with __dlpack__, as of PyTorch or CuPy, for the gradient of JAX,
+        too. They are of the parameter's dtype, and of its shape or flat; `gradient` is None for an untrained one.
         dsgd holds them until others are bound or the session is closed; may be called again between steps."""
         held_value = self._checked(parameter, value, "value").require_writable(f"value of parameter {parameter.name!r}")
         if gradient is None and parameter.trained and parameter.count > 0:

@@ -134,10 +134,10 @@ def test_a_flat_parameter_takes_a_tensor_of_its_shape(arrays):
 @pytest.mark.parametrize(
     "options, says",
     [
-        (dict(device=1), r"lies on DLPack device \(2, 1\), its replica on cuda:0"),
+        (dict(device=1), "lies on cuda:1, its replica on cuda:0"),
         (dict(capsule_device=1), r"is on DLPack device \(2, 1\); the replica is on cuda:0, which is \(2, 0\)"),
         (dict(flags=1), "read-only"),
-        (dict(kind=1), r"lies on DLPack device \(1, 0\), its replica on cuda:0"),
+        (dict(kind=1), "lies on the cpu, its replica on cuda:0"),
     ],
 )
 def test_what_lies_elsewhere_is_refused(arrays, options, says):
@@ -145,7 +145,7 @@ def test_what_lies_elsewhere_is_refused(arrays, options, says):
         parameter, replica = session.add_parameter("w", (4, 3)), session.add_replica("cuda:0")
         with pytest.raises(dsgd.InvalidArgumentError, match=says):
             replica.bind(parameter, arrays(4, 3, **options), arrays(4, 3))
-        with pytest.raises(dsgd.InvalidArgumentError, match="its replica on the cpu"):
+        with pytest.raises(dsgd.InvalidArgumentError, match="lies on cuda:0, and memory of the host is needed"):
             session.add_replica("cpu").bind(parameter, arrays(4, 3), arrays(4, 3))
         with pytest.raises(dsgd.InvalidArgumentError, match="in host memory, and its replica is on cuda:0"):
             replica.bind(parameter, bytearray(48), bytearray(48))
@@ -177,8 +177,14 @@ def test_a_gpus_memory_given_as_the_hosts_is_refused(arrays):
     with dsgd.init() as session:
         parameter, replica = session.add_parameter("w", (4, 3)), session.add_replica("cpu")
         there = arrays(4, 3, device=1).seen  # looks like an array on the host
-        with pytest.raises(dsgd.InvalidArgumentError, match="the value: the buffer is memory of cuda:1, but its replica is on the cpu"):
+        with pytest.raises(dsgd.InvalidArgumentError, match="the value is memory of cuda:1, but its replica is on the cpu"):
             replica.bind(parameter, there, numpy.zeros((4, 3), "f4"))
-        with pytest.raises(dsgd.InvalidArgumentError, match="the gradient: the buffer is memory of cuda:1"):
+        with pytest.raises(dsgd.InvalidArgumentError, match="the gradient is memory of cuda:1"):
             replica.bind(parameter, numpy.zeros((4, 3), "f4"), there)
         replica.bind(parameter, numpy.zeros((4, 3), "f4"), numpy.zeros((4, 3), "f4"))
+        with pytest.raises(dsgd.InvalidArgumentError, match="'data' is memory of cuda:1; collectives and objects take memory of the host"):
+            session.allreduce(there)
+        with pytest.raises(dsgd.InvalidArgumentError, match="'receive' is memory of cuda:1"):
+            session.allgather(numpy.zeros(12, "f4"), there)
+        with pytest.raises(dsgd.InvalidArgumentError, match="'data' is memory of cuda:1"):
+            session.put("there", there)

@@ -50,7 +50,8 @@
  *              returns DSGD_ERR_FORKED; *_free and dsgd_finalize work and touch nothing outside the process. What holds
  *              nothing outside of it (configurations, errors, objects, data shards, log records, dsgd_memory) goes on
  *              working, and the child may open sessions of its own.
- *   Host       dsgd installs no signal handler, never exits, aborts or prints, and lets no exception out.
+ *   Host       dsgd installs no signal handler, never exits, aborts or prints, and lets no exception out. Where there is no
+ *              memory left for its communication, the session fails on all workers with DSGD_ERR_NO_MEMORY.
  *   Since      1.0 unless stated.
  */
 #ifndef DSGD_DSGD_H_
@@ -297,10 +298,9 @@ DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_
  * step). */
 DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, void *value, size_t value_nbytes,
                            void *gradient, size_t gradient_nbytes, dsgd_error **error);
-/* Buffers from dsgd, in memory of the replica's device, zeroed, aligned to 64 bytes: the fastest, since dsgd may place
- * them where peers or devices reach them. `gradient` may be NULL for an untrained parameter. They live until the
- * session is freed and the last dsgd_memory of them is, even beyond dsgd_close. Calling again returns the same buffers.
- * One thread at a time.
+/* Buffers from dsgd, in memory of the replica's device, zeroed, aligned to 64 bytes; dsgd may place them where peers or
+ * devices reach them. `gradient` may be NULL for an untrained parameter. They live until the session is freed and the
+ * last dsgd_memory of them is, even beyond dsgd_close. Calling again returns the same buffers. One thread at a time.
  * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE, DSGD_ERR_TIMEOUT (a GPU, busy with what the host has entered into it,
  * gives none within a minute). */
 DSGD_API int32_t dsgd_alloc(dsgd_replica *replica, dsgd_parameter *parameter, void **value, void **gradient,
@@ -314,7 +314,7 @@ DSGD_API void *dsgd_memory_gradient(const dsgd_memory *memory); /* NULL for an u
 DSGD_API size_t dsgd_memory_nbytes(const dsgd_memory *memory);  /* of each of the two */
 DSGD_API void dsgd_memory_free(dsgd_memory *memory);            /* NULL is fine */
 
-/* DLPack 1.x (https://github.com/dmlc/dlpack, struct DLManagedTensorVersioned); include dlpack.h beside this header to
+/* DLPack 1.x (https://github.com/dmlc/dlpack, struct DLManagedTensorVersioned); include its dlpack.h, too, to
  * make or read one. */
 struct DLManagedTensorVersioned;
 /* As dsgd_bind, with tensors. On success dsgd owns both and calls their deleters when they are bound no more; on failure
@@ -348,19 +348,22 @@ DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd
 DSGD_API double dsgd_loss_scale(const dsgd_session *session);
 /* How gradients become new values: "simple" (through the driver, rank 0), "ps" (parameter servers inside the workers,
  * placed by consistent hashing), "allreduce" (aliases "mirrored", "multi_worker_mirrored"), or a registered one.
- * `options`: "key=value" words: algorithm=auto|direct|nccl|ring, or a registered one (allreduce). NULL for none. Before
+ * `options`: "key=value" words: algorithm=auto|direct|nccl|ring, or a registered one (allreduce; for the others the key
+ * `algorithm` says whether GPUs must go by NCCL). NULL for none. Before
  * dsgd_start: sets the strategy to start with. After: collective, called by all workers between steps with equal
  * arguments; optimizer state moves to where the new strategy keeps it; holds from the next step on; blocks up to
  * `step_timeout`. One thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_MISMATCH, DSGD_ERR_STATE (a step is in flight), and those of
- * dsgd_step. */
+ * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_UNSUPPORTED (what is asked for cannot serve this job), DSGD_ERR_MISMATCH,
+ * DSGD_ERR_STATE (a step is in flight), and those of dsgd_step. */
 DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
 
 /* Checks that all workers agree on protocol, library, parameters, optimizer and strategy, then gives every replica of
  * every worker the values of rank 0's first replica. Every parameter of every replica must be bound. Collective; blocks
  * up to `step_timeout`. One thread at a time.
  * Errors: DSGD_ERR_MISMATCH (the same message on all workers, before any value moves), DSGD_ERR_STATE (called twice,
- * no replica, a parameter not bound), DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_CLOSED. */
+ * no replica, a parameter not bound), DSGD_ERR_INVALID_ARGUMENT and DSGD_ERR_UNSUPPORTED (strategy, algorithm or
+ * optimizer cannot serve these parameters, replicas and workers), DSGD_ERR_NO_MEMORY, DSGD_ERR_WORKER_LOST,
+ * DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_CLOSED. */
 DSGD_API int32_t dsgd_start(dsgd_session *session, dsgd_error **error);
 
 /* ---- The step --------------------------------------------------------------------------------------------------- */
@@ -462,9 +465,10 @@ typedef struct dsgd_group dsgd_group;
 /* Common to all: every worker of the group calls them in the same order with matching arguments; a mismatch fails on all
  * with DSGD_ERR_MISMATCH naming both sides, and the session goes on. With `op` NULL the call blocks until the end (up to
  * `step_timeout`); else it returns at once and buffers are dsgd's until the op ends. A failed collective leaves its
- * output undefined. Zero elements are valid. nbytes must be a multiple of the element size. Sums are made in an order
- * fixed by rank or by the algorithm, so the same run gives the same bits. Integer sums wrap around; DSGD_MEAN is for
- * floating point only. Any thread, but the order must be the same on all workers.
+ * output undefined. Data is in memory of the host; that of a GPU is refused. Zero elements are valid. nbytes must be a
+ * multiple of the element size. Sums are made in an order fixed by rank or by the algorithm, so the same run gives the same
+ * bits. Integer sums wrap around; DSGD_MEAN is for floating point only. Any thread, but the order must be the same on all
+ * workers.
  * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_MISMATCH, DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED,
  * DSGD_ERR_CLOSED. */
 

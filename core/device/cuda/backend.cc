@@ -206,9 +206,7 @@ int32_t check_host_pointer(const void* data, uint64_t nbytes, Message* message) 
       return 0;
     }
     if (attributes.type != cudaMemoryTypeDevice) continue;
-    return fail(message, Code::kInvalidArgument,
-                "the buffer is memory of cuda:%d, but its replica is on the cpu; give host memory, or add the replica on \"cuda:%d\"",
-                attributes.device, attributes.device);
+    return fail(message, Code::kInvalidArgument, "memory of cuda:%d", attributes.device);
   }
   return 0;
 }

@@ -1,5 +1,5 @@
 # Finds a CUDA 13 toolkit for the plug-in: DSGD_CUDA_TOOLKIT if it is given, NVIDIA's packages from PyPI in BUILD/venv (.ci/prepare
-# BUILD cuda puts them there), CUDACXX, or an nvcc on the PATH. Sets DSGD_CUDA_FOUND and DSGD_CUDA_INCLUDE; DSGD_NVCC_USED where
+# BUILD cuda puts them there), CUDACXX, or an nvcc on the PATH or in /usr/local/cuda. Sets DSGD_CUDA_FOUND and DSGD_CUDA_INCLUDE; DSGD_NVCC_USED where
 # .cu files are compiled.
 set(DSGD_CUDA AUTO CACHE STRING "Build libdsgd_cuda.so, for replicas on NVIDIA GPUs: ON, OFF, or AUTO (if there is a toolkit)")
 set_property(CACHE DSGD_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -24,7 +24,7 @@ if(DSGD_CUDA)
     set(nvcc $ENV{CUDACXX})
   endif()
   if(NOT nvcc)
-    find_program(DSGD_NVCC nvcc)
+    find_program(DSGD_NVCC nvcc PATHS /usr/local/cuda/bin)
     if(DSGD_NVCC)
       set(nvcc ${DSGD_NVCC})
     endif()
@@ -40,8 +40,10 @@ if(DSGD_CUDA)
       set(DSGD_CUDA_INCLUDE ${folder}/include)
       set(CMAKE_CUDA_COMPILER ${nvcc})
       message(STATUS "CUDA ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}: ${nvcc}")
+    elseif(CMAKE_MATCH_1)
+      set(reason "${nvcc} is of CUDA ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}; CUDA 13 is needed")
     else()
-      set(reason "${nvcc} is of CUDA '${CMAKE_MATCH_1}.${CMAKE_MATCH_2}'; CUDA 13 is needed")
+      set(reason "${nvcc} --version does not tell which CUDA it is of")
     endif()
   else()
     set(reason "there is no nvcc: install a CUDA 13 toolkit, or run `.ci/prepare ${CMAKE_BINARY_DIR} cuda`")
@@ -54,12 +56,18 @@ if(DSGD_CUDA)
   endif()
 endif()
 
+if(NOT DSGD_CUDA)
+  message(STATUS "Without libdsgd_cuda.so: DSGD_CUDA=OFF")
+endif()
+
 # Here, since what is compiled by nvcc (the plug-in, the sample trainer) lies in several folders. Its host code is the compiler's,
 # but the device's part knows no sanitizer.
 set(DSGD_NVCC_USED OFF)
 if(DSGD_CUDA_FOUND AND NOT DSGD_SANITIZE)
   set(DSGD_NVCC_USED ON)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90)  # 90: its code, and PTX for what comes later
+  if(NOT CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90)  # 90: its code, and PTX for what comes later
+  endif()
   set(CMAKE_CUDA_STANDARD 17)               # what CMake 3.25 knows of nvcc 13
   enable_language(CUDA)
 endif()

@@ -198,7 +198,7 @@ TEST_F(Cuda, BuffersOfTheWrongKindAreNamed) {
   EXPECT_TRUE(on_host(pinned.get(), 1000).ok());
   EXPECT_TRUE(on_host(nullptr, 0).ok());
   const auto of_second = second->allocate(1000).value();
-  expect_error(on_host(of_second.get(), 1000), Code::kInvalidArgument, "the buffer is memory of cuda:1, but its replica is on the cpu");
+  expect_error(on_host(of_second.get(), 1000), Code::kInvalidArgument, "memory of cuda:1");
 }
 
 TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {

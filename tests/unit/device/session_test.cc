@@ -392,8 +392,8 @@ TEST_F(GpuSession, DevicesAndBuffersThatDoNotFitAreRefused) {
                         Case{"cuda:2", Code::kInvalidArgument, "there is no device 'cuda:2'"},
                         Case{"cuda:-0", Code::kInvalidArgument, "has no index"}, Case{"cuda:-1", Code::kInvalidArgument, "has no index"},
                         Case{"cuda:99999999999", Code::kInvalidArgument, "there is no device 'cuda:99999999999': no machine has so many"},
-                        Case{"gpu:0", Code::kUnsupported, "there is no device 'gpu:0'; there are: cpu, cuda:0"},
-                        Case{"cpu:0", Code::kUnsupported, "there is no device 'cpu:0'"}}) {
+                        Case{"gpu:0", Code::kUnsupported, "'gpu:0' is no name of a device; they are cpu, and cuda:0"},
+                        Case{"cpu:0", Code::kUnsupported, "'cpu:0' is no name of a device"}}) {
     auto replica = session->add_replica(c.device);
     EXPECT_EQ(replica.status().code(), c.code) << c.device;
     EXPECT_THAT(replica.status().message(), HasSubstr(c.says));
