@@ -299,7 +299,7 @@ void Mesh::ended(Task& task, const Status& status) {
     // Destroyed after the caller's stack is gone.
     if (buried_.size() == 1) {
       loop().post([this, alive = std::weak_ptr(alive_)] {
-        if (!alive.expired()) std::exchange(buried_, {});
+        if (!alive.expired()) (void)std::exchange(buried_, {});
       });
     }
   } catch (const std::bad_alloc&) {

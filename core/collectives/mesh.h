@@ -78,9 +78,9 @@ class Mesh final : public transport::ServerHandler {
   // Every call from 1 on ends once, when its last operation here has; what peers send for others of it is refused from then
   // on. With a cause its open operations end here, without telling the peers, who know by themselves.
   void end_call(uint64_t call, const Status& cause);
-  // Fails all tasks, tells the peers that this session is broken. Later operations are refused by the owner.
+  // Fails all tasks; tells the peers that this session is broken. Later operations are refused by the owner.
   void fail_session(const Status& cause);
-  void tell_failure(const Status& cause);  // the session's, to the peers
+  void tell_failure(const Status& cause);
   // Nothing waits for a connection that is still being dialled.
   bool sent() const;
 

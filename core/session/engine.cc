@@ -38,6 +38,7 @@ std::shared_ptr<std::vector<float>> widened_copy(std::span<const std::byte> data
   return copy;
 }
 
+constexpr unsigned kParts = 255;  // of what ends with a session
 constexpr const char* kCommunication = "what its communication needs";
 
 std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
@@ -50,7 +51,7 @@ std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
 
 Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log)
     : loop_(loop), model_(model), options_(std::move(options)), log_(std::move(log)), waiter_(loop), step_(loop, model, options_.step),
-      exhausted_(no_memory(kCommunication)) {
+      exhausted_(Code::kNoMemory, std::string("no memory for ") + kCommunication) {
   step_.on_device_failure([this](const Status& why) { fail(why, true); });
 }
 
@@ -395,30 +396,31 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<O
 void Engine::fail(const Status& cause, bool tell_peers) {
   if (broken_.ok()) {
     broken_ = cause;
-  } else if (!std::exchange(failing_again_, false)) {
+    to_fail_ = kParts;
+  } else if (!std::exchange(interrupted_, false)) {
     return;
   }
-  // Each part is done, whatever another has not the memory for, and all may be done again.
+  // Each part is done, whatever another has not the memory for; then those are tried again that had not.
   bool interrupted = false;
-  const auto part = [&interrupted](auto&& work) {
+  const auto part = [&](unsigned which, auto&& work) {
+    if (!(to_fail_ & which)) return;
     try {
       work();
+      to_fail_ &= ~which;
     } catch (const std::bad_alloc&) {
       interrupted = true;
     }
   };
-  part([&] { log_->error(broken_.message()); });
-  if (mesh_ && tell_peers) part([&] { mesh_->tell_failure(broken_); });
-  if (mesh_) part([&] { mesh_->fail_session(broken_); });
-  part([&] { step_.abort(broken_); });
-  part([&] { waiter_.fail(broken_); });
-  part([&] { fail_pending(broken_); });
-  part([&] { objects_.fail(broken_); });
-  if (on_broken_) part([&] { on_broken_(broken_); });
-  if (interrupted) {
-    failing_again_ = true;
-    throw std::bad_alloc();
-  }
+  part(1, [&] { log_->error(broken_.message()); });
+  part(2, [&] { if (mesh_ && tell_peers) mesh_->tell_failure(broken_); });
+  part(4, [&] { if (mesh_) mesh_->fail_session(broken_); });
+  part(8, [&] { step_.abort(broken_); });
+  part(16, [&] { waiter_.fail(broken_); });
+  part(32, [&] { fail_pending(broken_); });
+  part(64, [&] { objects_.fail(broken_); });
+  part(128, [&] { if (on_broken_) on_broken_(broken_); });
+  interrupted_ = interrupted;
+  if (interrupted) throw std::bad_alloc();
 }
 
 void Engine::fail_pending(const Status& cause) {

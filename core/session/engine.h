@@ -163,7 +163,8 @@ class Engine final : public MeshEvents {
   device::Waiter waiter_;
   Step step_;
   Status broken_, exhausted_;
-  bool failing_again_ = false;  // the last fail() had not the memory to tell all
+  unsigned to_fail_ = 0;      // parts of fail() that are still to be done
+  bool interrupted_ = false;  // since there was no memory for them
   Status torn_;  // a step failed half-way
   std::function<void(const Status&)> on_broken_;
   uint64_t next_call_ = 1;

@@ -28,8 +28,9 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
     return Status(Code::kInvalidArgument, "there is no device '" + name + "': no machine has so many").with_parameter("devices");
   }
   if (read.ec != std::errc() || read.ptr != end || name[colon + 1] == '-') {
+    const bool several = name.find_first_of(",;") != std::string::npos;
     return Status(Code::kInvalidArgument, "device '" + name + "' has no index; write " + backend->first + ":0 for the first one" +
-                                                 (name.find_first_of(",;") == std::string::npos ? "" : ", and name one device for each replica"))
+                                              (several ? ", and name one device for each replica" : ""))
         .with_parameter("devices");
   }
   for (const auto& replica : model.replicas) {

@@ -167,7 +167,7 @@ struct Session::Impl {
   bool in_step = false;
 
   std::mutex queue_mutex;
-  std::list<std::shared_ptr<Operation>> queue, launched, waited;  // launched: in flight, asynchronous; waited: in flight, by blocked callers
+  std::list<std::shared_ptr<Operation>> queue, launched, waited;  // ended; in flight, asynchronous; in flight, with a blocked caller
   std::list<std::atomic<bool>*> queue_waiters;
 };
 

@@ -60,14 +60,15 @@ class UvEventPort final : public kj::EventPort {
     reserve_.reset();
   }
   template <typename Work>
-  void guarded(Work&& work) {
+  bool guarded(Work&& work) {  // false: it was ended so
     try {
       work();
+      return true;
     } catch (const std::exception&) {
-      note_exhausted();
     } catch (const kj::Exception&) {
-      note_exhausted();
     }
+    note_exhausted();
+    return false;
   }
   // Cap'n Proto ends the process where it has no memory for its own small objects. Before it is called, there is some, or the reserve
   // is given back. False: there is none.
@@ -76,6 +77,7 @@ class UvEventPort final : public kj::EventPort {
   template <typename Work>
   auto noted(Work&& work) -> decltype(work()) {
     try {
+      if (!make_room()) throw std::bad_alloc();
       return work();
     } catch (const std::bad_alloc&) {
       note_exhausted();

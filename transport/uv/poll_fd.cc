@@ -59,7 +59,9 @@ void PollFd::fired(uv_poll_t* handle, int status, int events) {
   if (!self) return;
   UvEventPort& port = self->port_;
   port.alert();
-  port.guarded([&] { serve(handle, status, events); });
+  if (port.guarded([&] { serve(handle, status, events); })) return;
+  // It would be called again at once, and for ever.
+  if ((self = static_cast<PollFd*>(handle->data))) self->arm(self->wanted_ = 0);
 }
 
 void PollFd::serve(uv_poll_t* handle, int status, int events) {

@@ -18,6 +18,7 @@ namespace {
 
 constexpr Duration kLinger = std::chrono::milliseconds(1);
 constexpr int kRoundsBeforeDeepSleep = 8;
+constexpr unsigned kTurns = 16;  // of KJ's loop, for which there is to be room
 constexpr Duration kExhaustedPause = std::chrono::milliseconds(10);
 
 std::atomic<uint64_t> unclean{0};
@@ -381,7 +382,7 @@ void UvLoop::run_kj() {
   if (!kj_->isRunnable()) return;
   do {
     port_->make_room();
-    port_->guarded([this] { kj_->run(); });
+    port_->guarded([this] { kj_->run(kTurns); });
   } while (kj_->isRunnable());
   port_->make_room();  // it tells nobody what it had no memory for
 }
