@@ -322,7 +322,9 @@ void ClientConnection::link_written() {
   Connection::link_written();
 }
 
-void ClientConnection::taskFailed(kj::Exception&&) { loop().port().note_exhausted(); }  // each task has its own handler
+void ClientConnection::taskFailed(kj::Exception&& exception) {  // of its own handler
+  if (is_exhaustion(exception)) loop().port().note_exhausted();
+}
 
 void ClientConnection::mute() {
   muted_ = true;

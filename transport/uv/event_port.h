@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "transport/loop.h"
+#include "transport/uv/guard.h"
 
 namespace dsgd::transport::uv {
 
@@ -53,21 +54,24 @@ class UvEventPort final : public kj::EventPort {
 
   void alert() { alerted_ = true; }  // something happened: stop spinning
 
-  // An exception, which can only be the lack of memory, has ended what was done for a socket or for KJ: none may pass through libuv,
-  // nor would KJ tell anybody. Whoever drives asks whether it was so since it last asked.
+  // The lack of memory has ended what was done for a task, a socket or for KJ. Whoever drives asks whether it was so since it last
+  // asked.
   void note_exhausted() {
     exhausted_ = true;
     reserve_.reset();
   }
+  // No exception may pass through libuv, and some of KJ's come from destructors, where nobody else is told. False: there was one.
   template <typename Work>
-  bool guarded(Work&& work) {  // false: it was ended so
+  bool guarded(Work&& work) {
     try {
       work();
       return true;
+    } catch (const std::bad_alloc&) {
+      note_exhausted();
+    } catch (const kj::Exception& exception) {
+      if (is_exhaustion(exception)) note_exhausted();
     } catch (const std::exception&) {
-    } catch (const kj::Exception&) {
     }
-    note_exhausted();
     return false;
   }
   // Cap'n Proto ends the process where it has no memory for its own small objects. Before it is called, there is some, or the reserve

@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <uv.h>
 
+#include <cstring>
+
 namespace dsgd::transport::uv {
 
 DefaultFloats::DefaultFloats() {
@@ -20,9 +22,11 @@ void block_all_signals() {
   pthread_sigmask(SIG_SETMASK, &all, nullptr);
 }
 
+bool is_exhaustion(const kj::Exception& exception) { return std::strstr(exception.getDescription().cStr(), "std::bad_alloc") != nullptr; }
+
 Status to_status(const kj::Exception& exception) {
   const std::string text = exception.getDescription().cStr();
-  if (text.find("std::bad_alloc") != std::string::npos) {
+  if (is_exhaustion(exception)) {
     return Status(Code::kNoMemory, text.rfind("remote", 0) == 0 ? "there is no memory at the other end of the connection"
                                                                  : "there is no memory for what a connection needs");
   }
