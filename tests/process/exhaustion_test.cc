@@ -26,7 +26,7 @@
 
 namespace {
 
-constexpr size_t kRoom = 16 << 10;
+constexpr size_t kRoom = 64 << 10;
 std::atomic<bool> limited{false};
 thread_local bool limited_here = false;
 std::atomic<int64_t> used{0}, limit{0}, refused{0};
@@ -166,7 +166,7 @@ class Exhaustion : public testing::Test {
   }
 
   void run_all(const char* strategy, bool started, const Call& call) {
-    for (int64_t left = 0; left < 48 << 10; left += left < 2048 ? 509 : 4093) run(left, strategy, started, call);
+    for (int64_t left = 0; left < 160 << 10; left += left < 1024 ? 509 : 11981) run(left, strategy, started, call);
     EXPECT_GT(refused_, 0);
     EXPECT_GT(failed_, 0);
   }

@@ -15,7 +15,7 @@ namespace {
 
 // A loop takes up to seven: epoll, two eventfds, and two pipes for signals, one of which belongs to the process.
 constexpr int kLoopDescriptors = 8;
-constexpr size_t kReserve = 1 << 20, kRoom = 16 << 10;
+constexpr size_t kReserve = 1 << 20, kRoom = 64 << 10;
 
 // libuv aborts the process when the first loop ever made finds no descriptor for its signal pipe.
 int look_for_descriptors() {

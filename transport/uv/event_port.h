@@ -77,9 +77,13 @@ class UvEventPort final : public kj::EventPort {
   // Cap'n Proto ends the process where it has no memory for its own small objects. Before it is called, there is some, or the reserve
   // is given back. False: there is none.
   bool make_room();
-  // The same for what KJ calls, which must hear of it, too.
+  // The same for what KJ calls, which must hear of it, too, and goes on afterwards.
   template <typename Work>
   auto noted(Work&& work) -> decltype(work()) {
+    struct Room {
+      UvEventPort& port;
+      ~Room() { port.make_room(); }
+    } room{*this};
     try {
       if (!make_room()) throw std::bad_alloc();
       return work();
