@@ -1,6 +1,7 @@
 #include "core/session/session.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/session/session_impl.h"
 
@@ -135,11 +136,8 @@ Status Session::close(std::chrono::milliseconds timeout) {
   const transport::Time deadline = impl.close_until;
   try {
     impl.leave(deadline);
-  } catch (const std::bad_alloc&) {  // the job sees that this worker is gone
-    transport::run_surely(impl.loop(), [&impl] {
-      const Status cause = impl.engine().broken();
-      impl.engine().close(cause);
-    });
+  } catch (const std::bad_alloc&) {
+    impl.leave_surely([] {});
   }
   // Callers that were waiting have been told; when the last one is out, nobody uses the loop any more.
   {
@@ -175,11 +173,17 @@ void Session::Impl::leave(transport::Time deadline) {
   const transport::Time leave_until =
       std::min(std::max(deadline, now + kLeaving), now + Member::host_patience(worker->lease()) + kSlack);
   auto left = std::make_shared<std::atomic<bool>>(false);
-  loop().run([this, idle, left] {
-    *idle = true;
-    const Status cause = engine().broken();  // a copy: closing the engine sets it
-    worker->leave(cause, [left] { *left = true; });
-  }, *left, leave_until);
+  *idle = true;
+  leave_surely([left] { *left = true; });
+  loop().wait(*left, leave_until);
+}
+
+void Session::Impl::leave_surely(std::function<void()> left) {
+  std::optional<Status> cause;  // as it was before the engine was closed
+  transport::run_surely(loop(), [&] {
+    if (!cause) cause = engine().broken();
+    worker->leave(*cause, left);
+  });
 }
 
 Status Session::abort(const std::string& reason) {

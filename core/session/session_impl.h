@@ -104,6 +104,7 @@ struct Session::Impl {
     return operation;
   }
   void leave(transport::Time deadline);
+  void leave_surely(std::function<void()> left);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
   void wake_queue();
