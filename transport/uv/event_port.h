@@ -80,10 +80,7 @@ class UvEventPort final : public kj::EventPort {
   // The same for what KJ calls, which must hear of it, too, and goes on afterwards.
   template <typename Work>
   auto noted(Work&& work) -> decltype(work()) {
-    struct Room {
-      UvEventPort& port;
-      ~Room() { port.make_room(); }
-    } room{*this};
+    KJ_DEFER(make_room());
     try {
       if (!make_room()) throw std::bad_alloc();
       return work();
@@ -93,6 +90,7 @@ class UvEventPort final : public kj::EventPort {
     }
   }
   bool was_exhausted() const { return !reserve_; }  // ever
+  bool exhausted() const { return exhausted_; }  // and not yet asked
   bool take_exhausted() { return std::exchange(exhausted_, false); }
 
   void flush_later(Flushable* item) { dirty_.push_back(item); }

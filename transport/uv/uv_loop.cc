@@ -349,11 +349,7 @@ void UvLoop::work() {
 }
 
 void UvLoop::tell_exhausted() {
-  if (port_->take_exhausted()) exhausted_ = true;
-  if (!exhausted_) return;
-  exhausted_ = false;
-  if (exhausted_then_) port_->guarded(exhausted_then_);
-  exhausted_ = port_->take_exhausted();
+  if (port_->take_exhausted() && exhausted_then_) port_->guarded(exhausted_then_);
 }
 
 bool UvLoop::run_posted() {
@@ -406,7 +402,7 @@ void UvLoop::sleep_or_poll(Time until) {
     port_->poll();
     return;
   }
-  if (exhausted_) until = std::min(until, now() + kExhaustedPause);
+  if (port_->exhausted()) until = std::min(until, now() + kExhaustedPause);
   if (!timers_.empty()) until = std::min(until, timers_.begin()->first.first);
   if (const Duration held = port_->held_for(); held != kNever) until = std::min(until, now() + held);
   if (until == kNever) {

@@ -108,7 +108,6 @@ class UvLoop final : public Loop {
   std::unordered_map<TimerId, Time> timer_times_;
   TimerId next_timer_ = 0;
   Task exhausted_then_;
-  bool exhausted_ = false;
 };
 
 }  // namespace dsgd::transport::uv
