@@ -58,27 +58,32 @@ class Loop {
   virtual uint64_t random() = 0;
 };
 
-// Has work done on the loop that must be done, and returns then. Where memory is too short for it, it is begun again and again. Not
-// from the loop.
+// Has work done on the loop that must be done, and returns then. Where memory is too short for it, it is begun again and again, until
+// it is done or that time has come. Not from the loop.
 template <typename Work>
-void run_surely(Loop& loop, const Work& work) {
-  for (bool done = false; !done;) {
+void run_surely(Loop& loop, const Work& work, Time until = kNever) {
+  struct Attempt {
+    const Work& work;
     std::atomic<bool> over{false};
+    bool done = false;
+    void run() {
+      struct End {
+        std::atomic<bool>& over;
+        ~End() { over.store(true, std::memory_order_release); }
+      } end{over};
+      work();
+      done = true;
+    }
+  };
+  for (;;) {
+    Attempt attempt{work};
     try {
-      const bool ran = loop.run(
-          [&] {
-            struct End {
-              std::atomic<bool>& over;
-              ~End() { over.store(true, std::memory_order_release); }
-            } end{over};
-            work();
-            done = true;
-          },
-          over, kNever);
-      if (!ran) return;  // the process exits, and nobody drives the loop any more
+      // One pointer, which a Task holds without memory of its own.
+      if (!loop.run([&attempt] { attempt.run(); }, attempt.over, kNever)) return;  // the process exits, and nobody drives the loop
     } catch (const std::bad_alloc&) {
     }
-    if (!done) loop.wait(std::atomic<bool>{false}, loop.now() + std::chrono::milliseconds(1));
+    if (attempt.done || loop.now() >= until) return;
+    loop.wait(std::atomic<bool>{false}, loop.now() + std::chrono::milliseconds(1));
   }
 }
 

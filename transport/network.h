@@ -47,8 +47,8 @@ class ServerChannel {
   virtual ~ServerChannel() = default;
   virtual const Hello& hello() const = 0;
   virtual std::string address() const = 0;  // the peer's, for messages
-  // No sink of this operation is used after this returns: what is still to come of its chunks is read and thrown away,
-  // and their calls are answered with `why`.
+  // No sink of this operation is used after this returns, or throws std::bad_alloc: what is still to come of its chunks is read and
+  // thrown away, and their calls are answered with `why`.
   virtual void discard(uint64_t operation, const Status& why) = 0;
   virtual void close() = 0;  // on_close follows from the loop, once
 };
@@ -87,7 +87,7 @@ class ClientChannel {
                           std::function<void(const Status&)> done) = 0;
 
   // No span of this operation is read after this returns. Chunks not begun are dropped, one half written is finished from
-  // a copy; their `done` is not called.
+  // a copy; their `done` is not called. It does not throw.
   virtual void revoke(uint64_t operation) = 0;
 
   // Sends what is queued, tells the peer (Goodbye is core's) and closes; at once when `flush` is false. `closed` is not

@@ -1,6 +1,7 @@
 #include "core/collectives/mesh.h"
 
 #include <algorithm>
+#include <new>
 
 namespace dsgd {
 
@@ -285,28 +286,36 @@ void Mesh::ended(Task& task, const Status& status) {
   Task& last = *node.mapped().task;
   buried_.insert(std::move(node));
   const auto done = std::move(last.done_);
-  try {
-    ended_.insert(operation);
-    if (!status.ok()) {
-      remember_failure(operation, status);
-      for (Outgoing& out : outgoing_) {
-        std::erase_if(out.waiting, [&](const auto& item) { return item.first == operation; });
-        if (out.channel) out.channel->revoke(operation);
-      }
-      for (auto& [channel, incoming] : incoming_) channel->discard(operation, status);
-      last.drop_chunks(status);
+  // Whatever there is no memory for: once `done` is called, nothing touches the host's buffers any more.
+  bool exhausted = false;
+  const auto part = [&exhausted](auto&& work) {
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      exhausted = true;
     }
-    // Destroyed after the caller's stack is gone.
-    if (buried_.size() == 1) {
-      loop().post([this, alive = std::weak_ptr(alive_)] {
-        if (!alive.expired()) (void)std::exchange(buried_, {});
-      });
+  };
+  if (!status.ok()) {
+    for (Outgoing& out : outgoing_) {
+      std::erase_if(out.waiting, [&](const auto& item) { return item.first == operation; });
+      if (out.channel) out.channel->revoke(operation);
     }
-  } catch (const std::bad_alloc&) {
-    if (done) done(status);
-    throw;
+    for (auto& [channel, incoming] : incoming_) part([&, channel = channel] { channel->discard(operation, status); });
+    part([&] { last.drop_chunks(status); });
+    part([&] { remember_failure(operation, status); });
   }
+  part([&] { ended_.insert(operation); });
+  part([&] {  // destroyed after the caller's stack is gone
+    if (burial_) return;
+    loop().post([this, alive = std::weak_ptr(alive_)] {
+      if (alive.expired()) return;
+      burial_ = false;
+      (void)std::exchange(buried_, {});
+    });
+    burial_ = true;
+  });
   if (done) done(status);
+  if (exhausted) throw std::bad_alloc();
 }
 
 void Mesh::remember_failure(uint64_t operation, const Status& cause) {
@@ -556,6 +565,7 @@ bool Mesh::sent() const {
 
 void Mesh::drop_channels() {
   closed_ = true;
+  buried_.clear();
   parked_.clear();
   outgoing_.clear();
 }

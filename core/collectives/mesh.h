@@ -192,6 +192,7 @@ class Mesh final : public transport::ServerHandler {
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
   std::map<uint64_t, Entry> tasks_;
   std::multimap<uint64_t, Entry> buried_;  // tasks that have ended, and may be running one of their own functions
+  bool burial_ = false;                    // posted
   std::map<uint64_t, std::vector<Parked>> parked_;
   std::map<uint64_t, Status> failed_;  // newest failed operations, so that latecomers learn the cause
   std::map<uint64_t, std::pair<int32_t, Status>> failed_early_;  // failed by a peer before they began here

@@ -38,8 +38,18 @@ std::shared_ptr<std::vector<float>> widened_copy(std::span<const std::byte> data
   return copy;
 }
 
-constexpr unsigned kParts = 255;  // of what ends with a session
 constexpr const char* kCommunication = "what its communication needs";
+
+// False: there was no memory for it.
+template <typename Work>
+bool surely(const Work& work) {
+  try {
+    work();
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
 
 std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
   std::vector<size_t> bounds(counts.size() + 1, 0);
@@ -393,34 +403,30 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<O
 
 // ---- failure and end
 
+// Each part is done, whatever another has not the memory for. What was not is done when this is called again.
 void Engine::fail(const Status& cause, bool tell_peers) {
+  const std::function<void()> parts[] = {
+      [this] { log_->error(broken_.message()); },
+      [this] { if (mesh_ && tell_peers_) mesh_->tell_failure(broken_); },
+      [this] { if (mesh_) mesh_->fail_session(broken_); },
+      [this] { step_.abort(broken_); },
+      [this] { waiter_.fail(broken_); },
+      [this] { fail_pending(broken_); },
+      [this] { objects_.fail(broken_); },
+      [this] { if (on_broken_) on_broken_(broken_); },
+  };
   if (broken_.ok()) {
     broken_ = cause;
-    to_fail_ = kParts;
-  } else if (!std::exchange(interrupted_, false)) {
-    return;
+    tell_peers_ = tell_peers;
+    undone_ = (1u << std::size(parts)) - 1;
   }
-  // Each part is done, whatever another has not the memory for; then those are tried again that had not.
-  bool interrupted = false;
-  const auto part = [&](unsigned which, auto&& work) {
-    if (!(to_fail_ & which)) return;
-    try {
-      work();
-      to_fail_ &= ~which;
-    } catch (const std::bad_alloc&) {
-      interrupted = true;
-    }
-  };
-  part(1, [&] { log_->error(broken_.message()); });
-  part(2, [&] { if (mesh_ && tell_peers) mesh_->tell_failure(broken_); });
-  part(4, [&] { if (mesh_) mesh_->fail_session(broken_); });
-  part(8, [&] { step_.abort(broken_); });
-  part(16, [&] { waiter_.fail(broken_); });
-  part(32, [&] { fail_pending(broken_); });
-  part(64, [&] { objects_.fail(broken_); });
-  part(128, [&] { if (on_broken_) on_broken_(broken_); });
-  interrupted_ = interrupted;
-  if (interrupted) throw std::bad_alloc();
+  if (undone_ == 0 || std::exchange(failing_, true)) return;
+  for (size_t i = 0; i < std::size(parts); ++i) {
+    const unsigned part = 1u << i;
+    if ((undone_ & part) && surely(parts[i])) undone_ &= ~part;
+  }
+  failing_ = false;
+  if (undone_ != 0) throw std::bad_alloc();
 }
 
 void Engine::fail_pending(const Status& cause) {
@@ -435,11 +441,12 @@ void Engine::close(const Status& cause) {
   const Status closed =
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
   if (broken_.ok()) broken_ = closed;
-  if (mesh_) mesh_->close(cause);
-  cause.ok() ? step_.fail(closed) : step_.abort(cause);
-  waiter_.fail(closed);
-  fail_pending(closed);
-  objects_.fail(closed);
+  bool all = surely([&] { cause.ok() ? step_.fail(closed) : step_.abort(cause); });
+  all &= surely([&] { waiter_.fail(closed); });
+  all &= surely([&] { fail_pending(closed); });
+  all &= surely([&] { objects_.fail(closed); });
+  all &= surely([&] { if (mesh_) mesh_->close(cause); });
+  if (!all) throw std::bad_alloc();
 }
 
 void Engine::on_peer_failure(int32_t, const Status& why) { fail(why, true); }

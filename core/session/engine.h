@@ -48,6 +48,8 @@ class Engine final : public MeshEvents {
   int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
   int32_t size() const { return mesh_ ? mesh_->size() : 1; }
   const Status& broken() const { return broken_; }
+  // It is broken, and whatever fail() had no memory for, all operations that it knows of have ended.
+  bool at_rest() const { return !broken_.ok() && (undone_ & kOperations) == 0; }
 
   // Collectives on the world. Buffers are untouched after `done`.
   void allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
@@ -163,8 +165,10 @@ class Engine final : public MeshEvents {
   device::Waiter waiter_;
   Step step_;
   Status broken_, exhausted_;
-  unsigned to_fail_ = 0;      // parts of fail() that are still to be done
-  bool interrupted_ = false;  // since there was no memory for them
+  static constexpr unsigned kOperations = 0b0111'1100;  // the parts of fail() that end operations
+  unsigned undone_ = 0;  // parts of fail() for which there was no memory
+  bool failing_ = false;
+  bool tell_peers_ = false;
   Status torn_;  // a step failed half-way
   std::function<void(const Status&)> on_broken_;
   uint64_t next_call_ = 1;

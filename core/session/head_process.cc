@@ -43,8 +43,17 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   HeadOptions options{static_cast<uint32_t>(config.integer("num_workers")), config.duration("lease")};
   impl.head = std::make_unique<Head>(impl.network->loop(), options, log);
   impl.head->on_end([&impl](const Status& status) {
+    if (impl.ended) return;
     impl.result = status;
     impl.ended = true;
+  });
+  transport::Loop& loop = impl.network->loop();
+  loop.post([&impl, &loop] {
+    loop.on_exhausted([&impl] {
+      if (impl.ended) return;
+      impl.result = Status(Code::kNoMemory, "no memory for what the head's communication needs");
+      impl.ended = true;
+    });
   });
   impl.doorman = std::make_unique<Doorman>(config.text("job"), config.text("token"),
                                            Doorman::Route{impl.network.get(), impl.head.get()}, Doorman::Route{}, log);

@@ -151,9 +151,11 @@ void Objects::fail(const Status& cause) {
 }
 
 void Objects::fail_waiters(const Status& cause) {
-  auto waiters = std::move(waiters_);
-  waiters_.clear();
-  for (Waiter& waiter : waiters) waiter.done(cause);
+  while (!waiters_.empty()) {
+    const Waiter waiter = std::move(waiters_.front());
+    waiters_.pop_front();
+    waiter.done(cause);
+  }
 }
 
 }  // namespace dsgd

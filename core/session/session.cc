@@ -122,7 +122,10 @@ Status Session::close(std::chrono::milliseconds timeout) {
   if (Status status = alive(); !status.ok()) return status;
   Impl& impl = *impl_;
   // What is not marked when the host waits counts as ready.
-  if (timeout.count() != 0) (void)step_flush();
+  try {
+    if (timeout.count() != 0) (void)step_flush();
+  } catch (const std::bad_alloc&) {  // then the step ends with the session
+  }
   {
     std::lock_guard lock(impl.call_mutex);
     if (impl.closed) return {};
@@ -137,7 +140,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
   try {
     impl.leave(deadline);
   } catch (const std::bad_alloc&) {
-    impl.leave_surely([] {});
+    impl.leave_surely([] {}, impl.loop().now() + kLeaving);
   }
   // Callers that were waiting have been told; when the last one is out, nobody uses the loop any more.
   {
@@ -174,16 +177,17 @@ void Session::Impl::leave(transport::Time deadline) {
       std::min(std::max(deadline, now + kLeaving), now + Member::host_patience(worker->lease()) + kSlack);
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
-  leave_surely([left] { *left = true; });
+  leave_surely([left] { *left = true; }, leave_until);
   loop().wait(*left, leave_until);
 }
 
-void Session::Impl::leave_surely(std::function<void()> left) {
+void Session::Impl::leave_surely(std::function<void()> left, transport::Time until) {
   std::optional<Status> cause;  // as it was before the engine was closed
-  transport::run_surely(loop(), [&] {
+  const auto work = [&] {
     if (!cause) cause = engine().broken();
     worker->leave(*cause, left);
-  });
+  };
+  transport::run_surely(loop(), work, until);
 }
 
 Status Session::abort(const std::string& reason) {

@@ -174,14 +174,20 @@ Result<std::shared_ptr<const std::vector<uint8_t>>> Session::object_get(const st
       timeout.count() < 0 ? impl_->config.duration("step_timeout") : transport::Duration(timeout);
   const bool came = loop.run(
       [this, name, got] {
-        got->ticket = impl_->engine().get_object(name, [got](Result<Objects::Blob> blob) {
-          if (blob.ok()) {
-            got->blob = blob.value();
-          } else {
-            got->status = blob.status();
-          }
+        try {
+          got->ticket = impl_->engine().get_object(name, [got](Result<Objects::Blob> blob) {
+            if (blob.ok()) {
+              got->blob = blob.value();
+            } else {
+              got->status = blob.status();
+            }
+            got->done = true;
+          });
+        } catch (const std::bad_alloc&) {
+          got->status = impl_->engine().exhausted();
           got->done = true;
-        });
+          throw;
+        }
       },
       got->done, loop.now() + limit);
   if (!came) {

@@ -50,16 +50,12 @@ struct Session::Impl {
   // On the loop.
   template <typename Start, typename End>
   void begin(const Start& start, const std::shared_ptr<Operation>& operation, End end) {
+    if (operation->done()) return;  // by end_lost(), and the caller has gone
     try {
       return start(end);
     } catch (const std::bad_alloc&) {
     }
-    try {
-      engine().out_of_memory(operation->name().empty() ? "a call's buffers" : operation->name());
-    } catch (const std::bad_alloc&) {
-      end(engine().exhausted());
-      throw;  // the loop has it told again
-    }
+    engine().out_of_memory(operation->name().empty() ? "a call's buffers" : operation->name());
     end(engine().broken());
   }
   class Waited {  // while a caller is blocked
@@ -104,7 +100,7 @@ struct Session::Impl {
     return operation;
   }
   void leave(transport::Time deadline);
-  void leave_surely(std::function<void()> left);
+  void leave_surely(std::function<void()> left, transport::Time until);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
   void wake_queue();
@@ -116,16 +112,17 @@ struct Session::Impl {
 
   Status check_buffers_apart() const;  // no two of all bound buffers share memory
   Status writable(const char* what);  // kState while a step is in flight
-  // Marks one gradient, or with replica null all that are unmarked. Returns what to tell the engine.
+  // What the engine is told of gradients that have been marked. Nothing is marked that it could not be told of.
   struct Marked {
     std::vector<std::pair<uint32_t, uint32_t>> absent;  // replica, parameter
     std::vector<uint32_t> complete;                     // parameters marked on all replicas
   };
-  Status mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream, Marked* marked);
+  Status mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream);
   Status mark_stream(const Replica& replica, const Parameter& parameter, void* stream);
-  void mark_rest(Marked* marked);
+  void mark_rest();
   void tell_engine(const Marked& marked);
-  void clear_marks();
+  void make_marks();
+  void clear_marks(bool absences);  // or only what is ready
   Result<std::vector<double>> split_weight(double weight);
   // Begins a step on the loop; `blocking` marks everything at once.
   Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation);

@@ -45,20 +45,33 @@ Status Session::start() {
   Status status = impl_->block([this](auto done) { impl_->engine().start(impl_->strategy, done); });
   if (!status.ok()) return status;
   std::lock_guard lock(impl_->step_mutex);
-  impl_->clear_marks();
+  impl_->make_marks();
   impl_->started = true;
   return {};
 }
 
 // ---- marks; step_mutex is held
 
-void Session::Impl::clear_marks() {
+void Session::Impl::make_marks() {
   marks.assign(model.replicas.size(), std::vector<char>(model.parameters.size(), 0));
   unmarked.assign(model.parameters.size(), static_cast<uint32_t>(model.replicas.size()));
   std::lock_guard lock(model.streams_mutex);
   for (StreamMarks& of_replica : model.stream_marks) {
     of_replica.marks.resize(model.parameters.size());
     of_replica.marked.assign(model.parameters.size(), 0);
+  }
+}
+
+void Session::Impl::clear_marks(bool absences) {
+  for (size_t p = 0; p < unmarked.size(); ++p) {
+    unmarked[p] = 0;
+    for (auto& of_replica : marks) {
+      if (absences || of_replica[p] != 2) of_replica[p] = 0, ++unmarked[p];
+    }
+  }
+  std::lock_guard lock(model.streams_mutex);
+  for (StreamMarks& of_replica : model.stream_marks) {
+    std::fill(of_replica.marked.begin(), of_replica.marked.end(), 0);
     of_replica.streams.clear();
   }
 }
@@ -81,7 +94,7 @@ Status Session::Impl::mark_stream(const Replica& replica, const Parameter& param
   return {};
 }
 
-Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream, Marked* marked) {
+Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream) {
   char& mark = marks[replica.index][parameter.index];
   if (mark) {
     return Status(Code::kState, "the gradient of parameter '" + parameter.name + "' in replica " +
@@ -93,18 +106,21 @@ Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, b
     Status status = mark_stream(replica, parameter, stream);
     if (!status.ok()) return status;
   }
+  Marked marked;
+  if (absent) marked.absent.emplace_back(replica.index, parameter.index);
+  if (unmarked[parameter.index] == 1) marked.complete.push_back(parameter.index);
+  if (in_step && !(marked.absent.empty() && marked.complete.empty())) {
+    loop().post([this, marked = std::move(marked)] { tell_engine(marked); });
+  }
   mark = absent ? 2 : 1;
-  if (absent) marked->absent.emplace_back(replica.index, parameter.index);
-  if (--unmarked[parameter.index] == 0) marked->complete.push_back(parameter.index);
+  --unmarked[parameter.index];
   return {};
 }
 
-void Session::Impl::mark_rest(Marked* marked) {
+void Session::Impl::mark_rest() {
   for (uint32_t p = 0; p < unmarked.size(); ++p) {
-    if (unmarked[p] == 0) continue;
     for (auto& of_replica : marks) of_replica[p] = of_replica[p] ? of_replica[p] : 1;
     unmarked[p] = 0;
-    marked->complete.push_back(p);
   }
 }
 
@@ -149,23 +165,25 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
     auto split = split_weight(weight);
     if (!split.ok()) return split.status();
     weights = std::move(split).value();
-    in_step = true;
-    step_operation = operation;
     // Absences may have been marked before the step began.
     absent.assign(marks.size(), std::vector<char>(model.parameters.size(), 0));
     for (size_t r = 0; r < marks.size(); ++r) {
       for (size_t p = 0; p < marks[r].size(); ++p) absent[r][p] = marks[r][p] == 2;
     }
     for (uint32_t p = 0; p < unmarked.size(); ++p) {
-      if (unmarked[p] == 0) marked.complete.push_back(p);
+      if (blocking || unmarked[p] == 0) marked.complete.push_back(p);
     }
-    if (blocking) mark_rest(&marked);
+    in_step = true;
+    step_operation = operation;
+    if (blocking) mark_rest();
   }
   try {
     return post_step(operation, blocking, std::move(weights), std::move(absent), std::move(marked));
   } catch (const std::bad_alloc&) {  // it has not begun
     std::lock_guard lock(step_mutex);
     in_step = false;
+    step_operation.reset();
+    clear_marks(false);
     throw;
   }
 }
@@ -173,6 +191,7 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
 Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
                                 std::vector<std::vector<char>> absent, Marked marked) {
   auto task = [this, operation, blocking, weights = std::move(weights), absent = std::move(absent), marked = std::move(marked)] {
+    if (operation->done()) return;  // by end_lost(), and the caller has gone
     const bool stopping = stop.exchange(false);
     engine().step_begin(weights, absent, stopping, blocking,
                         [this, operation, blocking, stopping](const Status& status, const StepResult& result) {
@@ -195,16 +214,7 @@ void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, cons
     std::lock_guard lock(step_mutex);
     in_step = false;
     step_operation.reset();
-    const auto before = std::exchange(marks, {});
-    clear_marks();
-    // All have refused the step alike, and may make it again: what is absent still is.
-    for (size_t r = 0; status.code() == Code::kMismatch && r < before.size(); ++r) {
-      for (size_t p = 0; p < before[r].size(); ++p) {
-        if (before[r][p] != 2) continue;
-        marks[r][p] = 2;
-        --unmarked[p];
-      }
-    }
+    clear_marks(status.code() != Code::kMismatch);  // if all have refused the step alike, they may make it again
   }
   operation->mutable_step_result() = result;
   if (blocking) {
@@ -247,19 +257,13 @@ Status Session::gradient_ready(Replica* replica, Parameter* parameter, void* str
     return Status(Code::kInvalidArgument, "parameter '" + parameter->name + "' is untrained: it has no gradient")
         .with_parameter(parameter->name);
   }
-  Impl::Marked marked;
-  {
-    std::lock_guard lock(impl_->step_mutex);
-    if (!impl_->in_step) {
-      return Status(Code::kState, "the gradient of parameter '" + parameter->name +
-                                      "' cannot be marked: no step is in flight; call dsgd_step_begin first")
-          .with_parameter(parameter->name);
-    }
-    Status status = impl_->mark(*replica, *parameter, false, stream, &marked);
-    if (!status.ok()) return status;
+  std::lock_guard lock(impl_->step_mutex);
+  if (!impl_->in_step) {
+    return Status(Code::kState, "the gradient of parameter '" + parameter->name +
+                                    "' cannot be marked: no step is in flight; call dsgd_step_begin first")
+        .with_parameter(parameter->name);
   }
-  if (!marked.complete.empty()) impl_->loop().post([impl = impl_.get(), marked] { impl->tell_engine(marked); });
-  return {};
+  return impl_->mark(*replica, *parameter, false, stream);
 }
 
 // The default stream comes after new values, so what waits for it does.
@@ -287,29 +291,24 @@ Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
     return Status(Code::kInvalidArgument, "parameter '" + parameter->name + "' is untrained: it has no gradient")
         .with_parameter(parameter->name);
   }
-  Impl::Marked marked;
-  bool tell;
-  {
-    std::lock_guard lock(impl_->step_mutex);
-    if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
-    Status status = impl_->mark(*replica, *parameter, true, nullptr, &marked);
-    if (!status.ok()) return status;
-    tell = impl_->in_step;
-  }
-  if (tell) impl_->loop().post([impl = impl_.get(), marked] { impl->tell_engine(marked); });
-  return {};
+  std::lock_guard lock(impl_->step_mutex);
+  if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
+  return impl_->mark(*replica, *parameter, true, nullptr);
 }
 
 Status Session::step_flush() {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  Impl::Marked marked;
-  {
-    std::lock_guard lock(impl_->step_mutex);
-    if (!impl_->in_step) return Status(Code::kState, "no step is in flight; call dsgd_step_begin first");
-    impl_->mark_rest(&marked);
+  std::lock_guard lock(impl_->step_mutex);
+  if (!impl_->in_step) return Status(Code::kState, "no step is in flight; call dsgd_step_begin first");
+  Impl::Marked rest;
+  for (uint32_t p = 0; p < impl_->unmarked.size(); ++p) {
+    if (impl_->unmarked[p] > 0) rest.complete.push_back(p);
   }
-  if (!marked.complete.empty()) impl_->loop().post([impl = impl_.get(), marked] { impl->tell_engine(marked); });
+  if (!rest.complete.empty()) {
+    impl_->loop().post([impl = impl_.get(), rest = std::move(rest)] { impl->tell_engine(rest); });
+  }
+  impl_->mark_rest();
   return {};
 }
 

@@ -65,6 +65,7 @@ Worker::~Worker() {
   listener_.reset();
   if (network_) {  // channels of ours are the loop's, and end there
     transport::run_surely(network_->loop(), [this] {
+      network_->loop().on_exhausted({});  // what has not ended by now will not
       member_.reset();
       if (engine_) engine_->leave_loop();
       if (mesh_) mesh_->drop_channels();
@@ -204,17 +205,24 @@ Status Worker::listen_for_peers() {
 
 // A lack of memory that has ended something on a loop: nobody knows what, so it ends the session.
 void Worker::watch_memory() {
-  network_->loop().on_exhausted([this] {
-    if (auto joined = std::exchange(joined_, nullptr)) joined(engine_->exhausted());
-    engine_->fail(engine_->exhausted(), true);
-    if (on_exhausted_) on_exhausted_(engine_->exhausted());
-  });
+  network_->loop().on_exhausted([this] { ran_out(); });
   for (Network* network : {heartbeat_network_.get(), head_network_.get()}) {
     if (!network) continue;
     network->loop().post([this, loop = &network->loop()] {
-      loop->on_exhausted([this] { network_->loop().post([this] { engine_->fail(engine_->exhausted(), true); }); });
+      loop->on_exhausted([this] { network_->loop().post([this] { ran_out(); }); });
     });
   }
+}
+
+void Worker::ran_out() {
+  if (auto joined = std::exchange(joined_, nullptr)) joined(engine_->exhausted());
+  struct Rest {  // also where fail() has not had the memory for everything
+    Worker& worker;
+    ~Rest() {
+      if (worker.engine_->at_rest() && worker.on_exhausted_) worker.on_exhausted_(worker.engine_->exhausted());
+    }
+  } rest{*this};
+  engine_->fail(engine_->exhausted(), true);
 }
 
 void Worker::join(transport::Time deadline, std::function<void(const Status&)> joined) {
@@ -256,19 +264,22 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
     engine_->peer_left(rank);
     if (rank == view_.head_rank) mesh_->watch_peers();
   });
-  engine_->on_broken([this](const Status& why) { member_->report(why); });
+  engine_->on_broken([this](const Status& why) {
+    if (member_) member_->report(why);
+  });
   member_->join([this](Result<transport::JoinReply> reply) {
-    const auto joined = std::exchange(joined_, nullptr);
-    if (!joined) return;
-    if (!reply.ok()) return joined(reply.status());
-    view_ = reply.value();
-    choose_spin();
-    Status status = engine_->open(view_);
+    if (!joined_) return;  // there was no memory, and the caller has been told
+    Status status = reply.status();
+    if (reply.ok()) {
+      view_ = reply.value();
+      choose_spin();
+      status = engine_->open(view_);
+    }
     if (status.ok()) {
       log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) + ", epoch " +
                  std::to_string(view_.epoch));
     }
-    joined(status);
+    std::exchange(joined_, nullptr)(status);
   });
 }
 

@@ -43,6 +43,7 @@ class Worker {
   Status embed_head();
   void choose_spin();
   void watch_memory();
+  void ran_out();
   Status listen_for_peers();
   std::string listen_address(std::string* why, Status* status) const;
 

@@ -207,16 +207,14 @@ void ClientConnection::answered(uint64_t id, const Status& status) {
 
 void ClientConnection::revoke(uint64_t operation) {
   operations_.erase(operation);
-  std::vector<uint64_t> revoked;
   for (auto& [id, chunk] : in_flight_) {
-    if (chunk.operation != operation) continue;
-    chunk.done = nullptr;
-    revoked.push_back(id);
+    if (chunk.operation == operation) chunk.done = nullptr;
   }
-  if (link_ && !revoked.empty()) {
-    link_->revoke(
-        [&](uint64_t id) { return std::find(revoked.begin(), revoked.end(), id) != revoked.end(); });
-  }
+  if (!link_) return;
+  link_->revoke([this, operation](uint64_t id) {
+    const auto chunk = in_flight_.find(id);
+    return chunk != in_flight_.end() && chunk->second.operation == operation;
+  });
 }
 
 // ---- small chunks
@@ -291,20 +289,19 @@ void ClientConnection::issue_small(SmallChunk chunk) {
 
 void ClientConnection::close(bool flush) {
   if (closed_) return;
-  closed_ = true;
   options_.closed = nullptr;
   if (!flush) fail_all(closed_status());
   close_link(flush);
+  closed_ = true;
 }
 
 void ClientConnection::abandon() {
   mute();
-  std::vector<uint64_t> operations;
-  for (auto& [operation, queue] : operations_) operations.push_back(operation);
-  for (auto& [id, chunk] : in_flight_) operations.push_back(chunk.operation);
-  for (uint64_t operation : operations) revoke(operation);
+  operations_.clear();
+  for (auto& [id, chunk] : in_flight_) chunk.done = nullptr;
+  if (link_) link_->revoke([](uint64_t) { return true; });
   closed_ = true;
-  if (!ended()) close_link(true);
+  if (!ended()) guarded([this] { close_link(true); });  // else the network closes it
 }
 
 bool ClientConnection::nothing_to_send() const {
@@ -345,24 +342,23 @@ void ClientConnection::broken(const Status& why) {
 
 // From the loop, as every `done`: by way of a task where the caller may be inside close().
 void ClientConnection::fail_all(const Status& why) {
-  for (auto& [id, call] : std::exchange(calls_, {})) {
-    if (call.timer) loop().cancel(call.timer);
-    post_done([done = std::move(call.done)](const Status& status) { done(status); }, why);
-  }
-  // In the order in which they were sent.
-  std::map<uint64_t, Done> in_flight;
-  for (auto& [id, chunk] : std::exchange(in_flight_, {})) in_flight.emplace(id, std::move(chunk.done));
-  for (auto& [id, done] : in_flight) post_done(std::move(done), why);
-  for (auto& [id, operation] : std::exchange(operations_, {})) {
-    for (Chunk& chunk : operation.waiting) post_done(std::move(chunk.done), why);
-  }
-  for (auto& [operation, queue] : std::exchange(small_, {})) {
-    for (SmallChunk& chunk : queue.waiting) post_done(std::move(chunk.done), why);
-  }
+  const auto each = [](auto& items, auto&& fail) {  // one by one, in the order in which they were sent, for want of memory may end it
+    for (; !items.empty(); items.erase(items.begin())) fail(*items.begin());
+  };
+  each(calls_, [&](auto& item) {
+    post_done([done = item.second.done](const Status& status) { done(status); }, why);
+    if (item.second.timer) loop().cancel(item.second.timer);
+  });
+  each(in_flight_, [&](auto& item) { post_done(item.second.done, why); });
+  const auto waiting = [&](auto& operation) {
+    each(operation.second.waiting, [&](auto& chunk) { post_done(chunk.done, why); });
+  };
+  each(operations_, waiting);
+  each(small_, waiting);
 }
 
 void ClientConnection::tear_down() {
-  fail_all(closed_status());
+  guarded([this] { fail_all(closed_status()); });
   drop_rpc();
 }
 

@@ -6,7 +6,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <unordered_map>
 
 #include "transport/schema/codec_capnp.h"
 #include "transport/uv/connection.h"
@@ -92,9 +91,9 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   Status broken_;
 
   uint64_t next_id_ = 0;
-  std::unordered_map<uint64_t, Call> calls_;
+  std::map<uint64_t, Call> calls_;
   std::map<uint64_t, Operation> operations_;
-  std::unordered_map<uint64_t, InFlight> in_flight_;
+  std::map<uint64_t, InFlight> in_flight_;
   std::map<uint64_t, SmallQueue> small_;  // by operation
   size_t small_unanswered_ = 0;           // bytes, of all of them
   bool pumping_small_ = false;

@@ -30,10 +30,15 @@ void Connection::kill() {
   mute();
   cancel_timers();
   state_ = State::kEnded;
+  finish();
+}
+
+// The network lets go of it, whatever dropping RPC comes to.
+void Connection::finish() {
+  KJ_DEFER(if (auto ended = std::exchange(on_ended, nullptr)) ended(this));
   if (link_) link_->stop();
   loop().port().make_room();
   tear_down();
-  if (auto ended = std::exchange(on_ended, nullptr)) ended(this);
 }
 
 void Connection::close_link(bool flush) {
@@ -102,10 +107,7 @@ void Connection::end(const Status& why) {
   // still on their way through KJ's queue.
   loop().post([self = shared_from_this(), why, tell] {
     if (tell) self->guarded([&] { self->broken(why); });
-    self->link_->stop();
-    self->loop().port().make_room();
-    self->tear_down();
-    if (auto ended = std::exchange(self->on_ended, nullptr)) ended(self.get());
+    self->finish();
   });
   state_ = State::kEnded;
   link_->drop_queue();

@@ -74,6 +74,7 @@ class Connection : public std::enable_shared_from_this<Connection>, protected Li
  private:
   enum class State { kOpen, kFlushing, kDraining, kEnded };
   void end(const Status& why);
+  void finish();
   void watch();
   void look_whether_starved();
   void cancel_timers();

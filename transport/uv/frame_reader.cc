@@ -71,16 +71,16 @@ Landed* FrameReader::landed(const void* data) {
 }
 
 void FrameReader::discard(uint64_t operation, const Status& why) {
+  if (state_ == State::kPayload && sink_ && slots_[frame_->slot_].header.operation == operation) {
+    sink_ = nullptr;
+    where_ = Where::kNowhere;
+  }
   // What has landed but has not been dispatched counts too.
   for (Landed& landed : slots_) {
     if (landed.header.operation == operation && !landed.discarded) {
       landed.discarded = true;
       landed.why = why;
     }
-  }
-  if (state_ == State::kPayload && sink_ && slots_[frame_->slot_].header.operation == operation) {
-    sink_ = nullptr;
-    where_ = Where::kNowhere;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <new>
 
 #include "transport/uv/guard.h"
 
@@ -54,14 +55,19 @@ Status FrameWriter::write(int fd, std::atomic<uint64_t>* sent) {
   return {};
 }
 
-void FrameWriter::revoke(const std::function<bool(uint64_t span)>& chosen) {
+bool FrameWriter::revoke(const std::function<bool(uint64_t span)>& chosen) {
   for (Frame& frame : frames_) {
     if (!frame.span || frame.next > frame.span_part || !frame.copy.empty() || !chosen(frame.span)) continue;
     iovec& part = frame.parts[frame.span_part];
     const auto* data = static_cast<const std::byte*>(part.iov_base);
-    frame.copy.assign(data, data + part.iov_len);
+    try {
+      frame.copy.assign(data, data + part.iov_len);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
     part.iov_base = frame.copy.data();
   }
+  return true;
 }
 
 void FrameWriter::drop_all() {

@@ -50,8 +50,8 @@ class FrameWriter {
   size_t queued_bytes() const { return queued_bytes_; }
   size_t unwritten_spans() const { return spans_; }
 
-  // No byte of the chosen spans is read after this: what is left of them goes out from a copy.
-  void revoke(const std::function<bool(uint64_t span)>& chosen);
+  // No byte of the chosen spans is read after this: what is left of them goes out from a copy. False: there is no memory for one.
+  bool revoke(const std::function<bool(uint64_t span)>& chosen);
   void drop_all();
 
  private:

@@ -186,7 +186,8 @@ void Link::send(Outgoing& message) {
   const bool later = can_wait(message);
   writer_.push(std::move(frame));
   if (later && writer_.queued_bytes() <= kHeldBytes) {
-    if (!std::exchange(held_, true)) port_.hold(this);
+    if (!held_) port_.hold(this);
+    held_ = true;
     return;
   }
   write_quietly();
@@ -269,8 +270,18 @@ void Link::write() {
 
 void Link::flush_soon() {
   if (flush_queued_ || stopped_ || down_) return;
-  flush_queued_ = true;
   port_.flush_later(this);
+  flush_queued_ = true;
+}
+
+// A message that is half written cannot be taken back, so where there is no memory to go on with it, the connection ends: the socket
+// is shut, and who reads or writes it next finds that out.
+void Link::revoke(const std::function<bool(uint64_t)>& chosen) {
+  if (writer_.revoke(chosen)) return;
+  port_.note_exhausted();
+  if (writer_.revoke(chosen)) return;
+  writer_.drop_all();
+  if (!stopped_) ::shutdown(poll_->fd(), SHUT_RDWR);
 }
 
 // ---- receiving

@@ -61,7 +61,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
 
   FrameReader& reader() { return reader_; }
   const FrameWriter& writer() const { return writer_; }
-  void revoke(const std::function<bool(uint64_t)>& chosen) { writer_.revoke(chosen); }
+  void revoke(const std::function<bool(uint64_t)>& chosen);
   void drop_queue() { writer_.drop_all(); }
 
   // capnp::VatNetwork

@@ -96,8 +96,8 @@ void UvNetwork::State::keep(std::shared_ptr<Connection> connection) {
 
 void UvNetwork::State::begin_end(std::atomic<bool>* ended) {
   ending_ = true;
-  for (auto& acceptor : std::exchange(acceptors_, {})) acceptor->stop();
-  for (auto& dialler : std::exchange(diallers_, {})) dialler->abandon();
+  for (; !acceptors_.empty(); acceptors_.erase(acceptors_.begin())) (*acceptors_.begin())->stop();
+  for (; !diallers_.empty(); diallers_.erase(diallers_.begin())) (*diallers_.begin())->abandon();
   ended_ = ended;
   const auto connections = connections_;  // release() may end one
   for (auto& connection : connections) connection->release(true);
@@ -164,13 +164,15 @@ Result<std::unique_ptr<Listener>> UvNetwork::listen(const std::string& address, 
   const std::string real = bound.value().address;
   UvLoop& loop = state_->loop();
   auto acceptor = std::make_shared<Acceptor>(loop, std::move(bound).value(), handler, state_->accept_pauses_);
-  Status started;
+  Status started(Code::kNoMemory, "no memory to listen on " + real);
   std::atomic<bool> done{false};
   loop.run(
       [&] {
-        started = acceptor->start();
-        if (started.ok()) state_->acceptors_.insert(acceptor);
-        done.store(true, std::memory_order_release);
+        KJ_DEFER(done.store(true, std::memory_order_release));
+        const auto at = state_->acceptors_.insert(acceptor).first;
+        Status status = acceptor->start();
+        if (!status.ok()) state_->acceptors_.erase(at);
+        started = std::move(status);
       },
       done, kNever);
   if (!started.ok()) return started;

@@ -65,10 +65,11 @@ class ServerConnection::Receipt final : public BulkReceipt {
     anchor_->connection->receipts_.erase(this);
     anchor_->connection->answer_push(id_, status);
   }
-  // The connection goes, and its buffers with it; the data stays valid.
+  // The connection goes, and its buffers with it; the data stays valid. Without the memory for that, the session fails, and nobody
+  // reads it any more.
   void keep() {
     if (!kept_.empty()) return;
-    kept_.assign(data_.begin(), data_.end());
+    anchor_->connection->guarded([this] { kept_.assign(data_.begin(), data_.end()); });
     data_ = kept_;
   }
 
@@ -218,6 +219,7 @@ void ServerConnection::answer_push(uint64_t id, const Status& status) {
 
 void ServerConnection::discard(uint64_t operation, const Status& why) {
   if (ended()) return;
+  link_->reader().discard(operation, why);
   if (discarded_.insert_or_assign(operation, why).second) {
     discarded_order_.push_back(operation);
     if (discarded_order_.size() > kRememberedDiscards) {
@@ -225,7 +227,6 @@ void ServerConnection::discard(uint64_t operation, const Status& why) {
       discarded_order_.pop_front();
     }
   }
-  link_->reader().discard(operation, why);
 }
 
 // ---- the end

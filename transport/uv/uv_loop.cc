@@ -18,6 +18,7 @@ namespace {
 
 constexpr Duration kLinger = std::chrono::milliseconds(1);
 constexpr int kRoundsBeforeDeepSleep = 8;
+constexpr size_t kPosted = 64;  // tasks for which there is a place from the beginning, which what ends a session relies on
 constexpr unsigned kTurns = 16;  // of KJ's loop, for which there is to be room
 constexpr Duration kExhaustedPause = std::chrono::milliseconds(10);
 
@@ -35,6 +36,7 @@ Result<std::unique_ptr<UvLoop>> UvLoop::start(const std::string& thread_name) {
                                     "; raise the limit of open files (ulimit -n)");
   }
   loop->kj_ = std::make_unique<kj::EventLoop>(*loop->port_);
+  for (auto* tasks : {&loop->posted_, &loop->running_}) tasks->reserve(kPosted);
   // Born with all signals blocked: none may be delivered before the thread could block them itself.
   sigset_t all, before;
   sigfillset(&all);
@@ -167,18 +169,13 @@ bool UvLoop::wait(const std::atomic<bool>& done, Time deadline) {
   }
 }
 
-bool UvLoop::wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
+void UvLoop::wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
                             bool may_drive) {
-  Waiter self{&done, may_drive, {}};
-  try {
-    waiters_.push_back(&self);
-  } catch (const std::bad_alloc&) {  // who waits must not return before the end, whose buffers may be in use
-    lock.unlock();
-    std::this_thread::sleep_for(kLinger);
-    lock.lock();
-    return done.load(std::memory_order_acquire);
-  }
-  waiting_.store(static_cast<int>(waiters_.size()));
+  Waiter self{&done, may_drive, {}, nullptr};  // linked, not kept in a list: waiting needs no memory
+  Waiter** last = &waiters_;
+  while (*last) last = &(*last)->next;
+  *last = &self;
+  waiting_.fetch_add(1);
   if (driver_ == Driver::kNone) {
     call_thread();
   } else {
@@ -191,13 +188,14 @@ bool UvLoop::wait_passively(std::unique_lock<std::mutex>& lock, const std::atomi
   } else {
     self.wake.wait_for(lock, std::min<Duration>(deadline - now(), std::chrono::hours(1)));
   }
-  waiters_.remove(&self);
-  waiting_.store(static_cast<int>(waiters_.size()));
-  return done.load(std::memory_order_acquire);
+  Waiter** link = &waiters_;
+  while (*link != &self) link = &(*link)->next;
+  *link = self.next;
+  waiting_.fetch_sub(1);
 }
 
 bool UvLoop::someone_may_drive() const {
-  for (const Waiter* waiter : waiters_) {
+  for (const Waiter* waiter = waiters_; waiter; waiter = waiter->next) {
     if (waiter->may_drive) return true;
   }
   return false;
@@ -205,10 +203,10 @@ bool UvLoop::someone_may_drive() const {
 
 // The role is free: the next waiter has it, or the thread must be told when nobody waits but work is left.
 void UvLoop::hand_over() {
-  for (Waiter* waiter : waiters_) {
+  for (Waiter* waiter = waiters_; waiter; waiter = waiter->next) {
     if (waiter->may_drive) return waiter->wake.notify_one();
   }
-  if (!waiters_.empty() || busy_.load() || !posted_.empty() || stop_) {
+  if (waiters_ || busy_.load() || !posted_.empty() || stop_) {
     call_thread();
   } else if (thread_deep_) {
     thread_deep_ = false;  // it begins to watch the clock again
@@ -247,7 +245,7 @@ DSGD_REAL_STACK bool UvLoop::drive(const std::atomic<bool>& done, Time deadline)
 void UvLoop::begin_rest() {
   std::lock_guard lock(mutex_);
   resting_ = true;
-  for (Waiter* waiter : waiters_) waiter->wake.notify_one();
+  for (Waiter* waiter = waiters_; waiter; waiter = waiter->next) waiter->wake.notify_one();
   call_thread();
   port_->wake();
 }
@@ -337,7 +335,7 @@ void UvLoop::drive_until_yield() {
 // Tasks do not throw by contract, but for want of memory.
 void UvLoop::run_task(Task& task) {
   port_->guarded(task);
-  port_->guarded([&] { task = nullptr; });  // what it holds goes before the next one runs
+  task = nullptr;  // what it holds goes before the next one runs
 }
 
 void UvLoop::work() {
@@ -386,7 +384,7 @@ void UvLoop::run_kj() {
 void UvLoop::tell_waiters() {
   if (waiting_.load() == 0) return;
   std::lock_guard lock(mutex_);
-  for (Waiter* waiter : waiters_) {
+  for (Waiter* waiter = waiters_; waiter; waiter = waiter->next) {
     if (waiter->done->load(std::memory_order_acquire)) waiter->wake.notify_one();
   }
 }

@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -59,6 +58,7 @@ class UvLoop final : public Loop {
     const std::atomic<bool>* done;
     bool may_drive;
     std::condition_variable wake;
+    Waiter* next;
   };
   enum class Driver { kNone, kThread, kCaller };
 
@@ -66,7 +66,7 @@ class UvLoop final : public Loop {
   void thread_main(const std::string& name);
   void drive_until_yield();
   bool drive(const std::atomic<bool>& done, Time deadline);  // false: this thread has a KJ loop of its own
-  bool wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
+  void wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
                       bool may_drive);
   void hand_over();  // with the lock
   bool someone_may_drive() const;
@@ -88,7 +88,7 @@ class UvLoop final : public Loop {
   std::condition_variable thread_wake_;
   std::vector<Task> posted_;
   Driver driver_ = Driver::kNone;
-  std::list<Waiter*> waiters_;
+  Waiter* waiters_ = nullptr;  // the first of them; in the order in which they came
   Time last_caller_ = Time::min();
   bool thread_called_ = false;  // the thread shall drive now, not a millisecond later
   bool thread_deep_ = false;    // the thread sleeps without looking at the clock
@@ -96,7 +96,7 @@ class UvLoop final : public Loop {
   std::condition_variable rested_;
 
   std::atomic<std::thread::id> driver_id_{};
-  std::atomic<int> waiting_{0};            // waiters_.size()
+  std::atomic<int> waiting_{0};            // how many waiters there are
   std::atomic<bool> yield_wanted_{false};  // the thread shall give the role to a waiter
   std::atomic<bool> busy_{false};
   std::atomic<bool> resting_{false};
