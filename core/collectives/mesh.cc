@@ -102,6 +102,12 @@ Status Mesh::blame(int32_t rank, const Status& status) const {
   return lost(rank, status);
 }
 
+bool Mesh::undecided(int32_t rank, const Status& status) const { return is_break(status) && !left_[rank] && !closed_; }
+
+Status Mesh::has_closed(int32_t rank) const {
+  return Status(Code::kWorkerLost, member_name(rank) + " has closed its session").with_rank(rank, host_of(rank));
+}
+
 // ---- sending
 
 void Mesh::dial(int32_t rank) {
@@ -198,10 +204,7 @@ void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte
 void Mesh::call(int32_t rank, Message message, transport::Time deadline, std::function<void(Result<Message>)> done) {
   auto answered = done ? std::move(done) : [](Result<Message>) {};
   if (!outgoing_[rank].broken.ok() || closed_ || left_[rank]) {
-    const Status why = !outgoing_[rank].broken.ok()
-                           ? outgoing_[rank].broken
-                           : Status(Code::kWorkerLost, member_name(rank) + " has closed its session")
-                                 .with_rank(rank, host_of(rank));
+    const Status why = !outgoing_[rank].broken.ok() ? outgoing_[rank].broken : has_closed(rank);
     loop().post([answered, why] { answered(why); });
     return;
   }

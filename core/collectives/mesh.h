@@ -70,11 +70,16 @@ class Mesh final : public transport::ServerHandler {
   Status too_late(const std::string& what, std::span<const int32_t> missing, std::span<const int32_t> silent = {}) const;
   // What ended a call to a peer: its own answer, or the loss of the worker if it is the connection that ended.
   Status blame(int32_t rank, const Status& status) const;
+  // The connection has ended, and it is not known yet whether the worker has left or is lost.
+  bool undecided(int32_t rank, const Status& status) const;
+  Status has_closed(int32_t rank) const;
 
   // Takes the task and starts it; null if it ended at once. No number is used twice.
   Task* add(std::unique_ptr<Task> task, transport::Time deadline);
   // Fails a task here and on all peers. `cause` is what everybody is told.
   void fail(Task& task, const Status& cause);
+  // The same for one that will not begin here.
+  void refuse(uint64_t operation, const Status& cause) { tell_peers(operation, false, cause); }
   // Every call from 1 on ends once, when its last operation here has; what peers send for others of it is refused from then
   // on. With a cause its open operations end here, without telling the peers, who know by themselves.
   void end_call(uint64_t call, const Status& cause);

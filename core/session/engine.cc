@@ -95,6 +95,7 @@ Status Engine::no_memory(const std::string& what) const {
 
 Status Engine::open(const transport::JoinReply& view) {
   Status status = mesh_ ? mesh_->open(view) : Status();
+  if (view.members.size() == 1) use_mesh(nullptr);  // nobody else will come
   exhausted_ = no_memory(kCommunication);
   return status;
 }
@@ -454,6 +455,7 @@ void Engine::on_peer_failure(int32_t, const Status& why) { fail(why, true); }
 void Engine::on_peer_left(int32_t rank) {
   log_->info(mesh_->member_name(rank) + " has closed its session");
   mesh_->peer_left(rank);
+  objects_.peer_left(rank);
   if (mesh_->alone()) objects_.fail_waiters(nobody_puts());
 }
 

@@ -42,6 +42,9 @@ class Engine final : public MeshEvents {
   void on_broken(std::function<void(const Status&)> broken) { on_broken_ = std::move(broken); }
 
   // The mesh exists before the view does, since peers may dial early.
+  // This worker cannot make the call `name`, which all make together: it fails on the others, too, and the session goes on.
+  void refuse(const std::string& name, const Status& why);
+
   void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh); }
   Status open(const transport::JoinReply& view);
 

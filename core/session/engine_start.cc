@@ -59,6 +59,19 @@ std::string Engine::signature(const std::string& strategy) const {
   return text;
 }
 
+void Engine::refuse(const std::string& name, const Status& why) {
+  if (!mesh_ || !usable().ok()) return;
+  Done end = [](const Status&) {};
+  const std::shared_ptr<Call> call = begin_call(&end);
+  const Status told = Status(Code::kMismatch, name + ": " + mesh_->member_name(rank()) + " cannot make this call: " + why.message() +
+                                                  "; afterwards all workers make it again")
+                          .with_rank(rank(), mesh_->view().members[static_cast<size_t>(rank())].host)
+                          .with_operation(name)
+                          .with_parameter(why.parameter());
+  mesh_->refuse(Mesh::operation(call->number, 0), told);
+  end(told);
+}
+
 void Engine::start(const StrategySpec& strategy, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
   const std::shared_ptr<Call> call = begin_call(&done);

@@ -26,6 +26,7 @@ struct Objects::Sending {
   std::vector<size_t> offset;  // by rank, next part
   bool spreading = false;      // the judge has given the name
   std::set<int32_t> waiting;   // peers that do not have all yet, of those that are sent to now
+  std::set<int32_t> cut_off;   // those of them whose connection has ended; they have left, or else the session fails
   Status failure;
 };
 
@@ -82,6 +83,10 @@ void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
   transport::ObjectPart part{sending->mesh->epoch(), sending->mesh->rank(), sending->name, blob.size(), offset,
                              {blob.begin() + offset, blob.begin() + offset + count}};
   sending->mesh->call(rank, std::move(part), sending->deadline, [this, sending, rank, count](Result<transport::Message> r) {
+    if (sending->mesh->undecided(rank, r.status())) {
+      sending->cut_off.insert(rank);
+      return;
+    }
     sending->offset[rank] += count;
     if (!r.ok() && sending->failure.ok()) {
       sending->failure = r.status().code() == Code::kTimeout
@@ -94,6 +99,13 @@ void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
     if (!sending->spreading && sending->failure.ok()) return spread(sending);
     finish(sending, sending->failure);
   });
+}
+
+void Objects::peer_left(int32_t rank) {
+  const auto all = sending_;
+  for (const auto& sending : all) {
+    if (sending->cut_off.count(rank)) finish(sending, sending->mesh->has_closed(rank).with_operation(kPut));
+  }
 }
 
 void Objects::receive(transport::ObjectPart part, const transport::Responder& respond) {

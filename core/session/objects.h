@@ -30,6 +30,7 @@ class Objects {
   void forget(uint64_t ticket);
   void receive(transport::ObjectPart part, const transport::Responder& respond);
   void fail(const Status& cause);          // puts and gets in flight
+  void peer_left(int32_t rank);
   void fail_waiters(const Status& cause);  // gets
 
  private:

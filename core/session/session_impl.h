@@ -110,7 +110,9 @@ struct Session::Impl {
   // Gives `use` the bytes of a replica's buffer, part by part. Blocks until what was entered before is done, or step_timeout.
   Status read(const Replica& replica, const std::byte* data, size_t nbytes, const std::function<void(const void*, size_t)>& use);
 
+  Status check_model() const;          // it can be started
   Status check_buffers_apart() const;  // no two of all bound buffers share memory
+  Status refused(const char* call, Status why);  // `why`, of which the others are told
   Status writable(const char* what);  // kState while a step is in flight
   // What the engine is told of gradients that have been marked. Nothing is marked that it could not be told of.
   struct Marked {

@@ -12,7 +12,7 @@ Status Session::set_strategy(const std::string& name, const std::string& options
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   auto strategy = impl_->strategies.parse(name, options, impl_->config.text("algorithm"));
-  if (!strategy.ok()) return strategy.status();
+  if (!strategy.ok()) return impl_->started ? impl_->refused("dsgd_strategy_set", strategy.status()) : strategy.status();
   if (!impl_->started) {
     impl_->strategy = strategy.value();
     return {};
@@ -24,6 +24,25 @@ Status Session::set_strategy(const std::string& name, const std::string& options
   return status;
 }
 
+// All workers make such a call together, so the others are told of a mistake on this one, rather than kept waiting.
+Status Session::Impl::refused(const char* call, Status why) {
+  loop().post([this, call, why] { engine().refuse(call, why); });
+  return why;
+}
+
+Status Session::Impl::check_model() const {
+  if (model.replicas.empty()) return Status(Code::kState, "there is no replica; call dsgd_replica_add first, and look at what it returns");
+  for (const auto& parameter : model.parameters) {
+    for (size_t r = 0; r < model.replicas.size(); ++r) {
+      if (model.bindings[r][parameter->index].bound) continue;
+      return Status(Code::kState, "parameter '" + parameter->name + "' has no buffers in replica " + std::to_string(r) +
+                                      "; call dsgd_bind or dsgd_alloc before dsgd_start")
+          .with_parameter(parameter->name);
+    }
+  }
+  return check_buffers_apart();
+}
+
 Status Session::start() {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
@@ -31,16 +50,7 @@ Status Session::start() {
     std::lock_guard lock(impl_->model_mutex);
     Model& model = impl_->model;
     if (impl_->started) return Status(Code::kState, "dsgd_start was called before; a session is started once");
-    if (model.replicas.empty()) return Status(Code::kState, "there is no replica; call dsgd_replica_add first, and look at what it returns");
-    for (const auto& parameter : model.parameters) {
-      for (size_t r = 0; r < model.replicas.size(); ++r) {
-        if (model.bindings[r][parameter->index].bound) continue;
-        return Status(Code::kState, "parameter '" + parameter->name + "' has no buffers in replica " +
-                                        std::to_string(r) + "; call dsgd_bind or dsgd_alloc before dsgd_start")
-            .with_parameter(parameter->name);
-      }
-    }
-    if (Status apart = impl_->check_buffers_apart(); !apart.ok()) return apart;
+    if (Status whole = impl_->check_model(); !whole.ok()) return impl_->refused("start", std::move(whole));
   }
   Status status = impl_->block([this](auto done) { impl_->engine().start(impl_->strategy, done); });
   if (!status.ok()) return status;

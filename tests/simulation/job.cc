@@ -137,9 +137,14 @@ class Program {
     compare("start", 0);
     for (int k = 0; k < shape_.steps; ++k) {
       if (spec_.changes && k > 0 && !note("strategy " + std::to_string(k), [&] { return change(session, k); })) return false;
-      if (!note("step " + std::to_string(k), [&] { return step(session, k); })) return false;
-      compare("step " + std::to_string(k), k + 1);
-      if (k % 2 == 0 && !collectives(session, k)) return false;
+      const bool stepped = note("step " + std::to_string(k), [&] { return step(session, k); });
+      compare("step " + std::to_string(k), stepped ? k + 1 : k);  // a step is whole or has changed nothing
+      compare_gradients(k);
+      if (!stepped) {
+        if (outcome_.calls.back().status.code() == Code::kTimeout) note(kAfterAFailedStep, [&] { return step(session, k); });
+        return false;
+      }
+      if (k % 2 == 0 && !(collectives(session, k) && objects(session, k))) return false;
     }
     return note("barrier", [&] { return finish(session, session.barrier(Session::Mode::kWait)); });
   }
@@ -153,11 +158,13 @@ class Program {
       status = parameter.status();
       if (parameter.ok()) parameters.push_back(parameter.value());
     }
+    parameters_ = parameters;
     tensors_.resize(static_cast<size_t>(shape_.replicas));
     for (size_t r = 0; r < tensors_.size() && status.ok(); ++r) {
       const std::string device = spec_.device(worker_, static_cast<int>(r));
       auto replica = session.add_replica(device);
       status = replica.status();
+      if (status.ok()) replicas_.push_back(replica.value());
       for (size_t t = 0; t < parameters.size() && status.ok(); ++t) {
         Tensor& tensor = tensors_[r].emplace_back();
         const size_t count = shape_.tensors[t], nbytes = count * sizeof(float);
@@ -195,14 +202,31 @@ class Program {
           tensor[i] = factor * gradient(shape_, k, worker_, static_cast<int>(r), t, i);
       }
     }
+    factor_ = factor;
     StepResult result;
-    Status status = session.step(weight(shape_, k, worker_), &result);
+    Status status = k % 2 ? overlapped_step(session, k, &result) : session.step(weight(shape_, k, worker_), &result);
     if (status.ok()) {
       double total = 0;
       for (int w = 0; w < shape_.workers; ++w) total += weight(shape_, k, w);
       if (!result.applied || result.weight != total || result.size != shape_.workers)
         wrong("result of step", k);
     }
+    return status;
+  }
+
+  // Gradients are marked one by one, the last ones first, and one of them not at all.
+  Status overlapped_step(Session& session, int k, StepResult* result) {
+    auto begun = session.step_begin(weight(shape_, k, worker_));
+    if (!begun.ok()) return begun.status();
+    for (size_t r = 0; r < replicas_.size(); ++r) {
+      for (size_t t = parameters_.size(); t-- > 1;) {
+        Status status = session.gradient_ready(replicas_[r], parameters_[t], nullptr);
+        // The step may have failed by now, and says so itself.
+        if (!status.ok() && status.code() != Code::kState) return status;
+      }
+    }
+    Status status = session.wait(*begun.value(), -1ms);
+    *result = begun.value()->step_result();
     return status;
   }
 
@@ -240,7 +264,29 @@ class Program {
     });
     if (!gathered) return false;
     if (all != want) wrong("all-gather", k);
-    return true;
+    std::vector<int64_t> parts(want.size()), part(counts[static_cast<size_t>(worker_)]), sums(part.size());
+    for (size_t i = 0; i < parts.size(); ++i) parts[i] = static_cast<int64_t>(i) * (worker_ + 1);
+    size_t begin = 0;
+    for (int w = 0; w < worker_; ++w) begin += counts[static_cast<size_t>(w)];
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] = static_cast<int64_t>(begin + i) * (n * (n + 1) / 2);
+    const bool scattered = note("reduce-scatter", [&] {
+      return finish(session, session.reduce_scatter(parts.data(), parts.size() * 8, part.data(), part.size() * 8, counts.data(),
+                                                    DType::kInt64, Reduction::kSum, Session::Mode::kWait));
+    });
+    if (scattered && part != sums) wrong("reduce-scatter", k);
+    return scattered;
+  }
+
+  // One worker puts an object, and all get it.
+  bool objects(Session& session, int k) {
+    const std::string name = "o" + std::to_string(k);
+    const std::vector<uint8_t> bytes(1 + shape_.seed * 977 % 600'000, static_cast<uint8_t>(k + 1));
+    if (worker_ == (k + 1) % shape_.workers && !note("put", [&] { return session.object_put(name, bytes); })) return false;
+    return note("get", [&] {
+      const auto got = session.object_get(name, -1ms);
+      if (got.ok() && *got.value() != bytes) wrong("object", k);
+      return got.status();
+    });
   }
 
   Status finish(Session& session, Result<std::shared_ptr<Operation>> operation) {
@@ -263,6 +309,17 @@ class Program {
       }
     }
   }
+  // The host's gradients are only read.
+  void compare_gradients(int k) {
+    for (size_t r = 0; r < tensors_.size(); ++r) {
+      for (size_t t = 0; t < tensors_[r].size(); ++t) {
+        const std::span<const float> tensor = tensors_[r][t].gradient;
+        for (size_t i = 0; i < tensor.size(); ++i) {
+          if (tensor[i] != factor_ * gradient(shape_, k, worker_, static_cast<int>(r), t, i)) return wrong("gradients after step", k);
+        }
+      }
+    }
+  }
   void wrong(const std::string& what, int k) { outcome_.wrong.push_back(what + " " + std::to_string(k)); }
 
   SimWorld& world_;
@@ -278,6 +335,9 @@ class Program {
     std::shared_ptr<TensorMemory> memory;
   };
   std::vector<std::vector<Tensor>> tensors_;  // by replica
+  std::vector<Parameter*> parameters_;
+  std::vector<Replica*> replicas_;
+  float factor_ = 1;  // of the last step's gradients
 };
 
 void inject(SimWorld& world, const JobSpec& spec, const std::vector<ProcessId>& processes) {

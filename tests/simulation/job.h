@@ -48,6 +48,8 @@ struct JobSpec {
   int processes() const { return shape.workers + (separate_head ? 1 : 0); }
 };
 
+inline constexpr char kAfterAFailedStep[] = "step after a failed one";
+
 struct Call {
   std::string name;
   transport::Time began{}, ended{};

@@ -65,6 +65,9 @@ class Checker {
         if (failed && call.name != "close") problem(w, call.name + " succeeds on a broken session");
         continue;
       }
+      if (call.name == kAfterAFailedStep && call.status.code() != Code::kTorn) {
+        problem(w, "the session is not torn by a step that failed half-way: " + call.status.message());
+      }
       if (!failed) blame(w, call);
       failed = true;
     }
@@ -76,8 +79,9 @@ class Checker {
                                 : call.name == "close" ? 1s + kLease + 100ms
                                                        : kStepTimeout;
     // A death is noticed within a lease, whatever the timeout of the step is.
-    const bool death =
-        outcome_.fault_at && (spec_.fault == Fault::kKill || spec_.fault == Fault::kMachineDies);
+    const bool death = outcome_.fault_at && !apart(w) &&
+                       (spec_.fault == Fault::kKill || spec_.fault == Fault::kMachineDies || spec_.fault == Fault::kLongPause ||
+                        spec_.fault == Fault::kIsolate);
     transport::Time from = call.began;
     if (death && call.name != "open" && call.name != "close") {
       limit = std::min(limit, kLease);
@@ -103,6 +107,9 @@ class Checker {
       case Code::kUnreachable:
       case Code::kAborted:
         break;
+      case Code::kWaitTimeout:
+        if (call.name == "get") return;  // of an object that nobody could put
+        return problem(w, "wrong code: " + text);
       case Code::kMismatch:
         // Who has timed out closes in good order, so the job of the others is not broken; those who learn of it go on to
         // their last barrier, while others may still be in the call before it.

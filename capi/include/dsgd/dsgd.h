@@ -44,6 +44,8 @@
  *              session must not overlap; different sessions are independent.
  *   Deadlines  Every blocking call ends: collective calls within `step_timeout`, joining within `init_timeout`. A worker
  *              that dies or stops is noticed within `lease`. The error names who is missing.
+ *   Mistakes   An argument that is refused concerns the worker that gave it: the others, if they have made the same collective
+ *              call, wait for it to be made rightly, or to end. Only dsgd_start and dsgd_strategy_set then fail on all.
  *   Waiting    timeout_ms counts milliseconds; 0 does not wait; -1 means what each function says; below -1 is
  *              DSGD_ERR_INVALID_ARGUMENT.
  *   Forking    In a child made by fork() every call on a session, a parameter, a replica, an op or a head of the parent
@@ -358,7 +360,8 @@ DSGD_API double dsgd_loss_scale(const dsgd_session *session);
 DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
 
 /* Checks that all workers agree on protocol, library, parameters, optimizer and strategy, then gives every replica of
- * every worker the values of rank 0's first replica. Every parameter of every replica must be bound. Collective; blocks
+ * every worker the values of rank 0's first replica. Every parameter of every replica must be bound; where one is not, the
+ * other workers' calls fail, too (DSGD_ERR_MISMATCH, with that worker's rank), and all may call it again. Collective; blocks
  * up to `step_timeout`. One thread at a time.
  * Errors: DSGD_ERR_MISMATCH (the same message on all workers, before any value moves), DSGD_ERR_STATE (called twice,
  * no replica, a parameter not bound), DSGD_ERR_INVALID_ARGUMENT and DSGD_ERR_UNSUPPORTED (strategy, algorithm or

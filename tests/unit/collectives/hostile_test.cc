@@ -90,16 +90,20 @@ class Attacker final : public transport::ServerHandler, public transport::Accept
       options.hello.rank = 1;
       options.hello.epoch = 1;
       options.closed = [this](const Status& why) { closed = why; };
+      options.refused = [this](uint64_t, const Status& why) { answers.push_back(why); };
       network_->dial("victim:7000", options, [this](Result<std::unique_ptr<ClientChannel>> result) {
         if (result.ok()) channel = std::move(result).value();
       });
     });
   }
   void send(BulkHeader header, std::vector<std::byte> data, bool as_span) {
+    header.source = 1;
+    header.epoch = 1;
+    send_as_it_is(header, std::move(data), as_span);
+  }
+  void send_as_it_is(const BulkHeader& header, std::vector<std::byte> data, bool as_span) {
     auto held = std::make_shared<std::vector<std::byte>>(std::move(data));
-    network_->loop().post([this, header, held, as_span]() mutable {
-      header.source = 1;
-      header.epoch = 1;
+    network_->loop().post([this, header, held, as_span] {
       auto done = [this, held](const Status& status) { answers.push_back(status); };
       as_span ? channel->send(header, *held, done) : channel->send_small(header, *held, nullptr);
     });
@@ -259,6 +263,35 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
   attacker->send(header, std::vector<std::byte>(16), false);
   run_until([&] { return ended.has_value(); });
   EXPECT_TRUE(ended->ok()) << ended->message();
+  EXPECT_TRUE(victim->failures.empty());
+}
+
+TEST_F(HostilePeer, ChunksOfAnotherEpochOrAnotherWorkerAreRefusedAndChangeNothing) {
+  open();
+  connect();
+  uint64_t call = 0;
+  for (const bool begun : {true, false}) {
+    for (const bool as_span : {true, false}) {
+      for (const auto& [epoch, source] : {std::pair{uint64_t{2}, 1}, {uint64_t{0}, 1}, {uint64_t{1}, 0}, {uint64_t{1}, 2}, {uint64_t{1}, -1}}) {
+        SCOPED_TRACE("epoch " + std::to_string(epoch) + ", rank " + std::to_string(source) + (begun ? ", begun" : "") +
+                     (as_span ? ", as a span" : ""));
+        const uint64_t operation = Mesh::operation(++call, 0);
+        if (begun) begin("exchange", operation);
+        BulkHeader foreign = shape(operation, Kind::kExchange, Algorithm::kOneHop);
+        foreign.epoch = epoch;
+        foreign.source = source;
+        attacker->answers.clear();
+        attacker->send_as_it_is(foreign, std::vector<std::byte>(16), as_span);
+        run_until([&] { return !attacker->answers.empty(); });
+        EXPECT_EQ(attacker->answers[0].code(), Code::kMismatch) << attacker->answers[0].message();
+        if (!begun) begin("exchange", operation);
+        EXPECT_FALSE(ended.has_value());
+        attacker->send(header, std::vector<std::byte>(16), false);
+        run_until([&] { return ended.has_value(); });
+        EXPECT_TRUE(ended->ok()) << ended->message();
+      }
+    }
+  }
   EXPECT_TRUE(victim->failures.empty());
 }
 

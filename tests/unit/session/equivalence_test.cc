@@ -1,10 +1,11 @@
-// simple = ps = allreduce (direct, ring) = what a host registers = one process. Every case runs a job of W workers with R replicas each through the C
+// simple = ps = allreduce (direct, ring) = what a host registers = one process. Every case runs a job of W workers with replicas each through the C
 // ABI, and compares the values of every replica of every worker after each step with an oracle that is written here, apart from
 // the code under test, in plain loops over all replicas.
 
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 
 #include "plugins.h"
@@ -26,7 +27,10 @@ size_t elements(const std::vector<int64_t>& shape) {
 
 // What replica `replica` (counted over the whole job) has in a step. Every number comes from one seed.
 struct Case {
-  int workers, replicas;
+  std::vector<int> replicas;  // of each worker
+  int workers() const { return static_cast<int>(replicas.size()); }
+  int first(int rank) const { return std::accumulate(replicas.begin(), replicas.begin() + rank, 0); }
+  int all() const { return first(workers()); }
   double weight(int step, int replica) const {  // with zeros; in step 2 nobody but the first replica has data
     if (step == 2) return replica == 0 ? 5 : 0;
     return (replica + step) % 3 == 2 ? 0 : 1 + (replica * 7 + step * 3) % 11;
@@ -68,7 +72,7 @@ struct Oracle {
     }
   }
   void step(int step) {
-    const int replicas = c_.workers * c_.replicas;
+    const int replicas = c_.all();
     const double eps = std::numeric_limits<float>::epsilon();
     for (size_t p = 0; p < value.size(); ++p) {
       std::vector<double> sum(value[p].size(), 0.0), magnitude(value[p].size(), 0.0);
@@ -108,7 +112,7 @@ using History = std::vector<std::vector<Values>>;
 
 void train(const Case& c, dsgd_session* session, int rank, const char* strategy, const char* options, History* history) {
   std::vector<dsgd_parameter*> parameters(kShapes.size());
-  std::vector<dsgd_replica*> replicas(static_cast<size_t>(c.replicas));
+  std::vector<dsgd_replica*> replicas(static_cast<size_t>(c.replicas[static_cast<size_t>(rank)]));
   std::vector<Values> values(replicas.size()), gradients(replicas.size());
   for (size_t p = 0; p < kShapes.size(); ++p) {
     DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(p)).c_str(), DSGD_FLOAT32, kShapes[p].data(),
@@ -130,7 +134,7 @@ void train(const Case& c, dsgd_session* session, int rank, const char* strategy,
   for (int step = 0; step < kSteps; ++step) {
     double total = 0;
     for (size_t r = 0; r < replicas.size(); ++r) {
-      const int replica = rank * c.replicas + static_cast<int>(r);
+      const int replica = c.first(rank) + static_cast<int>(r);
       total += c.weight(step, replica);
       DSGD_OK_OR_FAIL(dsgd_replica_weight(replicas[r], c.weight(step, replica), error_));
       for (size_t p = 0; p < kShapes.size(); ++p) {
@@ -143,22 +147,35 @@ void train(const Case& c, dsgd_session* session, int rank, const char* strategy,
     dsgd_step_result_init(&result, sizeof result);
     DSGD_OK_OR_FAIL(dsgd_step(session, total, &result, error_));
     double expected = 0;
-    for (int r = 0; r < c.workers * c.replicas; ++r) expected += c.weight(step, r);
+    for (int r = 0; r < c.all(); ++r) expected += c.weight(step, r);
     ASSERT_EQ(result.weight, expected);
     ASSERT_EQ(result.step, step);
-    ASSERT_EQ(result.size, c.workers);
+    ASSERT_EQ(result.size, c.workers());
     ASSERT_EQ(result.applied, 1);
     for (size_t r = 0; r < replicas.size(); ++r) {
-      (*history)[static_cast<size_t>(step)][static_cast<size_t>(rank * c.replicas) + r] = values[r];
+      (*history)[static_cast<size_t>(step)][static_cast<size_t>(c.first(rank)) + r] = values[r];
     }
   }
 }
 
-History run_case(const Case& c, const char* strategy, const char* options, bool reproducible) {
-  History history(kSteps, std::vector<Values>(static_cast<size_t>(c.workers * c.replicas)));
+constexpr struct Strategy {
+  const char *strategy, *options, *name;
+  int servers = 0;
+} kStrategies[] = {{"simple", nullptr, "simple"},
+                   {"ps", nullptr, "ps"},
+                   {"ps", nullptr, "ps with two servers", 2},
+                   {"allreduce", "algorithm=direct", "direct"},
+                   {"allreduce", "algorithm=ring", "ring"},
+                   {"allreduce", "algorithm=my_doubling", "registered algorithm"},
+                   {"dealt_means", nullptr, "registered strategy, means"},
+                   {"dealt_values", nullptr, "registered strategy, values"}};
+
+History run_case(const Case& c, const Strategy& s, bool reproducible) {
+  History history(kSteps, std::vector<Values>(static_cast<size_t>(c.all())));
   // Small buckets: several of them, with parameters split over them.
-  run_job(c.workers, {{"bucket_size", "64K"}, {"reproducible", reproducible ? "1" : "0"}},
-          [&](dsgd_session* session, int rank) { train(c, session, rank, strategy, options, &history); }, register_all);
+  run_job(c.workers(),
+          {{"bucket_size", "64K"}, {"reproducible", reproducible ? "1" : "0"}, {"servers", std::to_string(std::min(s.servers, c.workers()))}},
+          [&](dsgd_session* session, int rank) { train(c, session, rank, s.strategy, s.options, &history); }, register_all);
   return history;
 }
 
@@ -166,79 +183,82 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
-constexpr struct {
-  const char *strategy, *options, *name;
-} kStrategies[] = {{"simple", nullptr, "simple"},
-                   {"ps", nullptr, "ps"},
-                   {"allreduce", "algorithm=direct", "direct"},
-                   {"allreduce", "algorithm=ring", "ring"},
-                   {"allreduce", "algorithm=my_doubling", "registered algorithm"},
-                   {"dealt_means", nullptr, "registered strategy, means"},
-                   {"dealt_values", nullptr, "registered strategy, values"}};
+// All replicas hold the same bits, within the oracle's bound, after each step.
+void follows_the_oracle(const Case& c, const Strategy& s, const History& history) {
+  Oracle oracle(c);
+  for (int step = 0; step < kSteps; ++step) {
+    oracle.step(step);
+    for (size_t r = 0; r < history[step].size(); ++r) {
+      for (size_t p = 0; p < kShapes.size(); ++p) {
+        const std::vector<float>& values = history[step][r][p];
+        ASSERT_EQ(values.size(), oracle.value[p].size());
+        ASSERT_TRUE(same_bits(values, history[step][0][p]))
+            << s.name << ": replica " << r << " differs from replica 0 in p" << p << " after step " << step;
+        for (size_t i = 0; i < values.size(); ++i) {
+          ASSERT_NEAR(values[i], oracle.value[p][i], oracle.bound[p][i])
+              << s.name << " step " << step << " replica " << r << " p" << p << '[' << i << ']';
+        }
+      }
+    }
+  }
+}
 
-class Equivalence : public testing::TestWithParam<std::tuple<int, int>> {};
+bool same_bits(const History& a, const History& b) {  // of the first replica
+  for (int step = 0; step < kSteps; ++step) {
+    for (size_t p = 0; p < kShapes.size(); ++p) {
+      if (!same_bits(a[step][0][p], b[step][0][p])) return false;
+    }
+  }
+  return true;
+}
+
+class Equivalence : public testing::TestWithParam<std::vector<int>> {};
 
 TEST_P(Equivalence, EveryStrategyFollowsTheOracleOnEveryReplica) {
-  const Case c{std::get<0>(GetParam()), std::get<1>(GetParam())};
-  for (const auto& s : kStrategies) {
-    const History history = run_case(c, s.strategy, s.options, false);
+  const Case c{GetParam()};
+  for (const Strategy& s : kStrategies) {
+    const History history = run_case(c, s, false);
     if (HasFatalFailure()) return;
-    Oracle oracle(c);
-    for (int step = 0; step < kSteps; ++step) {
-      oracle.step(step);
-      for (size_t r = 0; r < history[step].size(); ++r) {
-        for (size_t p = 0; p < kShapes.size(); ++p) {
-          const std::vector<float>& values = history[step][r][p];
-          ASSERT_EQ(values.size(), oracle.value[p].size());
-          ASSERT_TRUE(same_bits(values, history[step][0][p]))
-              << s.name << ": replica " << r << " differs from replica 0 in p" << p << " after step " << step;
-          for (size_t i = 0; i < values.size(); ++i) {
-            ASSERT_NEAR(values[i], oracle.value[p][i], oracle.bound[p][i])
-                << s.name << " step " << step << " replica " << r << " p" << p << '[' << i << ']';
-          }
-        }
-      }
-    }
+    follows_the_oracle(c, s, history);
+    if (HasFatalFailure()) return;
   }
 }
 
-TEST_P(Equivalence, ReproducibleGivesTheSameBitsForEveryStrategy) {
-  const Case c{std::get<0>(GetParam()), std::get<1>(GetParam())};
-  const History first = run_case(c, "simple", nullptr, true);
-  for (const auto& s : kStrategies) {
-    const History history = run_case(c, s.strategy, s.options, true);
+TEST_P(Equivalence, ReproducibleGivesTheSameBitsForEveryStrategyAndFollowsTheOracle) {
+  const Case c{GetParam()};
+  History first;
+  for (const Strategy& s : kStrategies) {
+    const History history = run_case(c, s, true);
     if (HasFatalFailure()) return;
-    for (int step = 0; step < kSteps; ++step) {
-      for (size_t r = 0; r < history[step].size(); ++r) {
-        for (size_t p = 0; p < kShapes.size(); ++p) {
-          ASSERT_TRUE(same_bits(history[step][r][p], first[step][0][p]))
-              << s.name << " step " << step << " replica " << r << " p" << p;
-        }
-      }
-    }
+    follows_the_oracle(c, s, history);
+    if (HasFatalFailure()) return;
+    if (first.empty()) first = history;
+    ASSERT_TRUE(same_bits(history, first)) << s.name;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, Equivalence, testing::Combine(testing::Range(1, 6), testing::Range(1, 4)),
-                         [](const auto& info) {
-                           return "W" + std::to_string(std::get<0>(info.param)) + "R" +
-                                  std::to_string(std::get<1>(info.param));
-                         });
+std::vector<std::vector<int>> splits() {  // even ones of 1 to 5 workers with 1 to 3 replicas, and some that are not
+  std::vector<std::vector<int>> all = {{1, 3}, {3, 1, 2}, {1, 1, 4, 1}};
+  for (int workers = 1; workers <= 5; ++workers) {
+    for (int replicas = 1; replicas <= 3; ++replicas) all.emplace_back(workers, replicas);
+  }
+  return all;
+}
 
-// The same six replicas, split over workers in every even way.
+INSTANTIATE_TEST_SUITE_P(Splits, Equivalence, testing::ValuesIn(splits()), [](const auto& info) {
+  std::string name = "R";
+  for (int replicas : info.param) name += std::to_string(replicas);
+  return name;
+});
+
 TEST(Equivalence, ReproducibleGivesTheSameBitsForEverySplitOfTheReplicas) {
   History first;
-  for (const auto& [workers, replicas] : {std::pair(1, 6), {2, 3}, {3, 2}, {6, 1}}) {
-    for (const char* strategy : {"ps", "allreduce"}) {
-      const History history = run_case({workers, replicas}, strategy, nullptr, true);
+  for (const std::vector<int>& split : {std::vector{6}, {3, 3}, {2, 2, 2}, {1, 1, 1, 1, 1, 1}, {1, 5}, {5, 1}, {3, 1, 2}}) {
+    for (const Strategy& s : {Strategy{"ps", nullptr, "ps"}, Strategy{"allreduce", nullptr, "allreduce"}}) {
+      const History history = run_case({split}, s, true);
       if (testing::Test::HasFatalFailure()) return;
       if (first.empty()) first = history;
-      for (int step = 0; step < kSteps; ++step) {
-        for (size_t p = 0; p < kShapes.size(); ++p) {
-          ASSERT_TRUE(same_bits(history[step][0][p], first[step][0][p]))
-              << workers << 'x' << replicas << ' ' << strategy << " step " << step << " p" << p;
-        }
-      }
+      ASSERT_TRUE(same_bits(history, first)) << s.name << ", " << split.size() << " workers, the first with " << split[0];
     }
   }
 }

@@ -72,7 +72,8 @@ TEST(Plan, EveryElementHasOnePlaceAndOneOwner) {
       for (int workers : {1, 2, 3, 7}) {
         for (size_t bytes : {size_t{64} << 10, size_t{4} << 20}) {
           const StrategySpec spec = Strategies().parse(name, "", "auto").value();
-          const auto plan = buckets(c.parameters, spec, {workers, workers, bytes});
+          const int servers = bytes < (1 << 20) ? workers : (workers + 1) / 2;
+          const auto plan = buckets(c.parameters, spec, {workers, servers, bytes});
           std::vector<size_t> covered(c.parameters.size(), 0);
           for (const Bucket& bucket : plan) {
             SCOPED_TRACE(std::string(c.name) + ' ' + name + " W" + std::to_string(workers));
@@ -92,6 +93,7 @@ TEST(Plan, EveryElementHasOnePlaceAndOneOwner) {
               ASSERT_LE(last, bucket.elements);
               ASSERT_TRUE(trailers.insert(piece.trailer).second);
               ASSERT_LT(piece.trailer, piece.position) << "a trailer comes first";
+              if (spec.kind == StrategyKind::kPs) ASSERT_LT(piece.owner, servers);
               if (spec.kind != StrategyKind::kAllReduce) {
                 for (size_t at : {piece.trailer, piece.position, last - 1}) {
                   ASSERT_GE(at, bucket.bounds[static_cast<size_t>(piece.owner)]);

@@ -279,6 +279,26 @@ TEST(Start, ParameterSettingsThatDifferALittleAreAMismatchAndShownAsTheyAre) {
   });
 }
 
+TEST(Start, AMistakeOnOneWorkerFailsOnAllAndCanBeMended) {
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    const int64_t size = 3;
+    dsgd_replica* replica;
+    dsgd_parameter* parameter;
+    void *value, *gradient;
+    DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "forgotten", DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
+    if (rank != 1) DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
+    Error error;
+    ASSERT_EQ(dsgd_start(session, error), rank == 1 ? DSGD_ERR_STATE : DSGD_ERR_MISMATCH);
+    ASSERT_NE(error.message().find("parameter 'forgotten' has no buffers in replica 0"), std::string::npos) << error.message();
+    ASSERT_STREQ(dsgd_error_parameter(error.error), "forgotten");
+    if (rank != 1) ASSERT_EQ(error.rank(), 1) << error.message();
+    if (rank == 1) DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+  });
+}
+
 TEST(Start, BuffersThatShareMemoryAreNamed) {
   run_job(1, {}, [&](dsgd_session* session, int) {
     const int64_t size = 4;
@@ -298,6 +318,48 @@ TEST(Start, BuffersThatShareMemoryAreNamed) {
     DSGD_OK_OR_FAIL(dsgd_bind(replica, b, apart, 16, nullptr, 0, error_));
     DSGD_OK_OR_FAIL(dsgd_start(session, error_));
   });
+}
+
+TEST(StrategyChange, AnUnknownNameOnOneWorkerFailsOnAllAndCanBeMended) {
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({10}, "sgd", "lr=0.5", "allreduce");
+    Error error;
+    const char* name = rank == 2 ? "nonsense" : "ps";
+    ASSERT_EQ(dsgd_strategy_set(session, name, nullptr, error), rank == 2 ? DSGD_ERR_INVALID_ARGUMENT : DSGD_ERR_MISMATCH);
+    ASSERT_NE(error.message().find("'nonsense'"), std::string::npos) << error.message();
+    if (rank != 2) ASSERT_EQ(error.rank(), 2) << error.message();
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "ps", nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+  });
+}
+
+TEST(OneWorker, WithAHeadDoesWhatOneWithoutDoesUnderEveryStrategy) {
+  PerRank results;
+  for (const Settings& settings : {Settings{}, Settings{{"head", "127.0.0.1:0"}}}) {
+    for (const char* strategy : {"simple", "ps", "allreduce"}) {
+      run_job(1, settings, [&](dsgd_session* session, int rank) {
+        Trainer trainer{session, rank};
+        trainer.build({5000, 3}, "adam", "lr=0.01", strategy);
+        for (int step = 0; step < 3; ++step) {
+          if (step == 2) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "ps", nullptr, error_));
+          trainer.compute(step);
+          dsgd_step_result result;
+          dsgd_step_result_init(&result, sizeof result);
+          DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+          ASSERT_EQ(result.size, 1);
+          ASSERT_EQ(result.epoch, dsgd_epoch(session));
+        }
+        float sum = 3;
+        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, &sum, sizeof sum, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+        ASSERT_EQ(sum, 3);
+        results.push_back(trainer.all_values());
+      });
+    }
+  }
+  ASSERT_EQ(results.size(), 6u);
+  for (const auto& values : results) EXPECT_EQ(values, results[0]);
 }
 
 TEST(Objects, AWorkerThatIsTheWholeJobWaitsForItsOwnThreads) {
