@@ -5,45 +5,22 @@ device_test.py --source DIR --build DIR --fake DIR [LANGUAGE...]      languages 
 """
 
 import argparse
-import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 
-failed = []
+from checks import Jobs, expect, failed, link, run
 
 
-def expect(truth, what, output=""):
-    print("ok:" if truth else "FAILED:", what)
-    if not truth:
-        print(output)
-        failed.append(what)
-
-
-class Jobs:
-    def __init__(self, options, work):
-        """A build folder, as samples/job sees it, whose digits_cuda has the fake runtime."""
-        self.options, self.work = options, work
-        links = {"bin/digits_cuda": options.fake / "bin/digits_cuda", "java": options.build / "java",
-                 "lib/libdsgd_jni.so": options.build / "lib/libdsgd_jni.so"}
-        for program in ("dsgd", "digits_c", "digits_go"):
-            links[f"bin/{program}"] = options.build / "bin" / program
-        for name, target in links.items():
-            (work / name).parent.mkdir(exist_ok=True)
-            (work / name).symlink_to(target)
-
-    def run(self, *words, **environment):
-        """The job's output and report."""
-        report = self.work / "report.json"
-        report.unlink(missing_ok=True)
-        done = subprocess.run([self.options.build / "bin/digits_job", "--build", self.work, "--source", self.options.source,
-                               "--report", report, *words], env={**os.environ, **environment}, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        expect(done.returncode == 0, f"the job {' '.join(words)} {environment or ''} ends well", done.stdout)
-        return done.stdout, json.loads(report.read_text()) if done.returncode == 0 else None
+def trainers(options, work):
+    """A build folder, as samples/job sees it, whose digits_cuda has the fake runtime."""
+    links = {"bin/digits_cuda": options.fake / "bin/digits_cuda", "java": options.build / "java",
+             "lib/libdsgd_jni.so": options.build / "lib/libdsgd_jni.so"}
+    for program in ("dsgd", "digits_c", "digits_go"):
+        links[f"bin/{program}"] = options.build / "bin" / program
+    link(work, links)
+    return work
 
 
 def trains_beside_the_cpu(jobs, languages):
@@ -87,10 +64,8 @@ def gpu_jobs_are_checked(options):
     on_gpu, on_cpu = options.fake / "bin/digits_cuda", options.build / "bin/digits_c"
 
     def job(workers, status, message, *words):
-        done = subprocess.run([sys.executable, options.source / "tests/gpu/job.py", str(workers), dsgd, "run", *words], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        expect(done.returncode == status and message in done.stdout, f"{message or 'all is well'}: status {done.returncode}",
-               done.stdout)
+        ended, output = run(sys.executable, options.source / "tests/gpu/job.py", str(workers), dsgd, "run", *words)
+        expect(ended == status and message in output, f"{message or 'all is well'}: status {ended}", output)
 
     def mixed(epochs):
         return ["-n", "1", "--", on_gpu, "--data", data, "--epochs", epochs, ":", "-n", "1", "--", on_cpu, "--data", data, "--epochs",
@@ -109,10 +84,10 @@ def says_what_is_wrong(options):
     """The program that users have, without the fake runtime."""
     for device, status, message in (("cuda:0", 1, "no NVIDIA driver on this machine"), ("cpu", 2, "GPUs are expected, such as"),
                                     ("cuda:0,", 2, "GPUs are expected, such as"), ("cuda:x", 1, "'cuda:x'")):
-        done = subprocess.run([options.build / "bin/digits_cuda", "--data", options.source / "samples/data/digits.csv", "--epochs",
-                               "1", "--device", device], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        there = device == "cuda:0" and done.returncode == 0 and '"done": true' in done.stdout  # on a machine with a GPU
-        expect(there or (done.returncode == status and message in done.stdout), f"--device {device}: {done.stdout.strip()}")
+        ended, output = run(options.build / "bin/digits_cuda", "--data", options.source / "samples/data/digits.csv", "--epochs", "1",
+                            "--device", device)
+        there = device == "cuda:0" and ended == 0 and '"done": true' in output  # on a machine with a GPU
+        expect(there or (ended == status and message in output), f"--device {device}: {output.strip()}")
 
 
 def main():
@@ -122,7 +97,8 @@ def main():
     parser.add_argument("languages", nargs="*", choices=["java", "go"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        jobs = Jobs(options, pathlib.Path(work))
+        work = pathlib.Path(work)
+        jobs = Jobs(options.build / "bin/digits_job", options.source, trainers(options, work / "build"), work)
         trains_beside_the_cpu(jobs, options.languages or ["c"])
         streams_are_followed(jobs)
         replicas_share_the_batch(jobs)
