@@ -95,7 +95,8 @@ class Display {
       return;
     }
     if (drawn_) std::cout << "\033[" << workers_.size() << 'A';
-    for (size_t r = 0; r < workers_.size(); ++r) std::cout << "\033[2K" << line(r) << '\n';
+    // Cut at the edge of a narrow terminal: a line that goes on in the next one could not be redrawn.
+    for (size_t r = 0; r < workers_.size(); ++r) std::cout << "\033[2K\033[?7l" << line(r) << "\033[?7h\n";
     std::cout << std::flush;
     drawn_ = true;
   }
@@ -269,7 +270,7 @@ int main(int argc, char** argv) {
   std::printf("%s after %.1f s\n", equal ? "All workers hold the same bits" : "The workers' bits DIFFER", seconds);
   std::fflush(stdout);
   bool written = job::write_plot(options.plot, title, curve);
-  std::cout << (written ? "plot: " : "samples/run: cannot write ") << options.plot << std::endl;
+  (written ? std::cout << "plot: " : std::cerr << "samples/run: cannot write ") << options.plot << std::endl;
   if (!options.report.empty()) {
     std::ofstream file(options.report);
     file << report.dump(2) << '\n';

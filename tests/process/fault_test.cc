@@ -100,6 +100,7 @@ struct Fault {
   int signal;
   int victim;
   bool head_in_worker;  // else the head is this process
+  std::vector<std::string> settings = {};
 };
 
 class Job {
@@ -156,7 +157,7 @@ class Faults : public testing::TestWithParam<Fault> {};
 
 TEST_P(Faults, SurvivorsNameTheVictimWithinTheLeaseAndGoOn) {
   const Fault& fault = GetParam();
-  Job job(4, fault.work, fault.head_in_worker);
+  Job job(4, fault.work, fault.head_in_worker, fault.settings);
   job.expect_all("joined");
   job.expect_all("going");
   if (HasFatalFailure()) return;
@@ -190,6 +191,9 @@ std::vector<Fault> faults() {
     for (int signal : {SIGKILL, SIGSTOP}) all.push_back({name, work, signal, 2, false});
   }
   for (int signal : {SIGKILL, SIGSTOP}) {
+    all.push_back({"steps_ps", {"steps", "300000"}, signal, 2, false, {"DSGD_STRATEGY=ps"}});
+    all.push_back({"steps_simple", {"steps", "300000"}, signal, 2, false, {"DSGD_STRATEGY=simple"}});
+    all.push_back({"steps_simple_driver", {"steps", "300000"}, signal, 0, false, {"DSGD_STRATEGY=simple"}});
     all.push_back({"steps_head_in_victim", {"steps", "100000"}, signal, 0, true});
     all.push_back({"steps_head_in_survivor", {"steps", "100000"}, signal, 3, true});
   }

@@ -315,6 +315,7 @@ bool Link::try_receive(Received* out) {
                   "the connection ended without a goodbye; the process at its other end has probably died"));
       return false;
     case FrameReader::Outcome::kError:
+      if (error.code() == Code::kNoMemory) port_.note_exhausted();
       down(error);
       return false;
   }
