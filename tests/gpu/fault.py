@@ -98,14 +98,15 @@ def main():
         print(__doc__)
         return 0 if sys.argv[1:] == ["--help"] else 2
     processes = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: cut off"))  # so that none is left, and what they have said is printed
     try:
         wrong = take_one(sys.argv[1], sys.argv[2], commands, processes)
     finally:
         for process in processes.values():
             process.process.kill()
             process.process.wait()
-    for name, process in processes.items():
-        print("\n".join(f"[{name}] {line}" for line in process.lines[-20:]))
+        for name, process in processes.items():
+            print("\n".join(f"[{name}] {line}" for line in process.lines[-20:]), flush=True)
     if wrong:
         print(f"FAILED: {wrong}")
     return 1 if wrong else 0

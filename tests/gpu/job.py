@@ -7,30 +7,44 @@ job.py [--once] [--says TEXT] WORKERS COMMAND...      WORKERS: how many there ar
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 
 ENOUGH = 97  # per cent of the test images
 PATIENCE = 240  # seconds; a job takes a few
 
 
+def output_of(command):
+    """Exit status and output, which is printed, too, however this ends."""
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        def output():
+            file.seek(0)
+            return file.read()
+
+        try:
+            status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=PATIENCE).returncode
+        finally:
+            print(output(), flush=True)
+        return status, output()
+
+
 def run(says, workers, command):
     """The digest that all workers have; None, said why, if something is wrong."""
     try:
-        job = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE)
-    except subprocess.TimeoutExpired as late:
-        print((late.stdout or b"").decode(errors="replace"))
+        status, output = output_of(command)
+    except subprocess.TimeoutExpired:
         print(f"FAILED: the job has not ended within {PATIENCE} s")
         return None
-    print(job.stdout)
     ends = []
-    for line in job.stdout.splitlines():
+    for line in output.splitlines():
         _, found, text = line.partition("] {")
         if found and '"done"' in text:
             ends.append(json.loads("{" + text))
     wrong = []
-    if job.returncode != 0:
-        wrong.append(f"the job ended with status {job.returncode}")
+    if status != 0:
+        wrong.append(f"the job ended with status {status}")
     if len(ends) != workers:
         wrong.append(f"{len(ends)} of {workers} workers came to an end")
     if len({end["digest"] for end in ends}) > 1:
@@ -38,7 +52,7 @@ def run(says, workers, command):
     if any(end["accuracy"] < ENOUGH for end in ends):
         wrong.append(f"less than {ENOUGH} % are right")
     for rank in range(workers) if says else ():
-        if not re.search(rf"^\[{rank}\] .*{re.escape(says)}", job.stdout, re.MULTILINE):
+        if not re.search(rf"^\[{rank}\] .*{re.escape(says)}", output, re.MULTILINE):
             wrong.append(f"rank {rank} does not say '{says}'")
     for what in wrong:
         print(f"FAILED: {what}")
@@ -54,6 +68,7 @@ def main():
     if len(words) < 2 or not words[0].isdigit():
         print(__doc__)
         return 0 if words == ["--help"] else 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: cut off"))  # so that what the job has said is printed
     digests = [run(says, int(words[0]), words[1:]) for _ in range(runs)]
     if None in digests:
         return 1

@@ -1,6 +1,7 @@
 """The report of tests/gpu/run: what passed, and the measurements as medians over the rounds.
 
-report.py RESULTS_FOLDER     reads info.txt, checks.txt (STATUS SECONDS NAME per line) and *.csv; writes Markdown to stdout
+report.py RESULTS_FOLDER     reads info.txt, checks.txt (STATUS SECONDS NAME, a tab, WHY per line), *.csv, NAME.log of what failed, and
+                             the file `running`, with a name, while there is one; writes Markdown to stdout
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 # What is wanted, as a part of the limit's bandwidth.
 GOALS = {
@@ -30,7 +31,7 @@ SECONDS = {"host CPU time of a step with 161 tensors": 50e-6}  # at most
 def read_rows(folder: Path) -> Tuple[List[str], Dict[str, List[Tuple[float, float, str]]]]:
     notes, rows = [], defaultdict(list)
     for path in sorted(folder.glob("*.csv")):
-        for line in path.read_text().splitlines():
+        for line in path.read_text().split("\n")[:-1]:  # all but what was being written when the measurement was cut off
             if line.startswith("#"):
                 notes.append(line[1:].strip())
             elif line and not line.startswith("name,"):
@@ -62,21 +63,44 @@ def measurements(folder: Path) -> List[str]:
     return [*lines, ""]
 
 
+class Check(NamedTuple):
+    status: str
+    seconds: int
+    name: str
+    why: str
+
+    @staticmethod
+    def of(line: str) -> "Check":
+        status, seconds, rest = line.split(" ", 2)
+        name, _, why = rest.partition("\t")
+        return Check(status, int(seconds), name, why)
+
+    def __str__(self) -> str:
+        seconds = "" if self.status == "skipped" else f" ({self.seconds} s)"
+        return f"- {self.status}: {self.name}{seconds}" + (f": {self.why}" if self.why else "")
+
+
 def main() -> int:
     if len(sys.argv) != 2 or sys.argv[1] == "--help":
         print(__doc__)
         return 0 if sys.argv[1:] == ["--help"] else 2
     folder = Path(sys.argv[1])
-    checks = [line.split(maxsplit=2) for line in (folder / "checks.txt").read_text().splitlines()]
-    failed = [name for status, _, name in checks if status == "failed"]
+    checks = [Check.of(line) for line in (folder / "checks.txt").read_text().splitlines()]
+    passed, failed, skipped = ([check for check in checks if check.status == status] for status in ("passed", "failed", "skipped"))
     print("# dsgd on a GPU\n")
     print((folder / "info.txt").read_text())
-    print("## Tests\n")
-    for status, seconds, name in checks:
-        print(f"- {status}: {name} ({seconds} s)")
-        if status == "failed":
-            log = (folder / f"{name.replace(' ', '_')}.log").read_text(errors="replace").splitlines()
-            print("\n".join(["", "```", *log[-40:], "```", ""]))
+    print(f"**{len(passed)} passed, {len(failed)} failed, {len(skipped)} skipped**\n")
+    if (folder / "running").exists():
+        print(f"This run has not come to its end; it was at: {(folder / 'running').read_text().strip()}\n")
+    print("\n".join(map(str, failed + skipped)))
+    print("\n## Tests\n")
+    for check in checks:
+        if check.status == "skipped":
+            continue
+        print(check)
+        log = folder / f"{check.name.replace(' ', '_')}.log"
+        if check.status == "failed" and log.exists():
+            print("\n".join(["", "```", *log.read_text(errors="replace").splitlines()[-40:], "```", ""]))
     print("\n## Measurements\n")
     print("\n".join(measurements(folder)))
     return 1 if failed else 0
