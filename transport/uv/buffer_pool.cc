@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "transport/network.h"
+
 namespace dsgd::transport::uv {
 
 namespace {
@@ -29,6 +31,7 @@ BufferPool::Buffer BufferPool::get(const std::shared_ptr<BufferPool>& pool, size
   const size_t rounded = size_t{1} << (index + kFirstClass);
   {
     std::lock_guard lock(pool->mutex_);
+    if (pool->saving_ && size > kSmallBytes) return buffer;
     if (size > pool->limit_ + beyond || pool->in_use_ > pool->limit_ + beyond - size) {
       pool->wanted_ = true;
       return buffer;
@@ -66,7 +69,7 @@ void BufferPool::put(std::byte* data, size_t size) {
     try {
       if (wanted_ && freed_) freed_();
       wanted_ = false;
-      if (kept_ + rounded <= limit_ / 4) {
+      if (!saving_ && kept_ + rounded <= limit_ / 4) {
         free_[index].push_back(data);
         kept_ += rounded;
         return;
@@ -75,6 +78,16 @@ void BufferPool::put(std::byte* data, size_t size) {
     }
   }
   ::operator delete(data, kAlign);
+}
+
+void BufferPool::save() {
+  std::lock_guard lock(mutex_);
+  saving_ = true;
+  for (auto& list : free_) {
+    for (std::byte* data : list) ::operator delete(data, kAlign);
+    list.clear();
+  }
+  kept_ = 0;
 }
 
 void BufferPool::set_freed(std::function<void()> freed) {

@@ -40,6 +40,9 @@ class BufferPool {
   // a buffer has come back. Contents undefined; aligned to 64 bytes.
   static Buffer get(const std::shared_ptr<BufferPool>& pool, size_t size, size_t beyond = 0);
 
+  // Memory is short: from now on nothing is kept for reuse, and no more buffers are made than those of small messages.
+  void save();
+
   // Called from whatever thread gives a buffer back, once after each failure of get().
   void set_freed(std::function<void()> freed);
 
@@ -56,7 +59,7 @@ class BufferPool {
   mutable std::mutex mutex_;
   std::array<std::vector<std::byte*>, kClasses> free_;
   size_t in_use_ = 0, peak_ = 0, kept_ = 0;
-  bool wanted_ = false;
+  bool wanted_ = false, saving_ = false;
   std::function<void()> freed_;
 };
 

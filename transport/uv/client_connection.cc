@@ -359,6 +359,7 @@ void ClientConnection::fail_all(const Status& why) {
 
 void ClientConnection::tear_down() {
   guarded([this] { fail_all(closed_status()); });
+  loop().port().make_room();
   drop_rpc();
 }
 

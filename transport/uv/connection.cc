@@ -37,7 +37,6 @@ void Connection::kill() {
 void Connection::finish() {
   KJ_DEFER(if (auto ended = std::exchange(on_ended, nullptr)) ended(this));
   if (link_) link_->stop();
-  loop().port().make_room();
   tear_down();
 }
 

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <new>
 #include <utility>
@@ -58,8 +59,11 @@ class UvEventPort final : public kj::EventPort {
   // asked.
   void note_exhausted() {
     exhausted_ = true;
+    if (reserve_ && save_) save_();
     reserve_.reset();
   }
+  // Called when memory has run out for the first time: who keeps some for later gives it back.
+  void on_exhausted(std::function<void()> save) { save_ = std::move(save); }
   // No exception may pass through libuv, and some of KJ's come from destructors, where nobody else is told. False: there was one.
   template <typename Work>
   bool guarded(Work&& work) {
@@ -114,6 +118,7 @@ class UvEventPort final : public kj::EventPort {
   bool down_ = false;
   bool alerted_ = false;
   bool exhausted_ = false;
+  std::function<void()> save_;
   std::unique_ptr<std::byte[]> reserve_;  // given back when memory is short, for telling so and for closing in good order
   std::atomic<int64_t> spin_{0};
   mutable std::atomic<bool> woken_{false};    // for KJ's executor

@@ -57,7 +57,7 @@ Status FrameWriter::write(int fd, std::atomic<uint64_t>* sent) {
 
 bool FrameWriter::revoke(const std::function<bool(uint64_t span)>& chosen) {
   for (Frame& frame : frames_) {
-    if (!frame.span || frame.next > frame.span_part || !frame.copy.empty() || !chosen(frame.span)) continue;
+    if (!reads(frame, chosen)) continue;
     iovec& part = frame.parts[frame.span_part];
     const auto* data = static_cast<const std::byte*>(part.iov_base);
     try {
@@ -68,6 +68,10 @@ bool FrameWriter::revoke(const std::function<bool(uint64_t span)>& chosen) {
     part.iov_base = frame.copy.data();
   }
   return true;
+}
+
+bool FrameWriter::has(const std::function<bool(uint64_t span)>& chosen) const {
+  return std::any_of(frames_.begin(), frames_.end(), [&](const Frame& frame) { return reads(frame, chosen); });
 }
 
 void FrameWriter::drop_all() {

@@ -52,9 +52,14 @@ class FrameWriter {
 
   // No byte of the chosen spans is read after this: what is left of them goes out from a copy. False: there is no memory for one.
   bool revoke(const std::function<bool(uint64_t span)>& chosen);
+  bool has(const std::function<bool(uint64_t span)>& chosen) const;  // still reads such a span
   void drop_all();
 
  private:
+  static bool reads(const Frame& frame, const std::function<bool(uint64_t span)>& chosen) {
+    return frame.span && frame.next <= frame.span_part && frame.copy.empty() && chosen(frame.span);
+  }
+
   std::deque<Frame> frames_;
   size_t queued_bytes_ = 0;
   size_t spans_ = 0;

@@ -274,12 +274,12 @@ void Link::flush_soon() {
   flush_queued_ = true;
 }
 
-// A message that is half written cannot be taken back, so where there is no memory to go on with it, the connection ends: the socket
-// is shut, and who reads or writes it next finds that out.
+// A message that is half written cannot be taken back, so where memory is short, and what is left of it serves better to end in good
+// order elsewhere, the connection ends: the socket is shut, and who reads or writes it next finds that out.
 void Link::revoke(const std::function<bool(uint64_t)>& chosen) {
-  if (writer_.revoke(chosen)) return;
+  if (!port_.was_exhausted() && writer_.revoke(chosen)) return;
+  if (!writer_.has(chosen)) return;
   port_.note_exhausted();
-  if (writer_.revoke(chosen)) return;
   writer_.drop_all();
   if (!stopped_) ::shutdown(poll_->fd(), SHUT_RDWR);
 }

@@ -83,6 +83,7 @@ class UvNetwork::UvListener final : public Listener {
 
 UvNetwork::State::State(std::unique_ptr<UvLoop> loop, size_t receive_memory)
     : loop_(std::move(loop)), read_(receive_memory) {
+  loop_->port().on_exhausted([pool = read_.pool] { pool->save(); });
   read_.pool->set_freed([this] { loop_->post([this] { read_.feed(); }); });
 }
 

@@ -251,7 +251,10 @@ void ServerConnection::broken(const Status& why) {
       why.ok() ? why : Status(why.code(), "the connection from " + peer_ + " is broken: " + why.message()));
 }
 
-void ServerConnection::tear_down() { drop_rpc(); }
+void ServerConnection::tear_down() {
+  loop().port().make_room();
+  drop_rpc();
+}
 
 void ServerConnection::drop_rpc() {
   for (Receipt* receipt : receipts_) receipt->keep();
