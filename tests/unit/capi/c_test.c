@@ -31,7 +31,7 @@ static int failures = 0;
 static int records = 0;
 static void count_record(int32_t level, const char *message, void *user) {
   CHECK(level >= DSGD_LOG_ERROR && level <= DSGD_LOG_DEBUG);
-  CHECK(message != NULL && user == &records);
+  CHECK(strlen(message) > 0 && user == &records);
   records++;
 }
 
@@ -213,6 +213,7 @@ int main(void) {
   CHECK(dsgd_rank(session) == DSGD_ERR_CLOSED);
   dsgd_session_free(session);
   CHECK(asked > 0 && released == 1);
-  printf("%d log records, %d failures\n", records, failures);
+  CHECK(records >= 3); /* the start and two changes of strategy, for example */
+  printf("%d failures\n", failures);
   return failures != 0;
 }

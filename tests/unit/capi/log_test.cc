@@ -3,14 +3,29 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <future>
 #include <mutex>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/unit/capi/world.h"
+#include "tests/unit/session/job.h"
 
 namespace dsgd::capi {
 namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
 
 TEST(LogQueue, keeps_the_newest) {
   LogQueue queue;
@@ -34,13 +49,84 @@ TEST(LogQueue, gives_what_is_left_after_close) {
 
 struct Records {
   std::mutex mutex;
-  std::vector<int32_t> levels;
+  std::condition_variable changed;
+  std::vector<std::pair<int32_t, std::string>> all;
+
+  std::vector<std::pair<int32_t, std::string>> now() {
+    std::lock_guard lock(mutex);
+    return all;
+  }
+  std::set<int32_t> levels() {
+    std::set<int32_t> seen;
+    for (const auto& [level, message] : now()) seen.insert(level);
+    return seen;
+  }
+  size_t with(const std::string& text) {
+    const auto records = now();
+    return static_cast<size_t>(std::count_if(records.begin(), records.end(), [&](const auto& record) {
+      return record.second.find(text) != std::string::npos;
+    }));
+  }
+  void wait_for(const std::string& text) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] {
+      return std::any_of(all.begin(), all.end(), [&](const auto& record) {
+        return record.second.find(text) != std::string::npos;
+      });
+    });
+  }
 };
 
-void remember(int32_t level, const char*, void* user) {
+void remember(int32_t level, const char* message, void* user) {
   auto* records = static_cast<Records*>(user);
   std::lock_guard lock(records->mutex);
-  records->levels.push_back(level);
+  records->all.emplace_back(level, message);
+  records->changed.notify_all();
+}
+
+void hook(dsgd_config* config, Records* records) {
+  dsgd_error* error = nullptr;
+  must(dsgd_config_log_hook(config, remember, records, &error), error, "hook");
+}
+
+// The records that wait in a session's queue.
+std::vector<std::string> drain(dsgd_session* session, int32_t timeout_ms, int32_t* ended) {
+  std::vector<std::string> messages;
+  dsgd_log_record* record = nullptr;
+  while ((*ended = dsgd_log_poll(session, timeout_ms, &record, nullptr)) == DSGD_OK) {
+    EXPECT_GE(dsgd_log_record_level(record), DSGD_LOG_ERROR);
+    EXPECT_LE(dsgd_log_record_level(record), DSGD_LOG_DEBUG);
+    messages.push_back(dsgd_log_record_message(record));
+    dsgd_log_record_free(record);
+  }
+  return messages;
+}
+
+// Makes the session log "started: ...".
+void start(dsgd_session* session) {
+  dsgd_error* error = nullptr;
+  dsgd_replica* replica = nullptr;
+  dsgd_parameter* parameter = nullptr;
+  void *value = nullptr, *gradient = nullptr;
+  must(dsgd_parameter_add(session, "p", DSGD_FLOAT32, nullptr, 0, 0, &parameter, &error), error, "parameter");
+  must(dsgd_replica_add(session, "cpu", &replica, &error), error, "replica");
+  must(dsgd_alloc(replica, parameter, &value, &gradient, &error), error, "alloc");
+  must(dsgd_start(session, &error), error, "start");
+}
+
+dsgd_session* open_session(dsgd_config* config) {
+  dsgd_error* error = nullptr;
+  dsgd_session* session = nullptr;
+  must(dsgd_init(config, &session, &error), error, "init");
+  return session;
+}
+
+thread_local Records* mine = nullptr;  // of the worker that runs in this thread
+
+// Gives each worker of a job records of its own.
+std::function<void(dsgd_config*)> hooks(std::vector<Records>& records) {
+  auto next = std::make_shared<std::atomic<size_t>>(0);
+  return [next, &records](dsgd_config* config) { hook(config, mine = &records[(*next)++]); };
 }
 
 TEST(LogHook, gets_what_the_threshold_lets_through) {
@@ -52,31 +138,232 @@ TEST(LogHook, gets_what_the_threshold_lets_through) {
   log->warning("w");
   log->info("i");
   log->debug("d");
-  EXPECT_THAT(records.levels, ::testing::ElementsAre(DSGD_LOG_ERROR, DSGD_LOG_WARNING));
+  EXPECT_THAT(records.all, ElementsAre(Pair(DSGD_LOG_ERROR, "e"), Pair(DSGD_LOG_WARNING, "w")));
 }
 
 TEST(LogHook, without_hook_and_queue_nothing_is_made) {
   EXPECT_FALSE(make_log(Config(), {}, nullptr)->enabled(LogLevel::kError));
 }
 
-TEST(LogPoll, records_of_a_session_wait_for_it) {
-  dsgd_config* config = quiet_config();
-  dsgd_error* error = nullptr;
-  must(dsgd_config_set(config, "log_level", "debug", &error), error, "log_level");
-  dsgd_session* session = nullptr;
-  must(dsgd_init(config, &session, &error), error, "init");
-  dsgd_config_free(config);
-  must(dsgd_close(session, -1, &error), error, "close");
-  dsgd_log_record* record = nullptr;
-  int32_t status;
-  while ((status = dsgd_log_poll(session, -1, &record, nullptr)) == DSGD_OK) {
-    EXPECT_STRNE(dsgd_log_record_message(record), "");
-    EXPECT_GE(dsgd_log_record_level(record), DSGD_LOG_ERROR);
-    EXPECT_LE(dsgd_log_record_level(record), DSGD_LOG_DEBUG);
-    dsgd_log_record_free(record);
+TEST(LogHook, gets_the_records_of_its_own_session_alone) {
+  std::vector<Records> records(2);
+  dsgd_test::run_job(
+      2, {{"log_level", "debug"}},
+      [](dsgd_session* session, int rank) {
+        start(session);
+        EXPECT_EQ(mine->with("rank " + std::to_string(rank) + " of 2"), 1u);
+        EXPECT_EQ(mine->with("rank " + std::to_string(1 - rank) + " of 2"), 0u) << "the other's";
+        EXPECT_EQ(mine->with("started: 1 parameters"), 1u);
+        dsgd_log_record* record = nullptr;
+        EXPECT_EQ(dsgd_log_poll(session, 0, &record, nullptr), DSGD_ERR_WAIT_TIMEOUT) << "the hook has them already";
+      },
+      hooks(records));
+  for (Records& one : records) {
+    for (const auto& [level, message] : one.now()) {
+      EXPECT_NE(message, "");
+      EXPECT_GE(level, DSGD_LOG_ERROR) << message;
+      EXPECT_LE(level, DSGD_LOG_DEBUG) << message;
+    }
   }
-  EXPECT_EQ(status, DSGD_ERR_CLOSED);
+}
+
+TEST(LogHook, gets_what_is_at_or_above_the_level_of_its_configuration) {
+  const std::pair<const char*, std::set<int32_t>> cases[] = {
+      {"error", {DSGD_LOG_ERROR}}, {"warning", {DSGD_LOG_ERROR}}, {"info", {DSGD_LOG_ERROR, DSGD_LOG_INFO}}};
+  for (const auto& [name, wanted] : cases) {
+    SCOPED_TRACE(name);
+    std::vector<Records> records(2);
+    dsgd_test::run_job(
+        2, {{"log_level", name}},
+        [](dsgd_session* session, int rank) {
+          if (rank == 0) {
+            EXPECT_EQ(dsgd_abort(session, "the data set is gone", nullptr), DSGD_OK);
+          }
+          mine->wait_for("the data set is gone");
+        },
+        hooks(records));
+    for (Records& one : records) EXPECT_EQ(one.levels(), wanted);
+  }
+}
+
+// A worker that knocks where there is no head yet says so, as a detail.
+TEST(LogHook, gets_details_at_level_debug_alone) {
+  const std::string address = "unix:" + ::testing::TempDir() + "late-head." + std::to_string(getpid());
+  for (const bool details : {true, false}) {
+    dsgd_error* error = nullptr;
+    dsgd_config* config = quiet_config();
+    for (const auto& [key, value] : {std::pair("head", address.c_str()), std::pair("embed_head", "never"),
+                                     std::pair("init_timeout", details ? "60s" : "200ms"),
+                                     std::pair("log_level", details ? "debug" : "info")}) {
+      must(dsgd_config_set(config, key, value, &error), error, key);
+    }
+    Records records;
+    hook(config, &records);
+    if (details) {
+      auto opened = std::async(std::launch::async, [&] { return open_session(config); });
+      records.wait_for("cannot be joined yet");
+      dsgd_head* head = nullptr;
+      must(dsgd_head_start(config, &head, &error), error, "dsgd_head_start");
+      dsgd_finalize(opened.get());
+      dsgd_head_free(head);
+    } else {
+      dsgd_session* session = nullptr;
+      EXPECT_LT(dsgd_init(config, &session, nullptr), 0);
+    }
+    EXPECT_EQ(records.levels().count(DSGD_LOG_DEBUG) != 0, details);
+    EXPECT_NE(records.levels().count(DSGD_LOG_INFO), 0u);
+    dsgd_config_free(config);
+  }
+}
+
+struct Head {
+  explicit Head(Records* records = nullptr) {
+    dsgd_error* error = nullptr;
+    dsgd_config* config = quiet_config();
+    must(dsgd_config_set(config, "head", "127.0.0.1:0", &error), error, "head");
+    must(dsgd_config_set(config, "num_workers", "2", &error), error, "num_workers");
+    if (records) hook(config, records);
+    must(dsgd_head_start(config, &head, &error), error, "dsgd_head_start");
+    dsgd_config_free(config);
+    address = dsgd_head_address(head);
+  }
+  ~Head() { dsgd_head_free(head); }
+
+  dsgd_session* join(const char* rank, Records* records) const {
+    dsgd_error* error = nullptr;
+    dsgd_config* config = quiet_config();
+    for (const auto& [key, value] :
+         {std::pair("head", address.c_str()), std::pair("num_workers", "2"), std::pair("embed_head", "never"),
+          std::pair("rank", rank), std::pair("log_level", "debug")}) {
+      must(dsgd_config_set(config, key, value, &error), error, key);
+    }
+    hook(config, records);
+    dsgd_session* session = open_session(config);
+    dsgd_config_free(config);
+    return session;
+  }
+
+  dsgd_head* head = nullptr;
+  std::string address;
+};
+
+// What a session says when another worker aborts the job is what it would say had it not ended.
+TEST(LogHook, is_not_called_once_its_session_is_freed) {
+  for (const auto free : {dsgd_session_free, dsgd_finalize}) {
+    Head head;
+    Records staying, leaving;
+    auto other = std::async(std::launch::async, [&] { return head.join("0", &staying); });
+    dsgd_session* left = head.join("1", &leaving);
+    dsgd_session* stayed = other.get();
+    EXPECT_EQ(leaving.with("rank 1 of 2"), 1u);
+    free(left);
+    const size_t before = leaving.now().size();
+    EXPECT_EQ(dsgd_abort(stayed, "afterwards", nullptr), DSGD_OK);
+    EXPECT_LT(dsgd_barrier(stayed, nullptr, nullptr, nullptr), 0);
+    dsgd_finalize(stayed);
+    EXPECT_EQ(leaving.now().size(), before) << leaving.now().back().second;
+  }
+}
+
+TEST(LogHook, of_a_head_gets_what_the_head_says_until_it_is_freed) {
+  Records of_head, first, second;
+  {
+    Head head(&of_head);
+    EXPECT_EQ(of_head.with("the head listens on " + head.address), 1u);
+    auto other = std::async(std::launch::async, [&] { return head.join("0", &first); });
+    dsgd_finalize(head.join("1", &second));
+    dsgd_finalize(other.get());
+    EXPECT_EQ(dsgd_head_wait(head.head, -1, nullptr), DSGD_OK);
+  }
+  EXPECT_EQ(of_head.with("head: all 2 workers have come, the job begins"), 1u);
+  EXPECT_EQ(of_head.with("left in good order"), 2u);
+  EXPECT_EQ(of_head.now().back().second, "head: all workers have left, the job is over");
+  EXPECT_EQ(of_head.levels(), std::set<int32_t>{DSGD_LOG_INFO});
+  EXPECT_EQ(of_head.with("rank 0 of 2"), 0u) << "a worker's";
+  EXPECT_EQ(first.with("head: "), 0u) << "the head's";
+}
+
+TEST(LogHook, null_removes_it_and_records_wait_in_the_queue_again) {
+  dsgd_config* config = quiet_config();
+  Records records;
+  hook(config, &records);
+  EXPECT_EQ(dsgd_config_log_hook(config, nullptr, nullptr, nullptr), DSGD_OK);
+  dsgd_session* session = open_session(config);
+  dsgd_config_free(config);
+  start(session);
+  int32_t ended = 0;
+  EXPECT_THAT(drain(session, 0, &ended), Contains(HasSubstr("started: ")));
+  EXPECT_EQ(ended, DSGD_ERR_WAIT_TIMEOUT);
+  EXPECT_THAT(records.now(), IsEmpty());
   dsgd_finalize(session);
+}
+
+TEST(LogPoll, gives_the_records_in_order) {
+  dsgd_test::run_job(2, {{"log_level", "debug"}}, [](dsgd_session* session, int rank) {
+    const std::string joined = "rank " + std::to_string(rank) + " of 2";
+    start(session);
+    must(dsgd_barrier(session, nullptr, nullptr, nullptr), nullptr, "barrier");
+    if (rank == 0) {
+      EXPECT_EQ(dsgd_abort(session, "enough", nullptr), DSGD_OK);
+    }
+    // Others may stand between.
+    for (const std::string& next : {joined, std::string("started: "), std::string("enough")}) {
+      for (std::string message; message.find(next) == std::string::npos;) {
+        dsgd_log_record* record = nullptr;
+        ASSERT_EQ(dsgd_log_poll(session, next == "enough" ? -1 : 0, &record, nullptr), DSGD_OK) << "before '" << next << "'";
+        message = dsgd_log_record_message(record);
+        dsgd_log_record_free(record);
+      }
+    }
+  });
+}
+
+TEST(LogPoll, without_records_ends_when_its_time_is_over) {
+  dsgd_config* config = quiet_config();
+  dsgd_session* session = open_session(config);
+  dsgd_config_free(config);
+  for (const int32_t timeout_ms : {0, 10}) {
+    dsgd_log_record* record = nullptr;
+    dsgd_test::Error error;
+    EXPECT_EQ(dsgd_log_poll(session, timeout_ms, &record, error), DSGD_ERR_WAIT_TIMEOUT);
+    EXPECT_EQ(record, nullptr);
+    EXPECT_THAT(error.message(), HasSubstr("no log record came within " + std::to_string(timeout_ms) + " ms"));
+  }
+  dsgd_finalize(session);
+}
+
+TEST(LogPoll, after_close_gives_what_is_left_and_then_says_closed) {
+  dsgd_config* config = quiet_config();
+  dsgd_session* session = open_session(config);
+  dsgd_config_free(config);
+  start(session);
+  EXPECT_EQ(dsgd_close(session, -1, nullptr), DSGD_OK);
+  for (const int32_t timeout_ms : {-1, 0}) {
+    int32_t ended = 0;
+    const auto left = drain(session, timeout_ms, &ended);
+    EXPECT_EQ(left.size(), timeout_ms == -1 ? 1u : 0u);
+    for (const std::string& message : left) EXPECT_THAT(message, HasSubstr("started: "));
+    EXPECT_EQ(ended, DSGD_ERR_CLOSED);
+  }
+  dsgd_session_free(session);
+}
+
+TEST(LogPoll, without_a_limit_waits_for_the_next_record) {
+  dsgd_config* config = quiet_config();
+  dsgd_session* session = open_session(config);
+  dsgd_config_free(config);
+  auto next = std::async(std::launch::async, [session] {
+    dsgd_log_record* record = nullptr;
+    EXPECT_EQ(dsgd_log_poll(session, -1, &record, nullptr), DSGD_OK);
+    const std::string message = dsgd_log_record_message(record);
+    EXPECT_EQ(dsgd_log_record_level(record), DSGD_LOG_INFO);
+    dsgd_log_record_free(record);
+    return message;
+  });
+  start(session);
+  dsgd_close(session, -1, nullptr);  // or the wait would not end, had it missed the record
+  EXPECT_THAT(next.get(), HasSubstr("started: "));
+  dsgd_session_free(session);
 }
 
 }  // namespace
