@@ -1,15 +1,12 @@
-// Handles end in any order, in any process, and take with them only what is theirs.
+// Handles end in any order and take with them only what is theirs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <thread>
 #include <vector>
 
 #include "tests/unit/capi/world.h"
-#include "tests/unit/fork.h"
 
 namespace {
 
@@ -128,65 +125,6 @@ TEST(Lifetime, a_poll_wakes_when_the_session_closes) {
   EXPECT_EQ(queue, DSGD_ERR_CLOSED);
   EXPECT_EQ(log, DSGD_ERR_CLOSED);
   dsgd_session_free(model.session);
-}
-
-TEST(Lifetime, a_forked_child_is_told_and_frees_in_peace) {
-  auto* world = new World;
-  const pid_t child = dsgd_test::fork_outside_the_allocator();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    dsgd_session* session = world->running.session;
-    uint64_t digest = 0;
-    dsgd_op* op = nullptr;
-    size_t count = 0;
-    int32_t done = 0;
-    dsgd_log_record* record = nullptr;
-    dsgd_memory* memory = nullptr;
-    const int64_t results[] = {
-        dsgd_rank(session),
-        dsgd_epoch(session),
-        dsgd_step(session, 1, nullptr, nullptr),
-        dsgd_step_begin(session, 1, &op, nullptr),
-        dsgd_digest(session, &digest, nullptr),
-        dsgd_barrier(session, nullptr, nullptr, nullptr),
-        dsgd_allreduce(session, nullptr, nullptr, 0, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr),
-        dsgd_abort(session, nullptr, nullptr),
-        dsgd_close(session, 0, nullptr),
-        dsgd_log_poll(session, 0, &record, nullptr),
-        dsgd_queue_poll(session, &op, 1, 0, &count, nullptr),
-        dsgd_queue_fd(session),
-        dsgd_op_wait(world->barrier, -1, nullptr),
-        dsgd_op_test(world->barrier, &done, nullptr),
-        dsgd_gradient_ready(world->running.replica, world->running.weight, nullptr, nullptr),
-        dsgd_stream_wait(world->running.replica, nullptr, nullptr),
-        dsgd_parameter_set(world->running.weight, "rate=1", nullptr),
-        dsgd_replica_weight(world->running.replica, 1, nullptr),
-        dsgd_memory_get(world->running.replica, world->running.state, &memory, nullptr),
-        dsgd_object_put(session, "y", "z", 1, nullptr),
-        dsgd_stop_request(session, nullptr),
-        dsgd_head_wait(world->head, 0, nullptr),
-    };
-    int wrong = 0;
-    for (const int64_t result : results) {
-      ++wrong;
-      if (result != DSGD_ERR_FORKED) _exit(wrong);
-    }
-    delete world;  // frees and finalizes everything
-    bool works = true;
-#ifndef __SANITIZE_THREAD__  // TSan ends a child that starts threads
-    Model own;               // a session of its own
-    add_model(&own);
-    works = dsgd_barrier(own.session, nullptr, nullptr, nullptr) == DSGD_OK;
-    dsgd_finalize(own.session);
-#endif
-    _exit(works ? 0 : 100);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
-  EXPECT_EQ(WEXITSTATUS(status), 0) << "the number of the first call that did not return DSGD_ERR_FORKED";
-  EXPECT_EQ(dsgd_step(world->running.session, 1, nullptr, nullptr), DSGD_OK) << "the parent goes on";
-  delete world;
 }
 
 }  // namespace
