@@ -280,7 +280,7 @@ Result<uint64_t> Session::digest() {
   if (model.replicas.empty()) return Status(Code::kState, "there is no replica yet; call dsgd_replica_add first");
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     if (model.bindings[0][p].bound) continue;
-    return Status(Code::kState, "parameter '" + model.parameters[p]->name + "' is not bound in replica 0")
+    return Status(Code::kState, "parameter '" + model.parameters[p]->name + "' has no buffers in replica 0; call dsgd_bind or dsgd_alloc first")
         .with_parameter(model.parameters[p]->name);
   }
   XXH3_state_t* state = XXH3_createState();

@@ -2,17 +2,30 @@
 // and checks that no function of dsgd.h lacks a row.
 #pragma once
 
+#include <cstddef>
 #include <functional>
+#include <initializer_list>
 #include <iosfwd>
+#include <string>
 #include <vector>
 
 #include "tests/unit/capi/world.h"
 
+// What the error's message must have: the thing, its value and what to do, as far as each applies. null for functions
+// without an error argument.
+struct Words {
+  Words(std::nullptr_t) {}                                                   // NOLINT: the table is to be read
+  Words(const char* word) : message(true), words{word} {}                    // NOLINT
+  Words(std::initializer_list<const char*> all) : message(true), words(all.begin(), all.end()) {}  // NOLINT
+  bool message = false;
+  std::vector<std::string> words;
+};
+
 struct BadCall {
   const char* function;
-  const char* what;     // what is wrong with it
-  int64_t expected;     // the result
-  const char* message;  // part of the error's message; null for functions without an error argument
+  const char* what;  // what is wrong with it
+  int64_t expected;  // the result
+  Words says;
   std::function<int64_t(World&, dsgd_error**)> call;
 };
 

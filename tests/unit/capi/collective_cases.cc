@@ -48,9 +48,9 @@ std::vector<BadCall> collective_cases() {
   for (const auto& [name, collective] : collectives) {
     // `change` makes one of the arguments wrong.
     const auto add = [&, name = name, collective = collective](const char* what, int64_t expected,
-                                                               const char* message,
+                                                               const Words& says,
                                                                std::function<void(W, Arguments&)> change) {
-      cases.push_back({name, what, expected, message, [collective, change](W w, E e) -> int64_t {
+      cases.push_back({name, what, expected, says, [collective, change](W w, E e) -> int64_t {
                          Arguments arguments{.session = w.running.session, .data = data};
                          change(w, arguments);
                          return collective(arguments, e);
@@ -60,43 +60,43 @@ std::vector<BadCall> collective_cases() {
     add("foreign session", kInvalid, "not a dsgd_session",
         [](W w, Arguments& a) { a.session = foreign<dsgd_session>(w.config); });
     add("closed", kClosed, "closed", [](W w, Arguments& a) { a.session = w.closed.session; });
-    add("a group", kInvalid, "'group'", [](W w, Arguments& a) { a.group = foreign<dsgd_group>(w.config); });
-    add("bad dtype", kInvalid, "dtype 9", [](W, Arguments& a) { a.dtype = 9; });
+    add("a group", kInvalid, {"'group'", "is NULL"}, [](W w, Arguments& a) { a.group = foreign<dsgd_group>(w.config); });
+    add("bad dtype", kInvalid, {"dtype 9", "enum dsgd_dtype (0 to 6)"}, [](W, Arguments& a) { a.dtype = 9; });
     add("NULL buffer", kInvalid, "is NULL", [](W, Arguments& a) { a.data = nullptr; });
-    add("half an element", kInvalid, "10", [](W, Arguments& a) { a.nbytes = 10; });
+    add("half an element", kInvalid, {"has 10 bytes", "float32", "4 bytes"}, [](W, Arguments& a) { a.nbytes = 10; });
   }
-  const auto add = [&](const char* function, const char* what, const char* message,
+  const auto add = [&](const char* function, const char* what, const Words& says,
                        std::function<int64_t(W, E)> call) {
-    cases.push_back({function, what, kInvalid, message, std::move(call)});
+    cases.push_back({function, what, kInvalid, says, std::move(call)});
   };
   for (const auto& [name, collective] : {collectives[0], collectives[3]}) {
-    add(name, "bad reduction", "reduction 7", [collective = collective](W w, E e) {
+    add(name, "bad reduction", {"reduction 7", "enum dsgd_reduction (0 to 4)"}, [collective = collective](W w, E e) {
       return collective({.session = w.running.session, .data = data, .reduction = 7}, e);
     });
-    add(name, "mean of integers", "DSGD_MEAN", [collective = collective](W w, E e) {
+    add(name, "mean of integers", {"DSGD_MEAN of int32", "DSGD_SUM"}, [collective = collective](W w, E e) {
       return collective(
           {.session = w.running.session, .data = data, .dtype = DSGD_INT32, .reduction = DSGD_MEAN}, e);
     });
   }
-  add("dsgd_broadcast", "no such root", "root is 5",
+  add("dsgd_broadcast", "no such root", {"root is 5", "ranks are 0 to 0"},
       [](W w, E e) { return broadcast({.session = w.running.session, .data = data, .root = 5}, e); });
-  add("dsgd_broadcast", "negative root", "root is -1",
+  add("dsgd_broadcast", "negative root", {"root is -1", "ranks are 0 to 0"},
       [](W w, E e) { return broadcast({.session = w.running.session, .data = data, .root = -1}, e); });
-  add("dsgd_allgather", "receive too small", "elements", [](W w, E e) {
+  add("dsgd_allgather", "receive too small", {"`send` has 2 elements", "part has 1"}, [](W w, E e) {
     return dsgd_allgather(w.running.session, nullptr, data, 8, receive, 4, nullptr, DSGD_FLOAT32, nullptr, e);
   });
   add("dsgd_allgather", "NULL receive", "'receive' is NULL", [](W w, E e) {
     return dsgd_allgather(w.running.session, nullptr, data, 8, nullptr, 8, nullptr, DSGD_FLOAT32, nullptr, e);
   });
-  add("dsgd_allgather", "counts of another size", "counts", [](W w, E e) {
+  add("dsgd_allgather", "counts of another size", {"`counts`", "more than the 2 elements"}, [](W w, E e) {
     const size_t counts[] = {3};
     return dsgd_allgather(w.running.session, nullptr, data, 8, receive, 8, counts, DSGD_FLOAT32, nullptr, e);
   });
-  add("dsgd_reduce_scatter", "receive too small", "elements", [](W w, E e) {
+  add("dsgd_reduce_scatter", "receive too small", {"`receive` has 1 elements", "part has 2"}, [](W w, E e) {
     return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, receive, 4, nullptr, DSGD_FLOAT32,
                                DSGD_SUM, nullptr, e);
   });
-  add("dsgd_reduce_scatter", "counts of another size", "counts", [](W w, E e) {
+  add("dsgd_reduce_scatter", "counts of another size", {"`counts` add up to 1 elements", "has 2"}, [](W w, E e) {
     const size_t counts[] = {1};
     return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, receive, 8, counts, DSGD_FLOAT32,
                                DSGD_SUM, nullptr, e);

@@ -54,19 +54,19 @@ std::vector<BadCall> config_cases() {
        [](W w, E e) { return dsgd_config_set(w.config, nullptr, "1s", e); }},
       {"dsgd_config_set", "NULL value", kInvalid, "'value' is NULL",
        [](W w, E e) { return dsgd_config_set(w.config, "lease", nullptr, e); }},
-      {"dsgd_config_set", "unknown key", kInvalid, "heartbeat_interval",
+      {"dsgd_config_set", "unknown key", kInvalid, {"'heartbeat_intervall'", "did you mean 'heartbeat_interval'?"},
        [](W w, E e) { return dsgd_config_set(w.config, "heartbeat_intervall", "1s", e); }},
-      {"dsgd_config_set", "empty key", kInvalid, "",
+      {"dsgd_config_set", "empty key", kInvalid, {"unknown key ''", "`dsgd config` lists all keys"},
        [](W w, E e) { return dsgd_config_set(w.config, "", "1s", e); }},
-      {"dsgd_config_set", "no duration", kInvalid, "soon",
+      {"dsgd_config_set", "no duration", kInvalid, {"'lease'", "'soon' is not a duration", "500ms, 10s or 5m"},
        [](W w, E e) { return dsgd_config_set(w.config, "lease", "soon", e); }},
-      {"dsgd_config_set", "out of range", kInvalid, "lease",
+      {"dsgd_config_set", "out of range", kInvalid, {"'lease'", "'1ms' is outside 500ms..1h"},
        [](W w, E e) { return dsgd_config_set(w.config, "lease", "1ms", e); }},
-      {"dsgd_config_set", "no number", kInvalid, "many",
+      {"dsgd_config_set", "no number", kInvalid, {"'num_workers'", "'many' is not a whole number", "1..65536"},
        [](W w, E e) { return dsgd_config_set(w.config, "num_workers", "many", e); }},
-      {"dsgd_config_set", "no switch", kInvalid, "perhaps",
+      {"dsgd_config_set", "no switch", kInvalid, {"'reproducible'", "'perhaps' is not a switch", "write 0 or 1"},
        [](W w, E e) { return dsgd_config_set(w.config, "reproducible", "perhaps", e); }},
-      {"dsgd_config_set", "no choice", kInvalid, "allreduce",
+      {"dsgd_config_set", "no choice", kInvalid, {"'strategy'", "'allreduced' is not one of simple | ps | allreduce", "did you mean 'allreduce'?"},
        [](W w, E e) { return dsgd_config_set(w.config, "strategy", "allreduced", e); }},
       {"dsgd_config_load", "NULL config", kInvalid, "'config' is NULL",
        [](W, E e) { return dsgd_config_load(nullptr, "/etc/hostname", e); }},
@@ -98,13 +98,13 @@ std::vector<BadCall> config_cases() {
       {"dsgd_config_key_count", "is not 0", 0, nullptr, [](W, E) { return dsgd_config_key_count() == 0; }},
       {"dsgd_config_key_get", "NULL key", kInvalid, "'key' is NULL",
        [](W, E e) { return dsgd_config_key_get(0, nullptr, e); }},
-      {"dsgd_config_key_get", "beyond the end", kInvalid, "dsgd_config_key_count",
+      {"dsgd_config_key_get", "beyond the end", kInvalid, {"index ", "is beyond the table", "dsgd_config_key_count"},
        [](W, E e) {
          dsgd_config_key key;
          dsgd_config_key_init(&key, sizeof key);
          return dsgd_config_key_get(dsgd_config_key_count(), &key, e);
        }},
-      {"dsgd_config_key_get", "without init", kInvalid, "dsgd_config_key_init",
+      {"dsgd_config_key_get", "without init", kInvalid, {"'key' has struct_size 0", "call dsgd_config_key_init"},
        [](W, E e) {
          dsgd_config_key key = {};
          return dsgd_config_key_get(0, &key, e);

@@ -10,13 +10,13 @@ std::vector<BadCall> data_cases() {
        [](W, E e) { return dsgd_object_put(nullptr, "x", "data", 4, e); }},
       {"dsgd_object_put", "NULL name", kInvalid, "'name' is NULL",
        [](W w, E e) { return dsgd_object_put(w.running.session, nullptr, "data", 4, e); }},
-      {"dsgd_object_put", "empty name", kInvalid, "'name'",
+      {"dsgd_object_put", "empty name", kInvalid, {"'name' is an empty string", "give a name"},
        [](W w, E e) { return dsgd_object_put(w.running.session, "", "data", 4, e); }},
       {"dsgd_object_put", "NULL data", kInvalid, "'data' is NULL",
        [](W w, E e) { return dsgd_object_put(w.running.session, "x", nullptr, 4, e); }},
-      {"dsgd_object_put", "too large", DSGD_ERR_LIMIT, "1 GiB",
+      {"dsgd_object_put", "too large", DSGD_ERR_LIMIT, {"'x' has 1073741825 bytes", "at most 1 GiB"},
        [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", (size_t{1} << 30) + 1, e); }},
-      {"dsgd_object_put", "name taken", DSGD_ERR_EXISTS, "name",
+      {"dsgd_object_put", "name taken", DSGD_ERR_EXISTS, {"'name'", "choose another name"},
        [](W w, E e) { return dsgd_object_put(w.running.session, "name", "other", 5, e); }},
       {"dsgd_object_put", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_object_put(w.closed.session, "x", "data", 4, e); }},
@@ -37,7 +37,7 @@ std::vector<BadCall> data_cases() {
          dsgd_object* object = nullptr;
          return dsgd_object_get(w.running.session, "name", -4, &object, e);
        }},
-      {"dsgd_object_get", "nobody has put it", DSGD_ERR_WAIT_TIMEOUT, "missing",
+      {"dsgd_object_get", "nobody has put it", DSGD_ERR_WAIT_TIMEOUT, {"'missing'", "within 1 ms", "dsgd_object_put"},
        [](W w, E e) {
          dsgd_object* object = nullptr;
          return dsgd_object_get(w.running.session, "missing", 1, &object, e);
@@ -60,12 +60,12 @@ std::vector<BadCall> data_cases() {
        }},
       {"dsgd_shard_new", "NULL shard", kInvalid, "'shard' is NULL",
        [](W w, E e) { return dsgd_shard_new(w.running.session, 10, 0, 0, nullptr, e); }},
-      {"dsgd_shard_new", "unknown flag", kInvalid, "flags",
+      {"dsgd_shard_new", "unknown flag", kInvalid, {"flags 4", "dsgd_shard_flag"},
        [](W w, E e) {
          dsgd_shard* shard = nullptr;
          return dsgd_shard_new(w.running.session, 10, 0, 4, &shard, e);
        }},
-      {"dsgd_shard_new", "more samples than indices", kInvalid, "samples",
+      {"dsgd_shard_new", "more samples than indices", kInvalid, {"samples is 18446744073709551615", "int64_t"},
        [](W w, E e) {
          dsgd_shard* shard = nullptr;
          return dsgd_shard_new(w.running.session, UINT64_MAX, 0, 0, &shard, e);

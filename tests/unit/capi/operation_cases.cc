@@ -28,12 +28,12 @@ std::vector<BadCall> operation_cases() {
        }},
       {"dsgd_op_step_result", "NULL result", kInvalid, "'result' is NULL",
        [](W w, E e) { return dsgd_op_step_result(w.step, nullptr, e); }},
-      {"dsgd_op_step_result", "result without init", kInvalid, "dsgd_step_result_init",
+      {"dsgd_op_step_result", "result without init", kInvalid, {"'result' has struct_size 0", "call dsgd_step_result_init"},
        [](W w, E e) {
          dsgd_step_result result = {};
          return dsgd_op_step_result(w.step, &result, e);
        }},
-      {"dsgd_op_step_result", "not a step", kInvalid, "barrier",
+      {"dsgd_op_step_result", "not a step", kInvalid, {"barrier", "not a step"},
        [](W w, E e) {
          dsgd_step_result result;
          dsgd_step_result_init(&result, sizeof result);
@@ -58,7 +58,7 @@ std::vector<BadCall> operation_cases() {
          dsgd_op* ops[1];
          return dsgd_queue_poll(w.running.session, ops, 1, 0, nullptr, e);
        }},
-      {"dsgd_queue_poll", "no room", kInvalid, "'max' is 0",
+      {"dsgd_queue_poll", "no room", kInvalid, {"'max' is 0", "at least 1"},
        [](W w, E e) {
          dsgd_op* ops[1];
          size_t count = 0;
@@ -70,7 +70,7 @@ std::vector<BadCall> operation_cases() {
          size_t count = 0;
          return dsgd_queue_poll(w.running.session, ops, 1, -3, &count, e);
        }},
-      {"dsgd_queue_poll", "nothing in flight", DSGD_ERR_WAIT_TIMEOUT, "",
+      {"dsgd_queue_poll", "nothing in flight", DSGD_ERR_WAIT_TIMEOUT, {"no operation", "within 1 ms"},
        [](W w, E e) {
          dsgd_op* ops[1];
          size_t count = 0;

@@ -28,9 +28,9 @@ std::vector<BadCall> session_cases() {
          dsgd_session* session = nullptr;
          return dsgd_init(foreign<dsgd_config>(w.shard), &session, e);
        }},
-      {"dsgd_init", "several workers and no head", kInvalid, "head",
+      {"dsgd_init", "several workers and no head", kInvalid, {"'head' is not set", "num_workers is 2", "DSGD_HEAD"},
        [](W, E e) { return init_with("num_workers", "2", e); }},
-      {"dsgd_init", "a head at no address", kInvalid, "head = 0.0.0.0:7700 names no machine",
+      {"dsgd_init", "a head at no address", kInvalid, {"head = 0.0.0.0:7700 names no machine", "give the address"},
        [](W, E e) { return init_with("head", "0.0.0.0:7700", e); }},
       {"dsgd_close", "NULL", kInvalid, "'session' is NULL", [](W, E e) { return dsgd_close(nullptr, 0, e); }},
       {"dsgd_close", "foreign session", kInvalid, "not a dsgd_session",
@@ -81,12 +81,12 @@ std::vector<BadCall> session_cases() {
          dsgd_head* head = nullptr;
          return dsgd_head_start(foreign<dsgd_config>(w.shard), &head, e);
        }},
-      {"dsgd_head_start", "no address", kInvalid, "head",
+      {"dsgd_head_start", "no address", kInvalid, {"`head` is not set", "127.0.0.1:7700"},
        [](W w, E e) {
          dsgd_head* head = nullptr;
          return dsgd_head_start(w.config, &head, e);
        }},
-      {"dsgd_head_start", "address in use", DSGD_ERR_ADDRESS_IN_USE, "127.0.0.1:",
+      {"dsgd_head_start", "address in use", DSGD_ERR_ADDRESS_IN_USE, {"127.0.0.1:", "in use", "port 0"},
        [](W w, E e) {
          dsgd_config* config = quiet_config();
          dsgd_config_set(config, "head", dsgd_head_address(w.head), nullptr);
@@ -101,7 +101,7 @@ std::vector<BadCall> session_cases() {
       {"dsgd_head_wait", "NULL", kInvalid, "'head' is NULL",
        [](W, E e) { return dsgd_head_wait(nullptr, 0, e); }},
       {"dsgd_head_wait", "bad time", kInvalid, "-9", [](W w, E e) { return dsgd_head_wait(w.head, -9, e); }},
-      {"dsgd_head_wait", "nobody has come", DSGD_ERR_WAIT_TIMEOUT, "",
+      {"dsgd_head_wait", "nobody has come", DSGD_ERR_WAIT_TIMEOUT, {"after 0 ms"},
        [](W w, E e) { return dsgd_head_wait(w.head, 0, e); }},
       {"dsgd_head_free", "NULL", 0, nullptr, [](W, E) { return dsgd_head_free(nullptr), 0; }},
       {"dsgd_head_free", "foreign handle", 0, nullptr,
