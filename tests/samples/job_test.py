@@ -112,10 +112,10 @@ def on_terminal(*command):
     return program.wait(), output.decode()
 
 
-def screen(output):
-    """The lines that are seen in the end on a terminal that is large enough."""
-    lines, row = [""], 0
-    for part in re.findall(r"\033\[\d*[A-Z]|\r\n|[^\033\r]+|.", output):
+def screen(output, columns=80):
+    """The lines that are seen in the end on a terminal with rows enough. It wraps lines, unless it is told not to."""
+    lines, row, wraps = [""], 0, True
+    for part in re.findall(r"\033\[\??\d*[A-Za-z]|\r\n|[^\033\r]+|.", output):
         if part == "\r\n":
             row += 1
             lines += [""] * (row == len(lines))
@@ -125,8 +125,14 @@ def screen(output):
             lines[row] = ""
         elif part == "\033[J":
             lines[row:] = [""]
+        elif part in ("\033[?7l", "\033[?7h"):
+            wraps = part.endswith("h")
         else:
-            lines[row] = part + lines[row][len(part):]
+            lines[row] = part[:columns] + lines[row][len(part):]
+            for begin in range(columns, len(part), columns) if wraps else ():
+                row += 1
+                lines += [""] * (row == len(lines))
+                lines[row] = part[begin:begin + columns] + lines[row][len(part) - begin:]
     return lines
 
 
