@@ -16,31 +16,11 @@
 #include "core/reduce/kernels.h"
 #include "core/session/session.h"
 #include "tests/unit/device/gpu.h"
-#include "transport/uv/environment.h"
+#include "tests/unit/node_environment.h"
 
 namespace dsgd {
 
 using Settings = std::map<std::string, std::string>;
-
-// The machine that this process runs on, under another name: a node of its own.
-class NodeEnvironment final : public transport::Environment {
- public:
-  explicit NodeEnvironment(std::string node) : node_(std::move(node)), real_(transport::make_uv_environment()) {}
-  Result<std::unique_ptr<transport::Network>> new_network(const std::string& name, size_t receive_memory) override {
-    return real_->new_network(name, receive_memory);
-  }
-  Result<std::unique_ptr<transport::Notifier>> new_notifier() override { return real_->new_notifier(); }
-  std::string host_name() override { return node_.empty() ? real_->host_name() : node_; }
-  std::string machine() override { return node_.empty() ? real_->machine() : node_; }
-  int64_t process_id() override { return real_->process_id(); }
-  int processors() override { return real_->processors(); }
-  int64_t free_descriptors() override { return real_->free_descriptors(); }
-  Status alive() const override { return real_->alive(); }
-
- private:
-  const std::string node_;
-  const std::unique_ptr<transport::Environment> real_;
-};
 
 inline Registered with_cuda() {
   Registered registered;
