@@ -1,5 +1,6 @@
 """Jobs of two and three worker processes over loopback."""
 
+import concurrent.futures
 import os
 import pathlib
 import signal
@@ -245,12 +246,29 @@ def test_an_exception_in_the_block_reaches_the_peers():
     assert "RuntimeError: the disk is full" in str(error)
 
 
-def test_wrong_token_wrong_job_and_a_taken_rank():
+def test_wrong_token_and_wrong_job():
     with dsgd.Head(head="127.0.0.1:0", num_workers=2, token="right", job="ours") as head:
         good = dict(head=head.address, num_workers=2, token="right", job="ours", embed_head="never", init_timeout="5s")
         for wrong in ({"token": "wrong"}, {"job": "theirs"}):
             with pytest.raises(dsgd.UnauthorizedError):
                 dsgd.init(**{**good, **wrong})
+
+
+@pytest.mark.parametrize("taken, message", [
+    ({"rank": 1}, "rank 1, .*, is taken by worker .* give each worker its own `rank`"),
+    ({"worker_id": "me"}, "worker id 'me' was taken over .* give each session its own `worker_id`"),
+])
+def test_of_two_workers_with_one_rank_or_id_one_is_refused_and_the_other_joins(taken, message):
+    with dsgd.Head(head="127.0.0.1:0", num_workers=2) as head, concurrent.futures.ThreadPoolExecutor(2) as threads:
+        options = dict(head=head.address, num_workers=2, embed_head="never", init_timeout="60s")
+        begun = [threads.submit(dsgd.init, **options, **taken) for _ in range(2)]
+        done, waiting = concurrent.futures.wait(begun, timeout=60, return_when=concurrent.futures.FIRST_COMPLETED)
+        (refused,), (other,) = done, waiting
+        with pytest.raises(dsgd.ExistsError, match=message):
+            refused.result()
+        with dsgd.init(**options) as last, other.result() as first:
+            assert {first.rank, last.rank} == {0, 1}
+            assert first.rank == taken.get("rank", first.rank)
 
 
 def test_an_unreachable_head():
