@@ -98,8 +98,9 @@ Status Mesh::lost(int32_t rank, const Status& why) const {
 }
 
 Status Mesh::blame(int32_t rank, const Status& status) const {
-  if (!is_break(status) || status.rank() >= 0) return status;
-  return lost(rank, status);
+  if (!is_break(status)) return status;
+  if (left_[rank]) return has_closed(rank);
+  return status.rank() >= 0 ? status : lost(rank, status);
 }
 
 bool Mesh::undecided(int32_t rank, const Status& status) const { return is_break(status) && !left_[rank] && !closed_; }
@@ -145,7 +146,7 @@ void Mesh::dial(int32_t rank) {
       out.channel = std::move(r).value();
       auto waiting = std::move(out.waiting);
       out.waiting.clear();
-      for (auto& [operation, use] : waiting) use(*out.channel);
+      for (Waiting& one : waiting) one.use(*out.channel);
     });
   };
   (*attempt)(0, Status());
@@ -157,7 +158,9 @@ void Mesh::dial(int32_t rank) {
 void Mesh::peer_gone(int32_t rank, const Status& status) {
   if (closed_) return;
   outgoing_[rank].broken = status;
-  outgoing_[rank].waiting.clear();
+  for (Waiting& one : std::exchange(outgoing_[rank].waiting, {})) {
+    if (one.answered) loop().post([answered = std::move(one.answered), status] { answered(status); });
+  }
   if (left_[rank]) return fail_tasks_that_need(rank);  // all that it has answered is in
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + kGoodbyeGrace, [this, alive, rank, status] {
@@ -165,11 +168,11 @@ void Mesh::peer_gone(int32_t rank, const Status& status) {
   });
 }
 
-void Mesh::with_channel(int32_t rank, uint64_t operation, std::function<void(ClientChannel&)> use) {
+void Mesh::with_channel(int32_t rank, Waiting waiting) {
   Outgoing& out = outgoing_[rank];
   if (!out.broken.ok() || closed_ || left_[rank]) return;  // who waits for it will be told
-  if (out.channel) return use(*out.channel);
-  out.waiting.emplace_back(operation, std::move(use));
+  if (out.channel) return waiting.use(*out.channel);
+  out.waiting.push_back(std::move(waiting));
   if (!out.dialling) dial(rank);
 }
 
@@ -185,9 +188,9 @@ void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data
     if (status.ok()) return done(status);
     if (!is_break(status)) fail(*task, status);  // a break is told by `closed`
   };
-  with_channel(rank, header.operation, [header, data, finished](ClientChannel& channel) {
-    channel.send(header, data, finished);
-  });
+  with_channel(rank, {header.operation,
+                      [header, data, finished](ClientChannel& channel) { channel.send(header, data, finished); },
+                      nullptr});
 }
 
 void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte> data) {
@@ -195,10 +198,11 @@ void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte
   header.epoch = view_.epoch;
   Outgoing& out = outgoing_[rank];
   if (out.channel && out.broken.ok() && !closed_) return out.channel->send_small(header, data, nullptr);
-  with_channel(rank, header.operation,
-               [header, copy = std::vector<std::byte>(data.begin(), data.end())](ClientChannel& channel) {
-                 channel.send_small(header, copy, nullptr);
-               });
+  with_channel(rank, {header.operation,
+                      [header, copy = std::vector<std::byte>(data.begin(), data.end())](ClientChannel& channel) {
+                        channel.send_small(header, copy, nullptr);
+                      },
+                      nullptr});
 }
 
 void Mesh::call(int32_t rank, Message message, transport::Time deadline, std::function<void(Result<Message>)> done) {
@@ -208,9 +212,11 @@ void Mesh::call(int32_t rank, Message message, transport::Time deadline, std::fu
     loop().post([answered, why] { answered(why); });
     return;
   }
-  with_channel(rank, 0, [message = std::move(message), deadline, answered](ClientChannel& channel) {
-    channel.call(message, deadline, answered);
-  });
+  with_channel(rank, {0,
+                      [message = std::move(message), deadline, answered](ClientChannel& channel) {
+                        channel.call(message, deadline, answered);
+                      },
+                      answered});
 }
 
 // ---- tasks
@@ -300,7 +306,7 @@ void Mesh::ended(Task& task, const Status& status) {
   };
   if (!status.ok()) {
     for (Outgoing& out : outgoing_) {
-      std::erase_if(out.waiting, [&](const auto& item) { return item.first == operation; });
+      std::erase_if(out.waiting, [&](const Waiting& one) { return one.operation == operation; });
       if (out.channel) out.channel->revoke(operation);
     }
     for (auto& [channel, incoming] : incoming_) part([&, channel = channel] { channel->discard(operation, status); });

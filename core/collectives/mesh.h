@@ -122,11 +122,16 @@ class Mesh final : public transport::ServerHandler {
 
  private:
   friend class Task;
+  struct Waiting {
+    uint64_t operation;
+    std::function<void(transport::ClientChannel&)> use;
+    std::function<void(Result<transport::Message>)> answered;  // of a call: hears that there will be no connection
+  };
   struct Outgoing {
     std::unique_ptr<transport::ClientChannel> channel;
     bool dialling = false;
     Status broken;
-    std::deque<std::pair<uint64_t, std::function<void(transport::ClientChannel&)>>> waiting;  // by operation
+    std::deque<Waiting> waiting;  // for the connection
   };
   struct Incoming {
     int32_t rank = -1;
@@ -149,7 +154,7 @@ class Mesh final : public transport::ServerHandler {
     bool unsound = false;  // it had not the memory to go on: only its end is to come
   };
 
-  void with_channel(int32_t rank, uint64_t operation, std::function<void(transport::ClientChannel&)> use);
+  void with_channel(int32_t rank, Waiting waiting);
   void dial(int32_t rank);
   void ended(Task& task, const Status& status);  // called by Task::end
   void give(Task& task, int32_t source, const transport::BulkHeader& header,

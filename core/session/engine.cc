@@ -112,6 +112,7 @@ Result<std::unique_ptr<Task>> Engine::made(const Pending& pending, const Done& e
 }
 
 void Engine::pump() {
+  if (!broken_.ok()) return;  // what is left is failed
   while (running_ < Mesh::kOpenTasks && !pending_.empty()) {
     Pending next = std::move(pending_.front());
     pending_.pop_front();

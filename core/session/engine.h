@@ -42,11 +42,10 @@ class Engine final : public MeshEvents {
   void on_broken(std::function<void(const Status&)> broken) { on_broken_ = std::move(broken); }
 
   // The mesh exists before the view does, since peers may dial early.
-  // This worker cannot make the call `name`, which all make together: it fails on the others, too, and the session goes on.
-  void refuse(const std::string& name, const Status& why);
-
   void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh); }
   Status open(const transport::JoinReply& view);
+  // This worker cannot make the call `name`, which all make together: it fails on the others, too, and the session goes on.
+  void refuse(const std::string& name, const Status& why);
 
   int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
   int32_t size() const { return mesh_ ? mesh_->size() : 1; }

@@ -60,7 +60,7 @@ std::string Engine::signature(const std::string& strategy) const {
 }
 
 void Engine::refuse(const std::string& name, const Status& why) {
-  if (!mesh_ || !usable().ok()) return;
+  if (!mesh_ || !torn_.ok() || !usable().ok()) return;
   Done end = [](const Status&) {};
   const std::shared_ptr<Call> call = begin_call(&end);
   const Status told = Status(Code::kMismatch, name + ": " + mesh_->member_name(rank()) + " cannot make this call: " + why.message() +

@@ -228,8 +228,11 @@ void Session::Impl::post_async(const std::shared_ptr<Operation>& operation, tran
 void Session::Impl::end_async(const std::shared_ptr<Operation>& operation, const Status& status) {
   std::lock_guard lock(queue_mutex);
   const auto at = std::find(launched.begin(), launched.end(), operation);
-  if (at == launched.end()) return;  // it has ended
-  operation->end(status);
+  if (at != launched.end()) end_launched(at, status);  // else it has ended
+}
+
+void Session::Impl::end_launched(std::list<std::shared_ptr<Operation>>::iterator at, const Status& status) {
+  (*at)->end(status);
   queue.splice(queue.end(), launched, at);
   if (notifier) notifier->set();
   if (launched.empty()) loop().set_busy(false);
@@ -237,13 +240,11 @@ void Session::Impl::end_async(const std::shared_ptr<Operation>& operation, const
 }
 
 void Session::Impl::end_lost(const Status& why) {
-  std::list<std::shared_ptr<Operation>> lost;
   {
     std::lock_guard lock(queue_mutex);
     for (const auto& operation : waited) operation->end(why);
-    lost = launched;
+    while (!launched.empty()) end_launched(launched.begin(), why);
   }
-  for (const auto& operation : lost) end_async(operation, why);
   std::lock_guard lock(step_mutex);
   if (step_operation && step_operation->done()) in_step = false;
 }

@@ -103,6 +103,7 @@ struct Session::Impl {
   void leave_surely(std::function<void()> left, transport::Time until);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
+  void end_launched(std::list<std::shared_ptr<Operation>>::iterator at, const Status& status);  // queue_mutex is held
   void wake_queue();
 
   // "cpu", or a device of a backend: "cuda:0". One object for each name.

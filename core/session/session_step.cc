@@ -166,31 +166,29 @@ Result<std::vector<double>> Session::Impl::split_weight(double weight) {
 
 Status Session::Impl::begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation) {
   if (!started) return Status(Code::kState, "a step needs dsgd_start first");
+  std::unique_lock lock(step_mutex);
+  if (in_step) return Status(Code::kState, "a step is in flight already; wait for its end first");
+  auto weights = split_weight(weight);
+  if (!weights.ok()) return weights.status();
+  // Absences may have been marked before the step began.
+  std::vector<std::vector<char>> absent(marks.size(), std::vector<char>(model.parameters.size(), 0));
+  for (size_t r = 0; r < marks.size(); ++r) {
+    for (size_t p = 0; p < marks[r].size(); ++p) absent[r][p] = marks[r][p] == 2;
+  }
   Marked marked;
-  std::vector<double> weights;
-  std::vector<std::vector<char>> absent;
-  {
-    std::lock_guard lock(step_mutex);
-    if (in_step) return Status(Code::kState, "a step is in flight already; wait for its end first");
-    auto split = split_weight(weight);
-    if (!split.ok()) return split.status();
-    weights = std::move(split).value();
-    // Absences may have been marked before the step began.
-    absent.assign(marks.size(), std::vector<char>(model.parameters.size(), 0));
-    for (size_t r = 0; r < marks.size(); ++r) {
-      for (size_t p = 0; p < marks[r].size(); ++p) absent[r][p] = marks[r][p] == 2;
-    }
-    for (uint32_t p = 0; p < unmarked.size(); ++p) {
-      if (blocking || unmarked[p] == 0) marked.complete.push_back(p);
-    }
-    in_step = true;
-    step_operation = operation;
-    if (blocking) mark_rest();
+  for (uint32_t p = 0; p < unmarked.size(); ++p) {
+    if (blocking || unmarked[p] == 0) marked.complete.push_back(p);
+  }
+  in_step = true;
+  step_operation = operation;
+  if (blocking) {
+    mark_rest();
+    lock.unlock();  // else kept: what others mark from now on is told after the beginning
   }
   try {
-    return post_step(operation, blocking, std::move(weights), std::move(absent), std::move(marked));
+    return post_step(operation, blocking, std::move(weights).value(), std::move(absent), std::move(marked));
   } catch (const std::bad_alloc&) {  // it has not begun
-    std::lock_guard lock(step_mutex);
+    if (blocking) lock.lock();
     in_step = false;
     step_operation.reset();
     clear_marks(false);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <utility>
 
 namespace dsgd {
@@ -216,13 +217,14 @@ void Worker::watch_memory() {
 
 void Worker::ran_out() {
   if (auto joined = std::exchange(joined_, nullptr)) joined(engine_->exhausted());
-  struct Rest {  // also where fail() has not had the memory for everything
-    Worker& worker;
-    ~Rest() {
-      if (worker.engine_->at_rest() && worker.on_exhausted_) worker.on_exhausted_(worker.engine_->exhausted());
-    }
-  } rest{*this};
-  engine_->fail(engine_->exhausted(), true);
+  bool whole = true;
+  try {
+    engine_->fail(engine_->exhausted(), true);
+  } catch (const std::bad_alloc&) {
+    whole = false;
+  }
+  if (engine_->at_rest() && on_exhausted_) on_exhausted_(engine_->exhausted());
+  if (!whole) throw std::bad_alloc();
 }
 
 void Worker::join(transport::Time deadline, std::function<void(const Status&)> joined) {

@@ -76,7 +76,9 @@ class Step {
   bool running() const { return static_cast<bool>(done_); }
   // Parameter is marked, ready or absent, on all replicas.
   void parameter_ready(uint32_t parameter);
-  void mark_absent(uint32_t replica, uint32_t parameter) { request_.absent[replica][parameter] = 1; }
+  void mark_absent(uint32_t replica, uint32_t parameter) {
+    if (done_) request_.absent[replica][parameter] = 1;
+  }
   void fail(const Status& cause);
   // The loop may end: no device rings it any more.
   void close();

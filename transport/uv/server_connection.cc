@@ -6,6 +6,7 @@
 
 #include "transport/schema/codec.h"
 #include "transport/uv/guard.h"
+#include "transport/uv/zero_region.h"
 
 namespace dsgd::transport::uv {
 
@@ -65,12 +66,12 @@ class ServerConnection::Receipt final : public BulkReceipt {
     anchor_->connection->receipts_.erase(this);
     anchor_->connection->answer_push(id_, status);
   }
-  // The connection goes, and its buffers with it; the data stays valid. Without the memory for that, the session fails, and nobody
-  // reads it any more.
+  // The connection goes, and its buffers with it; the data stays valid. Without the memory for that the session fails, and what is read
+  // until then is zeros.
   void keep() {
-    if (!kept_.empty()) return;
+    if (data_.empty() || !kept_.empty()) return;
     anchor_->connection->guarded([this] { kept_.assign(data_.begin(), data_.end()); });
-    data_ = kept_;
+    data_ = {kept_.empty() ? reinterpret_cast<const std::byte*>(ZeroRegion::begin()) : kept_.data(), data_.size()};
   }
 
  private:

@@ -45,7 +45,8 @@
  *   Deadlines  Every blocking call ends: collective calls within `step_timeout`, joining within `init_timeout`. A worker
  *              that dies or stops is noticed within `lease`. The error names who is missing.
  *   Mistakes   An argument that is refused concerns the worker that gave it: the others, if they have made the same collective
- *              call, wait for it to be made rightly, or to end. Only dsgd_start and dsgd_strategy_set then fail on all.
+ *              call, wait for it to be made rightly, or to end. But dsgd_start of a model that cannot be started fails on
+ *              all, as does dsgd_strategy_set for what there is not.
  *   Waiting    timeout_ms counts milliseconds; 0 does not wait; -1 means what each function says; below -1 is
  *              DSGD_ERR_INVALID_ARGUMENT.
  *   Forking    In a child made by fork() every call on a session, a parameter, a replica, an op or a head of the parent
@@ -195,7 +196,7 @@ typedef struct dsgd_op dsgd_op;
  * num_workers = 1 and no `head` nothing is listened on and nobody is contacted. Any thread; blocks up to `init_timeout`.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job),
  * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_ADDRESS_IN_USE,
- * DSGD_ERR_TIMEOUT (the message says how many have come), DSGD_ERR_LIMIT. */
+ * DSGD_ERR_TIMEOUT (the message says how many have come), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
 
 /* Ends the membership in good order: waits up to timeout_ms (-1: `step_timeout`) for operations in flight, then ends

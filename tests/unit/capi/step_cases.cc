@@ -130,13 +130,24 @@ std::vector<BadCall> step_cases() {
       {"dsgd_gradient_ready", "no step begun", kState, {"'weight'", "no step is in flight", "dsgd_step_begin"},
        [](W w, E e) { return dsgd_gradient_ready(w.running.replica, w.running.weight, nullptr, e); }},
       {"dsgd_gradient_ready", "marked twice", kState, {"'weight'", "replica 0 was marked ready before", "mark each once"},
-       [](W w, E e) {
+       [](W, E e) {
+         Model model;
+         add_model(&model);
+         const int64_t one = 1;
+         dsgd_parameter* other = nullptr;  // not marked, so that the step does not end
+         must(dsgd_parameter_add(model.session, "other", DSGD_FLOAT32, &one, 1, 0, &other, nullptr), nullptr, "dsgd_parameter_add");
+         for (dsgd_parameter* parameter : {model.weight, model.state, other}) {
+           void *value, *gradient;
+           must(dsgd_alloc(model.replica, parameter, &value, &gradient, nullptr), nullptr, "dsgd_alloc");
+         }
+         must(dsgd_start(model.session, nullptr), nullptr, "dsgd_start");
          dsgd_op* op = nullptr;
-         must(dsgd_step_begin(w.running.session, 0, &op, nullptr), nullptr, "dsgd_step_begin");
-         must(dsgd_gradient_ready(w.running.replica, w.running.weight, nullptr, nullptr), nullptr, "dsgd_gradient_ready");
-         const int32_t status = dsgd_gradient_ready(w.running.replica, w.running.weight, nullptr, e);
+         must(dsgd_step_begin(model.session, 0, &op, nullptr), nullptr, "dsgd_step_begin");
+         must(dsgd_gradient_ready(model.replica, model.weight, nullptr, nullptr), nullptr, "dsgd_gradient_ready");
+         const int32_t status = dsgd_gradient_ready(model.replica, model.weight, nullptr, e);
          must(dsgd_op_wait(op, -1, nullptr), nullptr, "dsgd_op_wait");
          dsgd_op_free(op);
+         dsgd_finalize(model.session);
          return status;
        }},
       {"dsgd_gradient_ready", "of two sessions", kInvalid, {"'weight'", "another session", "handles of one session"},

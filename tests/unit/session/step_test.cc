@@ -138,6 +138,45 @@ TEST(ManyParameters, OfOneElementEachTakeAReproducibleStepToTheBitsOfAnOrdinaryO
   for (const auto& [name, norm] : norms) EXPECT_NEAR(norm, std::sqrt(squares), 1e-6 * std::sqrt(squares)) << name;
 }
 
+TEST(Overlap, AnAbsenceThatIsSaidWhileTheStepBeginsCountsForIt) {
+  run_job(1, {{"step_timeout", "10s"}}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({4, 4}, "sgd", "lr=0.5", "allreduce");
+    for (int step = 0; step < 2000; ++step) {
+      trainer.compute(step);
+      trainer.gradients[0][1] = std::numeric_limits<float>::quiet_NaN();
+      std::atomic<bool> go{false};
+      std::thread other([&] {
+        while (!go) {
+        }
+        DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[0], error_));
+      });
+      go = true;
+      dsgd_op* op;
+      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+      other.join();
+      DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
+      dsgd_op_free(op);
+      ASSERT_EQ(trainer.values[0][1], 0) << "step " << step;
+    }
+  });
+}
+
+TEST(Overlap, MarksInAFirstStepThatTheSessionRefusesChangeNothing) {
+  run_job(1, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({4, 4}, "sgd", "lr=0.5", "allreduce");
+    DSGD_OK_OR_FAIL(dsgd_abort(session, "enough", error_));
+    dsgd_op* op;
+    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+    Error marked, ended;
+    const int32_t status = dsgd_gradient_absent(trainer.replica, trainer.parameters[0], marked);
+    EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_STATE) << marked.message();
+    EXPECT_EQ(dsgd_op_wait(op, -1, ended), DSGD_ERR_ABORTED) << ended.message();
+    dsgd_op_free(op);
+  });
+}
+
 TEST(UnevenWork, AWorkerWithoutDataGoesOnUntilAllAreDone) {
   run_job(3, {}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session, rank};
@@ -882,6 +921,23 @@ TEST(Objects, APutEndsWhenAWorkerHasClosed) {
     EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, error), DSGD_ERR_WORKER_LOST) << error.message();
     EXPECT_EQ(error.rank(), 1) << error.message();
   });
+}
+
+TEST(Objects, APutEndsWhenTheWorkerThatItIsTheFirstToReachHasJustClosed) {
+  for (int job = 0; job < 20; ++job) {
+    std::atomic<bool> closed{false};
+    run_job(2, {{"step_timeout", "20s"}}, [&](dsgd_session* session, int rank) {
+      if (rank == 0) {
+        DSGD_OK_OR_FAIL(dsgd_close(session, 0, error_));
+        closed = true;
+        return;
+      }
+      while (!closed) std::this_thread::yield();
+      Error error;
+      EXPECT_EQ(dsgd_object_put(session, "late", "abc", 3, error), DSGD_ERR_WORKER_LOST) << error.message();
+      EXPECT_EQ(error.rank(), 0) << error.message();
+    });
+  }
 }
 
 TEST(Objects, AGetEndsWhenAllOthersHaveClosed) {
