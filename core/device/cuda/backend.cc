@@ -39,6 +39,11 @@ int32_t failed(Message* message, const Handle* device, const char* call, cudaErr
               cudaGetErrorName(error));
 }
 
+// The device's context is the thread's from here on to the end of the function.
+#define DSGD_CURRENT(device)                                                                                                \
+  const Current current(device);                                                                                            \
+  if (!current.ok()) return fail(message, Code::kInternal, "cuda:%d: its context is gone; was the device reset?", (device)->index)
+
 #define DSGD_CUDA(device, call)                                                            \
   do {                                                                                     \
     if (const cudaError_t error_ = (call); error_ != cudaSuccess) {                        \
@@ -97,12 +102,14 @@ FoundDriver look_for_driver() {
     *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(address);
   };
   look("cuDevicePrimaryCtxRetain", &found.driver.retain);
+  look("cuDevicePrimaryCtxRelease", &found.driver.release);
+  look("cuDevicePrimaryCtxGetState", &found.driver.state);
   look("cuCtxPushCurrent", &found.driver.push);
   look("cuCtxPopCurrent", &found.driver.pop);
   return found;
 }
 
-// Looked for when the first device is opened, and the same ever after.
+// Looked for once, and the same ever after.
 const FoundDriver& found_driver() {
   static const FoundDriver found = look_for_driver();
   return found;
@@ -131,6 +138,9 @@ int32_t open(int32_t index, Handle** device, Message* message) {
                 "cuda:%d: cuDevicePrimaryCtxRetain failed with code %d; is the device in use by another process alone?", index,
                 static_cast<int>(retained));
   }
+  DSGD_CURRENT(handle.get());
+  // Now, rather than at first use: loading one may wait for all work of the device, which may wait for that step.
+  DSGD_CUDA(handle.get(), load_kernels());
   *device = handle.release();
   return 0;
 }
@@ -140,7 +150,7 @@ const char* describe(const Handle* device) { return device->description.c_str();
 DeviceId identity(const Handle* device) { return device->id; }
 
 int32_t allocate(Handle* device, uint64_t nbytes, void** data, Message* message) {
-  const Current current(device);
+  DSGD_CURRENT(device);
   void* memory = nullptr;
   DSGD_CUDA(device, cudaMalloc(&memory, std::max<uint64_t>(nbytes, 1)));
   // Queues do not wait for the default stream, so the zeros have to be there before anything is entered into one.
@@ -160,7 +170,7 @@ void release(Handle* device, void* data) {
 }
 
 int32_t allocate_staging(Handle* device, uint64_t nbytes, void** data, Message* message) {
-  const Current current(device);
+  DSGD_CURRENT(device);
   void* memory = nullptr;
   DSGD_CUDA(device, cudaHostAlloc(&memory, std::max<uint64_t>(nbytes, 1), cudaHostAllocPortable));
   std::memset(memory, 0, nbytes);  // touched once, here
@@ -179,7 +189,7 @@ std::array<const void*, 2> ends_of(const void* data, uint64_t nbytes) {
 
 int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message* message) {
   if (nbytes == 0) return 0;
-  const Current current(device);
+  DSGD_CURRENT(device);
   for (const void* end : ends_of(data, nbytes)) {
     cudaPointerAttributes attributes{};
     DSGD_CUDA(device, cudaPointerGetAttributes(&attributes, end));
@@ -197,8 +207,45 @@ int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message
   return 0;
 }
 
+// While this is in use, a context is the thread's that there was already. Asking about memory without one would have the runtime make
+// one on the first device, which takes memory there in every process, or get no answer.
+class AnyContext {
+ public:
+  AnyContext() {
+    int count = 0;
+    if (found_driver().error != cudaSuccess || cudaGetDeviceCount(&count) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return;
+    }
+    for (CUdevice device = 0; device < count && !pushed_; ++device) {
+      unsigned int flags = 0;
+      int active = 0;
+      CUcontext context = nullptr;
+      if (driver().state(device, &flags, &active) != CUDA_SUCCESS || !active) continue;
+      if (driver().retain(&context, device) != CUDA_SUCCESS) continue;
+      device_ = device;
+      pushed_ = driver().push(context) == CUDA_SUCCESS;
+      if (!pushed_) (void)driver().release(device);
+    }
+  }
+  ~AnyContext() {
+    if (!pushed_) return;
+    CUcontext popped;
+    (void)driver().pop(&popped);
+    (void)driver().release(device_);
+  }
+  AnyContext(const AnyContext&) = delete;
+  bool ok() const { return pushed_; }
+
+ private:
+  CUdevice device_ = 0;
+  bool pushed_ = false;
+};
+
 int32_t check_host_pointer(const void* data, uint64_t nbytes, Message* message) {
   if (nbytes == 0) return 0;
+  const AnyContext current;
+  if (!current.ok()) return 0;  // no device is in use here, and so there is none of its memory
   for (const void* end : ends_of(data, nbytes)) {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, end) != cudaSuccess) {
@@ -224,7 +271,7 @@ void queue_close(Queue* queue) {
 }
 
 int32_t queue_open(Handle* device, Queue** queue, Message* message) {
-  const Current current(device);
+  DSGD_CURRENT(device);
   auto made = std::unique_ptr<Queue, void (*)(Queue*)>(new (std::nothrow) Queue{device, nullptr, nullptr, nullptr}, queue_close);
   if (!made) return fail(message, Code::kNoMemory, "cuda:%d: no memory", device->index);
   DSGD_CUDA(device, cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking));
@@ -235,7 +282,7 @@ int32_t queue_open(Handle* device, Queue** queue, Message* message) {
 }
 
 int32_t queue_notify(Queue* queue, void (*function)(void*), void* context, Message* message) {
-  const Current current(queue->device);
+  DSGD_CURRENT(queue->device);
   DSGD_CUDA(queue->device, cudaEventRecord(queue->reached, queue->stream));
   DSGD_CUDA(queue->device, cudaStreamWaitEvent(queue->notices, queue->reached, 0));
   DSGD_CUDA(queue->device, cudaLaunchHostFunc(queue->notices, function, context));
@@ -243,7 +290,7 @@ int32_t queue_notify(Queue* queue, void (*function)(void*), void* context, Messa
 }
 
 int32_t copy(Queue* queue, void* to, const void* from, uint64_t nbytes, Message* message) {
-  const Current current(queue->device);
+  DSGD_CURRENT(queue->device);
   DSGD_CUDA(queue->device, cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDefault, queue->stream));
   return 0;
 }
@@ -316,7 +363,7 @@ int32_t sum_as(Queue* queue, const SumPiece* pieces, uint32_t count, const Term*
 
 int32_t sum(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket,
             Message* message) {
-  const Current current(queue->device);
+  DSGD_CURRENT(queue->device);
   if (dtype == DType::kFloat64) return sum_as<double>(queue, pieces, count, terms, bucket, message);
   int32_t code = sum_as<float>(queue, pieces, count, terms, bucket, message);
   if (code == 0) code = sum_as<Float16>(queue, pieces, count, terms, bucket, message);
@@ -349,7 +396,7 @@ int32_t squares_as(Queue* queue, const SquarePiece* pieces, uint32_t count, cons
 
 int32_t squares(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* scratch,
                 double* sums, Message* message) {
-  const Current current(queue->device);
+  DSGD_CURRENT(queue->device);
   if (dtype == DType::kFloat64) {
     return squares_as(queue, pieces, count, static_cast<const double*>(bucket), scratch, sums, message);
   }
@@ -440,7 +487,7 @@ int32_t update_as(Queue* queue, const UpdatePiece* pieces, uint32_t count, void*
 
 int32_t update(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets, const void* bucket,
                Message* message) {
-  const Current current(queue->device);
+  DSGD_CURRENT(queue->device);
   if (dtype == DType::kFloat64) return update_as<double>(queue, pieces, count, targets, bucket, message);
   int32_t code = update_as<float>(queue, pieces, count, targets, bucket, message);
   if (code == 0) code = update_as<Float16>(queue, pieces, count, targets, bucket, message);
@@ -455,7 +502,7 @@ int32_t update(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t co
 namespace {
 
 int32_t event_open(Handle* device, Event** event, Message* message) {
-  const Current current(device);
+  DSGD_CURRENT(device);
   cudaEvent_t made;
   DSGD_CUDA(device, cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
   *event = new (std::nothrow) Event{device, made};
@@ -483,29 +530,33 @@ cudaStream_t stream_of(void* stream) {
 }
 
 int32_t event_record_stream(Event* event, void* stream, Message* message) {
-  const Current current(event->device);
+  DSGD_CURRENT(event->device);
   DSGD_CUDA(event->device, cudaEventRecord(event->event, stream_of(stream)));
   return 0;
 }
 int32_t stream_wait(void* stream, Event* event, Message* message) {
-  const Current current(event->device);
+  DSGD_CURRENT(event->device);
   DSGD_CUDA(event->device, cudaStreamWaitEvent(stream_of(stream), event->event, 0));
   return 0;
 }
 }  // namespace
 
 int32_t event_record(Event* event, Queue* queue, Message* message) {
-  const Current current(event->device);
+  DSGD_CURRENT(event->device);
   DSGD_CUDA(event->device, cudaEventRecord(event->event, queue->stream));
   return 0;
 }
 int32_t queue_wait(Queue* queue, Event* event, Message* message) {
-  const Current current(queue->device);
+  DSGD_CURRENT(queue->device);
   DSGD_CUDA(queue->device, cudaStreamWaitEvent(queue->stream, event->event, 0));
   return 0;
 }
 EventState event_query(Event* event, Message* message) {
   const Current current(event->device);
+  if (!current.ok()) {
+    (void)failed(message, event->device, "work entered earlier", cudaErrorContextIsDestroyed);
+    return EventState::kFailed;
+  }
   const cudaError_t error = cudaEventQuery(event->event);
   if (error == cudaSuccess) return EventState::kDone;
   (void)cudaGetLastError();

@@ -44,6 +44,8 @@ __attribute__((format(printf, 3, 4))) int32_t fail(Message* message, Code code, 
 // The few functions of the driver that are used; the runtime knows where they are.
 struct Driver {
   decltype(&cuDevicePrimaryCtxRetain) retain = nullptr;
+  decltype(&cuDevicePrimaryCtxRelease) release = nullptr;
+  decltype(&cuDevicePrimaryCtxGetState) state = nullptr;
   decltype(&cuCtxPushCurrent) push = nullptr;
   decltype(&cuCtxPopCurrent) pop = nullptr;
 };
@@ -59,6 +61,7 @@ class Current {
     if (pushed_) driver().pop(&popped);
   }
   Current(const Current&) = delete;
+  bool ok() const { return pushed_; }
 
  private:
   const bool pushed_;

@@ -8,7 +8,20 @@ __global__ void __launch_bounds__(kThreads) run(const __grid_constant__ Kernel k
   kernel(Block{blockIdx.x, threadIdx.x, blockDim.x});
 }
 
+template <typename... Kernels>
+cudaError_t load() {
+  cudaError_t error = cudaSuccess;
+  cudaFuncAttributes attributes;
+  ((error = error == cudaSuccess ? cudaFuncGetAttributes(&attributes, run<Kernels>) : error), ...);
+  return error;
+}
+
 }  // namespace
+
+cudaError_t load_kernels() {
+  return load<SumKernel<float>, SumKernel<double>, SumKernel<Float16>, SumKernel<Bfloat16>, SquareKernel<float>, SquareKernel<double>,
+              SquareSumKernel, UpdateKernel<float>, UpdateKernel<double>, UpdateKernel<Float16>, UpdateKernel<Bfloat16>>();
+}
 
 template <typename Kernel>
 cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {

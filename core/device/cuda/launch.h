@@ -10,4 +10,6 @@ namespace dsgd::device::cuda {
 template <typename Kernel>
 cudaError_t launch(const Kernel& kernel, cudaStream_t stream);  // kernel.blocks blocks of kThreads threads
 
+cudaError_t load_kernels();  // onto the current device
+
 }  // namespace dsgd::device::cuda

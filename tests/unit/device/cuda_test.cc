@@ -201,6 +201,29 @@ TEST_F(Cuda, BuffersOfTheWrongKindAreNamed) {
   expect_error(on_host(of_second.get(), 1000), Code::kInvalidArgument, "memory of cuda:1");
 }
 
+TEST_F(Cuda, AskingWhetherMemoryIsTheHostsUsesNoDeviceThatIsNotInUse) {
+  const auto on_host = [](const void* data) { return Device::check_host_memory(*dsgd_cuda_backend(), data, 8); };
+  fake_cuda::forget_contexts();
+  (void)fake_cuda::take_devices_used();
+  double plain = 0;
+  EXPECT_TRUE(on_host(&plain).ok());
+  EXPECT_TRUE(fake_cuda::take_devices_used().empty());
+  const auto second = open(1);
+  const auto memory = second->allocate(8).value();
+  (void)fake_cuda::take_devices_used();
+  expect_error(on_host(memory.get()), Code::kInvalidArgument, "memory of cuda:1");
+  EXPECT_TRUE(on_host(&plain).ok());
+  EXPECT_FALSE(fake_cuda::take_devices_used().count(0)) << "the thread's own device, which nobody uses";
+}
+
+TEST_F(Cuda, ADeviceThatWasResetIsAnErrorAndNotAnotherDevice) {
+  auto device = open(1);
+  auto mark = std::move(device->new_mark()).value();
+  fake_cuda::fail("cuCtxPushCurrent", cudaErrorContextIsDestroyed);
+  expect_error(device->allocate(8).status(), Code::kInternal, "cuda:1: its context is gone");
+  EXPECT_TRUE(device->allocate(8).ok());
+}
+
 TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {
   auto device = open(1);
   auto queue = std::move(device->new_queue()).value();

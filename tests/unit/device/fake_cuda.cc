@@ -45,7 +45,8 @@ struct World {
   std::map<void*, std::shared_ptr<CUstream_st>> streams;  // one thread may wait for a stream that another destroys
   std::set<void*> events;
   size_t launches = 0;
-  std::set<int> devices_used;
+  std::set<int> devices_used, contexts;  // since a test has asked; that have a context
+  bool kernels_loaded = false;
 };
 World& world() {
   static World* const made = new World;  // streams' threads may outlive statics
@@ -59,6 +60,7 @@ void use(int device) {
   World& w = world();
   std::lock_guard lock(w.mutex);
   w.devices_used.insert(device);
+  w.contexts.insert(device);
 }
 thread_local cudaError_t last = cudaSuccess;
 
@@ -256,6 +258,11 @@ bool wait_for(const Alive& then) {
   return true;
 }
 int current_device() { return current(); }
+void forget_contexts() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.contexts.clear();
+}
 std::set<int> take_devices_used() {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -308,12 +315,22 @@ void check(const UpdateKernel<Stored>& kernel) {
 
 }  // namespace
 
+cudaError_t load_kernels() {
+  if (const cudaError_t error = outcome("load_kernels"); error != cudaSuccess) return error;
+  use(current());
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.kernels_loaded = true;
+  return cudaSuccess;
+}
+
 template <typename Kernel>
 cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
   if (const cudaError_t error = outcome("launch"); error != cudaSuccess) return error;
   {
     World& w = world();
     std::lock_guard lock(w.mutex);
+    if (!w.kernels_loaded) misuse("a kernel that is loaded only when it is launched");
     ++w.launches;
   }
   stream_of(stream)->enter([kernel] {
@@ -349,7 +366,16 @@ CUresult retain_context(CUcontext* context, CUdevice device) {
   *context = reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) + 1);
   return CUDA_SUCCESS;
 }
+CUresult release_context(CUdevice) { return CUDA_SUCCESS; }  // the runtime has it, too
+CUresult context_state(CUdevice device, unsigned int* flags, int* active) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  *flags = 0;
+  *active = w.contexts.count(device) > 0;
+  return CUDA_SUCCESS;
+}
 CUresult push_context(CUcontext context) {
+  if (outcome("cuCtxPushCurrent") != cudaSuccess) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   pushed.push_back(static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1);
   return CUDA_SUCCESS;
 }
@@ -452,9 +478,10 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t nbytes, cudaStream_t s
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
-  FAKE_CALL();
+  FAKE_OUTCOME();
   World& w = world();
   std::lock_guard lock(w.mutex);
+  if (!w.contexts.count(current())) misuse("memory is asked about without a context, which some releases then make, and others refuse");
   const Range* range = range_of(data, 1);
   attributes->type = !range ? cudaMemoryTypeUnregistered : range->device < 0 ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
   attributes->device = range ? range->device : 0;
@@ -551,6 +578,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
                                              cudaDriverEntryPointQueryResult* how) {
   FAKE_OUTCOME();
   static const std::map<std::string, void*> functions = {{"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_context)},
+                                                         {"cuDevicePrimaryCtxRelease", reinterpret_cast<void*>(release_context)},
+                                                         {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(context_state)},
                                                          {"cuCtxPushCurrent", reinterpret_cast<void*>(push_context)},
                                                          {"cuCtxPopCurrent", reinterpret_cast<void*>(pop_context)}};
   const auto found = functions.find(symbol);

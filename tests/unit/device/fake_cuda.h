@@ -40,6 +40,8 @@ bool wait_for(const Alive& then);
 int current_device();
 // Devices that had to do something since the last call; each process pays for these with memory there.
 std::set<int> take_devices_used();
+// As in a process that has not used a device yet.
+void forget_contexts();
 size_t launches();  // so far
 
 }  // namespace fake_cuda

@@ -56,6 +56,31 @@ const std::vector<Place>& places() {
   return places;
 }
 
+// The error of start, of each rank.
+std::vector<Status> start_errors(const Devices& devices, const Settings& settings) {
+  std::vector<Status> errors(devices.size());
+  run_ranks(devices.size(), settings, [&](int rank, const Settings& mine) {
+    Trainer trainer(open(mine), devices[static_cast<size_t>(rank)]);
+    errors[static_cast<size_t>(rank)] = trainer.session->start();
+    (void)trainer.session->close(10s);
+  });
+  return errors;
+}
+
+// Before all others: NCCL is looked for until one is found that can be used, and then no more.
+TEST_F(Nccl, AaaOneThatIsTooOldIsAnErrorIfItIsDemandedAndElseNotUsed) {
+  const Devices devices = {{"cuda:0"}, {"cuda:1"}};
+  fake_nccl::set_version(21701);
+  for (const Status& error : start_errors(devices, {{"algorithm", "nccl"}})) {
+    EXPECT_EQ(error.code(), Code::kUnsupported);
+    EXPECT_THAT(error.message(), AllOf(HasSubstr("NCCL 2.17.1 "), HasSubstr("is too old; NCCL 2.18"), HasSubstr("or later is needed")));
+  }
+  const int before = fake_nccl::ended();
+  EXPECT_EQ(train({devices, {"allreduce"}, 3, {}}), train({on_host(devices), {"allreduce"}, 3, {}}));
+  EXPECT_EQ(fake_nccl::ended(), before);
+  fake_nccl::set_version(22809);
+}
+
 // Integers and weights that are too, or halves and quarters: sums are exact in any order; only the mean rounds, alike.
 TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
   for (const Place& place : places()) {
@@ -83,6 +108,50 @@ TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
       }
     }
   }
+}
+
+// NCCL adds up in an order of its own: the sums of R replicas differ from the host's by (R - 1) eps sum(|c g|) at most.
+TEST_F(Nccl, DiffersFromTheHostByNoMoreThanAnotherOrderOfSummationDoes) {
+  constexpr int kSteps = 3;
+  constexpr double kRate = 0.5, kEps = std::numeric_limits<float>::epsilon();
+  bool any = false;
+  for (const Place& place : places()) {
+    for (const char* strategy : {"allreduce", "ps", "simple"}) {
+      SCOPED_TRACE(std::string(place.name) + ", " + strategy);
+      Job job{place.devices, {strategy}, kSteps, {{"bucket_size", "4K"}, {"algorithm", "nccl"}}, place.nodes};
+      job.options = "lr=0.5";
+      job.wide = true;
+      std::vector<uint64_t> digests;
+      const auto values = train(job, &digests);
+      job.devices = on_host(job.devices);
+      job.settings = {{"bucket_size", "4K"}};
+      const std::vector<float> expected = train(job)[0];
+      for (uint64_t digest : digests) EXPECT_EQ(digest, digests[0]);
+      ASSERT_EQ(values[0].size(), expected.size());
+      size_t at = 0;
+      for (size_t count : {3, 5000, 17, 1}) {
+        for (size_t i = 0; i < count; ++i, ++at) {
+          double bound = 0;
+          for (int step = 0; step < kSteps; ++step) {
+            double magnitude = 0, weights = 0;
+            size_t all = 0;
+            for (size_t w = 0; w < place.devices.size(); ++w) {
+              const double weight = static_cast<double>(1 + w) / static_cast<double>(place.devices[w].size());
+              for (size_t r = 0; r < place.devices[w].size(); ++r, ++all) {
+                magnitude += weight * std::abs(Trainer::gradient(step, static_cast<int>(w), r, i, true));
+                weights += weight;
+              }
+            }
+            // And what the two differ by may round the mean, its product with the rate, and the value the other way.
+            bound += kRate * magnitude / weights * kEps * (static_cast<double>(all) - 1 + 2) + kEps * (4 + kRate * kSteps * magnitude / weights);
+          }
+          ASSERT_NEAR(values[0][at], expected[at], bound) << "element " << at;
+          any = any || values[0][at] != expected[at];
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(any) << "the order of summation makes no difference here";
 }
 
 // Who has found the sums not to be finite has found it as all others have.
@@ -114,17 +183,6 @@ TEST_F(Nccl, IsLeftOutWhereTheHostComputesOrTheUserWantsSo) {
     EXPECT_EQ(train({devices, {"allreduce"}, 3, settings}), train({on_host(devices), {"allreduce"}, 3, settings}));
     EXPECT_EQ(fake_nccl::ended(), before);
   }
-}
-
-// The error of start, of each rank.
-std::vector<Status> start_errors(const Devices& devices, const Settings& settings) {
-  std::vector<Status> errors(devices.size());
-  run_ranks(devices.size(), settings, [&](int rank, const Settings& mine) {
-    Trainer trainer(open(mine), devices[static_cast<size_t>(rank)]);
-    errors[static_cast<size_t>(rank)] = trainer.session->start();
-    (void)trainer.session->close(10s);
-  });
-  return errors;
 }
 
 TEST_F(Nccl, WhatStandsInItsWayIsAnErrorIfItIsDemandedAndElseGoesThroughTheHost) {
