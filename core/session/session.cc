@@ -261,8 +261,8 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
   Impl::Call call(*impl_, true);
   if (!call.status().ok()) return operation.done() ? operation.status() : call.status();
   if (operation.is_step() && !impl_->closing) {
-    Status status = step_flush();
-    if (!status.ok() && !operation.done() && status.code() != Code::kClosed) return status;
+    std::lock_guard lock(impl_->step_mutex);
+    if (impl_->step_operation.get() == &operation) impl_->flush();  // else it is about to end
   }
   const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
   if (!impl_->loop().wait(operation.done_flag(), deadline)) {

@@ -123,6 +123,7 @@ struct Session::Impl {
   Status mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream);
   Status mark_stream(const Replica& replica, const Parameter& parameter, void* stream);
   void mark_rest();
+  void flush();  // marks the rest of the step in flight
   void tell_engine(const Marked& marked);
   void make_marks();
   void clear_marks(bool absences);  // or only what is ready

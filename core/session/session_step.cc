@@ -127,6 +127,15 @@ Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, b
   return {};
 }
 
+void Session::Impl::flush() {
+  Marked rest;
+  for (uint32_t p = 0; p < unmarked.size(); ++p) {
+    if (unmarked[p] > 0) rest.complete.push_back(p);
+  }
+  if (!rest.complete.empty()) loop().post([this, rest = std::move(rest)] { tell_engine(rest); });
+  mark_rest();
+}
+
 void Session::Impl::mark_rest() {
   for (uint32_t p = 0; p < unmarked.size(); ++p) {
     for (auto& of_replica : marks) of_replica[p] = of_replica[p] ? of_replica[p] : 1;
@@ -309,14 +318,7 @@ Status Session::step_flush() {
   if (!call.status().ok()) return call.status();
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->in_step) return Status(Code::kState, "no step is in flight; call dsgd_step_begin first");
-  Impl::Marked rest;
-  for (uint32_t p = 0; p < impl_->unmarked.size(); ++p) {
-    if (impl_->unmarked[p] > 0) rest.complete.push_back(p);
-  }
-  if (!rest.complete.empty()) {
-    impl_->loop().post([impl = impl_.get(), rest = std::move(rest)] { impl->tell_engine(rest); });
-  }
-  impl_->mark_rest();
+  impl_->flush();
   return {};
 }
 

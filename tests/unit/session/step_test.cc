@@ -162,6 +162,36 @@ TEST(Overlap, AnAbsenceThatIsSaidWhileTheStepBeginsCountsForIt) {
   });
 }
 
+TEST(Overlap, AWaitForAStepThatIsJustEndingSaysHowItEnds) {
+  run_job(1, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({4, 4}, "sgd", "lr=0.5", "allreduce");
+    std::atomic<dsgd_op*> begun{nullptr};
+    std::atomic<bool> over{false};
+    std::thread other([&] {  // asks all the time
+      while (!over) {
+        dsgd_op* const op = begun;
+        if (!op) continue;
+        Error error;
+        const int32_t status = dsgd_op_wait(op, 0, error);
+        EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_WAIT_TIMEOUT) << error.message();
+        if (status != DSGD_ERR_WAIT_TIMEOUT) begun = nullptr;
+      }
+    });
+    for (int step = 0; step < 60000; ++step) {
+      dsgd_op* op;
+      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+      begun = op;
+      DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
+      while (begun) {
+      }
+      dsgd_op_free(op);
+    }
+    over = true;
+    other.join();
+  });
+}
+
 TEST(Overlap, MarksInAFirstStepThatTheSessionRefusesChangeNothing) {
   run_job(1, {}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session, rank};
