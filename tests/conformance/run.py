@@ -23,21 +23,26 @@ AFTER_FAILURE_SECONDS = 5
 
 
 _tried = 0
+_claims = []  # of ports, against other processes that run this script
 
 
 def free_port():
-    """Below the range that the system gives to outgoing connections, so that none takes it before the head binds it;
-    different processes begin at different places."""
+    """Below the range that the system gives to outgoing connections, so that none takes it before the head binds it. A name
+    that one process at a time can have is this one's claim to it, for as long as it runs."""
     global _tried
     while True:
         _tried += 1
         port = 10000 + (os.getpid() * 64 + _tried) % 20000
-        with socket.socket() as probe:
-            try:
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0dsgd-conformance-{port}")
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return port
 
 
 def workers_of(script):
