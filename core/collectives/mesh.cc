@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <new>
 
+#include "core/base/surely.h"
+
 namespace dsgd {
 
 using transport::BulkHeader;
@@ -189,8 +191,7 @@ void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data
     if (!is_break(status)) fail(*task, status);  // a break is told by `closed`
   };
   with_channel(rank, {header.operation,
-                      [header, data, finished](ClientChannel& channel) { channel.send(header, data, finished); },
-                      nullptr});
+                      [header, data, finished](ClientChannel& channel) { channel.send(header, data, finished); }});
 }
 
 void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte> data) {
@@ -201,8 +202,7 @@ void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte
   with_channel(rank, {header.operation,
                       [header, copy = std::vector<std::byte>(data.begin(), data.end())](ClientChannel& channel) {
                         channel.send_small(header, copy, nullptr);
-                      },
-                      nullptr});
+                      }});
 }
 
 void Mesh::call(int32_t rank, Message message, transport::Time deadline, std::function<void(Result<Message>)> done) {
@@ -296,25 +296,18 @@ void Mesh::ended(Task& task, const Status& status) {
   buried_.insert(std::move(node));
   const auto done = std::move(last.done_);
   // Whatever there is no memory for: once `done` is called, nothing touches the host's buffers any more.
-  bool exhausted = false;
-  const auto part = [&exhausted](auto&& work) {
-    try {
-      work();
-    } catch (const std::bad_alloc&) {
-      exhausted = true;
-    }
-  };
+  bool whole = true;
   if (!status.ok()) {
     for (Outgoing& out : outgoing_) {
       std::erase_if(out.waiting, [&](const Waiting& one) { return one.operation == operation; });
       if (out.channel) out.channel->revoke(operation);
     }
-    for (auto& [channel, incoming] : incoming_) part([&, channel = channel] { channel->discard(operation, status); });
-    part([&] { last.drop_chunks(status); });
-    part([&] { remember_failure(operation, status); });
+    for (auto& [channel, incoming] : incoming_) whole &= surely([&, channel = channel] { channel->discard(operation, status); });
+    whole &= surely([&] { last.drop_chunks(status); });
+    whole &= surely([&] { remember_failure(operation, status); });
   }
-  part([&] { ended_.insert(operation); });
-  part([&] {  // destroyed after the caller's stack is gone
+  whole &= surely([&] { ended_.insert(operation); });
+  whole &= surely([&] {  // destroyed after the caller's stack is gone
     if (burial_) return;
     loop().post([this, alive = std::weak_ptr(alive_)] {
       if (alive.expired()) return;
@@ -324,7 +317,7 @@ void Mesh::ended(Task& task, const Status& status) {
     burial_ = true;
   });
   if (done) done(status);
-  if (exhausted) throw std::bad_alloc();
+  if (!whole) throw std::bad_alloc();
 }
 
 void Mesh::remember_failure(uint64_t operation, const Status& cause) {

@@ -125,7 +125,7 @@ class Mesh final : public transport::ServerHandler {
   struct Waiting {
     uint64_t operation;
     std::function<void(transport::ClientChannel&)> use;
-    std::function<void(Result<transport::Message>)> answered;  // of a call: hears that there will be no connection
+    std::function<void(Result<transport::Message>)> answered = {};  // of a call: hears that there will be no connection
   };
   struct Outgoing {
     std::unique_ptr<transport::ClientChannel> channel;

@@ -5,6 +5,7 @@
 #include <new>
 #include <numeric>
 
+#include "core/base/surely.h"
 #include "core/collectives/all_reduce.h"
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
@@ -39,17 +40,6 @@ std::shared_ptr<std::vector<float>> widened_copy(std::span<const std::byte> data
 }
 
 constexpr const char* kCommunication = "what its communication needs";
-
-// False: there was no memory for it.
-template <typename Work>
-bool surely(const Work& work) {
-  try {
-    work();
-    return true;
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
-}
 
 std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
   std::vector<size_t> bounds(counts.size() + 1, 0);

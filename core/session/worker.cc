@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "core/base/surely.h"
+
 namespace dsgd {
 
 using transport::Duration;
@@ -217,12 +219,7 @@ void Worker::watch_memory() {
 
 void Worker::ran_out() {
   if (auto joined = std::exchange(joined_, nullptr)) joined(engine_->exhausted());
-  bool whole = true;
-  try {
-    engine_->fail(engine_->exhausted(), true);
-  } catch (const std::bad_alloc&) {
-    whole = false;
-  }
+  const bool whole = surely([this] { engine_->fail(engine_->exhausted(), true); });
   if (engine_->at_rest() && on_exhausted_) on_exhausted_(engine_->exhausted());
   if (!whole) throw std::bad_alloc();
 }
