@@ -37,7 +37,7 @@ Joiner::Joiner(transport::Network& network, const MemberOptions& options, Log& l
       delay_(kFirstDelay) {}
 
 void Joiner::start() {
-  started_ = loop_.now();
+  started_ = options_.began.value_or(loop_.now());
   deadline_timer_ = loop_.schedule(options_.deadline, [weak = weak_from_this()] {
     if (auto self = weak.lock(); self && !self->over_) self->out_of_time();
   });
@@ -90,6 +90,7 @@ void Joiner::attempt_failed(const Status& why) {
   if (is_final(why)) return end(why);
   last_error_ = why;
   if (loop_.now() >= options_.deadline) return out_of_time();
+  if (why.code() == Code::kUnreachable && loop_.now() >= options_.look_again) return end(why);
   log_.debug("the head at " + options_.head + " cannot be joined yet: " + why.message());
   const auto half = static_cast<uint64_t>(delay_.count()) / 2;
   const Duration wait = delay_ / 2 + Duration(static_cast<int64_t>(loop_.random() % (half + 1)));

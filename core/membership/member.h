@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "core/base/log.h"
 #include "transport/network.h"
@@ -15,6 +16,8 @@ struct MemberOptions {
   transport::JoinRequest join;
   transport::Time
       deadline{};  // of the join: refused dials are tried again until then (the head may not be up yet)
+  transport::Time look_again = transport::kNever;  // a dial that fails after it ends the join, with kUnreachable
+  std::optional<transport::Time> began = {};       // of a join that goes on, for messages
   transport::Duration lease{};
   transport::Duration heartbeat_interval{};
 };

@@ -11,6 +11,7 @@ namespace {
 
 // A little more than the deadlines that protocol timers keep, so that their better messages come first.
 constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
+constexpr transport::Duration kLookAgain = std::chrono::milliseconds(200);  // for who is to be the head, where nobody is
 constexpr transport::Duration kDrained = std::chrono::milliseconds(100);
 constexpr transport::Duration kLeaving = std::chrono::seconds(1);  // what the good order of an end may always take
 
@@ -42,19 +43,7 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
   status = impl.worker->setup();
   if (!status.ok()) return status;
   impl.worker->on_exhausted([&impl](const Status& why) { impl.end_lost(why); });
-  const transport::Time deadline = impl.loop().now() + impl.config.duration("init_timeout");
-  auto joined = std::make_shared<Operation>(0, "dsgd_init", false);
-  impl.loop().run(
-      [&impl, deadline, joined] {
-        impl.worker->join(deadline, [joined](const Status& status) {
-          if (!joined->done()) joined->end(status);
-        });
-      },
-      joined->done_flag(), deadline + kSlack);
-  if (!joined->done()) {
-    return Status(Code::kTimeout, "joining the job at " + config.text("head") + " did not end within init_timeout");
-  }
-  if (!joined->status().ok()) return joined->status();
+  if (status = impl.join(); !status.ok()) return status;
   impl.opened = true;
   const transport::JoinReply& view = impl.worker->view();
   impl.rank = view.rank;
@@ -67,6 +56,30 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
     ++impl.local_size;
   }
   return session;
+}
+
+Status Session::Impl::join() {
+  const transport::Time deadline = loop().now() + config.duration("init_timeout");
+  for (;;) {
+    const transport::Time look_again = worker->may_host() ? loop().now() + kLookAgain : transport::kNever;
+    auto joined = std::make_shared<Operation>(0, "dsgd_init", false);
+    loop().run(
+        [this, deadline, look_again, joined] {
+          worker->join(
+              deadline,
+              [joined](const Status& status) {
+                if (!joined->done()) joined->end(status);
+              },
+              look_again);
+        },
+        joined->done_flag(), deadline + kSlack);
+    if (!joined->done()) {
+      return Status(Code::kTimeout, "joining the job at " + config.text("head") + " did not end within init_timeout");
+    }
+    // Who held the head's address, an earlier job's head or whoever, has let it go; one of those who wait takes it.
+    if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline) return joined->status();
+    if (Status status = worker->setup_again(); !status.ok()) return status;
+  }
 }
 
 Session::~Session() {

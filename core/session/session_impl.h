@@ -99,6 +99,7 @@ struct Session::Impl {
     });
     return operation;
   }
+  Status join();
   void leave(transport::Time deadline);
   void leave_surely(std::function<void()> left, transport::Time until);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);

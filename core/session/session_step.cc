@@ -48,7 +48,6 @@ Status Session::start() {
   if (!call.status().ok()) return call.status();
   {
     std::lock_guard lock(impl_->model_mutex);
-    Model& model = impl_->model;
     if (impl_->started) return Status(Code::kState, "dsgd_start was called before; a session is started once");
     if (Status whole = impl_->check_model(); !whole.ok()) return impl_->refused("start", std::move(whole));
   }

@@ -132,7 +132,8 @@ Status Worker::setup() {
   return head_ ? Status() : listen_for_peers();
 }
 
-// The process that can bind `head` becomes it; the others find it taken, or not theirs, and dial.
+// The process that can bind `head` becomes it; the others find it taken, or not theirs, and dial. Who finds it taken by somebody who
+// does not stay tries again.
 Status Worker::embed_head() {
   auto network = environment_.new_network("dsgd-head", 4 << 20);
   if (!network.ok()) return network.status();
@@ -148,7 +149,8 @@ Status Worker::embed_head() {
     const Code code = listener.status().code();
     network.value().reset();  // before the head, which its loop may call
     if (code == Code::kAddressInUse || code == Code::kUnreachable) {
-      log_->info("the head is elsewhere: " + listener.status().message());
+      if (!taken_) log_->info("the head is elsewhere: " + listener.status().message());
+      taken_ = code == Code::kAddressInUse;
       return {};
     }
     return listener.status();
@@ -158,12 +160,19 @@ Status Worker::embed_head() {
     network.value().reset();
     return status;
   }
+  listener_.reset();  // nobody knows of it yet
   head_network_ = std::move(network).value();
   head_ = std::move(head);
   doorman_ = std::move(doorman);
   listener_ = std::move(listener).value();
   log_->info("this process is the head, at " + listener_->address());
   return {};
+}
+
+Status Worker::setup_again() {
+  Status status = embed_head();
+  if (!status.ok() || !head_) return status;
+  return check_descriptors(environment_, config_.integer("num_workers"), true, true);
 }
 
 std::string Worker::listen_address(std::string* why, Status* status) const {
@@ -224,7 +233,7 @@ void Worker::ran_out() {
   if (!whole) throw std::bad_alloc();
 }
 
-void Worker::join(transport::Time deadline, std::function<void(const Status&)> joined) {
+void Worker::join(transport::Time deadline, std::function<void(const Status&)> joined, transport::Time look_again) {
   joined_ = std::move(joined);
   watch_memory();
   if (solo_) {
@@ -255,6 +264,9 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
   }
   me.addresses = {address};
   options.deadline = deadline;
+  options.look_again = look_again;
+  if (!began_) began_ = network_->loop().now();
+  options.began = began_;
   options.lease = lease_;
   options.heartbeat_interval = heartbeat_interval_;
   member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(options), log_);

@@ -29,8 +29,12 @@ class Worker {
   transport::Network& network() { return *network_; }
   Engine& engine() { return *engine_; }
 
-  // Loop only. `joined` is called once.
-  void join(transport::Time deadline, std::function<void(const Status&)> joined);
+  // Loop only. `joined` is called once. If the head is not there after `look_again`, it ends with kUnreachable.
+  void join(transport::Time deadline, std::function<void(const Status&)> joined, transport::Time look_again = transport::kNever);
+  // Somebody listened at the head's address when this process tried to; if nobody does any more, this one may. Then join() is
+  // called again. Not on a loop.
+  bool may_host() const { return taken_ && !head_; }
+  Status setup_again();
   // Loop only: leaves in good order or because of `cause`; `done` within Member::host_patience at the latest.
   void leave(const Status& cause, std::function<void()> done);
 
@@ -53,6 +57,8 @@ class Worker {
   Model& model_;
   std::shared_ptr<Log> log_;
   bool solo_ = false;
+  bool taken_ = false;  // the head's address, by another process
+  std::optional<transport::Time> began_;  // the first join
   transport::Duration lease_{}, heartbeat_interval_{};
   std::string worker_id_;
   std::function<void(const Status&)> joined_, on_exhausted_;

@@ -1,9 +1,12 @@
 #include "transport/uv/listener.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "transport/schema/codec.h"
@@ -24,27 +27,52 @@ Status in_use(const std::string& address) {
                     " is in use by another process; choose another port, or port 0 for any free one");
 }
 
+const char* path_of(const SocketAddress& address) { return reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path; }
+
 // A socket file whose process is gone stays behind. Nobody listening there means that it may go.
 bool is_stale(const SocketAddress& address) {
   struct stat info {};
-  const char* path = reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path;
-  if (::stat(path, &info) != 0 || !S_ISSOCK(info.st_mode)) return false;  // any other file is somebody's
+  if (::stat(path_of(address), &info) != 0 || !S_ISSOCK(info.st_mode)) return false;  // any other file is somebody's
   auto probe = make_socket(AF_UNIX);
   if (!probe.ok()) return false;
   return ::connect(probe.value().get(), address.get(), address.length) != 0 && errno == ECONNREFUSED;
 }
 
-Status bind_one(const SocketAddress& address, const std::string& text, BoundSocket* bound) {
+// Between bind() and listen() a socket looks as if its process were gone, and of two that find a stale one the second would take
+// away what the first has put there. So one process at a time does all this in a directory; where that cannot be had, at its own risk.
+class Turn {
+ public:
+  explicit Turn(const SocketAddress& address) {
+    constexpr int kTries = 1000;  // a millisecond each: who holds it may be stopped
+    if (address.family() != AF_UNIX) return;
+    const std::string path = path_of(address);
+    const size_t slash = path.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    folder_ = above_standard_streams([&folder] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+    for (int i = 0; folder_ && ::flock(folder_.get(), LOCK_EX | LOCK_NB) != 0 && i < kTries; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  Fd folder_;
+};
+
+Status bind_once(const SocketAddress& address, const std::string& text, BoundSocket* bound, bool* both_refused) {
+  const Turn turn(address);
   auto fd = make_socket(address.family());
   if (!fd.ok()) return fd.status();
   const int on = 1;
   if (address.family() != AF_UNIX) setsockopt(fd.value().get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   int failed = ::bind(fd.value().get(), address.get(), address.length);
   if (failed != 0 && errno == EADDRINUSE && address.family() == AF_UNIX && is_stale(address)) {
-    ::unlink(reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path);
+    ::unlink(path_of(address));
     failed = ::bind(fd.value().get(), address.get(), address.length);
   }
-  if (failed == 0) failed = ::listen(fd.value().get(), kBacklog);
+  if (failed == 0) {
+    failed = ::listen(fd.value().get(), kBacklog);
+    *both_refused = failed != 0 && errno == EADDRINUSE;
+  }
   if (failed != 0) {
     if (errno == EADDRINUSE) return in_use(text);
     if (errno == EADDRNOTAVAIL) {
@@ -55,6 +83,19 @@ Status bind_one(const SocketAddress& address, const std::string& text, BoundSock
   }
   bound->fd = std::move(fd).value();
   return {};
+}
+
+// Who may bind a port but not listen there has met somebody who did the same at the same moment; Linux may refuse both. The last
+// one that tries finds nobody.
+Status bind_one(const SocketAddress& address, const std::string& text, BoundSocket* bound) {
+  constexpr int kTries = 1000;
+  Status status;
+  bool both_refused = true;
+  for (int i = 0; both_refused && i < kTries; ++i) {
+    both_refused = false;
+    status = bind_once(address, text, bound, &both_refused);
+  }
+  return status;
 }
 
 }  // namespace
@@ -157,14 +198,13 @@ Acceptor::Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, std
 void Acceptor::stop() {
   if (timer_) loop_.cancel(std::exchange(timer_, 0));
   guests_.clear();
-  poll_.reset();
+  // Only if it is still ours; and while we listen, so that nobody takes the path over meanwhile.
   const std::string path = std::exchange(socket_.unlink_path, {});
-  if (path.empty()) return;
-  // Only if it is still ours: another process may have taken the path over.
   struct stat info {};
-  if (::stat(path.c_str(), &info) == 0 && info.st_dev == socket_.device && info.st_ino == socket_.inode) {
+  if (!path.empty() && ::stat(path.c_str(), &info) == 0 && info.st_dev == socket_.device && info.st_ino == socket_.inode) {
     ::unlink(path.c_str());
   }
+  poll_.reset();
 }
 
 Status Acceptor::start() {

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "support.h"
@@ -10,6 +11,15 @@
 
 namespace dsgd::transport::test {
 namespace {
+
+// A socket file that nobody listens at, as a killed process leaves it behind.
+void leave_behind(const std::string& path) {
+  uv::Fd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
+  sockaddr_un at{};
+  at.sun_family = AF_UNIX;
+  std::strcpy(at.sun_path, path.c_str());
+  ASSERT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&at), sizeof at), 0);
+}
 
 class ListenerTest : public NetworkTest {
  protected:
@@ -46,14 +56,7 @@ TEST_F(ListenerTest, AnAddressOfAnotherMachineIsRefused) {
 }
 
 TEST_F(ListenerTest, AStaleUnixSocketIsReplacedALiveOneIsNot) {
-  {
-    // What a killed process leaves behind.
-    uv::Fd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
-    sockaddr_un at{};
-    at.sun_family = AF_UNIX;
-    std::strcpy(at.sun_path, path_.c_str());
-    ASSERT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&at), sizeof at), 0);
-  }
+  leave_behind(path_);
   start("unix:" + path_);
   EXPECT_EQ(listener->address(), "unix:" + path_);
   connect();
@@ -75,6 +78,41 @@ TEST_F(ListenerTest, AFileThatIsNoSocketIsNotTouched) {
   std::ifstream(path_) >> content;
   EXPECT_EQ(content, "precious");
   ::unlink(path_.c_str());
+}
+
+// Workers that start at the same moment must not all believe that another one is the head, nor two that they are.
+TEST_F(ListenerTest, OfTwoWhoListenAtTheSameMomentOneGetsIt) {
+  constexpr int kRounds = 2000, kThreads = 2;
+  start();
+  const std::string port = listener->address();
+  listener.reset();
+  for (const std::string& address : {port, "unix:" + path_}) {
+    std::atomic<int> arrived{0}, winners{0};
+    std::vector<int> won(kRounds, 0);
+    const auto together = [&arrived](int meeting) {
+      ++arrived;
+      while (arrived < meeting * kThreads) std::this_thread::yield();
+    };
+    const auto listen = [&](bool first) {
+      for (int round = 0; round < kRounds; ++round) {
+        if (first && address != port && round % 2 == 0) leave_behind(path_);
+        together(3 * round + 1);
+        auto bound = uv::bind_and_listen(address);
+        winners += bound.ok();
+        together(3 * round + 2);
+        if (first) won[static_cast<size_t>(round)] = winners.exchange(0);
+        if (bound.ok()) {
+          bound.value().fd.reset();
+          if (address != port) ::unlink(path_.c_str());
+        }
+        together(3 * round + 3);
+      }
+    };
+    std::thread other(listen, false);
+    listen(true);
+    other.join();
+    EXPECT_EQ(std::count(won.begin(), won.end(), 1), kRounds) << address;
+  }
 }
 
 TEST_F(ListenerTest, AReplacedUnixSocketIsLeftToItsNewOwner) {
