@@ -4,9 +4,11 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,8 +16,11 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -265,6 +270,58 @@ TEST(Abort, EveryWorkerLearnsWhoAbortedAndWhy) {
     EXPECT_NE(line->find("the host has had enough"), std::string::npos) << *line;
     EXPECT_EQ(job.processes[rank]->wait(), 0);
   }
+}
+
+// As an earlier job's head may be that has not ended yet: it takes connections, and nothing comes of them.
+class Squatter {
+ public:
+  Squatter() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof at;
+    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&at), length), 0);
+    EXPECT_EQ(listen(fd_, 100), 0);
+    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&at), &length), 0);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(at.sin_port));
+  }
+  ~Squatter() { close(fd_); }
+  Squatter(const Squatter&) = delete;
+  void turn_away(int connections) {
+    for (int i = 0; i < connections; ++i) close(accept(fd_, nullptr, nullptr));
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  int fd_;
+  std::string address_;
+};
+
+// TCP sockets of a process on which it listens.
+size_t listening(pid_t pid) {
+  std::set<std::string> own;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd")) {
+    std::error_code gone;
+    own.insert(std::filesystem::read_symlink(entry, gone).string());
+  }
+  size_t count = 0;
+  std::ifstream table("/proc/" + std::to_string(pid) + "/net/tcp");
+  for (std::string line; std::getline(table, line);) {
+    std::istringstream words(line);
+    std::string word[10];
+    for (std::string& next : word) words >> next;
+    count += word[3] == "0A" && own.count("socket:[" + word[9] + "]");
+  }
+  return count;
+}
+
+TEST(Head, IsOneOfThoseWhoWaitOnceItsAddressIsFree) {
+  auto squatter = std::make_unique<Squatter>();
+  Job job(3, {"wait"}, true, {"DSGD_HEAD=" + squatter->address(), "DSGD_EMBED_HEAD=auto", "DSGD_INIT_TIMEOUT=60s"});
+  squatter->turn_away(20);  // by then all have come, and more than once
+  squatter.reset();
+  job.expect_all("joined");
+  for (auto& process : job.processes) EXPECT_EQ(listening(process->pid()), 1u) << "each on one port, the head's worker too";
 }
 
 TEST(Rendezvous, AnotherNumberOfWorkersThanTheHeadsIsRefused) {

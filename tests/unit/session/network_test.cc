@@ -1,16 +1,13 @@
 // Where a job's workers listen and how they reach each other, as its configuration says; and that the log says why.
 
 #include <dirent.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "job.h"
@@ -79,55 +76,6 @@ TEST(Ports, AWorkerListensOnOneAlsoWhereItHostsTheHead) {
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
   });
   EXPECT_EQ(listening_sockets(), before);
-}
-
-// As an earlier job's head may be that has not ended yet: it takes connections, and nothing comes of them.
-class Squatter {
- public:
-  Squatter() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in at{};
-    at.sin_family = AF_INET;
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof at;
-    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&at), length), 0);
-    EXPECT_EQ(listen(fd_, 100), 0);
-    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&at), &length), 0);
-    address_ = "127.0.0.1:" + std::to_string(ntohs(at.sin_port));
-  }
-  ~Squatter() { close(fd_); }
-  void turn_away(int connections) {
-    for (int i = 0; i < connections; ++i) close(accept(fd_, nullptr, nullptr));
-  }
-  const std::string& address() const { return address_; }
-
- private:
-  int fd_;
-  std::string address_;
-};
-
-TEST(Head, IsOneOfThoseWhoWaitOnceItsAddressIsFree) {
-  const int before = listening_sockets();
-  auto squatter = std::make_unique<Squatter>();
-  const std::string address = squatter->address();
-  std::vector<std::thread> workers;
-  for (int worker = 0; worker < 3; ++worker) {
-    workers.emplace_back([&] {
-      dsgd_config* config = dsgd_config_new();
-      for (const auto& [key, value] : Settings{{"head", address}, {"num_workers", "3"}, {"init_timeout", "60s"}}) {
-        DSGD_OK_OR_FAIL(dsgd_config_set(config, key.c_str(), value.c_str(), error_));
-      }
-      dsgd_session* session = nullptr;
-      DSGD_OK_OR_FAIL(dsgd_init(config, &session, error_));
-      dsgd_config_free(config);
-      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
-      EXPECT_EQ(listening_sockets(), before + 3) << "each on one port, the head's worker too";
-      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
-      dsgd_finalize(session);
-    });
-  }
-  squatter->turn_away(20);  // by then all have come, and more than once
-  squatter.reset();
-  for (std::thread& worker : workers) worker.join();
 }
 
 }  // namespace
