@@ -159,9 +159,9 @@ class OpenedQueue final : public WorkQueue {
                               message);
     });
   }
-  Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* scratch, double* sums) override {
+  Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* sums) override {
     return call([&](Message* message) {
-      return backend().squares(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket, scratch, sums, message);
+      return backend().squares(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket, sums, message);
     });
   }
   Status record(Mark& mark) override {

@@ -13,7 +13,7 @@
 
 namespace dsgd::device {
 
-inline constexpr uint32_t kBackendVersion = 3;
+inline constexpr uint32_t kBackendVersion = 4;
 
 struct Message {
   char text[512];
@@ -61,7 +61,6 @@ struct SquarePiece {
   uint64_t position, count;  // elements
 };
 inline constexpr uint32_t kSquareRange = 8192;
-inline constexpr uint32_t kSquareScratch = 256;  // numbers of room for each range, on the device
 inline constexpr uint32_t square_ranges(uint64_t count) { return static_cast<uint32_t>((count + kSquareRange - 1) / kSquareRange); }
 
 // ---- sums over devices, of this process and of others
@@ -135,9 +134,9 @@ struct Backend {
   int32_t (*update)(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets,
                     const void* bucket, Message* message);
 
-  // `scratch` and `sums`: on the device; zeros before the first use.
-  int32_t (*squares)(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* scratch,
-                     double* sums, Message* message);
+  // `sums`: on the device.
+  int32_t (*squares)(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* sums,
+                     Message* message);
 
   // function(context) is called once, from a thread of the backend's, when what was entered before is done; never if the
   // device fails. It may come after queue_close.

@@ -36,7 +36,7 @@ class WorkQueue {
   virtual Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket) = 0;
   virtual Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
                         const void* bucket) = 0;
-  virtual Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* scratch, double* sums) = 0;
+  virtual Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* sums) = 0;
   virtual Status record(Mark& mark) = 0;
   virtual Status wait(Mark& mark) = 0;  // what is entered from now on happens after the mark
   // `rung` is called once, from any thread or from within this call, when what was entered before is done; never if the
@@ -70,6 +70,10 @@ struct Patience {
   std::chrono::nanoseconds allocation = std::chrono::minutes(1), release = std::chrono::seconds(5);
   std::function<void(const std::string&)> warn = {};  // once, when a release is given up
 };
+
+// Streams of the host's are numbered as in DLPack. NULL, 1 and 2 are default streams; what is recorded in the legacy one comes after
+// what is in those of each thread, and what these get afterwards comes after what it waits for.
+inline bool is_default_stream(const void* stream) { return reinterpret_cast<uintptr_t>(stream) <= 2; }
 
 class Device {
  public:
@@ -109,7 +113,7 @@ class Device {
 
   virtual Result<std::unique_ptr<WorkQueue>> new_queue() = 0;
   virtual Result<std::unique_ptr<Mark>> new_mark() = 0;
-  // Streams of the host's, as DLPack numbers them; on the host there are none, and NULL is right.
+  // A stream of the host's; on the host there are none, and NULL is right.
   virtual Status record_stream(Mark& mark, void* stream) = 0;
   virtual Status stream_wait(void* stream, Mark& mark) = 0;
 };

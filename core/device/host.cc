@@ -59,7 +59,7 @@ class HostQueue final : public WorkQueue {
     return {};
   }
 
-  Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double*, double* sums) override {
+  Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* sums) override {
     const size_t element = dtype_size(dtype);
     for (const SquarePiece& piece : pieces) {
       for (uint64_t begin = 0; begin < piece.count; begin += kSquareRange) {

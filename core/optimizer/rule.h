@@ -23,11 +23,13 @@ struct UpdateRule {
   struct Coefficients {
     update::SgdCoefficients<T> sgd{};
     update::AdamCoefficients<T> adam{};
+    DSGD_COMPARABLE(Coefficients)
   };
   Coefficients<float> float32;
   Coefficients<double> float64;
   template <typename T>
   const Coefficients<T>& as() const;
+  DSGD_COMPARABLE(UpdateRule)
 };
 template <>
 inline const UpdateRule::Coefficients<float>& UpdateRule::as<float>() const { return float32; }

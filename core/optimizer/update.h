@@ -11,6 +11,12 @@
 #define DSGD_ELEMENT __attribute__((always_inline)) inline
 #endif
 
+#if defined(__cpp_impl_three_way_comparison)
+#define DSGD_COMPARABLE(type) bool operator==(const type&) const = default;
+#else
+#define DSGD_COMPARABLE(type)  // nvcc compiles an older C++, and compares nothing
+#endif
+
 namespace dsgd::update {
 
 // What is the same for all elements of a parameter in one step, rounded to the element's type.
@@ -20,6 +26,7 @@ struct SgdCoefficients {
   T decay;          // weight decay
   T momentum;       // mu
   T gradient_part;  // 1 - dampening
+  DSGD_COMPARABLE(SgdCoefficients)
 };
 
 enum class Momentum {
@@ -56,6 +63,7 @@ struct AdamCoefficients {
   T square_part;         // 1 - beta2
   T correction;          // sqrt(1 - beta2^t)
   T epsilon;
+  DSGD_COMPARABLE(AdamCoefficients)
 };
 
 enum class Decay { kNone, kCoupled, kDecoupled };  // kDecoupled: AdamW (Loshchilov & Hutter 2019)

@@ -66,6 +66,7 @@ class Engine final : public MeshEvents {
   void set_strategy(const StrategySpec& strategy, Done done);
   bool started() const { return started_; }
   Status replan();  // settings of parameters have changed
+  const Step& steps() const { return step_; }
 
   // `weights` by replica. Marks may come before or after begin; flush marks the rest.
   // `wait_for_devices`: `done` comes when new values are there, not only entered into the devices' queues.

@@ -20,6 +20,8 @@ using transport::BulkHeader;
 
 namespace {
 
+constexpr size_t kBucketOfOneGpu = 64 << 20;  // bytes
+
 struct StartWire {
   uint64_t hash, length;
   uint32_t replicas, gpus;
@@ -254,6 +256,12 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) cons
         {parameter.dtype, parameter.count, parameter.trained && (frozen_too || !model_.settings[p].frozen), parameter.name});
   }
   PlanOptions options{size(), options_.servers > 0 ? options_.servers : size(), options_.bucket_bytes};
+  const auto& replicas = model_.replicas;
+  const bool on_one_gpu = std::all_of(replicas.begin(), replicas.end(), [&](const auto& replica) {
+    return !replica->device->is_host() && replica->device == replicas.front()->device;
+  });
+  // Nothing travels, and what a step costs the host grows with the number of buckets.
+  if (!mesh_ && on_one_gpu) options.bucket_bytes = std::max(options.bucket_bytes, kBucketOfOneGpu);
   if (options_.step.reproducible) options.bucket_blocks = transport::kSmallBytes / sizeof(int32_t);
   auto plan = make_plan(planned, strategy, options);
   if (!plan.ok() || size() == 1 || !strategy.algorithm.registered) return plan;

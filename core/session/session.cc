@@ -275,7 +275,9 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
   if (!call.status().ok()) return operation.done() ? operation.status() : call.status();
   if (operation.is_step() && !impl_->closing) {
     std::lock_guard lock(impl_->step_mutex);
-    if (impl_->step_operation.get() == &operation) impl_->flush();  // else it is about to end
+    if (impl_->step_operation.get() == &operation) {  // else it is about to end
+      if (Status status = impl_->flush(); !status.ok()) return status;
+    }
   }
   const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
   if (!impl_->loop().wait(operation.done_flag(), deadline)) {

@@ -122,12 +122,16 @@ struct Session::Impl {
     std::vector<uint32_t> complete;                     // parameters marked on all replicas
   };
   Status mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream);
-  Status mark_stream(const Replica& replica, const Parameter& parameter, void* stream);
+  Status note_stream(const Replica& replica, const Parameter& parameter, void* stream);
+  Status record_streams(uint32_t bucket);
+  void tell(std::vector<uint32_t> complete);
   void mark_rest();
-  void flush();  // marks the rest of the step in flight
+  Status flush();  // marks the rest of the step in flight
   void tell_engine(const Marked& marked);
-  void make_marks();
+  // On the loop: there is a plan, so marks are made for it, unless `status` says that there is none. Then `done`.
+  void planned(const Status& status, const std::function<void(const Status&)>& done);
   void clear_marks(bool absences);  // or only what is ready
+  void count_marks();
   Result<std::vector<double>> split_weight(double weight);
   // Begins a step on the loop; `blocking` marks everything at once.
   Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation);
@@ -166,6 +170,9 @@ struct Session::Impl {
   std::mutex step_mutex;   // marks and the step in flight
   std::vector<std::vector<char>> marks;  // by replica, by parameter: 0 none, 1 ready, 2 absent
   std::vector<uint32_t> unmarked;        // by parameter: replicas that have not marked it
+  std::vector<std::vector<uint32_t>> buckets_of;  // by parameter: buckets of the plan
+  std::vector<uint32_t> incomplete;      // by bucket: parameters that are not marked on all replicas
+  std::vector<uint32_t> untold;          // parameters marked on all replicas in this step, of which the engine does not know
   std::shared_ptr<Operation> step_operation;
   bool in_step = false;
 

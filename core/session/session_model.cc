@@ -1,12 +1,10 @@
 // Parameters, replicas, buffers, optimizer settings.
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "core/reduce/value_digest.h"
 #include "core/session/arguments.h"
 #include "core/session/session_impl.h"
 
@@ -85,7 +83,7 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
   std::lock_guard lock(impl_->model_mutex);
   std::swap(impl_->model.settings[parameter->index], settings);
   if (!impl_->started) return {};
-  status = impl_->block([this](auto done) { done(impl_->engine().replan()); });
+  status = impl_->block([this](auto done) { impl_->planned(impl_->engine().replan(), done); });
   if (!status.ok()) std::swap(impl_->model.settings[parameter->index], settings);  // nothing has changed
   return status;
 }
@@ -283,17 +281,15 @@ Result<uint64_t> Session::digest() {
     return Status(Code::kState, "parameter '" + model.parameters[p]->name + "' has no buffers in replica 0; call dsgd_bind or dsgd_alloc first")
         .with_parameter(model.parameters[p]->name);
   }
-  XXH3_state_t* state = XXH3_createState();
-  XXH3_64bits_reset(state);
+  ValueDigest digest;
   Status read;
   for (size_t p = 0; p < model.parameters.size() && read.ok(); ++p) {
+    const DType dtype = model.parameters[p]->dtype;
     read = impl_->read(*model.replicas[0], model.bindings[0][p].value, model.parameters[p]->nbytes(),
-                       [state](const void* data, size_t nbytes) { XXH3_64bits_update(state, data, nbytes); });
+                       [&digest, dtype](const void* data, size_t nbytes) { digest.add(dtype, data, nbytes / dtype_size(dtype)); });
   }
-  const uint64_t digest = XXH3_64bits_digest(state);
-  XXH3_freeState(state);
   if (!read.ok()) return read;
-  return digest;
+  return digest.result();
 }
 
 }  // namespace dsgd

@@ -19,7 +19,9 @@ Status Session::set_strategy(const std::string& name, const std::string& options
   }
   Status status = impl_->writable("dsgd_strategy_set");
   if (!status.ok()) return status;
-  status = impl_->block([this, spec = strategy.value()](auto done) { impl_->engine().set_strategy(spec, done); });
+  status = impl_->block([this, spec = strategy.value()](auto done) {
+    impl_->engine().set_strategy(spec, [this, done](const Status& status) { impl_->planned(status, done); });
+  });
   if (status.ok()) impl_->strategy = strategy.value();
   return status;
 }
@@ -51,88 +53,149 @@ Status Session::start() {
     if (impl_->started) return Status(Code::kState, "dsgd_start was called before; a session is started once");
     if (Status whole = impl_->check_model(); !whole.ok()) return impl_->refused("start", std::move(whole));
   }
-  Status status = impl_->block([this](auto done) { impl_->engine().start(impl_->strategy, done); });
-  if (!status.ok()) return status;
-  std::lock_guard lock(impl_->step_mutex);
-  impl_->make_marks();
-  impl_->started = true;
-  return {};
+  Status status = impl_->block([this](auto done) {
+    impl_->engine().start(impl_->strategy, [this, done](const Status& status) { impl_->planned(status, done); });
+  });
+  if (status.ok()) impl_->started = true;
+  return status;
 }
 
 // ---- marks; step_mutex is held
 
-void Session::Impl::make_marks() {
-  marks.assign(model.replicas.size(), std::vector<char>(model.parameters.size(), 0));
-  unmarked.assign(model.parameters.size(), static_cast<uint32_t>(model.replicas.size()));
-  std::lock_guard lock(model.streams_mutex);
-  for (StreamMarks& of_replica : model.stream_marks) {
-    of_replica.marks.resize(model.parameters.size());
-    of_replica.marked.assign(model.parameters.size(), 0);
+void Session::Impl::planned(const Status& status, const std::function<void(const Status&)>& done) {
+  if (status.ok()) {
+    std::lock_guard lock(step_mutex);
+    if (marks.empty()) marks.assign(model.replicas.size(), std::vector<char>(model.parameters.size(), 0));
+    buckets_of = engine().steps().buckets_of();
+    incomplete.resize(engine().steps().plan().size());
+    untold.reserve(model.parameters.size());
+    unmarked.resize(model.parameters.size());
+    count_marks();
+  }
+  done(status);
+}
+
+void Session::Impl::count_marks() {
+  std::fill(incomplete.begin(), incomplete.end(), 0);
+  for (size_t p = 0; p < unmarked.size(); ++p) {
+    unmarked[p] = static_cast<uint32_t>(std::count_if(marks.begin(), marks.end(), [p](const auto& of_replica) { return of_replica[p] == 0; }));
+    if (unmarked[p] == 0) continue;
+    for (uint32_t bucket : buckets_of[p]) ++incomplete[bucket];
   }
 }
 
 void Session::Impl::clear_marks(bool absences) {
-  for (size_t p = 0; p < unmarked.size(); ++p) {
-    unmarked[p] = 0;
-    for (auto& of_replica : marks) {
-      if (absences || of_replica[p] != 2) of_replica[p] = 0, ++unmarked[p];
-    }
+  for (auto& of_replica : marks) {
+    for (char& mark : of_replica) mark = absences || mark != 2 ? 0 : mark;
   }
-  std::lock_guard lock(model.streams_mutex);
+  untold.clear();
+  count_marks();
   for (StreamMarks& of_replica : model.stream_marks) {
     std::fill(of_replica.marked.begin(), of_replica.marked.end(), 0);
-    of_replica.streams.clear();
+    for (StreamMarks::OfBucket& of_bucket : of_replica.buckets) of_bucket.streams.clear();
   }
+  std::lock_guard lock(model.streams_mutex);
+  for (StreamMarks& of_replica : model.stream_marks) of_replica.streams.clear();
 }
 
-// Where a device's stream stands now: the step reads the gradient after that.
-Status Session::Impl::mark_stream(const Replica& replica, const Parameter& parameter, void* stream) {
+// The step reads the gradient after what is in the stream when its bucket is complete: one mark does for all of them.
+Status Session::Impl::note_stream(const Replica& replica, const Parameter& parameter, void* stream) {
   StreamMarks& of_replica = model.stream_marks[replica.index];
-  auto& mark = of_replica.marks[parameter.index];
-  if (!mark) {
-    auto made = replica.device->new_mark();
-    if (!made.ok()) return made.status();
-    mark = std::move(made).value();
+  for (uint32_t bucket : buckets_of[parameter.index]) {
+    auto& [streams, marks] = of_replica.buckets[bucket];
+    if (std::any_of(streams.begin(), streams.end(), [stream](const auto& known) { return known.stream == stream; })) continue;
+    if (marks.size() == streams.size()) {
+      auto made = replica.device->new_mark();
+      if (!made.ok()) return made.status();
+      marks.push_back(std::move(made).value());
+    }
+    streams.push_back({stream, parameter.index});
   }
-  Status status = replica.device->record_stream(*mark, stream);
-  if (!status.ok()) return std::move(status).with_parameter(parameter.name);
-  of_replica.marked[parameter.index] = 1;
   std::lock_guard lock(model.streams_mutex);
   auto& streams = of_replica.streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   return {};
 }
 
+Status Session::Impl::record_streams(uint32_t bucket) {
+  for (size_t r = 0; r < model.replicas.size(); ++r) {
+    if (model.replicas[r]->device->is_host()) continue;
+    const StreamMarks::OfBucket& of_bucket = model.stream_marks[r].buckets[bucket];
+    for (size_t s = 0; s < of_bucket.streams.size(); ++s) {
+      const auto [stream, parameter] = of_bucket.streams[s];
+      Status status = model.replicas[r]->device->record_stream(*of_bucket.marks[s], stream);
+      if (!status.ok()) return std::move(status).with_parameter(model.parameters[parameter]->name);
+    }
+  }
+  return {};
+}
+
 Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream) {
-  char& mark = marks[replica.index][parameter.index];
+  const uint32_t index = parameter.index;
+  char& mark = marks[replica.index][index];
   if (mark) {
     return Status(Code::kState, "the gradient of parameter '" + parameter.name + "' in replica " +
                                     std::to_string(replica.index) + " was marked " +
                                     (mark == 2 ? "absent" : "ready") + " before in this step; mark each once")
         .with_parameter(parameter.name);
   }
-  if (stream) {
-    Status status = mark_stream(replica, parameter, stream);
-    if (!status.ok()) return status;
+  const bool in_stream = !device::is_default_stream(stream);
+  if (in_stream) {
+    if (Status status = note_stream(replica, parameter, stream); !status.ok()) return status;
   }
-  Marked marked;
-  if (absent) marked.absent.emplace_back(replica.index, parameter.index);
-  if (unmarked[parameter.index] == 1) marked.complete.push_back(parameter.index);
-  if (in_step && !(marked.absent.empty() && marked.complete.empty())) {
-    loop().post([this, marked = std::move(marked)] { tell_engine(marked); });
+  const bool complete = unmarked[index] == 1;
+  bool ends_bucket = false;  // only then is there something to do for the engine, and reason to wake it
+  for (uint32_t bucket : buckets_of[index]) {
+    if (!in_step || !complete || incomplete[bucket] > 1) continue;
+    ends_bucket = true;
+    if (Status status = record_streams(bucket); !status.ok()) return status;
   }
+  // Before the engine is told, since it reads this from then on.
   mark = absent ? 2 : 1;
-  --unmarked[parameter.index];
+  if (in_stream) model.stream_marks[replica.index].marked[index] = 1;
+  if (ends_bucket) {
+    try {
+      std::vector<uint32_t> all = untold;
+      all.push_back(index);
+      tell(std::move(all));
+    } catch (const std::bad_alloc&) {
+      mark = 0;
+      if (in_stream) model.stream_marks[replica.index].marked[index] = 0;
+      throw;
+    }
+    untold.clear();
+  } else if (in_step && complete) {
+    untold.push_back(index);
+  }
+  if (--unmarked[index] > 0) return {};
+  for (uint32_t bucket : buckets_of[index]) --incomplete[bucket];
   return {};
 }
 
-void Session::Impl::flush() {
-  Marked rest;
-  for (uint32_t p = 0; p < unmarked.size(); ++p) {
-    if (unmarked[p] > 0) rest.complete.push_back(p);
+Status Session::Impl::flush() {
+  for (uint32_t bucket = 0; bucket < incomplete.size(); ++bucket) {
+    if (incomplete[bucket] == 0) continue;
+    if (Status status = record_streams(bucket); !status.ok()) return status;
   }
-  if (!rest.complete.empty()) loop().post([this, rest = std::move(rest)] { tell_engine(rest); });
+  std::vector<uint32_t> rest = untold;
+  for (uint32_t p = 0; p < unmarked.size(); ++p) {
+    if (unmarked[p] > 0) rest.push_back(p);
+  }
+  if (!rest.empty()) tell(std::move(rest));
+  untold.clear();
   mark_rest();
+  return {};
+}
+
+// Parameters whose gradients are all marked.
+void Session::Impl::tell(std::vector<uint32_t> complete) {
+  Marked marked{{}, std::move(complete)};
+  for (uint32_t p : marked.complete) {
+    for (uint32_t r = 0; r < marks.size(); ++r) {
+      if (marks[r][p] == 2) marked.absent.emplace_back(r, p);
+    }
+  }
+  loop().post([this, marked = std::move(marked)] { tell_engine(marked); });
 }
 
 void Session::Impl::mark_rest() {
@@ -140,6 +203,7 @@ void Session::Impl::mark_rest() {
     for (auto& of_replica : marks) of_replica[p] = of_replica[p] ? of_replica[p] : 1;
     unmarked[p] = 0;
   }
+  std::fill(incomplete.begin(), incomplete.end(), 0);
 }
 
 void Session::Impl::tell_engine(const Marked& marked) {
@@ -184,6 +248,7 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
     for (size_t p = 0; p < marks[r].size(); ++p) absent[r][p] = marks[r][p] == 2;
   }
   Marked marked;
+  untold.clear();
   for (uint32_t p = 0; p < unmarked.size(); ++p) {
     if (blocking || unmarked[p] == 0) marked.complete.push_back(p);
   }
@@ -317,8 +382,7 @@ Status Session::step_flush() {
   if (!call.status().ok()) return call.status();
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->in_step) return Status(Code::kState, "no step is in flight; call dsgd_step_begin first");
-  impl_->flush();
-  return {};
+  return impl_->flush();
 }
 
 Status Session::stop_request() {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "core/optimizer/apply.h"
 #include "core/reduce/kernels.h"
@@ -203,8 +204,7 @@ Status Step::enter_squares(size_t index) {
   for (const Piece& piece : bucket.pieces) square_pieces_.push_back({piece.position, piece.count});
   double* const sums = static_cast<double*>(buffers.squares_there.get());
   device::WorkQueue& queue = *places_.front().queue;
-  Status status = queue.squares(bucket.dtype, square_pieces_, buffers.at.front().sums.get(),
-                                static_cast<double*>(buffers.squares_scratch.get()), sums);
+  Status status = queue.squares(bucket.dtype, square_pieces_, buffers.at.front().sums.get(), sums);
   return status.ok() ? queue.copy(buffers.squares_here.get(), sums, buffers.square_ranges * sizeof(double)) : status;
 }
 
@@ -237,19 +237,33 @@ void Step::update_if_finite() {
   updated();
 }
 
+// A bucket's results, to the devices: as soon as they are final, while other buckets still travel.
+Status Step::return_results(size_t index) {
+  const Bucket& bucket = plan_[index];
+  Buffers& buffers = buffers_[index];
+  if (std::exchange(buffers.returned, true)) return {};
+  Status status;
+  for (size_t p = 0; p < places_.size() && status.ok(); ++p) {
+    if (places_[p].is_host()) continue;
+    device::WorkQueue& queue = *places_[p].from_host;
+    status = queue.copy(buffers.at[p].sums.get(), result_of(buffers), bucket.elements * dtype_size(bucket.dtype));
+    if (status.ok()) status = queue.record(*buffers.at[p].returned);
+  }
+  return status;
+}
+
 // What the sums of a bucket make of the model, on all devices alike.
 Status Step::update(size_t index) {
   const Bucket& bucket = plan_[index];
   Buffers& buffers = buffers_[index];
+  if (returns_results()) {
+    if (Status status = return_results(index); !status.ok()) return status;
+  }
   for (size_t p = 0; p < places_.size(); ++p) {
     Place& place = places_[p];
-    const void* sums = result_of(buffers);
-    if (!place.is_host()) {
-      sums = buffers.at[p].sums.get();
-      if (!stays_on_device() && !in_team()) {
-        Status status = place.queue->copy(buffers.at[p].sums.get(), result_of(buffers), bucket.elements * dtype_size(bucket.dtype));
-        if (!status.ok()) return status;
-      }
+    const void* sums = place.is_host() ? result_of(buffers) : buffers.at[p].sums.get();
+    if (!place.is_host() && returns_results()) {
+      if (Status status = place.queue->wait(*buffers.at[p].returned); !status.ok()) return status;
     }
     make_updates(index, place);
     if (Status status = place.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok()) return status;

@@ -64,7 +64,7 @@ void Step::fetch(size_t index) {
   if (stays_on_device()) return contribute(index);
   for (size_t p = 0; p < places_.size() && done_; ++p) {
     if (places_[p].is_host()) continue;
-    waiter_.after(places_[p].device->name(), *places_[p].queue, *buffers.at[p].reached, request_.deadline,
+    waiter_.after(places_[p].device->name(), *places_[p].to_host, *buffers.at[p].reached, request_.deadline,
                   [this, index, call = request_.call](const Status& status) {
                     if (!done_ || request_.call != call) return;
                     if (!status.ok()) return device_failed(status);
@@ -97,15 +97,7 @@ Status Step::enter_fetch(size_t index, size_t p) {
   Buffers& buffers = buffers_[index];
   AtDevice& at = buffers.at[p];
   Place& place = places_[p];
-  bool followed = false;
-  for (uint32_t r : place.replicas) {
-    const StreamMarks& marks = model_.stream_marks[r];
-    for (uint32_t parameter : bucket.parameters) {
-      if (replica_weight(r, parameter) == 0 || (!marks.marked[parameter] && std::exchange(followed, true))) continue;
-      Status status = marks.marked[parameter] ? place.queue->wait(*marks.marks[parameter]) : place.follow_default_stream();
-      if (!status.ok()) return status;
-    }
-  }
+  if (Status status = follow_streams(index, place); !status.ok()) return status;
   if (buffers.values && p == where_[0].first) {  // by way of the memory of the sums
     if (Status status = enter_values(index, p); !status.ok()) return status;
   }
@@ -113,8 +105,6 @@ Status Step::enter_fetch(size_t index, size_t p) {
     make_terms(index, place, true, 0);
     Status status = place.queue->sum(bucket.dtype, sum_pieces_, terms_, at.sums.get());
     if (!status.ok() || in_team() || stays_on_device()) return status;
-    status = place.queue->copy((at.fetched_sums ? at.fetched_sums : buffers.data).get(), at.sums.get(), nbytes);
-    if (!status.ok()) return status;
   } else {
     // Exact sums are the host's work, whatever device a gradient comes from.
     for (size_t k = 0; k < place.replicas.size(); ++k) {
@@ -123,6 +113,29 @@ Status Step::enter_fetch(size_t index, size_t p) {
       Status status = place.queue->sum(bucket.dtype, sum_pieces_, terms_, at.sums.get());
       if (status.ok()) status = place.queue->copy(at.fetched[k].get(), at.sums.get(), nbytes);
       if (!status.ok()) return status;
+    }
+  }
+  Status status = place.queue->record(*at.summed);
+  if (status.ok()) status = place.to_host->wait(*at.summed);
+  if (!status.ok() || options_.reproducible) return status;
+  return place.to_host->copy((at.fetched_sums ? at.fetched_sums : buffers.data).get(), at.sums.get(), nbytes);
+}
+
+// The gradients of a bucket are there when what the host has entered before it marked them is done.
+Status Step::follow_streams(size_t index, Place& place) {
+  bool followed = false;
+  for (uint32_t r : place.replicas) {
+    const StreamMarks& marks = model_.stream_marks[r];
+    bool contributes = false;
+    for (uint32_t parameter : plan_[index].parameters) {
+      if (replica_weight(r, parameter) == 0) continue;
+      contributes = true;
+      if (marks.marked[parameter] || std::exchange(followed, true)) continue;
+      if (Status status = place.follow_default_stream(); !status.ok()) return status;
+    }
+    const StreamMarks::OfBucket& of_bucket = marks.buckets[index];
+    for (size_t s = 0; contributes && s < of_bucket.streams.size(); ++s) {
+      if (Status status = place.queue->wait(*of_bucket.marks[s]); !status.ok()) return status;
     }
   }
   return {};

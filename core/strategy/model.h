@@ -49,10 +49,18 @@ struct Binding {
 // the session's lock, before the step is told of them; then the step's, but for `streams`: gradients that no step waits for, of
 // frozen parameters, may be marked at any time.
 struct StreamMarks {
-  std::vector<std::unique_ptr<device::Mark>> marks;  // by parameter; made when first needed
-  std::vector<char> marked;                          // by parameter, in this step; else the default stream counts
-  std::vector<void*> streams;                        // of this step's marks, each once; under Model::streams_mutex
-  std::unique_ptr<device::Mark> values;              // where the default stream has come to; for streams without marks
+  struct OfBucket {                 // one mark for all of its gradients in a stream
+    struct Stream {
+      void* stream;
+      uint32_t parameter;           // the first one that was marked there
+    };
+    std::vector<Stream> streams;                       // in this step
+    std::vector<std::unique_ptr<device::Mark>> marks;  // of these, recorded when the bucket is complete; kept for later steps
+  };
+  std::vector<OfBucket> buckets;         // of the plan
+  std::vector<char> marked;              // by parameter, in this step; else the default stream counts
+  std::vector<void*> streams;            // of this step's marks, each once; under Model::streams_mutex
+  std::unique_ptr<device::Mark> values;  // where the default stream has come to; for streams without marks
 };
 
 // By parameter, by tensor of the optimizer. Zeroed.

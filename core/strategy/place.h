@@ -14,16 +14,20 @@ namespace dsgd {
 struct Place {
   std::shared_ptr<device::Device> device;
   std::vector<uint32_t> replicas;            // in order
-  std::unique_ptr<device::WorkQueue> queue;  // entered on the session's loop
+  std::unique_ptr<device::WorkQueue> queue;  // entered on the session's loop, as the next two
+  // Of a device that is not the host: what goes to the host and comes from it, beside each other and beside the queue's work.
+  std::unique_ptr<device::WorkQueue> to_host, from_host;
   std::unique_ptr<device::Mark> entered;     // in the host's default stream
   std::unique_ptr<device::Mark> reached;     // in the queue
   OptimizerState state;                      // where all workers update alike and the device is not the host
   bool is_host() const { return device->is_host(); }
   // What is entered into the queue from now on happens after what the host has entered into its default stream.
   Status follow_default_stream();
+  // What is entered into any of its queues from now on happens after all that is in them.
+  Status align();
 };
 
-Result<Place> open_place(std::shared_ptr<device::Device> device);  // no replicas yet
+Result<Place> open_place(std::shared_ptr<device::Device> device);  // no replicas yet, and the first queue alone
 // In the order of their first replicas, but the host first.
 Result<std::vector<Place>> make_places(const Model& model);
 

@@ -29,6 +29,11 @@ Status Step::set_plan(Plan plan, uint64_t version) {
   buffers_.clear();
   buffers_.resize(plan_.size());
   buffer_bytes_ = 0;
+  for (StreamMarks& of_replica : model_.stream_marks) {
+    of_replica.marked.assign(model_.parameters.size(), 0);
+    of_replica.buckets.clear();
+    of_replica.buckets.resize(plan_.size());
+  }
   buckets_of_.assign(model_.parameters.size(), {});
   for (size_t b = 0; b < plan_.size(); ++b) {
     if (Status status = make_buffers(b); !status.ok()) return status;
@@ -58,7 +63,7 @@ void Step::begin(StepRequest request, Done done) {
   all_entered_ = false;
   for (size_t b = 0; b < plan_.size(); ++b) {
     buffers_[b].pending = static_cast<int>(plan_[b].parameters.size());
-    buffers_[b].travelled = false;
+    buffers_[b].travelled = buffers_[b].returned = false;
     buffers_[b].held = nullptr;
     buffers_[b].norms.clear();
   }
@@ -202,6 +207,9 @@ void Step::bucket_done(size_t index, const Status& status) {
   if (!status.ok()) return fail(status);
   buffers_[index].held = nullptr;
   --open_;
+  if (returns_early()) {
+    if (Status entered = return_results(index); !entered.ok()) return device_failed(entered);
+  }
   if (in_team() && !stays_on_device()) {
     buffers_[index].travelled = true;
   } else {
@@ -279,6 +287,7 @@ void Step::abort(const Status& cause) {
 void Step::fail(const Status& cause) {
   if (patience_) loop_.cancel(std::exchange(patience_, 0));
   if (done_) {
+    disturbed_ = true;
     // A failure that all have agreed on came before any of the team's work.
     if (collective_queue_ && !agreed_) collective_queue_->fail(cause);
     Done done = std::move(done_);

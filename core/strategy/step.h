@@ -4,6 +4,7 @@
 //   ready      gradients are marked
 //   fetch      a bucket whose gradients are all there is reduced over the replicas of each device, and comes to the host
 //   reduce     buckets travel in index order, a few at a time, by the strategy's algorithm
+//   return     a bucket's result goes to the devices, into the memory of their sums
 //   commit     once the header agrees and every bucket is in: values and optimizer state change, on every device
 //
 // Until the commit nothing of the model has changed, so a step that fails leaves values and state as they were. Gradients
@@ -67,6 +68,7 @@ class Step {
   // A new plan, at start and after a change of strategy or settings. It fails for want of memory.
   Status set_plan(Plan plan, uint64_t version);
   const std::vector<Bucket>& plan() const { return plan_; }
+  const std::vector<std::vector<uint32_t>>& buckets_of() const { return buckets_of_; }  // by parameter
   const StrategySpec& strategy() const { return strategy_; }
   bool has_teams() const { return teams_.any(); }
   // Replicas of all workers together, and of the ranks before this one; known from start.
@@ -111,6 +113,7 @@ class Step {
     Memory fetched_sums;          // on the host, of its replicas; null: they are Buffers::data
     std::vector<Memory> fetched;  // on the host, by replica of the place: gradients, when reproducible
     std::unique_ptr<device::Mark> summed, reached;  // local sums are there; and what comes behind them is
+    std::unique_ptr<device::Mark> returned;         // results are, for the update
   };
   struct PieceMean {
     bool present;
@@ -126,11 +129,12 @@ class Step {
     int pending = 0;                // parameters not yet marked
     int fetching = 0;               // devices that are not there yet
     bool travelled = false;         // and waits for its turn to be gathered by a team's devices
+    bool returned = false;          // results are on their way to the devices
     Direct* held = nullptr;         // waits for the header
     std::vector<double> norms;      // sum of squares of what this rank transformed
     // Where the first device computes the norm: sums of squares by range; the last are on the host.
     size_t square_ranges = 0;
-    Memory squares_scratch, squares_there, squares_here;
+    Memory squares_there, squares_here;
   };
 
   // A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found within K steps
@@ -155,6 +159,7 @@ class Step {
   // contribution (contribution.cc)
   void fetch(size_t bucket);
   Status enter_fetch(size_t bucket, size_t place);
+  Status follow_streams(size_t bucket, Place& place);
   void make_terms(size_t bucket, const Place& place, bool weighted, uint32_t only);
   Status enter_values(size_t bucket, size_t place);
   void fetched(size_t bucket);
@@ -207,6 +212,7 @@ class Step {
   double norm_of_devices() const;
   void update_if_finite();
   Status update(size_t bucket);
+  Status return_results(size_t bucket);
   void make_updates(size_t bucket, Place& place);
   void updated();
   Status give_to_streams();
@@ -223,6 +229,9 @@ class Step {
     return teams_.any() && (strategy_.kind != StrategyKind::kAllReduce || goes_by_nccl(strategy_.algorithm));
   }
   bool in_team() const { return collective_queue_ && by_teams(); }
+  // Do results come from the host to the devices? And are they what the devices need as soon as a bucket is in?
+  bool returns_results() const { return !stays_on_device() && !in_team(); }
+  bool returns_early() const { return returns_results() && (transforms() || !options_.reproducible); }
   // Nothing that the host would have to compute, or carry to others: sums stay where they are.
   bool stays_on_device() const {
     if (by_teams()) return teams_.everybody() && !transforms();
@@ -285,6 +294,7 @@ class Step {
   bool all_entered_ = false;  // and told
   bool norms_done_ = false;
   bool committed_ = false;
+  bool disturbed_ = false;  // the step before has failed, perhaps with copies under way
   std::vector<double> all_weights_;  // of all replicas of all workers
   size_t first_replica_ = 0;         // of this worker, among them
   double total_weight_ = 0;

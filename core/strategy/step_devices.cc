@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/base/join.h"
 #include "core/strategy/step.h"
@@ -57,13 +58,11 @@ Status Step::make_buffers(size_t index) {
   if (status.ok() && norms_on_device()) {
     buffers.square_ranges = 0;
     for (const Piece& piece : bucket.pieces) buffers.square_ranges += device::square_ranges(piece.count);
-    const size_t ranges = buffers.square_ranges, scratch = ranges * device::kSquareScratch;
-    status = on_host(ranges * sizeof(double), &buffers.squares_here);
-    for (auto [memory, numbers] : {std::pair(&buffers.squares_there, ranges), std::pair(&buffers.squares_scratch, scratch)}) {
-      auto made = places_.front().device->allocate(numbers * sizeof(double));
-      if (!made.ok()) return made.status();
-      *memory = std::move(made).value();
-    }
+    const size_t nbytes_of_sums = buffers.square_ranges * sizeof(double);
+    status = on_host(nbytes_of_sums, &buffers.squares_here);
+    auto made = places_.front().device->allocate(nbytes_of_sums);
+    if (!made.ok()) return made.status();
+    buffers.squares_there = std::move(made).value();
   }
   buffers.at.resize(places_.size());
   bool data_taken = host_is_place();
@@ -74,10 +73,15 @@ Status Step::make_buffers(size_t index) {
     auto sums = place.device->allocate(std::max(nbytes, team_bytes(bucket)));
     if (!sums.ok()) return sums.status();
     at.sums = std::move(sums).value();
-    for (auto* mark : {&at.summed, &at.reached}) {
+    for (auto* mark : {&at.summed, &at.reached, &at.returned}) {
       auto made = place.device->new_mark();
       if (!made.ok()) return made.status();
       *mark = std::move(made).value();
+    }
+    for (uint32_t r : place.replicas) {  // more only for hosts with more streams
+      auto made = place.device->new_mark();
+      if (!made.ok()) return made.status();
+      model_.stream_marks[r].buckets[index].marks.push_back(std::move(made).value());
     }
     if (stays_on_device()) {
       buffers.means.resize(bucket.pieces.size());
@@ -154,6 +158,11 @@ Status Step::ensure_state() {
 
 // The last step may have ended before its updates did. What one device writes to the host now, another may still be reading.
 Status Step::follow_each_other() {
+  if (std::exchange(disturbed_, false)) {
+    for (Place& place : places_) {
+      if (Status status = place.align(); !status.ok()) return status;
+    }
+  }
   for (Place& place : places_) {
     for (Place& other : places_) {
       if (&place == &other || place.is_host() || other.is_host()) continue;

@@ -9,6 +9,7 @@
 #include "core/base/text.h"
 #include "core/config/config.h"
 #include "core/reduce/kernels.h"
+#include "core/reduce/value_digest.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
@@ -82,8 +83,7 @@ std::pair<size_t, size_t> Step::digest_range(const Parameter& parameter) const {
 }
 
 uint64_t Step::value_digest() const {
-  XXH3_state_t* state = XXH3_createState();
-  XXH3_64bits_reset(state);
+  ValueDigest digest;
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
     if (!parameter.trained) continue;
@@ -98,11 +98,9 @@ uint64_t Step::value_digest() const {
       weighted_set(parameter.dtype, widened.data(), values, end - begin, 1);  // as a device does
       values = reinterpret_cast<const std::byte*>(widened.data());
     }
-    XXH3_64bits_update(state, values, (end - begin) * dtype_size(dtype));
+    digest.add(dtype, values, end - begin);
   }
-  const uint64_t digest = XXH3_64bits_digest(state);
-  XXH3_freeState(state);
-  return digest;
+  return digest.result();
 }
 
 std::vector<std::byte> Step::make_header() const {

@@ -94,7 +94,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("source", "build", "fake"):
         parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
-    parser.add_argument("languages", nargs="*", choices=["java", "go"])
+    parser.add_argument("languages", nargs="*")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         work = pathlib.Path(work)

@@ -410,8 +410,9 @@ DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_resul
 DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, dsgd_op **op, dsgd_error **error);
 /* This gradient is complete and will not change until the step ends. For a replica on a GPU it is complete once what
  * `stream` holds now is done; numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy) default stream, 2 for
- * the calling thread's default stream. NULL for host memory. The stream lives until the step has ended, since new values
- * are ordered on it, too. Any thread, any order, never blocks.
+ * the calling thread's default stream. NULL for host memory. Gradients travel in buckets, so the step may also wait for
+ * what the stream is given until the last gradient of the same bucket is marked. The stream lives until the step has ended,
+ * since new values are ordered on it, too. Any thread, any order, never blocks.
  * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream for the
  * cpu). */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
@@ -535,7 +536,7 @@ DSGD_API void dsgd_shard_free(dsgd_shard *shard);           /* NULL is fine */
 /* ---- Digest ----------------------------------------------------------------------------------------------------- */
 
 /* 64-bit digest of the values of all parameters, in order, of this worker's first replica, for comparison between
- * workers: equal bits, equal digest. Reads the buffers now; not collective, not during a step. One thread at a time. */
+ * workers: equal bits, equal digest (all NaNs count as one, since a GPU's are not a CPU's). Reads the buffers now; not collective, not during a step. One thread at a time. */
 DSGD_API int32_t dsgd_digest(dsgd_session *session, uint64_t *digest, dsgd_error **error);
 
 /* ---- Head ------------------------------------------------------------------------------------------------------- */

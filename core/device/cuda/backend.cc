@@ -299,6 +299,17 @@ int32_t copy(Queue* queue, void* to, const void* from, uint64_t nbytes, Message*
 
 namespace {
 
+// One with room for few, if that is enough.
+template <typename Kernel>
+int32_t launch_batch(const Queue& queue, const Kernel& kernel, Message* message) {
+  if (typename Kernel::Few few; kernel.fits(&few)) {
+    DSGD_CUDA(queue.device, launch(few, queue.stream));
+  } else {
+    DSGD_CUDA(queue.device, launch(kernel, queue.stream));
+  }
+  return 0;
+}
+
 template <typename Stored>
 class SumBatch {
  public:
@@ -329,14 +340,13 @@ class SumBatch {
   }
   int32_t flush() {
     if (kernel_.pieces == 0) return 0;
-    Message* message = message_;
-    DSGD_CUDA(queue_->device, launch(kernel_, queue_->stream));
+    const int32_t code = launch_batch(*queue_, kernel_, message_);
     kernel_.pieces = kernel_.terms = kernel_.blocks = 0;
-    return 0;
+    return code;
   }
 
  private:
-  using Kernel = SumKernel<Stored>;
+  using Kernel = SumKernel<Stored, Room::kMany>;
   Queue* const queue_;
   Message* const message_;
   Kernel kernel_;
@@ -372,35 +382,28 @@ int32_t sum(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, c
 }
 
 template <typename T>
-int32_t squares_as(Queue* queue, const SquarePiece* pieces, uint32_t count, const T* bucket, double* scratch, double* sums,
-                   Message* message) {
-  using Kernel = SquareKernel<T>;
-  uint32_t ranges = 0;
+int32_t squares_as(Queue* queue, const SquarePiece* pieces, uint32_t count, const T* bucket, double* sums, Message* message) {
+  using Kernel = SquareKernel<T, Room::kMany>;
   for (uint32_t p = 0; p < count;) {
     Kernel kernel;
-    kernel.scratch = scratch + uint64_t{ranges} * kThreads;
+    kernel.sums = sums;
     for (; p < count && kernel.pieces < Kernel::kPieces; ++p) {
       if (pieces[p].count == 0) continue;
       kernel.piece[kernel.pieces++] = {bucket + pieces[p].position, pieces[p].count, kernel.blocks};
       kernel.blocks += blocks_of(pieces[p].count);
     }
     if (kernel.blocks == 0) continue;
-    DSGD_CUDA(queue->device, launch(kernel, queue->stream));
-    ranges += kernel.blocks;
+    if (const int32_t code = launch_batch(*queue, kernel, message)) return code;
+    sums += kernel.blocks;
   }
-  if (ranges == 0) return 0;
-  const SquareSumKernel kernel{(ranges + kThreads - 1) / kThreads, ranges, scratch, sums};
-  DSGD_CUDA(queue->device, launch(kernel, queue->stream));
   return 0;
 }
 
-int32_t squares(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* scratch,
-                double* sums, Message* message) {
+int32_t squares(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* sums,
+                Message* message) {
   DSGD_CURRENT(queue->device);
-  if (dtype == DType::kFloat64) {
-    return squares_as(queue, pieces, count, static_cast<const double*>(bucket), scratch, sums, message);
-  }
-  return squares_as(queue, pieces, count, static_cast<const float*>(bucket), scratch, sums, message);
+  if (dtype == DType::kFloat64) return squares_as(queue, pieces, count, static_cast<const double*>(bucket), sums, message);
+  return squares_as(queue, pieces, count, static_cast<const float*>(bucket), sums, message);
 }
 
 template <typename Stored>
@@ -428,24 +431,24 @@ class UpdateBatch {
   }
   int32_t flush() {
     if (kernel_.pieces == 0) return 0;
-    Message* message = message_;
-    DSGD_CUDA(queue_->device, launch(kernel_, queue_->stream));
-    kernel_.pieces = kernel_.blocks = 0;
-    return 0;
+    const int32_t code = launch_batch(*queue_, kernel_, message_);
+    kernel_.pieces = kernel_.rules = kernel_.blocks = 0;
+    return code;
   }
 
  private:
-  using Kernel = UpdateKernel<Stored>;
+  using Kernel = UpdateKernel<Stored, Room::kMany>;
 
   static const T* result_of(const UpdatePiece& given, void* const* targets) {
     return static_cast<const T*>(Kernel::kMaster ? given.master : targets[given.first_target]);
   }
 
   int32_t push(const UpdatePiece& given, Action action, const T* sum, void* const* targets, uint32_t count) {
-    if (kernel_.pieces == Kernel::kPieces) {
+    const bool known = kernel_.rules > 0 && given.rule == *last_;
+    if (kernel_.pieces == Kernel::kPieces || (!known && kernel_.rules == Kernel::kRules)) {
       if (const int32_t code = flush()) return code;
     }
-    const UpdateRule& rule = given.rule;
+    if (!known || kernel_.rules == 0) add_rule(given.rule);
     typename Kernel::Piece& piece = kernel_.piece[kernel_.pieces++];
     piece = {};
     piece.sum = sum;
@@ -456,21 +459,22 @@ class UpdateBatch {
     piece.divisor = static_cast<T>(given.divisor);
     piece.first_block = kernel_.blocks;
     piece.targets = static_cast<uint8_t>(count);
+    piece.rule = static_cast<uint8_t>(kernel_.rules - 1);
     piece.action = action;
-    piece.kind = rule.kind;
-    piece.momentum = rule.momentum;
-    piece.adam_decay = rule.adam_decay;
-    piece.sgd_decay = rule.sgd_decay;
-    piece.nesterov = rule.nesterov;
-    piece.amsgrad = rule.amsgrad;
-    piece.sgd = rule.as<T>().sgd;
-    piece.adam = rule.as<T>().adam;
     kernel_.blocks += blocks_of(given.count);
     return 0;
   }
 
+  // Of the pieces that follow, too, as long as they have the same.
+  void add_rule(const UpdateRule& given) {
+    kernel_.rule[kernel_.rules++] = {given.kind,      given.momentum, given.adam_decay,      given.sgd_decay,
+                                     given.nesterov, given.amsgrad,  given.as<T>().sgd, given.as<T>().adam};
+    last_ = &given;
+  }
+
   Queue* const queue_;
   Message* const message_;
+  const UpdateRule* last_ = nullptr;  // the kernel's last rule
   Kernel kernel_;
 };
 

@@ -1,13 +1,14 @@
 // Kernels: functions of (block, thread) that touch disjoint elements, so that a GPU may run them in any order and a test as
 // loops on the host. Descriptions of what to do travel as the kernel's own parameters, a batch of pieces at a time, so that
-// nothing has to be allocated or copied for a launch. Memory is read and written 16 bytes at a time where it is aligned, and 8
-// bytes of half types, which are computed with as float32.
+// nothing has to be allocated or copied for a launch. Memory is read and written 16 bytes at a time where it is aligned, several
+// reads before the first use, so that enough of them are in flight; half types are computed with as float32.
 //
 // Compiled without contraction of products and sums (-fmad=false): the bits are those of the loops over host memory.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "core/base/half.h"
 #include "core/device/backend.h"
@@ -17,12 +18,13 @@
 #else
 #define DSGD_KERNEL inline
 #endif
+#if defined(__CUDA_ARCH__)
+#define DSGD_UNROLL _Pragma("unroll")
+#else
+#define DSGD_UNROLL
+#endif
 
 namespace dsgd::device::cuda {
-
-struct Block {
-  uint32_t index, thread, threads;
-};
 
 inline constexpr uint32_t kThreads = 256;
 inline constexpr uint32_t kElementsPerBlock = 8192;  // of whichever type: enough for each thread, few enough to fill the GPU
@@ -30,61 +32,87 @@ inline constexpr uint32_t blocks_of(uint64_t count) {
   return static_cast<uint32_t>((count + kElementsPerBlock - 1) / kElementsPerBlock);
 }
 
-// As many elements as one thread reads at once: 16 bytes of what is computed with.
-template <typename Stored>
-struct Lane {
-  static constexpr uint32_t kCount = 16 / sizeof(Wide<Stored>);
-  Stored element[kCount];
+// A thread of a block of kThreads. A kernel of several phases is called for each; between two, all threads of a block meet.
+struct Block {
+  uint32_t index, thread, phase;
+  double* shared;  // kThreads numbers, of the block; only with several phases
 };
-#if defined(__CUDA_ARCH__)
-template <size_t kBytes>
-struct Word;
-template <>
-struct Word<16> {
-  using Type = uint4;
-};
-template <>
-struct Word<8> {
-  using Type = uint2;
-};
-#endif
 
-template <typename Stored>
-DSGD_KERNEL bool aligned(const Stored* data) {
-  return reinterpret_cast<uintptr_t>(data) % sizeof(Lane<Stored>) == 0;
+// A kernel's parameters have room for a few pieces, or for many: all tensors of a bucket go in one launch, and little is sent
+// where little is to do. A kernel with room for few can be filled from one with room for many, if these are few.
+enum class Room { kFew, kMany };
+inline constexpr size_t parameter_bytes(Room room) { return room == Room::kFew ? 4096 : 32764; }
+template <typename T>
+void fill(T* to, const T* from, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) to[i] = from[i];
 }
+
+// As many elements as one thread reads at once: of a half type as many as fill 16 bytes, and as many of what is computed with.
 template <typename Stored>
-DSGD_KERNEL Lane<Stored> load(const Stored* data) {
+inline constexpr uint32_t kLane = 16 / sizeof(Stored);
+template <typename T, uint32_t kCount>
+struct Lane {
+  T element[kCount];
+};
+
+template <typename T>
+DSGD_KERNEL bool aligned(const T* data) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+template <uint32_t kCount, typename T>
+DSGD_KERNEL Lane<T, kCount> load(const T* data) {
+  Lane<T, kCount> lane;
 #if defined(__CUDA_ARCH__)
-  const auto bits = *reinterpret_cast<const typename Word<sizeof(Lane<Stored>)>::Type*>(data);
-  return *reinterpret_cast<const Lane<Stored>*>(&bits);
+  static_assert(sizeof lane % sizeof(uint4) == 0);
+  DSGD_UNROLL
+  for (uint32_t word = 0; word < sizeof lane / sizeof(uint4); ++word) {
+    const uint4 bits = reinterpret_cast<const uint4*>(data)[word];
+    std::memcpy(reinterpret_cast<char*>(&lane) + word * sizeof bits, &bits, sizeof bits);
+  }
 #else
-  Lane<Stored> lane;
   std::memcpy(&lane, data, sizeof lane);
-  return lane;
 #endif
+  return lane;
 }
-template <typename Stored>
-DSGD_KERNEL void store(Stored* data, const Lane<Stored>& lane) {
+template <uint32_t kCount, typename T>
+DSGD_KERNEL void store(T* data, const Lane<T, kCount>& lane) {
 #if defined(__CUDA_ARCH__)
-  using Type = typename Word<sizeof(Lane<Stored>)>::Type;
-  *reinterpret_cast<Type*>(data) = *reinterpret_cast<const Type*>(&lane);
+  DSGD_UNROLL
+  for (uint32_t word = 0; word < sizeof lane / sizeof(uint4); ++word) {
+    uint4 bits;
+    std::memcpy(&bits, reinterpret_cast<const char*>(&lane) + word * sizeof bits, sizeof bits);
+    reinterpret_cast<uint4*>(data)[word] = bits;
+  }
 #else
   std::memcpy(data, &lane, sizeof lane);
 #endif
 }
 
-// The elements of a piece that a thread of a block takes: whole lanes, each thread's beside the next one's; then, one by one,
-// those that fill no lane, or all if something is not aligned.
-template <typename T, typename Lanes, typename Ones>
-DSGD_KERNEL void for_elements(Block block, uint64_t begin, uint64_t end, bool in_lanes, Lanes lanes, Ones ones) {
-  constexpr uint32_t kLane = Lane<T>::kCount;
-  uint64_t rest = begin;
+// The elements of a piece that a block takes.
+struct Range {
+  uint64_t begin, end;
+};
+template <typename Piece>
+DSGD_KERNEL Range range_of(const Piece& piece, Block block) {
+  const uint64_t begin = uint64_t{block.index - piece.first_block} * kElementsPerBlock;
+  return {begin, begin + kElementsPerBlock < piece.count ? begin + kElementsPerBlock : piece.count};
+}
+
+// What a thread of a block does of a range: whole lanes, each thread's beside the next one's, and several such rows at a time;
+// then, one by one, the elements that fill no lane, or all if something is not aligned. `lanes(rows, i)` does `rows` lanes, an
+// integral constant, at i, i + row<kCount> and so on.
+template <uint32_t kCount>
+inline constexpr uint64_t kRow = uint64_t{kThreads} * kCount;
+template <uint32_t kCount, uint32_t kRows, typename Lanes, typename Ones>
+DSGD_KERNEL void for_elements(Block block, Range range, bool in_lanes, Lanes lanes, Ones ones) {
+  uint64_t rest = range.begin;
   if (in_lanes) {
-    rest = begin + (end - begin) / kLane * kLane;
-    for (uint64_t i = begin + uint64_t{block.thread} * kLane; i < rest; i += uint64_t{block.threads} * kLane) lanes(i);
+    rest = range.begin + (range.end - range.begin) / kCount * kCount;
+    uint64_t i = range.begin + uint64_t{block.thread} * kCount;
+    for (; i + (kRows - 1) * kRow<kCount> < rest; i += kRows * kRow<kCount>) lanes(std::integral_constant<uint32_t, kRows>(), i);
+    for (; i < rest; i += kRow<kCount>) lanes(std::integral_constant<uint32_t, 1>(), i);
   }
-  for (uint64_t i = rest + block.thread; i < end; i += block.threads) ones(i);
+  for (uint64_t i = rest + block.thread; i < range.end; i += kThreads) ones(i);
 }
 
 // Which piece a block works on: the last that begins at it or before.
@@ -104,9 +132,8 @@ DSGD_KERNEL uint32_t piece_of(const Piece* pieces, uint32_t count, uint32_t bloc
 
 // bucket = sum of weight * gradient over the replicas of this device, gathered into the bucket's layout ("fuse") in one pass.
 template <typename Stored>
-struct SumKernel {
+struct SumParts {
   using T = Wide<Stored>;
-  static constexpr uint32_t kPieces = 48, kTerms = 128;
   struct Piece {
     T* sum;
     uint64_t count;
@@ -118,30 +145,58 @@ struct SumKernel {
     const Stored* gradient;
     T weight;
   };
+};
+template <typename Stored, Room kRoom>
+struct SumKernel : SumParts<Stored> {
+  using typename SumParts<Stored>::T;
+  using typename SumParts<Stored>::Piece;
+  using typename SumParts<Stored>::WeightedTerm;
+  using Few = SumKernel<Stored, Room::kFew>;
+  static constexpr size_t kBytes = parameter_bytes(kRoom);
+  static constexpr uint32_t kPhases = 1, kPieces = kRoom == Room::kFew ? 48 : 400, kTerms = kRoom == Room::kFew ? 128 : 1200;
   uint32_t pieces = 0, terms = 0, blocks = 0;
   Piece piece[kPieces];
   WeightedTerm term[kTerms];
 
+  bool fits(Few* few) const {
+    if (pieces > Few::kPieces || terms > Few::kTerms) return false;
+    few->pieces = pieces, few->terms = terms, few->blocks = blocks;
+    fill(few->piece, piece, pieces);
+    fill(few->term, term, terms);
+    return true;
+  }
+
   DSGD_KERNEL void operator()(Block block) const {
+    constexpr uint32_t kCount = kLane<Stored>;
     const Piece& p = piece[piece_of(piece, pieces, block.index)];
-    const uint64_t begin = uint64_t{block.index - p.first_block} * kElementsPerBlock;
-    const uint64_t end = begin + kElementsPerBlock < p.count ? begin + kElementsPerBlock : p.count;
     bool in_lanes = aligned(p.sum);
     for (uint32_t t = 0; t < p.terms; ++t) in_lanes = in_lanes && aligned(term[p.first_term + t].gradient);
-    for_elements<T>(
-        block, begin, end, in_lanes,
-        [&](uint64_t i) {
-          Lane<T> sum{};
-          if (p.add) sum = load(p.sum + i);
+    for_elements<kCount, 4>(
+        block, range_of(p, block), in_lanes,
+        [&](auto rows, uint64_t i) {
+          constexpr uint32_t kRows = decltype(rows)::value;
+          Lane<T, kCount> sum[kRows] = {};
+          if (p.add) {
+            DSGD_UNROLL
+            for (uint32_t row = 0; row < kRows; ++row) sum[row] = load<kCount>(p.sum + i + row * kRow<kCount>);
+          }
           for (uint32_t t = 0; t < p.terms; ++t) {
             const WeightedTerm& from = term[p.first_term + t];
-            const Lane<Stored> gradient = load(from.gradient + i);
-            for (uint32_t k = 0; k < Lane<T>::kCount; ++k) {
-              const T product = from.weight * widen(gradient.element[k]);
-              sum.element[k] = t == 0 && !p.add ? product : sum.element[k] + product;
+            Lane<Stored, kCount> gradient[kRows];
+            DSGD_UNROLL
+            for (uint32_t row = 0; row < kRows; ++row) gradient[row] = load<kCount>(from.gradient + i + row * kRow<kCount>);
+            DSGD_UNROLL
+            for (uint32_t row = 0; row < kRows; ++row) {
+              DSGD_UNROLL
+              for (uint32_t k = 0; k < kCount; ++k) {
+                const T product = from.weight * widen(gradient[row].element[k]);
+                T& element = sum[row].element[k];
+                element = t == 0 && !p.add ? product : element + product;
+              }
             }
           }
-          store(p.sum + i, sum);
+          DSGD_UNROLL
+          for (uint32_t row = 0; row < kRows; ++row) store(p.sum + i + row * kRow<kCount>, sum[row]);
         },
         [&](uint64_t i) {
           T sum = p.add ? p.sum[i] : T{0};
@@ -155,60 +210,85 @@ struct SumKernel {
   }
 };
 
-// Sums of squares, first of what each thread reads of a range, a block for each range; then of a range's threads, a thread for each
-// range. Their order is fixed, so the same run gives the same bits.
+// Sums of squares, a block for each range: of what each thread reads, then of halves of the threads. Their order is fixed, so the
+// same run gives the same bits.
 template <typename T>
-struct SquareKernel {
-  static constexpr uint32_t kPieces = 128;
-  static_assert(kElementsPerBlock == kSquareRange && kThreads == kSquareScratch);
+struct SquareParts {
   struct Piece {
     const T* data;
     uint64_t count;
     uint32_t first_block;
   };
+};
+template <typename T, Room kRoom>
+struct SquareKernel : SquareParts<T> {
+  using typename SquareParts<T>::Piece;
+  using Few = SquareKernel<T, Room::kFew>;
+  static constexpr size_t kBytes = parameter_bytes(kRoom);
+  static constexpr uint32_t kPhases = 9, kPieces = kRoom == Room::kFew ? 128 : 1300;
+  static_assert(kElementsPerBlock == kSquareRange && kThreads == 1u << (kPhases - 1));
   uint32_t pieces = 0, blocks = 0;
-  double* scratch = nullptr;  // by block, by thread
+  double* sums = nullptr;  // by block
   Piece piece[kPieces];
 
+  bool fits(Few* few) const {
+    if (pieces > Few::kPieces) return false;
+    few->pieces = pieces, few->blocks = blocks, few->sums = sums;
+    fill(few->piece, piece, pieces);
+    return true;
+  }
+
   DSGD_KERNEL void operator()(Block block) const {
+    if (block.phase == 0) {
+      block.shared[block.thread] = of_thread(block);
+      return;
+    }
+    const uint32_t half = kThreads >> block.phase;
+    if (block.thread >= half) return;
+    block.shared[block.thread] += block.shared[block.thread + half];
+    if (half == 1) sums[block.index] = block.shared[0];
+  }
+
+ private:
+  DSGD_KERNEL double of_thread(Block block) const {
+    constexpr uint32_t kCount = kLane<T>;
     const Piece& p = piece[piece_of(piece, pieces, block.index)];
-    const uint64_t begin = uint64_t{block.index - p.first_block} * kElementsPerBlock;
-    const uint64_t end = begin + kElementsPerBlock < p.count ? begin + kElementsPerBlock : p.count;
     double sum = 0;
     const auto add = [&sum](T element) {
       const double x = element;
       sum += x * x;
     };
-    for_elements<T>(
-        block, begin, end, aligned(p.data),
-        [&](uint64_t i) {
-          const Lane<T> lane = load(p.data + i);
-          for (uint32_t k = 0; k < Lane<T>::kCount; ++k) add(lane.element[k]);
+    for_elements<kCount, 4>(
+        block, range_of(p, block), aligned(p.data),
+        [&](auto rows, uint64_t i) {
+          constexpr uint32_t kRows = decltype(rows)::value;
+          Lane<T, kCount> lane[kRows];
+          DSGD_UNROLL
+          for (uint32_t row = 0; row < kRows; ++row) lane[row] = load<kCount>(p.data + i + row * kRow<kCount>);
+          DSGD_UNROLL
+          for (uint32_t row = 0; row < kRows; ++row) {
+            DSGD_UNROLL
+            for (uint32_t k = 0; k < kCount; ++k) add(lane[row].element[k]);
+          }
         },
         [&](uint64_t i) { add(p.data[i]); });
-    scratch[uint64_t{block.index} * kThreads + block.thread] = sum;
-  }
-};
-struct SquareSumKernel {
-  uint32_t blocks = 0, ranges = 0;
-  const double* scratch = nullptr;
-  double* sums = nullptr;
-
-  DSGD_KERNEL void operator()(Block block) const {
-    const uint32_t range = block.index * block.threads + block.thread;
-    if (range >= ranges) return;
-    double sum = 0;
-    for (uint32_t t = 0; t < kThreads; ++t) sum += scratch[uint64_t{range} * kThreads + t];
-    sums[range] = sum;
+    return sum;
   }
 };
 
 // From a bucket to the replicas ("unfuse"): the mean, then the optimizer's rule, then copies of the new values, in one pass.
 template <typename Stored>
-struct UpdateKernel {
+struct UpdateParts {
   using T = Wide<Stored>;
-  static constexpr bool kMaster = !std::is_same_v<T, Stored>;
-  static constexpr uint32_t kPieces = 16, kTargets = 4;
+  static constexpr uint32_t kTargets = 4;
+  struct Rule {  // of many pieces: an UpdateRule for one type
+    UpdateRule::Kind kind;
+    update::Momentum momentum;
+    update::Decay adam_decay;
+    bool sgd_decay, nesterov, amsgrad;
+    update::SgdCoefficients<T> sgd;
+    update::AdamCoefficients<T> adam;
+  };
   struct Piece {
     const T* sum;
     uint64_t count;
@@ -217,39 +297,53 @@ struct UpdateKernel {
     T* master;  // where half types are updated
     T divisor;
     uint32_t first_block;
-    uint8_t targets;
+    uint8_t targets, rule;
     Action action;
-    UpdateRule::Kind kind;
-    update::Momentum momentum;
-    update::Decay adam_decay;
-    bool sgd_decay, nesterov, amsgrad;
-    update::SgdCoefficients<T> sgd;
-    update::AdamCoefficients<T> adam;
   };
-  uint32_t pieces = 0, blocks = 0;
+};
+template <typename Stored, Room kRoom>
+struct UpdateKernel : UpdateParts<Stored> {
+  using typename UpdateParts<Stored>::T;
+  using typename UpdateParts<Stored>::Piece;
+  using typename UpdateParts<Stored>::Rule;
+  using Few = UpdateKernel<Stored, Room::kFew>;
+  static constexpr bool kMaster = !std::is_same_v<T, Stored>;
+  static constexpr size_t kBytes = parameter_bytes(kRoom);
+  static constexpr uint32_t kPhases = 1, kPieces = kRoom == Room::kFew ? 24 : 280, kRules = kRoom == Room::kFew ? 8 : 24;
+  uint32_t pieces = 0, rules = 0, blocks = 0;
   Piece piece[kPieces];
+  Rule rule[kRules];
+
+  bool fits(Few* few) const {
+    if (pieces > Few::kPieces || rules > Few::kRules) return false;
+    few->pieces = pieces, few->rules = rules, few->blocks = blocks;
+    fill(few->piece, piece, pieces);
+    fill(few->rule, rule, rules);
+    return true;
+  }
 
   DSGD_KERNEL void operator()(Block block) const {
     const Piece& p = piece[piece_of(piece, pieces, block.index)];
-    if (p.action != Action::kUpdate || p.kind == UpdateRule::Kind::kKeep) return run<NoState>(p, block);
-    if (p.kind == UpdateRule::Kind::kSgd) return p.sgd_decay ? run_sgd<true>(p, block) : run_sgd<false>(p, block);
-    p.amsgrad ? run_adam<true>(p, block) : run_adam<false>(p, block);
+    const Rule& r = rule[p.rule];
+    if (p.action != Action::kUpdate || r.kind == UpdateRule::Kind::kKeep) return run<NoState>(p, r, block);
+    if (r.kind == UpdateRule::Kind::kSgd) return r.sgd_decay ? run_sgd<true>(p, r, block) : run_sgd<false>(p, r, block);
+    r.amsgrad ? run_adam<true>(p, r, block) : run_adam<false>(p, r, block);
   }
 
  private:
   // What an update does with the state at one element; `state` is in registers.
   struct NoState {
     static constexpr uint32_t kStates = 0;
-    DSGD_KERNEL static T step(const Piece& p, T mean, T value, T*) {
+    DSGD_KERNEL static T step(const Piece& p, const Rule&, T mean, T value, T*) {
       return p.action == Action::kUpdate ? value : mean;  // a rule that keeps the value, or none
     }
   };
   template <bool kDecay, update::Momentum kMomentum, bool kNesterov>
   struct Sgd {
     static constexpr uint32_t kStates = kMomentum == update::Momentum::kNone ? 0 : 1;
-    DSGD_KERNEL static T step(const Piece& p, T mean, T value, T* state) {
+    DSGD_KERNEL static T step(const Piece&, const Rule& r, T mean, T value, T* state) {
       T buffer = 0;
-      const T result = update::sgd<kDecay, kMomentum, kNesterov>(p.sgd, mean, value, kStates ? state[0] : T{0}, &buffer);
+      const T result = update::sgd<kDecay, kMomentum, kNesterov>(r.sgd, mean, value, kStates ? state[0] : T{0}, &buffer);
       if (kStates) state[0] = buffer;
       return result;
     }
@@ -257,28 +351,30 @@ struct UpdateKernel {
   template <update::Decay kDecay, bool kAmsGrad>
   struct Adam {
     static constexpr uint32_t kStates = kAmsGrad ? 3 : 2;
-    DSGD_KERNEL static T step(const Piece& p, T mean, T value, T* state) {
+    DSGD_KERNEL static T step(const Piece&, const Rule& r, T mean, T value, T* state) {
       T unused = 0;
-      return update::adam<kDecay, kAmsGrad>(p.adam, mean, value, &state[0], &state[1], kAmsGrad ? &state[2] : &unused);
+      return update::adam<kDecay, kAmsGrad>(r.adam, mean, value, &state[0], &state[1], kAmsGrad ? &state[2] : &unused);
     }
   };
 
   template <bool kDecay>
-  DSGD_KERNEL static void run_sgd(const Piece& p, Block block) {
+  DSGD_KERNEL static void run_sgd(const Piece& p, const Rule& r, Block block) {
     using update::Momentum;
-    if (p.momentum == Momentum::kNone) return run<Sgd<kDecay, Momentum::kNone, false>>(p, block);
-    if (p.momentum == Momentum::kFirst) {
-      return p.nesterov ? run<Sgd<kDecay, Momentum::kFirst, true>>(p, block) : run<Sgd<kDecay, Momentum::kFirst, false>>(p, block);
+    if (r.momentum == Momentum::kNone) return run<Sgd<kDecay, Momentum::kNone, false>>(p, r, block);
+    if (r.momentum == Momentum::kFirst) {
+      return r.nesterov ? run<Sgd<kDecay, Momentum::kFirst, true>>(p, r, block)
+                        : run<Sgd<kDecay, Momentum::kFirst, false>>(p, r, block);
     }
-    p.nesterov ? run<Sgd<kDecay, Momentum::kRunning, true>>(p, block) : run<Sgd<kDecay, Momentum::kRunning, false>>(p, block);
+    r.nesterov ? run<Sgd<kDecay, Momentum::kRunning, true>>(p, r, block)
+               : run<Sgd<kDecay, Momentum::kRunning, false>>(p, r, block);
   }
   template <bool kAmsGrad>
-  DSGD_KERNEL static void run_adam(const Piece& p, Block block) {
+  DSGD_KERNEL static void run_adam(const Piece& p, const Rule& r, Block block) {
     using update::Decay;
-    switch (p.adam_decay) {
-      case Decay::kNone: return run<Adam<Decay::kNone, kAmsGrad>>(p, block);
-      case Decay::kCoupled: return run<Adam<Decay::kCoupled, kAmsGrad>>(p, block);
-      case Decay::kDecoupled: return run<Adam<Decay::kDecoupled, kAmsGrad>>(p, block);
+    switch (r.adam_decay) {
+      case Decay::kNone: return run<Adam<Decay::kNone, kAmsGrad>>(p, r, block);
+      case Decay::kCoupled: return run<Adam<Decay::kCoupled, kAmsGrad>>(p, r, block);
+      case Decay::kDecoupled: return run<Adam<Decay::kDecoupled, kAmsGrad>>(p, r, block);
     }
   }
 
@@ -291,47 +387,70 @@ struct UpdateKernel {
   }
 
   template <typename Update>
-  DSGD_KERNEL static void run(const Piece& p, Block block) {
-    constexpr uint32_t kStates = Update::kStates;
-    const uint64_t begin = uint64_t{block.index - p.first_block} * kElementsPerBlock;
-    const uint64_t end = begin + kElementsPerBlock < p.count ? begin + kElementsPerBlock : p.count;
+  DSGD_KERNEL static void run(const Piece& p, const Rule& r, Block block) {
+    constexpr uint32_t kCount = kLane<Stored>, kStates = Update::kStates;
+    constexpr uint32_t kMost = (kStates ? 2 : 4) / (kMaster ? 2 : 1);  // rows: as many as registers allow
     const bool divides = p.action != Action::kCopy;
     const bool reads_value = p.action == Action::kUpdate;
     const bool has_master = kMaster && reads_value;
     bool in_lanes = aligned(p.sum) && (!has_master || aligned(p.master));
     for (uint32_t t = 0; t < p.targets; ++t) in_lanes = in_lanes && aligned(p.target[t]);
     for (uint32_t s = 0; s < kStates; ++s) in_lanes = in_lanes && aligned(p.state[s]);
-    for_elements<T>(
-        block, begin, end, in_lanes,
-        [&](uint64_t i) {
-          Lane<T> result = load(p.sum + i), master{}, state[kStates ? kStates : 1];
-          Lane<Stored> value{};
-          if (reads_value) value = load(p.target[0] + i);
-          if (has_master) master = load(p.master + i);
-          for (uint32_t s = 0; s < kStates; ++s) state[s] = load(p.state[s] + i);
-          for (uint32_t k = 0; k < Lane<T>::kCount; ++k) {
-            T own[kStates ? kStates : 1] = {};
-            for (uint32_t s = 0; s < kStates; ++s) own[s] = state[s].element[k];
-            const T mean = divides ? result.element[k] / p.divisor : result.element[k];
-            result.element[k] = Update::step(p, mean, value_of(value.element[k], master.element[k]), own);
-            value.element[k] = narrow<Stored>(result.element[k]);
-            for (uint32_t s = 0; s < kStates; ++s) state[s].element[k] = own[s];
+    for_elements<kCount, kMost>(
+        block, range_of(p, block), in_lanes,
+        [&](auto rows, uint64_t first) {
+          constexpr uint32_t kRows = decltype(rows)::value;
+          Lane<T, kCount> result[kRows], master[kRows] = {}, state[kRows][kStates ? kStates : 1];
+          Lane<Stored, kCount> value[kRows] = {};
+          DSGD_UNROLL
+          for (uint32_t row = 0; row < kRows; ++row) {
+            const uint64_t i = first + row * kRow<kCount>;
+            result[row] = load<kCount>(p.sum + i);
+            if (reads_value) value[row] = load<kCount>(p.target[0] + i);
+            if (has_master) master[row] = load<kCount>(p.master + i);
+            DSGD_UNROLL
+            for (uint32_t s = 0; s < kStates; ++s) state[row][s] = load<kCount>(p.state[s] + i);
           }
-          for (uint32_t s = 0; s < kStates; ++s) store(p.state[s] + i, state[s]);
-          if (has_master) store(p.master + i, result);
-          for (uint32_t t = 0; t < p.targets; ++t) store(p.target[t] + i, value);
+          DSGD_UNROLL
+          for (uint32_t row = 0; row < kRows; ++row) {
+            DSGD_UNROLL
+            for (uint32_t k = 0; k < kCount; ++k) {
+              T own[kStates ? kStates : 1] = {};
+              for (uint32_t s = 0; s < kStates; ++s) own[s] = state[row][s].element[k];
+              T& element = result[row].element[k];
+              const T mean = divides ? element / p.divisor : element;
+              element = Update::step(p, r, mean, value_of(value[row].element[k], master[row].element[k]), own);
+              value[row].element[k] = narrow<Stored>(element);
+              for (uint32_t s = 0; s < kStates; ++s) state[row][s].element[k] = own[s];
+            }
+          }
+          DSGD_UNROLL
+          for (uint32_t row = 0; row < kRows; ++row) {
+            const uint64_t i = first + row * kRow<kCount>;
+            DSGD_UNROLL
+            for (uint32_t s = 0; s < kStates; ++s) store(p.state[s] + i, state[row][s]);
+            if (has_master) store(p.master + i, result[row]);
+            for (uint32_t t = 0; t < p.targets; ++t) store(p.target[t] + i, value[row]);
+          }
         },
         [&](uint64_t i) {
           T own[kStates ? kStates : 1] = {};
           for (uint32_t s = 0; s < kStates; ++s) own[s] = p.state[s][i];
           const T mean = divides ? p.sum[i] / p.divisor : p.sum[i];
           const T value = reads_value ? value_of(p.target[0][i], has_master ? p.master[i] : T{0}) : T{0};
-          const T result = Update::step(p, mean, value, own);
+          const T result = Update::step(p, r, mean, value, own);
           for (uint32_t s = 0; s < kStates; ++s) p.state[s][i] = own[s];
           if (has_master) p.master[i] = result;
           for (uint32_t t = 0; t < p.targets; ++t) p.target[t][i] = narrow<Stored>(result);
         });
   }
 };
+
+// All of them, for what is done with each.
+#define DSGD_KERNELS_OF_ROOM(X, room)                                                                                     \
+  X(SumKernel<float, room>) X(SumKernel<double, room>) X(SumKernel<Float16, room>) X(SumKernel<Bfloat16, room>)           \
+  X(SquareKernel<float, room>) X(SquareKernel<double, room>)                                                              \
+  X(UpdateKernel<float, room>) X(UpdateKernel<double, room>) X(UpdateKernel<Float16, room>) X(UpdateKernel<Bfloat16, room>)
+#define DSGD_KERNELS(X) DSGD_KERNELS_OF_ROOM(X, Room::kFew) DSGD_KERNELS_OF_ROOM(X, Room::kMany)
 
 }  // namespace dsgd::device::cuda

@@ -5,41 +5,35 @@ namespace {
 
 template <typename Kernel>
 __global__ void __launch_bounds__(kThreads) run(const __grid_constant__ Kernel kernel) {
-  kernel(Block{blockIdx.x, threadIdx.x, blockDim.x});
-}
-
-template <typename... Kernels>
-cudaError_t load() {
-  cudaError_t error = cudaSuccess;
-  cudaFuncAttributes attributes;
-  ((error = error == cudaSuccess ? cudaFuncGetAttributes(&attributes, run<Kernels>) : error), ...);
-  return error;
+  if constexpr (Kernel::kPhases == 1) {
+    kernel(Block{blockIdx.x, threadIdx.x, 0, nullptr});
+  } else {
+    __shared__ double shared[kThreads];
+    for (uint32_t phase = 0; phase < Kernel::kPhases; ++phase) {
+      if (phase > 0) __syncthreads();
+      kernel(Block{blockIdx.x, threadIdx.x, phase, shared});
+    }
+  }
 }
 
 }  // namespace
 
 cudaError_t load_kernels() {
-  return load<SumKernel<float>, SumKernel<double>, SumKernel<Float16>, SumKernel<Bfloat16>, SquareKernel<float>, SquareKernel<double>,
-              SquareSumKernel, UpdateKernel<float>, UpdateKernel<double>, UpdateKernel<Float16>, UpdateKernel<Bfloat16>>();
+  cudaError_t error = cudaSuccess;
+  cudaFuncAttributes attributes;
+#define DSGD_LOAD(...) \
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, run<__VA_ARGS__>);
+  DSGD_KERNELS(DSGD_LOAD)
+  return error;
 }
 
 template <typename Kernel>
 cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
-  static_assert(sizeof(Kernel) <= 4096, "kernel parameters have 4 KiB");
+  static_assert(sizeof(Kernel) <= Kernel::kBytes);
   run<<<kernel.blocks, kThreads, 0, stream>>>(kernel);
   return cudaGetLastError();
 }
-
-template cudaError_t launch(const SumKernel<float>&, cudaStream_t);
-template cudaError_t launch(const SumKernel<double>&, cudaStream_t);
-template cudaError_t launch(const SumKernel<Float16>&, cudaStream_t);
-template cudaError_t launch(const SumKernel<Bfloat16>&, cudaStream_t);
-template cudaError_t launch(const SquareKernel<float>&, cudaStream_t);
-template cudaError_t launch(const SquareKernel<double>&, cudaStream_t);
-template cudaError_t launch(const SquareSumKernel&, cudaStream_t);
-template cudaError_t launch(const UpdateKernel<float>&, cudaStream_t);
-template cudaError_t launch(const UpdateKernel<double>&, cudaStream_t);
-template cudaError_t launch(const UpdateKernel<Float16>&, cudaStream_t);
-template cudaError_t launch(const UpdateKernel<Bfloat16>&, cudaStream_t);
+#define DSGD_INSTANTIATE(...) template cudaError_t launch(const __VA_ARGS__&, cudaStream_t);
+DSGD_KERNELS(DSGD_INSTANTIATE)
 
 }  // namespace dsgd::device::cuda

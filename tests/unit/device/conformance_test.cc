@@ -291,6 +291,30 @@ TEST_P(DeviceConformance, UpdatesAreTheBitsOfTheHostsLoops) {
   }
 }
 
+// More tensors than a launch has room for, or more settings; each is updated once, by its own.
+TEST_P(DeviceConformance, ManyTensorsAreUpdatedEachByItsOwnSettings) {
+  constexpr size_t kTensors = 600, kElements = 40;
+  for (const size_t settings : {size_t{1}, size_t{2}, size_t{7}, kTensors}) {
+    SCOPED_TRACE(std::to_string(settings) + " settings");
+    auto optimizer = std::move(Optimizer::make("sgd", "lr=1 momentum=0.5")).value();
+    const std::vector<float> sums = draw<float>(kTensors * kElements);
+    Buffer<float> bucket = buffer(sums), values = buffer(std::vector<float>(sums.size(), 0)), state = buffer(std::vector<float>(sums.size(), 0));
+    std::vector<UpdatePiece> pieces;
+    std::vector<void*> targets;
+    std::vector<float> expected;
+    for (size_t t = 0; t < kTensors; ++t) {
+      const double rate = 1 + static_cast<double>(t % settings);
+      const size_t position = t * kElements;
+      pieces.push_back({position, kElements, 4, static_cast<uint32_t>(t), 1, Action::kUpdate,
+                        optimizer->rule(0, {.rate = rate, .decay = -1, .frozen = false}), {state.data() + position, nullptr, nullptr}});
+      targets.push_back(values.data() + position);
+      for (size_t i = 0; i < kElements; ++i) expected.push_back(0 + static_cast<float>(-rate) * (sums[position + i] / 4));
+    }
+    ok(queue->update(DType::kFloat32, pieces, targets, bucket.data()));
+    EXPECT_TRUE(same_bits(read(values), expected));
+  }
+}
+
 template <typename Stored>
 void DeviceConformance::means_and_copies() {
   const std::vector<float> sums = draw<float>(10'001);
@@ -340,9 +364,9 @@ void DeviceConformance::squares() {
       }
     }
     auto bucket = buffer(elements);
-    auto scratch = buffer(std::vector<double>(expected.size() * kSquareScratch)), sums = buffer(std::vector<double>(expected.size()));
+    auto sums = buffer(std::vector<double>(expected.size()));
     for (int round = 0; round < 2; ++round) {
-      ok(queue->squares(kDType<T>, pieces, bucket.data(), scratch.data(), sums.data()));
+      ok(queue->squares(kDType<T>, pieces, bucket.data(), sums.data()));
       const std::vector<double> found = read(sums);
       for (size_t r = 0; r < expected.size(); ++r) {
         if (std::isfinite(expected[r])) {

@@ -282,8 +282,8 @@ namespace dsgd::device::cuda {
 
 namespace {
 
-template <typename Stored>
-void check(const SumKernel<Stored>& kernel) {
+template <typename Stored, Room kRoom>
+void check(const SumKernel<Stored, kRoom>& kernel) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
     const auto& piece = kernel.piece[p];
     must_be_device(piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
@@ -292,17 +292,13 @@ void check(const SumKernel<Stored>& kernel) {
     }
   }
 }
-template <typename T>
-void check(const SquareKernel<T>& kernel) {
+template <typename T, Room kRoom>
+void check(const SquareKernel<T, kRoom>& kernel) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) must_be_device(kernel.piece[p].data, kernel.piece[p].count * sizeof(T), "a bucket");
-  must_be_device(kernel.scratch, kernel.blocks * kThreads * sizeof(double), "scratch");
+  must_be_device(kernel.sums, kernel.blocks * sizeof(double), "sums of squares");
 }
-void check(const SquareSumKernel& kernel) {
-  must_be_device(kernel.scratch, kernel.ranges * kThreads * sizeof(double), "scratch");
-  must_be_device(kernel.sums, kernel.ranges * sizeof(double), "sums of squares");
-}
-template <typename Stored>
-void check(const UpdateKernel<Stored>& kernel) {
+template <typename Stored, Room kRoom>
+void check(const UpdateKernel<Stored, kRoom>& kernel) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
     const auto& piece = kernel.piece[p];
     must_be_device(piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
@@ -337,22 +333,16 @@ cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
     check(kernel);
     // Backwards, since nothing may depend on the order.
     for (uint32_t block = kernel.blocks; block-- > 0;) {
-      for (uint32_t thread = kThreads; thread-- > 0;) kernel(Block{block, thread, kThreads});
+      double shared[kThreads];
+      for (uint32_t phase = 0; phase < Kernel::kPhases; ++phase) {
+        for (uint32_t thread = kThreads; thread-- > 0;) kernel(Block{block, thread, phase, shared});
+      }
     }
   });
   return cudaSuccess;
 }
-template cudaError_t launch(const SumKernel<float>&, cudaStream_t);
-template cudaError_t launch(const SumKernel<double>&, cudaStream_t);
-template cudaError_t launch(const SumKernel<Float16>&, cudaStream_t);
-template cudaError_t launch(const SumKernel<Bfloat16>&, cudaStream_t);
-template cudaError_t launch(const SquareKernel<float>&, cudaStream_t);
-template cudaError_t launch(const SquareKernel<double>&, cudaStream_t);
-template cudaError_t launch(const SquareSumKernel&, cudaStream_t);
-template cudaError_t launch(const UpdateKernel<float>&, cudaStream_t);
-template cudaError_t launch(const UpdateKernel<double>&, cudaStream_t);
-template cudaError_t launch(const UpdateKernel<Float16>&, cudaStream_t);
-template cudaError_t launch(const UpdateKernel<Bfloat16>&, cudaStream_t);
+#define FAKE_INSTANTIATE(...) template cudaError_t launch(const __VA_ARGS__&, cudaStream_t);
+DSGD_KERNELS(FAKE_INSTANTIATE)
 
 }  // namespace dsgd::device::cuda
 

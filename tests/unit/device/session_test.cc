@@ -2,12 +2,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "tests/unit/device/trainer.h"
 #ifndef DSGD_TEST_PLUGIN
@@ -129,6 +136,101 @@ TEST_F(GpuSession, SeveralReplicasOnSeveralDevicesAgreeWithTheHost) {
   }
 }
 
+// The host's streams: what is in one waits until it is let go on, and nothing of dsgd's may wait for that, nor come before it.
+class HeldStream {
+ public:
+  HeldStream() {
+    void* memory = nullptr;  // now, since a GPU may have to come to rest for it
+    must(cudaHostAlloc(&memory, kFloats * sizeof(float), cudaHostAllocPortable));
+    pinned_ = static_cast<float*>(memory);
+    must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    must(cudaLaunchHostFunc(stream_, [](void* self) { static_cast<HeldStream*>(self)->wait(); }, this));
+  }
+  ~HeldStream() {
+    let_go();
+    must(cudaStreamSynchronize(stream_));
+    must(cudaStreamDestroy(stream_));
+    must(cudaFreeHost(pinned_));
+  }
+  HeldStream(const HeldStream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+  void let_go() {
+    std::lock_guard lock(mutex_);
+    held_ = false;
+    changed_.notify_all();
+  }
+  bool held() {
+    std::lock_guard lock(mutex_);
+    return held_;
+  }
+  void fill(void* there, size_t count, float value) {
+    float* here = floats(count);
+    std::fill_n(here, count, value);
+    must(cudaMemcpyAsync(there, here, count * sizeof(float), cudaMemcpyDefault, stream_));
+  }
+  float* read(const void* there, size_t count) {  // valid when the stream is done
+    float* here = floats(count);
+    must(cudaMemcpyAsync(here, there, count * sizeof(float), cudaMemcpyDefault, stream_));
+    return here;
+  }
+  void finish() { must(cudaStreamSynchronize(stream_)); }
+
+ private:
+  static void must(cudaError_t error) { ASSERT_EQ(error, cudaSuccess); }
+  float* floats(size_t count) {
+    EXPECT_LE(used_ + count, kFloats);
+    return pinned_ + std::exchange(used_, used_ + count);
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !held_; });
+  }
+
+  cudaStream_t stream_ = nullptr;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool held_ = true;
+  static constexpr size_t kFloats = 1 << 17;
+  float* pinned_ = nullptr;
+  size_t used_ = 0;
+};
+
+TEST_F(GpuSession, WhatStreamsHoldIsDoneInTheirOrderWhileTheHostGoesOn) {
+  Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  {
+    // Two streams, of which one holds the first and last gradient of a bucket.
+    HeldStream first, second;
+    std::vector<float*> seen;
+    for (int step = 1; step <= 3; ++step) {
+      auto operation = trainer.session->step_begin(1);
+      ASSERT_TRUE(operation.ok()) << operation.status().message();
+      for (size_t t = 0; t < trainer.tensors.size(); ++t) {
+        Tensor& tensor = trainer.tensors[t];
+        HeldStream& stream = t == 1 || t == 2 ? second : first;
+        stream.fill(tensor.memory[0]->gradient, tensor.parameter->count, static_cast<float>(step));
+        ok(trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, stream));
+      }
+      ok(trainer.session->wait(*operation.value(), -1ms));
+      for (Tensor& tensor : trainer.tensors) {
+        seen.push_back(first.read(tensor.memory[0]->value, tensor.parameter->count));
+        seen.push_back(second.read(tensor.memory[0]->value, tensor.parameter->count));
+      }
+    }
+    ASSERT_TRUE(first.held() && second.held());
+    second.let_go();
+    first.let_go();
+    first.finish();
+    second.finish();
+    for (size_t i = 0; i < seen.size(); ++i) {
+      const size_t count = trainer.tensors[i / 2 % trainer.tensors.size()].parameter->count, step = i / 2 / trainer.tensors.size() + 1;
+      const float expected = -static_cast<float>(step * (step + 1) / 2);
+      EXPECT_EQ(std::count(seen[i], seen[i] + count, expected), static_cast<std::ptrdiff_t>(count)) << "step " << step << ", read " << i;
+    }
+  }
+  ok(trainer.session->close(10s));
+}
+
 #ifndef DSGD_TEST_PLUGIN  // what follows holds the fake runtime up, or lets its calls fail
 
 float* floats(void* fake_memory) { return static_cast<float*>(fake_memory); }
@@ -156,6 +258,38 @@ TEST_F(GpuSession, GradientsAreReadAfterTheirStreamsAndValuesComeBeforeWhatFollo
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     EXPECT_EQ(seen, std::vector<float>(seen.size(), -3));
     ok(trainer.session->close(10s));
+  }
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+// A step's work on one GPU takes as few calls as that many tensors allow, however their gradients are marked.
+TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdate) {
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  {
+    auto session = open();
+    ok(session->set_optimizer("adamw", "lr=1e-3"));
+    Replica* replica = session->add_replica("cuda:0").value();
+    std::vector<Parameter*> parameters;
+    for (int64_t p = 0; p < 161; ++p) {
+      const int64_t count = p % 7 == 0 ? 100'000 : 64;
+      parameters.push_back(session->add_parameter("p" + std::to_string(p), DType::kFloat32, {&count, 1}, true).value());
+      ok(session->alloc(replica, parameters.back()).status());
+    }
+    ok(session->start());
+    for (void* in : std::vector<void*>{stream, nullptr}) {
+      const size_t launches = fake_cuda::launches();
+      const fake_cuda::Alive alive = fake_cuda::alive();
+      auto operation = session->step_begin(1);
+      ASSERT_TRUE(operation.ok());
+      for (Parameter* parameter : parameters) ok(session->gradient_ready(replica, parameter, in));
+      ok(session->wait(*operation.value(), -1ms));
+      EXPECT_EQ(fake_cuda::launches() - launches, 2u);
+      EXPECT_EQ(fake_cuda::alive().events, alive.events) << "nothing is made in a step";
+      EXPECT_EQ(fake_cuda::alive().streams, alive.streams);
+      EXPECT_EQ(fake_cuda::alive().allocations, alive.allocations);
+    }
+    ok(session->close(10s));
   }
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }

@@ -109,6 +109,34 @@ TEST(Overlap, MarkingGradientsInAnyOrderFromAnyThreadGivesTheBitsOfABlockingStep
   }
 }
 
+// Which bits a NaN has depends on who has computed it, a CPU or a GPU: a loss that has run away is no divergence of the workers.
+TEST(NotANumber, IsTheSameWhateverItsBits) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({100, 5}, "sgd", "lr=0.5", "allreduce");
+    trainer.values[0][37] = std::copysign(std::numeric_limits<float>::quiet_NaN(), rank == 0 ? 1.0f : -1.0f);
+    uint64_t before = 0, after = 0;
+    DSGD_OK_OR_FAIL(dsgd_digest(session, &before, error_));
+    for (int step = 0; step < 70; ++step) {  // each compares a part of the values
+      trainer.compute(step);
+      DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    }
+    ASSERT_TRUE(std::isnan(trainer.values[0][37]));
+    DSGD_OK_OR_FAIL(dsgd_digest(session, &after, error_));
+    EXPECT_NE(before, after);
+    std::vector<uint64_t> all(2);
+    const uint64_t mine = after;
+    DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, &mine, sizeof mine, all.data(), sizeof mine * 2, nullptr, DSGD_INT64, nullptr, error_));
+    EXPECT_EQ(all[0], all[1]);
+    if (rank == 0) trainer.values[0][38] += 1;  // and that is one
+    Error error;
+    int32_t status = DSGD_OK;
+    for (int step = 0; step < 70 && status == DSGD_OK; ++step) status = dsgd_step(session, 1, nullptr, error);
+    EXPECT_EQ(status, DSGD_ERR_MISMATCH);
+    EXPECT_NE(error.message().find("the values of the parameters"), std::string::npos) << error.message();
+  });
+}
+
 // What describes a bucket (exponents, norms) must fit its message however many parameters and buckets there are.
 TEST(ManyParameters, OfOneElementEachTakeAReproducibleStepToTheBitsOfAnOrdinaryOne) {
   const std::vector<int64_t> sizes(17000, 1);

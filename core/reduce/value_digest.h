@@ -1,0 +1,26 @@
+// A digest of values that is equal where their bits are, but that all NaNs count as the same one: which bits a NaN has depends on
+// who has computed it, a CPU or a GPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "core/base/dtype.h"
+
+namespace dsgd {
+
+class ValueDigest {
+ public:
+  ValueDigest();
+  ~ValueDigest();
+  // Values that follow those before; how they are split over calls does not matter. Any dtype.
+  void add(DType dtype, const void* values, size_t count);
+  uint64_t result() const;
+
+ private:
+  struct State;
+  const std::unique_ptr<State> state_;
+};
+
+}  // namespace dsgd
