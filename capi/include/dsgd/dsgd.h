@@ -536,7 +536,8 @@ DSGD_API void dsgd_shard_free(dsgd_shard *shard);           /* NULL is fine */
 /* ---- Digest ----------------------------------------------------------------------------------------------------- */
 
 /* 64-bit digest of the values of all parameters, in order, of this worker's first replica, for comparison between
- * workers: equal bits, equal digest (all NaNs count as one, since a GPU's are not a CPU's). Reads the buffers now; not collective, not during a step. One thread at a time. */
+ * workers: equal bits, equal digest (all NaNs count as one, since a GPU's are not a CPU's). Reads the buffers now; not
+ * collective, not during a step. One thread at a time. */
 DSGD_API int32_t dsgd_digest(dsgd_session *session, uint64_t *digest, dsgd_error **error);
 
 /* ---- Head ------------------------------------------------------------------------------------------------------- */

@@ -6,6 +6,7 @@
 // Compiled without contraction of products and sums (-fmad=false): the bits are those of the loops over host memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -42,10 +43,6 @@ struct Block {
 // where little is to do. A kernel with room for few can be filled from one with room for many, if these are few.
 enum class Room { kFew, kMany };
 inline constexpr size_t parameter_bytes(Room room) { return room == Room::kFew ? 4096 : 32764; }
-template <typename T>
-void fill(T* to, const T* from, uint32_t count) {
-  for (uint32_t i = 0; i < count; ++i) to[i] = from[i];
-}
 
 // As many elements as one thread reads at once: of a half type as many as fill 16 bytes, and as many of what is computed with.
 template <typename Stored>
@@ -161,8 +158,8 @@ struct SumKernel : SumParts<Stored> {
   bool fits(Few* few) const {
     if (pieces > Few::kPieces || terms > Few::kTerms) return false;
     few->pieces = pieces, few->terms = terms, few->blocks = blocks;
-    fill(few->piece, piece, pieces);
-    fill(few->term, term, terms);
+    std::copy_n(piece, pieces, few->piece);
+    std::copy_n(term, terms, few->term);
     return true;
   }
 
@@ -234,7 +231,7 @@ struct SquareKernel : SquareParts<T> {
   bool fits(Few* few) const {
     if (pieces > Few::kPieces) return false;
     few->pieces = pieces, few->blocks = blocks, few->sums = sums;
-    fill(few->piece, piece, pieces);
+    std::copy_n(piece, pieces, few->piece);
     return true;
   }
 
@@ -317,8 +314,8 @@ struct UpdateKernel : UpdateParts<Stored> {
   bool fits(Few* few) const {
     if (pieces > Few::kPieces || rules > Few::kRules) return false;
     few->pieces = pieces, few->rules = rules, few->blocks = blocks;
-    fill(few->piece, piece, pieces);
-    fill(few->rule, rule, rules);
+    std::copy_n(piece, pieces, few->piece);
+    std::copy_n(rule, rules, few->rule);
     return true;
   }
 
