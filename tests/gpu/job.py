@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
-"""Runs a job of sample trainers and checks it: all workers end with the same bits, and have learned; a second run gives the same.
+"""Runs a job of sample trainers and checks it: all workers end with the same bits, and have learned; a second run gives the same."""
 
-job.py [--once] [--says TEXT] WORKERS COMMAND...      WORKERS: how many there are; COMMAND: `dsgd run` with all its words;
-                                                      --once: no second run; TEXT: what each worker's output must have
-"""
-
+import argparse
 import json
 import re
 import signal
@@ -60,16 +57,20 @@ def run(says, workers, command):
 
 
 def main():
-    says, words, runs = "", sys.argv[1:], 2
-    if words[:1] == ["--once"]:
-        words, runs = words[1:], 1
-    if words[:1] == ["--says"] and len(words) > 1:
-        says, words = words[1], words[2:]
-    if len(words) < 2 or not words[0].isdigit():
-        print(__doc__)
-        return 0 if words == ["--help"] else 2
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--once", action="store_true", help="no second run")
+    parser.add_argument("--then", metavar="KEY=VALUE", help="the second run, which there is then, has this setting, too")
+    parser.add_argument("--says", metavar="TEXT", default="", help="what each worker's output must have")
+    parser.add_argument("workers", type=int, help="how many there are")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="`dsgd run` with all its words")
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: cut off"))  # so that what the job has said is printed
-    digests = [run(says, int(words[0]), words[1:]) for _ in range(runs)]
+    commands = [options.command]
+    if options.then:
+        commands.append([*options.command[:2], "--set", options.then, *options.command[2:]])
+    elif not options.once:
+        commands.append(options.command)
+    digests = [run(options.says, options.workers, command) for command in commands]
     if None in digests:
         return 1
     if digests[0] != digests[-1]:
