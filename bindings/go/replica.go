@@ -158,7 +158,8 @@ func (r *Replica) GradientReady(p *Parameter) error {
 }
 
 // GradientReadyOn is GradientReady for a gradient on a GPU, complete once what the stream holds now is done; streams are
-// numbered as in DLPack.
+// numbered as in DLPack. Gradients travel in buckets, so the step may also wait for what the stream is given until the last
+// gradient of the same bucket is marked. The stream lives until the step has ended: new values are ordered on it, too.
 func (r *Replica) GradientReadyOn(p *Parameter, stream uintptr) error {
 	var e failure
 	return e.check(raw.Dsgd_gradient_ready(r.pointer(), p.pointer(), stream, &e.handle), r)

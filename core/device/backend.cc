@@ -1,6 +1,7 @@
 // Devices of a backend: its table, in the shape that the rest of core knows.
 #include "core/device/backend.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <new>
@@ -21,6 +22,8 @@ Status call(Call&& function) {
   message.text[sizeof message.text - 1] = 0;
   return Status(static_cast<Code>(code), message.text);
 }
+
+constexpr std::chrono::nanoseconds kAfterAnother = std::chrono::milliseconds(100);
 
 class Opened final : public Device, public std::enable_shared_from_this<Opened> {
  public:
@@ -56,7 +59,9 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
   template <typename Call>
   void release(const Call& call) {
     try {
-      if (calls_.run(patience_.release, call) || warned_.exchange(true) || !patience_.warn) return;
+      if (calls_.run(*patience_.hangs ? std::min(kAfterAnother, patience_.release) : patience_.release, call)) return;
+      *patience_.hangs = true;
+      if (warned_.exchange(true) || !patience_.warn) return;
     } catch (const std::bad_alloc&) {
       return call();
     }
@@ -267,14 +272,18 @@ Status Opened::stream_wait(void* stream, Mark& mark) {
   return call([&](Message* message) { return backend.stream_wait(stream, event_of(mark), message); });
 }
 
+// Before anything of the table's is called.
+Status check_version(const Backend& backend) {
+  if (backend.version == kBackendVersion) return {};
+  return Status(Code::kUnsupported, std::string("the plug-in for ") + backend.name + " devices has version " +
+                                        std::to_string(backend.version) + ", this library knows version " +
+                                        std::to_string(kBackendVersion) + "; install both from one release of dsgd");
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t index, Patience patience) {
-  if (backend.version != kBackendVersion) {
-    return Status(Code::kUnsupported, std::string("the plug-in for ") + backend.name + " devices has version " +
-                                          std::to_string(backend.version) + ", this library knows version " +
-                                          std::to_string(kBackendVersion) + "; install both from one release of dsgd");
-  }
+  if (Status known = check_version(backend); !known.ok()) return known;
   int32_t count = 0;
   Status status = call([&](Message* message) { return backend.device_count(&count, message); });
   if (!status.ok()) return status;
@@ -292,6 +301,7 @@ Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t ind
 }
 
 Status Device::check_host_memory(const Backend& backend, const void* data, size_t nbytes) {
+  if (!check_version(backend).ok()) return {};  // one that cannot be asked
   return call([&](Message* message) { return backend.check_host_pointer(data, nbytes, message); });
 }
 

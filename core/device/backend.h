@@ -158,7 +158,7 @@ struct Backend {
   // work is done in the order in which it is entered; all members enter the same. `ended`: all members have joined.
   int32_t (*communicator_open)(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first, int32_t size,
                                int64_t patience, CollectiveEnded ended, void* context, Comm** communicator, Message* message);
-  // `work` is copied. After a failure everything fails, and what the devices wait for is aborted.
+  // `work` is copied. After a failure everything fails, and what the devices wait for is aborted; `ended` does not wait for that.
   void (*communicator_enter)(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context);
   void (*communicator_fail)(Comm* communicator, int32_t code, const char* why);  // any thread
   // What is in flight is aborted; waits until the devices have let go of it.

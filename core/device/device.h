@@ -5,6 +5,7 @@
 // done when the call returns, and every event is done.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -45,7 +46,7 @@ class WorkQueue {
 };
 
 // Devices of this process in a communicator, with those of other processes: sums in order, in queues of its own. All members
-// enter the same. Its end aborts what is in flight. One thread at a time, but fail().
+// enter the same. Its end aborts what is in flight; devices may use what has failed until then. One thread at a time, but fail().
 class Communicator {
  public:
   // Called once, from any thread; kWorkerLost: a member is lost, which one is not known.
@@ -69,6 +70,8 @@ class Communicator {
 struct Patience {
   std::chrono::nanoseconds allocation = std::chrono::minutes(1), release = std::chrono::seconds(5);
   std::function<void(const std::string&)> warn = {};  // once, when a release is given up
+  // Of all devices that share it, the first to hang is waited for so long, the others briefly.
+  std::shared_ptr<std::atomic<bool>> hangs = std::make_shared<std::atomic<bool>>(false);
 };
 
 // Streams of the host's are numbered as in DLPack. NULL, 1 and 2 are default streams; what is recorded in the legacy one comes after

@@ -67,6 +67,8 @@ class Engine final : public MeshEvents {
   bool started() const { return started_; }
   Status replan();  // settings of parameters have changed
   const Step& steps() const { return step_; }
+  // Of the host's, which the step in flight was to wait for.
+  void stream_failed(const Status& why) { step_.device_failed(why); }
 
   // `weights` by replica. Marks may come before or after begin; flush marks the rest.
   // `wait_for_devices`: `done` comes when new values are there, not only entered into the devices' queues.

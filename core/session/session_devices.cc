@@ -37,9 +37,7 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
     if (replica->device->name() == backend->first + ':' + std::to_string(index)) return replica->device;
   }
   auto table = backend->second();
-  device::Patience patience;
-  patience.warn = [log = log](const std::string& message) { log->warning(message); };
-  auto opened = table.ok() ? device::Device::open(*table.value(), index, std::move(patience))
+  auto opened = table.ok() ? device::Device::open(*table.value(), index, patience)
                            : Result<std::shared_ptr<device::Device>>(table.status());
   if (opened.ok()) {
     log->info(opened.value()->describe());

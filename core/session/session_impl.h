@@ -143,6 +143,7 @@ struct Session::Impl {
   const Config config;
   const std::unique_ptr<transport::Environment> environment;
   const std::shared_ptr<Log> log;
+  const device::Patience patience{.warn = [log = log](const std::string& message) { log->warning(message); }};  // with all devices
   const Strategies strategies;
   const std::map<std::string, Registered::OpenBackend> backends;
   const Registered::CheckHostMemory check_host_memory;

@@ -98,9 +98,11 @@ void Session::Impl::clear_marks(bool absences) {
   for (StreamMarks& of_replica : model.stream_marks) of_replica.streams.clear();
 }
 
-// The step reads the gradient after what is in the stream when its bucket is complete: one mark does for all of them.
+// The step reads the gradient after what is in the stream when its bucket is complete: one mark does for all of them. It is recorded
+// now, too, so that who gives a stream that cannot be used is told, and nothing is noted.
 Status Session::Impl::note_stream(const Replica& replica, const Parameter& parameter, void* stream) {
   StreamMarks& of_replica = model.stream_marks[replica.index];
+  if (device::is_default_stream(stream)) stream = nullptr;
   for (uint32_t bucket : buckets_of[parameter.index]) {
     auto& [streams, marks] = of_replica.buckets[bucket];
     if (std::any_of(streams.begin(), streams.end(), [stream](const auto& known) { return known.stream == stream; })) continue;
@@ -109,14 +111,21 @@ Status Session::Impl::note_stream(const Replica& replica, const Parameter& param
       if (!made.ok()) return made.status();
       marks.push_back(std::move(made).value());
     }
+    if (Status status = replica.device->record_stream(*marks[streams.size()], stream); !status.ok()) {
+      return Status(status.code(), "the stream given for the gradient of parameter '" + parameter.name + "' in replica " +
+                                       std::to_string(replica.index) + " cannot be used: " + status.message())
+          .with_parameter(parameter.name);
+    }
     streams.push_back({stream, parameter.index});
   }
+  if (!stream) return {};  // new values come before what the default stream does next in any case
   std::lock_guard lock(model.streams_mutex);
   auto& streams = of_replica.streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   return {};
 }
 
+// What fails now had been good before: the step cannot go on, and ends.
 Status Session::Impl::record_streams(uint32_t bucket) {
   for (size_t r = 0; r < model.replicas.size(); ++r) {
     if (model.replicas[r]->device->is_host()) continue;
@@ -124,7 +133,14 @@ Status Session::Impl::record_streams(uint32_t bucket) {
     for (size_t s = 0; s < of_bucket.streams.size(); ++s) {
       const auto [stream, parameter] = of_bucket.streams[s];
       Status status = model.replicas[r]->device->record_stream(*of_bucket.marks[s], stream);
-      if (!status.ok()) return std::move(status).with_parameter(model.parameters[parameter]->name);
+      if (status.ok()) continue;
+      const std::string& name = model.parameters[parameter]->name;
+      const Status why = Status(status.code(), "the stream in which the gradient of parameter '" + name + "' in replica " +
+                                                   std::to_string(r) + " was marked can no longer be used; it is to live until the step has ended: " +
+                                                   status.message())
+                             .with_parameter(name);
+      loop().post([this, why] { engine().stream_failed(why); });
+      return why;
     }
   }
   return {};
@@ -139,7 +155,7 @@ Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, b
                                     (mark == 2 ? "absent" : "ready") + " before in this step; mark each once")
         .with_parameter(parameter.name);
   }
-  const bool in_stream = !device::is_default_stream(stream);
+  const bool in_stream = !replica.device->is_host();
   if (in_stream) {
     if (Status status = note_stream(replica, parameter, stream); !status.ok()) return status;
   }
@@ -246,6 +262,11 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   std::vector<std::vector<char>> absent(marks.size(), std::vector<char>(model.parameters.size(), 0));
   for (size_t r = 0; r < marks.size(); ++r) {
     for (size_t p = 0; p < marks[r].size(); ++p) absent[r][p] = marks[r][p] == 2;
+  }
+  // Of buckets that are complete already; of others when they are.
+  for (uint32_t bucket = 0; bucket < incomplete.size() && !blocking; ++bucket) {
+    if (incomplete[bucket] > 0) continue;
+    if (Status status = record_streams(bucket); !status.ok()) return status;
   }
   Marked marked;
   untold.clear();

@@ -121,20 +121,19 @@ Status Step::enter_fetch(size_t index, size_t p) {
   return place.to_host->copy((at.fetched_sums ? at.fetched_sums : buffers.data).get(), at.sums.get(), nbytes);
 }
 
-// The gradients of a bucket are there when what the host has entered before it marked them is done.
+// The gradients of a bucket are there, and nothing reads its values any more, when what the host has entered before it marked them is
+// done. Values change in replicas that contribute nothing, too.
 Status Step::follow_streams(size_t index, Place& place) {
   bool followed = false;
   for (uint32_t r : place.replicas) {
     const StreamMarks& marks = model_.stream_marks[r];
-    bool contributes = false;
     for (uint32_t parameter : plan_[index].parameters) {
-      if (replica_weight(r, parameter) == 0) continue;
-      contributes = true;
-      if (marks.marked[parameter] || std::exchange(followed, true)) continue;
+      const bool in_marks = marks.marked[parameter] && !request_.wait_for_devices;
+      if (in_marks || std::exchange(followed, true)) continue;
       if (Status status = place.follow_default_stream(); !status.ok()) return status;
     }
     const StreamMarks::OfBucket& of_bucket = marks.buckets[index];
-    for (size_t s = 0; contributes && s < of_bucket.streams.size(); ++s) {
+    for (size_t s = 0; s < of_bucket.streams.size(); ++s) {
       if (Status status = place.queue->wait(*of_bucket.marks[s]); !status.ok()) return status;
     }
   }

@@ -10,13 +10,22 @@
 #include "core/reduce/reproducible.h"
 
 namespace dsgd {
+namespace {
+constexpr transport::Duration kGrace = std::chrono::milliseconds(200);  // for a better reason
+}
 
 Step::Step(transport::Loop& loop, Model& model, StepOptions options)
     : loop_(loop), model_(model), options_(options), waiter_(loop) {}
 Step::~Step() = default;
 
+void Step::cancel_timers() {
+  for (transport::TimerId* timer : {&patience_, &limit_}) {
+    if (*timer) loop_.cancel(std::exchange(*timer, 0));
+  }
+}
+
 void Step::close() {
-  if (patience_) loop_.cancel(std::exchange(patience_, 0));
+  cancel_timers();
   waiter_.close();
   if (collective_queue_) collective_queue_->close();
 }
@@ -67,6 +76,7 @@ void Step::begin(StepRequest request, Done done) {
     buffers_[b].held = nullptr;
     buffers_[b].norms.clear();
   }
+  if (!mesh_) watch();
   if (Status status = follow_each_other(); !status.ok()) return device_failed(status);
   if (!mesh_) return on_header({}, {make_header()});
   if (places_[where_[0].first].is_host()) return send_header();
@@ -265,6 +275,8 @@ void Step::end_when_reached(bool norm) {
 }
 
 void Step::end() {
+  cancel_timers();
+  if (!result_.applied) disturbed_ = true;
   if (mesh_) mesh_->end_call(request_.call, {});
   Done done = std::move(done_);
   done_ = nullptr;
@@ -275,8 +287,25 @@ void Step::end() {
 void Step::device_failed(const Status& cause) {
   if (!done_) return;
   const std::string operation = "step " + std::to_string(request_.step);
-  const Status why = Status(cause.code(), operation + ": " + cause.message()).with_operation(operation);
+  const Status why = Status(cause.code(), operation + ": " + cause.message()).with_operation(operation).with_parameter(cause.parameter());
   on_device_failure_ ? on_device_failure_(why) : fail(why);
+}
+
+// Where nothing travels no exchange runs out of time. What devices are waited for has been told before, if it was that.
+void Step::watch() {
+  limit_ = loop_.schedule(request_.deadline + kGrace, [this] {
+    limit_ = 0;
+    if (!done_) return;
+    const std::string operation = "step " + std::to_string(request_.step);
+    std::string why = operation + " has not ended in time";
+    for (size_t b = plan_.size(); b-- > 0;) {
+      if (buffers_[b].pending == 0) continue;
+      why = operation + " has not ended in time: of the bucket that begins with parameter '" +
+            model_.parameters[plan_[b].parameters.front()]->name + "', " + std::to_string(buffers_[b].pending) +
+            " gradients are not marked; mark each as ready or absent, or call dsgd_step_flush";
+    }
+    fail(Status(Code::kTimeout, why).with_operation(operation));
+  });
 }
 
 void Step::abort(const Status& cause) {
@@ -285,7 +314,7 @@ void Step::abort(const Status& cause) {
 }
 
 void Step::fail(const Status& cause) {
-  if (patience_) loop_.cancel(std::exchange(patience_, 0));
+  cancel_timers();
   if (done_) {
     disturbed_ = true;
     // A failure that all have agreed on came before any of the team's work.

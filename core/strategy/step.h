@@ -82,6 +82,8 @@ class Step {
     if (done_) request_.absent[replica][parameter] = 1;
   }
   void fail(const Status& cause);
+  // A device, or a stream of the host's, has failed: the session ends, and with it the step.
+  void device_failed(const Status& cause);
   // The loop may end: no device rings it any more.
   void close();
   // The last failure was found by all workers alike before anything changed: the next step may be tried.
@@ -144,7 +146,6 @@ class Step {
   // devices (step_devices.cc)
   Status fetch_digest_values();
   Status follow_each_other();
-  void device_failed(const Status& cause);
 
   // header (step_header.cc)
   void send_header();
@@ -218,6 +219,8 @@ class Step {
   Status give_to_streams();
   void end_when_reached(bool norm);
   void end();
+  void watch();
+  void cancel_timers();
   std::byte* result_of(const Buffers& buffers) const { return bytes(buffers.result ? buffers.result : buffers.data); }
   size_t data_element(const Bucket& bucket) const { return options_.reproducible ? 8 : dtype_size(bucket.dtype); }
   bool transforms() const { return mesh_ && strategy_.kind != StrategyKind::kAllReduce; }
@@ -294,7 +297,7 @@ class Step {
   bool all_entered_ = false;  // and told
   bool norms_done_ = false;
   bool committed_ = false;
-  bool disturbed_ = false;  // the step before has failed, perhaps with copies under way
+  bool disturbed_ = false;  // the step before has updated nothing, so that its copies may still be under way
   std::vector<double> all_weights_;  // of all replicas of all workers
   size_t first_replica_ = 0;         // of this worker, among them
   double total_weight_ = 0;
@@ -304,6 +307,7 @@ class Step {
 
   Teams teams_;
   transport::TimerId patience_ = 0;  // for a name of who is lost
+  transport::TimerId limit_ = 0;     // of a step that nobody else waits for
   std::unique_ptr<device::CollectiveQueue> collective_queue_;  // ends first: then no device uses any of the above
 };
 

@@ -105,7 +105,9 @@ class Replica:
 
     def gradient_ready(self, parameter: Parameter, stream: Optional[int] = None) -> None:
         """This gradient is complete and will not change until the step ends; on a GPU, once what `stream` holds now is done
-        (as a number, torch.cuda.Stream.cuda_stream; None: the default stream). Any thread, any order; never blocks."""
+        (as a number, torch.cuda.Stream.cuda_stream; None: the default stream). Gradients travel in buckets, so the step may also
+        wait for what the stream is given until the last gradient of the same bucket is marked. Keep the stream until the step has
+        ended: new values are ordered on it, too. Any thread, any order; never blocks."""
         _raw.dsgd_gradient_ready(self._pointer, parameter._pointer, stream)
 
     def stream_wait(self, stream: Optional[int]) -> None:

@@ -207,8 +207,8 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Unless timeout_ms is 0,
  * what is not marked of a step that was begun counts as ready. Closing twice is fine: who waits already waits no longer
  * than the last caller will; and dsgd_abort ends the waiting. A GPU that has not ended after 5 s what was entered into
- * it, or into the host's streams, is not waited for, and the log warns: it may still use buffers, and memory of dsgd's is
- * released when it has. Any thread. */
+ * it, or into the host's streams, is not waited for (a further one no more than 0.1 s), and the log warns: it may still
+ * use buffers, and memory of dsgd's is released when it has. Any thread. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
  * not during another call on the same session. */
@@ -412,9 +412,10 @@ DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, dsgd_op *
  * `stream` holds now is done; numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy) default stream, 2 for
  * the calling thread's default stream. NULL for host memory. Gradients travel in buckets, so the step may also wait for
  * what the stream is given until the last gradient of the same bucket is marked. The stream lives until the step has ended,
- * since new values are ordered on it, too. Any thread, any order, never blocks.
- * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream for the
- * cpu). */
+ * since new values are ordered on it, too; a stream that fails before ends the session. Any thread, any order, never
+ * blocks.
+ * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu,
+ * of another device, or that is being captured into a graph; the gradient is not marked then, and may be in another). */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
 /* What the host enters into `stream` afterwards comes after the new values of all steps that have ended, as it does in

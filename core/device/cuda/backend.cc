@@ -35,8 +35,8 @@ constexpr int kOldestDriver = 13000;  // CUDA 13, that is driver 580: what the r
 
 int32_t failed(Message* message, const Handle* device, const char* call, cudaError_t error) {
   const Code code = error == cudaErrorMemoryAllocation ? Code::kNoMemory : Code::kInternal;
-  return fail(message, code, "cuda:%d: %s failed: %s (%s)", device->index, call, cudaGetErrorString(error),
-              cudaGetErrorName(error));
+  return fail(message, code, "cuda:%d: %.*s failed: %s (%s)", device->index, static_cast<int>(std::strcspn(call, "(")), call,
+              cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
 // The device's context is the thread's from here on to the end of the function.
@@ -411,21 +411,20 @@ class UpdateBatch {
  public:
   using T = Wide<Stored>;
   UpdateBatch(Queue* queue, Message* message) : queue_(queue), message_(message) {}
+  // The update, with as many replicas as a piece has room for.
   int32_t add(const UpdatePiece& given, void* const* targets, const T* bucket) {
     if (given.count == 0 || given.targets == 0) return 0;
-    const uint32_t first = std::min(given.targets, Kernel::kTargets);
-    if (const int32_t code = push(given, given.action, bucket + given.position, targets + given.first_target, first)) return code;
-    // Further replicas of the same device get copies of the first one's result: of its master values, or, where these are not
-    // updated, the same once more.
-    for (uint32_t done = first; done < given.targets;) {
-      if (done == first) {
-        if (const int32_t code = flush()) return code;
-      }
+    return push(given, given.action, bucket + given.position, targets + given.first_target, std::min(given.targets, Kernel::kTargets));
+  }
+  // Behind that, further replicas get copies of the first one's result: of its master values, or, where these are not updated, the
+  // same once more.
+  int32_t add_further(const UpdatePiece& given, void* const* targets, const T* bucket) {
+    if (given.count == 0) return 0;
+    const bool updated = given.action == Action::kUpdate || !Kernel::kMaster;
+    const T* result = updated ? result_of(given, targets) : bucket + given.position;
+    for (uint32_t done = Kernel::kTargets; done < given.targets; done += Kernel::kTargets) {
       const uint32_t some = std::min(given.targets - done, Kernel::kTargets);
-      const bool updated = given.action == Action::kUpdate || !Kernel::kMaster;
-      const T* result = updated ? result_of(given, targets) : bucket + given.position;
       if (const int32_t code = push(given, updated ? Action::kCopy : given.action, result, targets + given.first_target + done, some)) return code;
-      done += some;
     }
     return 0;
   }
@@ -482,11 +481,15 @@ template <typename Stored>
 int32_t update_as(Queue* queue, const UpdatePiece* pieces, uint32_t count, void* const* targets, const void* bucket,
                   Message* message) {
   UpdateBatch<Stored> batch(queue, message);
-  for (uint32_t p = 0; p < count; ++p) {
-    if (!is_of<Stored>(pieces[p].target)) continue;
-    if (const int32_t code = batch.add(pieces[p], targets, static_cast<const Wide<Stored>*>(bucket))) return code;
-  }
-  return batch.flush();
+  const auto add_all = [&](auto add) {
+    for (uint32_t p = 0; p < count; ++p) {
+      if (!is_of<Stored>(pieces[p].target)) continue;
+      if (const int32_t code = (batch.*add)(pieces[p], targets, static_cast<const Wide<Stored>*>(bucket))) return code;
+    }
+    return batch.flush();
+  };
+  if (const int32_t code = add_all(&UpdateBatch<Stored>::add)) return code;
+  return add_all(&UpdateBatch<Stored>::add_further);
 }
 
 int32_t update(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets, const void* bucket,
@@ -533,10 +536,23 @@ cudaStream_t stream_of(void* stream) {
   }
 }
 
-int32_t event_record_stream(Event* event, void* stream, Message* message) {
+int32_t event_record_stream(Event* event, void* given, Message* message) {
   DSGD_CURRENT(event->device);
-  DSGD_CUDA(event->device, cudaEventRecord(event->event, stream_of(stream)));
-  return 0;
+  const int32_t index = event->device->index;
+  const cudaStream_t stream = stream_of(given);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t error = stream == given ? cudaStreamIsCapturing(stream, &capture) : cudaSuccess;  // else a default one
+  if (error == cudaSuccess && capture != cudaStreamCaptureStatusNone) {
+    return fail(message, Code::kInvalidArgument, "cuda:%d: the stream is being captured into a graph; use it before or after that", index);
+  }
+  if (error == cudaSuccess) error = cudaEventRecord(event->event, stream);
+  if (error == cudaSuccess) return 0;
+  (void)cudaGetLastError();
+  if (error == cudaErrorInvalidResourceHandle || error == cudaErrorContextIsDestroyed) {
+    return fail(message, Code::kInvalidArgument, "cuda:%d: it is no stream of this device's (%s); give one that is", index,
+                cudaGetErrorName(error));
+  }
+  return failed(message, event->device, "cudaEventRecord", error);
 }
 int32_t stream_wait(void* stream, Event* event, Message* message) {
   DSGD_CURRENT(event->device);

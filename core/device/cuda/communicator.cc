@@ -82,6 +82,7 @@ struct Comm {
 
  private:
   void run();
+  void break_off(std::unique_lock<std::mutex>& lock);
   void begin(cuda::Item item);
   int32_t join(Clock::time_point until, Message* message);
   int32_t enter_now(const cuda::Item& item, Message* message);
@@ -155,6 +156,7 @@ void Comm::run() {
     }
   }
   const bool good_order = failure.code == 0 && entered.empty() && waiting.empty();
+  if (!good_order) break_off(lock);  // before the devices have let go of it: what they wait for, in the host's streams, may not end
   lock.unlock();
   Message ignored;
   if (ranks && good_order && ranks->finalize(&ignored) == 0) {
@@ -163,13 +165,20 @@ void Comm::run() {
   ranks.reset();  // aborts what is in flight, so that the devices let go of it
   for (Queue* queue : queues) cuda::queue_close(queue);
   lock.lock();
+  break_off(lock);
+}
+
+// Everything fails, and what comes later.
+void Comm::break_off(std::unique_lock<std::mutex>& lock) {
   if (failure.code == 0) failure = {static_cast<int32_t>(Code::kClosed), "the session is closed"};
+  const cuda::Failure why = failure;
   std::deque<cuda::Item> left = std::move(entered);
+  entered.clear();
   for (cuda::Item& item : waiting) left.push_back(std::move(item));
   waiting.clear();
-  const cuda::Failure why = failure;
   lock.unlock();
   for (const cuda::Item& item : left) item.ended(item.context, why.code, why.text.c_str());
+  lock.lock();
 }
 
 void Comm::begin(cuda::Item item) {

@@ -53,18 +53,24 @@ const Driver& driver();
 
 // This device's context is the calling thread's, while this one is in use. Not by cudaSetDevice(), which would leave nothing to go
 // back to: a thread that has not chosen a device seems to be on the first one, and setting that takes memory there, in each process.
+// What is called then does not spoil a graph that another thread of the host's is capturing.
 class Current {
  public:
-  explicit Current(const Handle* device) : pushed_(driver().push(device->context) == CUDA_SUCCESS) {}
+  explicit Current(const Handle* device) : pushed_(driver().push(device->context) == CUDA_SUCCESS) {
+    if (pushed_) (void)cudaThreadExchangeStreamCaptureMode(&capture_mode_);
+  }
   ~Current() {
+    if (!pushed_) return;
+    (void)cudaThreadExchangeStreamCaptureMode(&capture_mode_);
     CUcontext popped;
-    if (pushed_) driver().pop(&popped);
+    (void)driver().pop(&popped);
   }
   Current(const Current&) = delete;
   bool ok() const { return pushed_; }
 
  private:
   const bool pushed_;
+  cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;  // then the mode to go back to
 };
 
 }  // namespace cuda

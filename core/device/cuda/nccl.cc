@@ -58,15 +58,15 @@ void load(const std::string& path, Loaded* loaded) {
     }
   } own;
   const char* missing = nullptr;
-  const char* how = "which the process had loaded";
+  std::string how = "which the process had loaded";
   void* library = RTLD_DEFAULT;
   if (!dlsym(RTLD_DEFAULT, "ncclGetVersion")) {
     library = own.library = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL);
     if (!library && !path.empty()) {
-      how = "as `nccl_library` says";
+      how = "which `nccl_library` = " + path + " names";
       library = own.library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
       if (!library) {
-        loaded->why_not = "`nccl_library` = " + path + " cannot be loaded: " + dlerror();
+        loaded->why_not = "`nccl_library` = " + path + " cannot be loaded: " + dlerror() + "; give the path of NCCL's " + kLibrary;
         return;
       }
     }
@@ -81,7 +81,7 @@ void load(const std::string& path, Loaded* loaded) {
     }
   }
   if (!look_up(library, &loaded->functions, &missing)) {
-    loaded->why_not = std::string("the NCCL ") + how + " has no " + missing + "; NCCL " + version_text(kOldest) + " or later is needed";
+    loaded->why_not = "the NCCL " + how + " has no " + missing + "; NCCL " + version_text(kOldest) + " or later is needed";
     return;
   }
   int version = 0;

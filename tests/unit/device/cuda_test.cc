@@ -84,6 +84,9 @@ TEST_F(Cuda, ABackendOfAnotherReleaseIsRefused) {
   auto device = Device::open(other, 0);
   ASSERT_FALSE(device.ok());
   expect_error(device.status(), Code::kUnsupported, "has version 5, this library knows version 4");
+  other.check_host_pointer = [](const void*, uint64_t, Message*) -> int32_t { std::abort(); };
+  int here = 0;
+  EXPECT_TRUE(Device::check_host_memory(other, &here, sizeof here).ok());
 }
 
 TEST_F(Cuda, TellsNameAndDescription) {
@@ -152,6 +155,25 @@ TEST_F(Cuda, ADeviceThatHangsIsGivenUpAndReleasedLater) {
   ASSERT_TRUE(fake_cuda::wait_for(before));
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_THAT(warnings[0], HasSubstr("cuda:1 does not end what was entered into it"));
+}
+
+TEST_F(Cuda, OfSeveralDevicesThatHangOneIsWaitedForLong) {
+  const fake_cuda::Alive before = fake_cuda::alive();
+  Patience patience{.allocation = std::chrono::hours(1), .release = std::chrono::hours(1)};
+  *patience.hangs = true;  // another one does
+  {
+    auto device = Device::open(*dsgd_cuda_backend(), 1, patience).value();
+    auto queue = std::move(device->new_queue()).value();
+    auto memory = device->allocate(4000).value(), staging = device->allocate_staging(4000).value();
+    const fake_cuda::Pause pause;
+    EXPECT_TRUE(queue->copy(memory.get(), staging.get(), 4000).ok());
+    memory.reset();  // would return in an hour
+    staging.reset();
+    queue.reset();
+    device.reset();
+    EXPECT_GT(fake_cuda::alive().allocations, before.allocations);
+  }
+  ASSERT_TRUE(fake_cuda::wait_for(before));
 }
 
 // A gradient that a host stream is still writing is summed after it.

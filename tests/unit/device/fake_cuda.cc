@@ -38,7 +38,9 @@ struct World {
   int devices = 2, driver = 13000;
   cudaError_t count_error = cudaSuccess;
   std::map<std::string, Fault> faults;
-  int paused = 0;
+  int paused = 0, held[2] = {0, 0};  // by direction
+  void* captured = nullptr;
+  bool spoiled = false;
   bool immediate = false, pageable = false;
   std::map<int, std::chrono::microseconds> delays;
   std::map<uintptr_t, Range> memory;
@@ -81,6 +83,16 @@ cudaError_t outcome(const char* function) {
 }
 #define FAKE_OUTCOME()                                                              \
   if (const cudaError_t error_ = outcome(__func__); error_ != cudaSuccess) return error_
+// Of a function that a thread in the default mode may not call while a stream is captured.
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+bool spoils_capture() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  if (!w.captured || capture_mode == cudaStreamCaptureModeRelaxed) return false;
+  return w.spoiled = true;
+}
+#define FAKE_UNSAFE() \
+  if (spoils_capture()) return last = cudaErrorStreamCaptureUnsupported
 // Of a function that has something to do on the current device.
 #define FAKE_CALL() \
   FAKE_OUTCOME();   \
@@ -242,6 +254,32 @@ Pause::~Pause() {
   std::lock_guard lock(w.mutex);
   --w.paused;
   w.changed.notify_all();
+}
+HoldCopies::HoldCopies(Direction direction) : direction_(direction) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  ++w.held[direction_];
+}
+HoldCopies::~HoldCopies() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  --w.held[direction_];
+  w.changed.notify_all();
+}
+Capture::Capture(cudaStream_t stream) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.captured = stream, w.spoiled = false;
+}
+Capture::~Capture() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.captured = nullptr;
+}
+bool Capture::spoiled() const {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return w.spoiled;
 }
 void enter(cudaStream_t stream, std::function<void()> work) { stream_of(stream)->enter(std::move(work)); }
 Alive alive() {
@@ -415,18 +453,22 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** data, size_t nbytes) {
+  FAKE_UNSAFE();
   FAKE_CALL();
   return allocate(nbytes, current(), data);
 }
 cudaError_t cudaFree(void* data) {
+  FAKE_UNSAFE();
   use(current());
   return release(data, true);
 }
 cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned int) {
+  FAKE_UNSAFE();
   FAKE_CALL();
   return allocate(nbytes, -1, data);
 }
 cudaError_t cudaFreeHost(void* data) {
+  FAKE_UNSAFE();
   use(current());
   return release(data, false);
 }
@@ -453,7 +495,15 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
   stream_of(stream)->enter([=] {
     {
       World& w = world();
-      std::lock_guard lock(w.mutex);
+      std::unique_lock lock(w.mutex);
+      const auto on_device = [nbytes](const void* data) {
+        const Range* range = range_of(data, nbytes);
+        return range && range->device >= 0;
+      };
+      if (on_device(to) != on_device(from)) {
+        const int& held = w.held[on_device(to) ? fake_cuda::HoldCopies::kToDevice : fake_cuda::HoldCopies::kToHost];
+        w.changed.wait(lock, [&held] { return held == 0; });
+      }
       if ((to_known && !range_of(to, nbytes)) || !range_of(from, nbytes)) misuse("a copy of memory that is freed");
     }
     std::memcpy(to, from, nbytes);
@@ -487,6 +537,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  FAKE_UNSAFE();
   FAKE_CALL();
   stream_of(stream)->drain();
   return cudaSuccess;
@@ -524,8 +575,21 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(capture_mode, *mode);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  (void)stream_of(stream);
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  *status = w.captured == stream ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
 cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t stream) {
   FAKE_CALL();
+  const bool is_default = !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
+  if (!is_default && stream_of(stream)->device != current()) return last = cudaErrorInvalidResourceHandle;
   const std::shared_ptr<EventState> event = event_of(given);
   uint64_t number;
   {
@@ -559,6 +623,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t given) {
+  FAKE_UNSAFE();
   FAKE_CALL();
   const std::shared_ptr<EventState> event = event_of(given);
   std::lock_guard lock(event->mutex);
@@ -584,6 +649,7 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
     default: return "another error";
   }

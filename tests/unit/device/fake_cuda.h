@@ -26,6 +26,26 @@ class Pause {
   ~Pause();
   Pause(const Pause&) = delete;
 };
+// While one of these is alive, copies in its direction wait.
+class HoldCopies {
+ public:
+  enum Direction { kToDevice, kToHost };
+  explicit HoldCopies(Direction direction);
+  ~HoldCopies();
+  HoldCopies(const HoldCopies&) = delete;
+
+ private:
+  const Direction direction_;
+};
+// While one of these is alive, the stream is captured into a graph, which calls that might interfere spoil, of any thread that has
+// not said that it may make them.
+class Capture {
+ public:
+  explicit Capture(cudaStream_t stream);
+  ~Capture();
+  Capture(const Capture&) = delete;
+  bool spoiled() const;
+};
 // From now on each piece of work in streams that are made on this device takes so long.
 void set_delay(int device, std::chrono::microseconds delay);
 // Puts host work into a stream, as a kernel of the host's would be.

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <barrier>
+#include <future>
 
 #include "tests/unit/device/fake_cuda.h"
 #include "tests/unit/device/fake_nccl.h"
@@ -275,6 +276,19 @@ TEST_F(Nccl, WhoIsLateIsNamedWhenTheTimeIsOver) {
     EXPECT_EQ(how.rank(), 1) << how.message();
     EXPECT_LT(took, 30s);
   }
+}
+
+// What the devices wait for is a stream of the host's, and so nothing can be broken off.
+TEST_F(Nccl, AStepEndsInTimeThoughTheHostsStreamDoesNot) {
+  std::promise<void> go;
+  Trainer trainer(open({{"step_timeout", "300ms"}}), {"cuda:0", "cuda:1"});
+  ok(trainer.session->start());
+  fake_cuda::enter(nullptr, [&go] { go.get_future().wait(); });
+  const Status late = trainer.session->step(1, nullptr);  // would else end when the stream does: never
+  EXPECT_EQ(late.code(), Code::kTimeout) << late.message();
+  EXPECT_THAT(late.message(), HasSubstr("the all-reduce over 2 devices has not ended in time"));
+  go.set_value();
+  (void)trainer.session->close(10s);
 }
 
 // A worker goes while the others' GPUs wait for its own: they are let go of, and it is named.

@@ -10,7 +10,9 @@
 #include <condition_variable>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -262,19 +264,20 @@ TEST_F(GpuSession, GradientsAreReadAfterTheirStreamsAndValuesComeBeforeWhatFollo
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-// A step's work on one GPU takes as few calls as that many tensors allow, however their gradients are marked.
-TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdate) {
+// A step's work on one GPU takes as few calls as that many tensors and replicas allow, however their gradients are marked.
+TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdateAndOneForManyReplicas) {
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  {
+  for (const size_t replicas_there : {size_t{1}, size_t{4}, size_t{5}, size_t{13}}) {
     auto session = open();
     ok(session->set_optimizer("adamw", "lr=1e-3"));
-    Replica* replica = session->add_replica("cuda:0").value();
+    std::vector<Replica*> replicas;
+    for (size_t r = 0; r < replicas_there; ++r) replicas.push_back(session->add_replica("cuda:0").value());
     std::vector<Parameter*> parameters;
-    for (int64_t p = 0; p < 161; ++p) {
-      const int64_t count = p % 7 == 0 ? 100'000 : 64;
+    for (int64_t p = 0; p < 61; ++p) {
+      const int64_t count = p % 7 == 0 ? 10'000 : 64;
       parameters.push_back(session->add_parameter("p" + std::to_string(p), DType::kFloat32, {&count, 1}, true).value());
-      ok(session->alloc(replica, parameters.back()).status());
+      for (Replica* replica : replicas) ok(session->alloc(replica, parameters.back()).status());
     }
     ok(session->start());
     for (void* in : std::vector<void*>{stream, nullptr}) {
@@ -282,14 +285,193 @@ TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdate) {
       const fake_cuda::Alive alive = fake_cuda::alive();
       auto operation = session->step_begin(1);
       ASSERT_TRUE(operation.ok());
-      for (Parameter* parameter : parameters) ok(session->gradient_ready(replica, parameter, in));
+      for (Parameter* parameter : parameters) {
+        for (Replica* replica : replicas) ok(session->gradient_ready(replica, parameter, in));
+      }
       ok(session->wait(*operation.value(), -1ms));
-      EXPECT_EQ(fake_cuda::launches() - launches, 2u);
+      EXPECT_EQ(fake_cuda::launches() - launches, replicas_there <= 4 ? 2u : 3u) << replicas_there << " replicas";
       EXPECT_EQ(fake_cuda::alive().events, alive.events) << "nothing is made in a step";
       EXPECT_EQ(fake_cuda::alive().streams, alive.streams);
       EXPECT_EQ(fake_cuda::alive().allocations, alive.allocations);
     }
     ok(session->close(10s));
+  }
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+// What went to the device of a step that then changes nothing must not come over the next one's sums.
+TEST_F(GpuSession, AStepThatUpdatesNothingLeavesNothingUnderWay) {
+  for (const bool overflow : {false, true}) {
+    SCOPED_TRACE(overflow ? "gradients overflow" : "nobody contributes");
+    Settings settings;
+    if (overflow) settings["loss_scale"] = "4";
+    Trainer trainer(open(settings), {"cuda:0", "cpu"}, "sgd", "lr=1");
+    ok(trainer.session->start());
+    const auto fill = [&trainer](float gradient) {
+      for (size_t r : {0, 1}) trainer.fill(r, true, [&](size_t) { return gradient * static_cast<float>(trainer.session->loss_scale()); });
+    };
+    fill(100);
+    if (overflow) trainer.overflow(1);
+    StepResult result;
+    std::shared_ptr<Operation> operation;
+    {
+      auto to_device = std::make_unique<fake_cuda::HoldCopies>(fake_cuda::HoldCopies::kToDevice);
+      ok(trainer.session->step(overflow ? 1 : 0, &result));
+      EXPECT_FALSE(result.applied);
+      const fake_cuda::HoldCopies to_host(fake_cuda::HoldCopies::kToHost);
+      // Not by the session's own means, which would wait for what is held.
+      for (Tensor& tensor : trainer.tensors) {
+        for (size_t r : {0, 1}) std::fill_n(floats(tensor.memory[r]->gradient), tensor.parameter->count, static_cast<float>(trainer.session->loss_scale()));
+      }
+      operation = trainer.session->step_begin(1).value();
+      ok(trainer.session->step_flush());
+      std::this_thread::sleep_for(50ms);  // time for what must not happen yet
+      to_device.reset();
+      std::this_thread::sleep_for(50ms);
+    }
+    ok(trainer.session->wait(*operation, -1ms));
+    ok(trainer.session->step(0, nullptr));  // ends when new values are there
+    EXPECT_EQ(trainer.values(), std::vector<float>(trainer.values().size(), -1));
+    ok(trainer.session->close(10s));
+  }
+}
+
+// What reads a replica's values comes before they change, though it contributes nothing.
+TEST_F(GpuSession, ValuesOfAReplicaWithoutWeightAreWrittenAfterItsStream) {
+  cudaStream_t streams[2];
+  for (int device : {0, 1}) {
+    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+    ASSERT_EQ(cudaStreamCreateWithFlags(&streams[device], cudaStreamNonBlocking), cudaSuccess);
+  }
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  for (const bool absent : {false, true}) {
+    SCOPED_TRACE(absent ? "absent" : "without weight");
+    Trainer trainer(open(), {"cuda:0", "cuda:1"}, "sgd", "lr=1");
+    ok(trainer.session->start());
+    for (size_t r : {0, 1}) trainer.fill(r, true, [](size_t) { return 1.0f; });
+    if (!absent) {
+      for (size_t r : {0, 1}) ok(trainer.session->set_replica_weight(trainer.replicas[r], r == 0 ? 1 : 0));
+    }
+    std::promise<void> go;
+    float seen = -1000;
+    auto operation = trainer.session->step_begin(1);
+    ASSERT_TRUE(operation.ok());
+    fake_cuda::enter(absent ? nullptr : streams[1], [&] {
+      go.get_future().wait();
+      seen = floats(trainer.tensors[1].memory[1]->value)[7];
+    });
+    for (Tensor& tensor : trainer.tensors) {
+      ok(trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, streams[0]));
+      ok(absent ? trainer.session->gradient_absent(trainer.replicas[1], tensor.parameter)
+                : trainer.session->gradient_ready(trainer.replicas[1], tensor.parameter, streams[1]));
+    }
+    std::this_thread::sleep_for(50ms);  // time for what must not happen yet
+    go.set_value();
+    ok(trainer.session->wait(*operation.value(), -1ms));
+    ok(trainer.session->step(0, nullptr));
+    EXPECT_EQ(seen, 0);
+    EXPECT_EQ(trainer.values(1), std::vector<float>(trainer.values(1).size(), -1));
+    ok(trainer.session->close(10s));
+  }
+  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST_F(GpuSession, AStreamThatCannotBeUsedIsRefusedAndTheGradientMayBeMarkedInAnother) {
+  cudaStream_t streams[2];
+  for (int device : {0, 1}) {
+    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+    ASSERT_EQ(cudaStreamCreateWithFlags(&streams[device], cudaStreamNonBlocking), cudaSuccess);
+  }
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  {
+    Trainer trainer(open(), {"cuda:0", "cuda:1"}, "sgd", "lr=1");
+    ok(trainer.session->start());
+    for (size_t r : {0, 1}) trainer.fill(r, true, [](size_t) { return 1.0f; });
+    auto operation = trainer.session->step_begin(1);
+    ASSERT_TRUE(operation.ok());
+    for (Tensor& tensor : trainer.tensors) {
+      for (size_t r : {0, 1}) {
+        const auto refused = [&](const char* says) {
+          const Status status = trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, streams[r == 1 ? 0 : 1]);
+          EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.message();
+          EXPECT_EQ(status.parameter(), tensor.parameter->name);
+          EXPECT_THAT(status.message(), AllOf(HasSubstr("'" + tensor.parameter->name + "' in replica " + std::to_string(r)), HasSubstr(says)));
+        };
+        refused("it is no stream of this device's");
+        {
+          const fake_cuda::Capture capture(streams[r == 1 ? 0 : 1]);
+          refused("is being captured into a graph");
+        }
+        ok(trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, streams[r]));
+      }
+    }
+    ok(trainer.session->wait(*operation.value(), -1ms));
+    EXPECT_EQ(trainer.values(1), std::vector<float>(trainer.values(1).size(), -1));
+    ok(trainer.session->close(10s));
+  }
+  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+// It was good when it was given: then nothing can be read any more, and the step ends rather than wait for ever.
+TEST_F(GpuSession, AStreamThatFailsLaterEndsTheStep) {
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  for (const bool flush : {false, true}) {
+    Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+    ok(trainer.session->start());
+    auto operation = trainer.session->step_begin(1);
+    ASSERT_TRUE(operation.ok());
+    for (Tensor& tensor : trainer.tensors) {
+      const bool last = &tensor == &trainer.tensors.back();
+      if (last) fake_cuda::fail("cudaEventRecord", cudaErrorIllegalAddress);
+      if (last && flush) break;
+      const Status status = trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, stream);
+      EXPECT_EQ(status.ok(), !last);
+      EXPECT_THAT(status.message(), HasSubstr(last ? "parameter 'p0' in replica 0 was marked can no longer be used" : ""));
+    }
+    const Status ended = trainer.session->wait(*operation.value(), -1ms);
+    EXPECT_TRUE(operation.value()->done());
+    EXPECT_THAT(ended.message(), AllOf(HasSubstr("step 0: "), HasSubstr("parameter 'p0' in replica 0 was marked can no longer be used")));
+    (void)trainer.session->close(10s);
+  }
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+// Nothing travels that could run out of time.
+TEST_F(GpuSession, AStepWhoseGradientsAreNeverMarkedEndsInTimeAndSaysWhich) {
+  Trainer trainer(open({{"step_timeout", "200ms"}}), {"cuda:0"}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  auto operation = trainer.session->step_begin(1);
+  ASSERT_TRUE(operation.ok());
+  ok(trainer.session->gradient_ready(trainer.replicas[0], trainer.tensors[0].parameter, nullptr));
+  const auto until = std::chrono::steady_clock::now() + 1min;
+  while (!operation.value()->done() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+  ASSERT_TRUE(operation.value()->done());
+  const Status& how = operation.value()->status();
+  EXPECT_EQ(how.code(), Code::kTimeout);
+  EXPECT_THAT(how.message(), AllOf(HasSubstr("step 0 has not ended in time"), HasSubstr("parameter 'p0'"), HasSubstr("dsgd_step_flush")));
+  ok(trainer.session->close(10s));
+}
+
+// A graph of the host's, captured by another thread in the strictest mode, which is the default one.
+TEST_F(GpuSession, AGraphThatIsCapturedMeanwhileIsNotSpoiledNorIsTheStep) {
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  {
+    Trainer trainer(open(), {"cuda:0", "cpu"}, "sgd", "lr=1");
+    ok(trainer.session->start());
+    fake_cuda::set_delay(0, 300us);  // so that the device is asked whether it is done
+    {
+      const fake_cuda::Capture capture(stream);
+      for (int step = 0; step < 5; ++step) ok(trainer.session->step(1, nullptr));
+      EXPECT_FALSE(capture.spoiled());
+      void* memory = nullptr;
+      EXPECT_EQ(cudaMalloc(&memory, 1), cudaErrorStreamCaptureUnsupported);  // here it would have been
+      EXPECT_TRUE(capture.spoiled());
+      (void)cudaGetLastError();
+    }
+    fake_cuda::set_delay(0, 0us);
+    ok(trainer.session->close(10s));
   }
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }

@@ -144,10 +144,12 @@ public final class Replica {
   }
 
   /**
-   * As {@link #ready(Parameter)} for a gradient on a device.
+   * As {@link #ready(Parameter)} for a gradient on a GPU, complete once what the stream holds now is
+   * done. Gradients travel in buckets, so the step may also wait for what the stream is given until
+   * the last gradient of the same bucket is marked. The stream lives until the step has ended: new
+   * values are ordered on it, too.
    *
-   * @param stream the address of the stream on which it will be ready, as in DLPack; 0 for host
-   *     memory
+   * @param stream numbered as in DLPack; 0 for host memory, or a GPU's default stream
    */
   public void ready(Parameter parameter, long stream) {
     session.use(
