@@ -23,7 +23,7 @@ Status call(Call&& function) {
   return Status(static_cast<Code>(code), message.text);
 }
 
-constexpr std::chrono::nanoseconds kAfterAnother = std::chrono::milliseconds(100);
+constexpr std::chrono::nanoseconds kAfterAnother = std::chrono::milliseconds(100);  // has hung: how long this one is waited for
 
 class Opened final : public Device, public std::enable_shared_from_this<Opened> {
  public:
