@@ -30,7 +30,9 @@ struct Fault {
 struct Range {
   size_t nbytes;
   int device;  // -1: pinned host memory
+  bool managed = false;  // the host's and all devices'
 };
+constexpr size_t kMemory = size_t{2} << 30;  // that a device has
 
 struct World {
   std::mutex mutex;
@@ -195,12 +197,13 @@ void must_be_device(const void* data, size_t nbytes, const char* what) {
   if (!range || range->device < 0) misuse(std::string(what) + " that is no device memory");
 }
 
-cudaError_t allocate(size_t nbytes, int device, void** data) {
+cudaError_t allocate(size_t nbytes, int device, void** data, bool managed = false) {
+  if (nbytes > kMemory) return last = cudaErrorMemoryAllocation;
   void* memory = ::operator new(nbytes, std::align_val_t{256});
   std::memset(memory, 0xcd, nbytes);
   World& w = world();
   std::lock_guard lock(w.mutex);
-  w.memory[reinterpret_cast<uintptr_t>(memory)] = {nbytes, device};
+  w.memory[reinterpret_cast<uintptr_t>(memory)] = {nbytes, device, managed};
   *data = memory;
   return cudaSuccess;
 }
@@ -367,10 +370,11 @@ cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
     if (!w.kernels_loaded) misuse("a kernel that is loaded only when it is launched");
     ++w.launches;
   }
+  static const bool omits = std::getenv("FAKE_CUDA_OMITS");  // the last block of each kernel, for tests of what checks results
   stream_of(stream)->enter([kernel] {
     check(kernel);
     // Backwards, since nothing may depend on the order.
-    for (uint32_t block = kernel.blocks; block-- > 0;) {
+    for (uint32_t block = kernel.blocks - omits; block-- > 0;) {
       double shared[kThreads];
       for (uint32_t phase = 0; phase < Kernel::kPhases; ++phase) {
         for (uint32_t thread = kThreads; thread-- > 0;) kernel(Block{block, thread, phase, shared});
@@ -449,13 +453,17 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   std::snprintf(properties->name, sizeof properties->name, "Fake GPU");
   properties->major = 9;
   properties->uuid.bytes[0] = static_cast<char>(device + 1);
-  properties->totalGlobalMem = size_t{2} << 30;
+  properties->totalGlobalMem = kMemory;
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** data, size_t nbytes) {
   FAKE_UNSAFE();
   FAKE_CALL();
   return allocate(nbytes, current(), data);
+}
+cudaError_t cudaMallocManaged(void** data, size_t nbytes, unsigned int) {
+  FAKE_CALL();
+  return allocate(nbytes, current(), data, true);
 }
 cudaError_t cudaFree(void* data) {
   FAKE_UNSAFE();
@@ -523,7 +531,10 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   std::lock_guard lock(w.mutex);
   if (!w.contexts.count(current())) misuse("memory is asked about without a context, which some releases then make, and others refuse");
   const Range* range = range_of(data, 1);
-  attributes->type = !range ? cudaMemoryTypeUnregistered : range->device < 0 ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+  attributes->type = !range             ? cudaMemoryTypeUnregistered
+                     : range->managed   ? cudaMemoryTypeManaged
+                     : range->device < 0 ? cudaMemoryTypeHost
+                                        : cudaMemoryTypeDevice;
   attributes->device = range ? range->device : 0;
   return cudaSuccess;
 }

@@ -233,6 +233,147 @@ TEST_F(GpuSession, WhatStreamsHoldIsDoneInTheirOrderWhileTheHostGoesOn) {
   ok(trainer.session->close(10s));
 }
 
+TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEndsWithTheValues) {
+  constexpr size_t kMost = 5000;  // elements of a tensor
+  void* pinned = nullptr;
+  ASSERT_EQ(cudaHostAlloc(&pinned, kMost * sizeof(float), cudaHostAllocPortable), cudaSuccess);
+  std::fill_n(static_cast<float*>(pinned), kMost, 1.0f);
+  Trainer trainer(open(), {"cuda:0", second()}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  for (int step = 1; step <= 20; ++step) {
+    for (size_t r = 0; r < 2; ++r) {
+      ASSERT_EQ(cudaSetDevice(trainer.replicas[r]->device->index()), cudaSuccess);
+      for (Tensor& tensor : trainer.tensors) {
+        ASSERT_EQ(cudaLaunchHostFunc(nullptr, [](void*) { std::this_thread::sleep_for(100us); }, nullptr), cudaSuccess);
+        ASSERT_EQ(cudaMemcpyAsync(tensor.memory[r]->gradient, pinned, tensor.parameter->nbytes(), cudaMemcpyDefault, nullptr), cudaSuccess);
+      }
+    }
+    ok(trainer.session->step(1, nullptr));
+    EXPECT_EQ(trainer.values(), std::vector<float>(trainer.values().size(), static_cast<float>(-step)));
+    EXPECT_EQ(trainer.values(1), trainer.values());
+    for (size_t r = 0; r < 2; ++r) trainer.fill(r, true, [](size_t) { return 1000.0f; });
+  }
+  ok(trainer.session->close(10s));
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  ASSERT_EQ(cudaFreeHost(pinned), cudaSuccess);
+}
+
+// No step waits for the gradient of a frozen parameter, which may so be marked while the step ends.
+TEST_F(GpuSession, AFrozenParameterMayBeMarkedWhileTheStepEnds) {
+  cudaStream_t streams[3];
+  for (cudaStream_t& stream : streams) ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  {
+    Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+    ok(trainer.session->start());
+    ok(trainer.session->set_parameter(trainer.tensors[0].parameter, "frozen=1"));
+    for (int step = 0; step < 200; ++step) {
+      auto operation = trainer.session->step_begin(1);
+      ASSERT_TRUE(operation.ok());
+      for (size_t t = trainer.tensors.size(); t-- > 0;) {
+        const Status marked = trainer.session->gradient_ready(trainer.replicas[0], trainer.tensors[t].parameter, streams[t % 3]);
+        if (t > 0) {
+          ok(marked);
+        } else {
+          EXPECT_TRUE(marked.ok() || marked.code() == Code::kState) << marked.message();  // the step may have ended
+        }
+      }
+      ok(trainer.session->wait(*operation.value(), -1ms));
+    }
+    ok(trainer.session->close(10s));
+  }
+  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
+  auto session = open({{"devices", std::string("cuda:0,").append(second()).append(",cpu,cuda")}});
+  Replica* zero = session->add_replica("").value();
+  Replica* other = session->add_replica("").value();
+  EXPECT_EQ(zero->device->name(), "cuda:0");
+  EXPECT_EQ(other->device->name(), second());
+  EXPECT_EQ(session->add_replica(second()).value()->device, other->device);
+  struct Case {
+    const char* device;
+    Code code;
+    const char* says;
+  };
+  for (const Case& c : {Case{"", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
+                        Case{"cuda:x", Code::kInvalidArgument, "has no index"}, Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
+                        Case{"cuda:99", Code::kInvalidArgument, "there is no device 'cuda:99': this machine has cuda:0"},
+                        Case{"cuda:-0", Code::kInvalidArgument, "has no index"}, Case{"cuda:-1", Code::kInvalidArgument, "has no index"},
+                        Case{"cuda:99999999999", Code::kInvalidArgument, "there is no device 'cuda:99999999999': no machine has so many"},
+                        Case{"gpu:0", Code::kUnsupported, "'gpu:0' is no name of a device; they are cpu, and cuda:0"},
+                        Case{"cpu:0", Code::kUnsupported, "'cpu:0' is no name of a device"}}) {
+    auto replica = session->add_replica(c.device);
+    EXPECT_EQ(replica.status().code(), c.code) << c.device;
+    EXPECT_THAT(replica.status().message(), HasSubstr(c.says));
+  }
+  EXPECT_EQ(session->add_replica("cuda:00").value()->device, zero->device);
+  ok(session->close(10s));
+}
+
+TEST_F(GpuSession, BuffersThatAreElsewhereThanTheirReplicaAreRefused) {
+  auto session = open();
+  Replica* host = session->add_replica("cpu").value();
+  Replica* zero = session->add_replica("cuda:0").value();
+  Replica* other = session->add_replica(second()).value();
+  const int64_t count = 4;
+  Parameter* parameter = session->add_parameter("weight", DType::kFloat32, {&count, 1}, true).value();
+  const auto refused = [&](Replica* replica, void* memory, const std::string& says) {
+    const Status status = session->bind(replica, parameter, memory, 16, static_cast<float*>(memory) + count, 16, {});
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("weight"), HasSubstr(says)));
+  };
+  std::vector<float> plain(8);
+  void* pinned = nullptr;
+  ASSERT_EQ(cudaHostAlloc(&pinned, 32, cudaHostAllocPortable), cudaSuccess);
+  const std::shared_ptr<void> of_zero = zero->device->allocate(32).value(), of_other = other->device->allocate(32).value();
+  refused(zero, plain.data(), "the buffer is host memory, but its replica is on cuda:0");
+  refused(zero, pinned, "the buffer is host memory, but its replica is on cuda:0");
+  refused(host, of_zero.get(), "the value is memory of cuda:0, but its replica is on the cpu");
+  if (other->device != zero->device) refused(zero, of_other.get(), "memory of cuda:1, but its replica is on cuda:0");
+  ok(session->close(10s));
+  ASSERT_EQ(cudaFreeHost(pinned), cudaSuccess);
+}
+
+// The host and all GPUs can use it.
+TEST_F(GpuSession, ManagedMemoryIsAnyReplicas) {
+  const int64_t count = 1000;
+  const size_t nbytes = count * sizeof(float);
+  float *values[2], *gradients[2];
+  for (float** memory : {&values[0], &values[1], &gradients[0], &gradients[1]}) {
+    void* data = nullptr;
+    ASSERT_EQ(cudaMallocManaged(&data, nbytes), cudaSuccess);
+    *memory = static_cast<float*>(data);
+  }
+  auto session = open();
+  ok(session->set_optimizer("sgd", "lr=1"));
+  Parameter* parameter = session->add_parameter("weight", DType::kFloat32, {&count, 1}, true).value();
+  Replica* const replicas[] = {session->add_replica("cuda:0").value(), session->add_replica("cpu").value()};
+  device::Access access(replicas[0]->device);
+  for (size_t r = 0; r < 2; ++r) {
+    access.write(values[r], std::vector<float>(count, 1));
+    access.write(gradients[r], std::vector<float>(count, static_cast<float>(2 + 2 * r)));
+    ok(session->bind(replicas[r], parameter, values[r], nbytes, gradients[r], nbytes, {}));
+  }
+  ok(session->start());
+  ok(session->step(1, nullptr));
+  for (float* value : values) EXPECT_EQ(access.read<float>(value, count), std::vector<float>(count, -2));
+  ok(session->close(10s));
+  for (float* memory : {values[0], values[1], gradients[0], gradients[1]}) ASSERT_EQ(cudaFree(memory), cudaSuccess);
+}
+
+TEST_F(GpuSession, MoreMemoryThanTheDeviceHasIsAnErrorAfterWhichItGoesOn) {
+  auto session = open();
+  Replica* replica = session->add_replica("cuda:0").value();
+  const int64_t too_many = int64_t{1} << 42, few = 4;  // 16 TiB
+  Parameter* large = session->add_parameter("large", DType::kFloat32, {&too_many, 1}, true).value();
+  const Status status = session->alloc(replica, large).status();
+  EXPECT_EQ(status.code(), Code::kNoMemory) << status.message();
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:0: cudaMalloc"), HasSubstr("cudaErrorMemoryAllocation")));
+  EXPECT_TRUE(replica->device->allocate(few).ok());
+  ok(session->close(10s));
+}
+
 #ifndef DSGD_TEST_PLUGIN  // what follows holds the fake runtime up, or lets its calls fail
 
 float* floats(void* fake_memory) { return static_cast<float*>(fake_memory); }
@@ -503,54 +644,6 @@ TEST_F(GpuSession, AStreamThatWaitsSeesTheNewValues) {
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEndsWithTheValues) {
-  Trainer trainer(open(), {"cuda:0", "cuda:1"}, "sgd", "lr=1");
-  ok(trainer.session->start());
-  for (int step = 1; step <= 20; ++step) {
-    for (size_t r = 0; r < 2; ++r) {
-      for (Tensor& tensor : trainer.tensors) {
-        fake_cuda::enter(nullptr, [&tensor, r] {
-          std::this_thread::sleep_for(100us);
-          std::fill_n(floats(tensor.memory[r]->gradient), tensor.parameter->count, 1.0f);
-        });
-      }
-    }
-    ok(trainer.session->step(1, nullptr));
-    EXPECT_EQ(trainer.values(), std::vector<float>(trainer.values().size(), static_cast<float>(-step)));
-    EXPECT_EQ(trainer.values(1), trainer.values());
-    for (size_t r = 0; r < 2; ++r) {
-      for (Tensor& tensor : trainer.tensors) std::fill_n(floats(tensor.memory[r]->gradient), tensor.parameter->count, 1000.0f);
-    }
-  }
-  ok(trainer.session->close(10s));
-}
-
-// No step waits for the gradient of a frozen parameter, which may so be marked while the step ends.
-TEST_F(GpuSession, AFrozenParameterMayBeMarkedWhileTheStepEnds) {
-  cudaStream_t streams[3];
-  for (cudaStream_t& stream : streams) ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  {
-    Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
-    ok(trainer.session->start());
-    ok(trainer.session->set_parameter(trainer.tensors[0].parameter, "frozen=1"));
-    for (int step = 0; step < 200; ++step) {
-      auto operation = trainer.session->step_begin(1);
-      ASSERT_TRUE(operation.ok());
-      for (size_t t = trainer.tensors.size(); t-- > 0;) {
-        const Status marked = trainer.session->gradient_ready(trainer.replicas[0], trainer.tensors[t].parameter, streams[t % 3]);
-        if (t > 0) {
-          ok(marked);
-        } else {
-          EXPECT_TRUE(marked.ok() || marked.code() == Code::kState) << marked.message();  // the step may have ended
-        }
-      }
-      ok(trainer.session->wait(*operation.value(), -1ms));
-    }
-    ok(trainer.session->close(10s));
-  }
-  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
-}
-
 // Steps that end when their updates are entered, on a quick device and a slow one, each with a stream of its own: none may see
 // another step's sums.
 TEST_F(GpuSession, AQuickDeviceDoesNotRunAwayFromASlowOne) {
@@ -630,6 +723,7 @@ TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
 // Whatever thread does it. A context on another GPU would cost memory there, in each worker of the node.
 TEST_F(GpuSession, OnlyTheDevicesOfReplicasAreTouched) {
   for (const char* strategy : {"allreduce", "ps"}) {
+    fake_cuda::forget_contexts();  // one that is there may be used to ask about memory
     (void)fake_cuda::take_devices_used();
     std::vector<uint64_t> digests;
     train({{{"cuda:1"}, {"cpu"}}, {strategy}, 3, {{"gradient_norm", "1"}}}, &digests);
@@ -689,43 +783,6 @@ TEST_F(GpuSession, WantOfMemoryAtStartEndsTheSessionWithAnError) {
   EXPECT_EQ(status.code(), Code::kNoMemory) << status.message();
   EXPECT_THAT(status.message(), HasSubstr("cuda:0: cudaMalloc"));
   (void)trainer.session->close(10s);
-}
-
-TEST_F(GpuSession, DevicesAndBuffersThatDoNotFitAreRefused) {
-  auto session = open({{"devices", "cuda:0,cuda:1,cpu,cuda"}});
-  Replica* zero = session->add_replica("").value();
-  Replica* one = session->add_replica("").value();
-  EXPECT_EQ(zero->device->name(), "cuda:0");
-  EXPECT_EQ(one->device->name(), "cuda:1");
-  EXPECT_EQ(session->add_replica("cuda:1").value()->device, one->device);
-  struct Case {
-    const char* device;
-    Code code;
-    const char* says;
-  };
-  for (const Case& c : {Case{"", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
-                        Case{"cuda:x", Code::kInvalidArgument, "has no index"}, Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
-                        Case{"cuda:2", Code::kInvalidArgument, "there is no device 'cuda:2'"},
-                        Case{"cuda:-0", Code::kInvalidArgument, "has no index"}, Case{"cuda:-1", Code::kInvalidArgument, "has no index"},
-                        Case{"cuda:99999999999", Code::kInvalidArgument, "there is no device 'cuda:99999999999': no machine has so many"},
-                        Case{"gpu:0", Code::kUnsupported, "'gpu:0' is no name of a device; they are cpu, and cuda:0"},
-                        Case{"cpu:0", Code::kUnsupported, "'cpu:0' is no name of a device"}}) {
-    auto replica = session->add_replica(c.device);
-    EXPECT_EQ(replica.status().code(), c.code) << c.device;
-    EXPECT_THAT(replica.status().message(), HasSubstr(c.says));
-  }
-  EXPECT_EQ(session->add_replica("cuda:01").value()->device, one->device);
-  const int64_t count = 4;
-  Parameter* parameter = session->add_parameter("weight", DType::kFloat32, {&count, 1}, true).value();
-  float host[8] = {};
-  auto on_one = session->alloc(one, parameter).value();
-  const Status from_host = session->bind(zero, parameter, host, 16, host + 4, 16, {});
-  EXPECT_EQ(from_host.code(), Code::kInvalidArgument);
-  EXPECT_THAT(from_host.message(), AllOf(HasSubstr("weight"), HasSubstr("the buffer is host memory, but its replica is on cuda:0")));
-  const Status elsewhere = session->bind(zero, parameter, on_one->value, 16, on_one->gradient, 16, {});
-  EXPECT_EQ(elsewhere.code(), Code::kInvalidArgument);
-  EXPECT_THAT(elsewhere.message(), HasSubstr("memory of cuda:1, but its replica is on cuda:0"));
-  ok(session->close(10s));
 }
 
 #endif

@@ -26,6 +26,9 @@ using Settings = std::map<std::string, std::string>;
 inline Registered with_cuda() {
   Registered registered;
   registered.backends["cuda"] = []() -> Result<const device::Backend*> { return &device::cuda_backend(); };
+  registered.check_host_memory = [](const void* data, size_t nbytes) {
+    return device::Device::check_host_memory(device::cuda_backend(), data, nbytes);
+  };
   return registered;
 }
 
