@@ -56,7 +56,7 @@ class Wire {
 
  private:
   [[noreturn]] static void fail(const char* what) {
-    std::fprintf(stderr, "bench: %s: %s\n", what, std::strerror(errno));
+    std::fprintf(stderr, "gpu_bench: %s: %s\n", what, std::strerror(errno));
     std::exit(1);
   }
   static bool moved(ssize_t n, size_t* done) {
