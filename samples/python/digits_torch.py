@@ -22,8 +22,11 @@ INPUTS, HIDDEN, CLASSES = 64, 128, 10
 
 def read_data(path):
     """Every fifth row is for the test, the others for training: ((pixels, labels), (pixels, labels))."""
-    with open(path) as file:
-        rows = torch.tensor([[int(word) for word in line.split(",")] for line in file])
+    try:
+        with open(path) as file:
+            rows = torch.tensor([[int(word) for word in line.split(",")] for line in file])
+    except (OSError, ValueError) as error:
+        sys.exit(f"digits: cannot read {path}: {error}")
     pixels, labels = rows[:, :INPUTS].float() / 16, rows[:, INPUTS]
     test = torch.arange(len(rows)) % 5 == 0
     return (pixels[~test], labels[~test]), (pixels[test], labels[test])
@@ -119,6 +122,8 @@ def main():
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--optimizer-options", default="lr=0.1 momentum=0.9")
     options = parser.parse_args()
+    if options.batch < 1 or options.epochs < 1:
+        parser.error("--batch and --epochs are at least 1")
     if "cuda" in options.device and torch.version.cuda is None:
         parser.error("this PyTorch was built without CUDA; install another, or try --device cpu")
     train, test = read_data(options.data)
