@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
-"""Takes a worker from a job in mid-training: the others end by themselves, in time, with an error that names it.
+"""Takes a worker from a job in mid-training: the others end by themselves, in time, with an error that names it."""
 
-fault.py KILL|STOP DSGD COMMAND... : COMMAND...      one worker each; the signal goes to the last; DSGD: the program
-"""
-
+import argparse
 import os
 import signal
 import subprocess
@@ -14,8 +12,6 @@ import time
 LEASE = 3  # seconds
 # What may come on top: NCCL's abort, the end of a process that has used a GPU, and a busy machine.
 MARGIN = 10
-BEGIN = 120  # until all train
-
 
 class Process:
     def __init__(self, command, environment=None):
@@ -33,11 +29,11 @@ class Process:
             self.over = True
             self.changed.notify_all()
 
-    def line(self, text, deadline):
-        """The first line with this text; None if there is none in time, or by the end of the output."""
+    def line(self, text, deadline, start=0):
+        """The first line with this text, from the given one on; None if there is none in time, or by the end of the output."""
         found = []
         with self.changed:
-            self.changed.wait_for(lambda: found.extend(line for line in self.lines if text in line) or found or self.over,
+            self.changed.wait_for(lambda: found.extend(line for line in self.lines[start:] if text in line) or found or self.over,
                                   deadline - time.monotonic())
         return found[0] if found else None
 
@@ -59,13 +55,13 @@ def split(words):
     return commands
 
 
-def take_one(name, dsgd, commands, processes):
+def take_one(name, dsgd, commands, patience, processes):
     """What is wrong; "" if nothing is. All that is started goes into `processes`."""
     count = len(commands)
     head = Process([dsgd, "head", "--listen", "127.0.0.1:0", "--num-workers", str(count), "--set", f"lease={LEASE}s",
                     "--set", "log_level=error"])  # so that its first line is the address
     processes["head"] = head
-    begin = time.monotonic() + BEGIN
+    begin = time.monotonic() + patience
     address = head.line("127.0.0.1:", begin)
     if not address:
         return "the head did not begin"
@@ -77,6 +73,7 @@ def take_one(name, dsgd, commands, processes):
     for process in (*others, victim):
         if not process.line('"epoch": 2,', begin):
             return "not all came to the second epoch"
+    said = [len(process.lines) for process in others]  # before the blow, which is no answer to it
     os.kill(victim.process.pid, getattr(signal, f"SIG{name}"))
     hit = time.monotonic()
     wrong = []
@@ -87,20 +84,25 @@ def take_one(name, dsgd, commands, processes):
             wrong.append(f"rank {rank} has not ended within {LEASE + MARGIN} s")
         elif status != 1:
             wrong.append(f"rank {rank} ended with status {status} instead of the trainer's 1")
-        elif not process.line(f"rank {count - 1} (", time.monotonic() + MARGIN):
+        elif not process.line(f"rank {count - 1} (", time.monotonic() + MARGIN, said[rank]):
             wrong.append(f"rank {rank} does not name rank {count - 1}")
     return "; ".join(wrong)
 
 
 def main():
-    commands = split(sys.argv[3:])
-    if len(sys.argv) < 4 or sys.argv[1] not in ("KILL", "STOP") or len(commands) < 2 or not all(commands):
-        print(__doc__)
-        return 0 if sys.argv[1:] == ["--help"] else 2
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--begin", metavar="SECONDS", type=float, default=120, help="until all train, at most")
+    parser.add_argument("signal", choices=("KILL", "STOP"))
+    parser.add_argument("dsgd", help="the program")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="of each worker, with : in between; the signal goes to the last one")
+    options = parser.parse_args()
+    commands = split(options.command)
+    if len(commands) < 2 or not all(commands):
+        parser.error("two workers' commands at least are needed, with : in between")
     processes = {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: cut off"))  # so that none is left, and what they have said is printed
     try:
-        wrong = take_one(sys.argv[1], sys.argv[2], commands, processes)
+        wrong = take_one(options.signal, options.dsgd, commands, options.begin, processes)
     finally:
         for process in processes.values():
             process.process.kill()

@@ -10,10 +10,16 @@ import sys
 import tempfile
 
 ENOUGH = 97  # per cent of the test images
-PATIENCE = 240  # seconds; a job takes a few
 
 
-def output_of(command):
+def at_least_one(word):
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def output_of(command, patience):
     """Exit status and output, which is printed, too, however this ends."""
     with tempfile.TemporaryFile("w+", errors="replace") as file:
         def output():
@@ -21,39 +27,43 @@ def output_of(command):
             return file.read()
 
         try:
-            status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=PATIENCE).returncode
+            status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=patience).returncode
         finally:
             print(output(), flush=True)
         return status, output()
 
 
-def run(says, workers, command):
+def run(says, workers, patience, command):
     """The digest that all workers have; None, said why, if something is wrong."""
     try:
-        status, output = output_of(command)
+        status, output = output_of(command, patience)
     except subprocess.TimeoutExpired:
-        print(f"FAILED: the job has not ended within {PATIENCE} s")
+        print(f"FAILED: the job has not ended within {patience:g} s")
         return None
-    ends = []
+    ends, wrong = [], []
     for line in output.splitlines():
         _, found, text = line.partition("] {")
-        if found and '"done"' in text:
-            ends.append(json.loads("{" + text))
-    wrong = []
+        if not found or '"done"' not in text:
+            continue
+        try:
+            end = json.loads("{" + text)
+            ends.append((str(end["digest"]), float(end["accuracy"])))
+        except (ValueError, KeyError, TypeError) as error:
+            wrong.append(f"a worker's last line is not what a trainer says ({type(error).__name__}: {error}): {line}")
     if status != 0:
         wrong.append(f"the job ended with status {status}")
     if len(ends) != workers:
         wrong.append(f"{len(ends)} of {workers} workers came to an end")
-    if len({end["digest"] for end in ends}) > 1:
+    if len({digest for digest, _ in ends}) > 1:
         wrong.append("the workers' bits differ")
-    if any(end["accuracy"] < ENOUGH for end in ends):
+    if any(not accuracy >= ENOUGH for _, accuracy in ends):  # nor is NaN enough
         wrong.append(f"less than {ENOUGH} % are right")
     for rank in range(workers) if says else ():
         if not re.search(rf"^\[{rank}\] .*{re.escape(says)}", output, re.MULTILINE):
             wrong.append(f"rank {rank} does not say '{says}'")
     for what in wrong:
         print(f"FAILED: {what}")
-    return None if wrong else ends[0]["digest"]
+    return None if wrong else ends[0][0]
 
 
 def main():
@@ -61,7 +71,8 @@ def main():
     parser.add_argument("--once", action="store_true", help="no second run")
     parser.add_argument("--then", metavar="KEY=VALUE", help="the second run, which there is then, has this setting, too")
     parser.add_argument("--says", metavar="TEXT", default="", help="what each worker's output must have")
-    parser.add_argument("workers", type=int, help="how many there are")
+    parser.add_argument("--patience", metavar="SECONDS", type=float, default=240, help="for each run, which takes a few")
+    parser.add_argument("workers", type=at_least_one, help="how many there are")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="`dsgd run` with all its words")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: cut off"))  # so that what the job has said is printed
@@ -70,7 +81,7 @@ def main():
         commands.append([*options.command[:2], "--set", options.then, *options.command[2:]])
     elif not options.once:
         commands.append(options.command)
-    digests = [run(options.says, options.workers, command) for command in commands]
+    digests = [run(options.says, options.workers, options.patience, command) for command in commands]
     if None in digests:
         return 1
     if digests[0] != digests[-1]:
