@@ -90,7 +90,7 @@ def against_torch(rows: Rows, missed: Callable[[bool], str]) -> Iterator[str]:
     for name in ("sgd", "adamw"):
         theirs = f"torch fused {name}"
         for ours, what, goal in (
-            (f"update {name}", "the update kernel alone, of gradients that lie in a bucket already,", 1.0),
+            (f"update {name}", "the update kernel alone, whose gradients lie in a bucket already,", 1.0),
             (f"step {name}", "a whole step, which also fuses gradients into a bucket,", None),
         ):
             if ours in rows and theirs in rows:
