@@ -143,6 +143,7 @@ struct Session::Impl {
   const Config config;
   const std::unique_ptr<transport::Environment> environment;
   const std::shared_ptr<Log> log;
+  bool devices_taken = false;  // an entry of `devices`, by a replica that was added without a name
   const device::Patience patience{.warn = [log = log](const std::string& message) { log->warning(message); }};  // with all devices
   const Strategies strategies;
   const std::map<std::string, Registered::OpenBackend> backends;

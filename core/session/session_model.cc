@@ -109,6 +109,7 @@ Result<Replica*> Session::add_replica(const std::string& device) {
           .with_parameter("devices");
     }
     name = devices.value()[index];
+    impl_->devices_taken = true;
   }
   auto opened = impl_->device(name);
   if (!opened.ok()) return opened.status();

@@ -56,8 +56,12 @@ Status Session::start() {
   Status status = impl_->block([this](auto done) {
     impl_->engine().start(impl_->strategy, [this, done](const Status& status) { impl_->planned(status, done); });
   });
-  if (status.ok()) impl_->started = true;
-  return status;
+  if (!status.ok()) return status;
+  impl_->started = true;
+  if (const std::string& devices = impl_->config.text("devices"); !impl_->devices_taken && devices != "cpu") {
+    impl_->log->warning("devices = '" + devices + "' has chosen nothing: it is for replicas that are added without naming a device");
+  }
+  return {};
 }
 
 // ---- marks; step_mutex is held

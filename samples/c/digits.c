@@ -148,6 +148,11 @@ static const char *option(int argc, char **argv, const char *name, const char *o
   return otherwise;
 }
 
+static void show_warning(int32_t level, const char *message, void *user) {
+  (void)user;
+  if (level <= DSGD_LOG_WARNING) fprintf(stderr, "digits: %s\n", message);
+}
+
 int main(int argc, char **argv) {
   static const char kUsage[] =
       "digits --data FILE [--epochs N] [--batch N] [--seed N] [--optimizer NAME] [--optimizer-options WORDS]";
@@ -174,6 +179,7 @@ int main(int argc, char **argv) {
 
   dsgd_error *error = NULL;
   dsgd_config *config = dsgd_config_new(); /* DSGD_* variables, for example from `dsgd run` */
+  check(dsgd_config_log_hook(config, show_warning, NULL, &error), &error);
   dsgd_session *session;
   check(dsgd_init(config, &session, &error), &error);
 

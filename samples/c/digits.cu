@@ -299,6 +299,10 @@ static const char *option(int argc, char **argv, const char *name, const char *o
   return otherwise;
 }
 
+static void show_warning(int32_t level, const char *message, void *) {
+  if (level <= DSGD_LOG_WARNING) fprintf(stderr, "digits: %s\n", message);
+}
+
 int main(int argc, char **argv) {
   static const char kUsage[] =
       "digits --data FILE [--device cuda:K,...] [--epochs N] [--batch N] [--seed N] [--optimizer NAME] [--optimizer-options WORDS]";
@@ -320,11 +324,12 @@ int main(int argc, char **argv) {
     fprintf(stderr, "digits: --batch is 1 to %d, --epochs at least 1\n", kMaxBatch);
     return 2;
   }
-  const std::string list = option(argc, argv, "--device", "cuda:0");
+  // Without --device, what `devices` says of this worker: dsgd run --set devices=cuda:0,cuda:1 --set devices_per_worker=1
+  const std::string list = option(argc, argv, "--device", getenv("DSGD_DEVICES") ? "" : "cuda:0");
   std::vector<std::string> devices;
   for (size_t begin = 0; begin <= list.size(); begin += devices.back().size() + 1) {
     devices.push_back(list.substr(begin, list.find(',', begin) - begin));
-    if (devices.back().rfind("cuda:", 0) != 0) {
+    if (!list.empty() && devices.back().rfind("cuda:", 0) != 0) {
       fprintf(stderr, "digits: --device '%s': GPUs are expected, such as cuda:0, or cuda:0,cuda:1\n", list.c_str());
       return 2;
     }
@@ -332,6 +337,7 @@ int main(int argc, char **argv) {
 
   dsgd_error *error = nullptr;
   dsgd_config *config = dsgd_config_new();  // DSGD_* variables, for example from `dsgd run`
+  check(dsgd_config_log_hook(config, show_warning, nullptr, &error), &error);
   dsgd_session *session;
   check(dsgd_init(config, &session, &error), &error);
 
@@ -352,8 +358,14 @@ int main(int argc, char **argv) {
   std::vector<Replica> replicas(devices.size());
   for (size_t r = 0; r < replicas.size(); ++r) {
     Replica &replica = replicas[r];
-    check(dsgd_replica_add(session, devices[r].c_str(), &replica.handle, &error), &error);  // says if there is no such GPU
-    replica.gpu = atoi(devices[r].c_str() + strlen("cuda:"));
+    // Says if there is no such GPU.
+    check(dsgd_replica_add(session, devices[r].empty() ? nullptr : devices[r].c_str(), &replica.handle, &error), &error);
+    const std::string name = dsgd_replica_device(replica.handle);
+    if (name.rfind("cuda:", 0) != 0) {
+      fprintf(stderr, "digits: `devices` gives this worker %s, and a GPU is needed; set it to cuda:0, say, or give --device\n", name.c_str());
+      return 2;
+    }
+    replica.gpu = atoi(name.c_str() + strlen("cuda:"));
     check(cudaSetDevice(replica.gpu));
     check(cudaStreamCreateWithFlags(&replica.stream, cudaStreamNonBlocking));
     Tensors value, gradient;
@@ -425,8 +437,9 @@ int main(int argc, char **argv) {
 
   uint64_t digest;
   check(dsgd_digest(session, &digest, &error), &error);
+  const char *device = list.empty() ? dsgd_replica_device(replicas[0].handle) : list.c_str();
   printf("{\"done\": true, \"rank\": %d, \"language\": \"c\", \"device\": \"%s\", \"accuracy\": %.4f, \"digest\": \"%016llx\"}\n",
-         static_cast<int>(dsgd_rank(session)), list.c_str(), test_accuracy(replicas[0]), static_cast<unsigned long long>(digest));
+         static_cast<int>(dsgd_rank(session)), device, test_accuracy(replicas[0]), static_cast<unsigned long long>(digest));
   dsgd_shard_free(shard);
   dsgd_finalize(session);
   dsgd_config_free(config);

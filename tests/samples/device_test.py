@@ -58,6 +58,24 @@ def replicas_share_the_batch(jobs):
     expect(len(losses) == 2 and abs(losses[0] - losses[1]) <= 0.0001, f"losses are equal: {losses}")
 
 
+def devices_come_from_the_configuration(options):
+    """A GPU for each worker, where the trainers name none; and what to do if it is none."""
+    def job(status, *words):
+        command = ["--", options.fake / "bin/digits_cuda", "--data", options.source / "samples/data/digits.csv", "--epochs", "1"]
+        ended, output = run(options.build / "bin/dsgd", "run", *words, *command)
+        expect(ended == status, f"dsgd run {' '.join(words)} ends with {ended}", output)
+        return output
+
+    output = job(0, "-n", "2", "--set", "devices=cuda:0,cuda:1", "--set", "devices_per_worker=1")
+    for rank in (0, 1):
+        expect(re.search(rf'^\[{rank}\] .*"rank": {rank}, .*"device": "cuda:{rank}"', output, re.MULTILINE), f"rank {rank} has cuda:{rank}", output)
+    output = job(2, "-n", "1", "--set", "devices=cpu")
+    expect("`devices` gives this worker cpu, and a GPU is needed" in output, "a worker without a GPU says so", output)
+    ended, output = run(options.build / "bin/digits_c", "--data", options.source / "samples/data/digits.csv", "--epochs", "1",
+                        DSGD_DEVICES="cuda:0,cuda:1")
+    expect(ended == 0 and "digits: devices = 'cuda:0,cuda:1' has chosen nothing" in output, "devices for nobody are a warning", output)
+
+
 def gpu_jobs_are_checked(options):
     """tests/gpu/job.py, which checks jobs on real GPUs."""
     dsgd, data = options.build / "bin/dsgd", options.source / "samples/data/digits.csv"
@@ -102,6 +120,7 @@ def main():
         trains_beside_the_cpu(jobs, options.languages or ["c"])
         streams_are_followed(jobs)
         replicas_share_the_batch(jobs)
+    devices_come_from_the_configuration(options)
     gpu_jobs_are_checked(options)
     says_what_is_wrong(options)
     return len(failed) > 0

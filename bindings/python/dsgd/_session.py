@@ -157,7 +157,8 @@ class Session(Collectives):
         _raw.dsgd_strategy_set(self._handle.pointer, name, options_text(options, values))
 
     def start(self) -> None:
-        """Checks that all workers agree, then gives every replica of every worker the values of rank 0's first."""
+        """Checks that all workers agree, then gives every replica of every worker the values of rank 0's first; on a GPU,
+        those that the default stream leaves there."""
         self._check_gradients()
         _raw.dsgd_start(self._handle.pointer)
 

@@ -362,8 +362,9 @@ DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, cons
 
 /* Checks that all workers agree on protocol, library, parameters, optimizer and strategy, then gives every replica of
  * every worker the values of rank 0's first replica. Every parameter of every replica must be bound; where one is not, the
- * other workers' calls fail, too (DSGD_ERR_MISMATCH, with that worker's rank), and all may call it again. Collective; blocks
- * up to `step_timeout`. One thread at a time.
+ * other workers' calls fail, too (DSGD_ERR_MISMATCH, with that worker's rank), and all may call it again. On a GPU values are
+ * read after what the host has entered into its default stream; wait for other streams before. Where it returns they are
+ * there. Collective; blocks up to `step_timeout`. One thread at a time.
  * Errors: DSGD_ERR_MISMATCH (the same message on all workers, before any value moves), DSGD_ERR_STATE (called twice,
  * no replica, a parameter not bound), DSGD_ERR_INVALID_ARGUMENT and DSGD_ERR_UNSUPPORTED (strategy, algorithm or
  * optimizer cannot serve these parameters, replicas and workers), DSGD_ERR_NO_MEMORY, DSGD_ERR_WORKER_LOST,
@@ -404,8 +405,10 @@ DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_resul
 
 /* A step that overlaps the backward pass. Begins it; gradients are then marked one by one as they are ready, and the op
  * ends when the step does. On a GPU new values may then still be on their way: they come before whatever the host
- * enters afterwards into the default stream, or into a stream on which it has marked a gradient of that replica; for
- * others there is dsgd_stream_wait. Never blocks. What is not marked when dsgd_op_wait is called on the op, or
+ * enters afterwards into the default stream of that GPU, or into a stream on which it has marked a gradient of that
+ * replica; for others there is dsgd_stream_wait. With the optimizer `none` the mean gradients are what is new. CUDA graphs:
+ * capture no call of dsgd's, and begin no capture in a stream with marks before the step has ended; launch the graph, then
+ * mark the gradients in the stream it was launched in. Never blocks. What is not marked when dsgd_op_wait is called on the op, or
  * dsgd_step_flush, counts as ready then. One thread at a time. */
 DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, dsgd_op **op, dsgd_error **error);
 /* This gradient is complete and will not change until the step ends. For a replica on a GPU it is complete once what
@@ -421,7 +424,7 @@ DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *para
 /* What the host enters into `stream` afterwards comes after the new values of all steps that have ended, as it does in
  * the default stream: for a stream on which no gradient of this replica was marked. Numbered as in dsgd_gradient_ready;
  * for a replica on the cpu NULL, and nothing is to do. Any thread, never blocks.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu), DSGD_ERR_CLOSED. */
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu, or that is being captured into a graph), DSGD_ERR_CLOSED. */
 DSGD_API int32_t dsgd_stream_wait(dsgd_replica *replica, void *stream, dsgd_error **error);
 /* This replica has no gradient of this parameter in the step begun, or, with none begun, in the next one. Its weight then
  * does not count for that parameter; absent on all replicas of all workers, value and optimizer state stand still.

@@ -536,26 +536,32 @@ cudaStream_t stream_of(void* stream) {
   }
 }
 
-int32_t event_record_stream(Event* event, void* given, Message* message) {
-  DSGD_CURRENT(event->device);
-  const int32_t index = event->device->index;
+// What dsgd enters into a stream of the host's would go into the graph that is being captured there, or spoil it.
+int32_t check_capture(const Handle* device, void* given, Message* message) {
   const cudaStream_t stream = stream_of(given);
+  if (stream != given) return 0;  // a default one
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  cudaError_t error = stream == given ? cudaStreamIsCapturing(stream, &capture) : cudaSuccess;  // else a default one
-  if (error == cudaSuccess && capture != cudaStreamCaptureStatusNone) {
-    return fail(message, Code::kInvalidArgument, "cuda:%d: the stream is being captured into a graph; use it before or after that", index);
-  }
-  if (error == cudaSuccess) error = cudaEventRecord(event->event, stream);
+  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) (void)cudaGetLastError();  // what comes next tells
+  if (capture == cudaStreamCaptureStatusNone) return 0;
+  return fail(message, Code::kInvalidArgument, "cuda:%d: the stream is being captured into a graph; use it before or after that",
+              device->index);
+}
+
+int32_t event_record_stream(Event* event, void* stream, Message* message) {
+  DSGD_CURRENT(event->device);
+  if (const int32_t code = check_capture(event->device, stream, message)) return code;
+  const cudaError_t error = cudaEventRecord(event->event, stream_of(stream));
   if (error == cudaSuccess) return 0;
   (void)cudaGetLastError();
   if (error == cudaErrorInvalidResourceHandle || error == cudaErrorContextIsDestroyed) {
-    return fail(message, Code::kInvalidArgument, "cuda:%d: it is no stream of this device's (%s); give one that is", index,
+    return fail(message, Code::kInvalidArgument, "cuda:%d: it is no stream of this device's (%s); give one that is", event->device->index,
                 cudaGetErrorName(error));
   }
   return failed(message, event->device, "cudaEventRecord", error);
 }
 int32_t stream_wait(void* stream, Event* event, Message* message) {
   DSGD_CURRENT(event->device);
+  if (const int32_t code = check_capture(event->device, stream, message)) return code;
   DSGD_CUDA(event->device, cudaStreamWaitEvent(stream_of(stream), event->event, 0));
   return 0;
 }

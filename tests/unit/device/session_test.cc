@@ -417,7 +417,7 @@ TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdateAndOneForMa
     std::vector<Parameter*> parameters;
     for (int64_t p = 0; p < 61; ++p) {
       const int64_t count = p % 7 == 0 ? 10'000 : 64;
-      parameters.push_back(session->add_parameter("p" + std::to_string(p), DType::kFloat32, {&count, 1}, true).value());
+      parameters.push_back(session->add_parameter(std::string("p") + std::to_string(p), DType::kFloat32, {&count, 1}, true).value());
       for (Replica* replica : replicas) ok(session->alloc(replica, parameters.back()).status());
     }
     ok(session->start());
@@ -625,6 +625,13 @@ TEST_F(GpuSession, AStreamThatWaitsSeesTheNewValues) {
     Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
     ok(trainer.session->stream_wait(trainer.replicas[0], stream));  // nothing yet
     ok(trainer.session->start());
+    {
+      const fake_cuda::Capture capture(stream);
+      const Status refused = trainer.session->stream_wait(trainer.replicas[0], stream);
+      EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+      EXPECT_THAT(refused.message(), HasSubstr("is being captured into a graph"));
+      EXPECT_FALSE(capture.spoiled());
+    }
     trainer.compute(0, 0);
     Tensor& large = trainer.tensors[1];
     std::vector<float> before = trainer.values(large, 0), seen(before.size(), -1000);

@@ -389,7 +389,9 @@ TEST(Start, AMistakeOnOneWorkerFailsOnAllAndCanBeMended) {
     ASSERT_EQ(dsgd_start(session, error), rank == 1 ? DSGD_ERR_STATE : DSGD_ERR_MISMATCH);
     ASSERT_NE(error.message().find("parameter 'forgotten' has no buffers in replica 0"), std::string::npos) << error.message();
     ASSERT_STREQ(dsgd_error_parameter(error.error), "forgotten");
-    if (rank != 1) ASSERT_EQ(error.rank(), 1) << error.message();
+    if (rank != 1) {
+      ASSERT_EQ(error.rank(), 1) << error.message();
+    }
     if (rank == 1) DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
     DSGD_OK_OR_FAIL(dsgd_start(session, error_));
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
@@ -425,7 +427,9 @@ TEST(StrategyChange, AnUnknownNameOnOneWorkerFailsOnAllAndCanBeMended) {
     const char* name = rank == 2 ? "nonsense" : "ps";
     ASSERT_EQ(dsgd_strategy_set(session, name, nullptr, error), rank == 2 ? DSGD_ERR_INVALID_ARGUMENT : DSGD_ERR_MISMATCH);
     ASSERT_NE(error.message().find("'nonsense'"), std::string::npos) << error.message();
-    if (rank != 2) ASSERT_EQ(error.rank(), 2) << error.message();
+    if (rank != 2) {
+      ASSERT_EQ(error.rank(), 2) << error.message();
+    }
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
     DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "ps", nullptr, error_));
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
