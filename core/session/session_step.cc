@@ -102,6 +102,12 @@ void Session::Impl::clear_marks(bool absences) {
   for (StreamMarks& of_replica : model.stream_marks) of_replica.streams.clear();
 }
 
+namespace {
+std::string gradient_text(const Parameter& parameter, size_t replica) {
+  return "the gradient of parameter '" + parameter.name + "' in replica " + std::to_string(replica);
+}
+}  // namespace
+
 // The step reads the gradient after what is in the stream when its bucket is complete: one mark does for all of them. It is recorded
 // now, too, so that who gives a stream that cannot be used is told, and nothing is noted.
 Status Session::Impl::note_stream(const Replica& replica, const Parameter& parameter, void* stream) {
@@ -116,8 +122,7 @@ Status Session::Impl::note_stream(const Replica& replica, const Parameter& param
       marks.push_back(std::move(made).value());
     }
     if (Status status = replica.device->record_stream(*marks[streams.size()], stream); !status.ok()) {
-      return Status(status.code(), "the stream given for the gradient of parameter '" + parameter.name + "' in replica " +
-                                       std::to_string(replica.index) + " cannot be used: " + status.message())
+      return Status(status.code(), "the stream given for " + gradient_text(parameter, replica.index) + " cannot be used: " + status.message())
           .with_parameter(parameter.name);
     }
     streams.push_back({stream, parameter.index});
@@ -138,11 +143,10 @@ Status Session::Impl::record_streams(uint32_t bucket) {
       const auto [stream, parameter] = of_bucket.streams[s];
       Status status = model.replicas[r]->device->record_stream(*of_bucket.marks[s], stream);
       if (status.ok()) continue;
-      const std::string& name = model.parameters[parameter]->name;
-      const Status why = Status(status.code(), "the stream in which the gradient of parameter '" + name + "' in replica " +
-                                                   std::to_string(r) + " was marked can no longer be used; it is to live until the step has ended: " +
+      const Status why = Status(status.code(), "the stream in which " + gradient_text(*model.parameters[parameter], r) +
+                                                   " was marked can no longer be used; it is to live until the step has ended: " +
                                                    status.message())
-                             .with_parameter(name);
+                             .with_parameter(model.parameters[parameter]->name);
       loop().post([this, why] { engine().stream_failed(why); });
       return why;
     }
@@ -154,8 +158,7 @@ Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, b
   const uint32_t index = parameter.index;
   char& mark = marks[replica.index][index];
   if (mark) {
-    return Status(Code::kState, "the gradient of parameter '" + parameter.name + "' in replica " +
-                                    std::to_string(replica.index) + " was marked " +
+    return Status(Code::kState, gradient_text(parameter, replica.index) + " was marked " +
                                     (mark == 2 ? "absent" : "ready") + " before in this step; mark each once")
         .with_parameter(parameter.name);
   }

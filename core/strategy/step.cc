@@ -87,7 +87,7 @@ void Step::begin(StepRequest request, Done done) {
 }
 
 Task* Step::add(std::unique_ptr<Task> task) {
-  task->rename("step " + std::to_string(request_.step));
+  task->rename(name());
   return mesh_->add(std::move(task), request_.deadline);
 }
 
@@ -286,8 +286,7 @@ void Step::end() {
 // Nobody else knows, and nothing that this worker says of its values can be trusted any more.
 void Step::device_failed(const Status& cause) {
   if (!done_) return;
-  const std::string operation = "step " + std::to_string(request_.step);
-  const Status why = Status(cause.code(), operation + ": " + cause.message()).with_operation(operation).with_parameter(cause.parameter());
+  const Status why = Status(cause.code(), name() + ": " + cause.message()).with_operation(name()).with_parameter(cause.parameter());
   on_device_failure_ ? on_device_failure_(why) : fail(why);
 }
 
@@ -295,16 +294,14 @@ void Step::device_failed(const Status& cause) {
 void Step::watch() {
   limit_ = loop_.schedule(request_.deadline + kGrace, [this] {
     limit_ = 0;
-    if (!done_) return;
-    const std::string operation = "step " + std::to_string(request_.step);
-    std::string why = operation + " has not ended in time";
-    for (size_t b = plan_.size(); b-- > 0;) {
+    std::string why = name() + " has not ended in time";
+    for (size_t b = 0; b < plan_.size(); ++b) {
       if (buffers_[b].pending == 0) continue;
-      why = operation + " has not ended in time: of the bucket that begins with parameter '" +
-            model_.parameters[plan_[b].parameters.front()]->name + "', " + std::to_string(buffers_[b].pending) +
-            " gradients are not marked; mark each as ready or absent, or call dsgd_step_flush";
+      why += ": of the bucket that begins with parameter '" + model_.parameters[plan_[b].parameters.front()]->name + "', " +
+             std::to_string(buffers_[b].pending) + " gradients are not marked; mark each as ready or absent, or call dsgd_step_flush";
+      break;
     }
-    fail(Status(Code::kTimeout, why).with_operation(operation));
+    fail(Status(Code::kTimeout, why).with_operation(name()));
   });
 }
 

@@ -179,6 +179,8 @@ class Step {
   double weight_of(int64_t units) const;  // of the sum of what all have given
   int weight_shift() const;
 
+  std::string name() const { return "step " + std::to_string(request_.step); }
+
   // travel
   Task* add(std::unique_ptr<Task> task);  // a part of this step
   void exchange(const transport::BulkHeader& shape, std::vector<std::byte> mine, Exchange::Gathered done);

@@ -62,7 +62,7 @@ void Step::compare_settings() {
            [this](const Status& status, const auto& all) {
              if (!done_) return;
              if (!status.ok()) return fail(status);
-             const std::string operation = "step " + std::to_string(request_.step);
+             const std::string operation = name();
              for (size_t rank = 1; rank < all.size(); ++rank) {
                const std::string difference = first_difference(text_of(all[0]), text_of(all[rank]), static_cast<int32_t>(rank));
                if (difference.empty()) continue;
@@ -126,7 +126,7 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
   positive_ = 0;
   result_.stop = settings_differ_ = false;
   HeaderWire first{};
-  const std::string operation = "step " + std::to_string(request_.step);
+  const std::string operation = name();
   for (size_t rank = 0; rank < headers.size(); ++rank) {
     HeaderWire wire;
     if (headers[rank].size() < sizeof wire) {

@@ -138,20 +138,34 @@ TEST_F(GpuSession, SeveralReplicasOnSeveralDevicesAgreeWithTheHost) {
   }
 }
 
-// The host's streams: what is in one waits until it is let go on, and nothing of dsgd's may wait for that, nor come before it.
+// A stream of the host's.
+class HostStream {
+ public:
+  explicit HostStream(int device = 0) {
+    EXPECT_EQ(cudaSetDevice(device), cudaSuccess);
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+  }
+  ~HostStream() { EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess); }
+  HostStream(const HostStream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// What is in one waits until it is let go on, and nothing of dsgd's may wait for that, nor come before it.
 class HeldStream {
  public:
   HeldStream() {
     void* memory = nullptr;  // now, since a GPU may have to come to rest for it
     must(cudaHostAlloc(&memory, kFloats * sizeof(float), cudaHostAllocPortable));
     pinned_ = static_cast<float*>(memory);
-    must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     must(cudaLaunchHostFunc(stream_, [](void* self) { static_cast<HeldStream*>(self)->wait(); }, this));
   }
   ~HeldStream() {
     let_go();
     must(cudaStreamSynchronize(stream_));
-    must(cudaStreamDestroy(stream_));
     must(cudaFreeHost(pinned_));
   }
   HeldStream(const HeldStream&) = delete;
@@ -188,7 +202,7 @@ class HeldStream {
     changed_.wait(lock, [this] { return !held_; });
   }
 
-  cudaStream_t stream_ = nullptr;
+  const HostStream stream_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool held_ = true;
@@ -260,28 +274,24 @@ TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEnd
 
 // No step waits for the gradient of a frozen parameter, which may so be marked while the step ends.
 TEST_F(GpuSession, AFrozenParameterMayBeMarkedWhileTheStepEnds) {
-  cudaStream_t streams[3];
-  for (cudaStream_t& stream : streams) ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  {
-    Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
-    ok(trainer.session->start());
-    ok(trainer.session->set_parameter(trainer.tensors[0].parameter, "frozen=1"));
-    for (int step = 0; step < 200; ++step) {
-      auto operation = trainer.session->step_begin(1);
-      ASSERT_TRUE(operation.ok());
-      for (size_t t = trainer.tensors.size(); t-- > 0;) {
-        const Status marked = trainer.session->gradient_ready(trainer.replicas[0], trainer.tensors[t].parameter, streams[t % 3]);
-        if (t > 0) {
-          ok(marked);
-        } else {
-          EXPECT_TRUE(marked.ok() || marked.code() == Code::kState) << marked.message();  // the step may have ended
-        }
+  const HostStream streams[3];
+  Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  ok(trainer.session->set_parameter(trainer.tensors[0].parameter, "frozen=1"));
+  for (int step = 0; step < 200; ++step) {
+    auto operation = trainer.session->step_begin(1);
+    ASSERT_TRUE(operation.ok());
+    for (size_t t = trainer.tensors.size(); t-- > 0;) {
+      const Status marked = trainer.session->gradient_ready(trainer.replicas[0], trainer.tensors[t].parameter, streams[t % 3]);
+      if (t > 0) {
+        ok(marked);
+      } else {
+        EXPECT_TRUE(marked.ok() || marked.code() == Code::kState) << marked.message();  // the step may have ended
       }
-      ok(trainer.session->wait(*operation.value(), -1ms));
     }
-    ok(trainer.session->close(10s));
+    ok(trainer.session->wait(*operation.value(), -1ms));
   }
-  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  ok(trainer.session->close(10s));
 }
 
 TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
@@ -379,36 +389,31 @@ TEST_F(GpuSession, MoreMemoryThanTheDeviceHasIsAnErrorAfterWhichItGoesOn) {
 float* floats(void* fake_memory) { return static_cast<float*>(fake_memory); }
 
 TEST_F(GpuSession, GradientsAreReadAfterTheirStreamsAndValuesComeBeforeWhatFollows) {
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  const HostStream stream;
+  Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  Tensor& large = trainer.tensors[1];
+  std::vector<float> seen(large.parameter->count, -1);
   {
-    Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
-    ok(trainer.session->start());
-    Tensor& large = trainer.tensors[1];
-    std::vector<float> seen(large.parameter->count, -1);
-    {
-      const fake_cuda::Pause pause;  // nothing of the device's goes on, and nothing here waits for it
-      auto operation = trainer.session->step_begin(1);
-      ASSERT_TRUE(operation.ok());
-      for (Tensor& tensor : trainer.tensors) {
-        fake_cuda::enter(stream, [&tensor] { std::fill_n(floats(tensor.memory[0]->gradient), tensor.parameter->count, 3.0f); });
-        ok(trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, stream));
-      }
-      ok(trainer.session->wait(*operation.value(), -1ms));
-      EXPECT_TRUE(operation.value()->step_result().applied);
-      fake_cuda::enter(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
+    const fake_cuda::Pause pause;  // nothing of the device's goes on, and nothing here waits for it
+    auto operation = trainer.session->step_begin(1);
+    ASSERT_TRUE(operation.ok());
+    for (Tensor& tensor : trainer.tensors) {
+      fake_cuda::enter(stream, [&tensor] { std::fill_n(floats(tensor.memory[0]->gradient), tensor.parameter->count, 3.0f); });
+      ok(trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, stream));
     }
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    EXPECT_EQ(seen, std::vector<float>(seen.size(), -3));
-    ok(trainer.session->close(10s));
+    ok(trainer.session->wait(*operation.value(), -1ms));
+    EXPECT_TRUE(operation.value()->step_result().applied);
+    fake_cuda::enter(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
   }
-  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(seen, std::vector<float>(seen.size(), -3));
+  ok(trainer.session->close(10s));
 }
 
 // A step's work on one GPU takes as few calls as that many tensors and replicas allow, however their gradients are marked.
 TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdateAndOneForManyReplicas) {
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  const HostStream stream;
   for (const size_t replicas_there : {size_t{1}, size_t{4}, size_t{5}, size_t{13}}) {
     auto session = open();
     ok(session->set_optimizer("adamw", "lr=1e-3"));
@@ -437,7 +442,6 @@ TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdateAndOneForMa
     }
     ok(session->close(10s));
   }
-  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 // What went to the device of a step that then changes nothing must not come over the next one's sums.
@@ -479,12 +483,7 @@ TEST_F(GpuSession, AStepThatUpdatesNothingLeavesNothingUnderWay) {
 
 // What reads a replica's values comes before they change, though it contributes nothing.
 TEST_F(GpuSession, ValuesOfAReplicaWithoutWeightAreWrittenAfterItsStream) {
-  cudaStream_t streams[2];
-  for (int device : {0, 1}) {
-    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
-    ASSERT_EQ(cudaStreamCreateWithFlags(&streams[device], cudaStreamNonBlocking), cudaSuccess);
-  }
-  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  const HostStream streams[] = {HostStream(0), HostStream(1)};
   for (const bool absent : {false, true}) {
     SCOPED_TRACE(absent ? "absent" : "without weight");
     Trainer trainer(open(), {"cuda:0", "cuda:1"}, "sgd", "lr=1");
@@ -497,7 +496,7 @@ TEST_F(GpuSession, ValuesOfAReplicaWithoutWeightAreWrittenAfterItsStream) {
     float seen = -1000;
     auto operation = trainer.session->step_begin(1);
     ASSERT_TRUE(operation.ok());
-    fake_cuda::enter(absent ? nullptr : streams[1], [&] {
+    fake_cuda::enter(absent ? cudaStream_t{} : streams[1], [&] {
       go.get_future().wait();
       seen = floats(trainer.tensors[1].memory[1]->value)[7];
     });
@@ -514,49 +513,39 @@ TEST_F(GpuSession, ValuesOfAReplicaWithoutWeightAreWrittenAfterItsStream) {
     EXPECT_EQ(trainer.values(1), std::vector<float>(trainer.values(1).size(), -1));
     ok(trainer.session->close(10s));
   }
-  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 TEST_F(GpuSession, AStreamThatCannotBeUsedIsRefusedAndTheGradientMayBeMarkedInAnother) {
-  cudaStream_t streams[2];
-  for (int device : {0, 1}) {
-    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
-    ASSERT_EQ(cudaStreamCreateWithFlags(&streams[device], cudaStreamNonBlocking), cudaSuccess);
-  }
-  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-  {
-    Trainer trainer(open(), {"cuda:0", "cuda:1"}, "sgd", "lr=1");
-    ok(trainer.session->start());
-    for (size_t r : {0, 1}) trainer.fill(r, true, [](size_t) { return 1.0f; });
-    auto operation = trainer.session->step_begin(1);
-    ASSERT_TRUE(operation.ok());
-    for (Tensor& tensor : trainer.tensors) {
-      for (size_t r : {0, 1}) {
-        const auto refused = [&](const char* says) {
-          const Status status = trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, streams[r == 1 ? 0 : 1]);
-          EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.message();
-          EXPECT_EQ(status.parameter(), tensor.parameter->name);
-          EXPECT_THAT(status.message(), AllOf(HasSubstr("'" + tensor.parameter->name + "' in replica " + std::to_string(r)), HasSubstr(says)));
-        };
-        refused("it is no stream of this device's");
-        {
-          const fake_cuda::Capture capture(streams[r == 1 ? 0 : 1]);
-          refused("is being captured into a graph");
-        }
-        ok(trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, streams[r]));
+  const HostStream streams[] = {HostStream(0), HostStream(1)};
+  Trainer trainer(open(), {"cuda:0", "cuda:1"}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  for (size_t r : {0, 1}) trainer.fill(r, true, [](size_t) { return 1.0f; });
+  auto operation = trainer.session->step_begin(1);
+  ASSERT_TRUE(operation.ok());
+  for (Tensor& tensor : trainer.tensors) {
+    for (size_t r : {0, 1}) {
+      const auto refused = [&](const char* says) {
+        const Status status = trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, streams[r == 1 ? 0 : 1]);
+        EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.message();
+        EXPECT_EQ(status.parameter(), tensor.parameter->name);
+        EXPECT_THAT(status.message(), AllOf(HasSubstr("'" + tensor.parameter->name + "' in replica " + std::to_string(r)), HasSubstr(says)));
+      };
+      refused("it is no stream of this device's");
+      {
+        const fake_cuda::Capture capture(streams[r == 1 ? 0 : 1]);
+        refused("is being captured into a graph");
       }
+      ok(trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, streams[r]));
     }
-    ok(trainer.session->wait(*operation.value(), -1ms));
-    EXPECT_EQ(trainer.values(1), std::vector<float>(trainer.values(1).size(), -1));
-    ok(trainer.session->close(10s));
   }
-  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  ok(trainer.session->wait(*operation.value(), -1ms));
+  EXPECT_EQ(trainer.values(1), std::vector<float>(trainer.values(1).size(), -1));
+  ok(trainer.session->close(10s));
 }
 
 // It was good when it was given: then nothing can be read any more, and the step ends rather than wait for ever.
 TEST_F(GpuSession, AStreamThatFailsLaterEndsTheStep) {
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  const HostStream stream;
   for (const bool flush : {false, true}) {
     Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
     ok(trainer.session->start());
@@ -575,7 +564,6 @@ TEST_F(GpuSession, AStreamThatFailsLaterEndsTheStep) {
     EXPECT_THAT(ended.message(), AllOf(HasSubstr("step 0: "), HasSubstr("parameter 'p0' in replica 0 was marked can no longer be used")));
     (void)trainer.session->close(10s);
   }
-  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 // Nothing travels that could run out of time.
@@ -596,70 +584,57 @@ TEST_F(GpuSession, AStepWhoseGradientsAreNeverMarkedEndsInTimeAndSaysWhich) {
 
 // A graph of the host's, captured by another thread in the strictest mode, which is the default one.
 TEST_F(GpuSession, AGraphThatIsCapturedMeanwhileIsNotSpoiledNorIsTheStep) {
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  const HostStream stream;
+  Trainer trainer(open(), {"cuda:0", "cpu"}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  fake_cuda::set_delay(0, 300us);  // so that the device is asked whether it is done
   {
-    Trainer trainer(open(), {"cuda:0", "cpu"}, "sgd", "lr=1");
-    ok(trainer.session->start());
-    fake_cuda::set_delay(0, 300us);  // so that the device is asked whether it is done
-    {
-      const fake_cuda::Capture capture(stream);
-      for (int step = 0; step < 5; ++step) ok(trainer.session->step(1, nullptr));
-      EXPECT_FALSE(capture.spoiled());
-      void* memory = nullptr;
-      EXPECT_EQ(cudaMalloc(&memory, 1), cudaErrorStreamCaptureUnsupported);  // here it would have been
-      EXPECT_TRUE(capture.spoiled());
-      (void)cudaGetLastError();
-    }
-    fake_cuda::set_delay(0, 0us);
-    ok(trainer.session->close(10s));
+    const fake_cuda::Capture capture(stream);
+    for (int step = 0; step < 5; ++step) ok(trainer.session->step(1, nullptr));
+    EXPECT_FALSE(capture.spoiled());
+    void* memory = nullptr;
+    EXPECT_EQ(cudaMalloc(&memory, 1), cudaErrorStreamCaptureUnsupported);  // here it would have been
+    EXPECT_TRUE(capture.spoiled());
+    (void)cudaGetLastError();
   }
-  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  fake_cuda::set_delay(0, 0us);
+  ok(trainer.session->close(10s));
 }
 
 // A stream that dsgd knows nothing of, as of a consumer of DLPack.
 TEST_F(GpuSession, AStreamThatWaitsSeesTheNewValues) {
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  const HostStream stream;
+  Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+  ok(trainer.session->stream_wait(trainer.replicas[0], stream));  // nothing yet
+  ok(trainer.session->start());
   {
-    Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
-    ok(trainer.session->stream_wait(trainer.replicas[0], stream));  // nothing yet
-    ok(trainer.session->start());
-    {
-      const fake_cuda::Capture capture(stream);
-      const Status refused = trainer.session->stream_wait(trainer.replicas[0], stream);
-      EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-      EXPECT_THAT(refused.message(), HasSubstr("is being captured into a graph"));
-      EXPECT_FALSE(capture.spoiled());
-    }
-    trainer.compute(0, 0);
-    Tensor& large = trainer.tensors[1];
-    std::vector<float> before = trainer.values(large, 0), seen(before.size(), -1000);
-    {
-      const fake_cuda::Pause pause;
-      auto operation = trainer.session->step_begin(1);
-      ASSERT_TRUE(operation.ok());
-      ok(trainer.session->wait(*operation.value(), -1ms));
-      ok(trainer.session->stream_wait(trainer.replicas[0], stream));
-      fake_cuda::enter(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
-    }
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    EXPECT_EQ(seen, trainer.values(large, 0));
-    EXPECT_NE(seen, before);
-    ok(trainer.session->close(10s));
+    const fake_cuda::Capture capture(stream);
+    const Status refused = trainer.session->stream_wait(trainer.replicas[0], stream);
+    EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+    EXPECT_THAT(refused.message(), HasSubstr("is being captured into a graph"));
+    EXPECT_FALSE(capture.spoiled());
   }
-  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  trainer.compute(0, 0);
+  Tensor& large = trainer.tensors[1];
+  std::vector<float> before = trainer.values(large, 0), seen(before.size(), -1000);
+  {
+    const fake_cuda::Pause pause;
+    auto operation = trainer.session->step_begin(1);
+    ASSERT_TRUE(operation.ok());
+    ok(trainer.session->wait(*operation.value(), -1ms));
+    ok(trainer.session->stream_wait(trainer.replicas[0], stream));
+    fake_cuda::enter(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
+  }
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(seen, trainer.values(large, 0));
+  EXPECT_NE(seen, before);
+  ok(trainer.session->close(10s));
 }
 
 // Steps that end when their updates are entered, on a quick device and a slow one, each with a stream of its own: none may see
 // another step's sums.
 TEST_F(GpuSession, AQuickDeviceDoesNotRunAwayFromASlowOne) {
-  cudaStream_t streams[2];
-  for (int device : {0, 1}) {
-    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
-    ASSERT_EQ(cudaStreamCreateWithFlags(&streams[device], cudaStreamNonBlocking), cudaSuccess);
-  }
-  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  const HostStream streams[] = {HostStream(0), HostStream(1)};
   for (const char* reproducible : {"0", "1"}) {
     std::vector<std::vector<float>> values;
     for (const std::vector<std::string>& devices : std::vector<std::vector<std::string>>{{"cuda:0", "cuda:1"}, {"cpu", "cpu"}}) {
@@ -673,7 +648,7 @@ TEST_F(GpuSession, AQuickDeviceDoesNotRunAwayFromASlowOne) {
         ASSERT_TRUE(operation.ok());
         for (size_t r = 0; r < 2; ++r) {
           for (Tensor& tensor : trainer.tensors) {
-            ok(trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, devices[r] == "cpu" ? nullptr : streams[r]));
+            ok(trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, devices[r] == "cpu" ? cudaStream_t{} : streams[r]));
           }
         }
         ok(trainer.session->wait(*operation.value(), -1ms));
@@ -686,7 +661,6 @@ TEST_F(GpuSession, AQuickDeviceDoesNotRunAwayFromASlowOne) {
     }
     for (size_t i = 1; i < values.size(); ++i) EXPECT_EQ(values[i], values[0]) << i;
   }
-  for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 TEST_F(GpuSession, ADeviceThatDoesNotComeIsATimeoutThatNamesIt) {
