@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes the programs out of README.md, compiles them, and runs each alone and as two workers.
+"""Takes the programs out of README.md and dsgd.h, compiles them, and runs each alone and as two workers.
 
 check.py --source DIR --build DIR --work DIR LANGUAGE...
 """
@@ -17,7 +17,7 @@ def compile_program(language, text, options, work):
     """Writes and compiles a program; returns the command that runs it."""
     build, source = options.build, options.source
     environment = dict(os.environ)
-    if language == "c":
+    if language in ("c", "header"):
         file = work / "line.c"
         file.write_text(text)
         # No -std: as a user would call the compiler.
@@ -45,6 +45,13 @@ def compile_program(language, text, options, work):
     return [work / "line_go"], environment
 
 
+def program_of(header):
+    """The program in the first comment of dsgd.h: its lines begin with " *   "."""
+    comment = header.read_text().split("*/")[0]
+    body = re.search(r"^ \*   #include <dsgd/dsgd.h>\n(?: \*(?:   .*)?\n)*? \*   }\n", comment, re.MULTILINE)
+    return re.sub(r"^ \*(   )?", "", body[0], flags=re.MULTILINE) if body else None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", type=pathlib.Path, required=True)
@@ -52,14 +59,17 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--cc", default="cc")
     parser.add_argument("--go", default="go")
-    parser.add_argument("languages", nargs="+", choices=["c", "python", "java", "go"])
+    parser.add_argument("languages", nargs="+", choices=["header", "c", "python", "java", "go"])
     options = parser.parse_args()
     programs = dict(re.findall(r"^```(c|python|java|go)\n(.*?)^```$", (options.source / "README.md").read_text(),
                                re.MULTILINE | re.DOTALL))
+    header = program_of(options.source / "capi/include/dsgd/dsgd.h")
+    if header:
+        programs["header"] = header
     failed = 0
     for language in options.languages:
         if language not in programs:
-            sys.exit(f"README.md has no program in {language}")
+            sys.exit(f"there is no program for '{language}' in README.md or dsgd.h")
         work = options.work / language
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)

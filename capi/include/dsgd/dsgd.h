@@ -9,24 +9,44 @@
  *   dsgd_replica     one copy of the model on one device    dsgd_head        the coordinator, when it runs by itself
  *   dsgd_algorithm, dsgd_strategy                           plug-ins of the host
  *
- * The shortest trainer, errors left out:
+ * A whole trainer. It fits y = 2x + 1, alone or as one of several workers (`dsgd run -n 4 -- ./line`):
  *
- *   dsgd_config *config = dsgd_config_new();            // DSGD_* variables are read
- *   dsgd_session *session;
- *   dsgd_init(config, &session, NULL);
- *   dsgd_parameter_add(session, "weight", DSGD_FLOAT32, shape, 2, 0, &weight, NULL);
- *   dsgd_replica_add(session, "cpu", &replica, NULL);
- *   dsgd_alloc(replica, weight, &value, &gradient, NULL);
- *   dsgd_optimizer_set(session, "sgd", "lr=0.1 momentum=0.9", NULL);
- *   dsgd_start(session, NULL);                          // all workers hold rank 0's values
- *   while (next_batch(&batch)) {
- *     compute_gradient(value, gradient, &batch);
- *     dsgd_step(session, batch.size, NULL, NULL);       // the mean weighs this worker by its samples
+ *   #include <dsgd/dsgd.h>
+ *   #include <stdio.h>
+ *
+ *   int main(void) {
+ *     const int64_t shape[] = {2};
+ *     float *value, *gradient;
+ *     dsgd_session *session = NULL;
+ *     dsgd_parameter *line;
+ *     dsgd_replica *replica;
+ *     dsgd_step_result result;
+ *     dsgd_error *error = NULL;
+ *     int failed;
+ *
+ *     if (dsgd_init(NULL, &session, &error)) goto end;  // reads the DSGD_* variables
+ *     if (dsgd_parameter_add(session, "line", DSGD_FLOAT32, shape, 1, 0, &line, &error)) goto end;
+ *     if (dsgd_replica_add(session, "cpu", &replica, &error)) goto end;
+ *     if (dsgd_alloc(replica, line, (void **)&value, (void **)&gradient, &error)) goto end;
+ *     if (dsgd_optimizer_set(session, "sgd", "lr=0.1", &error)) goto end;
+ *     if (dsgd_start(session, &error)) goto end;  // now all workers hold rank 0's values
+ *     dsgd_step_result_init(&result, sizeof result);
+ *     for (int sample = dsgd_rank(session); sample < 1001; sample += dsgd_size(session)) {
+ *       float x = sample % 5 - 2, off = value[0] * x + value[1] - (2 * x + 1);
+ *       gradient[0] = off * x, gradient[1] = off;
+ *       if (dsgd_step(session, 1, NULL, &error)) goto end;  // the weight is the number of samples
+ *     }
+ *     do {  // another worker may have one sample more
+ *       if (dsgd_step(session, 0, &result, &error)) goto end;
+ *     } while (!result.all_done);
+ *     printf("y = %.2f x + %.2f\n", value[0], value[1]);
+ *   end:
+ *     failed = error != NULL;
+ *     if (failed) fprintf(stderr, "%s\n", dsgd_error_message(error));
+ *     dsgd_error_free(error);
+ *     dsgd_finalize(session);
+ *     return failed;
  *   }
- *   do dsgd_step(session, 0, &result, NULL);            // others may have a batch more
- *   while (!result.all_done);
- *   dsgd_finalize(session);
- *   dsgd_config_free(config);
  *
  * CONVENTIONS, true of every function unless its own text says otherwise
  *
