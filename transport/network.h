@@ -174,9 +174,21 @@ class Environment {
   virtual int64_t process_id() = 0;
   virtual int processors() = 0;            // that this process may use
   virtual int64_t free_descriptors() = 0;  // that this process may still open
-  // Or why its threads do nothing any more, and what it has made is left alone: kForked in a child of the process that made it,
-  // kClosed as the process exits.
-  virtual Status alive() const = 0;
+  // kOk while the environment works; kForked in a child of the process that made it, kClosed once the process exits. Its
+  // threads do nothing then, and what it has made is left alone. Async-signal-safe.
+  virtual Code life() const noexcept = 0;
+  // The same as an error.
+  Status alive() const {
+    switch (life()) {
+      case Code::kOk:
+        return {};
+      case Code::kForked:
+        return Status(Code::kForked, "this process is a fork of the one that opened the session; open a session of its own "
+                                     "with dsgd_init");
+      default:
+        return Status(Code::kClosed, "the process exits, which has ended its sessions");
+    }
+  }
 };
 
 }  // namespace dsgd::transport

@@ -148,10 +148,13 @@ int32_t dsgd_step_flush(dsgd_session* session, dsgd_error** error) {
 }
 
 int32_t dsgd_stop_request(dsgd_session* session, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    return session->core->stop_request();
-  });
+  // A signal handler may call this: no lock is taken, and without an error argument no memory is allocated.
+  if (!dsgd::capi::is_handle(session)) {
+    if (!error) return DSGD_ERR_INVALID_ARGUMENT;
+  } else if (const dsgd::Code code = session->core->stop_request(); code == dsgd::Code::kOk || !error) {
+    return static_cast<int32_t>(code);
+  }
+  return guard(__func__, error, [&](const Call& call) -> Status { return call.open(session); });
 }
 
 int32_t dsgd_digest(dsgd_session* session, uint64_t* digest, dsgd_error** error) {

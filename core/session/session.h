@@ -63,7 +63,7 @@ class Session {
   Status stream_wait(Replica* replica, void* stream);
   Status gradient_absent(Replica* replica, Parameter* parameter);
   Status step_flush();
-  Status stop_request();
+  Code stop_request() noexcept;  // kOk, kForked or kClosed; async-signal-safe
 
   // Collectives. kQueue: the returned operation is running, and will be in the queue. kWait: it has ended. The calling
   // thread then drives the loop itself, which is the fast way. Buffers: see dsgd.h.

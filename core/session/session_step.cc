@@ -413,11 +413,12 @@ Status Session::step_flush() {
   return impl_->flush();
 }
 
-Status Session::stop_request() {
-  Impl::Call call(*impl_);
-  if (!call.status().ok()) return call.status();
+// Not an Impl::Call, which takes a lock: the signal may have come while this thread holds it.
+Code Session::stop_request() noexcept {
+  if (const Code life = impl_->environment->life(); life != Code::kOk) return life;
+  if (impl_->closing) return Code::kClosed;
   impl_->stop = true;
-  return {};
+  return Code::kOk;
 }
 
 }  // namespace dsgd

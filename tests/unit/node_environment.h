@@ -22,7 +22,7 @@ class NodeEnvironment final : public transport::Environment {
   int64_t process_id() override { return real_->process_id(); }
   int processors() override { return real_->processors(); }
   int64_t free_descriptors() override { return real_->free_descriptors(); }
-  Status alive() const override { return real_->alive(); }
+  Code life() const noexcept override { return real_->life(); }
 
  private:
   const std::string node_;

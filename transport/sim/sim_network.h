@@ -92,7 +92,7 @@ class SimEnvironment final : public Environment {
   int64_t process_id() override { return 1000 + process_.id; }
   int processors() override { return 1; }
   int64_t free_descriptors() override { return INT64_MAX; }
-  Status alive() const override { return {}; }
+  Code life() const noexcept override { return Code::kOk; }
 
  private:
   Kernel& kernel_;

@@ -46,12 +46,9 @@ class UvEnvironment final : public Environment {
     const int64_t listing = 1;  // the iterator's own
     return static_cast<int64_t>(limit.rlim_cur) - std::distance(begin(open), end(open)) + listing;
   }
-  Status alive() const override {
-    if (origin_.is_forked()) {
-      return Status(Code::kForked, "this process is a fork of the one that opened the session; open a session of its own with "
-                                   "dsgd_init");
-    }
-    return uv::process_exits() ? Status(Code::kClosed, "the process exits, which has ended its sessions") : Status();
+  Code life() const noexcept override {
+    if (origin_.is_forked()) return Code::kForked;
+    return uv::process_exits() ? Code::kClosed : Code::kOk;
   }
 
  private:

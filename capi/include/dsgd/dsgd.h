@@ -455,7 +455,8 @@ DSGD_API int32_t dsgd_step_flush(dsgd_session *session, dsgd_error **error);
 /* Result of a step's op that has ended without error. Any thread. */
 DSGD_API int32_t dsgd_op_step_result(const dsgd_op *op, dsgd_step_result *result, dsgd_error **error);
 /* Asks all workers to stop: every worker sees stop = 1 in the result of the same step, the next one that this worker
- * begins. Any thread, never blocks. */
+ * begins. Any thread, never blocks. The one async-signal-safe function of this header, with `error` NULL: a handler of
+ * SIGTERM may call it. Errors: DSGD_ERR_CLOSED. */
 DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
 
 /* ---- Operations ------------------------------------------------------------------------------------------------- */
