@@ -47,7 +47,7 @@ DSGD_SIZED_STRUCT(dsgd_config_key)
 %ignore dsgd_config_log_hook;
 
 /* Plug-ins, which are tables of C functions, are C's. */
-%rename("$ignore", regexmatch$name="^(dsgd_(algorithm|schedule|transfer)|dsgd_strategy(_init|_register|_flags)?$)") "";
+%rename("$ignore", regexmatch$name="^(dsgd_(algorithm|schedule|transfer|placement)|dsgd_strategy(_init|_register|_flags)?$)") "";
 %rename("$ignore", regexmatch$name="^DSGD_(PLUGIN|TRANSFER|STRATEGY)_", %$isenumitem) "";
 %ignore DSGD_PLUGIN_VERSION;
 

@@ -20,12 +20,25 @@ struct dsgd_schedule : dsgd::capi::Handle {
   std::vector<dsgd::Transfer>* const transfers;
 };
 
+// What a strategy's owner function is asked about.
+struct dsgd_placement : dsgd::capi::Handle {
+  static constexpr uint64_t kTag = dsgd::capi::tag_of("placemnt");
+  static constexpr const char* kName = "dsgd_placement";
+  dsgd_placement(const std::string& parameter, uint64_t begin, uint64_t count, int32_t size, const std::string& options)
+      : Handle(kTag), parameter(parameter), begin(begin), count(count), size(size), options(options) {}
+
+  const std::string& parameter;
+  const uint64_t begin, count;
+  const int32_t size;
+  const std::string& options;
+};
+
 namespace dsgd::capi {
 namespace {
 
 constexpr size_t kLongestName = 64;
-constexpr size_t kAlgorithmFirstSize = sizeof(dsgd_algorithm);  // 1.0
-constexpr size_t kStrategyFirstSize = sizeof(dsgd_strategy);    // 1.0
+constexpr size_t kAlgorithmFirstSize = 40;  // sizeof(dsgd_algorithm) in 1.0
+constexpr size_t kStrategyFirstSize = 40;   // sizeof(dsgd_strategy) in 1.0
 
 // The host's struct; what it points to is released with the last copy of the functions that use it.
 template <typename Vtable>
@@ -50,11 +63,11 @@ Status check_name(const Call& call, const char* name, const std::vector<std::str
 }
 
 Status check_version(const Call& call, uint32_t version, const char* argument) {
-  if (version == DSGD_PLUGIN_VERSION) return {};
+  if (version >= 1 && version <= DSGD_PLUGIN_VERSION) return {};
   return call.fail(Code::kUnsupported, std::string("argument '") + argument + "' has version " +
-                                           std::to_string(version) + ", this library knows version " +
+                                           std::to_string(version) + ", this library supports versions 1 to " +
                                            std::to_string(DSGD_PLUGIN_VERSION) +
-                                           "; set it to DSGD_PLUGIN_VERSION, and compile for this version of dsgd");
+                                           "; set it to DSGD_PLUGIN_VERSION, or use a newer library");
 }
 
 Status check_function(const Call& call, bool given, const char* name) {
@@ -98,6 +111,7 @@ using dsgd::Result;
 using dsgd::Status;
 using dsgd::capi::Call;
 using dsgd::capi::guard;
+using dsgd::capi::is_handle;
 
 extern "C" {
 
@@ -130,6 +144,9 @@ int32_t dsgd_algorithm_register(dsgd_config* config, const char* name, const dsg
         check_sized(call, algorithm, dsgd::capi::kAlgorithmFirstSize, "algorithm", "dsgd_algorithm_init"));
     const dsgd_algorithm vtable = dsgd::capi::read_sized(algorithm);
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_version(call, vtable.version, "algorithm"));
+    if (vtable.flags != 0) {
+      return call.invalid("flags are " + std::to_string(vtable.flags) + "; an algorithm has no flags yet, leave them 0");
+    }
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.allreduce != nullptr, "allreduce"));
     auto& registered = config->registered.algorithms;
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_name(call, name, dsgd::Strategies::built_in_algorithms(),
@@ -144,6 +161,16 @@ int32_t dsgd_algorithm_register(dsgd_config* config, const char* name, const dsg
     };
     return {};
   });
+}
+
+const char* dsgd_placement_parameter(const dsgd_placement* placement) {
+  return is_handle(placement) ? placement->parameter.c_str() : "";
+}
+uint64_t dsgd_placement_begin(const dsgd_placement* placement) { return is_handle(placement) ? placement->begin : 0; }
+uint64_t dsgd_placement_count(const dsgd_placement* placement) { return is_handle(placement) ? placement->count : 0; }
+int32_t dsgd_placement_size(const dsgd_placement* placement) { return is_handle(placement) ? placement->size : 0; }
+const char* dsgd_placement_options(const dsgd_placement* placement) {
+  return is_handle(placement) ? placement->options.c_str() : "";
 }
 
 int32_t dsgd_strategy_init(dsgd_strategy* strategy, size_t struct_size) {
@@ -174,8 +201,8 @@ int32_t dsgd_strategy_register(dsgd_config* config, const char* name, const dsgd
     made.owner = [held = dsgd::capi::hold(vtable), who = "strategy '" + std::string(name) + "'"](
                      const std::string& parameter, uint64_t begin, uint64_t count, int32_t size,
                      const std::string& options) -> Result<int32_t> {
-      auto rank = dsgd::capi::ask(
-          who, [&] { return held->owner(held->user, parameter.c_str(), begin, count, size, options.c_str()); });
+      const dsgd_placement placement(parameter, begin, count, size, options);
+      auto rank = dsgd::capi::ask(who, [&] { return held->owner(held->user, &placement); });
       if (rank.ok() && rank.value() < 0) return dsgd::capi::refusal(who, rank.value());
       return rank;
     };

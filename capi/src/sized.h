@@ -14,8 +14,8 @@ namespace dsgd::capi {
 
 inline constexpr size_t kLargestStruct = 4096;  // above it a struct_size is garbage
 
-// Fills a caller's struct with `defaults`; what this library does not know becomes zero. `first_size`: the
-// size of the struct in the release that introduced it.
+// Fills a caller's struct with `defaults`, and fields that this library does not know with zero. `first_size` is the
+// size of the struct in the release that introduced it: a literal number, since sizeof grows with the struct.
 template <typename T>
 Status init_sized(const Call& call, T* target, size_t struct_size, T defaults, size_t first_size,
                   const char* argument) {

@@ -26,6 +26,11 @@ STRUCT = "dsgd.i's constructor of the struct calls it"
 COMMON = {
     "dsgd_algorithm_init": PLUGIN,
     "dsgd_algorithm_register": PLUGIN,
+    "dsgd_placement_begin": PLUGIN,
+    "dsgd_placement_count": PLUGIN,
+    "dsgd_placement_options": PLUGIN,
+    "dsgd_placement_parameter": PLUGIN,
+    "dsgd_placement_size": PLUGIN,
     "dsgd_schedule_add": PLUGIN,
     "dsgd_strategy_init": PLUGIN,
     "dsgd_strategy_register": PLUGIN,

@@ -591,7 +591,7 @@ DSGD_API void dsgd_head_free(dsgd_head *head); /* stops it; NULL is fine */
  * its answers are checked, and compared between workers, before anything is moved. They are called from any thread,
  * also by several at a time, must return soon, and must not throw, longjmp, or call dsgd functions other than those
  * named here (a call on a session from within one gives DSGD_ERR_STATE). */
-#define DSGD_PLUGIN_VERSION 1 /* of what is asked of the functions below */
+#define DSGD_PLUGIN_VERSION 1 /* version of the contracts below; a library accepts versions 1 to its own */
 
 enum dsgd_transfer {
   DSGD_TRANSFER_SEND = 0,   /* to the peer */
@@ -614,6 +614,7 @@ DSGD_API int32_t dsgd_schedule_add(dsgd_schedule *schedule, int32_t transfer, in
 typedef struct dsgd_algorithm {
   size_t struct_size; /* set by dsgd_algorithm_init */
   uint32_t version;   /* DSGD_PLUGIN_VERSION of the header that the plug-in was compiled with */
+  uint32_t flags;     /* 0 */
   void *user;         /* for the functions; may be NULL */
   /* Writes what rank `rank` of `size` (> 1) does in an all-reduce of `count` (> 0) elements in place. It is called for all
    * ranks, and the whole is checked: in the end all ranks must hold the contributions of all ranks, each once, added in
@@ -636,15 +637,23 @@ DSGD_API int32_t dsgd_algorithm_register(dsgd_config *config, const char *name, 
  * with which every worker updates, as in "simple"; or updates too and gives out new values, as in "ps". */
 enum dsgd_strategy_flags { DSGD_STRATEGY_MEAN_AT_OWNER = 0, DSGD_STRATEGY_UPDATE_AT_OWNER = 1 };
 
+/* The range that an owner is asked for; valid during that call. Any thread. */
+typedef struct dsgd_placement dsgd_placement;
+DSGD_API const char *dsgd_placement_parameter(const dsgd_placement *placement); /* name; "" for NULL */
+DSGD_API uint64_t dsgd_placement_begin(const dsgd_placement *placement); /* first element of the range */
+DSGD_API uint64_t dsgd_placement_count(const dsgd_placement *placement); /* elements, at most 65536 */
+DSGD_API int32_t dsgd_placement_size(const dsgd_placement *placement);   /* number of workers */
+/* Options of dsgd_strategy_set, at most 4096 bytes; "" for none, and for NULL. */
+DSGD_API const char *dsgd_placement_options(const dsgd_placement *placement);
+
 typedef struct dsgd_strategy {
   size_t struct_size; /* set by dsgd_strategy_init */
   uint32_t version;   /* DSGD_PLUGIN_VERSION of the header that the plug-in was compiled with */
   uint32_t flags;     /* one of dsgd_strategy_flags */
   void *user;         /* for the functions; may be NULL */
-  /* The rank that owns elements [begin, begin + count) of the parameter, 0 .. size-1, or a code as of an algorithm, with
-   * which dsgd_start or dsgd_strategy_set then fails. Ranges are of at most 65536 elements, and the same for all owners.
-   * `options`: those of dsgd_strategy_set, at most 4096 bytes, "" for none. */
-  int32_t (*owner)(void *user, const char *parameter, uint64_t begin, uint64_t count, int32_t size, const char *options);
+  /* Returns the rank that owns the range, 0 .. size-1, or a code as of an algorithm, with which dsgd_start or
+   * dsgd_strategy_set then fails. The division of a parameter into ranges is the same for every owner. */
+  int32_t (*owner)(void *user, const dsgd_placement *placement);
   /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
   void (*release)(void *user);
 } dsgd_strategy;

@@ -167,10 +167,11 @@ static int32_t exchange(void *user, int32_t rank, int32_t size, uint64_t count, 
   return dsgd_schedule_add(schedule, DSGD_TRANSFER_REDUCE, 0, 1 - rank, 0, count, NULL);
 }
 
-static int32_t last(void *user, const char *parameter, uint64_t begin, uint64_t count, int32_t size, const char *options) {
-  CHECK(strlen(parameter) > 0 && begin + count > 0 && strcmp(options, "") == 0);
+static int32_t last(void *user, const dsgd_placement *placement) {
+  CHECK(strlen(dsgd_placement_parameter(placement)) > 0 && strcmp(dsgd_placement_options(placement), "") == 0);
+  CHECK(dsgd_placement_begin(placement) + dsgd_placement_count(placement) > 0);
   ++*(int *)user;
-  return size - 1;
+  return dsgd_placement_size(placement) - 1;
 }
 
 static void count_release(void *user) { ++*(int *)user; }

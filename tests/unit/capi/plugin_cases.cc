@@ -1,10 +1,12 @@
 // Plug-ins.
+#include <cstring>
+
 #include "tests/unit/capi/bad_input.h"
 
 namespace {
 
 int32_t nothing(void*, int32_t, int32_t, uint64_t, dsgd_schedule*) { return DSGD_OK; }
-int32_t first(void*, const char*, uint64_t, uint64_t, int32_t, const char*) { return 0; }
+int32_t first(void*, const dsgd_placement*) { return 0; }
 
 dsgd_algorithm algorithm() {
   dsgd_algorithm made;
@@ -44,6 +46,13 @@ std::vector<BadCall> plugin_cases() {
       {"dsgd_schedule_add", "foreign handle", kInvalid, "'schedule'",
        [](W w, E e) { return dsgd_schedule_add(foreign<dsgd_schedule>(w.config), 0, 0, 1, 0, 1, e); }},
 
+      {"dsgd_placement_parameter", "NULL", 0, nullptr, [](W, E) { return std::strlen(dsgd_placement_parameter(nullptr)); }},
+      {"dsgd_placement_begin", "NULL", 0, nullptr, [](W, E) { return dsgd_placement_begin(nullptr); }},
+      {"dsgd_placement_count", "foreign", 0, nullptr,
+       [](W w, E) { return dsgd_placement_count(foreign<dsgd_placement>(w.config)); }},
+      {"dsgd_placement_size", "NULL", 0, nullptr, [](W, E) { return dsgd_placement_size(nullptr); }},
+      {"dsgd_placement_options", "NULL", 0, nullptr, [](W, E) { return std::strlen(dsgd_placement_options(nullptr)); }},
+
       {"dsgd_algorithm_init", "NULL", kInvalid, nullptr,
        [](W, E) { return dsgd_algorithm_init(nullptr, sizeof(dsgd_algorithm)); }},
       {"dsgd_algorithm_init", "a size that is none", kInvalid, nullptr,
@@ -76,8 +85,10 @@ std::vector<BadCall> plugin_cases() {
        [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->struct_size = 0; }); }},
       {"dsgd_algorithm_register", "no version", kUnsupported, {"version 0", "set it to DSGD_PLUGIN_VERSION"},
        [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->version = 0; }); }},
-      {"dsgd_algorithm_register", "a newer version", kUnsupported, "has version 2, this library knows version 1",
+      {"dsgd_algorithm_register", "a newer version", kUnsupported, "has version 2, this library supports versions 1 to 1",
        [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->version = 2; }); }},
+      {"dsgd_algorithm_register", "unknown flags", kInvalid, "flags are 4",
+       [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->flags = 4; }); }},
       {"dsgd_algorithm_register", "no function", kInvalid, "'allreduce' is NULL",
        [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->allreduce = nullptr; }); }},
 

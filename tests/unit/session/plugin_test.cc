@@ -157,9 +157,7 @@ TEST(Plugin, AnOwnerThatIsNoRankIsRefusedAtStart) {
       },
       [](dsgd_config* config) {
         register_strategy(config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER,
-                          [](void*, const char*, uint64_t begin, uint64_t, int32_t, const char*) {
-                            return begin == 65536 ? 2 : 0;
-                          });
+                          [](void*, const dsgd_placement* range) { return dsgd_placement_begin(range) == 65536 ? 2 : 0; });
       });
 }
 
@@ -176,8 +174,8 @@ TEST(Plugin, WorkersWithUnlikeOwnersAreToldSoAtStart) {
       2, {}, expect_mismatch_of_mine("strategy mine update_at_owner (answers "),
       in_turn([](dsgd_config* config, int turn) {
         register_strategy(config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER,
-                          turn ? [](void*, const char*, uint64_t, uint64_t, int32_t, const char*) { return 0; }
-                               : [](void*, const char*, uint64_t, uint64_t, int32_t, const char*) { return 1; });
+                          turn ? [](void*, const dsgd_placement*) { return 0; }
+                               : [](void*, const dsgd_placement*) { return 1; });
       }));
 }
 
@@ -305,7 +303,7 @@ TEST(Plugin, AnswersThatDifferAfterAChangeOfParametersAreFoundInTheNextStep) {
       },
       in_turn([](dsgd_config* config, int turn) {
         register_strategy(config, "mine", DSGD_STRATEGY_MEAN_AT_OWNER,
-                          [](void* user, const char*, uint64_t, uint64_t, int32_t, const char*) -> int32_t {
+                          [](void* user, const dsgd_placement*) -> int32_t {
                             return changed && *static_cast<int*>(user);
                           },
                           &turns[turn]);
@@ -326,11 +324,13 @@ TEST(Plugin, AStrategySeesNamesRangesAndOptions) {
       [&seen](dsgd_config* config) {
         register_strategy(
             config, "mine", DSGD_STRATEGY_MEAN_AT_OWNER,
-            [](void* user, const char* parameter, uint64_t begin, uint64_t count, int32_t size, const char* options) {
+            [](void* user, const dsgd_placement* range) {
               auto* seen = static_cast<Seen*>(user);
               std::lock_guard lock(seen->mutex);
-              seen->calls.push_back(std::string(parameter) + ' ' + std::to_string(begin) + '+' + std::to_string(count) + " of " +
-                                    std::to_string(size) + ": " + options);
+              seen->calls.push_back(std::string(dsgd_placement_parameter(range)) + ' ' +
+                                    std::to_string(dsgd_placement_begin(range)) + '+' +
+                                    std::to_string(dsgd_placement_count(range)) + " of " +
+                                    std::to_string(dsgd_placement_size(range)) + ": " + dsgd_placement_options(range));
               return 1;
             },
             &seen);

@@ -40,10 +40,12 @@ inline void register_algorithm(dsgd_config* config, const char* name, AllReduce 
 }
 
 // Ranges go round the workers, each parameter beginning with another of them.
-inline int32_t deal_owner(void*, const char* parameter, uint64_t begin, uint64_t, int32_t size, const char*) {
-  return static_cast<int32_t>((begin / 65536 + static_cast<uint64_t>(parameter[1])) % static_cast<uint64_t>(size));
+inline int32_t deal_owner(void*, const dsgd_placement* placement) {
+  const uint64_t first = static_cast<uint64_t>(dsgd_placement_parameter(placement)[1]);
+  const auto size = static_cast<uint64_t>(dsgd_placement_size(placement));
+  return static_cast<int32_t>((dsgd_placement_begin(placement) / 65536 + first) % size);
 }
-using Owner = int32_t (*)(void*, const char*, uint64_t, uint64_t, int32_t, const char*);
+using Owner = int32_t (*)(void*, const dsgd_placement*);
 inline void register_strategy(dsgd_config* config, const char* name, uint32_t flags, Owner owner, void* user = nullptr,
                               void (*release)(void*) = nullptr) {
   dsgd_strategy strategy;
