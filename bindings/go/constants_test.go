@@ -33,6 +33,8 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 		{"ErrUnsupported", int(ErrUnsupported), int(raw.DSGD_ERR_UNSUPPORTED)},
 		{"ErrTorn", int(ErrTorn), int(raw.DSGD_ERR_TORN)},
 		{"ErrInternal", int(ErrInternal), int(raw.DSGD_ERR_INTERNAL)},
+		{"ErrDiverged", int(ErrDiverged), int(raw.DSGD_ERR_DIVERGED)},
+		{"ErrCorrupted", int(ErrCorrupted), int(raw.DSGD_ERR_CORRUPTED)},
 		{"LogError", int(LogError), int(raw.DSGD_LOG_ERROR)},
 		{"LogWarning", int(LogWarning), int(raw.DSGD_LOG_WARNING)},
 		{"LogInfo", int(LogInfo), int(raw.DSGD_LOG_INFO)},

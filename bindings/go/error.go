@@ -33,6 +33,8 @@ const (
 	ErrUnsupported     Code = -18 // known, but not in this build or not for these arguments
 	ErrTorn            Code = -19 // an earlier step failed half-way
 	ErrInternal        Code = -20 // a defect of dsgd; please report the message
+	ErrDiverged        Code = -21 // workers or replicas hold different models
+	ErrCorrupted       Code = -22 // received bytes failed their checksum
 )
 
 // String is the name of the code in C, such as "DSGD_ERR_TIMEOUT".

@@ -88,7 +88,7 @@ Result<int32_t> ask(const std::string& who, Function&& function) {
 
 // What a plug-in answers instead of DSGD_OK.
 Status refusal(const std::string& who, int32_t code) {
-  const bool known = code < 0 && code >= DSGD_ERR_INTERNAL;
+  const bool known = code < 0 && dsgd::code_of(code) == static_cast<Code>(code);
   const std::string text = who + " answered " + (known ? dsgd_status_name(code) : std::to_string(code));
   switch (code) {  // what a function that only computes may complain of; the others say things of sessions and workers
     case DSGD_ERR_INVALID_ARGUMENT:

@@ -28,12 +28,14 @@ const char* code_name(Code code) {
     case Code::kUnsupported: return "DSGD_ERR_UNSUPPORTED";
     case Code::kTorn: return "DSGD_ERR_TORN";
     case Code::kInternal: return "DSGD_ERR_INTERNAL";
+    case Code::kDiverged: return "DSGD_ERR_DIVERGED";
+    case Code::kCorrupted: return "DSGD_ERR_CORRUPTED";
   }
   return "DSGD_ERR_UNKNOWN";
 }
 
 Code code_of(int32_t number) {
-  const bool known = number <= 0 && number >= static_cast<int32_t>(Code::kInternal);
+  const bool known = number <= 0 && number >= static_cast<int32_t>(Code::kCorrupted);
   return known ? static_cast<Code>(number) : Code::kInternal;
 }
 

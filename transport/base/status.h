@@ -34,6 +34,8 @@ enum class Code : int32_t {
   kUnsupported = -18,
   kTorn = -19,  // a step failed half-way; only a new start repairs the session
   kInternal = -20,
+  kDiverged = -21,   // workers or replicas hold different models
+  kCorrupted = -22,  // received bytes failed their checksum
 };
 
 const char* code_name(Code code);  // "DSGD_ERR_TIMEOUT"

@@ -131,6 +131,14 @@ class InternalError(Error):
     """A defect of dsgd; please report the message."""
 
 
+class DivergedError(Error):
+    """Workers or replicas hold different models; load a checkpoint or start a new session."""
+
+
+class CorruptedError(Error, OSError):
+    """Received bytes failed their checksum."""
+
+
 _CLASSES: Dict[int, Type[Error]] = {}
 
 
@@ -159,6 +167,8 @@ _number(FileError, -17, "DSGD_ERR_IO")
 _number(UnsupportedError, -18, "DSGD_ERR_UNSUPPORTED")
 _number(TornError, -19, "DSGD_ERR_TORN")
 _number(InternalError, -20, "DSGD_ERR_INTERNAL")
+_number(DivergedError, -21, "DSGD_ERR_DIVERGED")
+_number(CorruptedError, -22, "DSGD_ERR_CORRUPTED")
 
 
 def from_status(code: int, message: str, rank: int, host: str, operation: str, parameter: str) -> Error:

@@ -128,7 +128,9 @@ enum dsgd_status {
   DSGD_ERR_IO = -17,          /* reading or writing a file failed */
   DSGD_ERR_UNSUPPORTED = -18, /* known, but not in this build or not for these arguments */
   DSGD_ERR_TORN = -19,        /* an earlier step failed half-way; load a checkpoint or start a new session */
-  DSGD_ERR_INTERNAL = -20     /* a defect of dsgd; please report the message */
+  DSGD_ERR_INTERNAL = -20,    /* a defect of dsgd; please report the message */
+  DSGD_ERR_DIVERGED = -21,    /* workers or replicas hold different models; load a checkpoint or start a new session */
+  DSGD_ERR_CORRUPTED = -22    /* received bytes failed their checksum; start a new session and have the network checked */
 };
 
 /* Name of a code, "DSGD_ERR_TIMEOUT"; "DSGD_ERR_UNKNOWN" for others. Static. Any thread. */

@@ -114,6 +114,8 @@ extern swig_intgo _wrap_DSGD_ERR_IO_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_DSGD_ERR_TORN_raw_fcd0d935d188846c(void);
 extern swig_intgo _wrap_DSGD_ERR_INTERNAL_raw_fcd0d935d188846c(void);
+extern swig_intgo _wrap_DSGD_ERR_DIVERGED_raw_fcd0d935d188846c(void);
+extern swig_intgo _wrap_DSGD_ERR_CORRUPTED_raw_fcd0d935d188846c(void);
 extern swig_type_3 _wrap_dsgd_status_name_raw_fcd0d935d188846c(swig_intgo arg1);
 extern swig_intgo _wrap_dsgd_error_code_raw_fcd0d935d188846c(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_error_rank_raw_fcd0d935d188846c(uintptr_t arg1);
@@ -470,6 +472,20 @@ func _swig_getDSGD_ERR_INTERNAL() (_swig_ret Dsgd_status) {
 }
 
 var DSGD_ERR_INTERNAL Dsgd_status = _swig_getDSGD_ERR_INTERNAL()
+func _swig_getDSGD_ERR_DIVERGED() (_swig_ret Dsgd_status) {
+	var swig_r Dsgd_status
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_DIVERGED_raw_fcd0d935d188846c())
+	return swig_r
+}
+
+var DSGD_ERR_DIVERGED Dsgd_status = _swig_getDSGD_ERR_DIVERGED()
+func _swig_getDSGD_ERR_CORRUPTED() (_swig_ret Dsgd_status) {
+	var swig_r Dsgd_status
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_CORRUPTED_raw_fcd0d935d188846c())
+	return swig_r
+}
+
+var DSGD_ERR_CORRUPTED Dsgd_status = _swig_getDSGD_ERR_CORRUPTED()
 func Dsgd_status_name(arg1 int) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1

@@ -588,6 +588,30 @@ intgo _wrap_DSGD_ERR_INTERNAL_raw_fcd0d935d188846c() {
 }
 
 
+intgo _wrap_DSGD_ERR_DIVERGED_raw_fcd0d935d188846c() {
+  enum dsgd_status result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_ERR_DIVERGED;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_DSGD_ERR_CORRUPTED_raw_fcd0d935d188846c() {
+  enum dsgd_status result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_ERR_CORRUPTED;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
 _gostring_ _wrap_dsgd_status_name_raw_fcd0d935d188846c(intgo _swig_go_0) {
   int32_t arg1 ;
   char *result = 0 ;

@@ -126,6 +126,10 @@ public class DsgdException extends RuntimeException {
         return new Torn(code, rank, host, operation, parameter, message);
       case dsgd_status.DSGD_ERR_INTERNAL:
         return new Internal(code, rank, host, operation, parameter, message);
+      case dsgd_status.DSGD_ERR_DIVERGED:
+        return new Diverged(code, rank, host, operation, parameter, message);
+      case dsgd_status.DSGD_ERR_CORRUPTED:
+        return new Corrupted(code, rank, host, operation, parameter, message);
       default:
         return new DsgdException(code, rank, host, operation, parameter, message);
     }
@@ -326,6 +330,26 @@ public class DsgdException extends RuntimeException {
     private static final long serialVersionUID = 1;
 
     private Internal(
+        int code, int rank, String host, String operation, String parameter, String message) {
+      super(code, rank, host, operation, parameter, message);
+    }
+  }
+
+  /** Workers or replicas hold different models; load a checkpoint or start a new session. */
+  public static final class Diverged extends DsgdException {
+    private static final long serialVersionUID = 1;
+
+    private Diverged(
+        int code, int rank, String host, String operation, String parameter, String message) {
+      super(code, rank, host, operation, parameter, message);
+    }
+  }
+
+  /** Received bytes failed their checksum. */
+  public static final class Corrupted extends DsgdException {
+    private static final long serialVersionUID = 1;
+
+    private Corrupted(
         int code, int rank, String host, String operation, String parameter, String message) {
       super(code, rank, host, operation, parameter, message);
     }
