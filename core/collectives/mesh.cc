@@ -19,8 +19,8 @@ constexpr size_t kSmallestChunk = 4096;
 constexpr size_t kChunksInWindow = 4;
 constexpr size_t kOpenClasses = 2;     // buckets and stand-alone collectives
 constexpr size_t kRememberedFailures = 64;
-constexpr transport::Duration kAsking = std::chrono::milliseconds(50);  // how long answers to "have you begun?" are waited for
-constexpr transport::Duration kGoodbyeGrace = std::chrono::milliseconds(250);
+// Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline, whatever the lease.
+constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
 
 // Is this a broken connection, rather than an answer of the peer?
 bool is_break(const Status& status) {
@@ -118,7 +118,7 @@ void Mesh::dial(int32_t rank) {
   out.dialling = true;
   transport::DialOptions dial;
   dial.hello = options_.hello;
-  dial.deadline = loop().now() + options_.dial_timeout;
+  dial.deadline = loop().now() + options_.lease;
   dial.bulk_window = window_;
   std::weak_ptr<int> alive = alive_;
   dial.closed = [this, alive, rank](const Status& why) {
@@ -165,7 +165,7 @@ void Mesh::peer_gone(int32_t rank, const Status& status) {
   }
   if (left_[rank]) return fail_tasks_that_need(rank);  // all that it has answered is in
   std::weak_ptr<int> alive = alive_;
-  loop().schedule(loop().now() + kGoodbyeGrace, [this, alive, rank, status] {
+  loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, status] {
     if (!alive.expired() && !closed_ && !left_[rank]) events_.on_peer_failure(rank, status);
   });
 }
@@ -441,7 +441,7 @@ void Mesh::tell_peers(uint64_t operation, bool session, const Status& cause) {
     // Who is lost and was never connected will not hear it, but closing would wait for the dialling to end.
     const bool out_of_reach = cause.code() == Code::kWorkerLost && rank == cause.rank() && !outgoing_[rank].channel;
     if (rank == view_.rank || left_[rank] || out_of_reach) continue;
-    call(rank, message, loop().now() + options_.dial_timeout, nullptr);
+    call(rank, message, loop().now() + options_.lease, nullptr);
   }
 }
 
@@ -451,6 +451,10 @@ void Mesh::tell_failure(const Status& cause) {
 
 void Mesh::fail_session(const Status& cause) {
   while (!tasks_.empty()) tasks_.begin()->second.task->end(cause);
+  // Data of operations that have ended here may still wait for a connection. Nobody needs it any more.
+  for (Outgoing& out : outgoing_) {
+    std::erase_if(out.waiting, [](const Waiting& one) { return one.operation != 0; });
+  }
   auto parked = std::move(parked_);
   parked_.clear();
   for (auto& [operation, chunks] : parked) {

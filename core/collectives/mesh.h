@@ -27,8 +27,7 @@ namespace dsgd {
 struct MeshOptions {
   transport::Hello hello;             // job, token, worker id; role, rank and epoch are filled in
   uint64_t receive_memory = 256 << 20;
-  transport::Duration dial_timeout = std::chrono::seconds(10);
-  transport::Duration lease = std::chrono::seconds(10);  // how long a worker that has left is waited for
+  transport::Duration lease = std::chrono::seconds(10);  // limit of every wait for a peer that does not answer
 };
 
 // What the mesh tells its owner.
@@ -86,7 +85,7 @@ class Mesh final : public transport::ServerHandler {
   // Fails all tasks; tells the peers that this session is broken. Later operations are refused by the owner.
   void fail_session(const Status& cause);
   void tell_failure(const Status& cause);
-  // Nothing waits for a connection that is still being dialled.
+  // No message waits for a connection that is being dialled.
   bool sent() const;
 
   // For tasks.

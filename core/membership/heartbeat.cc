@@ -11,8 +11,8 @@ namespace {
 using transport::Duration;
 using transport::Time;
 
-constexpr Duration kShortest = std::chrono::milliseconds(1);
-constexpr Duration kLongestDrain = std::chrono::milliseconds(10);
+constexpr Duration kShortest = std::chrono::milliseconds(1);  // of an interval; guards against a configuration of 0
+constexpr Duration kLongestDrain = std::chrono::milliseconds(10);  // enough to read what has arrived; part of "lease + 100 ms"
 
 HeartbeatOptions sane(HeartbeatOptions options) {
   options.lease = std::max(options.lease, 4 * kShortest);

@@ -13,10 +13,9 @@ using transport::Duration;
 using transport::JoinReply;
 using transport::Message;
 
+// Of the back-off between attempts. Constants: they bound the load on the head, not how long a join may take.
 constexpr Duration kFirstDelay = std::chrono::milliseconds(10);
 constexpr Duration kLongestDelay = std::chrono::milliseconds(500);
-constexpr Duration kLongestDial = std::chrono::seconds(10);
-constexpr Duration kProgressInterval = std::chrono::seconds(5);
 
 bool is_sound(const JoinReply& reply, const transport::JoinRequest& request) {
   const auto size = static_cast<int64_t>(reply.members.size());
@@ -48,7 +47,7 @@ void Joiner::dial() {
   ++attempt_;
   transport::DialOptions dial;
   dial.hello = options_.hello;
-  dial.deadline = std::min(options_.deadline, loop_.now() + kLongestDial);
+  dial.deadline = std::min(options_.deadline, loop_.now() + options_.lease);
   network_.dial(options_.head, std::move(dial),
                 guard([](Joiner& self, Result<std::unique_ptr<transport::ClientChannel>> result) {
                   if (!result.ok()) return self.attempt_failed(result.status());
@@ -77,7 +76,7 @@ void Joiner::ask_progress() {
                    self.log_.info("waiting at the head at " + self.options_.head + ": " + self.progress_);
                  }));
   // Often enough that the last answer before the deadline is fresh.
-  const Duration wait = std::min(kProgressInterval, (options_.deadline - loop_.now()) / 4);
+  const Duration wait = std::min(options_.lease / 2, (options_.deadline - loop_.now()) / 4);
   if (wait < std::chrono::milliseconds(1)) return;
   progress_timer_ = loop_.schedule(loop_.now() + wait, guard([](Joiner& self) { self.ask_progress(); }));
 }

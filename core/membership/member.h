@@ -49,7 +49,8 @@ class Member {
   // Leaves; a join under way ends with kClosed. `done` is called within lease at the latest. When this worker
   // hosts the head, it is called after the other workers have learnt of it, within host_patience at the latest,
   // and only then may the head be destroyed.
-  // Longer than a lease: the head has still to notice who was lost when its host began to leave.
+  // Longer than a lease: the head has still to notice who was lost when its host began to leave. The 100 ms are those of
+  // dsgd_close's promise.
   static transport::Duration host_patience(transport::Duration lease) { return lease + std::chrono::milliseconds(100); }
   void leave(const Status& cause, std::function<void()> done);
 

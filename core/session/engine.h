@@ -94,7 +94,8 @@ class Engine final : public MeshEvents {
   void peer_left(int32_t rank) { if (mesh_) mesh_->told_left(rank); }
   void close(const Status& cause);
   void leave_loop() { waiter_.close(), step_.close(); }  // the last call on it
-  bool idle() const { return running_ == 0 && pending_.empty() && !step_.running() && (!mesh_ || mesh_->sent()); }
+  bool idle() const { return running_ == 0 && pending_.empty() && !step_.running(); }  // no operation is in flight
+  bool sent() const { return !mesh_ || mesh_->sent(); }  // no message waits for a connection
 
   // MeshEvents
   void on_peer_failure(int32_t rank, const Status& why) override;

@@ -9,11 +9,13 @@ namespace dsgd {
 
 namespace {
 
-// A little more than the deadlines that protocol timers keep, so that their better messages come first.
-constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
-constexpr transport::Duration kLookAgain = std::chrono::milliseconds(200);  // for who is to be the head, where nobody is
-constexpr transport::Duration kDrained = std::chrono::milliseconds(100);
-constexpr transport::Duration kLeaving = std::chrono::seconds(1);  // what the good order of an end may always take
+// These are constants because the promises behind them are: a call returns within 100 ms after its deadline, and
+// dsgd_close may always take a second to leave in good order (dsgd.h).
+constexpr transport::Duration kSlack = std::chrono::milliseconds(50);  // protocol timers, whose messages say more, come first
+constexpr transport::Duration kLeaving = std::chrono::seconds(1);
+// Intervals of polling; no promise depends on them.
+constexpr transport::Duration kLookAgain = std::chrono::milliseconds(200);  // whether the head's address is free
+constexpr transport::Duration kDrained = std::chrono::milliseconds(100);    // whether the process is exiting
 
 Status closed_status() { return Status(Code::kClosed, "the session is closed; open a new one with dsgd_init"); }
 
@@ -172,12 +174,17 @@ Status Session::close(std::chrono::milliseconds timeout) {
 }
 
 void Session::Impl::leave(transport::Time deadline) {
-  // Operations in flight, until the deadline, which another close() may bring forward.
+  // Operations in flight, until the deadline, which another close() may bring forward. Then messages for peers that are
+  // still being dialled: a peer that does not answer holds up this and the leaving for one lease together.
   auto idle = std::make_shared<std::atomic<bool>>(false);
+  auto since = std::make_shared<std::atomic<transport::Time>>(transport::kNever);  // when the last operation ended
   auto look = std::make_shared<std::function<void()>>();
-  *look = [this, idle, weak = std::weak_ptr(look)] {
+  *look = [this, idle, since, weak = std::weak_ptr(look)] {
     if (*idle) return;
-    if (engine().idle() || loop().now() >= close_until.load()) {
+    const transport::Time now = loop().now();
+    if (engine().idle()) *since = std::min(since->load(), now);
+    const bool sent = since->load() != transport::kNever && (engine().sent() || now - since->load() >= worker->lease());
+    if (sent || now >= close_until.load()) {
       *idle = true;
     } else if (auto again = weak.lock()) {
       loop().schedule(loop().now() + std::chrono::milliseconds(1), [again] { (*again)(); });
@@ -187,7 +194,7 @@ void Session::Impl::leave(transport::Time deadline) {
   // Leave. The head answers at once, if it runs and, where it lives here, once the others know or have left, too.
   const transport::Time now = loop().now();
   const transport::Time leave_until =
-      std::min(std::max(deadline, now + kLeaving), now + Member::host_patience(worker->lease()) + kSlack);
+      std::min(std::max(deadline, now + kLeaving), std::min(since->load(), now) + Member::host_patience(worker->lease()));
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
   leave_surely([left] { *left = true; }, leave_until);

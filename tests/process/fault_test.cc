@@ -227,6 +227,32 @@ TEST(Stopped, BeforeTheStartItIsNamedAndTheOthersCloseSoon) {
   }
 }
 
+// At a different moment of the start each time, so that it has received some messages of the others and not the rest. The
+// exact bound, at every state, is shown by the simulation (start_test.cc).
+TEST(Stopped, DuringTheStartTheOthersCloseWithinALease) {
+  constexpr milliseconds kShortLease{500}, kClosing{1100};  // of dsgd_close: a lease, 100 ms, and a second
+  for (int round = 0; round < 12; ++round) {
+    SCOPED_TRACE(round);
+    const int victim = 3 - round % 3;
+    Job job(4, {"wait"}, round % 2 == 0, {}, kShortLease);
+    job.expect_all("joined");
+    if (HasFatalFailure()) return;
+    for (auto& process : job.processes) kill(process->pid(), SIGUSR1);
+    const auto stop = Clock::now() + std::chrono::microseconds(200) * round;
+    while (Clock::now() < stop) {
+    }
+    kill(job.processes[victim]->pid(), SIGSTOP);
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == victim) continue;
+      const auto line = job.processes[rank]->expect("failed", Clock::now() + kShortLease + kBusyMachine);
+      ASSERT_TRUE(line) << "rank " << rank << " said nothing";
+      EXPECT_NE(line->find("DSGD_ERR_WORKER_LOST " + std::to_string(victim) + " "), std::string::npos) << *line;
+      EXPECT_TRUE(job.processes[rank]->expect("ended", Clock::now() + kShortLease + kClosing + kBusyMachine)) << "rank " << rank;
+      EXPECT_EQ(job.processes[rank]->wait(), 0);
+    }
+  }
+}
+
 TEST(Deadline, AWorkerThatDoesNotCallIsNamedWhenTheStepTimeoutRunsOut) {
   Job job(3, {"absent-rank", "1"}, false, {"DSGD_STEP_TIMEOUT=700ms"});
   job.expect_all("going");

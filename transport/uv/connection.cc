@@ -7,11 +7,11 @@ namespace dsgd::transport::uv {
 
 namespace {
 
-// A peer that reads takes what is queued at once; one that is stopped or gone must not hold up the end of a
-// session.
+// A peer that reads takes what is queued at once. One that takes nothing for kStall holds up dsgd_close no longer: its
+// promise is a second for what was written, whatever the lease, so these are constants.
 constexpr Duration kStall = std::chrono::milliseconds(500);
 constexpr Duration kFlushLimit = std::chrono::seconds(3);
-// By then RPC has let go of every message that it has handled.
+// By then RPC has let go of every message that it has handled. No wait of a caller depends on it.
 constexpr Duration kStarving = std::chrono::seconds(1);
 
 }  // namespace

@@ -9,7 +9,8 @@
 namespace dsgd::transport::uv {
 
 namespace {
-constexpr Duration kEnding = std::chrono::seconds(5);  // by then each connection has ended by itself
+// A backstop: by then each connection has ended by itself (connection.cc).
+constexpr Duration kEnding = std::chrono::seconds(5);
 }
 
 // ---- handles of the user

@@ -1,0 +1,74 @@
+// A worker that stops while the others are in dsgd_start: they end, name it and close in time, whatever they were doing.
+#include <gtest/gtest.h>
+
+#include "cluster.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using transport::Duration;
+using transport::Time;
+
+constexpr Duration kLease = 1s;
+constexpr Duration kSlack = 100ms;  // beyond a deadline
+
+struct Stop {
+  bool separate_head;
+  int victim;
+};
+
+class StoppedInStart : public testing::TestWithParam<Stop> {};
+
+// Every 40 us of the start, so that each of its messages is sent, under way or received when the worker stops.
+TEST_P(StoppedInStart, TheOthersNameItAndCloseWithinALease) {
+  const auto [separate_head, victim] = GetParam();
+  const auto program = [](Cluster& cluster, Session& session, int rank) { Cluster::train(cluster, session, rank, 0); };
+  int failed = 0, states = 0;
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    const ClusterOptions options{.workers = 3, .separate_head = separate_head, .seed = seed};
+    Time begin = transport::kNever, end{};
+    {
+      Cluster whole(options, program);
+      ASSERT_TRUE(whole.run_until_ended(60s));
+      for (int rank = 0; rank < 3; ++rank) {
+        const NotedCall* start = whole.call(rank, "start");
+        ASSERT_TRUE(start && start->status.ok()) << whole.history(rank);
+        begin = std::min(begin, start->began);
+        end = std::max(end, start->ended);
+      }
+    }
+    for (Time at = begin; at < end; at += 40us) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", stopped " + std::to_string((at - begin).count() / 1000) +
+                   " us after the start began");
+      Cluster cluster(options, program);
+      cluster.world.at(at, [&] { cluster.world.pause(cluster.process(victim)); });
+      ASSERT_TRUE(cluster.run_until_ended(120s));
+      ++states;
+      for (int rank = 0; rank < 3; ++rank) {
+        if (rank == victim) continue;
+        if (const NotedCall* start = cluster.call(rank, "start"); start && !start->status.ok()) {
+          ++failed;
+          EXPECT_EQ(start->status.code(), Code::kWorkerLost) << cluster.history(rank);
+          EXPECT_EQ(start->status.rank(), victim) << cluster.history(rank);
+          EXPECT_LE((start->ended - at).count(), (kLease + kSlack).count()) << cluster.history(rank);
+        }
+        const NotedCall* close = cluster.call(rank, "close");
+        ASSERT_TRUE(close) << cluster.history(rank);
+        EXPECT_LE((close->ended - close->began).count(), (kLease + kSlack).count()) << cluster.history(rank);
+      }
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(states, 50);
+  EXPECT_GT(failed, states / 2) << "the stops must hurt, or nothing is tested";
+}
+
+INSTANTIATE_TEST_SUITE_P(Workers, StoppedInStart, testing::Values(Stop{false, 0}, Stop{false, 1}, Stop{true, 1}, Stop{true, 2}),
+                         [](const auto& info) {
+                           return std::string(info.param.separate_head ? "head_apart" : "head_in_worker_0") + "_victim_" +
+                                  std::to_string(info.param.victim);
+                         });
+
+}  // namespace
+}  // namespace dsgd::simulation
