@@ -3,6 +3,7 @@
 // and delivers at most once; when it breaks, an unknown suffix is lost. Everything here is used on the network's loop.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -121,6 +122,13 @@ class AcceptHandler {
   virtual Result<Decision> on_hello(const Hello& hello, const std::string& from) = 0;
 };
 
+struct ListenOptions {
+  // A connection that has not finished its handshake by then is closed.
+  Duration handshake_timeout = std::chrono::seconds(10);
+  // Descriptors that the job still has to open. Connections in their handshake never take those.
+  int64_t reserved_descriptors = 0;
+};
+
 class Listener {
  public:
   virtual ~Listener() = default;                               // stops listening; accepted connections live on
@@ -137,7 +145,8 @@ class Network {
                     std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) = 0;
   // Binds and listens; port 0 lets the system choose. Blocks for the bind only. May be called before the loop is busy,
   // from any thread but a loop's.
-  virtual Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler) = 0;
+  virtual Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler,
+                                                   const ListenOptions& options = {}) = 0;
   // The local address that reaches `address` (host part only, "10.0.0.3"), with the interface's name and why it was
   // chosen as a sentence for the log. `interface`: a name ("eth1"), an address or a CIDR prefix that must be used; empty:
   // as the system routes. Any thread.
@@ -146,6 +155,7 @@ class Network {
   // Counters for tests and metrics; any thread.
   struct Counters {
     uint64_t bytes_sent = 0, bytes_received = 0, landed = 0, landing_missed = 0, pooled_bytes = 0, pooled_peak = 0;
+    uint64_t accepted = 0;       // connections, with those whose handshake fails
     uint64_t accept_pauses = 0;  // times that a listener waited because descriptors or memory had run out
   };
   virtual Counters counters() const = 0;

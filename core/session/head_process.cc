@@ -38,9 +38,10 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   auto network = impl.environment->new_network("dsgd-head", 4 << 20);
   if (!network.ok()) return network.status();
   impl.network = std::move(network).value();
-  status = check_descriptors(*impl.environment, config.integer("num_workers"), true, false);
+  const int64_t num_workers = config.integer("num_workers");
+  status = check_descriptors(*impl.environment, num_workers, true, false);
   if (!status.ok()) return status;
-  HeadOptions options{static_cast<uint32_t>(config.integer("num_workers")), config.duration("lease")};
+  HeadOptions options{static_cast<uint32_t>(num_workers), config.duration("lease")};
   impl.head = std::make_unique<Head>(impl.network->loop(), options, log);
   impl.head->on_end([&impl](const Status& status) {
     if (impl.ended) return;
@@ -58,7 +59,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   impl.doorman = std::make_unique<Doorman>(config.text("job"), config.text("token"),
                                            Doorman::Route{impl.network.get(), impl.head.get()}, Doorman::Route{}, log);
   impl.doorman->on_refused([head = impl.head.get()](const std::string& why) { head->note_refused(why); });
-  auto listener = impl.network->listen(address, impl.doorman.get());
+  auto listener = impl.network->listen(address, impl.doorman.get(), {options.lease, descriptors_of_job(num_workers, true, false)});
   if (!listener.ok()) return listener.status();
   impl.listener = std::move(listener).value();
   impl.address = impl.listener->address();

@@ -17,10 +17,15 @@ bool is_loopback(const std::string& address) {
          address.rfind("localhost:", 0) == 0 || address == "localhost";
 }
 
-Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head, bool as_worker) {
+int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker) {
   int64_t wanted = 0;
   if (as_head) wanted += 2 * num_workers;           // each member's own connection, and its heartbeat's
   if (as_worker) wanted += 2 * (num_workers - 1) + 2;  // peers; its own two to the head
+  return wanted;
+}
+
+Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head, bool as_worker) {
+  const int64_t wanted = descriptors_of_job(num_workers, as_head, as_worker);
   const int64_t free = environment.free_descriptors();
   if (free >= wanted) return {};
   return Status(Code::kLimit, "a job of " + std::to_string(num_workers) + " workers may take this process " +
@@ -144,7 +149,8 @@ Status Worker::embed_head() {
                                            Doorman::Route{network_.get(), mesh_.get()}, log_);
   doorman->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
   const std::string address = config_.text("head");
-  auto listener = network.value()->listen(address, doorman.get());
+  const int64_t reserved = descriptors_of_job(config_.integer("num_workers"), true, true);
+  auto listener = network.value()->listen(address, doorman.get(), {lease_, reserved});
   if (!listener.ok()) {
     const Code code = listener.status().code();
     network.value().reset();  // before the head, which its loop may call
@@ -208,7 +214,8 @@ Status Worker::listen_for_peers() {
   }
   doorman_ = std::make_unique<Doorman>(config_.text("job"), config_.text("token"), Doorman::Route{},
                                        Doorman::Route{network_.get(), mesh_.get()}, log_);
-  auto listener = network_->listen(address, doorman_.get());
+  const int64_t reserved = descriptors_of_job(config_.integer("num_workers"), false, true);
+  auto listener = network_->listen(address, doorman_.get(), {lease_, reserved});
   if (!listener.ok()) return listener.status();
   listener_ = std::move(listener).value();
   log_->info("peers reach this worker at " + listener_->address() + ": " + why);

@@ -74,6 +74,9 @@ class Worker {
   std::unique_ptr<transport::Listener> listener_;
 };
 
+// The descriptors that the connections of such a job take in one process.
+int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker);
+
 // A job of so many workers may take a process one connection to and one from each of them. Refused at once, with what to do,
 // where the process could not hold them: running out later would stop a job in mid-step.
 Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head, bool as_worker);

@@ -240,7 +240,8 @@ void SimNetwork::dial(const std::string& address, DialOptions options,
   dial->start();
 }
 
-Result<std::unique_ptr<Listener>> SimNetwork::listen(const std::string& address, AcceptHandler* handler) {
+Result<std::unique_ptr<Listener>> SimNetwork::listen(const std::string& address, AcceptHandler* handler,
+                                                     const ListenOptions&) {
   auto parsed = parse(address);
   if (!parsed) return bad_address(address);
   if (!parsed->host.empty() && !is_any(parsed->host) &&

@@ -69,7 +69,8 @@ class SimNetwork final : public Network {
   Loop& loop() override { return loop_; }
   void dial(const std::string& address, DialOptions options,
             std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) override;
-  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler) override;
+  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler,
+                                           const ListenOptions& options) override;
   Result<std::string> local_address_for(const std::string& address, const std::string& interface,
                                         std::string* why) override;
   Counters counters() const override { return state_->counters; }

@@ -1,13 +1,11 @@
 #include "transport/uv/environment.h"
 
 #include <sched.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 
+#include "transport/uv/descriptors.h"
 #include "transport/uv/network.h"
 #include "transport/uv/notifier.h"
 #include "transport/uv/origin.h"
@@ -37,15 +35,7 @@ class UvEnvironment final : public Environment {
     cpu_set_t allowed;
     return sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
   }
-  int64_t free_descriptors() override {
-    rlimit limit{};
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return INT64_MAX;
-    std::error_code error;
-    std::filesystem::directory_iterator open("/proc/self/fd", error);
-    if (error) return INT64_MAX;
-    const int64_t listing = 1;  // the iterator's own
-    return static_cast<int64_t>(limit.rlim_cur) - std::distance(begin(open), end(open)) + listing;
-  }
+  int64_t free_descriptors() override { return uv::free_descriptors(); }
   Code life() const noexcept override {
     if (origin_.is_forked()) return Code::kForked;
     return uv::process_exits() ? Code::kClosed : Code::kOk;

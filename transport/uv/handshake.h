@@ -15,6 +15,7 @@ class Handshake {
   void to_send(std::vector<uint8_t> bytes) { out_ = std::move(bytes), sent_ = 0; }
   Outcome write(int fd, Status* error);
   Outcome read(int fd, Status* error);  // bounded by the codec's kMaxHelloBytes
+  bool has_received() const { return got_ > 0; }
   std::span<const uint8_t> received() const { return in_; }
 
  private:

@@ -5,11 +5,13 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
 
 #include "transport/schema/codec.h"
+#include "transport/uv/descriptors.h"
 #include "transport/uv/guard.h"
 #include "transport/uv/network.h"
 
@@ -18,7 +20,6 @@ namespace dsgd::transport::uv {
 namespace {
 
 constexpr int kBacklog = 1024;
-constexpr Duration kHelloTime = std::chrono::seconds(10);
 constexpr Duration kPause = std::chrono::milliseconds(100);
 
 Status in_use(const std::string& address) {
@@ -144,12 +145,15 @@ class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Gues
     if (!poll.ok()) return poll.status();
     poll_ = std::move(poll).value();
     poll_->want_read(true);
-    timer_ = acceptor_.loop_.schedule(acceptor_.loop_.now() + kHelloTime, [this] {
+    timer_ = acceptor_.loop_.schedule(acceptor_.loop_.now() + acceptor_.handshake_timeout_, [this] {
       timer_ = 0;
       leave();
     });
     return {};
   }
+  // The hello may have come before the connection was accepted.
+  void look() { on_readable(); }
+  bool has_spoken() const { return handshake_.has_received(); }
 
  private:
   void on_readable() override {
@@ -192,8 +196,15 @@ class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Gues
 
 // ---- the listening socket
 
-Acceptor::Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, std::atomic<uint64_t>& pauses)
-    : loop_(loop), socket_(std::move(socket)), handler_(handler), pauses_(pauses) {}
+Acceptor::Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, const ListenOptions& options,
+                   AcceptCounters& counters)
+    : loop_(loop),
+      socket_(std::move(socket)),
+      handler_(handler),
+      handshake_timeout_(options.handshake_timeout),
+      max_guests_(static_cast<size_t>(
+          std::clamp((free_descriptors() - options.reserved_descriptors) / 2, kFewestGuests, kMostGuests))),
+      counters_(counters) {}
 
 void Acceptor::stop() {
   if (timer_) loop_.cancel(std::exchange(timer_, 0));
@@ -224,21 +235,32 @@ void Acceptor::on_readable() {
     });
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause();
-      return;
+      if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+      if (evict()) continue;
+      return pause();
     }
-    // Who says nothing must not shut out who does: the one that has been silent for longest goes.
-    if (guests_.size() >= kMaxGuests) guests_.pop_front();
+    counters_.accepted.fetch_add(1, std::memory_order_relaxed);
+    if (guests_.size() >= max_guests_) evict();
     tune_socket(fd.get(), from.family());
     const bool is_unix = from.family() == AF_UNIX;
     auto guest = std::make_shared<Guest>(*this, is_unix ? socket_.address : to_text(from));
-    if (guest->start(std::move(fd)).ok()) guests_.push_back(std::move(guest));
+    if (!guest->start(std::move(fd)).ok()) continue;
+    guests_.push_back(guest);
+    if (!loop_.port().guarded([&guest] { guest->look(); })) done(guest.get());
   }
 }
 
-// No descriptors or memory now: who waits in the backlog waits a little longer, and the loop does not spin.
+// Silent connections go first, so that they cannot push out those whose handshake is under way; then the oldest.
+bool Acceptor::evict() {
+  if (guests_.empty()) return false;
+  auto victim = std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return !guest->has_spoken(); });
+  guests_.erase(victim == guests_.end() ? guests_.begin() : victim);
+  return true;
+}
+
+// There are no descriptors or memory now. Connections wait in the backlog, and the loop does not spin.
 void Acceptor::pause() {
-  pauses_.fetch_add(1, std::memory_order_relaxed);
+  counters_.pauses.fetch_add(1, std::memory_order_relaxed);
   poll_->want_read(false);
   if (timer_) return;
   timer_ = loop_.schedule(loop_.now() + kPause, [this] {

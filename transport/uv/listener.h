@@ -1,6 +1,7 @@
 // A listening socket and the hellos of those who have just connected.
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <memory>
 #include <string>
@@ -21,11 +22,18 @@ struct BoundSocket {
 };
 Result<BoundSocket> bind_and_listen(const std::string& address);
 
+struct AcceptCounters {
+  std::atomic<uint64_t> accepted{0}, pauses{0};
+};
+
 class Acceptor final : private PollFd::Handler {
  public:
-  static constexpr size_t kMaxGuests = 1024;  // connections that have not said hello yet
+  // Bounds on the number of guests: connections whose handshake is not finished. Between the two it is half of the
+  // descriptors that were free at the start and are not reserved for the job.
+  static constexpr int64_t kFewestGuests = 4, kMostGuests = 64;
 
-  Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, std::atomic<uint64_t>& pauses);
+  Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, const ListenOptions& options,
+           AcceptCounters& counters);
   ~Acceptor() { stop(); }
   Status start();
   void stop();  // on the loop; the handler is asked no more, and the socket is closed
@@ -35,12 +43,15 @@ class Acceptor final : private PollFd::Handler {
   void on_readable() override;
   void on_writable() override {}
   void pause();
+  bool evict();  // closes one guest; false when there is none
   void done(Guest* guest);
 
   UvLoop& loop_;
   BoundSocket socket_;
   AcceptHandler* handler_;
-  std::atomic<uint64_t>& pauses_;
+  const Duration handshake_timeout_;
+  const size_t max_guests_;
+  AcceptCounters& counters_;
   std::unique_ptr<PollFd> poll_;
   TimerId timer_ = 0;
   std::list<std::shared_ptr<Guest>> guests_;  // the oldest first

@@ -160,12 +160,13 @@ void UvNetwork::dial(const std::string& address, DialOptions options,
   }
 }
 
-Result<std::unique_ptr<Listener>> UvNetwork::listen(const std::string& address, AcceptHandler* handler) {
+Result<std::unique_ptr<Listener>> UvNetwork::listen(const std::string& address, AcceptHandler* handler,
+                                                    const ListenOptions& options) {
   auto bound = bind_and_listen(address);
   if (!bound.ok()) return bound.status();
   const std::string real = bound.value().address;
   UvLoop& loop = state_->loop();
-  auto acceptor = std::make_shared<Acceptor>(loop, std::move(bound).value(), handler, state_->accept_pauses_);
+  auto acceptor = std::make_shared<Acceptor>(loop, std::move(bound).value(), handler, options, state_->accepting_);
   Status started(Code::kNoMemory, "no memory to listen on " + real);
   std::atomic<bool> done{false};
   loop.run(
@@ -212,7 +213,8 @@ Network::Counters UvNetwork::counters() const {
   counters.landing_missed = state_->read_.landing_missed.load(std::memory_order_relaxed);
   counters.pooled_bytes = state_->read_.pool->in_use();
   counters.pooled_peak = state_->read_.pool->peak();
-  counters.accept_pauses = state_->accept_pauses_.load(std::memory_order_relaxed);
+  counters.accepted = state_->accepting_.accepted.load(std::memory_order_relaxed);
+  counters.accept_pauses = state_->accepting_.pauses.load(std::memory_order_relaxed);
   return counters;
 }
 

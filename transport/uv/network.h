@@ -24,7 +24,8 @@ class UvNetwork final : public Network {
   Loop& loop() override { return state_->loop(); }
   void dial(const std::string& address, DialOptions options,
             std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) override;
-  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler) override;
+  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler,
+                                           const ListenOptions& options) override;
   Result<std::string> local_address_for(const std::string& address, const std::string& interface,
                                         std::string* why) override;
   Counters counters() const override;
@@ -47,7 +48,8 @@ class UvNetwork final : public Network {
 
     std::unique_ptr<UvLoop> loop_;
     ReadShared read_;
-    std::atomic<uint64_t> sent_{0}, accept_pauses_{0};
+    std::atomic<uint64_t> sent_{0};
+    AcceptCounters accepting_;
     std::set<std::shared_ptr<Connection>> connections_;
     std::set<std::shared_ptr<Dialler>> diallers_;
     std::set<std::shared_ptr<Acceptor>> acceptors_;

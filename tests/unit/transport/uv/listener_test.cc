@@ -1,7 +1,11 @@
 // Listening: addresses in use, Unix socket files, and running out of descriptors.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <fstream>
@@ -155,24 +159,138 @@ TEST_F(ListenerTest, WithoutDescriptorsItWaitsAndThenAccepts) {
   EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
 }
 
-TEST_F(ListenerTest, ManyWhoSayNothingDoNotShutOutWhoDoes) {
-  rlimit before{}, high{};
-  getrlimit(RLIMIT_NOFILE, &before);
-  high = before;
-  high.rlim_cur = high.rlim_max;
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &high), 0);
-  ASSERT_GE(high.rlim_cur, 2 * uv::Acceptor::kMaxGuests + 128) << "both ends are in this process";
+TEST_F(ListenerTest, TheOldestSilentConnectionMakesRoomForANewOne) {
   start();
   std::vector<uv::Fd> silent;
-  for (size_t i = 0; i < uv::Acceptor::kMaxGuests; ++i) {
+  for (int64_t i = 0; i < uv::Acceptor::kMostGuests; ++i) {
     silent.push_back(connect_raw(port_of(listener->address())));
     ASSERT_TRUE(silent.back());
   }
   connect();
   EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
   char byte;
-  EXPECT_LE(::recv(silent.front().get(), &byte, 1, 0), 0) << "the oldest of them was shown out";
-  silent.clear();
+  EXPECT_LE(::recv(silent.front().get(), &byte, 1, 0), 0) << "the oldest one was closed";
+}
+
+TEST_F(ListenerTest, AConnectionInItsHandshakeIsNotEvictedBeforeSilentOnes) {
+  start();
+  uv::Fd speaking = connect_raw(port_of(listener->address()));
+  const std::vector<uint8_t> beginning = {0, 0, 0, 0};  // half a word: the hello goes on
+  ASSERT_EQ(::send(speaking.get(), beginning.data(), beginning.size(), 0), 4);
+  std::vector<uv::Fd> silent;
+  for (int64_t i = 0; i < 3 * uv::Acceptor::kMostGuests; ++i) {
+    silent.push_back(connect_raw(port_of(listener->address())));
+    ASSERT_TRUE(silent.back());
+  }
+  connect();  // all of them have been accepted before
+  char byte;
+  EXPECT_EQ(::recv(speaking.get(), &byte, 1, MSG_DONTWAIT), -1);
+  EXPECT_TRUE(errno == EAGAIN || errno == EWOULDBLOCK) << std::strerror(errno);
+}
+
+// A child process that has opened `count` silent connections, without the descriptors of this one. It makes system calls only.
+class SilentFlood {
+ public:
+  SilentFlood(int port, int count) {
+    int ready[2];
+    if (::pipe2(ready, O_CLOEXEC) != 0) return;
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      rlimit high{};
+      ::getrlimit(RLIMIT_NOFILE, &high);
+      high.rlim_cur = high.rlim_max;
+      ::setrlimit(RLIMIT_NOFILE, &high);
+      sockaddr_in to{};
+      to.sin_family = AF_INET;
+      to.sin_port = htons(static_cast<uint16_t>(port));
+      to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      for (int i = 0; i < count; ++i) {
+        const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0 || ::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) ::_exit(1);
+      }
+      (void)!::write(ready[1], "!", 1);
+      for (;;) ::pause();
+    }
+    ::close(ready[1]);
+    char byte;
+    done_ = ::read(ready[0], &byte, 1) == 1;
+    ::close(ready[0]);
+  }
+  ~SilentFlood() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  bool done() const { return done_; }
+
+ private:
+  pid_t pid_ = -1;
+  bool done_ = false;
+};
+
+TEST_F(ListenerTest, SilentConnectionsLeaveTheDescriptorsToTheProcess) {
+  rlimit before{}, low{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  low = before;
+  low.rlim_cur = 1024;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  start();
+  const int64_t free_before = make_uv_environment()->free_descriptors();
+  {
+    SilentFlood flood(port_of(listener->address()), 1500);
+    ASSERT_TRUE(flood.done());
+    connect();  // behind all of them in the backlog
+    EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
+    EXPECT_GE(make_uv_environment()->free_descriptors(), free_before - uv::Acceptor::kMostGuests - 8);
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
+}
+
+// The job's own connections come later; guests must not have taken what they need.
+TEST_F(ListenerTest, ReservedDescriptorsLowerTheNumberOfGuests) {
+  rlimit before{}, low{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  low = before;
+  low.rlim_cur = 256;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  start();
+  const int64_t free = make_uv_environment()->free_descriptors();
+  ListenOptions options;
+  options.reserved_descriptors = free - 20;
+  auto reserving = std::move(server->listen("127.0.0.1:0", &door, options)).value();
+  {
+    SilentFlood flood(port_of(reserving->address()), 100);
+    ASSERT_TRUE(flood.done());
+    connect(dial_options(*client), reserving->address());
+    EXPECT_GE(make_uv_environment()->free_descriptors(), options.reserved_descriptors);
+  }
+  on(*client, [&] { channel.reset(); });
+  reserving.reset();
+  setrlimit(RLIMIT_NOFILE, &before);
+}
+
+// The process has used up its descriptors while a guest held one.
+TEST_F(ListenerTest, WithoutDescriptorsASilentConnectionMakesRoom) {
+  start();
+  uv::Fd silent = connect_raw(port_of(listener->address()));
+  ASSERT_TRUE(eventually(*server, [&] { return server->counters().accepted == 1; }));
+  uv::Fd next(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(port_of(listener->address())));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  rlimit before{}, low{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  low = before;
+  low.rlim_cur = 256;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  std::vector<uv::Fd> all;
+  for (int fd; (fd = ::dup(0)) >= 0;) all.emplace_back(fd);
+  ASSERT_EQ(::connect(next.get(), reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+  EXPECT_TRUE(eventually(*server, [&] { return server->counters().accepted == 2; }));
+  char byte;
+  EXPECT_LE(::recv(silent.get(), &byte, 1, 0), 0) << "the silent connection was closed";
+  all.clear();
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
