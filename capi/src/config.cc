@@ -1,9 +1,11 @@
 #include "capi/src/config.h"
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -16,17 +18,30 @@
 
 namespace dsgd::capi {
 
+namespace {
+
+// MPICH's environment does not name the job. The process at the other end of PMI_FD does: it is Hydra's proxy,
+// the same for all processes of a host.
+std::string launcher_process() {
+  const char* fd = std::getenv("PMI_FD");
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (!fd || getsockopt(std::atoi(fd), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return "";
+  return std::to_string(peer.pid);
+}
+
+}  // namespace
+
 Config environment_config() {
-  constexpr std::string_view kPrefix = "DSGD_";
   std::vector<std::pair<std::string, std::string>> variables;
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view text = *entry;
     const size_t equals = text.find('=');
-    if (equals == std::string_view::npos || !text.starts_with(kPrefix)) continue;
+    if (equals == std::string_view::npos) continue;
     variables.emplace_back(text.substr(0, equals), text.substr(equals + 1));
   }
   Config config;
-  config.set_environment(std::move(variables));
+  config.set_environment(std::move(variables), launcher_process());
   return config;
 }
 

@@ -19,7 +19,7 @@ struct dsgd_config : dsgd::capi::Handle {
 
 namespace dsgd::capi {
 
-// Defaults and the DSGD_* variables that the environment holds now.
+// Defaults and the environment as it is now.
 Config environment_config();
 
 }  // namespace dsgd::capi

@@ -1,5 +1,7 @@
 #include "capi/src/log.h"
 
+#include <unistd.h>
+
 #include "capi/src/call.h"
 #include "capi/src/session.h"
 
@@ -42,6 +44,17 @@ void LogQueue::close() {
   changed_.notify_all();
 }
 
+namespace {
+
+// One system call per record, so that lines of several processes do not mix.
+void write_to_stderr(LogLevel level, const std::string& message) {
+  static const char* const kNames[] = {"error", "warning", "info", "debug"};
+  const std::string line = std::string("dsgd: ") + kNames[static_cast<int>(level)] + ": " + message + "\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace
+
 std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_ptr<LogQueue> queue) {
   const std::string& name = config.text("log_level");
   const LogLevel threshold = name == "debug"     ? LogLevel::kDebug
@@ -53,9 +66,11 @@ std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_pt
       hook.function(static_cast<int32_t>(level), message.c_str(), hook.user);
     });
   }
-  if (!queue) return std::make_shared<Log>();
-  return std::make_shared<Log>(threshold, [queue](LogLevel level, const std::string& message) {
-    queue->push(static_cast<int32_t>(level), message);
+  const bool to_stderr = config.text("log_to") == "stderr";
+  if (!queue && !to_stderr) return std::make_shared<Log>();
+  return std::make_shared<Log>(threshold, [queue, to_stderr](LogLevel level, const std::string& message) {
+    if (to_stderr) write_to_stderr(level, message);
+    if (queue) queue->push(static_cast<int32_t>(level), message);
   });
 }
 

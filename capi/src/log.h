@@ -47,8 +47,8 @@ class LogQueue {
   bool closed_ = false;
 };
 
-// A log with the threshold of `config`, into the hook if there is one, else into the queue (which may be
-// null).
+// A log with the threshold of `config`. Records go to the hook if there is one, else to the queue (null: a
+// head's log) and, as `log_to` says, to standard error.
 std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_ptr<LogQueue> queue);
 
 }  // namespace dsgd::capi

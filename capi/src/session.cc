@@ -36,10 +36,13 @@ int32_t dsgd_init(const dsgd_config* config, dsgd_session** session, dsgd_error*
   return guard(__func__, error, [&](const Call& call) -> Status {
     if (config) DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
     DSGD_RETURN_IF_ERROR(call.given(session, "session"));
-    const Config values = config ? config->values : dsgd::capi::environment_config();
+    Config values = config ? config->values : dsgd::capi::environment_config();
+    const auto launcher = values.apply_launcher();
+    DSGD_RETURN_IF_ERROR(launcher.status());
     DSGD_RETURN_IF_ERROR(values.validate());
     auto made = std::make_unique<dsgd_session>();
     auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, made->log);
+    if (const auto& [text, warning] = launcher.value(); !text.empty()) warning ? log->warning(text) : log->info(text);
     dsgd::Registered registered = config ? config->registered : dsgd::Registered{};
     registered.backends.emplace("cuda", dsgd::capi::load_cuda);
     registered.check_host_memory = dsgd::capi::check_host_memory;

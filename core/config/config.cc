@@ -1,5 +1,6 @@
 #include "core/config/config.h"
 
+#include "core/config/launcher.h"
 #include "core/config/table.h"
 
 namespace dsgd {
@@ -33,11 +34,17 @@ std::string_view without_comment(std::string_view line) {
 
 }  // namespace
 
-void Config::set_environment(std::vector<std::pair<std::string, std::string>> variables) {
+void Config::set_environment(std::vector<std::pair<std::string, std::string>> variables,
+                             std::string launcher_process) {
   environment_.clear();
+  other_variables_.clear();
   unknown_variables_.clear();
+  launcher_process_ = std::move(launcher_process);
   for (auto& [name, value] : variables) {
-    if (!name.starts_with("DSGD_")) continue;
+    if (!name.starts_with("DSGD_")) {
+      other_variables_[std::move(name)] = std::move(value);
+      continue;
+    }
     bool known = false;
     for (const ConfigKey& key : config_keys()) {
       if (name != key.environment) continue;
@@ -91,6 +98,49 @@ Status Config::parse(std::string_view text, const std::string& name) {
   }
   for (auto& [key, value] : values) file_[key] = std::move(value);
   return {};
+}
+
+bool Config::given(std::string_view key) const {
+  for (const auto* layer : {&set_, &environment_, &file_})
+    if (const auto found = layer->find(key); found != layer->end()) return !found->second.empty();
+  return false;
+}
+
+Result<LauncherNote> Config::apply_launcher() {
+  if (text("launcher") == "none") return LauncherNote{};
+  if (given("head") && given("num_workers") && given("rank")) return LauncherNote{};
+  auto found = config::find_launch(other_variables_, launcher_process_);
+  if (!found.ok()) return found.status();
+  if (!found.value()) {
+    if (given("head") || given("num_workers")) return LauncherNote{};
+    return LauncherNote{config::unknown_launcher_warning(other_variables_), true};
+  }
+  const config::Launch& launch = *found.value();
+  if (launch.size <= 1) return LauncherNote{};
+  // A job of another size is not the launcher's.
+  if (given("num_workers") && integer("num_workers") != launch.size) return LauncherNote{};
+  const auto fill = [this](const std::string& key, std::string value) {
+    if (given(key)) return;
+    for (auto* layer : {&set_, &environment_, &file_}) layer->erase(key);  // an empty value
+    launcher_[key] = std::move(value);
+  };
+  fill("num_workers", std::to_string(launch.size));
+  fill("rank", std::to_string(launch.rank));
+  if (!given("head")) {
+    if (launch.host.empty())
+      return invalid("head", launch.launcher + " has started " + std::to_string(launch.size) +
+                                 " workers on several hosts, and its environment does not name the host of rank 0: "
+                                 "set head (or DSGD_HEAD) to an address of that host, HOST:PORT, on all workers");
+    const int64_t port = integer("launcher_port");
+    fill("head", launch.host + ":" + std::to_string(port ? port : launch.port));
+    fill("job", launch.job);
+  }
+  for (const auto& [key, value] : launcher_)
+    if (Status status = check_value(*config::find_rule(key), value); !status.ok())
+      return invalid(key, launch.launcher + ": " + status.message());
+  return LauncherNote{launch.launcher + ": rank " + text("rank") + " of " + text("num_workers") + ", head " +
+                          text("head"),
+                      false};
 }
 
 Status Config::validate(bool for_head) const {
@@ -148,7 +198,7 @@ Status Config::check_together() const {
 }
 
 const std::string* Config::get(std::string_view key) const {
-  for (const auto* layer : {&set_, &environment_, &file_})
+  for (const auto* layer : {&set_, &environment_, &file_, &launcher_})
     if (const auto found = layer->find(key); found != layer->end()) return &found->second;
   static const auto defaults = [] {
     std::map<std::string, std::string, std::less<>> values;

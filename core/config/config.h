@@ -29,16 +29,27 @@ struct ConfigKey {
 
 std::span<const ConfigKey> config_keys();  // in alphabetical order
 
+// A line for the log about the launcher that started this process; "": nothing to say.
+struct LauncherNote {
+  std::string text;
+  bool warning = false;
+};
+
 class Config {
  public:
-  // Values of DSGD_* variables, given as NAME=VALUE pairs (the caller reads the environment). They are
-  // checked by validate(), not here, so that dsgd_config_new cannot fail.
-  void set_environment(std::vector<std::pair<std::string, std::string>> variables);
+  // The environment, given as NAME=VALUE pairs (the caller reads it). The values of DSGD_* variables are
+  // checked by validate(), not here, so that dsgd_config_new cannot fail. The others are for
+  // apply_launcher(), as is the local process of the launcher (see find_launch).
+  void set_environment(std::vector<std::pair<std::string, std::string>> variables,
+                       std::string launcher_process = "");
   // One more value of a "choice" key: a name that the host has registered.
   void allow(std::string_view key, std::string_view value);
   Status set(std::string_view key, std::string_view value);
   // Text of a configuration file; `name` is for messages ("job.conf:3: ..."). All or nothing.
   Status parse(std::string_view text, const std::string& name);
+  // Gives num_workers, rank, head and job the values that a foreign launcher (torchrun, mpirun, srun) says,
+  // where nothing else gives them. For workers, before validate().
+  Result<LauncherNote> apply_launcher();
   // Errors that wait for dsgd_init: unknown DSGD_* variables, bad values in the environment, keys that do not
   // go together.
   // A head uses neither algorithm nor strategy, and does not know the names that workers have registered.
@@ -60,7 +71,11 @@ class Config {
   Status check_value(const config::Rule& rule, std::string_view value) const;
   Status check_together() const;
 
-  std::map<std::string, std::string, std::less<>> set_, file_, environment_;
+  bool given(std::string_view key) const;
+
+  std::map<std::string, std::string, std::less<>> set_, file_, environment_, launcher_;
+  std::map<std::string, std::string, std::less<>> other_variables_;
+  std::string launcher_process_;
   std::vector<std::string> unknown_variables_;
   std::map<std::string, std::vector<std::string>, std::less<>> allowed_;
 };

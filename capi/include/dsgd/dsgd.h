@@ -73,8 +73,9 @@
  *              returns DSGD_ERR_FORKED; *_free and dsgd_finalize work and touch nothing outside the process. What holds
  *              nothing outside of it (configurations, errors, objects, data shards, log records, dsgd_memory) goes on
  *              working, and the child may open sessions of its own.
- *   Host       dsgd installs no signal handler, never exits, aborts or prints, and lets no exception out. Where there is no
- *              memory left for its communication, the session fails on all workers with DSGD_ERR_NO_MEMORY.
+ *   Host       dsgd installs no signal handler, never exits or aborts, prints nothing unless the key `log_to` says so, and
+ *              lets no exception out. Where there is no memory left for its communication, the session fails on all
+ *              workers with DSGD_ERR_NO_MEMORY.
  *   Since      1.0 unless stated.
  */
 #ifndef DSGD_DSGD_H_
@@ -153,8 +154,9 @@ DSGD_API void dsgd_error_free(dsgd_error *error);                    /* NULL is 
 
 /* How to join a job: string keys with string values. `dsgd config` prints all keys with type, default, range and help.
  * A value comes from dsgd_config_set, else from the environment (key heartbeat_interval: DSGD_HEARTBEAT_INTERVAL), else
- * from a file, else from the default; a DSGD_* variable that names no key is an error of dsgd_init. Durations are
- * written "500ms", "10s", "5m"; sizes "64K", "4M", "1G" (powers of 1024); switches 0 or 1. A configuration may be used
+ * from a file, else from the default; a DSGD_* variable that names no key is an error of dsgd_init. In a process that
+ * torchrun, mpirun or srun has started, dsgd_init takes num_workers, rank, head and job from their environment where
+ * nothing else gives them (key `launcher`), and the log says so. Durations are written "500ms", "10s", "5m"; sizes "64K", "4M", "1G" (powers of 1024); switches 0 or 1. A configuration may be used
  * for several sessions and freed right after dsgd_init. One thread at a time per configuration. */
 typedef struct dsgd_config dsgd_config;
 
@@ -200,7 +202,7 @@ typedef void (*dsgd_log_function)(int32_t level, const char *message, void *user
 
 /* Sets the log hook of sessions and heads made from this configuration; NULL removes it. `user` must outlive them.
  * Without a hook, records of a session wait in its log queue (the newest 1024) for dsgd_log_poll; those of a head are
- * dropped. */
+ * dropped. With the key log_to=stderr, records without a hook are written to standard error, too. */
 DSGD_API int32_t dsgd_config_log_hook(dsgd_config *config, dsgd_log_function function, void *user,
                                       dsgd_error **error);
 

@@ -54,8 +54,8 @@ TEST(ConfigKeys, are_complete_and_alphabetical) {
   EXPECT_EQ(names,
             (std::vector<std::string>{"algorithm",    "bucket_size",    "devices",      "devices_per_worker",
                                       "embed_head",   "gradient_norm",  "head",         "heartbeat_interval",
-                                      "init_timeout", "interface",      "internode", "job",          "lease",
-                                      "listen",       "log_level",      "loss_scale",   "min_workers",  "nccl_library", "num_workers",
+                                      "init_timeout", "interface",      "internode", "job",          "launcher",    "launcher_port", "lease",
+                                      "listen",       "log_level",      "log_to", "loss_scale",   "min_workers",  "nccl_library", "num_workers",
                                       "rank",         "receive_memory", "reproducible", "servers",
                                       "spin",         "step_timeout",   "strategy",     "token",
                                       "worker_id"}));
@@ -97,6 +97,7 @@ TEST(ConfigKeys, every_number_takes_the_ends_of_its_range_and_nothing_beyond) {
       {"devices_per_worker", {"0", "1024"}, {"-1", "1025", "", "two", "1.5"}},
       {"heartbeat_interval", {"0", "0s", "10ms", "30m", "1800s"}, {"9ms", "1ns", "31m", "-1s", ""}},
       {"init_timeout", {"10ms", "24h", "1440m"}, {"9ms", "0", "25h", "60", ""}},
+      {"launcher_port", {"0", "1", "65535"}, {"-1", "65536", "", "http"}},
       {"lease", {"500ms", "1h", "500000us", "500000000ns"}, {"499ms", "0", "61m", "2h", "10", ""}},
       {"loss_scale", {"off", "dynamic", "1", "65536", "1000000000000"}, {"0", "-1", "1.5", "", "on", "dynamic ", "1000000000001", "1..1000000000000"}},
       {"min_workers", {"", "1", "65536"}, {"0", "65537", "-1"}},

@@ -1,0 +1,171 @@
+#include "core/config/launcher.h"
+
+#include <algorithm>
+
+#include "core/config/table.h"
+
+namespace dsgd::config {
+namespace {
+
+constexpr const char* kLoopback = "127.0.0.1";
+
+bool has(const Variables& variables, std::string_view name) { return variables.contains(name); }
+
+std::string text(const Variables& variables, std::string_view name) {
+  const auto found = variables.find(name);
+  return found == variables.end() ? "" : found->second;
+}
+
+std::optional<int64_t> number(const Variables& variables, std::string_view name) {
+  return parse_integer(text(variables, name));
+}
+
+// Outside the range from which Linux takes ports for outgoing connections. FNV-1a.
+int64_t derived_port(std::string_view job) {
+  constexpr uint32_t kFirst = 20000, kCount = 10000;
+  uint32_t hash = 2166136261u;
+  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return kFirst + hash % kCount;
+}
+
+// Torch's own store listens on MASTER_PORT.
+void read_torchrun(const Variables& variables, const std::string&, Launch* launch) {
+  launch->host = text(variables, "MASTER_ADDR");
+  const int64_t port = number(variables, "MASTER_PORT").value_or(0);
+  launch->port = port < 65535 ? port + 1 : port - 1;
+  launch->job = text(variables, "TORCHELASTIC_RUN_ID") + "." + text(variables, "TORCHELASTIC_RESTART_COUNT");
+}
+
+// Its environment names the host of mpirun, which need not be the host of rank 0.
+void read_open_mpi(const Variables& variables, const std::string&, Launch* launch) {
+  launch->job = "openmpi." + text(variables, "PMIX_NAMESPACE");
+  launch->port = derived_port(launch->job);
+}
+
+// SLURM_LAUNCH_NODE_IPADDR is the host of srun, not of rank 0.
+void read_slurm(const Variables& variables, const std::string&, Launch* launch) {
+  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"})
+    if (launch->host.empty()) launch->host = first_slurm_host(text(variables, name));
+  launch->job = "slurm." + text(variables, "SLURM_JOB_ID") + "." + text(variables, "SLURM_STEP_ID") + "." +
+                text(variables, "SLURM_RESTART_COUNT");
+  launch->port = derived_port(launch->job);
+}
+
+// Its environment has no name for the job, so the pid of Hydra's proxy names it. All processes of a host have
+// the same proxy.
+void read_mpich(const Variables&, const std::string& launcher_process, Launch* launch) {
+  launch->job = "mpich." + launcher_process;
+  launch->port = derived_port(launch->job);
+}
+
+// A launcher that dsgd understands. A launcher sets all of `needed` for each process that it starts.
+struct Known {
+  const char* name;
+  const char* needed[3];
+  const char *rank, *size;
+  const char *on_host, *hosts;  // number of processes on this host, number of hosts; one of them may be null
+  void (*read)(const Variables&, const std::string& launcher_process, Launch*);
+};
+
+// The innermost comes first: a process inherits the variables of the outer ones.
+constexpr Known kKnown[] = {
+    {"torchrun", {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"},
+     "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", nullptr, read_torchrun},
+    {"Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"},
+     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr, read_open_mpi},
+    // A batch script has SLURM_PROCID, too; only a step that srun starts has SLURM_STEP_ID.
+    {"Slurm", {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_JOB_ID"},
+     "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", nullptr, "SLURM_STEP_NUM_NODES", read_slurm},
+    {"MPICH", {"PMI_RANK", "PMI_SIZE", "PMI_FD"},
+     "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", nullptr, read_mpich},
+};
+
+// A variable that shows, from a least value on, that a launcher has started several processes.
+struct Unknown {
+  const char *name, *variable;
+  int64_t least;
+};
+
+constexpr Unknown kUnknown[] = {
+    {"horovodrun", "HOROVOD_SIZE", 2},
+    {"Open MPI", "OMPI_COMM_WORLD_SIZE", 2},
+    {"MVAPICH2", "MV2_COMM_WORLD_SIZE", 2},
+    {"Flux", "FLUX_JOB_SIZE", 2},
+    {"jsrun", "JSM_NAMESPACE_SIZE", 2},
+    {"PALS", "PALS_RANKID", 1},
+    {"PMI", "PMI_SIZE", 2},
+    {"PMIx", "PMIX_RANK", 1},
+    {"Slurm", "SLURM_NTASKS", 2},
+    {"JAX", "JAX_NUM_PROCESSES", 2},
+    {"DMLC", "DMLC_NUM_WORKER", 2},
+    {"LeaderWorkerSet", "LWS_GROUP_SIZE", 2},
+    {"Kubeflow", "PET_NNODES", 2},
+    {"PyTorch", "WORLD_SIZE", 2},
+    {"Kubernetes", "JOB_COMPLETION_INDEX", 1},
+};
+
+bool started_by(const Known& known, const Variables& variables) {
+  return std::all_of(std::begin(known.needed), std::end(known.needed),
+                     [&](const char* name) { return has(variables, name); });
+}
+
+// One of `size` on this host, or one host: then the loopback interface will do.
+bool on_one_host(const Known& known, const Variables& variables, int64_t size) {
+  return known.on_host ? number(variables, known.on_host) == size : number(variables, known.hosts) == 1;
+}
+
+}  // namespace
+
+std::string first_slurm_host(std::string_view nodes) {
+  std::string host;
+  for (size_t i = 0; i < nodes.size() && nodes[i] != ','; ++i) {
+    if (nodes[i] != '[') {
+      host += nodes[i];
+      continue;
+    }
+    const size_t end = std::min(nodes.find(']', i), nodes.size());
+    const std::string_view numbers = nodes.substr(i + 1, end - i - 1);
+    host += numbers.substr(0, numbers.find_first_of(",-"));
+    i = end;
+  }
+  return host;
+}
+
+Result<std::optional<Launch>> find_launch(const Variables& variables, const std::string& launcher_process) {
+  for (const Known& known : kKnown) {
+    if (!started_by(known, variables)) continue;
+    Launch launch;
+    launch.launcher = known.name;
+    const struct {
+      const char* variable;
+      int64_t* value;
+    } numbers[] = {{known.rank, &launch.rank}, {known.size, &launch.size}};
+    for (const auto& wanted : numbers) {
+      const auto value = number(variables, wanted.variable);
+      if (!value || *value < 0)
+        return Status(Code::kInvalidArgument, "environment variable " + std::string(wanted.variable) + " of " +
+                                                  known.name + ": '" + text(variables, wanted.variable) +
+                                                  "' is not a number from 0 on; set launcher=none to ignore it");
+      *wanted.value = *value;
+    }
+    known.read(variables, launcher_process, &launch);
+    if (on_one_host(known, variables, launch.size)) launch.host = kLoopback;
+    if (launch.host.find(':') != std::string::npos) launch.host = "[" + launch.host + "]";
+    return std::optional(std::move(launch));
+  }
+  return std::optional<Launch>();
+}
+
+std::string unknown_launcher_warning(const Variables& variables) {
+  for (const Unknown& unknown : kUnknown) {
+    const auto value = number(variables, unknown.variable);
+    if (!value || *value < unknown.least) continue;
+    return std::string(unknown.name) + " seems to have started several processes (" + unknown.variable + "=" +
+           std::to_string(*value) +
+           "), but its environment is not understood, so this worker trains alone; set DSGD_HEAD, "
+           "DSGD_NUM_WORKERS and DSGD_RANK, or launcher=none if that is intended";
+  }
+  return "";
+}
+
+}  // namespace dsgd::config

@@ -1,0 +1,37 @@
+// Launchers of other projects (torchrun, mpirun, srun): what their environment says about a process that they
+// started.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "transport/base/status.h"
+
+namespace dsgd::config {
+
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+// The place of this process in the job that its launcher started.
+struct Launch {
+  std::string launcher;       // for messages: "torchrun"
+  int64_t rank = 0, size = 1;
+  std::string host;           // of rank 0, the loopback address if the job has one host; "": not known
+  int64_t port = 0;           // derived; equal on all workers
+  std::string job;            // differs from one start to the next
+};
+
+// Nothing if no known launcher started this process. Where launchers are nested, the innermost counts.
+// `launcher_process` names the local process of the launcher, "" if it is not known.
+Result<std::optional<Launch>> find_launch(const Variables& variables, const std::string& launcher_process);
+
+// A warning if a launcher that dsgd does not understand seems to have started several processes, else "".
+std::string unknown_launcher_warning(const Variables& variables);
+
+// First host of Slurm's list, for example "rack01-n7" of "rack[01-03]-n[7,9],login".
+std::string first_slurm_host(std::string_view nodes);
+
+}  // namespace dsgd::config

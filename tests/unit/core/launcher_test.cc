@@ -1,0 +1,241 @@
+// Environments as launchers gave them to the second process (third of four with Slurm), recorded with torchrun
+// 2.15, Open MPI 4.1.4, MPICH 4.0.2, Slurm 22.05 and horovodrun 0.28.1. Variables that dsgd does not read are
+// left out, unless they might mislead it.
+#include "core/config/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/config/config.h"
+
+namespace dsgd {
+namespace {
+
+using config::Variables;
+using testing::AllOf;
+using testing::HasSubstr;
+
+const Variables kTorchrun = {
+    {"GROUP_RANK", "0"},       {"GROUP_WORLD_SIZE", "1"}, {"LOCAL_RANK", "1"},
+    {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "39339"},
+    {"RANK", "1"},             {"TORCHELASTIC_RESTART_COUNT", "0"},
+    {"TORCHELASTIC_RUN_ID", "ceef75a6-8d33-433c-a549-3762e6bbb34f"}, {"WORLD_SIZE", "2"}};
+
+const Variables kOpenMpi = {
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_NODE_RANK", "1"},
+    {"OMPI_COMM_WORLD_RANK", "1"},        {"OMPI_COMM_WORLD_SIZE", "2"},       {"OMPI_UNIVERSE_SIZE", "2"},
+    {"OMPI_MCA_orte_hnp_uri", "1760493568.0;tcp://192.0.2.2:33033;tcp6://[fd00::2]:33039"},
+    {"PMIX_HOSTNAME", "vm"},              {"PMIX_NAMESPACE", "1760493569"},    {"PMIX_RANK", "1"}};
+
+const Variables kMpich = {{"MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "vm"}, {"MPI_LOCALNRANKS", "2"}, {"MPI_LOCALRANKID", "1"},
+                          {"PMI_FD", "8"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}};
+
+const Variables kSlurm = {
+    {"SLURM_GTIDS", "2,3"},          {"SLURM_JOB_ID", "1"},          {"SLURM_JOB_NODELIST", "n[1-2]"},
+    {"SLURM_JOB_NUM_NODES", "2"},    {"SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"}, {"SLURM_LOCALID", "1"},
+    {"SLURM_NNODES", "2"},           {"SLURM_NODEID", "1"},          {"SLURM_NODELIST", "n[1-2]"},
+    {"SLURM_NTASKS", "4"},           {"SLURM_PROCID", "3"},          {"SLURM_STEP_ID", "0"},
+    {"SLURM_STEP_NODELIST", "n[1-2]"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NUM_TASKS", "4"},
+    {"SLURM_TASKS_PER_NODE", "2(x2)"}, {"SLURM_SUBMIT_HOST", "vm"}};
+
+const Variables kHorovodrun = {{"HOROVOD_RANK", "1"}, {"HOROVOD_SIZE", "2"}, {"HOROVOD_LOCAL_RANK", "1"},
+                               {"HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1"}, {"HOROVOD_GLOO_RENDEZVOUS_PORT", "65002"}};
+
+Variables with(Variables variables, const Variables& changes) {
+  for (const auto& [name, value] : changes) variables[name] = value;
+  return variables;
+}
+
+Variables without(Variables variables, const std::string& name) {
+  variables.erase(name);
+  return variables;
+}
+
+Config started(const Variables& variables, const std::string& process = "4711") {
+  Config config;
+  config.set_environment({variables.begin(), variables.end()}, process);
+  return config;
+}
+
+struct Place {
+  std::string num_workers, rank, head, job;
+  bool operator==(const Place&) const = default;
+};
+
+Place place(const Config& config) {
+  return {config.text("num_workers"), config.text("rank"), config.text("head"), config.text("job")};
+}
+
+void PrintTo(const Place& place, std::ostream* out) {
+  *out << place.num_workers << " " << place.rank << " " << place.head << " " << place.job;
+}
+
+TEST(Launcher, GivesSizeRankHeadAndJob) {
+  const std::string torch_job = "ceef75a6-8d33-433c-a549-3762e6bbb34f.0";
+  const struct {
+    const char* name;
+    Variables variables;
+    Place wanted;
+  } cases[] = {
+      {"torchrun", kTorchrun, {"2", "1", "127.0.0.1:39340", torch_job}},
+      {"torchrun, two hosts",
+       with(kTorchrun, {{"LOCAL_WORLD_SIZE", "1"}, {"MASTER_ADDR", "node7"}, {"MASTER_PORT", "29500"}}),
+       {"2", "1", "node7:29501", torch_job}},
+      {"torchrun, IPv6", with(kTorchrun, {{"LOCAL_WORLD_SIZE", "1"}, {"MASTER_ADDR", "fd00::7"}}),
+       {"2", "1", "[fd00::7]:39340", torch_job}},
+      {"torchrun, the last port", with(kTorchrun, {{"MASTER_PORT", "65535"}}), {"2", "1", "127.0.0.1:65534", torch_job}},
+      {"torchrun, started again", with(kTorchrun, {{"TORCHELASTIC_RESTART_COUNT", "3"}}),
+       {"2", "1", "127.0.0.1:39340", "ceef75a6-8d33-433c-a549-3762e6bbb34f.3"}},
+      {"Open MPI", kOpenMpi, {"2", "1", "127.0.0.1:22170", "openmpi.1760493569"}},
+      {"MPICH", kMpich, {"2", "1", "127.0.0.1:24567", "mpich.4711"}},
+      {"Slurm", kSlurm, {"4", "3", "n1:24567", "slurm.1.0."}},
+      {"Slurm, one host", with(kSlurm, {{"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_STEP_NODELIST", "n2"}}),
+       {"4", "3", "127.0.0.1:24567", "slurm.1.0."}},
+      {"Slurm, the step has another first host", with(kSlurm, {{"SLURM_STEP_NODELIST", "rack[007-009]-x[3,5],n1"}}),
+       {"4", "3", "rack007-x3:24567", "slurm.1.0."}},
+      {"Slurm, without the step's own list", without(kSlurm, "SLURM_STEP_NODELIST"), {"4", "3", "n1:24567", "slurm.1.0."}},
+  };
+  for (const auto& test : cases) {
+    Config config = started(test.variables);
+    const auto note = config.apply_launcher();
+    ASSERT_TRUE(note.ok()) << test.name << ": " << note.status().message();
+    Place found = place(config), wanted = test.wanted;
+    // Derived ports: only their range is promised.
+    if (const size_t at = wanted.head.find(":2"); at != std::string::npos && wanted.head.substr(at) != ":29501") {
+      const int64_t port = std::stoll(found.head.substr(found.head.rfind(':') + 1));
+      EXPECT_TRUE(20000 <= port && port < 30000) << port;
+      found.head.resize(found.head.rfind(':'));
+      wanted.head.resize(at);
+    }
+    EXPECT_EQ(found, wanted) << test.name;
+    EXPECT_TRUE(config.validate().ok()) << test.name;
+    EXPECT_FALSE(note.value().warning);
+    EXPECT_THAT(note.value().text, HasSubstr(": rank " + wanted.rank + " of " + wanted.num_workers + ", head " + config.text("head")))
+        << test.name;
+  }
+}
+
+TEST(Launcher, PortIsEqualWithinAJobAndDiffersBetweenJobs) {
+  const auto head = [](const Variables& variables, const std::string& process) {
+    Config config = started(variables, process);
+    EXPECT_TRUE(config.apply_launcher().ok());
+    return config.text("head");
+  };
+  EXPECT_EQ(head(kSlurm, "1"), head(with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_NODEID", "0"}}), "2"));
+  EXPECT_NE(head(kSlurm, "1"), head(with(kSlurm, {{"SLURM_JOB_ID", "2"}}), "1"));
+  EXPECT_NE(head(kSlurm, "1"), head(with(kSlurm, {{"SLURM_STEP_ID", "1"}}), "1"));
+  EXPECT_NE(head(kMpich, "1"), head(kMpich, "2"));
+  EXPECT_NE(head(kOpenMpi, "1"), head(with(kOpenMpi, {{"PMIX_NAMESPACE", "1760493570"}}), "1"));
+}
+
+TEST(Launcher, InnermostCounts) {
+  const struct {
+    const char* name;
+    Variables outer, inner;
+  } cases[] = {{"torchrun: ", kSlurm, kTorchrun}, {"Open MPI: ", kSlurm, kOpenMpi}, {"Slurm: ", kMpich, kSlurm}};
+  for (const auto& test : cases) {
+    const auto note = started(with(test.outer, test.inner)).apply_launcher();
+    ASSERT_TRUE(note.ok());
+    EXPECT_THAT(note.value().text, testing::StartsWith(test.name));
+  }
+}
+
+TEST(Launcher, ExplicitKeysWin) {
+  const struct {
+    const char* name;
+    Variables keys;
+    Place wanted;
+  } cases[] = {
+      {"all", {{"DSGD_HEAD", "h:1"}, {"DSGD_NUM_WORKERS", "8"}, {"DSGD_RANK", "5"}}, {"8", "5", "h:1", "default"}},
+      {"head: the job's name is the host's, too", {{"DSGD_HEAD", "h:1"}}, {"2", "1", "h:1", "default"}},
+      {"an empty head is none", {{"DSGD_HEAD", ""}}, {"2", "1", "127.0.0.1:39340", "ceef75a6-8d33-433c-a549-3762e6bbb34f.0"}},
+      {"rank", {{"DSGD_RANK", "0"}}, {"2", "0", "127.0.0.1:39340", "ceef75a6-8d33-433c-a549-3762e6bbb34f.0"}},
+      {"job", {{"DSGD_JOB", "mine"}}, {"2", "1", "127.0.0.1:39340", "mine"}},
+      {"port", {{"DSGD_LAUNCHER_PORT", "7700"}, {"DSGD_JOB", "mine"}}, {"2", "1", "127.0.0.1:7700", "mine"}},
+      {"another size: another job", {{"DSGD_NUM_WORKERS", "3"}, {"DSGD_HEAD", "h:1"}}, {"3", "-1", "h:1", "default"}},
+      {"one worker on purpose", {{"DSGD_NUM_WORKERS", "1"}}, {"1", "-1", "", "default"}},
+      {"switched off", {{"DSGD_LAUNCHER", "none"}}, {"1", "-1", "", "default"}},
+  };
+  for (const auto& test : cases) {
+    Config config = started(with(kTorchrun, test.keys));
+    EXPECT_TRUE(config.apply_launcher().ok()) << test.name;
+    EXPECT_EQ(place(config), test.wanted) << test.name;
+  }
+  Config config = started(kTorchrun);
+  ASSERT_TRUE(config.set("num_workers", "1").ok());
+  EXPECT_EQ(config.apply_launcher().value().text, "");
+  EXPECT_EQ(config.text("num_workers"), "1");
+}
+
+TEST(Launcher, OneProcessNeedsNoNote) {
+  for (const auto& variables :
+       {with(kTorchrun, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}), with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}),
+        with(kHorovodrun, {{"HOROVOD_SIZE", "1"}}), Variables{}, Variables{{"HOME", "/root"}, {"PET_NNODES", "1:4"}}}) {
+    Config config = started(variables);
+    const auto note = config.apply_launcher();
+    ASSERT_TRUE(note.ok());
+    EXPECT_EQ(note.value().text, "");
+    EXPECT_EQ(place(config), (Place{"1", "-1", "", "default"}));
+  }
+}
+
+TEST(Launcher, UnknownHeadIsAnError) {
+  for (const auto& [name, variables] :
+       {std::pair("Open MPI", with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}})),
+        std::pair("MPICH", with(kMpich, {{"MPI_LOCALNRANKS", "1"}}))}) {
+    const auto note = started(variables).apply_launcher();
+    ASSERT_EQ(note.status().code(), Code::kInvalidArgument);
+    EXPECT_EQ(note.status().parameter(), "head");
+    EXPECT_THAT(note.status().message(), AllOf(HasSubstr(name), HasSubstr("2 workers"), HasSubstr("DSGD_HEAD")));
+    EXPECT_TRUE(started(with(variables, {{"DSGD_HEAD", "h:1"}})).apply_launcher().ok());
+  }
+}
+
+TEST(Launcher, BadNumberIsAnError) {
+  for (const char* bad : {"", "x", "-1", "1.5"}) {
+    const auto note = started(with(kTorchrun, {{"RANK", bad}})).apply_launcher();
+    ASSERT_EQ(note.status().code(), Code::kInvalidArgument) << bad;
+    EXPECT_THAT(note.status().message(), AllOf(HasSubstr("RANK"), HasSubstr(std::string("'") + bad + "'"), HasSubstr("launcher=none")));
+  }
+  EXPECT_EQ(started(with(kTorchrun, {{"WORLD_SIZE", "70000"}})).apply_launcher().status().parameter(), "num_workers");
+}
+
+TEST(Launcher, OthersAreAWarning) {
+  const std::pair<const char*, Variables> cases[] = {
+      {"horovodrun", kHorovodrun},
+      {"Slurm", {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "1"}}},  // a batch script
+      {"Open MPI", without(kOpenMpi, "OMPI_COMM_WORLD_RANK")},
+      {"PMI", without(kMpich, "PMI_FD")},
+      {"PyTorch", without(kTorchrun, "TORCHELASTIC_RUN_ID")},
+      {"MVAPICH2", {{"MV2_COMM_WORLD_SIZE", "2"}}},
+      {"Flux", {{"FLUX_JOB_SIZE", "2"}}},
+      {"jsrun", {{"JSM_NAMESPACE_SIZE", "2"}}},
+      {"PALS", {{"PALS_RANKID", "1"}}},
+      {"PMIx", {{"PMIX_RANK", "1"}}},
+      {"JAX", {{"JAX_NUM_PROCESSES", "2"}}},
+      {"DMLC", {{"DMLC_NUM_WORKER", "2"}}},
+      {"LeaderWorkerSet", {{"LWS_GROUP_SIZE", "2"}}},
+      {"Kubeflow", {{"PET_NNODES", "2"}}},
+      {"Kubernetes", {{"JOB_COMPLETION_INDEX", "1"}}},
+  };
+  for (const auto& [name, variables] : cases) {
+    Config config = started(variables);
+    const auto note = config.apply_launcher();
+    ASSERT_TRUE(note.ok());
+    EXPECT_TRUE(note.value().warning) << name;
+    EXPECT_THAT(note.value().text, AllOf(testing::StartsWith(name), HasSubstr("trains alone"), HasSubstr("launcher=none")));
+    EXPECT_EQ(config.text("num_workers"), "1");
+    EXPECT_EQ(started(with(variables, {{"DSGD_LAUNCHER", "none"}})).apply_launcher().value().text, "");
+    EXPECT_EQ(started(with(variables, {{"DSGD_NUM_WORKERS", "1"}})).apply_launcher().value().text, "");
+  }
+}
+
+TEST(Launcher, FirstHostOfSlurmsList) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"n1", "n1"},           {"n1,n2", "n1"},         {"n[1-2]", "n1"},       {"n[007-009,3]", "n007"}, {"n[5,7]-x[2-3]", "n5-x2"},
+      {"a[1-2]b,c", "a1b"},   {"n[3].site.org", "n3.site.org"}, {"", ""},      {"n[1", "n1"}};
+  for (const auto& [nodes, first] : cases) EXPECT_EQ(config::first_slurm_host(nodes), first) << nodes;
+}
+
+}  // namespace
+}  // namespace dsgd
