@@ -31,6 +31,7 @@ struct Hello {
   int32_t rank = -1;  // -1: not yet known
   uint64_t epoch = 0;
   std::string library_version;
+  bool checksum = false;  // the dialling side wants checksums; filled in by the network
 };
 
 struct MemberInfo {

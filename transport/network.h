@@ -135,11 +135,16 @@ class Listener {
   virtual std::string address() const = 0;  // bound address with the real port: "127.0.0.1:40123", "unix:/tmp/x"
 };
 
+// When frames carry checksums: always; never; or where a connection leaves the machine (kAuto). A connection has them if either side
+// wants them.
+enum class Checksum : uint8_t { kAuto, kAlways, kNever };
+
 // A loop with its sockets. Destroying it closes all its connections (no callback comes after) and ends its thread.
 class Network {
  public:
   virtual ~Network() = default;
   virtual Loop& loop() = 0;
+  virtual void set_checksum(Checksum checksum) = 0;  // before the first dial or listen; else kAuto
   // Connects, says hello, waits for the verdict. Names are resolved without blocking the loop; each address is tried.
   virtual void dial(const std::string& address, DialOptions options,
                     std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) = 0;

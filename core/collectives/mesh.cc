@@ -25,7 +25,7 @@ constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
 // Is this a broken connection, rather than an answer of the peer?
 bool is_break(const Status& status) {
   return status.code() == Code::kWorkerLost || status.code() == Code::kUnreachable || status.code() == Code::kClosed ||
-         status.code() == Code::kIo;
+         status.code() == Code::kIo || status.code() == Code::kCorrupted;
 }
 
 }  // namespace
@@ -96,6 +96,12 @@ std::string Mesh::host_of(int32_t rank) const {
 
 Status Mesh::lost(int32_t rank, const Status& why) const {
   if (why.code() == Code::kAborted) return why;
+  if (why.code() == Code::kCorrupted) {
+    return Status(Code::kCorrupted, "the connection with " + member_name(rank) + " cannot be trusted: " + why.message() +
+                                        "; no value was changed by them; start a new session, and have the network and the "
+                                        "machines checked if it happens again")
+        .with_rank(rank, host_of(rank));
+  }
   return Status(Code::kWorkerLost, member_name(rank) + " was lost: " + why.message()).with_rank(rank, host_of(rank));
 }
 
@@ -164,6 +170,7 @@ void Mesh::peer_gone(int32_t rank, const Status& status) {
     if (one.answered) loop().post([answered = std::move(one.answered), status] { answered(status); });
   }
   if (left_[rank]) return fail_tasks_that_need(rank);  // all that it has answered is in
+  if (status.code() == Code::kCorrupted) return events_.on_peer_failure(rank, status);  // there is no better reason
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, status] {
     if (!alive.expired() && !closed_ && !left_[rank]) events_.on_peer_failure(rank, status);

@@ -367,7 +367,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       if (!w.left && !w.lost && phase == Phase::kRunning) {
         w.lost = true;
         break_job(lost_worker(w.info, why.ok() ? which + " to the head was closed without leaving the job"
-                                               : which + " to the head broke (" + why.message() + ")"));
+                                               : which + " to the head broke (" + why.message() + ")",
+                              code_of_break(why)));
       }
       return settle();
     }

@@ -102,7 +102,7 @@ void Heartbeat::on_renewed(Time sent, const Result<transport::Message>& answer) 
   } else if (answer.status().code() == Code::kTimeout) {
     last_error_ = answer.status().message();
   } else {
-    lose("does not take this worker's heartbeat: " + answer.status().message());
+    lose("does not take this worker's heartbeat: " + answer.status().message(), code_of_break(answer.status()));
   }
 }
 
@@ -154,8 +154,8 @@ void Heartbeat::expire() {
        (last_error_.empty() ? "" : "; last error: " + last_error_));
 }
 
-void Heartbeat::lose(const std::string& how) {
-  fail(Status(Code::kWorkerLost, options_.head_name + " " + how)
+void Heartbeat::lose(const std::string& how, Code code) {
+  fail(Status(code, options_.head_name + " " + how)
            .with_rank(options_.head_rank, options_.head_host));
 }
 

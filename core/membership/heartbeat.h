@@ -43,7 +43,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void tick();
   void expire();
   void fail(Status why);
-  void lose(const std::string& how);
+  void lose(const std::string& how, Code code = Code::kWorkerLost);
   transport::Loop& loop() { return network_.loop(); }
 
   transport::Network& network_;

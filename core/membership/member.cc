@@ -158,7 +158,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
       auto self = weak.lock();
       if (!self || self->over() || !self->channel)
         return;  // who is leaving waits for the answer to that alone
-      if (!answer.ok()) return self->head_lost("was lost: " + answer.status().message());
+      if (!answer.ok()) return self->head_lost("was lost: " + answer.status().message(), code_of_break(answer.status()));
       if (auto* news = std::get_if<transport::WatchReply>(&answer.value())) self->on_news(*news);
     });
   }
@@ -188,10 +188,10 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     break_down(why);
   }
 
-  void head_lost(const std::string& how) {
+  void head_lost(const std::string& how, Code code = Code::kWorkerLost) {
     if (host_left) return head_gone();
     drop_channel(false);
-    break_down(Status(Code::kWorkerLost, describe_head(options.head, view) + " " + how)
+    break_down(Status(code, describe_head(options.head, view) + " " + how)
                    .with_rank(view.head_rank, head_host()));
   }
 

@@ -39,8 +39,10 @@ std::string describe_head(const std::string& address, const transport::JoinReply
   return text;
 }
 
-Status lost_worker(const transport::MemberInfo& member, const std::string& why) {
-  return Status(Code::kWorkerLost, describe_member(member) + " was lost: " + why)
+Code code_of_break(const Status& why) { return why.code() == Code::kCorrupted ? Code::kCorrupted : Code::kWorkerLost; }
+
+Status lost_worker(const transport::MemberInfo& member, const std::string& why, Code code) {
+  return Status(code, describe_member(member) + " was lost: " + why)
       .with_rank(member.rank, member.host);
 }
 

@@ -19,7 +19,9 @@ std::string describe_member(const transport::MemberInfo& member);
 std::string describe_head(const std::string& address, const transport::JoinReply& view);
 
 // "rank 2 (worker ...) was lost: <why>"
-Status lost_worker(const transport::MemberInfo& member, const std::string& why);
+Status lost_worker(const transport::MemberInfo& member, const std::string& why, Code code = Code::kWorkerLost);
+// Of the loss of somebody whose connection ended with `why`: kWorkerLost, or kCorrupted.
+Code code_of_break(const Status& why);
 // What others are told of a cause that `from` has given: names `from` where the cause names no rank. A closed
 // session is no cause to be returned by another session, where it would mean that itself was closed: it
 // becomes a lost worker.

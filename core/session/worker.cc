@@ -42,6 +42,11 @@ Status check_token(const std::string& token, const std::string& head) {
       .with_parameter("token");
 }
 
+transport::Checksum checksum_of(const Config& config) {
+  const std::string when = config.text("checksum");
+  return when == "always" ? transport::Checksum::kAlways : when == "never" ? transport::Checksum::kNever : transport::Checksum::kAuto;
+}
+
 namespace {
 
 constexpr Duration kSpin = std::chrono::microseconds(50);  // about what a sleep and a wake-up cost
@@ -105,6 +110,7 @@ Status Worker::setup() {
   auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
   if (!network.ok()) return network.status();
   network_ = std::move(network).value();
+  network_->set_checksum(checksum_of(config_));
   engine_ = std::make_unique<Engine>(network_->loop(), model_, engine_options(config_, algorithm_), log_);
   if (solo_) return {};
 
@@ -127,6 +133,7 @@ Status Worker::setup() {
   auto heartbeat = environment_.new_network("dsgd-heart", 1 << 20);
   if (!heartbeat.ok()) return heartbeat.status();
   heartbeat_network_ = std::move(heartbeat).value();
+  heartbeat_network_->set_checksum(checksum_of(config_));
 
   if (config_.text("embed_head") == "auto") {
     Status status = embed_head();
@@ -142,6 +149,7 @@ Status Worker::setup() {
 Status Worker::embed_head() {
   auto network = environment_.new_network("dsgd-head", 4 << 20);
   if (!network.ok()) return network.status();
+  network.value()->set_checksum(checksum_of(config_));
   HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")), lease_};
   auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
   auto doorman = std::make_unique<Doorman>(config_.text("job"), config_.text("token"),

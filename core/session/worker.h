@@ -84,6 +84,9 @@ Status check_descriptors(transport::Environment& environment, int64_t num_worker
 // Without a token a head listens on the loopback interface only.
 Status check_token(const std::string& token, const std::string& head);
 
+// Of the key `checksum`.
+transport::Checksum checksum_of(const Config& config);
+
 // Is this the address of the machine itself ("127.0.0.1:7700", "[::1]:0", "localhost:7700", "unix:...")?
 bool is_loopback(const std::string& address);
 

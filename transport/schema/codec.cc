@@ -83,9 +83,10 @@ std::vector<uint8_t> encode(const Hello& hello) {
 std::vector<uint8_t> encode(const BulkHeader& header) {
   return build<schema::BulkHeader>(16, [&](auto root) { write(header, root); });
 }
-std::vector<uint8_t> encode_status(const Status& status) {
+std::vector<uint8_t> encode_status(const Status& status, bool checksum) {
   return build<schema::HelloReply>(8 + words_for(status), [&](auto root) {
     if (!status.ok()) write(status, root.initStatus());
+    root.setChecksum(checksum);
   });
 }
 std::vector<uint8_t> encode_reply(const Result<Message>& reply) {
@@ -102,8 +103,11 @@ Result<Hello> decode_hello(std::span<const uint8_t> bytes) {
 Result<BulkHeader> decode_bulk_header(std::span<const uint8_t> bytes) {
   return decode<BulkHeader, schema::BulkHeader>(bytes, kMaxHelloBytes);
 }
-Status decode_status(std::span<const uint8_t> bytes, Status* status) {
-  return open<schema::HelloReply>(bytes, kMaxHelloBytes, [&](auto root) { return read(root, status); });
+Status decode_status(std::span<const uint8_t> bytes, Status* status, bool* checksum) {
+  return open<schema::HelloReply>(bytes, kMaxHelloBytes, [&](auto root) {
+    if (checksum) *checksum = root.getChecksum();
+    return read(root, status);
+  });
 }
 Status decode_reply(std::span<const uint8_t> bytes, Result<Message>* reply) {
   return open<schema::Reply>(bytes, kMaxMessageBytes, [&](auto root) { return read(root, reply); });

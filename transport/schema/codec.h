@@ -27,14 +27,14 @@ inline constexpr size_t kMaxMessageBytes = kMaxObjectPartBytes + (64 << 10);  //
 std::vector<uint8_t> encode(const Message& message);
 std::vector<uint8_t> encode(const Hello& hello);
 std::vector<uint8_t> encode(const BulkHeader& header);
-std::vector<uint8_t> encode_status(const Status& status);         // as HelloReply
+std::vector<uint8_t> encode_status(const Status& status, bool checksum = false);  // as HelloReply
 std::vector<uint8_t> encode_reply(const Result<Message>& reply);  // answer to a call
 
 Result<Message> decode_message(std::span<const uint8_t> bytes);
 Result<Hello> decode_hello(std::span<const uint8_t> bytes);
 Result<BulkHeader> decode_bulk_header(std::span<const uint8_t> bytes);
 // A Status cannot be the value of a Result: the return value says whether `bytes` were well formed.
-Status decode_status(std::span<const uint8_t> bytes, Status* status);
+Status decode_status(std::span<const uint8_t> bytes, Status* status, bool* checksum = nullptr);
 Status decode_reply(std::span<const uint8_t> bytes, Result<Message>* reply);
 
 const char* message_name(const Message& message);  // "JoinRequest", for logs and errors

@@ -206,6 +206,7 @@ void write(const Hello& from, schema::Hello::Builder to) {
   to.setRank(from.rank);
   to.setEpoch(from.epoch);
   to.setLibraryVersion(text(from.library_version));
+  to.setChecksum(from.checksum);
 }
 
 void write(const MemberInfo& from, schema::MemberInfo::Builder to) {
@@ -349,6 +350,7 @@ Result<Hello> read(schema::Hello::Reader from) {
     to.rank = from.getRank();
     to.epoch = from.getEpoch();
     check.text(from.getLibraryVersion(), &to.library_version, "library version");
+    to.checksum = from.getChecksum();
   });
   if (!result.ok()) return result;
   return to;

@@ -29,10 +29,12 @@ struct Hello {  # first bytes of a connection, from the side that dialled
   rank @5 :Int32 = -1;
   epoch @6 :UInt64;
   libraryVersion @7 :Text;
+  checksum @8 :Bool;
 }
 
 struct HelloReply {  # the verdict of the side that accepted; RPC begins after an OK
   status @0 :Status;
+  checksum @1 :Bool;  # frames have checksums from here on, both ways
 }
 
 struct MemberInfo {

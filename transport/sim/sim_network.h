@@ -66,6 +66,7 @@ class SimNetwork final : public Network {
   SimNetwork(Kernel& kernel, Process& process, size_t receive_memory);
   ~SimNetwork() override;
 
+  void set_checksum(Checksum) override {}
   Loop& loop() override { return loop_; }
   void dial(const std::string& address, DialOptions options,
             std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) override;

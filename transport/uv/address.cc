@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -225,6 +226,34 @@ void tune_socket(int fd, int family) {
     const int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   }
+}
+
+namespace {
+
+std::string_view bytes_of(const SocketAddress& address) {
+  const auto view = [](const auto& bytes) { return std::string_view(reinterpret_cast<const char*>(&bytes), sizeof bytes); };
+  if (address.family() == AF_INET) return view(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr);
+  const auto& ip = reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr;
+  return IN6_IS_ADDR_V4MAPPED(&ip) ? view(ip).substr(12) : view(ip);
+}
+
+bool is_loopback(const SocketAddress& address) {
+  const std::string_view bytes = bytes_of(address);
+  if (bytes.size() == sizeof(in_addr)) return bytes[0] == 127;
+  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr);
+}
+
+}  // namespace
+
+bool leaves_machine(int fd) {
+  SocketAddress own, peer;
+  own.length = peer.length = sizeof(sockaddr_storage);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own.storage), &own.length) != 0 ||
+      getpeername(fd, reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) != 0) {
+    return true;
+  }
+  if (own.family() == AF_UNIX) return false;
+  return !is_loopback(peer) && bytes_of(own) != bytes_of(peer);
 }
 
 }  // namespace dsgd::transport::uv

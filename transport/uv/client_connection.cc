@@ -25,6 +25,7 @@ Result<std::shared_ptr<ClientConnection>> ClientConnection::make(NetworkShared s
                          shared.sent, self.get(), nullptr);
   if (!link.ok()) return link.status();
   self->link_ = std::move(link).value();
+  if (self->options_.hello.checksum) self->link_->use_checksums();
   return self;
 }
 

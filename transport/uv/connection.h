@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "transport/network.h"
+#include "transport/uv/address.h"
 #include "transport/uv/link.h"
 #include "transport/uv/uv_loop.h"
 
@@ -25,7 +26,12 @@ struct NetworkShared {
   UvLoop& loop;
   ReadShared& read;
   std::atomic<uint64_t>& sent;
+  Checksum checksum;
 };
+
+inline bool wants_checksums(Checksum checksum, int fd) {
+  return checksum == Checksum::kAlways || (checksum == Checksum::kAuto && leaves_machine(fd));
+}
 
 class Connection : public std::enable_shared_from_this<Connection>, protected Link::Events {
  public:

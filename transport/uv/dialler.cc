@@ -77,6 +77,7 @@ void Dialler::try_next() {
 void Dialler::connected() {
   stage_ = Stage::kSendingHello;
   handshake_ = Handshake();
+  options_.hello.checksum = wants_checksums(shared_.checksum, poll_->fd());
   handshake_.to_send(encode(options_.hello));
   step();
 }
@@ -121,12 +122,19 @@ void Dialler::step() {
 void Dialler::replied() {
   stage_ = Stage::kIdle;
   Status verdict;
-  Status formed = decode_status(handshake_.received(), &verdict);
+  bool checksum = false;
+  Status formed = decode_status(handshake_.received(), &verdict, &checksum);
   if (!formed.ok()) {
     return finish(
         Status(Code::kIo, "the answer of " + address_ + " to the hello is malformed: " + formed.message()));
   }
   if (!verdict.ok()) return finish(verdict);
+  if (options_.hello.checksum && !checksum) {
+    return finish(Status(Code::kIo, "the answer of " + address_ +
+                                        " to the hello refuses checksums, which every version of dsgd gives if asked to; the answer "
+                                        "may have been changed on its way"));
+  }
+  options_.hello.checksum = checksum;
   auto connection = ClientConnection::make(shared_, poll_->release(), to_text(current_), options_);
   poll_.reset();
   if (!connection.ok()) return finish(connection.status());
@@ -137,8 +145,8 @@ void Dialler::replied() {
       self->finish(std::exchange(self->connection_, nullptr));
     } else {
       self->connection_ = nullptr;
-      self->finish(
-          Status(Code::kUnreachable, "cannot connect to " + self->address_ + ": " + status.message()));
+      const Code code = status.code() == Code::kCorrupted ? Code::kCorrupted : Code::kUnreachable;
+      self->finish(Status(code, "cannot connect to " + self->address_ + ": " + status.message()));
     }
   });
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/base/crc32c.h"
 #include "transport/schema/codec_capnp.h"
 #include "transport/uv/guard.h"
 #include "transport/uv/zero_region.h"
@@ -21,6 +22,13 @@ constexpr size_t kWord = sizeof(capnp::word);
 constexpr size_t kTurnBytes = 8 << 20;        // then other connections, timers and tasks have their turn
 constexpr size_t kDirectBytes = 4096;         // less than this is read through the stage, for the read-ahead
 constexpr size_t kControlReserve = 32 << 20;  // beyond receive_memory, for frames that are not bulk
+constexpr size_t kSumBytes = 128 << 10;       // of a payload, read and then summed while they are in the cache
+
+Status corrupted() {
+  return Status(Code::kCorrupted,
+                "a received frame failed its CRC32C check: the network, a machine's memory, or a host that wrote to a buffer while "
+                "dsgd was sending it, changed bytes on their way");
+}
 
 }  // namespace
 
@@ -105,6 +113,10 @@ FrameReader::Outcome FrameReader::read(int fd, kj::Own<Frame>* frame, Status* er
       case State::kPayload:
         step = read_payload(fd, error);
         break;
+      case State::kBodyChecksum:
+      case State::kPayloadChecksum:
+        step = read_checksum(fd, error);
+        break;
     }
     switch (step) {
       case Step::kGo:
@@ -182,6 +194,7 @@ FrameReader::Step FrameReader::read_table(int fd, Status* error) {
   if (staged() >= kWord) {
     segments_ = number(0) + 1;
     if (segments_ == 0 || segments_ > FrameWriter::kMaxSegments) {
+      if (checksums_) return *error = corrupted(), Step::kError;
       *error = Status(Code::kIo, "a message has " + std::to_string(uint64_t{number(0)} + 1) +
                                      " segments, at most " + std::to_string(FrameWriter::kMaxSegments) +
                                      " are accepted; is the peer another program?");
@@ -189,7 +202,12 @@ FrameReader::Step FrameReader::read_table(int fd, Status* error) {
     }
     bytes = (segments_ + 2) / 2 * kWord;
   }
-  if (staged() < bytes) return fill_stage(fd, error);
+  const size_t checksum = checksums_ ? sizeof checksum_ : 0;
+  if (staged() < bytes + checksum) return fill_stage(fd, error);
+  if (checksums_ && number(bytes / sizeof checksum_) != crc32c(0, stage_.data() + stage_begin_, bytes)) {
+    *error = corrupted();
+    return Step::kError;
+  }
   size_t total = 0;
   for (uint32_t i = 0; i < segments_; ++i) {
     sizes_[i] = number(i + 1);
@@ -200,7 +218,8 @@ FrameReader::Step FrameReader::read_table(int fd, Status* error) {
                                       std::to_string(kMaxFrameBytes) + " are accepted");
     return Step::kError;
   }
-  stage_begin_ += bytes;
+  stage_begin_ += bytes + checksum;
+  checksum_ = 0;
   // Of two segments the second may be payload: it waits until the first has been looked at.
   const bool maybe_span = landing_ && segments_ == 2 && sizes_[1] > 0;
   want_ = maybe_span ? sizes_[0] * kWord : total;
@@ -242,7 +261,24 @@ FrameReader::Step FrameReader::read_body(int fd, Status* error) {
     }
     if (step != Step::kGo) return step;
   }
-  const auto* words = reinterpret_cast<const capnp::word*>(body);
+  if (!checksums_) return end_body();
+  checksum_ = crc32c(0, body, want_);
+  state_ = State::kBodyChecksum;
+  return Step::kGo;
+}
+
+// Nothing of a section is used before its checksum has been looked at, but that payload is where it belongs already.
+FrameReader::Step FrameReader::read_checksum(int fd, Status* error) {
+  uint32_t sent;
+  if (stage_end_ - stage_begin_ < sizeof sent) return fill_stage(fd, error);
+  (void)take_staged(&sent, sizeof sent);
+  if (sent == std::exchange(checksum_, 0)) return state_ == State::kBodyChecksum ? end_body() : end_payload();
+  *error = corrupted();
+  return Step::kError;
+}
+
+FrameReader::Step FrameReader::end_body() {
+  const auto* words = reinterpret_cast<const capnp::word*>(frame_->body_.data());
   for (uint32_t i = 0, at = 0; i < segments_; at += sizes_[i++]) {
     const bool here = at * kWord < want_ || sizes_[i] == 0;
     frame_->segments_.push_back(here ? kj::arrayPtr(words + at, sizes_[i])
@@ -366,6 +402,7 @@ FrameReader::Step FrameReader::read_payload(int fd, Status* error) {
       to += carried_;
       room = std::min(nbytes_ - got_, ReadShared::kScratchBytes - carried_);
     }
+    if (checksums_) room = std::min(room, kSumBytes);
     size_t n;
     if (stage_begin_ < stage_end_) {
       n = take_staged(to, room);
@@ -375,8 +412,15 @@ FrameReader::Step FrameReader::read_payload(int fd, Status* error) {
     }
     const bool payload = got_ < nbytes_;
     got_ += n;
+    if (checksums_) checksum_ = crc32c(checksum_, to, n);
     if (where_ == Where::kPieces && payload) deliver(n);
   }
+  if (!checksums_) return end_payload();
+  state_ = State::kPayloadChecksum;
+  return Step::kGo;
+}
+
+FrameReader::Step FrameReader::end_payload() {
   if (sink_) shared_.landed.fetch_add(1, std::memory_order_relaxed);
   sink_ = nullptr;
   state_ = State::kTable;

@@ -102,6 +102,8 @@ class FrameReader {
   };
   Outcome read(int fd, kj::Own<Frame>* frame, Status* error);
   void on_readable();  // the socket has something again, and the reader's share of this turn is fresh
+  // Before the first frame. Sections of a frame are followed by checksums (frame_writer.h); one that does not fit is kCorrupted.
+  void use_checksums() { checksums_ = true; }
 
   // No sink of this operation is used after this; what is under way is read and thrown away.
   void discard(uint64_t operation, const Status& why);
@@ -111,17 +113,20 @@ class FrameReader {
 
  private:
   friend class Frame;
-  enum class State { kTable, kBodyMemory, kBody, kPayloadMemory, kPayload };
+  enum class State { kTable, kBodyMemory, kBody, kBodyChecksum, kPayloadMemory, kPayload, kPayloadChecksum };
   enum class Step { kGo, kBlocked, kStarved, kEnd, kError };
 
   Step read_table(int fd, Status* error);
   Step get_body_memory(Status* error);
   Step read_body(int fd, Status* error);
+  Step read_checksum(int fd, Status* error);
+  Step end_body();
   Step begin_payload();
   Step get_payload_memory(Status* error);
   Step get_memory(BufferPool::Buffer* buffer, size_t beyond, Status* error);
   void show_payload();
   Step read_payload(int fd, Status* error);
+  Step end_payload();
   bool parse_span(int slot, BulkHeader* header, size_t* nbytes);
   kj::Own<Frame> finish();
   int take_slot();
@@ -156,6 +161,9 @@ class FrameReader {
   size_t taken_ = 0;   // bytes given to take()
   size_t carried_ = 0;
   std::array<std::byte, kPiece> carry_;
+
+  bool checksums_ = false;
+  uint32_t checksum_ = 0;  // of the section, as far as it has come
 
   size_t live_frames_ = 0;  // given out and not yet destroyed: they hold memory
   std::vector<Landed> slots_;

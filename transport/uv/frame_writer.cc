@@ -7,7 +7,9 @@
 #include <atomic>
 #include <cstring>
 #include <new>
+#include <utility>
 
+#include "transport/base/crc32c.h"
 #include "transport/uv/guard.h"
 
 namespace dsgd::transport::uv {
@@ -16,13 +18,65 @@ namespace {
 constexpr size_t kMaxParts = 64;  // of one system call
 }
 
+void FrameWriter::push(Frame frame) {
+  if (frame.span) ++spans_;
+  frames_.push_back(std::move(frame));
+  Frame& kept = frames_.back();
+  // Only now does the table have its final place.
+  kept.parts[0].iov_base = kept.raw.empty() ? static_cast<void*>(kept.table.data()) : kept.raw.data();
+  if (checksums_ && kept.raw.empty()) add_checksums(kept);
+  queued_bytes_ += kept.bytes;
+}
+
+void FrameWriter::add_checksums(Frame& frame) {
+  iovec& table = frame.parts[0];
+  frame.table[table.iov_len / sizeof(uint32_t)] = crc32c(0, table.iov_base, table.iov_len);
+  table.iov_len += sizeof(uint32_t);
+  const auto parts = frame.parts;
+  const size_t count = std::exchange(frame.count, 1), span_part = frame.span_part;
+  auto add_section = [&](size_t begin, size_t end, uint32_t& checksum) {
+    for (size_t i = begin; i < end; ++i) {
+      if (i == span_part) frame.span_part = frame.count;
+      frame.parts[frame.count++] = parts[i];
+      // A span is summed as it is written, and its padding after it.
+      if (!frame.span || begin != frame.payload_part) checksum = crc32c(checksum, parts[i].iov_base, parts[i].iov_len);
+    }
+    frame.parts[frame.count++] = {&checksum, sizeof checksum};
+    frame.bytes += sizeof checksum;
+  };
+  frame.bytes += sizeof(uint32_t);
+  const size_t payload = frame.payload_part ? frame.payload_part : count;
+  add_section(1, payload, frame.checksums[0]);
+  if (frame.payload_part) add_section(payload, count, frame.checksums[1]);
+}
+
+// Adds the next piece of the span to its checksum. True: the checksum is complete, so all of the frame may be written.
+bool FrameWriter::sum_span(Frame& frame) {
+  const iovec& span = frame.parts[frame.span_part];
+  if (frame.summed == span.iov_len) return true;
+  const size_t n = std::min(kSumBytes, span.iov_len - frame.summed);
+  uint32_t& checksum = frame.checksums[1];
+  checksum = crc32c(checksum, static_cast<const std::byte*>(span.iov_base) + frame.summed, n);
+  frame.summed += n;
+  if (frame.summed < span.iov_len) return false;
+  for (size_t i = frame.span_part + 1; i + 1 < frame.count; ++i) {  // padding
+    checksum = crc32c(checksum, frame.parts[i].iov_base, frame.parts[i].iov_len);
+  }
+  return true;
+}
+
 Status FrameWriter::write(int fd, std::atomic<uint64_t>* sent) {
   while (!frames_.empty()) {
     std::array<iovec, kMaxParts> parts;
     size_t count = 0;
-    for (const Frame& frame : frames_) {
+    for (Frame& frame : frames_) {
       if (count + (frame.count - frame.next) > kMaxParts) break;
-      for (size_t i = frame.next; i < frame.count; ++i) parts[count++] = frame.parts[i];
+      for (size_t i = frame.next; i < frame.count; ++i) {
+        parts[count++] = frame.parts[i];
+        if (!checksums_ || !frame.span || !frame.payload_part || i != frame.span_part || sum_span(frame)) continue;
+        parts[count - 1].iov_len = frame.summed;
+        break;
+      }
       if (frame.span) break;  // the payload fills a call by itself
     }
     msghdr message{};
@@ -46,6 +100,7 @@ Status FrameWriter::write(int fd, std::atomic<uint64_t>* sent) {
         iovec& part = frame.parts[frame.next];
         part.iov_base = static_cast<char*>(part.iov_base) + left;
         part.iov_len -= left;
+        if (frame.next == frame.span_part) frame.summed -= std::min(frame.summed, left);
         break;
       }
       if (frame.span) --spans_;

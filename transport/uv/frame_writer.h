@@ -18,30 +18,30 @@
 
 namespace dsgd::transport::uv {
 
+// With checksums on, each of a frame's sections is followed by its CRC32C in four bytes, so that the reader uses nothing that it
+// has not checked: the table; the segments before the payload; the payload, where payload_part says that there is one.
 class FrameWriter {
  public:
   static constexpr size_t kMaxSegments = 15;
 
   struct Frame {
     kj::Own<void> message;  // owns the segments
-    std::array<uint32_t, kMaxSegments + 1> table{};
-    std::array<iovec, kMaxSegments + 2> parts{};  // table, segments; a span's padding is a part of its own
+    std::array<uint32_t, kMaxSegments + 2> table{};  // and its checksum
+    std::array<iovec, kMaxSegments + 4> parts{};  // table, segments, checksums; a span's padding is a part of its own
     size_t count = 0, next = 0;
+    size_t payload_part = 0;  // first part of the payload section, 0: none
     size_t bytes = 0;
     uint64_t span = 0;     // id of the span in it, 0: none
     size_t span_part = 0;  // where in parts
     std::vector<std::byte> copy;
     std::vector<uint8_t> raw;  // bytes without a message: the handshake's
+    std::array<uint32_t, 2> checksums{};  // of the segments before the payload, of the payload
+    size_t summed = 0;  // bytes of the span, from where its part begins now, that are in the payload's checksum
   };
 
-  void push(Frame frame) {
-    queued_bytes_ += frame.bytes;
-    if (frame.span) ++spans_;
-    frames_.push_back(std::move(frame));
-    Frame& kept = frames_.back();
-    // Only now does the table have its final place.
-    kept.parts[0].iov_base = kept.raw.empty() ? static_cast<void*>(kept.table.data()) : kept.raw.data();
-  }
+  // Before the first frame with a message.
+  void use_checksums() { checksums_ = true; }
+  void push(Frame frame);
 
   // Writes until all is written or the socket is full. `sent` is advanced by what was written.
   Status write(int fd, std::atomic<uint64_t>* sent);
@@ -56,6 +56,10 @@ class FrameWriter {
   void drop_all();
 
  private:
+  static constexpr size_t kSumBytes = 128 << 10;  // of a span, summed and then written while they are in the cache
+
+  static void add_checksums(Frame& frame);
+  bool sum_span(Frame& frame);
   static bool reads(const Frame& frame, const std::function<bool(uint64_t span)>& chosen) {
     return frame.span && frame.next <= frame.span_part && frame.copy.empty() && chosen(frame.span);
   }
@@ -63,6 +67,7 @@ class FrameWriter {
   std::deque<Frame> frames_;
   size_t queued_bytes_ = 0;
   size_t spans_ = 0;
+  bool checksums_ = false;
 };
 
 }  // namespace dsgd::transport::uv

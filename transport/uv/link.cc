@@ -15,6 +15,8 @@ namespace {
 
 // The reason in the Abort message by which an orderly end is told from a process that died.
 constexpr char kGoodbye[] = "dsgd: closed in good order";
+// And by which the side that sent a corrupted frame learns of it.
+constexpr char kCorrupted[] = "dsgd: corrupted frame";
 constexpr std::byte kPadding[8] = {};
 constexpr size_t kHeldBytes = 64 << 10;    // queued messages that may wait for something to ride with
 constexpr size_t kHeldCredit = 256 << 10;  // a quarter of the window that core gives small chunks
@@ -129,7 +131,7 @@ void Link::stop() {
 
 void Link::down(const Status& why) {
   if (down_ || stopped_) return;
-  events_->link_down(why);  // first, since it may throw
+  events_->link_down(corrupted_.ok() ? why : corrupted_);  // first, since it may throw
   down_ = true;
   poll_->want_read(false);
   poll_->want_write(false);
@@ -169,6 +171,8 @@ void Link::send(Outgoing& message) {
     frame.bytes += n;
   };
   add(nullptr, table_words * sizeof(uint32_t));
+  // Only the accepting side looks at the second segment by itself.
+  if (side_ == capnp::rpc::twoparty::Side::CLIENT && segments.size() == 2 && segments[1].size() > 0) frame.payload_part = 2;
   for (auto segment : segments) {
     const size_t bytes = segment.size() * sizeof(capnp::word);
     if (!ZeroRegion::contains(segment.begin())) {
@@ -225,11 +229,13 @@ void Link::send_raw(std::vector<uint8_t> bytes) {
   flush_soon();
 }
 
-void Link::send_goodbye() {
+void Link::send_goodbye() { send_abort(kGoodbye); }
+
+void Link::send_abort(const char* reason) {
   if (said_goodbye_ || stopped_ || down_) return;
   auto message = kj::refcounted<Outgoing>(*this, 32);
   auto abort = message->getBody().initAs<capnp::rpc::Message>().initAbort();
-  abort.setReason(kGoodbye);
+  abort.setReason(reason);
   abort.setType(capnp::rpc::Exception::Type::DISCONNECTED);
   message->send();
   said_goodbye_ = true;
@@ -316,6 +322,10 @@ bool Link::try_receive(Received* out) {
       return false;
     case FrameReader::Outcome::kError:
       if (error.code() == Code::kNoMemory) port_.note_exhausted();
+      if (error.code() == Code::kCorrupted) {
+        corrupted_ = error;
+        send_abort(kCorrupted);
+      }
       down(error);
       return false;
   }
@@ -338,7 +348,9 @@ bool Link::is_abort(Frame& frame) {
                  abort = message.isAbort();
                  if (!abort) return;
                  auto reason = message.getAbort().getReason();
-                 if (reason != kGoodbye) {
+                 if (reason == kCorrupted) {
+                   why = Status(Code::kCorrupted, "the peer received a frame that failed its CRC32C check");
+                 } else if (reason != kGoodbye) {
                    why = Status(Code::kWorkerLost,
                                 "the peer broke the connection off: " + std::string(reason.cStr()));
                  }

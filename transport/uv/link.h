@@ -52,6 +52,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   bool span_consumed() const { return span_id_ == 0; }
 
   void send_raw(std::vector<uint8_t> bytes);
+  void use_checksums() { reader_.use_checksums(), writer_.use_checksums(); }  // both sides, from the first frame on
   void send_goodbye();  // the last message; what RPC sends after it is dropped
   void push_out();      // writes what is held back for something to ride with
   void end_writing();   // after all is written
@@ -88,6 +89,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   void write_quietly();  // the owner is told at the next flush
   void flush_soon();
   void down(const Status& why);
+  void send_abort(const char* reason);
 
   void on_readable() override;
   void on_writable() override;
@@ -104,6 +106,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   std::unique_ptr<PollFd> poll_;
   FrameReader reader_;
   FrameWriter writer_;
+  Status corrupted_;  // why it goes down, whatever else fails meanwhile
   Receive* waiting_ = nullptr;  // RPC waits for a message
   bool accepted_ = false, said_goodbye_ = false, down_ = false, stopped_ = false;
   bool flush_queued_ = false, held_ = false, starved_ = false, unreported_ = false;

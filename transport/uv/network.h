@@ -22,6 +22,7 @@ class UvNetwork final : public Network {
   ~UvNetwork() override;
 
   Loop& loop() override { return state_->loop(); }
+  void set_checksum(Checksum checksum) override { state_->checksum_ = checksum; }
   void dial(const std::string& address, DialOptions options,
             std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) override;
   Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler,
@@ -41,12 +42,13 @@ class UvNetwork final : public Network {
     State(std::unique_ptr<UvLoop> loop, size_t receive_memory);
     ~State() { read_.pool->set_freed(nullptr); }
     UvLoop& loop() { return *loop_; }
-    NetworkShared shared() { return {*loop_, read_, sent_}; }
+    NetworkShared shared() { return {*loop_, read_, sent_, checksum_}; }
     void keep(std::shared_ptr<Connection> connection);
     void begin_end(std::atomic<bool>* ended);
     void force_end();
 
     std::unique_ptr<UvLoop> loop_;
+    std::atomic<Checksum> checksum_ = Checksum::kAuto;
     ReadShared read_;
     std::atomic<uint64_t> sent_{0};
     AcceptCounters accepting_;

@@ -103,6 +103,7 @@ class ServerConnection::WireServer final : public schema::Wire::Server {
 Result<std::shared_ptr<ServerConnection>> ServerConnection::make(NetworkShared shared, Fd fd,
                                                                  std::string peer, Hello hello,
                                                                  ServerHandler* handler) {
+  hello.checksum = hello.checksum || wants_checksums(shared.checksum, fd.get());
   std::shared_ptr<ServerConnection> self(
       new ServerConnection(shared, std::move(peer), std::move(hello), handler));
   auto link = Link::make(shared.loop.port(), std::move(fd), capnp::rpc::twoparty::Side::SERVER, shared.read,
@@ -124,7 +125,8 @@ ServerConnection::~ServerConnection() noexcept { drop_rpc(); }
 void ServerConnection::start() {
   need_room();
   handler_->on_open(*this);
-  link_->send_raw(encode_status(Status()));
+  link_->send_raw(encode_status(Status(), hello_.checksum));
+  if (hello_.checksum) link_->use_checksums();
   rpc_.emplace(*link_,
                kj::Maybe<capnp::Capability::Client>(schema::Wire::Client(kj::heap<WireServer>(anchor_))));
 }

@@ -158,6 +158,7 @@ TEST(Codec, HelloKeepsAllFields) {
   EXPECT_EQ(back->rank, want.rank);
   EXPECT_EQ(back->epoch, want.epoch);
   EXPECT_EQ(back->library_version, want.library_version);
+  EXPECT_EQ(back->checksum, want.checksum);
 }
 
 TEST(Codec, BulkHeaderKeepsAllFields) {

@@ -297,6 +297,14 @@ class Relay {
   void limit(int64_t bytes) { limit_ = bytes; }
   int64_t forwarded() const { return forwarded_; }
   void cut(bool reset) { cut_ = reset ? 2 : 1; }  // reset: RST; else FIN, as when a process dies
+  // One bit of the byte with this index, counted from the beginning of the stream, arrives flipped. Before the client connects.
+  struct Flip {
+    bool to_server = true;
+    int64_t byte = -1;
+    int bit = 0;
+  };
+  void flip(Flip flip) { flip_ = flip; }
+  int64_t returned() const { return returned_; }  // bytes towards the client
 
  private:
   void main() {
@@ -317,15 +325,22 @@ class Relay {
       if (fds[0].revents & POLLIN) {
         const ssize_t n = ::recv(client.get(), buffer.data(), std::min<int64_t>(room, buffer.size()), 0);
         if (n <= 0) break;
+        flip_in(true, buffer.data(), forwarded_, n);
         if (!all(server.get(), buffer.data(), n)) break;
         forwarded_ += n;
       }
       if (fds[1].revents & POLLIN) {
         const ssize_t n = ::recv(server.get(), buffer.data(), buffer.size(), 0);
         if (n <= 0) break;
+        flip_in(false, buffer.data(), returned_, n);
         if (!all(client.get(), buffer.data(), n)) break;
+        returned_ += n;
       }
     }
+  }
+  void flip_in(bool to_server, char* data, int64_t begin, ssize_t n) {
+    if (to_server != flip_.to_server || flip_.byte < begin || flip_.byte >= begin + n) return;
+    data[flip_.byte - begin] ^= static_cast<char>(1 << flip_.bit);
   }
   static bool all(int fd, const char* data, ssize_t n) {
     while (n > 0) {
@@ -340,7 +355,8 @@ class Relay {
   const int target_port_;
   int port_ = 0;
   uv::Fd listen_;
-  std::atomic<int64_t> limit_{INT64_MAX}, forwarded_{0};
+  std::atomic<int64_t> limit_{INT64_MAX}, forwarded_{0}, returned_{0};
+  Flip flip_;  // before the thread has a client
   std::atomic<int> cut_{0};
   std::atomic<bool> stop_{false};
   std::thread thread_;

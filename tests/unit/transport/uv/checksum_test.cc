@@ -1,0 +1,210 @@
+// Checksums of frames: who has them, and that no flipped bit gets through.
+#include "support.h"
+#include "transport/schema/codec.h"
+
+namespace dsgd::transport::test {
+namespace {
+
+constexpr size_t kSpan = 70000;  // more than a small chunk, not a multiple of a word
+
+class ChecksumTest : public NetworkTest {
+ protected:
+  void start_with(Checksum serving, Checksum dialling, const std::string& address = "127.0.0.1:0") {
+    start(address);
+    server->set_checksum(serving);
+    client->set_checksum(dialling);
+  }
+
+  // Traffic of every kind: a call with its answer, a small chunk, a span that lands in its place, one that lands in pieces, and
+  // one that is pooled. Returns the first failure that the client is told. What the server is given is checked.
+  struct Outcome {
+    Status client, server;  // server: why its side of the connection ended; OK: it has not
+    bool delivered_as_sent = true;
+    int64_t forwarded = 0, returned = 0;
+  };
+  Outcome carry(const Relay::Flip& flip) {
+    Outcome outcome;
+    Relay relay(port_of(listener->address()));
+    relay.flip(flip);
+    TestHandler server_side;
+    door.handler = &server_side;
+    CopySink place(kSpan, CopySink::Mode::kPlace), pieces(kSpan, CopySink::Mode::kPieces);
+    server_side.call = [&](ServerChannel&, Message request, Responder respond) {
+      auto* part = std::get_if<ObjectPart>(&request);
+      outcome.delivered_as_sent = outcome.delivered_as_sent && part && part->name == "name" && part->data == object_;
+      respond(std::move(request));
+    };
+    server_side.bulk = [&](ServerChannel&, const BulkHeader& header, size_t) -> BulkSink* {
+      return header.operation == 2 ? &place : header.operation == 3 ? &pieces : nullptr;
+    };
+    server_side.bulk_end = [&](ServerChannel&, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
+      const auto data = receipt->data();
+      const std::vector<std::byte>& want = header.operation == 1 ? small_ : span_;
+      const std::span<const std::byte> got = header.operation == 2   ? std::span<const std::byte>(place.data)
+                                             : header.operation == 3 ? std::span<const std::byte>(pieces.data)
+                                                                     : data;
+      outcome.delivered_as_sent = outcome.delivered_as_sent && header.operation <= 4 && header.tag == 77 &&
+                                  std::equal(got.begin(), got.end(), want.begin(), want.end());
+      receipt->finish({});
+    };
+    auto options = dial_options(*client);
+    Status closed, refused;
+    options.closed = [&closed](const Status& why) { closed = why; };
+    options.refused = [&refused](uint64_t, const Status& why) { refused = why; };
+    auto dialled = dial(*client, relay.address(), options);
+    if (!dialled.ok()) {
+      outcome.client = dialled.status();
+      eventually(*server, [&] { return !server_side.closes.empty(); });
+    } else {
+      channel = std::move(dialled).value();
+      outcome.client = talk();
+      if (outcome.client.ok()) outcome.client = refused;
+      if (!outcome.client.ok()) {  // an operation's end and the connection's come in either order
+        eventually(*client, [&] { return !closed.ok(); });
+        if (closed.code() == Code::kCorrupted) outcome.client = closed;
+        eventually(*server, [&] { return !server_side.closes.empty(); });
+      }
+    }
+    on(*server, [&] {
+      if (!server_side.closes.empty()) outcome.server = server_side.closes[0];
+    });
+    outcome.forwarded = relay.forwarded(), outcome.returned = relay.returned();
+    if (channel) on(*client, [this] { channel.reset(); });
+    eventually(*server, [&] { return server_side.channels.empty(); });
+    return outcome;
+  }
+
+  Status talk() {
+    ObjectPart part;
+    part.name = "name";
+    part.data = object_;
+    auto echoed = call(*client, *channel, part);
+    if (!echoed.ok()) return echoed.status();
+    const auto* back = std::get_if<ObjectPart>(&echoed.value());
+    if (!back || back->name != "name" || back->data != object_) return Status(Code::kInternal, "the answer was changed");
+    BulkHeader header;
+    header.tag = 77;
+    header.operation = 1;
+    Status small = await<Status>(*client, [&](std::function<void(Status)> finish) { channel->send_small(header, small_, finish); });
+    if (!small.ok()) return small;
+    for (header.operation = 2; header.operation <= 4; ++header.operation) {
+      if (Status status = send(*client, *channel, header, span_); !status.ok()) return status;
+    }
+    return {};
+  }
+
+  const std::vector<uint8_t> object_ = std::vector<uint8_t>(300, 7);
+  const std::vector<std::byte> small_ = pattern(500, 1), span_ = pattern(kSpan, 2);
+};
+
+TEST_F(ChecksumTest, EitherSidesWishSwitchesThemOn) {
+  const Checksum kAll[] = {Checksum::kAuto, Checksum::kAlways, Checksum::kNever};
+  for (const std::string& address : {std::string("127.0.0.1:0"), "unix:/tmp/dsgd-checksum-" + std::to_string(getpid())}) {
+    for (Checksum serving : kAll) {
+      for (Checksum dialling : kAll) {
+        start_with(serving, dialling, address);
+        connect();
+        const bool wanted = serving == Checksum::kAlways || dialling == Checksum::kAlways;
+        EXPECT_EQ(handler.channels.at(0)->hello().checksum, wanted);
+        EXPECT_TRUE(call(*client, *channel, Message(Empty{})).ok());
+        TearDown();
+        handler.channels.clear();
+      }
+    }
+  }
+}
+
+TEST_F(ChecksumTest, EverySizeArrivesWholeInPlaceInPiecesAndPooled) {
+  start_with(Checksum::kAlways, Checksum::kAlways);
+  connect();
+  uint64_t operation = 1;
+  for (size_t size : {size_t{1}, size_t{8}, size_t{4100}, size_t{65537}, size_t{262147}, (size_t{1} << 20) - 4, size_t{1} << 20}) {
+    const std::vector<std::byte> data = pattern(size, static_cast<unsigned>(size));
+    for (int way = 0; way < 3; ++way) {
+      CopySink sink(size, way == 0 ? CopySink::Mode::kPlace : CopySink::Mode::kPieces);
+      std::vector<std::byte> pooled;
+      handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t) -> BulkSink* { return way < 2 ? &sink : nullptr; };
+      handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
+        pooled.assign(receipt->data().begin(), receipt->data().end());
+        receipt->finish({});
+      };
+      BulkHeader header;
+      header.operation = operation++;
+      const Status sent = send(*client, *channel, header, data);
+      ASSERT_TRUE(sent.ok()) << size << ' ' << way << ": " << sent.message();
+      EXPECT_TRUE((pooled.empty() ? sink.data : pooled) == data) << size << ' ' << way;
+    }
+  }
+  end();
+}
+
+TEST_F(ChecksumTest, ARevokedSpanIsFinishedFromACopyWithTheRightChecksum) {
+  start_with(Checksum::kAlways, Checksum::kAlways);
+  Relay relay(port_of(listener->address()));
+  connect(dial_options(*client), relay.address());
+  ASSERT_TRUE(call(*client, *channel, Message(Empty{})).ok());
+  std::vector<std::byte> data = pattern(1 << 20, 3);
+  const std::vector<std::byte> original = data;
+  CopySink sink(data.size(), CopySink::Mode::kPlace);
+  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t) -> BulkSink* { return &sink; };
+  bool complete = false;
+  handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
+    complete = true;
+    receipt->finish({});
+  };
+  relay.limit(relay.forwarded() + 300000);
+  BulkHeader header;
+  header.operation = 9;
+  on(*client, [&] { channel->send(header, data, [](const Status&) {}); });
+  ASSERT_TRUE(eventually(*server, [&] { return sink.data[200000] == data[200000] && sink.data[200001] == data[200001]; }));
+  on(*client, [&] {
+    channel->revoke(9);
+    std::fill(data.begin(), data.end(), std::byte{0});
+  });
+  relay.limit(INT64_MAX);
+  ASSERT_TRUE(eventually(*server, [&] { return complete || !handler.closes.empty(); }));
+  EXPECT_TRUE(complete) << handler.closes.at(0).message();
+  EXPECT_TRUE(sink.data == original);
+  EXPECT_TRUE(call(*client, *channel, Message(Empty{})).ok());
+  end();
+}
+
+// Of the handshake no byte is flipped; of what is small every seventh; of spans enough to hit each of their parts.
+TEST_F(ChecksumTest, NoFlippedBitOfAFrameGetsThrough) {
+  start_with(Checksum::kAlways, Checksum::kAlways);
+  Hello said = dial_options(*client).hello;
+  said.checksum = true;
+  const int64_t hello = static_cast<int64_t>(encode(said).size());
+  const int64_t reply = static_cast<int64_t>(encode_status(Status(), true).size());
+  const Outcome whole = carry({});
+  ASSERT_TRUE(whole.client.ok()) << whole.client.message();
+  ASSERT_TRUE(whole.delivered_as_sent);
+  int flips = 0;
+  for (bool to_server : {true, false}) {
+    const int64_t begin = to_server ? hello : reply, end = to_server ? whole.forwarded : whole.returned;
+    ASSERT_GT(end, begin);
+    for (int64_t byte = begin; byte < end - 64; byte += byte < begin + 1400 ? 7 : 1597) {
+      const Outcome outcome = carry({to_server, byte, static_cast<int>(byte % 8)});
+      const std::string where = std::string(to_server ? "to the server, byte " : "to the client, byte ") + std::to_string(byte);
+      ++flips;
+      EXPECT_TRUE(outcome.delivered_as_sent) << where;
+      ASSERT_FALSE(outcome.client.ok()) << where;
+      // The receiving side says what happened; the sending side learns it from there, or sees the connection end.
+      const Code told = (to_server ? outcome.server : outcome.client).code();
+      EXPECT_EQ(told, Code::kCorrupted) << where << ": " << (to_server ? outcome.server : outcome.client).message();
+    }
+  }
+  EXPECT_GT(flips, 200);
+}
+
+TEST_F(ChecksumTest, WithoutThemAFlippedBitIsDelivered) {
+  start_with(Checksum::kNever, Checksum::kNever);
+  const Outcome whole = carry({});
+  ASSERT_TRUE(whole.client.ok());
+  const Outcome flipped = carry({true, whole.forwarded - 20000, 3});
+  EXPECT_TRUE(flipped.client.ok());
+  EXPECT_FALSE(flipped.delivered_as_sent);
+}
+
+}  // namespace
+}  // namespace dsgd::transport::test
