@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "core/reduce/clones.h"
 #include "core/reduce/kernels.h"
@@ -12,85 +12,72 @@
 namespace dsgd::reproducible {
 namespace {
 
-// Largest magnitude as bits without the sign: ordered like the magnitudes themselves, with infinity and NaN
-// on top.
-template <typename T, typename Bits>
-DSGD_INLINED Bits largest_magnitude(const T* data, size_t count) {
-  constexpr Bits kMagnitude = std::numeric_limits<Bits>::max();
-  Bits largest = 0;
-  for (size_t i = 0; i < count; ++i) {
-    Bits bits;
-    std::memcpy(&bits, data + i, sizeof bits);
-    bits &= kMagnitude;
-    largest = bits > largest ? bits : largest;
+constexpr size_t kBlock = 4096;            // elements that are widened at a time
+constexpr uint32_t kNarrowReplicas = 8;    // whose sums of float32 keep 24 bits in 32-bit integers
+constexpr uint64_t kInfinity = 0x7ff0000000000000;
+constexpr int kBias = 1023;
+
+// Exponent field of a product whose magnitude is raised by 2^-27 of its power of two: then the product is below
+// 2^(field - 1022), and so is its integer, rounded, below the power of two that it is scaled to.
+DSGD_INLINED int32_t exponent_field(uint64_t magnitude) {
+  return static_cast<int32_t>((magnitude + (uint64_t{1} << 25)) >> 52);
+}
+
+// What the functions below need to know of an element's type: its exponents as they travel, and how they scale it.
+template <typename T>
+struct Format;
+
+// One byte for two powers of two: code k stands for products below 2^(2k - 316), which holds all products of a float32
+// and a weight. 255: not finite.
+template <>
+struct Format<float> {
+  using Code = uint8_t;
+  static constexpr int32_t kNotFinite = 255;
+  static DSGD_INLINED int32_t code(uint64_t magnitude) {
+    const int32_t code = (exponent_field(magnitude) - 705) >> 1;
+    return code < 0 ? 0 : code > kNotFinite ? kNotFinite : code;
   }
-  return largest;
-}
-
-DSGD_CLONES int32_t largest_float32(const float* data, size_t count) {
-  return largest_magnitude<float, int32_t>(data, count);
-}
-DSGD_CLONES int64_t largest_float64(const double* data, size_t count) {
-  return largest_magnitude<double, int64_t>(data, count);
-}
-
-Exponent exponent_of(double magnitude) {
-  if (!std::isfinite(magnitude)) return kNotFinite;
-  if (magnitude == 0) return kZero;
-  int exponent;
-  std::frexp(magnitude, &exponent);  // magnitude = m * 2^exponent, 1/2 <= m < 1, for subnormal numbers too
-  return exponent;
-}
-
-// A block of gradients in the type that it is added up in.
-const void* widened(DType dtype, const void* gradient, size_t begin, size_t count, float* scratch) {
-  const std::byte* block = static_cast<const std::byte*>(gradient) + begin * dtype_size(dtype);
-  if (!is_half(dtype)) return block;
-  widen(dtype, scratch, block, count);
-  return scratch;
-}
-
-// c*g is monotone in |g|, and so is its rounding: the largest |g| gives the largest |c*g|.
-double largest_product(DType dtype, const void* gradient, size_t count, double c) {
-  if (dtype == DType::kFloat32)
-    return std::fabs(c) * std::bit_cast<float>(largest_float32(static_cast<const float*>(gradient), count));
-  return std::fabs(c) * std::bit_cast<double>(largest_float64(static_cast<const double*>(gradient), count));
-}
-
-// Products are below 2^exponent, so scaled ones are at most 2^(62-h) after rounding, and 2^h >= replicas of
-// them at most 2^62.
-int shift_of(Exponent exponent, uint32_t replicas) {
-  const int headroom = replicas > 1 ? std::bit_width(replicas - 1) : 0;
-  return 62 - headroom - exponent;
-}
-
-// 2^exponent as two factors, since the exponents that occur reach beyond those of a double. Multiplying by
-// both is exact unless the final result is out of range.
-struct Scale {
-  explicit Scale(int exponent) {
-    constexpr int kLimit = 1022;
-    const int first = std::clamp(exponent, -kLimit, kLimit);
-    one = std::ldexp(1.0, first);
-    two = std::ldexp(1.0, std::clamp(exponent - first, -kLimit, kLimit));
+  static DSGD_INLINED double shifted(double value, int64_t code, int64_t shift, int64_t sign) {
+    return value * std::bit_cast<double>(static_cast<uint64_t>(kBias + shift + sign * (2 * code - 316)) << 52);
   }
-  double one, two;
 };
 
-// Conversions between double and int64 that vectorise on every machine: few have an instruction for them.
-// Adding such a number puts an integer into the low bits of a double's mantissa, rounded to nearest even.
+// The exponent field itself: products below 2^(code - 1022). 2048: not finite.
+template <>
+struct Format<double> {
+  using Code = int32_t;
+  static constexpr int32_t kNotFinite = 2048;
+  static DSGD_INLINED int32_t code(uint64_t magnitude) {
+    return magnitude >= kInfinity ? kNotFinite : exponent_field(magnitude);
+  }
+  // In two factors, since the exponents that occur reach beyond those of a double. Multiplying by both is exact unless the
+  // final result is subnormal.
+  static DSGD_INLINED double shifted(double value, int64_t code, int64_t shift, int64_t sign) {
+    const int64_t exponent = shift + sign * (code - 1022), half = exponent >> 1;
+    return value * std::bit_cast<double>(static_cast<uint64_t>(kBias + half) << 52) *
+           std::bit_cast<double>(static_cast<uint64_t>(kBias + exponent - half) << 52);
+  }
+};
+
+// Conversions between doubles and integers that vectorise on every machine: few have an instruction for 64 bits. Adding
+// such a number puts an integer into the low bits of a double's mantissa, rounded to nearest even.
 constexpr double kSigned = 0x1.8p52;  // holds integers of magnitude below 2^51
 constexpr uint64_t kSignedBits = 0x4338000000000000;
-constexpr uint64_t kLowBits = 0x4330000000000000;  // of 2^52, which holds 32 unsigned bits
-constexpr uint64_t kHighBits =
-    0x4530000080000000;  // of 2^84 + 2^63, which holds 32 signed bits in units of 2^32
+constexpr uint64_t kLowBits = 0x4330000000000000;   // of 2^52, which holds 32 unsigned bits
+constexpr uint64_t kHighBits = 0x4530000080000000;  // of 2^84 + 2^63, which holds 32 signed bits in units of 2^32
 constexpr double kHighAndLow = 0x1p84 + 0x1p63 + 0x1p52;
 
-// Nearest integer to value, ties to even; |value| <= 2^62. The high part is a multiple of 2^32 and the rest
-// is exact, so that only the rest is rounded.
+// Nearest integer to a value within the range of the type, ties to even.
+template <typename Sum>
 DSGD_INLINED uint64_t to_integer(double value) {
-  const double high = value * 0x1p-32 + kSigned;
-  const double low = (value - (high - kSigned) * 0x1p32) + kSigned;
-  return ((std::bit_cast<uint64_t>(high) - kSignedBits) << 32) + (std::bit_cast<uint64_t>(low) - kSignedBits);
+  if constexpr (sizeof(Sum) == 4) {
+    return std::bit_cast<uint64_t>(value + kSigned);  // its low 32 bits
+  } else {
+    // The high part is a multiple of 2^32 and the rest is exact, so that only the rest is rounded.
+    const double high = value * 0x1p-32 + kSigned;
+    const double low = (value - (high - kSigned) * 0x1p32) + kSigned;
+    return ((std::bit_cast<uint64_t>(high) - kSignedBits) << 32) + (std::bit_cast<uint64_t>(low) - kSignedBits);
+  }
 }
 
 // The double nearest to an integer: both halves are exact, and their sum is rounded once.
@@ -100,99 +87,133 @@ DSGD_INLINED double to_double(int64_t integer) {
   const double low = std::bit_cast<double>((bits & 0xffffffff) | kLowBits);
   return (high - kHighAndLow) + low;
 }
+DSGD_INLINED double to_double(int32_t integer) { return integer; }
+
+// Bits of a scaled product: as many as leave room for the sum of all replicas' and the sign.
+template <typename Sum>
+int64_t bits_of(uint32_t replicas) {
+  return std::numeric_limits<Sum>::digits - std::bit_width(replicas - 1);
+}
 
 template <typename T>
-DSGD_INLINED void add_scaled(const T* gradient, size_t count, double c, Scale scale, int64_t* sums) {
+DSGD_INLINED void raise(const T* gradient, size_t count, double c, typename Format<T>::Code* exponents) {
+  DSGD_INDEPENDENT
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t magnitude = std::bit_cast<uint64_t>(c * static_cast<double>(gradient[i])) << 1 >> 1;
+    const int32_t code = Format<T>::code(magnitude), before = exponents[i];
+    exponents[i] = static_cast<typename Format<T>::Code>(code > before ? code : before);
+  }
+}
+
+// Where the exponent says that a product is not finite, any integer will do.
+template <typename T, typename Sum>
+DSGD_INLINED void add(const T* gradient, size_t count, double c, const typename Format<T>::Code* exponents, int64_t bits,
+                      Sum* sums) {
+  using Bits = std::make_unsigned_t<Sum>;
   DSGD_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
     const double product = c * static_cast<double>(gradient[i]);
-    const uint64_t integer = to_integer(product * scale.one * scale.two);
-    sums[i] = static_cast<int64_t>(static_cast<uint64_t>(sums[i]) + integer);
+    const uint64_t integer = to_integer<Sum>(Format<T>::shifted(product, exponents[i], bits, -1));
+    sums[i] = static_cast<Sum>(static_cast<Bits>(sums[i]) + static_cast<Bits>(integer));
   }
 }
-template <typename T>
-DSGD_INLINED void mean_of(const int64_t* sums, size_t count, double divisor, Scale scale, T* mean) {
+
+// `weight` is `divisor` * 2^`exponent`, so that neither very large nor very small ones overflow on the way.
+template <typename T, typename Sum>
+DSGD_INLINED void divide(const Sum* sums, size_t count, const typename Format<T>::Code* exponents, int64_t shift,
+                         double divisor, T* mean) {
+  // Bits are selected, not numbers: the compiler would not compute a number that is then not used, and not vectorise.
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  constexpr Bits kNan = std::bit_cast<Bits>(std::numeric_limits<T>::quiet_NaN());
   DSGD_INDEPENDENT
-  for (size_t i = 0; i < count; ++i)
-    mean[i] = static_cast<T>(to_double(sums[i]) / divisor * scale.one * scale.two);
+  for (size_t i = 0; i < count; ++i) {
+    const T value = static_cast<T>(Format<T>::shifted(to_double(sums[i]) / divisor, exponents[i], shift, 1));
+    const Bits mask = -static_cast<Bits>(exponents[i] == Format<T>::kNotFinite);
+    mean[i] = std::bit_cast<T>((std::bit_cast<Bits>(value) & ~mask) | (kNan & mask));
+  }
 }
 
-DSGD_CLONES void add_float32(const float* gradient, size_t count, double c, Scale scale, int64_t* sums) {
-  add_scaled(gradient, count, c, scale, sums);
+#define DSGD_REPRODUCIBLE(suffix, T, Sum)                                                                            \
+  DSGD_CLONES void add_##suffix(const T* gradient, size_t count, double c, const Format<T>::Code* exponents,         \
+                                int64_t bits, Sum* sums) {                                                           \
+    add(gradient, count, c, exponents, bits, sums);                                                                  \
+  }                                                                                                                  \
+  DSGD_CLONES void divide_##suffix(const Sum* sums, size_t count, const Format<T>::Code* exponents, int64_t shift,   \
+                                   double divisor, T* mean) {                                                        \
+    divide(sums, count, exponents, shift, divisor, mean);                                                            \
+  }
+DSGD_REPRODUCIBLE(float32_narrow, float, int32_t)
+DSGD_REPRODUCIBLE(float32, float, int64_t)
+DSGD_REPRODUCIBLE(float64, double, int64_t)
+#undef DSGD_REPRODUCIBLE
+
+DSGD_CLONES void raise_float32(const float* gradient, size_t count, double c, uint8_t* exponents) {
+  raise(gradient, count, c, exponents);
 }
-DSGD_CLONES void add_float64(const double* gradient, size_t count, double c, Scale scale, int64_t* sums) {
-  add_scaled(gradient, count, c, scale, sums);
-}
-DSGD_CLONES void mean_float32(const int64_t* sums, size_t count, double divisor, Scale scale, float* mean) {
-  mean_of(sums, count, divisor, scale, mean);
-}
-DSGD_CLONES void mean_float64(const int64_t* sums, size_t count, double divisor, Scale scale, double* mean) {
-  mean_of(sums, count, divisor, scale, mean);
+DSGD_CLONES void raise_float64(const double* gradient, size_t count, double c, int32_t* exponents) {
+  raise(gradient, count, c, exponents);
 }
 
-// The mean of one block whose exponent is a number: sums * 2^-shift / weight. The weight's exponent joins the
-// shift, so that neither very large nor very small weights overflow on the way.
-template <typename T>
-void mean_of_block(const int64_t* sums, size_t count, int shift, double weight, T* mean) {
-  int weight_exponent;
-  const double divisor = std::frexp(weight, &weight_exponent);
-  const Scale scale(-shift - weight_exponent);
-  if constexpr (sizeof(T) == sizeof(float))
-    mean_float32(sums, count, divisor, scale, mean);
-  else
-    mean_float64(sums, count, divisor, scale, mean);
-}
-
-template <typename T>
-void means(const int64_t* sums, size_t count, std::span<const Exponent> exponents, uint32_t replicas,
-           double weight, T* mean) {
+// Calls use(elements, begin, count) for float32 gradients at once, and for half types block by block, widened.
+template <typename Use>
+void in_float32(DType dtype, const void* gradient, size_t count, Use use) {
+  if (dtype == DType::kFloat32) return use(static_cast<const float*>(gradient), size_t{0}, count);
+  alignas(64) float widened[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t block = std::min(kBlock, count - begin);
-    const Exponent exponent = exponents[begin / kBlock];
-    if (exponent == kNotFinite)
-      std::fill_n(mean + begin, block, std::numeric_limits<T>::quiet_NaN());
-    else if (exponent == kZero)
-      std::fill_n(mean + begin, block, T{0});
-    else
-      mean_of_block(sums + begin, block, shift_of(exponent, replicas), weight, mean + begin);
+    widen(dtype, widened, static_cast<const std::byte*>(gradient) + begin * dtype_size(dtype), block);
+    use(widened, begin, block);
   }
 }
 
 }  // namespace
 
-void raise_exponents(DType dtype, const void* gradient, size_t count, double c,
-                     std::span<Exponent> exponents) {
-  alignas(64) float scratch[kBlock];
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t block = std::min(kBlock, count - begin);
-    const double largest = largest_product(wide(dtype), widened(dtype, gradient, begin, block, scratch), block, c);
-    Exponent& exponent = exponents[begin / kBlock];
-    exponent = std::max(exponent, exponent_of(largest));
-  }
+DType exponent_type(DType dtype) { return dtype == DType::kFloat64 ? DType::kInt32 : DType::kUint8; }
+DType sum_type(DType dtype, uint32_t replicas) {
+  return dtype == DType::kFloat64 || replicas > kNarrowReplicas ? DType::kInt64 : DType::kInt32;
 }
 
-void accumulate(DType dtype, const void* gradient, size_t count, double c,
-                std::span<const Exponent> exponents, uint32_t replicas, int64_t* sums) {
-  alignas(64) float scratch[kBlock];
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const Exponent exponent = exponents[begin / kBlock];
-    if (exponent == kNotFinite || exponent == kZero) continue;
-    const size_t block = std::min(kBlock, count - begin);
-    const Scale scale(shift_of(exponent, replicas));
-    const void* from = widened(dtype, gradient, begin, block, scratch);
-    if (wide(dtype) == DType::kFloat32)
-      add_float32(static_cast<const float*>(from), block, c, scale, sums + begin);
-    else
-      add_float64(static_cast<const double*>(from), block, c, scale, sums + begin);
+void raise_exponents(DType dtype, const void* gradient, size_t count, double c, void* exponents) {
+  if (dtype == DType::kFloat64) {
+    return raise_float64(static_cast<const double*>(gradient), count, c, static_cast<int32_t*>(exponents));
   }
+  in_float32(dtype, gradient, count, [c, exponents](const float* elements, size_t begin, size_t part) {
+    raise_float32(elements, part, c, static_cast<uint8_t*>(exponents) + begin);
+  });
 }
 
-void to_mean(DType dtype, const int64_t* sums, size_t count, std::span<const Exponent> exponents,
-             uint32_t replicas, double weight, void* mean) {
-  if (dtype == DType::kFloat32)
-    means(sums, count, exponents, replicas, weight, static_cast<float*>(mean));
-  else
-    means(sums, count, exponents, replicas, weight, static_cast<double*>(mean));
+void accumulate(DType dtype, const void* gradient, size_t count, double c, const void* exponents, uint32_t replicas,
+                void* sums) {
+  if (dtype == DType::kFloat64) {
+    return add_float64(static_cast<const double*>(gradient), count, c, static_cast<const int32_t*>(exponents),
+                       bits_of<int64_t>(replicas), static_cast<int64_t*>(sums));
+  }
+  const bool narrow = sum_type(dtype, replicas) == DType::kInt32;
+  in_float32(dtype, gradient, count, [=](const float* elements, size_t begin, size_t part) {
+    const uint8_t* codes = static_cast<const uint8_t*>(exponents) + begin;
+    if (narrow) {
+      add_float32_narrow(elements, part, c, codes, bits_of<int32_t>(replicas), static_cast<int32_t*>(sums) + begin);
+    } else {
+      add_float32(elements, part, c, codes, bits_of<int64_t>(replicas), static_cast<int64_t*>(sums) + begin);
+    }
+  });
+}
+
+void to_mean(DType dtype, const void* sums, size_t count, const void* exponents, uint32_t replicas, double weight,
+             void* mean) {
+  int weight_exponent;
+  const double divisor = std::frexp(weight, &weight_exponent);
+  const int64_t shift = -weight_exponent;
+  if (dtype == DType::kFloat64) {
+    divide_float64(static_cast<const int64_t*>(sums), count, static_cast<const int32_t*>(exponents),
+                   shift - bits_of<int64_t>(replicas), divisor, static_cast<double*>(mean));
+  } else if (sum_type(dtype, replicas) == DType::kInt32) {
+    divide_float32_narrow(static_cast<const int32_t*>(sums), count, static_cast<const uint8_t*>(exponents),
+                          shift - bits_of<int32_t>(replicas), divisor, static_cast<float*>(mean));
+  } else {
+    divide_float32(static_cast<const int64_t*>(sums), count, static_cast<const uint8_t*>(exponents),
+                   shift - bits_of<int64_t>(replicas), divisor, static_cast<float*>(mean));
+  }
 }
 
 }  // namespace dsgd::reproducible

@@ -1,38 +1,35 @@
-// Sums whose bits do not depend on the order of addition, nor on how replicas are split over workers: per
-// block of kBlock elements all replicas agree on the largest exponent of c*g, every product becomes a 64-bit
-// integer in units of that block, integers are added in any order, and the sum is converted back once. (Same
-// idea as reproducible summation by pre-rounding: Demmel & Nguyen 2013; Ahrens, Demmel & Nguyen 2020.)
+// Sums whose bits depend neither on the order of addition nor on how replicas are split over workers. For each element all
+// replicas agree on the largest exponent of their products c*g; each product becomes an integer in units of that
+// exponent; integers are added in any order; the sum is converted back once. (Pre-rounding as in Demmel and Nguyen,
+// "Parallel Reproducible Summation", 2015, with an exponent per element instead of fixed bins.) README.md says why.
+//
+// Error: the sum of R products of an element differs from the exact one by at most
+//   float32  2^-24 of its largest product for R <= 8 (32-bit sums), and R * 2^(h-62) of it above (64-bit sums)
+//   float64  R * 2^(h-63) of it, which is 2^-53 for R = 32
+// where 2^h is the smallest power of two >= R. The mean is rounded once more, to the element's type. Every product is
+// rounded to double before.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "core/base/dtype.h"
 
 namespace dsgd::reproducible {
 
-inline constexpr size_t kBlock = 4096;
-inline constexpr size_t block_count(size_t elements) { return (elements + kBlock - 1) / kBlock; }
+// The types in which exponents and sums travel: uint8 or int32, and int32 or int64.
+DType exponent_type(DType dtype);
+DType sum_type(DType dtype, uint32_t replicas);
 
-// Exponent of a block: smallest e with |c*g| < 2^e for all elements. kZero: all are zero. kNotFinite: some
-// NaN or infinity; the whole block's result is NaN. The maximum over replicas is what all agree on, so the
-// order matters: kZero < any exponent < kNotFinite.
-using Exponent = int32_t;
-inline constexpr Exponent kZero = -1000000;
-inline constexpr Exponent kNotFinite = 1000000;
-
-// exponents[b] = max(exponents[b], exponent of block b of c * gradient). The product is made in double.
-void raise_exponents(DType dtype, const void* gradient, size_t count, double c,
-                     std::span<Exponent> exponents);
-// sums[i] += round_to_nearest_even(c * gradient[i] * 2^shift) with shift such that `replicas` (1 .. 65536)
-// products of the block's largest magnitude cannot overflow int64. Blocks that are kNotFinite or kZero add 0.
-void accumulate(DType dtype, const void* gradient, size_t count, double c,
-                std::span<const Exponent> exponents, uint32_t replicas, int64_t* sums);
-// mean[i] = sums[i] * 2^-shift / weight, rounded once to the element's type (divided in double); NaN where
-// the block is kNotFinite.
-// float32 and float64 only; the others take half types, too.
-void to_mean(DType dtype, const int64_t* sums, size_t count, std::span<const Exponent> exponents,
-             uint32_t replicas, double weight, void* mean);
+// exponents[i] = max(exponents[i], exponent of c * gradient[i]). Exponents begin as zero bytes. c is 0x1p-136 to 0x1p56.
+void raise_exponents(DType dtype, const void* gradient, size_t count, double c, void* exponents);
+// sums[i] += c * gradient[i] in units of exponents[i], rounded to nearest even. Sums begin as zero. `replicas`, 1 to 65536,
+// products cannot overflow.
+void accumulate(DType dtype, const void* gradient, size_t count, double c, const void* exponents, uint32_t replicas,
+                void* sums);
+// mean[i] = sums[i] / weight, rounded to the element's type; NaN where a product was not finite. float32 and float64 only;
+// the functions above take half types, too, whose means are float32.
+void to_mean(DType dtype, const void* sums, size_t count, const void* exponents, uint32_t replicas, double weight,
+             void* mean);
 
 }  // namespace dsgd::reproducible

@@ -262,7 +262,7 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) cons
   });
   // Nothing travels, and what a step costs the host grows with the number of buckets.
   if (!mesh_ && on_one_gpu) options.bucket_bytes = std::max(options.bucket_bytes, kBucketOfOneGpu);
-  if (options_.step.reproducible) options.bucket_blocks = transport::kSmallBytes / sizeof(int32_t);
+  if (options_.step.reproducible) options.trailer = kExactTrailer;
   auto plan = make_plan(planned, strategy, options);
   if (!plan.ok() || size() == 1 || !strategy.algorithm.registered) return plan;
   for (Bucket& bucket : plan.value().buckets) {  // before the first step, rather than in it

@@ -12,6 +12,7 @@
 #include "core/optimizer/apply.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
+#include "core/reduce/weight_sum.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
@@ -41,42 +42,47 @@ void write_element(DType dtype, std::byte* data, size_t position, double value) 
 
 }  // namespace
 
+// The exact sum of the weights of the replicas that contribute to a piece, rounded once; 0: none does.
+double Step::exact_weight(const Bucket& bucket, const Buffers& buffers, const Piece& piece) const {
+  WeightDigits digits;
+  const std::byte* from = data_at(bucket, buffers, piece.trailer);
+  if (data_type(bucket) == DType::kInt64) {
+    std::memcpy(digits.data(), from, sizeof digits);
+  } else {
+    std::array<int32_t, kWeightDigits> narrow;
+    std::memcpy(narrow.data(), from, sizeof narrow);
+    std::copy(narrow.begin(), narrow.end(), digits.begin());
+  }
+  return weight_of(digits);
+}
+
 // How many replicas contribute to a piece and their weight. When all that have a weight do, the weight is the header's
 // exact one; else the sum that travelled beside the data.
 Step::PieceMean Step::piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece,
                                  bool from_result) const {
   double count, weight;
   if (options_.reproducible && !from_result) {
-    int64_t pair[2];
-    std::memcpy(pair, bytes(buffers.data) + piece.trailer * sizeof(int64_t), sizeof pair);
-    count = static_cast<double>(pair[0]);
-    weight = weight_of(pair[1]);
+    weight = exact_weight(bucket, buffers, piece);
+    count = weight > 0 ? 1 : 0;
   } else {
     const std::byte* data = result_of(buffers);
     count = read_element(bucket.dtype, data, piece.trailer);
     weight = read_element(bucket.dtype, data, piece.trailer + 1);
+    if (count == positive_) weight = total_weight_;
   }
-  if (count == positive_) weight = total_weight_;
   return {count > 0, weight * model_.loss_scale.factor()};
 }
 
 // mean[0 .. count) = the mean of elements [begin, begin + count) of the piece.
 void Step::mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin, size_t count,
                    double weight, void* mean) const {
-  const size_t element = dtype_size(bucket.dtype);
+  const std::byte* sums = data_at(bucket, buffers, piece.position + begin);
   if (!options_.reproducible) {
-    const std::byte* sum = bytes(buffers.data) + (piece.position + begin) * element;
-    if (mean != sum) std::memcpy(mean, sum, count * element);
+    if (mean != sums) std::memcpy(mean, sums, count * dtype_size(bucket.dtype));
     return divide(bucket.dtype, mean, count, weight);
   }
-  const int64_t* sums = static_cast<const int64_t*>(buffers.data.get()) + piece.position;
-  for (size_t done = 0; done < count;) {
-    const size_t at = begin + done, block = at / reproducible::kBlock;
-    const size_t part = std::min(count - done, (block + 1) * reproducible::kBlock - at);
-    reproducible::to_mean(bucket.dtype, sums + at, part, {buffers.exponents.data() + piece.block + block, 1},
-                          total_replicas_, weight, static_cast<std::byte*>(mean) + done * element);
-    done += part;
-  }
+  reproducible::to_mean(bucket.dtype, sums, count, exponents_at(bucket, buffers, piece.position + begin), total_replicas_,
+                        weight, mean);
 }
 
 // Elements [begin, begin + count) of a piece's values, in the bucket's type; `scratch` has room for them.
@@ -102,10 +108,9 @@ void Step::transform(size_t index, size_t begin, size_t end) {
   for (const Piece& piece : bucket.pieces) {
     // Trailers come first in a slice; they travel on, so that everybody knows what was absent.
     if (options_.reproducible && piece.trailer >= begin && piece.trailer < end) {
-      int64_t pair[2];
-      std::memcpy(pair, bytes(buffers.data) + piece.trailer * sizeof(int64_t), sizeof pair);
-      write_element(bucket.dtype, result, piece.trailer, static_cast<double>(pair[0]));
-      write_element(bucket.dtype, result, piece.trailer + 1, weight_of(pair[1]));
+      const double weight = exact_weight(bucket, buffers, piece);
+      write_element(bucket.dtype, result, piece.trailer, weight > 0 ? 1 : 0);
+      write_element(bucket.dtype, result, piece.trailer + 1, weight);
     }
     const size_t first = std::max(begin, piece.position), last = std::min(end, piece.position + piece.count);
     if (first >= last) continue;

@@ -2,18 +2,18 @@
 // contribute and the sum of their weights. A weight of 0 never reads the gradient (0 * NaN is NaN). Each device adds up its own
 // replicas; the host adds up the devices' sums, in the order of the places.
 
-#include <cmath>
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <span>
 
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
+#include "core/reduce/weight_sum.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
 namespace {
-
-constexpr size_t kReplicaBits = 62;
 
 template <typename T>
 void write_trailer(std::byte* data, size_t position, double count, double weight) {
@@ -25,30 +25,6 @@ void write_trailer(std::byte* data, size_t position, double count, double weight
 
 double Step::replica_weight(uint32_t replica, uint32_t parameter) const {
   return request_.absent[replica][parameter] ? 0 : request_.weights[replica];
-}
-
-// Beside exact sums travels who has contributed, a bit for each replica of the job, so that everybody adds up the same weights in
-// the same order. Where there are too many for that, their weights do, as integers in units of 2^-shift.
-int64_t Step::weight_units(uint32_t replica, double weight) const {
-  if (all_weights_.size() <= kReplicaBits) return int64_t{1} << (first_replica_ + replica);
-  return std::llrint(std::ldexp(weight, weight_shift()));
-}
-
-double Step::weight_of(int64_t units) const {
-  if (all_weights_.size() > kReplicaBits) return std::ldexp(static_cast<double>(units), -weight_shift());
-  double sum = 0;
-  for (size_t r = 0; r < all_weights_.size(); ++r) {
-    if (units >> r & 1) sum += all_weights_[r];
-  }
-  return sum;
-}
-
-int Step::weight_shift() const {
-  int exponent = 0;
-  std::frexp(largest_weight_, &exponent);
-  int headroom = 1;
-  while ((uint64_t{1} << headroom) < total_replicas_) ++headroom;
-  return 61 - headroom - exponent;
 }
 
 // ---- from devices to the host
@@ -180,17 +156,17 @@ Step::Elements Step::gradient_of(size_t index, uint32_t replica, const Piece& pi
 
 // ---- what travels
 
+// The largest of this worker's replicas, element by element.
 void Step::raise_exponents(size_t index) {
   const Bucket& bucket = plan_[index];
-  std::vector<int32_t>& exponents = buffers_[index].exponents;
-  std::fill(exponents.begin(), exponents.end(), reproducible::kZero);
+  const Buffers& buffers = buffers_[index];
+  std::memset(buffers.exponents.get(), 0, bucket.elements * dtype_size(reproducible::exponent_type(bucket.dtype)));
   for (const Piece& piece : bucket.pieces) {
-    const std::span<int32_t> blocks(exponents.data() + piece.block, reproducible::block_count(piece.count));
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0) continue;
       const Elements gradient = gradient_of(index, r, piece);
-      reproducible::raise_exponents(gradient.dtype, gradient.data, piece.count, weight, blocks);
+      reproducible::raise_exponents(gradient.dtype, gradient.data, piece.count, weight, exponents_at(bucket, buffers, piece.position));
     }
   }
 }
@@ -210,41 +186,54 @@ void Step::add_up(size_t index) {
 
 void Step::add_up_exactly(size_t index) {
   const Bucket& bucket = plan_[index];
-  Buffers& buffers = buffers_[index];
+  const Buffers& buffers = buffers_[index];
   for (const Piece& piece : bucket.pieces) {
-    int64_t* sum = static_cast<int64_t*>(buffers.data.get()) + piece.position;
-    const std::span<const int32_t> blocks(buffers.exponents.data() + piece.block, reproducible::block_count(piece.count));
-    std::memset(sum, 0, piece.count * sizeof *sum);
+    std::byte* const sums = data_at(bucket, buffers, piece.position);
+    std::memset(sums, 0, piece.count * dtype_size(data_type(bucket)));
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0) continue;
       const Elements gradient = gradient_of(index, r, piece);
-      reproducible::accumulate(gradient.dtype, gradient.data, piece.count, weight, blocks, total_replicas_, sum);
+      reproducible::accumulate(gradient.dtype, gradient.data, piece.count, weight, exponents_at(bucket, buffers, piece.position),
+                               total_replicas_, sums);
+    }
+  }
+}
+
+// The sum of the weights of the replicas that contribute, in digits that are added up as the data are.
+void Step::write_exact_trailers(size_t index) {
+  const Bucket& bucket = plan_[index];
+  for (const Piece& piece : bucket.pieces) {
+    WeightDigits digits{};
+    for (uint32_t r = 0; r < model_.replicas.size(); ++r) add_weight(digits, replica_weight(r, piece.parameter));
+    std::byte* const to = data_at(bucket, buffers_[index], piece.trailer);
+    if (data_type(bucket) == DType::kInt64) {
+      std::memcpy(to, digits.data(), sizeof digits);
+    } else {
+      std::array<int32_t, kWeightDigits> narrow;
+      std::copy(digits.begin(), digits.end(), narrow.begin());
+      std::memcpy(to, narrow.data(), sizeof narrow);
     }
   }
 }
 
 void Step::write_trailers(size_t index) {
+  if (options_.reproducible) return write_exact_trailers(index);
   const Bucket& bucket = plan_[index];
   Buffers& buffers = buffers_[index];
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Piece& piece = bucket.pieces[i];
     int contributing = 0;
     double weight_sum = 0;
-    int64_t units = 0;
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0) continue;
       ++contributing;
       weight_sum += weight;
-      if (options_.reproducible) units += weight_units(r, weight);
     }
     if (alone_on_device()) {
       const double weight = static_cast<double>(contributing) == positive_ ? total_weight_ : weight_sum;
       buffers.means[i] = {contributing > 0, weight * model_.loss_scale.factor()};
-    } else if (options_.reproducible) {
-      const int64_t pair[2] = {contributing, units};
-      std::memcpy(bytes(buffers.data) + piece.trailer * sizeof(int64_t), pair, sizeof pair);
     } else if (bucket.dtype == DType::kFloat32) {
       write_trailer<float>(bytes(buffers.data), piece.trailer, contributing, weight_sum);
     } else {

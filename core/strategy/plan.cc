@@ -3,18 +3,19 @@
 #include <algorithm>
 
 #include "core/collectives/direct.h"
-#include "core/reduce/reproducible.h"
 #include "core/strategy/hash_ring.h"
 
 namespace dsgd {
 namespace {
 
 constexpr size_t kAlign = 16;  // elements; a cache line of float32
+constexpr size_t kGrain = 4096;  // elements; buckets are filled in multiples of it, so that pieces are aligned
 size_t aligned(size_t position) { return (position + kAlign - 1) / kAlign * kAlign; }
 
 // Gives the pieces their places: for each owner its trailers, then its elements, so that what describes a slice is the
 // first that arrives of it. With allreduce, slices cut anywhere.
-void lay_out(Bucket& bucket, StrategyKind kind, int32_t workers) {
+void lay_out(Bucket& bucket, StrategyKind kind, const PlanOptions& options) {
+  const int32_t workers = options.workers;
   std::stable_sort(bucket.pieces.begin(), bucket.pieces.end(),
                    [](const Piece& a, const Piece& b) { return a.owner < b.owner; });
   bucket.bounds.assign(workers + 1, 0);
@@ -22,12 +23,10 @@ void lay_out(Bucket& bucket, StrategyKind kind, int32_t workers) {
   for (size_t first = 0; first < bucket.pieces.size();) {
     size_t last = first;
     while (last < bucket.pieces.size() && bucket.pieces[last].owner == bucket.pieces[first].owner) ++last;
-    for (size_t p = first; p < last; ++p, position += 2) bucket.pieces[p].trailer = position;
+    for (size_t p = first; p < last; ++p, position += options.trailer) bucket.pieces[p].trailer = position;
     for (size_t p = first; p < last; ++p) {
       Piece& piece = bucket.pieces[p];
       piece.position = position = aligned(position);
-      piece.block = bucket.blocks;
-      bucket.blocks += reproducible::block_count(piece.count);
       position += piece.count;
     }
     position = aligned(position);
@@ -75,18 +74,16 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
 
   Plan plan{strategy, {}};
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
-    // A multiple of the block, so that no block is split over two buckets.
-    const size_t capacity = std::max(reproducible::kBlock, options.bucket_bytes / dtype_size(dtype) /
-                                                               reproducible::kBlock * reproducible::kBlock);
+    const size_t capacity = std::max(kGrain, options.bucket_bytes / dtype_size(dtype) / kGrain * kGrain);
     const size_t range = ranges ? std::min(kKeyRange, capacity) : capacity;
     Bucket bucket{dtype, {}, {}, {}};
-    size_t filled = 0, blocks = 0;
+    size_t filled = 0;
     auto close = [&] {
       if (bucket.pieces.empty()) return;
-      lay_out(bucket, strategy.kind, options.workers);
+      lay_out(bucket, strategy.kind, options);
       plan.buckets.push_back(std::move(bucket));
       bucket = Bucket{dtype, {}, {}, {}};
-      filled = blocks = 0;
+      filled = 0;
     };
     // Last registered first: the backward pass ends with the first layer, so its gradients come last.
     for (uint32_t index = static_cast<uint32_t>(parameters.size()); index-- > 0;) {
@@ -94,9 +91,8 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
       if (wide(parameter.dtype) != dtype || !parameter.planned || parameter.count == 0) continue;
       for (size_t begin = 0; begin < parameter.count;) {
         size_t count = std::min(range - (ranges ? begin % range : 0), parameter.count - begin);
-        const size_t blocks_left = options.bucket_blocks - blocks;
-        if (filled + count > capacity || reproducible::block_count(count) > blocks_left) {
-          const size_t room = std::min((capacity - filled) / reproducible::kBlock, blocks_left) * reproducible::kBlock;
+        if (filled + count > capacity) {
+          const size_t room = (capacity - filled) / kGrain * kGrain;
           if (ranges || room == 0) {
             close();
             continue;
@@ -116,9 +112,8 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
                 .with_parameter(parameter.name);
           }
         }
-        bucket.pieces.push_back({index, begin, count, 0, 0, owner, 0});
+        bucket.pieces.push_back({index, begin, count, 0, 0, owner});
         filled += count;
-        blocks += reproducible::block_count(count);
         begin += count;
       }
     }

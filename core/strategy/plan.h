@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/reduce/weight_sum.h"
 #include "core/strategy/strategies.h"
 #include "transport/base/status.h"
 
@@ -16,12 +17,17 @@ namespace dsgd {
 // A range of one parameter in a bucket. Positions count elements of the bucket.
 struct Piece {
   uint32_t parameter;
-  size_t begin, count;  // in the parameter; begin is a multiple of reproducible::kBlock
+  size_t begin, count;  // in the parameter
   size_t position;
-  size_t trailer;  // position of two elements: number of contributing replicas, sum of their weights
+  size_t trailer;  // position of its trailer: which weights its sums have
   int32_t owner;   // of the whole piece, unless the strategy is allreduce
-  size_t block;    // first of its reproducible blocks in the bucket's list
 };
+
+// Elements of a trailer: the number of contributing replicas and the sum of their weights; or, when reproducible, the digits of
+// that sum (core/reduce/weight_sum.h). Divisors of 16, so that no trailer is cut.
+inline constexpr size_t kTrailer = 2;
+inline constexpr size_t kExactTrailer = kWeightDigits;
+static_assert(16 % kExactTrailer == 0);
 
 struct Bucket {
   DType dtype;
@@ -29,7 +35,6 @@ struct Bucket {
   std::vector<size_t> bounds;      // slices of the ranks, size + 1 positions
   std::vector<uint32_t> parameters;  // distinct, those with a piece here
   size_t elements = 0;             // with trailers and padding
-  size_t blocks = 0;
   uint64_t schedule = 0;           // digest, of a registered algorithm
 };
 
@@ -51,7 +56,7 @@ struct PlanOptions {
   int32_t workers = 1;
   int32_t servers = 1;              // ranks 0 .. servers-1 hold server shards (ps)
   size_t bucket_bytes = 4 << 20;    // of parameter elements; never exceeded
-  size_t bucket_blocks = SIZE_MAX;  // reproducible blocks; never exceeded: their exponents travel in one message
+  size_t trailer = kTrailer;
 };
 
 // Elements of one key range of the parameter servers.

@@ -145,31 +145,20 @@ void Step::launch() {
   finish();
 }
 
+// The largest of all workers', element by element.
 void Step::exchange_exponents(size_t index) {
-  Buffers& buffers = buffers_[index];
+  const Bucket& bucket = plan_[index];
   if (!mesh_) return contribute(index);
-  auto shape = shape_of(operation_of(index, true), Kind::kBucket, DType::kInt32, Algorithm::kOneHop, buffers.exponents.size());
+  const DType dtype = reproducible::exponent_type(bucket.dtype);
+  auto shape = shape_of(operation_of(index, true), Kind::kBucket, dtype, Algorithm::kDirect, bucket.elements);
   shape.reduction = static_cast<uint8_t>(Reduction::kMax);
-  std::vector<std::byte> mine(buffers.exponents.size() * sizeof(int32_t));
-  std::memcpy(mine.data(), buffers.exponents.data(), mine.size());
-  exchange(shape, std::move(mine), [this, index](const Status& status, const auto& all) {
+  AllReducePlan all{bucket.elements, dtype, Reduction::kMax, bytes(buffers_[index].exponents), nullptr};
+  auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), [this, index](const Status& status) {
     if (!done_) return;
-    if (!status.ok()) return fail(status);
-    std::vector<int32_t>& exponents = buffers_[index].exponents;
-    for (const auto& part : all) {
-      if (part.size() != exponents.size() * sizeof(int32_t)) {
-        return fail(Status(Code::kInternal, "a worker sent " + std::to_string(part.size()) +
-                                                " bytes of exponents for a bucket of " +
-                                                std::to_string(exponents.size()) + " blocks"));
-      }
-      for (size_t block = 0; block < exponents.size(); ++block) {
-        int32_t theirs;
-        std::memcpy(&theirs, part.data() + block * sizeof theirs, sizeof theirs);
-        exponents[block] = std::max(exponents[block], theirs);
-      }
-    }
-    contribute(index);
+    status.ok() ? contribute(index) : fail(status);
   });
+  if (!made.ok()) return fail(made.status());
+  add(std::move(made).value());
 }
 
 void Step::reduce(size_t index) {
@@ -177,7 +166,7 @@ void Step::reduce(size_t index) {
   Buffers& buffers = buffers_[index];
   if (!mesh_) return bucket_done(index, {});
 
-  const DType sum_type = options_.reproducible ? DType::kInt64 : bucket.dtype;
+  const DType sum_type = data_type(bucket);
   auto shape = shape_of(operation_of(index, false), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
   auto done = [this, index](const Status& status) { bucket_done(index, status); };
   std::unique_ptr<Task> task;
@@ -191,7 +180,7 @@ void Step::reduce(size_t index) {
     DirectPlan direct;
     direct.slices = transforms() ? slices_between(bucket.bounds) : teams_.owners(bucket.elements);
     if (by_teams()) direct.parts = teams_.parts(bucket.elements);
-    direct.element = data_element(bucket);
+    direct.element = dtype_size(sum_type);
     direct.data = bytes(buffers.data);
     direct.ordered = !options_.reproducible;
     direct.add = [sum_type](void* destination, const void* source, size_t count) {

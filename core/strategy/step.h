@@ -24,6 +24,7 @@
 #include "core/collectives/mesh.h"
 #include "core/device/collective_queue.h"
 #include "core/device/waiter.h"
+#include "core/reduce/reproducible.h"
 #include "core/session/operation.h"
 #include "core/strategy/model.h"
 #include "core/strategy/place.h"
@@ -71,7 +72,7 @@ class Step {
   const std::vector<std::vector<uint32_t>>& buckets_of() const { return buckets_of_; }  // by parameter
   const StrategySpec& strategy() const { return strategy_; }
   bool has_teams() const { return teams_.any(); }
-  // Replicas of all workers together, and of the ranks before this one; known from start.
+  // Replicas of all workers together; known from start.
   void set_replicas(uint32_t total) { total_replicas_ = total; }
 
   void begin(StepRequest request, Done done);
@@ -122,10 +123,10 @@ class Step {
     double weight;  // what makes the sum the mean, when it is divided by it: of weights, times the loss scale
   };
   struct Buffers {
-    Memory data;                    // contributions and sums: elements of the dtype, or int64 when reproducible
+    Memory data;                    // contributions and sums: elements of data_type()
     Memory result;                  // of the dtype, when reproducible
     Memory values;                  // of this owner's pieces, where no replica is on the host
-    std::vector<int32_t> exponents;
+    Memory exponents;               // of the elements, when reproducible
     std::vector<AtDevice> at;       // by place
     std::vector<PieceMean> means;   // by piece
     int pending = 0;                // parameters not yet marked
@@ -170,14 +171,12 @@ class Step {
   };
   Elements gradient_of(size_t bucket, uint32_t replica, const Piece& piece) const;
   void raise_exponents(size_t bucket);
+  void write_exact_trailers(size_t bucket);
   void contribute(size_t bucket);
   void add_up(size_t bucket);
   void add_up_exactly(size_t bucket);
   void write_trailers(size_t bucket);
   double replica_weight(uint32_t replica, uint32_t parameter) const;
-  int64_t weight_units(uint32_t replica, double weight) const;
-  double weight_of(int64_t units) const;  // of the sum of what all have given
-  int weight_shift() const;
 
   std::string name() const { return "step " + std::to_string(request_.step); }
 
@@ -204,6 +203,7 @@ class Step {
   void team_failed(const Status& cause);
 
   // commit (commit.cc)
+  double exact_weight(const Bucket& bucket, const Buffers& buffers, const Piece& piece) const;
   PieceMean piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece, bool from_result) const;
   void mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin, size_t count,
                double weight, void* mean) const;
@@ -224,7 +224,16 @@ class Step {
   void watch();
   void cancel_timers();
   std::byte* result_of(const Buffers& buffers) const { return bytes(buffers.result ? buffers.result : buffers.data); }
-  size_t data_element(const Bucket& bucket) const { return options_.reproducible ? 8 : dtype_size(bucket.dtype); }
+  // Of contributions and their sums.
+  DType data_type(const Bucket& bucket) const {
+    return options_.reproducible ? reproducible::sum_type(bucket.dtype, total_replicas_) : bucket.dtype;
+  }
+  std::byte* data_at(const Bucket& bucket, const Buffers& buffers, size_t position) const {
+    return bytes(buffers.data) + position * dtype_size(data_type(bucket));
+  }
+  static std::byte* exponents_at(const Bucket& bucket, const Buffers& buffers, size_t position) {
+    return bytes(buffers.exponents) + position * dtype_size(reproducible::exponent_type(bucket.dtype));
+  }
   bool transforms() const { return mesh_ && strategy_.kind != StrategyKind::kAllReduce; }
   // Is the mean, before an update, in result_of()? Else sums are there, which are divided as they are used.
   bool have_mean() const { return transforms() || options_.reproducible; }
@@ -300,11 +309,8 @@ class Step {
   bool norms_done_ = false;
   bool committed_ = false;
   bool disturbed_ = false;  // the step before has updated nothing, so that its copies may still be under way
-  std::vector<double> all_weights_;  // of all replicas of all workers
-  size_t first_replica_ = 0;         // of this worker, among them
   double total_weight_ = 0;
   uint32_t positive_ = 0;  // replicas with weight > 0
-  double largest_weight_ = 0;
   double squares_ = 0;  // of the mean, as far as the host computes them
 
   Teams teams_;

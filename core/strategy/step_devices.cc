@@ -45,14 +45,13 @@ Status Step::make_buffers(size_t index) {
   };
   Status status;
   if (!stays_on_device()) {
-    status = on_host(bucket.elements * data_element(bucket), &buffers.data);
+    status = on_host(bucket.elements * dtype_size(data_type(bucket)), &buffers.data);
   } else if (mesh_) {
     status = on_host(2 * bucket.pieces.size() * dtype_size(bucket.dtype), &buffers.data);  // trailers: without owners, the first
   }
   if (status.ok() && options_.reproducible) {
     status = on_host(nbytes, &buffers.result);
-    buffers.exponents.resize(bucket.blocks);
-    buffer_bytes_ += bucket.blocks * sizeof(int32_t);
+    if (status.ok()) status = on_host(bucket.elements * dtype_size(reproducible::exponent_type(bucket.dtype)), &buffers.exponents);
   }
   if (status.ok() && updates_at_owner() && !host_is_place()) status = on_host(nbytes, &buffers.values);
   if (status.ok() && norms_on_device()) {

@@ -10,6 +10,7 @@
 #include "core/config/config.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/value_digest.h"
+#include "core/reduce/weight_sum.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
@@ -121,8 +122,7 @@ std::vector<std::byte> Step::make_header() const {
 }
 
 Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
-  all_weights_.clear();
-  total_weight_ = largest_weight_ = 0;
+  WeightDigits weights{};
   positive_ = 0;
   result_.stop = settings_differ_ = false;
   HeaderWire first{};
@@ -176,28 +176,19 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
           .with_operation(operation);
     }
     result_.stop = result_.stop || wire.stop;
-    if (rank == static_cast<size_t>(this->rank())) first_replica_ = all_weights_.size();
     for (uint32_t r = 0; r < wire.replicas; ++r) {
       double weight;
       std::memcpy(&weight, headers[rank].data() + sizeof wire + r * sizeof weight, sizeof weight);
-      if (!std::isfinite(weight) || weight < 0) {  // no worker of dsgd sends such a one
+      if (!(weight >= 0 && weight < kWeightLimit)) {  // no worker of dsgd sends such a one
         return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a step header with a weight that is none")
             .with_rank(static_cast<int32_t>(rank))
             .with_operation(operation);
       }
-      all_weights_.push_back(weight);
+      add_weight(weights, weight);
+      positive_ += weight > 0;
     }
   }
-  // In the order of the replicas, whatever worker they are on.
-  for (double weight : all_weights_) {
-    total_weight_ += weight;
-    largest_weight_ = std::max(largest_weight_, weight);
-    positive_ += weight > 0;
-  }
-  if (!std::isfinite(total_weight_)) {
-    return Status(Code::kInvalidArgument, operation + ": the sum of all workers' weights is not finite; give smaller ones")
-        .with_operation(operation);
-  }
+  total_weight_ = weight_of(weights);  // exact, so that it does not depend on which worker has which replica
   result_.weight = total_weight_;
   result_.all_done = positive_ == 0;
   return {};

@@ -419,8 +419,11 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * Every gradient not marked absent is taken as ready; on a GPU, once what the host has entered into the default stream
  * before is done. New values are there when it returns. c*g and its sums must have their place in the parameter's
  * dtype. Collective; blocks up to `step_timeout`. `result` may be NULL. Gradient buffers are the host's again when it
- * returns. One thread at a time. With `reproducible`, a gradient that is not finite makes its whole block of 4096
- * elements NaN. A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing,
+ * returns. One thread at a time. With `reproducible`, the bits of the result (values, mean gradients, result->weight) do not
+ * depend on strategy, algorithm or the split of the replicas over workers, whatever the weights. Each element's sum of c*g differs
+ * from the exact one by at most 2^-24 of its own largest |c*g| (float32 and half types; float64: 2^-53 for up to 32 replicas,
+ * more above), and is divided and rounded once more; no element is lost beside a larger one. A gradient that is not finite
+ * makes its own element NaN. A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing,
  * and the session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a
  * failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
  * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ), DSGD_ERR_WORKER_LOST,

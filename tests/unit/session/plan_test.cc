@@ -7,7 +7,6 @@
 #include <map>
 #include <set>
 
-#include "core/reduce/reproducible.h"
 #include "core/strategy/hash_ring.h"
 
 namespace dsgd {
@@ -86,7 +85,6 @@ TEST(Plan, EveryElementHasOnePlaceAndOneOwner) {
               const PlanParameter& parameter = c.parameters[piece.parameter];
               ASSERT_TRUE(parameter.planned);
               ASSERT_EQ(parameter.dtype, bucket.dtype);
-              ASSERT_EQ(piece.begin % reproducible::kBlock, 0u) << "a block is split";
               ASSERT_LE(piece.begin + piece.count, parameter.count);
               ASSERT_GE(piece.position, last) << "pieces overlap";
               last = piece.position + piece.count;
@@ -114,20 +112,22 @@ TEST(Plan, EveryElementHasOnePlaceAndOneOwner) {
   }
 }
 
-TEST(Plan, ABucketHasNoMoreBlocksThanItsExponentsHaveRoomFor) {
-  std::vector<PlanParameter> parameters(1000, {DType::kFloat32, 1, true});
-  parameters.push_back({DType::kFloat32, 100 * reproducible::kBlock + 1, true});
+// A trailer that a slice or a chunk cuts would be read before it is whole.
+TEST(Plan, TrailersOfAnyLengthLieApartAndAreNotCut) {
+  const std::vector<PlanParameter> parameters(100, {DType::kFloat32, 1, true});
   for (const char* name : {"simple", "ps", "allreduce"}) {
-    PlanOptions options{2, 2, 64 << 20};
-    options.bucket_blocks = 30;
-    size_t blocks = 0, elements = 0;
-    for (const Bucket& bucket : buckets(parameters, Strategies().parse(name, "", "auto").value(), options)) {
-      EXPECT_LE(bucket.blocks, 30u) << name;
-      blocks += bucket.blocks;
-      for (const Piece& piece : bucket.pieces) elements += piece.count;
+    for (const size_t trailer : {kTrailer, kExactTrailer}) {
+      PlanOptions options{3, 3};
+      options.trailer = trailer;
+      for (const Bucket& bucket : buckets(parameters, Strategies().parse(name, "", "auto").value(), options)) {
+        std::set<size_t> taken;
+        for (const Piece& piece : bucket.pieces) {
+          EXPECT_EQ(piece.trailer / 16, (piece.trailer + trailer - 1) / 16) << name;
+          for (size_t i = 0; i < trailer; ++i) EXPECT_TRUE(taken.insert(piece.trailer + i).second) << name;
+          EXPECT_TRUE(taken.insert(piece.position).second) << name;
+        }
+      }
     }
-    EXPECT_EQ(blocks, 1101u) << name;
-    EXPECT_EQ(elements, 1001 + 100 * reproducible::kBlock) << name;
   }
 }
 
