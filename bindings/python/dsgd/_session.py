@@ -12,7 +12,7 @@ from . import _logs, _raw
 from ._buffers import Buffer
 from ._collectives import Collectives
 from ._config import Config, config_from, options_text
-from ._errors import Error, InvalidArgumentError
+from ._errors import Error, InvalidArgumentError, StateError
 from ._handle import Handle, close_all, milliseconds, wait_in_slices
 from ._head import close_heads
 from ._nccl import wheel_nccl
@@ -34,6 +34,7 @@ class Session(Collectives):
         self._parameters: List[Parameter] = []
         self._replicas: List[Replica] = []
         self._optimizer_is_none = optimizer_is_none
+        self._attached = False  # to a module, by dsgd.torch
 
     # ---- Membership ----
 
@@ -184,6 +185,14 @@ class Session(Collectives):
     def step_begin(self, weight: float = 1.0) -> StepOperation:
         """Begins a step that overlaps the backward pass: mark gradients with Replica.gradient_ready as they come, then
         wait for, or await, what this returns."""
+        if self._attached:
+            raise StateError(
+                "a module is attached to this session, and its backward pass begins the steps; call step() of what "
+                "dsgd.torch.attach returned, or with the optimizer 'none' that of an optimizer of PyTorch"
+            )
+        return self._step_begin(weight)
+
+    def _step_begin(self, weight: float) -> StepOperation:
         if self._optimizer_is_none:
             self._check_gradients()  # others may have been bound since start
         return StepOperation(self._handle, _raw.dsgd_step_begin(self._handle.pointer, weight))

@@ -1,0 +1,318 @@
+"""A module whose gradients dsgd averages while backward runs."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any, Callable, Iterator, List, Optional
+
+import torch
+
+from .._errors import ClosedError, InvalidArgumentError, StateError
+from .._operation import StepOperation
+from .._session import Session
+from .._types import StepResult
+from ._buffers import Buffers, add_untrained
+from ._parameters import TrainedParameter
+
+
+def attach(
+    session: Session,
+    module: torch.nn.Module,
+    *,
+    device: Optional[str] = None,
+    broadcast_buffers: bool = True,
+    find_unused_parameters: bool = False,
+) -> "Attachment":
+    """Makes `module` a replica of the session's model. Before Session.start.
+
+    Parameters that require a gradient are trained; their values and gradients move into dsgd's memory. Frozen parameters
+    and buffers get rank 0's values when the session starts. All workers attach modules of the same structure.
+
+    With the optimizer "none", each backward pass ends with the mean gradient of all workers in `.grad`, for an optimizer
+    of PyTorch. With another one, call Attachment.step after backward.
+
+    device: where the module is; by default found from its parameters.
+    broadcast_buffers: after each step all workers hold rank 0's buffers, such as the running means of batch norm.
+    find_unused_parameters: a backward pass may leave out parameters. They count as zero where another worker has a
+    gradient; one that no worker has keeps its value and its `.grad`. It costs a small all-reduce per step. Without it, a
+    parameter that gets no gradient is an error.
+    """
+    return Attachment(
+        session,
+        module,
+        device=device,
+        broadcast_buffers=broadcast_buffers,
+        find_unused_parameters=find_unused_parameters,
+    )
+
+
+class Attachment:
+    """A module whose gradients dsgd averages. Made by attach."""
+
+    def __init__(
+        self,
+        session: Session,
+        module: torch.nn.Module,
+        *,
+        device: Optional[str],
+        broadcast_buffers: bool,
+        find_unused_parameters: bool,
+    ) -> None:
+        self.session = session
+        self.module = module
+        self.result: Optional[StepResult] = None  # of the latest step
+        self._find_unused = find_unused_parameters
+        self._weight = 1.0
+        self._synchronizing = self._next_synchronizes = True  # see no_sync
+        self._checked = False
+        self._operation: Optional[StepOperation] = None
+        self._failure: Optional[StateError] = None
+
+        named = list(module.named_parameters())
+        trained = [(name, tensor) for name, tensor in named if tensor.requires_grad]
+        frozen = [(name, tensor) for name, tensor in named if not tensor.requires_grad]
+        if not trained:
+            raise InvalidArgumentError("the module has no parameter that requires a gradient; there is nothing to train")
+        self.device = _device_of(trained, device)
+        self._replica = session.add_replica(str(self.device) if self.device.type != "cpu" else "cpu")
+        self._trained = [TrainedParameter(session, self._replica, name, tensor) for name, tensor in trained]
+        self._frozen = frozen
+        for name, tensor in [*frozen, *module.named_buffers()]:
+            add_untrained(session, self._replica, name, tensor)
+        self._buffers = Buffers(module) if broadcast_buffers else None
+
+        self._known = {id(tensor) for _, tensor in named}
+        self._hooks = [entry.on_gradient(self._on_gradient) for entry in self._trained]
+        self._hooks.append(module.register_forward_pre_hook(_ForwardHook(self)))
+        session._attached = True  # steps are begun here from now on
+
+    # ---- What the host calls ----
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulates gradients: passes whose forward runs in this context stay on this worker, and the first one after
+        it sends the sum. As DistributedDataParallel.no_sync."""
+        before, self._next_synchronizes = self._next_synchronizes, False
+        try:
+            yield
+        finally:
+            self._next_synchronizes = before
+
+    def set_weight(self, weight: float) -> None:
+        """Contribution weight of this worker in the mean from the next step on, usually its number of samples. Call it
+        before backward. By default all workers count alike."""
+        self._require_no_step("set_weight")
+        self._weight = weight
+
+    def step(self) -> StepResult:
+        """Ends the step that backward began: all workers hold the new values afterwards. For optimizers of dsgd."""
+        if self.session._optimizer_is_none:
+            raise StateError(
+                "with the optimizer 'none' a step ends with backward; call step() of an optimizer of PyTorch, or set "
+                "one of dsgd's optimizers before the session starts"
+            )
+        if self._operation is None:
+            self._check_module()
+            raise StateError(
+                "no gradient has come since the last step; call backward() on a loss of the attached module, outside "
+                "no_sync(), before step(), or join() on a worker that has no data left"
+            )
+        return self._end_step()
+
+    def join(self, update: Optional[Callable[[], Any]] = None) -> None:
+        """Takes part in steps with weight 0 until no worker has data left. All workers call it after their last batch,
+        where they may have different numbers of batches. With the optimizer "none", `update` is called after each step
+        to apply the mean gradient: `join(optimizer.step)`."""
+        if update is None and self.session._optimizer_is_none:
+            raise InvalidArgumentError(
+                "join() needs a function that applies the mean gradient, since the optimizer is 'none'; "
+                "give the step function of the optimizer, join(optimizer.step)"
+            )
+        self._require_no_step("join")
+        while True:
+            self._begin_step(0.0)
+            result = self._end_step(idle=True)
+            if result.all_done:
+                return
+            if result.applied and update is not None:
+                update()
+
+    def detach(self) -> None:
+        """Removes the hooks, so that the module trains by itself again. Its parameters stay where they are."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copy of the module, also a pickled one, is not attached
+
+    # ---- Around the passes ----
+
+    def _before_forward(self) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if self._operation is None:
+            self._check_module()
+        self._synchronizing = self._next_synchronizes
+
+    def _on_gradient(self, entry: TrainedParameter) -> None:
+        """Autograd has accumulated a gradient, perhaps on a thread of its own."""
+        if not self._synchronizing:
+            entry.used = True
+            return
+        if self._failure is not None:
+            raise self._failure
+        if entry.marked_version is not None:
+            self._failure = StateError(
+                f"parameter {entry.name!r} got a second gradient in one step, and dsgd already sends the first; call "
+                "step() after each backward(), and run all but the last of several passes in no_sync()",
+                parameter=entry.name,
+            )
+            raise self._failure
+        if self._operation is None:
+            self._begin_step(self._weight)
+            if self.session._optimizer_is_none:
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
+        self._mark(entry)
+
+    def _begin_step(self, weight: float) -> None:
+        if self.session.closed:
+            raise ClosedError(
+                "the session that this module is attached to was closed; call detach() to train the module without it"
+            )
+        self._check_module()
+        self._operation = self.session._step_begin(weight)
+
+    def _mark(self, entry: TrainedParameter) -> None:
+        entry.used = True
+        entry.take_gradient()
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None
+        self._replica.gradient_ready(entry.parameter, stream)
+        entry.marked_version = entry.gradient._version
+
+    def _end_step(self, idle: bool = False) -> StepResult:
+        """Marks the gradients that did not come, and waits. `idle`: this worker has no data left."""
+        operation = self._operation
+        assert operation is not None
+        if self._failure is not None:
+            raise self._failure
+        missing = [entry for entry in self._trained if entry.marked_version is None]
+        self._mark_missing(missing, idle)
+        if not idle:
+            for entry in self._trained:
+                if entry.marked_version is not None:
+                    entry.check_gradient()
+        try:
+            self.result = result = operation.wait()
+        finally:
+            self._operation = None
+            self._checked = False
+            for entry in self._trained:
+                entry.used, entry.marked_version = False, None
+        if self.device.type == "cuda":
+            self._replica.stream_wait(torch.cuda.current_stream(self.device).cuda_stream)
+        self._after_step(result)
+        return result
+
+    def _mark_missing(self, missing: List[TrainedParameter], idle: bool) -> None:
+        if self._find_unused:
+            reached = torch.tensor([entry.used for entry in self._trained], dtype=torch.uint8, device="cpu")
+            anywhere = dict(zip(self._trained, self.session.allreduce(reached, "max").tolist()))
+        for entry in missing:
+            if entry.used:  # by a pass in no_sync()
+                self._mark(entry)
+            elif self._find_unused and anywhere[entry]:
+                self._mark(entry)  # with zeros, or with what the host has left in `.grad`
+            elif idle and not self._find_unused and entry.tensor.requires_grad:
+                self._mark(entry)
+            elif self._find_unused or not entry.tensor.requires_grad:
+                self._replica.gradient_absent(entry.parameter)
+            else:
+                self._failure = StateError(_missing_text([e for e in missing if e.tensor.requires_grad and not e.used]))
+                raise self._failure
+
+    def _after_step(self, result: StepResult) -> None:
+        if self.session._optimizer_is_none:
+            if not result.applied:  # no mean was written: an optimizer must not take the gradient of this worker for it
+                for entry in self._trained:
+                    entry.tensor.grad = None
+        elif result.applied:
+            _bump_versions([entry.tensor for entry in self._trained])
+        if self._buffers is not None:
+            self._buffers.broadcast(self.session)
+
+    def _require_no_step(self, what: str) -> None:
+        if self._operation is not None:
+            raise StateError(f"{what}() was called after backward has begun a step; call step() first")
+
+    # ---- Whether the module is still the one that was attached ----
+
+    def _check_module(self) -> None:
+        """Once per step. What it finds would otherwise train nothing, or only here, without a word."""
+        if self._checked:
+            return
+        present = {
+            id(tensor)
+            for module in self.module.modules()
+            for tensor in module._parameters.values()
+            if tensor is not None
+        }
+        if present != self._known:
+            raise StateError(
+                "the module's parameters are not those that were attached: they were replaced, added or removed since, "
+                "for example by load_state_dict(assign=True); change the module first, then attach it to a new session"
+            )
+        for name, tensor in self._frozen:
+            if tensor.requires_grad:
+                raise StateError(
+                    f"parameter {name!r} was frozen when the module was attached and requires a gradient now; attach it "
+                    "with requires_grad_(True), and freeze it afterwards",
+                    parameter=name,
+                )
+        for entry in self._trained:
+            entry.check_value()
+        self._checked = True
+
+
+class _ForwardHook:
+    """The hook before the module's forward. A copy of the module, such as a moving average, is not attached."""
+
+    def __init__(self, attachment: Optional[Attachment] = None) -> None:
+        self._attachment = (lambda: None) if attachment is None else weakref.ref(attachment)
+
+    def __call__(self, *_: Any) -> None:
+        attachment = self._attachment()
+        if attachment is not None:
+            attachment._before_forward()
+
+    def __reduce__(self) -> Any:
+        return _ForwardHook, ()
+
+
+def _device_of(trained: List[Any], wanted: Optional[str]) -> torch.device:
+    first_name, first = trained[0]
+    for name, tensor in trained:
+        if tensor.device != first.device:
+            raise InvalidArgumentError(
+                f"parameter {first_name!r} is on {first.device} and parameter {name!r} on {tensor.device}; a module that "
+                "is attached is on one device"
+            )
+    if wanted is not None and torch.device(wanted) != first.device:
+        raise InvalidArgumentError(f"the module is on {first.device}, not on {wanted!r}; move it first: module.to({wanted!r})")
+    return first.device
+
+
+def _missing_text(missing: List[TrainedParameter]) -> str:
+    names = ", ".join(repr(entry.name) for entry in missing[:5]) + (", ..." if len(missing) > 5 else "")
+    return (
+        f"{len(missing)} parameters got no gradient in this backward pass: {names}; give find_unused_parameters=True if "
+        "that may be, or freeze them with requires_grad_(False)"
+    )
+
+
+def _bump_versions(tensors: List[torch.Tensor]) -> None:
+    """Tells autograd that the values have changed, so that backward through a graph from before the step is an error."""
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.view(-1)[:0].zero_()

@@ -1,0 +1,55 @@
+"""A module around a module, as torch.nn.parallel.DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, ContextManager, Optional
+
+import torch
+
+from .._session import Session
+from ._attachment import attach
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """Wraps a module; each backward pass ends with the mean gradient of all workers in `.grad`.
+
+    Sets the session's optimizer to "none" and starts the session, after which all workers hold rank 0's parameters and
+    buffers. The options are those of attach. As with PyTorch's class, the module is `.module`, and the keys of the state
+    dictionary begin with "module.".
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        session: Session,
+        *,
+        device: Optional[str] = None,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.attachment = attach(
+            session,
+            module,
+            device=device,
+            broadcast_buffers=broadcast_buffers,
+            find_unused_parameters=find_unused_parameters,
+        )
+        session.set_optimizer("none")
+        session.start()
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        return self.module(*arguments, **named)
+
+    def no_sync(self) -> ContextManager[None]:
+        """See Attachment.no_sync."""
+        return self.attachment.no_sync()
+
+    def set_weight(self, weight: float) -> None:
+        """See Attachment.set_weight."""
+        self.attachment.set_weight(weight)
+
+    def join(self, update: Callable[[], Any]) -> None:
+        """See Attachment.join."""
+        self.attachment.join(update)

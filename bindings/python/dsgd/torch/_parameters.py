@@ -1,0 +1,82 @@
+"""A trained parameter of a module: its value and gradient in dsgd's memory, and the hook on its gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+
+from .._errors import StateError
+from .._replica import Replica
+from .._session import Session
+
+
+class TrainedParameter:
+    """`tensor` is the module's parameter. `value` and `gradient` are tensors over dsgd's memory; `tensor.data` is
+    `value`, and `tensor.grad` is `gradient` once a backward pass has run."""
+
+    def __init__(self, session: Session, replica: Replica, name: str, tensor: torch.nn.Parameter) -> None:
+        self.name = name
+        self.tensor = tensor
+        self.parameter = session.add_parameter(name, tuple(tensor.shape), tensor.dtype)
+        self.value, self.gradient = (torch.from_dlpack(memory) for memory in replica.alloc_tensors(self.parameter))
+        with torch.no_grad():
+            self.value.copy_(tensor)
+        tensor.data = self.value
+        self.pointer = tensor.data_ptr()
+        if tensor.grad is not None:
+            self.take_gradient()
+        self.used = False  # a backward pass has reached it since the last step
+        self.marked_version: Optional[int] = None  # of the gradient when it was given to dsgd in this step
+
+    def take_gradient(self) -> None:
+        """Puts the gradient into dsgd's memory. Autograd adds in place to a gradient that is there, but makes a new
+        tensor after zero_grad(), which sets `.grad` to None."""
+        gradient = self.tensor.grad
+        if gradient is self.gradient:
+            return
+        with torch.no_grad():
+            if gradient is None:
+                self.gradient.zero_()
+            else:
+                self.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        self.tensor.grad = self.gradient
+
+    def check_value(self) -> None:
+        """Takes back a value that was moved to other memory, as `parameter.data = ...` does."""
+        tensor = self.tensor
+        if tensor.data_ptr() == self.pointer and tensor.dtype == self.value.dtype and tensor.shape == self.value.shape:
+            return
+        if (tensor.dtype, tensor.device, tensor.shape) != (self.value.dtype, self.value.device, self.value.shape):
+            raise StateError(
+                f"parameter {self.name!r} was {_described(self.value)} when the module was attached and is "
+                f"{_described(tensor)} now; convert the module first, then attach it to a new session",
+                parameter=self.name,
+            )
+        with torch.no_grad():
+            self.value.copy_(tensor)
+        tensor.data = self.value
+
+    def check_gradient(self) -> None:
+        """The gradient is dsgd's from its mark to the end of the step."""
+        if self.tensor.grad is not self.gradient or self.gradient._version != self.marked_version:
+            raise StateError(
+                f"the gradient of parameter {self.name!r} was changed between backward and the end of the step, while "
+                "dsgd sends it; call zero_grad() after the step, and clip or scale gradients with the optimizer 'none', "
+                "where backward ends with the mean gradient",
+                parameter=self.name,
+            )
+
+    def on_gradient(self, function: Callable[["TrainedParameter"], None]) -> Any:
+        """Calls `function(self)` whenever autograd has accumulated the gradient. Returns the hook's handle."""
+        register = getattr(self.tensor, "register_post_accumulate_grad_hook", None)
+        if register is not None:
+            return register(lambda _: function(self))
+        # Before PyTorch 2.1: a hook on the graph's node that accumulates, which lives as long as it is referred to.
+        with torch.enable_grad():
+            self._accumulator = self.tensor.expand_as(self.tensor).grad_fn.next_functions[0][0]
+        return self._accumulator.register_hook(lambda *_: function(self))
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).rpartition('.')[2]} {tuple(tensor.shape)} on {tensor.device}"

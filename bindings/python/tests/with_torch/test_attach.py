@@ -1,0 +1,387 @@
+"""Everything that users of DistributedDataParallel do by habit works, or raises an error that says what to do."""
+
+import copy
+import io
+
+import pytest
+import torch
+from models import CLASSES, Batches, Branches, convolution, mlp
+from torch import nn
+
+import dsgd.torch
+
+
+def loss_of(module, batches, **arguments):
+    pixels, labels = batches.next()
+    return nn.functional.cross_entropy(module(pixels, **arguments), labels)
+
+
+@pytest.fixture
+def batches():
+    torch.manual_seed(1)
+    return Batches(0)
+
+
+@pytest.fixture
+def attached(session, batches):
+    """A module with dsgd's optimizer."""
+    module = mlp()
+    attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=0.1)
+    session.start()
+    return module, attachment
+
+
+@pytest.fixture
+def wrapped(session, batches):
+    """A module with an optimizer of PyTorch."""
+    model = dsgd.torch.DistributedDataParallel(mlp(), session)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def values(module):
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+def changed(module, before):
+    return [not torch.equal(one, other) for one, other in zip(before, module.parameters())]
+
+
+# ---- Gradients
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_trains(attached, batches, set_to_none):
+    module, attachment = attached
+    for _ in range(3):
+        module.zero_grad(set_to_none=set_to_none)
+        before = values(module)
+        loss_of(module, batches).backward()
+        assert attachment.step().applied
+        for parameter, value in zip(module.parameters(), before):
+            assert torch.allclose(parameter, value - 0.1 * parameter.grad) and parameter.grad.abs().sum() > 0
+
+
+def test_gradients_add_up_without_zero_grad(session, batches):
+    module = mlp()
+    twin = copy.deepcopy(module)
+    model = dsgd.torch.DistributedDataParallel(module, session)
+    for _ in range(2):
+        pixels, labels = batches.next()
+        for one in (model, twin):
+            nn.functional.cross_entropy(one(pixels), labels).backward()
+    for parameter, other in zip(module.parameters(), twin.parameters()):
+        assert torch.equal(parameter.grad, other.grad)
+
+
+def test_a_step_without_a_backward_pass_is_an_error(attached, batches):
+    module, attachment = attached
+    for prepare in (lambda: None, lambda: loss_of(module, batches), lambda: module(batches.next()[0])):
+        prepare()
+        with pytest.raises(dsgd.StateError, match="no gradient has come since the last step; call backward"):
+            attachment.step()
+    loss_of(module, batches).backward()
+    attachment.step()
+    with pytest.raises(dsgd.StateError, match="no gradient has come"):
+        attachment.step()
+
+
+def test_gradients_that_autograd_has_not_accumulated_are_an_error(attached, batches):
+    module, attachment = attached
+    gradients = torch.autograd.grad(loss_of(module, batches), list(module.parameters()))
+    for parameter, gradient in zip(module.parameters(), gradients):
+        parameter.grad = gradient
+    with pytest.raises(dsgd.StateError, match="no gradient has come"):
+        attachment.step()
+
+
+def test_only_passes_in_no_sync_are_an_error(attached, batches):
+    module, attachment = attached
+    with attachment.no_sync():
+        loss_of(module, batches).backward()
+    with pytest.raises(dsgd.StateError, match="outside no_sync"):
+        attachment.step()
+
+
+def test_a_second_backward_in_a_step_is_an_error(attached, batches):
+    module, attachment = attached
+    loss_of(module, batches).backward()
+    with pytest.raises(dsgd.StateError, match="got a second gradient in one step.*no_sync"):
+        loss_of(module, batches).backward()
+    with pytest.raises(dsgd.StateError, match="got a second gradient in one step"):
+        attachment.step()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: module.zero_grad(),
+        lambda module: module.zero_grad(set_to_none=True),
+        lambda module: nn.utils.clip_grad_norm_(module.parameters(), 1e-3),
+        lambda module: setattr(module[1].weight, "grad", torch.zeros_like(module[1].weight)),
+        lambda module: module[1].bias.grad.mul_(2),
+    ],
+    ids=["zero_grad", "zero_grad_to_none", "clip_grad_norm", "assignment", "scaling"],
+)
+def test_changing_a_gradient_before_the_step_is_an_error(attached, batches, change):
+    module, attachment = attached
+    loss_of(module, batches).backward()
+    change(module)
+    with pytest.raises(dsgd.StateError, match="was changed between backward and the end of the step"):
+        attachment.step()
+
+
+def test_a_parameter_without_gradient_is_an_error_that_names_it(session, batches):
+    module = Branches()
+    model = dsgd.torch.DistributedDataParallel(module, session)
+    with pytest.raises(dsgd.StateError, match="2 parameters got no gradient .*'second.weight', 'second.bias'; give find_unused"):
+        loss_of(model, batches, use=(True, False)).backward()
+    with pytest.raises(dsgd.StateError, match="got no gradient"):
+        loss_of(model, batches).backward()
+
+
+def test_a_parameter_that_no_worker_uses_keeps_value_and_gradient(session, batches):
+    module = Branches()
+    model = dsgd.torch.DistributedDataParallel(module, session, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    loss_of(model, batches).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    before = module.second.weight.detach().clone()
+    loss_of(model, batches, use=(True, False)).backward()
+    optimizer.step()
+    assert module.second.weight.grad is None and torch.equal(module.second.weight, before)
+    assert module.first.weight.grad is not None
+
+
+def test_freezing_after_attaching_leaves_a_parameter_out(attached, batches):
+    module, attachment = attached
+    module[1].requires_grad_(False)
+    before = values(module)
+    loss_of(module, batches).backward()
+    attachment.step()
+    assert changed(module, before) == [False, False, True, True]
+
+
+def test_unfreezing_after_attaching_is_an_error(session, batches):
+    module = mlp()
+    module[1].weight.requires_grad_(False)
+    model = dsgd.torch.DistributedDataParallel(module, session)
+    loss_of(model, batches).backward()
+    module[1].weight.requires_grad_(True)
+    with pytest.raises(dsgd.StateError, match="'1.weight' was frozen when the module was attached"):
+        loss_of(model, batches).backward()
+
+
+def test_sparse_gradients_train(session):
+    module = nn.EmbeddingBag(10, 4, sparse=True)
+    before = module.weight.detach().clone()
+    attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=1)
+    session.start()
+    module(torch.tensor([[1, 2]])).sum().backward()
+    attachment.step()
+    assert (module.weight - before).abs().sum(1).nonzero().flatten().tolist() == [1, 2]
+
+
+def test_a_gradient_of_a_gradient_trains(attached, batches):
+    module, attachment = attached
+    before = values(module)
+    loss = loss_of(module, batches)
+    gradients = torch.autograd.grad(loss, list(module.parameters()), create_graph=True)
+    (loss + sum(gradient.pow(2).sum() for gradient in gradients)).backward()
+    attachment.step()
+    assert all(changed(module, before))
+
+
+def test_a_graph_from_before_the_step_is_an_error(attached, batches):
+    module, attachment = attached
+    old = loss_of(module, batches)
+    loss_of(module, batches).backward()
+    attachment.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        old.backward()
+
+
+# ---- Values
+
+
+def test_load_state_dict_is_seen(attached, batches):
+    module, attachment = attached
+    other = mlp().state_dict()
+    loss_of(module, batches).backward()
+    attachment.step()
+    module.load_state_dict(other)
+    module.zero_grad()
+    loss_of(module, batches).backward()
+    attachment.step()
+    for name, value in module.state_dict().items():
+        gradient = dict(module.named_parameters())[name].grad
+        assert torch.allclose(value, other[name] - 0.1 * gradient)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"), reason="PyTorch before 2.1 has no assign")
+def test_load_state_dict_that_replaces_the_parameters_is_an_error(wrapped, batches):
+    model, _ = wrapped
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    with pytest.raises(dsgd.StateError, match="parameters are not those that were attached"):
+        loss_of(model, batches)
+
+
+def test_a_parameter_that_is_replaced_or_added_is_an_error(attached, batches):
+    module, attachment = attached
+    module[3] = nn.Linear(32, CLASSES)
+    with pytest.raises(dsgd.StateError, match="parameters are not those that were attached"):
+        loss_of(module, batches)
+    with pytest.raises(dsgd.StateError, match="parameters are not those that were attached"):
+        attachment.step()
+
+
+def test_a_value_that_is_put_elsewhere_is_taken_back(attached, batches):
+    module, attachment = attached
+    for parameter in module.parameters():
+        parameter.data = parameter.data + 1
+    before = values(module)
+    loss_of(module, batches).backward()
+    attachment.step()
+    for parameter, value in zip(module.parameters(), before):
+        assert torch.allclose(parameter, value - 0.1 * parameter.grad)
+
+
+def test_converting_the_module_after_attaching_is_an_error(attached, batches):
+    module, attachment = attached
+    module.to(torch.float64)
+    with pytest.raises(dsgd.StateError, match="was float32 .* and is float64"):
+        loss_of(module, Batches(0, torch.float64))
+    with pytest.raises(dsgd.StateError, match="convert the module first"):
+        attachment.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_train(session, batches, dtype):
+    module = mlp().to(dtype)
+    before = values(module)
+    attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=0.5)
+    session.start()
+    loss_of(module, Batches(0, dtype)).backward()
+    attachment.step()
+    assert all(changed(module, before)) and all(parameter.dtype == dtype for parameter in module.parameters())
+
+
+def test_another_memory_layout_trains(session, batches):
+    module = convolution().to(memory_format=torch.channels_last)
+    before = values(module)
+    attachment = dsgd.torch.attach(session, module)
+    session.start()
+    loss_of(module, batches).backward()
+    attachment.step()
+    assert not torch.equal(module[0].weight, before[0]) and torch.allclose(module[0].weight, before[0], atol=0.1)
+
+
+def test_copies_of_the_module_are_not_attached(wrapped, batches):
+    model, _ = wrapped
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, **({"weights_only": False} if torch.__version__ >= "2" else {}))
+    for other in (copy.deepcopy(model), copy.deepcopy(model.module), loaded):
+        loss_of(other, batches).backward()
+        assert all(parameter.grad is not None for parameter in other.parameters())
+        assert all(parameter.grad is None for parameter in model.parameters())
+        for one, copied in zip(model.parameters(), other.parameters()):
+            assert torch.equal(one, copied) and one.data_ptr() != copied.data_ptr()
+
+
+# ---- The session
+
+
+def test_a_module_is_attached_before_the_start(session):
+    session.add_replica().alloc(session.add_parameter("weight", 1))
+    session.start()
+    with pytest.raises(dsgd.StateError):
+        dsgd.torch.attach(session, mlp())
+
+
+def test_a_module_with_nothing_to_train_is_an_error(session):
+    with pytest.raises(dsgd.InvalidArgumentError, match="no parameter that requires a gradient"):
+        dsgd.torch.attach(session, mlp().requires_grad_(False))
+
+
+def test_a_module_on_another_device_is_an_error(session):
+    with pytest.raises(dsgd.InvalidArgumentError, match="the module is on cpu, not on 'cuda:1'; move it first"):
+        dsgd.torch.attach(session, mlp(), device="cuda:1")
+    module = mlp()
+    module[3] = nn.Linear(32, CLASSES, device="meta")
+    with pytest.raises(dsgd.InvalidArgumentError, match="'1.weight' is on cpu and parameter '3.weight' on meta"):
+        dsgd.torch.attach(session, module)
+
+
+def test_backward_before_the_start_is_an_error(session, batches):
+    module = mlp()
+    dsgd.torch.attach(session, module)
+    with pytest.raises(dsgd.StateError, match="start"):
+        loss_of(module, batches).backward()
+
+
+def test_steps_of_the_session_itself_are_an_error(attached):
+    _, attachment = attached
+    with pytest.raises(dsgd.StateError, match="a module is attached to this session"):
+        attachment.session.step()
+    with pytest.raises(dsgd.StateError, match="a module is attached to this session"):
+        attachment.session.step_begin()
+
+
+def test_step_is_an_error_where_backward_ends_the_step(wrapped, batches):
+    model, _ = wrapped
+    loss_of(model, batches).backward()
+    with pytest.raises(dsgd.StateError, match="a step ends with backward"):
+        model.attachment.step()
+    with pytest.raises(dsgd.InvalidArgumentError, match="join\\(optimizer.step\\)"):
+        model.attachment.join()
+
+
+def test_the_weight_is_set_before_backward(attached, batches):
+    module, attachment = attached
+    loss_of(module, batches).backward()
+    with pytest.raises(dsgd.StateError, match="set_weight\\(\\) was called after backward"):
+        attachment.set_weight(2)
+    assert attachment.step().weight == 1
+    attachment.set_weight(2)
+    loss_of(module, batches).backward()
+    assert attachment.step().weight == 2
+
+
+def test_a_step_that_is_not_applied_leaves_no_gradient(wrapped, batches):
+    model, _ = wrapped
+    model.set_weight(0)
+    loss_of(model, batches).backward()
+    assert not model.attachment.result.applied
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_closed_session_is_named(session, batches):
+    module = mlp()
+    attachment = dsgd.torch.attach(session, module)
+    session.start()
+    session.close()
+    with pytest.raises(dsgd.ClosedError, match="call detach"):
+        loss_of(module, batches).backward()
+    attachment.detach()
+    loss_of(module, batches).backward()
+
+
+@pytest.mark.skipif(not hasattr(getattr(torch, "amp", None), "GradScaler"), reason="this PyTorch scales gradients on GPUs only")
+def test_a_gradient_scaler_works(wrapped, batches):
+    model, optimizer = wrapped
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for scale, moved in ((1.0, True), (float("inf"), False)):
+        before = values(model)
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batches) * scale).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(changed(model, before)) == moved
+    assert scaler.get_scale() == 512

@@ -1,0 +1,146 @@
+"""Modules that are attached to jobs of two workers."""
+
+import jobs
+import pytest
+import torch
+from jobs import Job
+from models import Batches, convolution, mlp, train
+from torch import nn
+
+import dsgd.torch
+
+
+class Odd(nn.Module):
+    """With buffers of types that dsgd has and has not."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.linear = nn.Linear(64, 5)
+        self.register_buffer("mask", torch.tensor([rank == 0, False, True]))
+        self.register_buffer("small", torch.full((3,), 10 + rank, dtype=torch.int8))
+        self.register_buffer("count", torch.tensor(100 + rank))
+        self.register_buffer("transposed", torch.arange(6.0).reshape(2, 3).t() + rank)
+        self.register_buffer("private", torch.full((2,), rank, dtype=torch.complex64), persistent=False)
+        self.register_buffer("empty", torch.empty(0))
+        self.register_buffer("nothing", None)
+
+    def forward(self, pixels):
+        self.count = self.count + 1  # another tensor
+        self.mask[1] = True
+        return self.linear(pixels.flatten(1))
+
+
+def buffers_of(module):
+    return {name: buffer.tolist() for name, buffer in module.named_buffers()}
+
+
+def odd_buffers(session):
+    module = Odd(session.rank)
+    model = dsgd.torch.DistributedDataParallel(module, session)
+    given = buffers_of(module)
+    module.small += session.rank
+    pixels, labels = Batches(session.rank).next()
+    nn.functional.cross_entropy(model(pixels), labels).backward()
+    return given, buffers_of(module)
+
+
+def test_all_workers_hold_the_buffers_of_rank_0():
+    expected = {
+        "mask": [True, False, True], "small": [10] * 3, "count": 100, "transposed": [[0, 3], [1, 4], [2, 5]],
+        "private": [0, 0], "empty": [],
+    }  # fmt: skip
+    for given, after in jobs.run(odd_buffers):
+        assert given == expected
+        assert after == {**expected, "mask": [True, True, True], "count": 101}
+
+
+def own_buffers(session):
+    module = convolution()
+    dsgd.torch.DistributedDataParallel(module, session, broadcast_buffers=False)
+    pixels, labels = Batches(session.rank).next()
+    nn.functional.cross_entropy(module(pixels), labels).backward()
+    return module[1].running_mean.tolist()
+
+
+def test_buffers_stay_with_their_worker_on_request():
+    first, second = jobs.run(own_buffers)
+    assert first != second
+
+
+def uneven(session, own_optimizer):
+    torch.manual_seed(1)
+    module, batches = convolution(), Batches(session.rank)
+    if own_optimizer:
+        attachment = dsgd.torch.attach(session, module)
+        session.set_optimizer("sgd", lr=0.1, momentum=0.9)
+        session.start()
+        after, update = attachment.step, None
+    else:
+        model = dsgd.torch.DistributedDataParallel(module, session)
+        attachment = model.attachment
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        after, update = (lambda: None), optimizer.step
+    for _ in range(2):  # epochs
+        steps = 3 + 4 * session.rank
+        train(module, batches, session.rank, after=after if own_optimizer else optimizer.step, steps=steps)
+        module.train()
+        attachment.join(update)
+    return attachment.result.step, [value.tolist() for value in module.state_dict().values()]
+
+
+@pytest.mark.parametrize("own_optimizer", [True, False])
+def test_workers_with_different_numbers_of_batches_end_alike(own_optimizer):
+    first, second = jobs.run(uneven, arguments=(own_optimizer,))
+    assert first == second and first[0] == 2 * 8 - 1
+
+
+def weighted(session):
+    torch.manual_seed(1)
+    module = mlp()
+    model = dsgd.torch.DistributedDataParallel(module, session)
+    model.set_weight(3 - 2 * session.rank)
+    pixels, labels = Batches(session.rank).next()
+    nn.functional.cross_entropy(model(pixels), labels).backward()
+    mean = module[1].weight.grad.clone()
+    torch.manual_seed(1)
+    parts = []
+    for rank in range(2):
+        alone = mlp()
+        alone.load_state_dict(module.state_dict())
+        pixels, labels = Batches(rank).next()
+        nn.functional.cross_entropy(alone(pixels), labels).backward()
+        parts.append(alone[1].weight.grad)
+    return bool(torch.allclose(mean, (3 * parts[0] + parts[1]) / 4))
+
+
+def test_the_mean_is_weighted():
+    assert jobs.run(weighted) == [True, True]
+
+
+def both_optimizers(session):
+    """By habit, the optimizer of PyTorch steps, too, and moves each worker by its own gradient."""
+    module = mlp()
+    attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=0.1)
+    session.start()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    train(module, Batches(session.rank), session.rank, after=lambda: (attachment.step(), optimizer.step()))
+
+
+def test_a_second_optimizer_is_found_out():
+    with Job(both_optimizers) as job:
+        assert isinstance(job.failure(0), dsgd.Error) and isinstance(job.failure(1), dsgd.Error)
+
+
+def one_leaves_out(session):
+    model = dsgd.torch.DistributedDataParallel(mlp(), session)
+    pixels, _ = Batches(session.rank).next()
+    output = model(pixels)
+    (model.module[1](pixels.flatten(1)) if session.rank == 1 else output).sum().backward()
+
+
+def test_a_gradient_that_is_missing_on_one_worker_ends_the_others():
+    with Job(one_leaves_out) as job:
+        assert "got no gradient in this backward pass: '3.weight', '3.bias'" in str(job.failure(1))
+        failure = job.failure(0)
+        assert isinstance(failure, dsgd.AbortedError) and "got no gradient" in str(failure) and failure.rank == 1
