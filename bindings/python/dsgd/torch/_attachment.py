@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from typing import Any, Callable, Iterator, List, Optional
 
@@ -67,6 +68,7 @@ class Attachment:
         self._synchronizing = self._next_synchronizes = True  # see no_sync
         self._checked = False
         self._operation: Optional[StepOperation] = None
+        self._end_queued = False  # _after_backward will be called
         self._failure: Optional[StateError] = None
 
         named = list(module.named_parameters())
@@ -172,9 +174,16 @@ class Attachment:
             raise self._failure
         if self._operation is None:
             self._begin_step(self._weight)
-            if self.session._optimizer_is_none:
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
+        if self.session._optimizer_is_none and not self._end_queued:
+            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+            self._end_queued = True
         self._mark(entry)
+
+    def _after_backward(self) -> None:
+        self._end_queued = False
+        if _in_nested_backward() and any(entry.marked_version is None for entry in self._trained):
+            return  # the pass around it goes on, and its next gradient queues another call
+        self._end_step()
 
     def _begin_step(self, weight: float) -> None:
         if self.session.closed:
@@ -301,6 +310,16 @@ def _device_of(trained: List[Any], wanted: Optional[str]) -> torch.device:
     if wanted is not None and torch.device(wanted) != first.device:
         raise InvalidArgumentError(f"the module is on {first.device}, not on {wanted!r}; move it first: module.to({wanted!r})")
     return first.device
+
+
+def _in_nested_backward() -> bool:
+    """Whether the backward pass that ends runs within another one, as those of reentrant checkpoints do."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is torch.autograd.function.BackwardCFunction.apply.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _missing_text(missing: List[TrainedParameter]) -> str:

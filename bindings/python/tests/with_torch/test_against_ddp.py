@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed
 from jobs import Job
-from models import Batches, Branches, convolution, frozen, mlp, state, tied, train
+from models import Batches, Branches, Checkpointed, convolution, frozen, mlp, state, tied, train
 
 import dsgd.torch
 
@@ -17,6 +17,7 @@ CASES = {
     "convolution_with_batch_norm": (convolution, {}, {}),
     "frozen_layer": (frozen, {}, {}),
     "tied_weights": (tied, {}, {}),
+    "reentrant_checkpoint": (Checkpointed, {}, {}),
     "unused_branches": (Branches, {"find_unused_parameters": True}, {"branches": True}),
     "accumulation": (mlp, {}, {"passes": 3}),
     "accumulation_with_unused_branches": (Branches, {"find_unused_parameters": True}, {"passes": 2, "branches": True}),
