@@ -655,6 +655,9 @@ void Mesh::failure_from_peer(const transport::OperationFailed& message) {
     return;
   }
   if (message.cause.code() == Code::kWaitTimeout) return deadline_passed(message.operation);  // the answer has told the rest
+  // A worker that leaves tells why. This worker passes it on, since its own goodbye may reach a third one earlier.
+  const bool leaver = message.cause.code() == Code::kWorkerLost && message.cause.rank() == message.rank;
+  if (leaver && !has_ended(message.operation)) tell_peers(message.operation, false, message.cause);
   if (Task* task = find(message.operation)) return task->end(message.cause);
   if (!has_ended(message.operation)) {
     failed_early_.insert_or_assign(message.operation, std::make_pair(message.rank, message.cause));

@@ -40,6 +40,10 @@ class Engine final : public MeshEvents {
   Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log);
   ~Engine() override;
   void on_broken(std::function<void(const Status&)> broken) { on_broken_ = std::move(broken); }
+  // `failed` is called once, before any operation ends with the failure; it must not throw.
+  void on_failed(std::function<void(const Status&)> failed) { on_failed_ = std::move(failed); }
+  // Tells which gradients of the step in flight are not marked.
+  void name_unmarked(std::function<UnmarkedGradients()> name) { step_.name_unmarked(std::move(name)); }
 
   // The mesh exists before the view does, since peers may dial early.
   void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh); }
@@ -92,6 +96,8 @@ class Engine final : public MeshEvents {
   void out_of_memory(const std::string& what);
   const Status& exhausted() const { return exhausted_; }
   void peer_left(int32_t rank) { if (mesh_) mesh_->told_left(rank); }
+  // This worker closes its session in the middle of a step, which cannot end without these gradients.
+  void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
   void close(const Status& cause);
   void leave_loop() { waiter_.close(), step_.close(); }  // the last call on it
   bool idle() const { return running_ == 0 && pending_.empty() && !step_.running(); }  // no operation is in flight
@@ -176,7 +182,7 @@ class Engine final : public MeshEvents {
   bool failing_ = false;
   bool tell_peers_ = false;
   Status torn_;  // a step failed half-way
-  std::function<void(const Status&)> on_broken_;
+  std::function<void(const Status&)> on_broken_, on_failed_;
   uint64_t next_call_ = 1;
   struct Pending {
     MakeTask make;

@@ -23,6 +23,14 @@ struct StepResult {
   double gradient_norm = std::numeric_limits<double>::quiet_NaN();
 };
 
+// Gradients of a step in flight that are not marked: the step cannot end before they are.
+struct UnmarkedGradients {
+  static constexpr const char* kRemedy = "; mark every gradient as ready or absent, or call dsgd_step_flush";
+  std::string parameter;  // of the first one; empty if all are marked
+  std::string text;       // "gradient 'b' was not marked"
+  bool empty() const { return text.empty(); }
+};
+
 class Operation {
  public:
   Operation(uint64_t id, std::string name, bool is_step) : id_(id), name_(std::move(name)), is_step_(is_step) {}

@@ -45,6 +45,14 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
   status = impl.worker->setup();
   if (!status.ok()) return status;
   impl.worker->on_exhausted([&impl](const Status& why) { impl.end_lost(why); });
+  impl.engine().on_failed([&impl](const Status& why) {
+    std::lock_guard lock(impl.failure_mutex);
+    impl.failure = why;
+  });
+  impl.engine().name_unmarked([&impl] {
+    std::lock_guard lock(impl.step_mutex);
+    return impl.unmarked_gradients();
+  });
   if (status = impl.join(); !status.ok()) return status;
   impl.opened = true;
   const transport::JoinReply& view = impl.worker->view();
@@ -102,7 +110,7 @@ Session::~Session() {
 
 // ---- calls
 
-Session::Impl::Call::Call(Impl& impl, bool waiting) : impl_(impl) {
+Session::Impl::Call::Call(Impl& impl, Use use) : impl_(impl) {
   status_ = impl_.environment->alive();
   if (!status_.ok()) return;  // in a forked child the parent's locks may be held for ever
   std::lock_guard lock(impl_.call_mutex);
@@ -111,12 +119,17 @@ Session::Impl::Call::Call(Impl& impl, bool waiting) : impl_(impl) {
                                    "first");
     return;
   }
-  if (waiting ? impl_.ended : impl_.closing) {
+  if (use == kWait ? impl_.ended : impl_.closing) {
     status_ = closed_status();
-  } else {
-    ++impl_.calls;
-    counted_ = true;
+    return;
   }
+  if (use == kWork) {
+    std::lock_guard failure_lock(impl_.failure_mutex);
+    status_ = impl_.failure;
+    if (!status_.ok()) return;
+  }
+  ++impl_.calls;
+  counted_ = true;
 }
 
 Session::Impl::Call::~Call() {
@@ -136,11 +149,6 @@ bool Session::closed() const { return impl_->closing; }
 Status Session::close(std::chrono::milliseconds timeout) {
   if (Status status = alive(); !status.ok()) return status;
   Impl& impl = *impl_;
-  // What is not marked when the host waits counts as ready.
-  try {
-    if (timeout.count() != 0) (void)step_flush();
-  } catch (const std::bad_alloc&) {  // then the step ends with the session
-  }
   {
     std::lock_guard lock(impl.call_mutex);
     if (impl.closed) return {};
@@ -153,6 +161,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
   if (impl.closed) return {};
   const transport::Time deadline = impl.close_until;
   try {
+    impl.leave_unmarked_step();
     impl.leave(deadline);
   } catch (const std::bad_alloc&) {
     impl.leave_surely([] {}, impl.loop().now() + kLeaving);
@@ -211,7 +220,7 @@ void Session::Impl::leave_surely(std::function<void()> left, transport::Time unt
 }
 
 Status Session::abort(const std::string& reason) {
-  Impl::Call call(*impl_, true);
+  Impl::Call call(*impl_, Impl::Call::kWait);
   if (!call.status().ok()) return call.status();
   const std::string who = "rank " + std::to_string(impl_->rank) + " (host " + impl_->environment->host_name() + ", pid " +
                           std::to_string(impl_->environment->process_id()) + ")";
@@ -278,27 +287,28 @@ void Session::Impl::wake_queue() {
 
 Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
   if (operation.done()) return operation.status();
-  Impl::Call call(*impl_, true);
+  Impl::Call call(*impl_, Impl::Call::kWait);
   if (!call.status().ok()) return operation.done() ? operation.status() : call.status();
-  if (operation.is_step() && !impl_->closing) {
-    std::lock_guard lock(impl_->step_mutex);
-    if (impl_->step_operation.get() == &operation) {  // else it is about to end
-      (void)impl_->flush();  // if it fails, so does the operation
-    }
-  }
   const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
   if (!impl_->loop().wait(operation.done_flag(), deadline)) {
     if (Status status = alive(); !status.ok()) return status;
+    UnmarkedGradients unmarked;
+    if (operation.is_step()) {
+      std::lock_guard lock(impl_->step_mutex);
+      if (impl_->step_operation.get() == &operation) unmarked = impl_->unmarked_gradients();
+    }
     return Status(Code::kWaitTimeout, (operation.name().empty() ? "the operation" : operation.name()) +
-                                          " has not ended after " + std::to_string(timeout.count()) +
-                                          " ms; it goes on, and its buffers stay in use")
-        .with_operation(operation.name());
+                                          " has not ended after " + std::to_string(timeout.count()) + " ms" +
+                                          (unmarked.empty() ? "" : ": " + unmarked.text + UnmarkedGradients::kRemedy) +
+                                          "; it goes on, and its buffers stay in use")
+        .with_operation(operation.name())
+        .with_parameter(unmarked.parameter);
   }
   return operation.status();
 }
 
 Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max, std::chrono::milliseconds timeout) {
-  Impl::Call call(*impl_, true);
+  Impl::Call call(*impl_, Impl::Call::kWait);
   if (Status status = alive(); !status.ok()) return status;
   const bool usable = call.status().ok();
   const transport::Time deadline =

@@ -78,7 +78,7 @@ class Session {
   Result<std::shared_ptr<Operation>> barrier(Mode mode);
 
   // Waits for the end of an operation. timeout < 0: until it ends (its own deadline sees to that). Code::kWaitTimeout when
-  // it goes on. Waiting on a step marks the gradients that are not marked yet.
+  // it goes on; for a step its message names the gradients that are not marked yet.
   Status wait(Operation& operation, std::chrono::milliseconds timeout);
   // Operations that have ended and that still are in the queue, oldest first; removes them from it.
   Result<std::vector<std::shared_ptr<Operation>>> queue_poll(size_t max, std::chrono::milliseconds timeout);

@@ -26,10 +26,14 @@ struct Session::Impl {
   // Calls in progress, so that close() knows when nobody uses the loop any more.
   class Call {
    public:
-    // `waiting`: also allowed while close() lets operations end.
-    explicit Call(Impl& impl, bool waiting = false);
+    enum Use {
+      kWork,  // refused when the session is closing or has failed
+      kRead,  // refused when the session is closing: reads what is here
+      kWait,  // refused when the session has ended: tells how operations ended, or ends them
+    };
+    explicit Call(Impl& impl, Use use = kWork);
     ~Call();
-    const Status& status() const { return status_; }  // kForked, kClosed
+    const Status& status() const { return status_; }  // kForked, kClosed, or the session's failure
 
    private:
     Impl& impl_;
@@ -126,6 +130,10 @@ struct Session::Impl {
   Status record_streams(uint32_t bucket);
   void tell(std::vector<uint32_t> complete);
   void mark_rest();
+  // The gradients that keep the step in flight from ending; step_mutex is held.
+  UnmarkedGradients unmarked_gradients() const;
+  void leave_unmarked_step();
+  Status no_step() const;  // why no gradient can be marked while no step is in flight; step_mutex is held
   Status flush();  // marks the rest of the step in flight
   void tell_engine(const Marked& marked);
   // On the loop: there is a plan, so marks are made for it, unless `status` says that there is none. Then `done`.
@@ -133,6 +141,7 @@ struct Session::Impl {
   void clear_marks(bool absences);  // or only what is ready
   void count_marks();
   Result<std::vector<double>> split_weight(double weight);
+  std::string next_step_name();
   // Begins a step on the loop; `blocking` marks everything at once.
   Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation);
   Status post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
@@ -177,6 +186,11 @@ struct Session::Impl {
   std::vector<uint32_t> untold;          // parameters marked on all replicas in this step, of which the engine does not know
   std::shared_ptr<Operation> step_operation;
   bool in_step = false;
+  int64_t next_step = 0;  // index of the step in flight, or of the next one
+  Status step_failure;    // of the last step begun
+
+  std::mutex failure_mutex;
+  Status failure;  // of the session; written on the loop
 
   std::mutex queue_mutex;
   std::list<std::shared_ptr<Operation>> queue, launched, waited;  // ended; in flight, asynchronous; in flight, with a blocked caller

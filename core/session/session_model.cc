@@ -270,7 +270,7 @@ Status Session::set_learning_rate(double rate) {
 double Session::loss_scale() const { return impl_->model.loss_scale.factor(); }
 
 Result<uint64_t> Session::digest() {
-  Impl::Call call(*impl_);
+  Impl::Call call(*impl_, Impl::Call::kRead);
   if (!call.status().ok()) return call.status();
   Status status = impl_->writable("dsgd_digest");
   if (!status.ok()) return status;

@@ -195,6 +195,38 @@ Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, b
   return {};
 }
 
+UnmarkedGradients Session::Impl::unmarked_gradients() const {
+  constexpr size_t kNamed = 3;
+  UnmarkedGradients found;
+  size_t count = 0;
+  for (size_t p = 0; p < unmarked.size(); ++p) {
+    for (size_t r = 0; r < marks.size(); ++r) {
+      if (buckets_of[p].empty() || marks[r][p] != 0 || ++count > kNamed) continue;
+      const std::string& name = model.parameters[p]->name;
+      if (count == 1) found.parameter = name;
+      found.text += (count == 1 ? "'" : ", '") + name + "'" + (marks.size() > 1 ? " of replica " + std::to_string(r) : "");
+    }
+  }
+  if (count == 0) return found;
+  if (count > kNamed) found.text += " and " + std::to_string(count - kNamed) + " more";
+  found.text = (count == 1 ? "gradient " : "gradients ") + found.text + (count == 1 ? " was not marked" : " were not marked");
+  return found;
+}
+
+// The session is closing, so nothing can be marked any more: the step fails on all workers.
+void Session::Impl::leave_unmarked_step() {
+  std::lock_guard lock(step_mutex);
+  if (!in_step) return;
+  const UnmarkedGradients unmarked = unmarked_gradients();
+  if (unmarked.empty()) return;
+  loop().post([this, unmarked] { engine().leave_step(unmarked); });
+}
+
+Status Session::Impl::no_step() const {
+  if (!step_failure.ok()) return step_failure;
+  return Status(Code::kState, "no step is in flight; call dsgd_step_begin first");
+}
+
 Status Session::Impl::flush() {
   for (uint32_t bucket = 0; bucket < incomplete.size(); ++bucket) {
     if (incomplete[bucket] == 0) continue;
@@ -259,10 +291,16 @@ Result<std::vector<double>> Session::Impl::split_weight(double weight) {
   return model.weights;
 }
 
+std::string Session::Impl::next_step_name() {
+  std::lock_guard lock(step_mutex);
+  return "step " + std::to_string(next_step);
+}
+
 Status Session::Impl::begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation) {
   if (!started) return Status(Code::kState, "a step needs dsgd_start first");
   std::unique_lock lock(step_mutex);
   if (in_step) return Status(Code::kState, "a step is in flight already; wait for its end first");
+  if (closing) return Status(Code::kClosed, "the session is closing, so no step can begin");
   auto weights = split_weight(weight);
   if (!weights.ok()) return weights.status();
   // Absences may have been marked before the step began.
@@ -281,6 +319,7 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
     if (blocking || unmarked[p] == 0) marked.complete.push_back(p);
   }
   in_step = true;
+  step_failure = {};
   step_operation = operation;
   if (blocking) {
     mark_rest();
@@ -322,6 +361,8 @@ void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, cons
   {
     std::lock_guard lock(step_mutex);
     in_step = false;
+    step_failure = status;
+    if (status.ok()) ++next_step;
     step_operation.reset();
     clear_marks(status.code() != Code::kMismatch);  // if all have refused the step alike, they may make it again
   }
@@ -336,7 +377,7 @@ void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, cons
 Status Session::step(double weight, StepResult* result) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  auto operation = std::make_shared<Operation>(0, "step", true);
+  auto operation = std::make_shared<Operation>(0, impl_->next_step_name(), true);
   Status status = impl_->begin_step(weight, true, operation);
   if (status.ok() && result) *result = operation->step_result();
   return status;
@@ -345,7 +386,7 @@ Status Session::step(double weight, StepResult* result) {
 Result<std::shared_ptr<Operation>> Session::step_begin(double weight) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "step", true);
+  auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), impl_->next_step_name(), true);
   Status status = impl_->begin_step(weight, false, operation);
   if (!status.ok()) return status;
   return operation;
@@ -368,8 +409,9 @@ Status Session::gradient_ready(Replica* replica, Parameter* parameter, void* str
   }
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->in_step) {
-    return Status(Code::kState, "the gradient of parameter '" + parameter->name +
-                                    "' cannot be marked: no step is in flight; call dsgd_step_begin first")
+    Status why = impl_->no_step();
+    if (why.code() != Code::kState) return why;
+    return Status(Code::kState, "the gradient of parameter '" + parameter->name + "' cannot be marked: " + why.message())
         .with_parameter(parameter->name);
   }
   return impl_->mark(*replica, *parameter, false, stream);
@@ -402,6 +444,8 @@ Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
   }
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
+  const Status& failed = impl_->step_failure;  // after a mismatch the step may be made again, and the mark counts for that
+  if (!impl_->in_step && !failed.ok() && failed.code() != Code::kMismatch) return failed;
   return impl_->mark(*replica, *parameter, true, nullptr);
 }
 
@@ -409,7 +453,7 @@ Status Session::step_flush() {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   std::lock_guard lock(impl_->step_mutex);
-  if (!impl_->in_step) return Status(Code::kState, "no step is in flight; call dsgd_step_begin first");
+  if (!impl_->in_step) return impl_->no_step();
   return impl_->flush();
 }
 

@@ -74,11 +74,11 @@ void Step::begin(StepRequest request, Done done) {
   all_entered_ = false;
   for (size_t b = 0; b < plan_.size(); ++b) {
     buffers_[b].pending = static_cast<int>(plan_[b].parameters.size());
-    buffers_[b].travelled = buffers_[b].returned = false;
+    buffers_[b].reduced = buffers_[b].travelled = buffers_[b].returned = false;
     buffers_[b].held = nullptr;
     buffers_[b].norms.clear();
   }
-  if (!mesh_) watch();
+  watch();
   if (Status status = follow_each_other(); !status.ok()) return device_failed(status);
   if (!mesh_) return on_header({}, {make_header()});
   if (places_[where_[0].first].is_host()) return send_header();
@@ -207,6 +207,7 @@ void Step::bucket_done(size_t index, const Status& status) {
   }
   if (!status.ok()) return fail(status);
   buffers_[index].held = nullptr;
+  buffers_[index].reduced = true;
   --open_;
   if (returns_early()) {
     if (Status entered = return_results(index); !entered.ok()) return device_failed(entered);
@@ -281,19 +282,53 @@ void Step::device_failed(const Status& cause) {
   on_device_failure_ ? on_device_failure_(why) : fail(why);
 }
 
-// Where nothing travels no exchange runs out of time. What devices are waited for has been told before, if it was that.
+// Exchanges have deadlines of their own, but none begins for a bucket whose gradients are not all marked. Devices report
+// their own deadline within the grace.
 void Step::watch() {
-  limit_ = loop_.schedule(request_.deadline + kGrace, [this] {
+  limit_ = loop_.schedule(request_.deadline + (mesh_ ? transport::Duration() : kGrace), [this] {
     limit_ = 0;
-    std::string why = name() + " has not ended in time";
-    for (size_t b = 0; b < plan_.size(); ++b) {
-      if (buffers_[b].pending == 0) continue;
-      why += ": of the bucket that begins with parameter '" + model_.parameters[plan_[b].parameters.front()]->name + "', " +
-             std::to_string(buffers_[b].pending) + " gradients are not marked; mark each as ready or absent, or call dsgd_step_flush";
-      break;
-    }
-    fail(Status(Code::kTimeout, why).with_operation(name()));
+    deadline_passed();
   });
+}
+
+void Step::deadline_passed() {
+  const bool waits_for_host =
+      std::any_of(buffers_.begin(), buffers_.end(), [](const Buffers& buffers) { return buffers.pending > 0; });
+  if (mesh_ && !(waits_for_host && header_done_)) return;  // an exchange is late, and tells
+  const UnmarkedGradients unmarked = waits_for_host && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
+  const std::string who = mesh_ ? mesh_->member_name(mesh_->rank()) + ": " : "";
+  const Status why = Status(Code::kTimeout, name() + " has not ended within step_timeout" +
+                                                (unmarked.empty() ? "" : ": " + who + unmarked.text + UnmarkedGradients::kRemedy))
+                         .with_rank(rank())
+                         .with_operation(name())
+                         .with_parameter(unmarked.parameter);
+  refuse(why);
+  fail(why);
+}
+
+void Step::leave(const UnmarkedGradients& unmarked) {
+  if (!done_) return;
+  const std::string who = mesh_ ? mesh_->member_name(rank()) : "rank " + std::to_string(rank());
+  const std::string text = who + " closed its session during " + name() + "; " + unmarked.text + UnmarkedGradients::kRemedy;
+  const auto why = [&](Code code) {
+    const std::string host = mesh_ ? mesh_->view().members[static_cast<size_t>(rank())].host : "";
+    return Status(code, text).with_rank(rank(), host).with_operation(name()).with_parameter(unmarked.parameter);
+  };
+  refuse(why(Code::kWorkerLost));
+  fail(why(Code::kClosed), why(Code::kWorkerLost));
+}
+
+// This worker will not end what it has begun of the step, nor begin the next bucket. Peers that stand before these fail when they
+// reach them.
+void Step::refuse(const Status& why) {
+  if (!mesh_) return;
+  if (!header_done_) mesh_->refuse(header_operation(), why);
+  for (size_t b = 0; b < plan_.size() && b <= next_; ++b) {
+    if (buffers_[b].reduced) continue;
+    if (options_.reproducible) mesh_->refuse(operation_of(b, true), why);
+    mesh_->refuse(operation_of(b, false), why);
+  }
+  if (by_teams()) mesh_->refuse(operation_of(plan_.size(), true), why);
 }
 
 void Step::abort(const Status& cause) {
@@ -301,7 +336,8 @@ void Step::abort(const Status& cause) {
   if (collective_queue_) collective_queue_->fail(cause);
 }
 
-void Step::fail(const Status& cause) {
+// `told`: what peers hear that still send something for this step.
+void Step::fail(const Status& cause, const Status& told) {
   cancel_timers();
   if (done_) {
     disturbed_ = true;
@@ -310,7 +346,7 @@ void Step::fail(const Status& cause) {
     Done done = std::move(done_);
     done_ = nullptr;
     for (Buffers& buffers : buffers_) buffers.held = nullptr;
-    if (mesh_) mesh_->end_call(request_.call, cause);
+    if (mesh_) mesh_->end_call(request_.call, told);
     done(cause, result_);
   }
   waiter_.fail(cause);

@@ -58,6 +58,9 @@ class Step {
   void use_mesh(Mesh* mesh) { mesh_ = mesh; }  // null: one worker
   // Called in a step whose device has failed; is to end the session, and with it the step.
   void on_device_failure(std::function<void(const Status&)> failed) { on_device_failure_ = std::move(failed); }
+  // Tells which gradients of the step in flight are not marked.
+  void name_unmarked(std::function<UnmarkedGradients()> name) { name_unmarked_ = std::move(name); }
+  std::string name() const { return "step " + std::to_string(request_.step); }  // of the step in flight
   // The session has failed: whatever devices are waiting for is broken off.
   void abort(const Status& cause);
 
@@ -82,7 +85,9 @@ class Step {
   void mark_absent(uint32_t replica, uint32_t parameter) {
     if (done_) request_.absent[replica][parameter] = 1;
   }
-  void fail(const Status& cause);
+  void fail(const Status& cause) { fail(cause, cause); }
+  // This worker closes its session, and these gradients are not marked: the step fails on all workers.
+  void leave(const UnmarkedGradients& unmarked);
   // A device, or a stream of the host's, has failed: the session ends, and with it the step.
   void device_failed(const Status& cause);
   // The loop may end: no device rings it any more.
@@ -131,6 +136,7 @@ class Step {
     std::vector<PieceMean> means;   // by piece
     int pending = 0;                // parameters not yet marked
     int fetching = 0;               // devices that are not there yet
+    bool reduced = false;           // its sums are complete on this worker
     bool travelled = false;         // and waits for its turn to be gathered by a team's devices
     bool returned = false;          // results are on their way to the devices
     Direct* held = nullptr;         // waits for the header
@@ -178,8 +184,6 @@ class Step {
   void write_trailers(size_t bucket);
   double replica_weight(uint32_t replica, uint32_t parameter) const;
 
-  std::string name() const { return "step " + std::to_string(request_.step); }
-
   // travel
   Task* add(std::unique_ptr<Task> task);  // a part of this step
   void exchange(const transport::BulkHeader& shape, std::vector<std::byte> mine, Exchange::Gathered done);
@@ -222,6 +226,9 @@ class Step {
   void end_when_reached(bool norm);
   void end();
   void watch();
+  void deadline_passed();
+  void refuse(const Status& why);
+  void fail(const Status& cause, const Status& told);
   void cancel_timers();
   std::byte* result_of(const Buffers& buffers) const { return bytes(buffers.result ? buffers.result : buffers.data); }
   // Of contributions and their sums.
@@ -269,6 +276,7 @@ class Step {
   transport::Loop& loop_;
   Mesh* mesh_ = nullptr;
   std::function<void(const Status&)> on_device_failure_;
+  std::function<UnmarkedGradients()> name_unmarked_;
   Model& model_;
   StepOptions options_;
   StrategySpec strategy_;
@@ -315,7 +323,7 @@ class Step {
 
   Teams teams_;
   transport::TimerId patience_ = 0;  // for a name of who is lost
-  transport::TimerId limit_ = 0;     // of a step that nobody else waits for
+  transport::TimerId limit_ = 0;     // of a step that waits for the host's gradients, or for devices
   std::unique_ptr<device::CollectiveQueue> collective_queue_;  // ends first: then no device uses any of the above
 };
 

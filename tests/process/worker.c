@@ -95,13 +95,7 @@ int main(int argc, char **argv) {
       dsgd_op *op = NULL;
       failed = report(dsgd_step_begin(session, 1, &op, &error), &error);
       for (int p = 3; p >= 0 && !failed; --p) {
-        int32_t status = dsgd_gradient_ready(replica, parameters[p], NULL, &error);
-        if (status == DSGD_ERR_STATE) { /* the step has failed already; its op tells why */
-          dsgd_error_free(error);
-          error = NULL;
-          break;
-        }
-        failed = report(status, &error);
+        failed = report(dsgd_gradient_ready(replica, parameters[p], NULL, &error), &error);
       }
       if (!failed) failed = report(dsgd_op_wait(op, -1, &error), &error);
       dsgd_op_free(op);

@@ -225,6 +225,7 @@ class Program {
         if (!status.ok() && status.code() != Code::kState) return status;
       }
     }
+    (void)session.step_flush();  // of the parameter that was not marked; if it fails, so has the step
     Status status = session.wait(*begun.value(), -1ms);
     *result = begun.value()->step_result();
     return status;

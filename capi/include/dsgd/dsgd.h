@@ -228,8 +228,10 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * answer, stopped for example, holds that up until timeout_ms or for a second, whichever is longer, but never longer
  * than `lease` plus 100 ms, and another second for what was written to it. Afterwards every call on the session returns
  * DSGD_ERR_CLOSED, but for what tells how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result, and
- * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Unless timeout_ms is 0,
- * what is not marked of a step that was begun counts as ready. Closing twice is fine: who waits already waits no longer
+ * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing never marks a
+ * gradient: a step whose gradients are all marked may still end within timeout_ms; one with unmarked gradients fails at
+ * once on all workers, here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST and this worker's rank, and nothing
+ * of it is applied. Closing twice is fine: who waits already waits no longer
  * than the last caller will; and dsgd_abort ends the waiting. A GPU that has not ended after 5 s what was entered into
  * it, or into the host's streams, is not waited for (a further one no more than 0.1 s), and the log warns: it may still
  * use buffers, and memory of dsgd's is released when it has. Any thread. */
@@ -435,8 +437,8 @@ DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_resul
  * enters afterwards into the default stream of that GPU, or into a stream on which it has marked a gradient of that
  * replica; for others there is dsgd_stream_wait. With the optimizer `none` the mean gradients are what is new. CUDA graphs:
  * capture no call of dsgd's, and begin no capture in a stream with marks before the step has ended; launch the graph, then
- * mark the gradients in the stream it was launched in. Never blocks. What is not marked when dsgd_op_wait is called on the op, or
- * dsgd_step_flush, counts as ready then. One thread at a time. */
+ * mark the gradients in the stream it was launched in. Never blocks. The step ends when every gradient is marked, ready or
+ * absent; dsgd_step_flush marks the rest. Waiting marks nothing. One thread at a time. */
 DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, dsgd_op **op, dsgd_error **error);
 /* This gradient is complete and will not change until the step ends. For a replica on a GPU it is complete once what
  * `stream` holds now is done; numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy) default stream, 2 for
@@ -445,7 +447,8 @@ DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, dsgd_op *
  * since new values are ordered on it, too; a stream that fails before ends the session. Any thread, any order, never
  * blocks.
  * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu,
- * of another device, or that is being captured into a graph; the gradient is not marked then, and may be in another). */
+ * of another device, or that is being captured into a graph; the gradient is not marked then, and may be in another), the
+ * failure of the step begun, if it has failed. */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
 /* What the host enters into `stream` afterwards comes after the new values of all steps that have ended, as it does in
@@ -457,7 +460,8 @@ DSGD_API int32_t dsgd_stream_wait(dsgd_replica *replica, void *stream, dsgd_erro
  * does not count for that parameter; absent on all replicas of all workers, value and optimizer state stand still.
  * Any thread. Errors: as dsgd_gradient_ready. */
 DSGD_API int32_t dsgd_gradient_absent(dsgd_replica *replica, dsgd_parameter *parameter, dsgd_error **error);
-/* All gradients not yet marked are ready, for hosts that wait through the queue. Any thread, never blocks. */
+/* Marks all gradients that are not marked yet as ready. Any thread, never blocks.
+ * Errors: DSGD_ERR_STATE (no step is in flight), the failure of the step begun, if it has failed. */
 DSGD_API int32_t dsgd_step_flush(dsgd_session *session, dsgd_error **error);
 /* Result of a step's op that has ended without error. Any thread. */
 DSGD_API int32_t dsgd_op_step_result(const dsgd_op *op, dsgd_step_result *result, dsgd_error **error);
@@ -475,7 +479,8 @@ DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
 /* Number of the op, unique in its session, for tables on the host's side. 0 for NULL. Any thread. */
 DSGD_API uint64_t dsgd_op_id(const dsgd_op *op);
 /* Waits until the op has ended and returns how. timeout_ms -1: as long as the op's own deadline. DSGD_ERR_WAIT_TIMEOUT:
- * it has not ended yet. Any thread; several may wait. */
+ * it has not ended yet; for a step the message names the gradients that are not marked. Waiting marks no gradient. Any
+ * thread; several may wait. */
 DSGD_API int32_t dsgd_op_wait(dsgd_op *op, int32_t timeout_ms, dsgd_error **error);
 /* Sets *done to 1 if the op has ended, else 0; returns how it ended if it has. Never blocks. Any thread. */
 DSGD_API int32_t dsgd_op_test(dsgd_op *op, int32_t *done, dsgd_error **error);

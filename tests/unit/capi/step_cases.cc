@@ -145,6 +145,7 @@ std::vector<BadCall> step_cases() {
          must(dsgd_step_begin(model.session, 0, &op, nullptr), nullptr, "dsgd_step_begin");
          must(dsgd_gradient_ready(model.replica, model.weight, nullptr, nullptr), nullptr, "dsgd_gradient_ready");
          const int32_t status = dsgd_gradient_ready(model.replica, model.weight, nullptr, e);
+         must(dsgd_step_flush(model.session, nullptr), nullptr, "dsgd_step_flush");
          must(dsgd_op_wait(op, -1, nullptr), nullptr, "dsgd_op_wait");
          dsgd_op_free(op);
          dsgd_finalize(model.session);

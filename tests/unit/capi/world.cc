@@ -53,6 +53,7 @@ World::World() {
   must(dsgd_barrier(running.session, nullptr, &barrier, &failure), failure, "dsgd_barrier");
   must(dsgd_op_wait(barrier, -1, &failure), failure, "dsgd_op_wait");
   must(dsgd_step_begin(running.session, 1, &step, &failure), failure, "dsgd_step_begin");
+  must(dsgd_step_flush(running.session, &failure), failure, "dsgd_step_flush");
   must(dsgd_op_wait(step, -1, &failure), failure, "dsgd_op_wait");
   must(dsgd_shard_new(running.session, 10, 1, 0, &shard, &failure), failure, "dsgd_shard_new");
   must(dsgd_object_put(running.session, "name", "data", 4, &failure), failure, "dsgd_object_put");

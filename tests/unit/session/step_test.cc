@@ -81,7 +81,7 @@ TEST(Overlap, MarkingGradientsInAnyOrderFromAnyThreadGivesTheBitsOfABlockingStep
           DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1 + rank, &op, error_));
           std::vector<size_t> order = {0, 1, 2, 3, 4, 5};
           std::shuffle(order.begin(), order.end(), random);
-          order.resize(4 + static_cast<size_t>(step % 3));  // what is not marked counts as ready at the wait
+          order.resize(4 + static_cast<size_t>(step % 3));  // the flush marks the rest
           std::thread other([&] {
             for (size_t i = 0; i < order.size(); i += 2) {
               DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[order[i]], nullptr, error_));
@@ -91,6 +91,7 @@ TEST(Overlap, MarkingGradientsInAnyOrderFromAnyThreadGivesTheBitsOfABlockingStep
             DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[order[i]], nullptr, error_));
           }
           other.join();
+          if (order.size() < sizes.size()) DSGD_OK_OR_FAIL(dsgd_step_flush(session, error_));
           DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
           dsgd_step_result step_result;
           dsgd_step_result_init(&step_result, sizeof step_result);
@@ -183,6 +184,7 @@ TEST(Overlap, AnAbsenceThatIsSaidWhileTheStepBeginsCountsForIt) {
       dsgd_op* op;
       DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
       other.join();
+      DSGD_OK_OR_FAIL(dsgd_step_flush(session, error_));
       DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
       dsgd_op_free(op);
       ASSERT_EQ(trainer.values[0][1], 0) << "step " << step;
@@ -210,6 +212,7 @@ TEST(Overlap, AWaitForAStepThatIsJustEndingSaysHowItEnds) {
       dsgd_op* op;
       DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
       begun = op;
+      DSGD_OK_OR_FAIL(dsgd_step_flush(session, error_));
       DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
       while (begun) {
       }
@@ -225,12 +228,15 @@ TEST(Overlap, MarksInAFirstStepThatTheSessionRefusesChangeNothing) {
     Trainer trainer{session, rank};
     trainer.build({4, 4}, "sgd", "lr=0.5", "allreduce");
     DSGD_OK_OR_FAIL(dsgd_abort(session, "enough", error_));
-    dsgd_op* op;
-    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
-    Error marked, ended;
-    const int32_t status = dsgd_gradient_absent(trainer.replica, trainer.parameters[0], marked);
-    EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_STATE) << marked.message();
-    EXPECT_EQ(dsgd_op_wait(op, -1, ended), DSGD_ERR_ABORTED) << ended.message();
+    dsgd_op* op = nullptr;
+    Error begun, marked, ended;
+    const int32_t status = dsgd_step_begin(session, 1, &op, begun);  // the abort may not have come yet
+    EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_ABORTED) << begun.message();
+    const int32_t absent = dsgd_gradient_absent(trainer.replica, trainer.parameters[0], marked);
+    EXPECT_TRUE(absent == DSGD_OK || absent == DSGD_ERR_ABORTED) << marked.message();
+    if (op) {
+      EXPECT_EQ(dsgd_op_wait(op, -1, ended), DSGD_ERR_ABORTED) << ended.message();
+    }
     dsgd_op_free(op);
   });
 }
@@ -649,24 +655,64 @@ TEST(Disagreement, LeavesStopAndAbsentGradientsToTheNextStep) {
   });
 }
 
-TEST(Close, WithAStepBegunTakesTheRestOfItsGradientsForReady) {
+TEST(Close, LetsAStepWhoseGradientsAreAllMarkedEnd) {
   for (const int workers : {1, 2}) {
-    const auto begun = std::chrono::steady_clock::now();
-    run_job(workers, {{"step_timeout", "120s"}}, [&](dsgd_session* session, int rank) {
+    run_job(workers, {}, [&](dsgd_session* session, int rank) {
       Trainer trainer{session, rank};
       trainer.build({5, 5}, "sgd", "lr=1", "allreduce");
       for (float* gradient : trainer.gradients) std::fill_n(gradient, 5, 2.0f);
       dsgd_op* op = nullptr;
       DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
-      DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
+      for (dsgd_parameter* parameter : trainer.parameters) {
+        DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, parameter, nullptr, error_));
+      }
       DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
       DSGD_OK_OR_FAIL(dsgd_op_wait(op, 0, error_));
       EXPECT_EQ(trainer.values[0][4], -2.0f);
       dsgd_op_free(op);
     });
-    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(60));
   }
 }
+
+// A worker that fails in the middle of a step closes its session. A gradient that it has not marked may be half computed.
+class CloseInMidStep : public testing::TestWithParam<std::tuple<const char*, int, int>> {};
+
+TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
+  const auto [strategy, workers, timeout_ms] = GetParam();
+  const int closing = workers - 1;
+  run_job(workers, {{"step_timeout", "120s"}, {"bucket_size", "64K"}}, [&, strategy, timeout_ms](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({30000, 5}, "sgd", "lr=1", strategy);
+    for (int step = 0; step < 2; ++step) {
+      trainer.compute(step);
+      DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    }
+    const std::vector<float> before = trainer.all_values();
+    trainer.compute(2);
+    dsgd_op* op = nullptr;
+    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+    DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
+    if (rank == closing) {
+      DSGD_OK_OR_FAIL(dsgd_close(session, timeout_ms, error_));
+    } else {
+      DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
+    }
+    Error error;
+    EXPECT_EQ(dsgd_op_wait(op, -1, error), rank == closing ? DSGD_ERR_CLOSED : DSGD_ERR_WORKER_LOST);
+    const std::string who = "rank " + std::to_string(closing);
+    EXPECT_EQ(error.message().find(who), 0u) << error.message();
+    EXPECT_NE(error.message().find("closed its session during step 2; gradient 'p1' was not marked"), std::string::npos) << error.message();
+    EXPECT_EQ(error.rank(), closing);
+    EXPECT_STREQ(dsgd_error_operation(error.error), "step 2");
+    EXPECT_STREQ(dsgd_error_parameter(error.error), "p1");
+    EXPECT_EQ(trainer.all_values(), before);
+    dsgd_op_free(op);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, CloseInMidStep,
+                         testing::Combine(testing::Values("simple", "ps", "allreduce"), testing::Values(1, 2, 3),
+                                          testing::Values(-1, 0)));
 
 // Rank 1 makes no step, so rank 0 would wait for it until the step's own time is over.
 TEST(Close, ThatWaitsForAStepIsCutShortByAnAbortOrAnImpatientClose) {
@@ -680,6 +726,7 @@ TEST(Close, ThatWaitsForAStepIsCutShortByAnAbortOrAnImpatientClose) {
       if (rank == 1) return;
       dsgd_op* op = nullptr;
       DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
       std::thread closer([session] { dsgd_close(session, -1, nullptr); });
       while (dsgd_rank(session) >= 0) std::this_thread::yield();  // it has begun to close
       abort ? dsgd_abort(session, "too long", nullptr) : dsgd_close(session, 0, nullptr);
@@ -1083,6 +1130,54 @@ TEST(Wait, ThatRunsOutLeavesTheOperationRunning) {
     DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
     dsgd_op_free(op);
   });
+}
+
+TEST(Wait, NeverMarksAGradientAndNamesThoseThatAreNotMarked) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({4, 4, 4}, "sgd", "lr=1", "allreduce");
+    std::fill_n(trainer.gradients[2], 4, 1.0f);
+    dsgd_op* op = nullptr;
+    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+    DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
+    for (const int timeout_ms : {0, 20}) {
+      Error error;
+      EXPECT_EQ(dsgd_op_wait(op, timeout_ms, error), DSGD_ERR_WAIT_TIMEOUT);
+      EXPECT_NE(error.message().find("step 0 has not ended"), std::string::npos) << error.message();
+      EXPECT_NE(error.message().find("gradients 'p0', 'p2' were not marked"), std::string::npos) << error.message();
+      EXPECT_STREQ(dsgd_error_parameter(error.error), "p0");
+    }
+    std::fill_n(trainer.gradients[2], 4, 3.0f);  // the waits have not given it away
+    DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[2], nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_step_flush(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
+    EXPECT_EQ(trainer.values[2][0], -3.0f);
+    dsgd_op_free(op);
+  });
+}
+
+// Whether the workers wait for each other's gradients or all for their own, the message names a gradient and its rank.
+TEST(Wait, ForAStepThatIsNeverMarkedEndsAtTheStepsDeadlineAndNamesTheGradient) {
+  for (const bool all : {false, true}) {
+    for (const char* reproducible : {"0", "1"}) {
+      run_job(2, {{"step_timeout", "300ms"}, {"reproducible", reproducible}}, [&](dsgd_session* session, int rank) {
+        Trainer trainer{session, rank};
+        trainer.build({4, 4}, "sgd", "lr=1", "allreduce");
+        dsgd_op* op = nullptr;
+        DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+        DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
+        const bool marks = rank == 0 && !all;
+        if (marks) DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
+        Error error;
+        EXPECT_EQ(dsgd_op_wait(op, -1, error), DSGD_ERR_TIMEOUT) << error.message();
+        if (!all) {
+          EXPECT_EQ(error.rank(), 1) << error.message();
+        }
+        EXPECT_NE(error.message().find(marks ? "rank 1" : "gradient 'p1' was not marked"), std::string::npos) << error.message();
+        dsgd_op_free(op);
+      });
+    }
+  }
 }
 
 TEST(Close, EndsOperationsInFlightAndTellsTheOthers) {
