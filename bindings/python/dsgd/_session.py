@@ -34,6 +34,7 @@ class Session(Collectives):
         self._parameters: List[Parameter] = []
         self._replicas: List[Replica] = []
         self._optimizer_is_none = optimizer_is_none
+        self._optimizer_chosen = False
         self._attached = False  # to a module, by dsgd.torch
 
     # ---- Membership ----
@@ -140,6 +141,7 @@ class Session(Collectives):
         is written to the gradient buffers). Definitions and defaults are PyTorch's."""
         _raw.dsgd_optimizer_set(self._handle.pointer, name, options_text(options, values))
         self._optimizer_is_none = name == "none"
+        self._optimizer_chosen = True
 
     def set_learning_rate(self, rate: float) -> None:
         """From the next step on, equal on all workers."""

@@ -6,6 +6,7 @@ from typing import Any, Callable, ContextManager, Optional
 
 import torch
 
+from .._errors import StateError
 from .._session import Session
 from ._attachment import attach
 
@@ -28,6 +29,11 @@ class DistributedDataParallel(torch.nn.Module):
         find_unused_parameters: bool = False,
     ) -> None:
         super().__init__()
+        if session._optimizer_chosen and not session._optimizer_is_none:
+            raise StateError(
+                "the session has an optimizer of dsgd, and this class leaves the update to one of PyTorch; use "
+                "dsgd.torch.attach, whose step() updates the parameters, or do not call set_optimizer"
+            )
         self.module = module
         self.attachment = attach(
             session,

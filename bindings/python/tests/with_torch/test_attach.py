@@ -279,6 +279,26 @@ def test_another_memory_layout_trains(session, batches):
     assert not torch.equal(module[0].weight, before[0]) and torch.allclose(module[0].weight, before[0], atol=0.1)
 
 
+def test_scalars_and_empty_parameters_train(session):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.empty = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.empty(0, 4))
+
+        def forward(self, x):
+            return x * self.scale + self.empty.sum()
+
+    module = Scaled()
+    attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=1)
+    session.start()
+    for expected in (1.0, -1.0):
+        module.zero_grad()
+        module(torch.tensor(2.0)).backward()
+        attachment.step()
+        assert module.scale.item() == expected
+
+
 def test_copies_of_the_module_are_not_attached(wrapped, batches):
     model, _ = wrapped
     file = io.BytesIO()
@@ -315,6 +335,12 @@ def test_a_module_on_another_device_is_an_error(session):
     module[3] = nn.Linear(32, CLASSES, device="meta")
     with pytest.raises(dsgd.InvalidArgumentError, match="'1.weight' is on cpu and parameter '3.weight' on meta"):
         dsgd.torch.attach(session, module)
+
+
+def test_the_wrapper_replaces_no_optimizer_of_dsgd(session):
+    session.set_optimizer("sgd", lr=0.1)
+    with pytest.raises(dsgd.StateError, match="use dsgd.torch.attach"):
+        dsgd.torch.DistributedDataParallel(mlp(), session)
 
 
 def test_backward_before_the_start_is_an_error(session, batches):
