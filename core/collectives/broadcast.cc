@@ -29,20 +29,13 @@ Broadcast::Broadcast(Mesh& mesh, const BulkHeader& shape, std::span<std::byte> d
       small_(data.size() <= transport::kSmallBytes),
       chunk_(small_ ? transport::kSmallBytes : mesh.chunk_bytes()),
       have_((data.size() + chunk_ - 1) / chunk_, position_ == 0),
-      announced_(size_, position_ != 0),
-      to_receive_(position_ == 0 ? static_cast<size_t>(size_) - 1 : have_.size()),
+      to_receive_(position_ == 0 ? 0 : have_.size()),
       sink_(std::make_unique<Sink>()) {}
 
 Broadcast::~Broadcast() = default;
 
 void Broadcast::start() {
-  if (position_ != 0) {
-    BulkHeader header = shape_;
-    header.phase = kAnnounce;
-    mesh_.send_small(shape_.root, header, {});
-  } else {
-    for (size_t chunk = 0; chunk < have_.size(); ++chunk) forward(chunk);
-  }
+  for (size_t chunk = 0; position_ == 0 && chunk < have_.size(); ++chunk) forward(chunk);
   check_end();
 }
 
@@ -66,7 +59,7 @@ void Broadcast::forward(size_t chunk) {
 
 bool Broadcast::expected(int32_t source, const BulkHeader& header, size_t nbytes) const {
   const int32_t from = small_ ? shape_.root : (rank_ + size_ - 1) % size_;
-  if (header.phase != kData || position_ == 0 || source != from || header.offset % chunk_ != 0 || header.offset >= data_.size()) return false;
+  if (header.phase != 0 || position_ == 0 || source != from || header.offset % chunk_ != 0 || header.offset >= data_.size()) return false;
   return nbytes == std::min<size_t>(chunk_, data_.size() - header.offset) && !have_[header.offset / chunk_];
 }
 
@@ -79,12 +72,6 @@ transport::BulkSink* Broadcast::on_bulk(int32_t source, const BulkHeader& header
 
 void Broadcast::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
   const auto data = receipt->data();
-  if (header.phase == kAnnounce && position_ == 0 && source != rank_ && !announced_[source]) {
-    receipt->finish({});
-    announced_[source] = 1;
-    --to_receive_;
-    return check_end();
-  }
   const bool landed = data.empty() && sink_->landing.end(header);
   if (!landed) {
     if (!expected(source, header, data.size())) {
@@ -111,10 +98,7 @@ void Broadcast::check_end() {
 
 std::vector<int32_t> Broadcast::missing() const {
   std::vector<int32_t> ranks;
-  for (int32_t rank = 0; rank < size_ && position_ == 0; ++rank) {
-    if (rank != rank_ && !announced_[rank]) ranks.push_back(rank);
-  }
-  if (position_ != 0 && to_receive_ > 0) ranks.push_back(small_ ? shape_.root : (rank_ + size_ - 1) % size_);
+  if (to_receive_ > 0) ranks.push_back(small_ ? shape_.root : (rank_ + size_ - 1) % size_);
   if (sends_ > 0) ranks.push_back((rank_ + 1) % size_);
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());

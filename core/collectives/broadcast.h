@@ -19,10 +19,6 @@ class Broadcast final : public Task {
 
  private:
   class Sink;
-  // Every worker tells its root with an empty chunk what it takes the operation for, and the root waits for all of them:
-  // else two workers that each take the other for the root would wait in silence, and a root would be gone before a
-  // mismatch was found.
-  enum Phase : uint16_t { kData = 0, kAnnounce = 1 };
   bool expected(int32_t source, const transport::BulkHeader& header, size_t nbytes) const;
   void forward(size_t chunk);
   void received(size_t chunk);
@@ -33,7 +29,6 @@ class Broadcast final : public Task {
   const bool small_;
   size_t chunk_;
   std::vector<char> have_;
-  std::vector<char> announced_;  // at the root, by rank
   size_t to_receive_ = 0, sends_ = 0;
   std::unique_ptr<Sink> sink_;
 };

@@ -18,7 +18,6 @@ constexpr size_t kLargestChunk = 1 << 20;  // a prototype lost 2-3x with 64 KiB;
 constexpr size_t kSmallestChunk = 4096;
 constexpr size_t kChunksInWindow = 4;
 constexpr size_t kOpenClasses = 2;     // buckets and stand-alone collectives
-constexpr size_t kRememberedFailures = 64;
 // Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline, whatever the lease.
 constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
 
@@ -189,6 +188,7 @@ void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data
                 std::function<void(const Status&)> done) {
   header.source = view_.rank;
   header.epoch = view_.epoch;
+  note_sent(rank, header.operation);
   std::weak_ptr<int> alive = alive_;
   auto finished = [this, alive, operation = header.operation, done = std::move(done)](const Status& status) {
     if (alive.expired()) return;
@@ -204,6 +204,7 @@ void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data
 void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte> data) {
   header.source = view_.rank;
   header.epoch = view_.epoch;
+  note_sent(rank, header.operation);
   Outgoing& out = outgoing_[rank];
   if (out.channel && out.broken.ok() && !closed_) return out.channel->send_small(header, data, nullptr);
   with_channel(rank, {header.operation,
@@ -260,13 +261,25 @@ Task* Mesh::begin(Task* task, transport::Time deadline) {
     entry.timer = loop().schedule(deadline, [this, operation] { deadline_passed(operation); });
   }
   if (auto early = failed_early_.find(operation); early != failed_early_.end()) {
-    Status cause = early->second.second;
+    const Status cause = early->second;
     failed_early_.erase(early);
-    task->end(cause);
+    end_with(operation, cause);
     return nullptr;
   }
-  task->start();
-  if (find(operation) != task) return nullptr;
+  if (is_first(operation)) {
+    entry.agreed.assign(view_.members.size(), 0);
+    entry.sent_to.assign(view_.members.size(), 0);
+    entry.to_agree = size() - 1;
+  }
+  {
+    struct Starting {
+      Entry*& current;
+      Entry* outer;
+      ~Starting() { current = outer; }
+    } starting{starting_, std::exchange(starting_, &entry)};
+    task->start();
+  }
+  if (find(operation) != task || !send_signature(*task) || settle(operation)) return nullptr;
   auto parked = parked_.find(operation);
   if (parked != parked_.end()) {
     auto chunks = std::move(parked->second);
@@ -279,12 +292,7 @@ Task* Mesh::begin(Task* task, transport::Time deadline) {
                                                           ", which is none of this job's"));
         continue;
       }
-      Task* open = match(chunk.source, chunk.header);
-      if (!open) {
-        chunk.receipt->finish(failed_.count(operation) ? failed_[operation] : Status());
-        continue;
-      }
-      give(*open, chunk.source, chunk.header, std::move(chunk.receipt));
+      take(chunk.source, chunk.channel, chunk.header, std::move(chunk.receipt));
     }
   }
   // A peer that has left may have done its part before.
@@ -298,7 +306,10 @@ void Mesh::ended(Task& task, const Status& status) {
   const uint64_t operation = task.operation();
   auto node = tasks_.extract(operation);
   if (node.empty()) return;
-  if (node.mapped().timer) loop().cancel(node.mapped().timer);
+  for (transport::TimerId timer : {node.mapped().timer, node.mapped().verdict}) {
+    if (timer) loop().cancel(timer);
+  }
+  disputes_.erase(operation);
   Task& last = *node.mapped().task;
   buried_.insert(std::move(node));
   const auto done = std::move(last.done_);
@@ -312,6 +323,7 @@ void Mesh::ended(Task& task, const Status& status) {
     for (auto& [channel, incoming] : incoming_) whole &= surely([&, channel = channel] { channel->discard(operation, status); });
     whole &= surely([&] { last.drop_chunks(status); });
     whole &= surely([&] { remember_failure(operation, status); });
+    drop_parked(operation, status);
   }
   whole &= surely([&] { ended_.insert(operation); });
   whole &= surely([&] {  // destroyed after the caller's stack is gone
@@ -345,8 +357,10 @@ const Status* Mesh::failure_of(uint64_t operation) const {
 }
 
 void Mesh::give(Task& task, int32_t source, const BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) {
-  tasks_[task.operation()].heard[source] = 1;
+  const uint64_t operation = task.operation();
+  tasks_[operation].heard[source] = 1;
   in_task(task, [&] { task.on_chunk(source, header, std::move(receipt)); });
+  has_agreed(operation, source);
 }
 
 // Whom this worker waits for may itself wait for another, as in a ring. So all are asked whether they have begun, and those who
@@ -355,6 +369,7 @@ void Mesh::deadline_passed(uint64_t operation) {
   Task* task = find(operation);
   if (!task || tasks_[operation].asked) return;
   Entry& entry = tasks_[operation];
+  if (!entry.disagreement.ok()) return fail(*task, Status(entry.disagreement));
   entry.asked = true;
   if (entry.timer) loop().cancel(entry.timer);
   entry.timer = loop().schedule(loop().now() + kAsking, [this, operation] {
@@ -390,7 +405,7 @@ void Mesh::time_out(uint64_t operation) {
     if (!std::binary_search(missing.begin(), missing.end(), rank)) silent.push_back(rank);
   }
   if (missing.empty()) missing = std::exchange(silent, {});
-  if (missing.empty()) missing = task->missing();
+  if (missing.empty()) missing = this->missing(entry);
   fail(*task, too_late(task->name() + " did not end", missing, silent).with_operation(task->name()));
 }
 
@@ -506,7 +521,7 @@ void Mesh::ask_peers() {
   if (closed_) return;
   std::set<int32_t> needed;
   for (const auto& [operation, entry] : tasks_) {
-    for (int32_t rank : entry.task->missing()) needed.insert(rank);
+    for (int32_t rank : missing(entry)) needed.insert(rank);
   }
   for (int32_t rank : needed) {
     if (!left_[rank] && !asked_[rank]) ask(rank);
@@ -547,8 +562,8 @@ void Mesh::peer_left(int32_t rank) {
 void Mesh::fail_tasks_that_need(int32_t rank) {
   std::vector<uint64_t> stuck;
   for (auto& [operation, entry] : tasks_) {
-    auto missing = entry.task->missing();
-    if (std::find(missing.begin(), missing.end(), rank) != missing.end()) stuck.push_back(operation);
+    const auto needed = missing(entry);
+    if (std::find(needed.begin(), needed.end(), rank) != needed.end()) stuck.push_back(operation);
   }
   for (uint64_t operation : stuck) {
     Task* task = find(operation);  // the failure of one may have ended another
@@ -590,35 +605,6 @@ void Mesh::on_open(ServerChannel& channel) {
   incoming_[&channel] = {channel.hello().rank, false, {}};
 }
 
-Task* Mesh::match(int32_t source, const BulkHeader& header) {
-  const auto entry = tasks_.find(header.operation);
-  if (entry == tasks_.end() || entry->second.unsound) return nullptr;
-  Task* task = entry->second.task.get();
-  const BulkHeader& mine = task->shape();
-  if (header.kind == mine.kind && header.dtype == mine.dtype && header.reduction == mine.reduction &&
-      header.algorithm == mine.algorithm && header.root == mine.root && header.count == mine.count &&
-      header.tag == mine.tag) {
-    return task;
-  }
-  mismatch(*task, source, header);
-  return nullptr;
-}
-
-void Mesh::mismatch(Task& task, int32_t source, const BulkHeader& header) {
-  // All workers tell the same sentence: the lower rank comes first.
-  std::string mine = "rank " + std::to_string(view_.rank) + " calls " + describe(task.shape());
-  std::string theirs = "rank " + std::to_string(source) + " calls " + describe(header);
-  if (source < view_.rank) std::swap(mine, theirs);
-  std::string detail = header.tag != task.shape().tag && header.count == task.shape().count &&
-                               header.kind == task.shape().kind
-                           ? " with other counts, sizes or settings"
-                           : "";
-  fail(task, Status(Code::kMismatch, "workers disagree: " + mine + ", " + theirs + detail +
-                                         "; all workers must call the same operations in the same order")
-                 .with_rank(source, host_of(source))
-                 .with_operation(task.name()));
-}
-
 transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) {
   auto it = incoming_.find(&channel);
   if (it == incoming_.end() || !opened_ || header.epoch != view_.epoch || header.source != it->second.rank ||
@@ -626,7 +612,7 @@ transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& hea
     return nullptr;  // refused once it is in
   }
   // Chunks that wait for their turn stay in order: none may overtake them.
-  Task* task = match(header.source, header);
+  Task* task = header.phase == kSignaturePhase ? nullptr : match(header.source, header);
   return task ? in_task(*task, [&] { return task->on_bulk(header.source, header, nbytes); }) : nullptr;
 }
 
@@ -642,10 +628,21 @@ void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                                       std::to_string(source) + "; this worker is in epoch " +
                                       std::to_string(view_.epoch)));
   }
+  take(source, &channel, header, std::move(receipt));
+}
+
+void Mesh::take(int32_t source, const ServerChannel* channel, const BulkHeader& header,
+                std::unique_ptr<transport::BulkReceipt> receipt) {
+  const bool is_signature = header.phase == kSignaturePhase;
+  if (opened_ && is_signature && !(receipt = take_dispute(source, header, std::move(receipt)))) return;
   Task* task = opened_ ? match(source, header) : nullptr;
+  if (task && is_signature) {
+    receipt->finish({});
+    return has_agreed(header.operation, source);
+  }
   if (task) return give(*task, source, header, std::move(receipt));
   if (has_ended(header.operation)) return receipt->finish(refusal(source, header));
-  parked_[header.operation].push_back({source, &channel, header, std::move(receipt)});
+  parked_[header.operation].push_back({source, channel, header, std::move(receipt)});
 }
 
 void Mesh::failure_from_peer(const transport::OperationFailed& message) {
@@ -658,13 +655,22 @@ void Mesh::failure_from_peer(const transport::OperationFailed& message) {
   // A worker that leaves tells why. This worker passes it on, since its own goodbye may reach a third one earlier.
   const bool leaver = message.cause.code() == Code::kWorkerLost && message.cause.rank() == message.rank;
   if (leaver && !has_ended(message.operation)) tell_peers(message.operation, false, message.cause);
-  if (Task* task = find(message.operation)) return task->end(message.cause);
-  if (!has_ended(message.operation)) {
-    failed_early_.insert_or_assign(message.operation, std::make_pair(message.rank, message.cause));
-    if (failed_early_.size() > kRememberedFailures) failed_early_.erase(std::prev(failed_early_.end()));
-    if (auto parked = parked_.extract(message.operation)) {
-      for (Parked& chunk : parked.mapped()) chunk.receipt->finish(message.cause);
-    }
+  end_with(message.operation, message.cause);
+}
+
+// A failure that all workers share ends the operation here, too, whether it has begun or not.
+void Mesh::end_with(uint64_t operation, const Status& cause) {
+  if (Task* task = find(operation)) return task->end(cause.operation().empty() ? Status(cause).with_operation(task->name()) : cause);
+  if (has_ended(operation)) return;
+  failed_early_.insert_or_assign(operation, cause);
+  if (failed_early_.size() > kRememberedFailures) failed_early_.erase(std::prev(failed_early_.end()));
+  disputes_.erase(operation);
+  drop_parked(operation, cause);
+}
+
+void Mesh::drop_parked(uint64_t operation, const Status& cause) {
+  if (auto parked = parked_.extract(operation)) {
+    for (Parked& chunk : parked.mapped()) chunk.receipt->finish(cause);
   }
 }
 

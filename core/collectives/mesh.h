@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/base/log.h"
+#include "core/collectives/signature.h"
 #include "core/collectives/task.h"
 #include "transport/network.h"
 
@@ -64,6 +65,9 @@ class Mesh final : public transport::ServerHandler {
   static constexpr uint64_t kOperationsOfACall = uint64_t{1} << 32;
   static constexpr uint64_t operation(uint64_t call, uint64_t index) { return call * kOperationsOfACall + index; }
   static constexpr uint64_t call_of(uint64_t operation) { return operation / kOperationsOfACall; }
+  // The first operation of a call is compared between each pair of workers, whether they exchange data or not. It does not
+  // succeed anywhere unless all workers make the same call.
+  static constexpr bool is_first(uint64_t operation) { return operation % kOperationsOfACall == 0; }
 
   // "WHAT within step_timeout; still waiting for ...": the error that names who is missing.
   Status too_late(const std::string& what, std::span<const int32_t> missing, std::span<const int32_t> silent = {}) const;
@@ -121,6 +125,7 @@ class Mesh final : public transport::ServerHandler {
 
  private:
   friend class Task;
+  static constexpr size_t kRememberedFailures = 64;
   struct Waiting {
     uint64_t operation;
     std::function<void(transport::ClientChannel&)> use;
@@ -151,6 +156,13 @@ class Mesh final : public transport::ServerHandler {
     std::vector<int32_t> not_begun;  // who has answered so
     int32_t unanswered = 0;
     bool unsound = false;  // it had not the memory to go on: only its end is to come
+    // Comparison of a call's first operation (mesh_compare.cc).
+    std::vector<char> agreed;      // by rank: a chunk from it has shown the same signature
+    int32_t to_agree = 0;          // peers that have not
+    std::vector<char> sent_to;     // by rank: it has been sent a chunk, which carries the signature
+    bool finished = false;         // the task has succeeded, and waits for the comparison
+    Status disagreement;           // with a peer, as far as its header says
+    transport::TimerId verdict = 0;  // how long rank 0 is waited for, which tells all workers the same sentence
   };
 
   void with_channel(int32_t rank, Waiting waiting);
@@ -169,9 +181,24 @@ class Mesh final : public transport::ServerHandler {
   // Why the call of this operation, which has ended, did; null if all went well.
   const Status* failure_of(uint64_t operation) const;
   Status refusal(int32_t source, const transport::BulkHeader& header) const;  // of a chunk of a call that has ended
-  // Checks shape; null and a failed task on mismatch.
+  // Checks the signature. On a mismatch null; the task fails, now or when rank 0 has told the reason.
   Task* match(int32_t source, const transport::BulkHeader& header);
   void mismatch(Task& task, int32_t source, const transport::BulkHeader& header);
+  // mesh_compare.cc
+  void note_sent(int32_t rank, uint64_t operation);
+  bool send_signature(Task& task);  // to the peers that start() has sent nothing; false if the task has ended
+  void has_agreed(uint64_t operation, int32_t rank);
+  bool agreed(Task& task);  // may it succeed?
+  std::vector<int32_t> missing(const Entry& entry) const;
+  Signature signature_of(const Task& task) const;
+  void dispute(Entry& entry, int32_t source, const transport::BulkHeader& header);
+  void take(int32_t source, const transport::ServerChannel* channel, const transport::BulkHeader& header,
+            std::unique_ptr<transport::BulkReceipt> receipt);
+  std::unique_ptr<transport::BulkReceipt> take_dispute(int32_t source, const transport::BulkHeader& header,
+                                                       std::unique_ptr<transport::BulkReceipt> receipt);
+  bool settle(uint64_t operation);  // at rank 0: true if it has ended by that
+  void end_with(uint64_t operation, const Status& cause);
+  void drop_parked(uint64_t operation, const Status& cause);
   void failure_from_peer(const transport::OperationFailed& message);
   void tell_peers(uint64_t operation, bool session, const Status& cause);
   Status lost(int32_t rank, const Status& why) const;
@@ -204,7 +231,9 @@ class Mesh final : public transport::ServerHandler {
   bool burial_ = false;                    // posted
   std::map<uint64_t, std::vector<Parked>> parked_;
   std::map<uint64_t, Status> failed_;  // newest failed operations, so that latecomers learn the cause
-  std::map<uint64_t, std::pair<int32_t, Status>> failed_early_;  // failed by a peer before they began here
+  std::map<uint64_t, Status> failed_early_;  // failed by a peer before they began here
+  std::map<uint64_t, std::map<int32_t, Signature>> disputes_;  // at rank 0: operation -> rank -> what it calls
+  Entry* starting_ = nullptr;          // whose task is in start()
   uint64_t calls_ended_below_ = 1;     // calls are numbered from 1; all below this have ended here
   std::set<uint64_t> calls_ended_;     // ended ones at or above it
   std::set<uint64_t> ended_;           // operations that have, of calls that have not

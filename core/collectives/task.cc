@@ -42,21 +42,18 @@ transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algor
   return header;
 }
 
-std::string describe(const transport::BulkHeader& shape) {
+std::string describe(const transport::BulkHeader& shape, const std::string& parts) {
   const Kind kind = static_cast<Kind>(shape.kind);
-  const Algorithm algorithm = static_cast<Algorithm>(shape.algorithm);
   std::string text = kind_name(kind);
-  if (shape.count == 0) return text;  // a meeting: nothing else is the user's
+  const bool has_data = kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kAllGather || kind == Kind::kBroadcast;
+  if (!has_data && shape.count == 0) return text;
   text += std::string(" (") + dtype_name(static_cast<DType>(shape.dtype)) + ", ";
   if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter) {
     text += reduction_name(static_cast<Reduction>(shape.reduction));
     text += ", ";
   }
   if (shape.root >= 0) text += "root " + std::to_string(shape.root) + ", ";
-  text += std::to_string(shape.count) + " elements";
-  if (algorithm == Algorithm::kRing || algorithm == Algorithm::kDirect) {
-    text += std::string(", algorithm ") + algorithm_name(algorithm);
-  }
+  text += parts.empty() ? std::to_string(shape.count) + (shape.count == 1 ? " element" : " elements") : parts;
   return text + ')';
 }
 
@@ -67,7 +64,7 @@ std::string Task::name() const {
 }
 
 void Task::end(const Status& status) {
-  if (ended_) return;
+  if (ended_ || (status.ok() && !mesh_.agreed(*this))) return;
   ended_ = true;
   mesh_.ended(*this, status);
 }

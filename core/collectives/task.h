@@ -36,8 +36,8 @@ const char* algorithm_name(Algorithm algorithm);
 
 // What all workers must agree on; fields that are not given here are filled in by who knows them.
 transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count);
-// The same in words: "all-reduce 7 (float32, sum, 1024 elements, direct)".
-std::string describe(const transport::BulkHeader& shape);
+// In words: "all-reduce (float32, sum, 1024 elements)". `parts` stands in place of the number of elements.
+std::string describe(const transport::BulkHeader& shape, const std::string& parts = {});
 
 // Which chunk a sink was given out for: a chunk without pooled data is taken for landed only if it is that one.
 class Landing {
@@ -67,6 +67,9 @@ class Task {
   uint64_t operation() const { return shape_.operation; }
   std::string name() const;  // "all-reduce 7"
   void rename(std::string name) { name_ = std::move(name); }
+  // Elements of each rank, for the message when workers disagree; the tag of the shape covers them.
+  void set_counts(std::vector<uint64_t> counts) { counts_ = std::move(counts); }
+  const std::vector<uint64_t>& counts() const { return counts_; }
 
   virtual void start() = 0;
   // A chunk whose shape agrees. Offsets and sizes are still unchecked.
@@ -80,7 +83,8 @@ class Task {
 
  protected:
   friend class Mesh;
-  void end(const Status& status);  // once; the mesh removes and destroys the task afterwards
+  // Once; the mesh removes and destroys the task afterwards. Success waits until all peers have agreed on the operation.
+  void end(const Status& status);
   bool ended() const { return ended_; }
   // The peer broke the rules: its chunk lies outside what was agreed.
   void protocol_error(int32_t source, const transport::BulkHeader& header, size_t nbytes);
@@ -91,6 +95,7 @@ class Task {
  private:
   Done done_;
   std::string name_;
+  std::vector<uint64_t> counts_;
   bool ended_ = false;
 };
 

@@ -181,8 +181,9 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
   std::strncpy(mine.message, schedule.status().message().c_str(), sizeof mine.message - 1);
   std::vector<std::byte> bytes(sizeof mine);
   std::memcpy(bytes.data(), &mine, sizeof mine);
-  BulkHeader like = shape_of(0, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
+  BulkHeader like = shape_of(0, Kind::kAllReduce, dtype, Algorithm::kScheduled, count);
   like.reduction = static_cast<uint8_t>(reduction);
+  like.tag = mesh_->chunk_bytes();
   exchange(std::move(call), like, std::move(bytes), "",
            [count, algorithm, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
@@ -272,7 +273,7 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
   std::byte* own = receive.data() + bounds[rank()] * element;
   if (!send.empty() && own != send.data()) std::memmove(own, send.data(), send.size());
   if (!mesh_) return done({});
-  if (bounds.back() == 0) return meet(Kind::kAllGather, dtype, std::move(done));
+  if (bounds.back() == 0) return meet(Kind::kAllGather, dtype, Reduction::kSum, std::move(counts), std::move(done));
   schedule(
       [=, this](uint64_t operation, Done ended) {
         BulkHeader header = shape_of(operation, Kind::kAllGather, dtype, Algorithm::kDirect, bounds.back());
@@ -282,7 +283,9 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
         plan.element = plan.result_element = element;
         plan.data = plan.result = receive.data();
         header.tag = Direct::tag(*mesh_, plan);
-        return std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+        auto task = std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+        task->set_counts({counts.begin(), counts.end()});
+        return task;
       },
       std::move(done));
 }
@@ -310,7 +313,7 @@ void Engine::reduce_scatter_wide(std::span<const std::byte> send, std::span<std:
   const size_t element = dtype_size(type);
   const std::vector<size_t> bounds = bounds_of(counts);
   const std::byte* own = send.data() + bounds[rank()] * element;
-  if (bounds.back() == 0) return meet(Kind::kReduceScatter, dtype, std::move(done));
+  if (bounds.back() == 0) return meet(Kind::kReduceScatter, dtype, reduction, std::move(counts), std::move(done));
   // The sum is made in `receive`, beginning with this rank's own contribution: `send` stays as it is.
   if (!receive.empty() && own != receive.data()) std::memcpy(receive.data(), own, receive.size());
   schedule(
@@ -331,7 +334,9 @@ void Engine::reduce_scatter_wide(std::span<const std::byte> send, std::span<std:
           };
         }
         header.tag = Direct::tag(*mesh_, plan);
-        return std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+        auto task = std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+        task->set_counts({counts.begin(), counts.end()});
+        return task;
       },
       std::move(done));
 }
@@ -339,12 +344,21 @@ void Engine::reduce_scatter_wide(std::span<const std::byte> send, std::span<std:
 void Engine::barrier(Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (!mesh_) return done({});
-  meet(Kind::kBarrier, DType::kUint8, std::move(done));
+  meet(Kind::kBarrier, DType::kUint8, Reduction::kSum, {}, std::move(done));
 }
 
-// Nothing to move, but everybody must have called the same.
-void Engine::meet(Kind kind, DType dtype, Done done) {
-  exchange(nullptr, shape_of(0, kind, dtype, Algorithm::kOneHop, 0), {}, "", [done](const Status& status, const auto&) { done(status); });
+// There is nothing to move; all workers must make the same call.
+void Engine::meet(Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts, Done done) {
+  schedule(
+      [=, this](uint64_t operation, Done ended) {
+        BulkHeader header = shape_of(operation, kind, dtype, Algorithm::kOneHop, 0);
+        header.reduction = static_cast<uint8_t>(reduction);
+        auto task = std::make_unique<Exchange>(*mesh_, header, std::vector<std::byte>(),
+                                               [ended](const Status& status, const auto&) { ended(status); });
+        task->set_counts({counts.begin(), counts.end()});
+        return task;
+      },
+      std::move(done));
 }
 
 // ---- the step

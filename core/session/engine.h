@@ -138,7 +138,7 @@ class Engine final : public MeshEvents {
   void exchange(std::shared_ptr<Call> call, const transport::BulkHeader& like, std::vector<std::byte> mine,
                 std::string name,
                 std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
-  void meet(Kind kind, DType dtype, Done done);
+  void meet(Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts, Done done);
   void allreduce_wide(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
   void reduce_scatter_wide(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
                            Reduction reduction, Done done);

@@ -504,8 +504,10 @@ enum dsgd_reduction { DSGD_SUM = 0, DSGD_MIN = 1, DSGD_MAX = 2, DSGD_PROD = 3, D
 /* An ordered subset of the workers. NULL is the world; version 1.0 has no other. */
 typedef struct dsgd_group dsgd_group;
 
-/* Common to all: every worker of the group calls them in the same order with matching arguments; a mismatch fails on all
- * with DSGD_ERR_MISMATCH naming both sides, and the session goes on. With `op` NULL the call blocks until the end (up to
+/* Common to all: every worker of the group calls them in the same order with matching arguments: the same call, dtype,
+ * reduction, root, number of elements, and `counts`. A collective succeeds on a worker only when all workers have called it
+ * and agree. Otherwise it fails on all of them with DSGD_ERR_MISMATCH and the same message, which shows what two of the
+ * workers have called; the session goes on. With `op` NULL the call blocks until the end (up to
  * `step_timeout`); else it returns at once and buffers are dsgd's until the op ends. A failed collective leaves its
  * output undefined. Data is in memory of the host; that of a GPU is refused. Zero elements are valid. nbytes must be a
  * multiple of the element size. Sums are made in an order fixed by rank or by the algorithm, so the same run gives the same
@@ -517,8 +519,7 @@ typedef struct dsgd_group dsgd_group;
 /* In place: every worker ends with the reduction of all workers' data. */
 DSGD_API int32_t dsgd_allreduce(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes, int32_t dtype,
                                 int32_t reduction, dsgd_op **op, dsgd_error **error);
-/* In place: every worker ends with the data of rank `root`. The root ends when all have called it; another worker as
- * soon as it has the data, even if a third one then turns out to disagree. */
+/* In place: every worker ends with the data of rank `root`. */
 DSGD_API int32_t dsgd_broadcast(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes, int32_t dtype,
                                 int32_t root, dsgd_op **op, dsgd_error **error);
 /* `receive` gets every worker's `send`, in rank order. `counts`: elements of each rank (size() numbers, copied, equal on

@@ -412,5 +412,59 @@ TEST_F(HostilePeer, AStrangerWhoDialsBeforeTheViewIsKnownIsShownOutWithWhatItSen
   EXPECT_TRUE(ended->ok()) << ended->message();
 }
 
+// Rank 0 waits for both sides' full signatures, to tell all workers the same sentence. A peer that sends none does not delay
+// the failure beyond a lease.
+TEST_F(HostilePeer, ADisagreementThatIsNeverExplainedFailsWithinALease) {
+  open();
+  connect();
+  begin("direct", kFirst);
+  BulkHeader other = header;
+  other.dtype = static_cast<uint8_t>(DType::kInt32);
+  attacker->send(other, std::vector<std::byte>(64), false);
+  world.run_for(9s);
+  EXPECT_FALSE(ended.has_value());
+  world.run_for(2s);
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_EQ(ended->code(), Code::kMismatch);
+  EXPECT_NE(ended->message().find("int32"), std::string::npos) << ended->message();
+  EXPECT_EQ(ended->rank(), 1);
+}
+
+TEST_F(HostilePeer, MalformedSignaturesFailTheOperationAndName) {
+  open();
+  connect();
+  uint64_t call = 0;
+  for (const size_t nbytes : {size_t{1}, size_t{16}, size_t{32}, transport::kSmallBytes}) {
+    for (const bool as_span : {false, true}) {
+      SCOPED_TRACE(nbytes);
+      begin("exchange", Mesh::operation(++call, 0));
+      BulkHeader bad = header;
+      bad.phase = kSignaturePhase;
+      attacker->send(bad, std::vector<std::byte>(nbytes), as_span);
+      run_until([&] { return ended.has_value(); });
+      ASSERT_FALSE(ended->ok());
+      EXPECT_EQ(ended->rank(), 1) << ended->message();
+    }
+  }
+}
+
+// Signatures of operations that have not begun are kept for some operations only.
+TEST_F(HostilePeer, SignaturesOfOperationsFarAheadAreForgotten) {
+  open();
+  connect();
+  BulkHeader ahead = shape(kFirst, Kind::kExchange, Algorithm::kOneHop);
+  ahead.phase = kSignaturePhase;
+  for (uint64_t call = 1000; call > 1; --call) {
+    ahead.operation = Mesh::operation(call, 0);
+    attacker->send(ahead, std::vector<std::byte>(3 * sizeof(uint64_t)), false);
+  }
+  world.run_for(1s);
+  begin("exchange", kFirst);
+  attacker->send(header, std::vector<std::byte>(16), false);
+  run_until([&] { return ended.has_value(); });
+  EXPECT_TRUE(ended->ok()) << ended->message();
+  EXPECT_TRUE(victim->failures.empty());
+}
+
 }  // namespace
 }  // namespace dsgd

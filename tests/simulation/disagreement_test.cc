@@ -1,0 +1,344 @@
+// Every pair of different calls, made by workers of one job at the same place of their sequence of calls: no worker succeeds,
+// all of them report the same sentence, which shows both sides' values, and the session goes on. Parts without elements and
+// pairs of workers that exchange no data are where this is easily missed.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/session/session.h"
+#include "tests/unit/collectives/algorithms.h"
+#include "transport/sim/world.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using Mode = Session::Mode;
+
+constexpr size_t kLarge = 70'000;  // elements: more bytes than travel in one hop
+
+// One worker's call, with buffers of its own.
+struct Call {
+  std::string text;  // as a message is to show it
+  std::function<Status(Session&, std::vector<double>& memory)> make;
+};
+
+Status ended(Session& session, const Result<std::shared_ptr<Operation>>& operation) {
+  return operation.ok() ? session.wait(*operation.value(), -1ms) : operation.status();
+}
+
+Call barrier() {
+  return {"barrier", [](Session& session, auto&) { return ended(session, session.barrier(Mode::kWait)); }};
+}
+
+std::string elements(size_t count) { return std::to_string(count) + (count == 1 ? " element)" : " elements)"); }
+
+Call all_reduce(size_t count, DType dtype = DType::kFloat32, Reduction reduction = Reduction::kSum) {
+  return {std::string("all-reduce (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " + elements(count),
+          [=](Session& session, std::vector<double>& memory) {
+            return ended(session, session.allreduce(memory.data(), count * dtype_size(dtype), dtype, reduction, Mode::kWait));
+          }};
+}
+
+Call broadcast(size_t count, int32_t root, DType dtype = DType::kUint8) {
+  return {std::string("broadcast (") + dtype_name(dtype) + ", root " + std::to_string(root) + ", " + elements(count),
+          [=](Session& session, std::vector<double>& memory) {
+            return ended(session, session.broadcast(memory.data(), count * dtype_size(dtype), dtype, root, Mode::kWait));
+          }};
+}
+
+std::string counts_text(const std::vector<size_t>& counts) {
+  std::string text;
+  for (size_t count : counts) text += (text.empty() ? "" : ", ") + std::to_string(count);
+  return "counts [" + text + "])";
+}
+
+Call all_gather(const std::vector<size_t>& counts, DType dtype = DType::kInt64) {
+  return {std::string("all-gather (") + dtype_name(dtype) + ", " + counts_text(counts),
+          [=](Session& session, std::vector<double>& memory) {
+            const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}), element = dtype_size(dtype);
+            const size_t mine = counts[static_cast<size_t>(session.rank())];
+            return ended(session, session.allgather(memory.data() + memory.size() / 2, mine * element, memory.data(), total * element,
+                                                    counts.data(), dtype, Mode::kWait));
+          }};
+}
+
+Call reduce_scatter(const std::vector<size_t>& counts, DType dtype = DType::kInt64, Reduction reduction = Reduction::kSum) {
+  return {std::string("reduce-scatter (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " + counts_text(counts),
+          [=](Session& session, std::vector<double>& memory) {
+            const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}), element = dtype_size(dtype);
+            const size_t mine = counts[static_cast<size_t>(session.rank())];
+            return ended(session, session.reduce_scatter(memory.data(), total * element, memory.data() + memory.size() / 2, mine * element,
+                                                         counts.data(), dtype, reduction, Mode::kWait));
+          }};
+}
+
+Call step() {
+  return {"dsgd_step", [](Session& session, auto&) { return session.step(1, nullptr); }};
+}
+
+std::vector<Call> calls(int32_t workers, bool started) {
+  const auto counts = [workers](size_t first, size_t others, size_t last) {
+    std::vector<size_t> all(static_cast<size_t>(workers), others);
+    all.front() = first;
+    all.back() = last;
+    return all;
+  };
+  std::vector<Call> table = {
+      barrier(),
+      all_reduce(0),
+      all_reduce(0, DType::kInt32),
+      all_reduce(0, DType::kFloat32, Reduction::kMax),
+      all_reduce(1),
+      all_reduce(5),
+      all_reduce(5, DType::kFloat32, Reduction::kMax),
+      all_reduce(5, DType::kInt32),
+      all_reduce(5, DType::kFloat16),
+      all_reduce(kLarge),
+      all_reduce(kLarge, DType::kFloat32, Reduction::kMean),
+      all_reduce(kLarge + 1),
+      broadcast(0, 0),
+      broadcast(0, 1),
+      broadcast(0, 0, DType::kInt32),
+      broadcast(1, 0),
+      broadcast(1, workers - 1),
+      broadcast(2, 0),
+      broadcast(2 * kLarge, 0),
+      broadcast(2 * kLarge, 1),
+      broadcast(2 * kLarge + 1, 0),
+      all_gather(counts(0, 0, 0)),
+      all_gather(counts(0, 0, 0), DType::kFloat32),
+      all_gather(counts(7, 0, 0)),
+      all_gather(counts(0, 0, 7)),
+      all_gather(counts(7, 0, 0), DType::kFloat64),
+      all_gather(counts(3, 2, 5)),
+      all_gather(counts(5, 2, 3)),
+      all_gather(counts(kLarge, 0, 0)),
+      all_gather(counts(0, 0, kLarge)),
+      reduce_scatter(counts(0, 0, 0)),
+      reduce_scatter(counts(0, 0, 0), DType::kInt64, Reduction::kMax),
+      reduce_scatter(counts(5, 0, 0)),
+      reduce_scatter(counts(0, 0, 5)),
+      reduce_scatter(counts(0, 0, 5), DType::kFloat32),
+      reduce_scatter(counts(3, 2, 5)),
+      reduce_scatter(counts(kLarge, 0, 0)),
+      reduce_scatter(counts(0, 0, kLarge)),
+  };
+  if (started) table.push_back(step());
+  return table;
+}
+
+Registered registered() {
+  Registered all;
+  all.algorithms["doubling"] = [](int32_t rank, int32_t size, uint64_t count, std::vector<Transfer>* transfers) {
+    dsgd_test::doubling_schedule(rank, size, count, [&](int32_t kind, int32_t round, int32_t peer, uint64_t begin, uint64_t length) {
+      transfers->push_back({static_cast<TransferKind>(kind), round, peer, begin, length});
+    });
+    return Status();
+  };
+  return all;
+}
+
+// Runs `body` on each of the workers of a job, in the simulated world. `settings` by worker; missing ones are empty.
+void run_job(int32_t workers, const std::map<int32_t, std::map<std::string, std::string>>& settings,
+             const std::function<void(Session&, int32_t rank)>& body) {
+  transport::SimWorld world(7, {});
+  int32_t over = 0;
+  for (int32_t worker = 0; worker < workers; ++worker) {
+    const transport::ProcessId process = world.start_process("node" + std::to_string(worker));
+    world.start_program(process, [&, process, worker] {
+      Config config;
+      config.allow("algorithm", "doubling");
+      std::map<std::string, std::string> values = {{"head", "node0:7700"},        {"token", "secret"},       {"num_workers", std::to_string(workers)},
+                                                   {"rank", std::to_string(worker)}, {"step_timeout", "5s"}, {"lease", "60s"}};
+      if (const auto own = settings.find(worker); own != settings.end()) {
+        for (const auto& [key, value] : own->second) values[key] = value;
+      }
+      for (const auto& [key, value] : values) {
+        const Status set = config.set(key, value);
+        EXPECT_TRUE(set.ok()) << set.message();
+      }
+      auto session = Session::open(config, world.environment(process), std::make_shared<Log>(), registered());
+      EXPECT_TRUE(session.ok()) << session.status().message();
+      if (session.ok()) {
+        body(*session.value(), worker);
+        (void)session.value()->close(0ms);
+      }
+      ++over;
+    });
+  }
+  EXPECT_TRUE(world.run_until([&] { return over == workers; }, world.now() + 24h * 365));
+}
+
+Status start_model(Session& session, std::vector<float>& memory) {
+  const int64_t count = static_cast<int64_t>(memory.size() / 2);
+  auto parameter = session.add_parameter("weight", DType::kFloat32, {&count, 1}, true);
+  auto replica = session.add_replica("cpu");
+  if (!parameter.ok() || !replica.ok()) return parameter.ok() ? replica.status() : parameter.status();
+  const size_t nbytes = memory.size() / 2 * sizeof(float);
+  Status bound = session.bind(replica.value(), parameter.value(), memory.data(), nbytes, memory.data() + count, nbytes, nullptr);
+  return bound.ok() ? session.start() : bound;
+}
+
+struct Outcome {
+  std::vector<Status> of;  // by rank
+};
+
+// What is wrong with it; empty: nothing.
+std::string wrong(const Outcome& outcome, const std::vector<const Call*>& called) {
+  const std::string& first = outcome.of[0].message();
+  for (size_t rank = 0; rank < outcome.of.size(); ++rank) {
+    const Status& status = outcome.of[rank];
+    const std::string who = "rank " + std::to_string(rank) + ": ";
+    if (status.ok()) return who + "OK";
+    if (status.code() != Code::kMismatch) return who + code_name(status.code()) + ' ' + status.message();
+    if (status.message() != first) return who + "another sentence than rank 0: " + first + " | " + status.message();
+    if (status.rank() < 0 || status.rank() != outcome.of[0].rank()) return who + "names rank " + std::to_string(status.rank());
+  }
+  // "rank A calls TEXT, rank B calls TEXT", of two that differ.
+  for (size_t a = 0; a < called.size(); ++a) {
+    for (size_t b = a + 1; b < called.size(); ++b) {
+      const std::string both = "rank " + std::to_string(a) + " calls " + called[a]->text + ", rank " + std::to_string(b) + " calls " + called[b]->text;
+      if (called[a]->text != called[b]->text && first.find(both) != std::string::npos) return {};
+    }
+  }
+  return "the values are not shown: " + first;
+}
+
+// `choose(k, rank)`: index into the table of the k-th round's call. All rounds are made in one session each, with a barrier
+// between them.
+void check_rounds(int32_t workers, const std::map<std::string, std::string>& settings, bool started, size_t rounds,
+                  const std::function<size_t(size_t round, int32_t rank)>& choose) {
+  const std::vector<Call> table = calls(workers, started);
+  std::vector<Outcome> outcomes(rounds, Outcome{std::vector<Status>(static_cast<size_t>(workers))});
+  std::map<int32_t, std::map<std::string, std::string>> all;
+  for (int32_t rank = 0; rank < workers; ++rank) all[rank] = settings;
+  std::vector<std::string> after(rounds);
+  run_job(workers, all, [&](Session& session, int32_t rank) {
+    std::vector<double> memory(4 * (kLarge + 2));
+    std::vector<float> model(200);
+    if (started) {
+      const Status status = start_model(session, model);
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+    for (size_t round = 0; round < rounds; ++round) {
+      outcomes[round].of[static_cast<size_t>(rank)] = table[choose(round, rank)].make(session, memory);
+      const Status goes_on = ended(session, session.barrier(Mode::kWait));
+      if (!goes_on.ok() && after[round].empty()) after[round] = goes_on.message();
+    }
+  });
+  size_t failures = 0;
+  for (size_t round = 0; round < rounds; ++round) {
+    std::vector<const Call*> called;
+    std::string texts;
+    for (int32_t rank = 0; rank < workers; ++rank) {
+      called.push_back(&table[choose(round, rank)]);
+      texts += "\n  rank " + std::to_string(rank) + ": " + called.back()->text;
+    }
+    const std::string problem = after[round].empty() ? wrong(outcomes[round], called) : "the session does not go on: " + after[round];
+    if (!problem.empty() && ++failures <= 5) ADD_FAILURE() << "calls:" << texts << "\n" << problem;
+  }
+  EXPECT_EQ(failures, 0u) << "of " << rounds;
+}
+
+class DifferentCalls : public testing::TestWithParam<int> {};
+
+// One worker calls something else than all others.
+void check_pairs(int32_t workers, const std::map<std::string, std::string>& settings, bool started) {
+  struct Round {
+    size_t usual, other;
+    int32_t odd;
+  };
+  const size_t kinds = calls(workers, started).size();
+  std::vector<Round> rounds;
+  for (size_t usual = 0; usual < kinds; ++usual) {
+    for (size_t other = 0; other < kinds; ++other) {
+      if (usual == other) continue;
+      for (int32_t odd = 0; odd < (workers == 2 ? 1 : workers); ++odd) rounds.push_back({usual, other, odd});
+    }
+  }
+  check_rounds(workers, settings, started, rounds.size(),
+               [&](size_t round, int32_t rank) { return rank == rounds[round].odd ? rounds[round].other : rounds[round].usual; });
+}
+
+TEST_P(DifferentCalls, OfOneWorkerAreReportedByAllInOneSentence) { check_pairs(GetParam(), {}, true); }
+
+TEST_P(DifferentCalls, AreFoundWithEveryAlgorithm) {
+  for (const char* algorithm : {"direct", "ring", "doubling"}) {
+    SCOPED_TRACE(algorithm);
+    check_pairs(GetParam(), {{"algorithm", algorithm}}, false);
+  }
+}
+
+TEST_P(DifferentCalls, OfAllWorkersAreReportedInOneSentence) {
+  const int32_t workers = GetParam();
+  const size_t kinds = calls(workers, true).size();
+  check_rounds(workers, {}, true, 1000, [&](size_t round, int32_t rank) {
+    return (round * 7 + static_cast<size_t>(rank) * (1 + round % (kinds / static_cast<size_t>(workers)))) % kinds;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Workers, DifferentCalls, testing::Values(2, 3, 4), [](const auto& info) { return testing::PrintToString(info.param) + "Workers"; });
+
+TEST(Disagreement, OnSettingsOfWorkersIsShown) {
+  const struct {
+    std::map<std::string, std::string> usual, other;
+    Call call;
+    std::string said;
+  } cases[] = {
+      {{{"algorithm", "ring"}}, {{"algorithm", "direct"}}, all_reduce(kLarge), "with algorithm ring"},
+      {{{"algorithm", "ring"}}, {{"algorithm", "auto"}}, all_reduce(5), "with algorithm one hop"},
+      {{{"algorithm", "doubling"}}, {{"algorithm", "auto"}}, all_reduce(5), "with algorithm registered"},
+      {{{"receive_memory", "1M"}}, {}, all_reduce(kLarge), "bytes (from receive_memory)"},
+      {{{"receive_memory", "1M"}}, {}, broadcast(kLarge, 0), "bytes (from receive_memory)"},
+  };
+  for (const auto& c : cases) {
+    for (int32_t odd = 0; odd < 3; ++odd) {
+      SCOPED_TRACE(c.said + ", rank " + std::to_string(odd));
+      std::vector<Status> of(3);
+      std::map<int32_t, std::map<std::string, std::string>> settings;
+      for (int32_t rank = 0; rank < 3; ++rank) settings[rank] = rank == odd ? c.other : c.usual;
+      run_job(3, settings, [&](Session& session, int32_t rank) {
+        std::vector<double> memory(2 * kLarge);
+        of[static_cast<size_t>(rank)] = c.call.make(session, memory);
+        const Status goes_on = ended(session, session.barrier(Mode::kWait));
+        EXPECT_TRUE(goes_on.ok()) << goes_on.message();
+      });
+      for (const Status& status : of) {
+        EXPECT_EQ(status.code(), Code::kMismatch) << status.message();
+        EXPECT_EQ(status.message(), of[0].message());
+        EXPECT_NE(status.message().find(c.said), std::string::npos) << status.message();
+      }
+    }
+  }
+}
+
+// A worker that calls late learns the same sentence.
+TEST(Disagreement, IsToldToAWorkerThatCallsLater) {
+  std::vector<Status> of(3);
+  for (int32_t late = 0; late < 3; ++late) {
+    SCOPED_TRACE(late);
+    run_job(3, {}, [&](Session& session, int32_t rank) {
+      std::vector<double> memory(100);
+      const auto pause = [&] { (void)session.object_get("nothing", 1000ms); };  // virtual time
+      if (rank == late) pause();
+      const Call call = all_gather(rank == (late + 1) % 3 ? std::vector<size_t>{7, 0, 0} : std::vector<size_t>{0, 7, 0});
+      of[static_cast<size_t>(rank)] = call.make(session, memory);
+      if (rank != late) pause();
+    });
+    for (const Status& status : of) {
+      EXPECT_EQ(status.code(), Code::kMismatch) << status.message();
+      EXPECT_EQ(status.message(), of[0].message());
+      EXPECT_NE(status.message().find("[7, 0, 0]"), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find("[0, 7, 0]"), std::string::npos) << status.message();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dsgd::simulation
