@@ -7,6 +7,7 @@
 #include "capi/src/session.h"
 #include "capi/src/sized.h"
 #include "capi/src/step_result.h"
+#include "core/config/config.h"
 
 namespace dsgd::capi {
 namespace {
@@ -79,7 +80,7 @@ int32_t dsgd_learning_rate_set(dsgd_session* session, double rate, dsgd_error** 
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     if (!std::isfinite(rate) || rate < 0)
-      return call.invalid("rate is " + std::to_string(rate) + "; a learning rate is finite and not negative");
+      return call.invalid("rate is " + dsgd::number_text(rate) + "; a learning rate is finite and not negative");
     return session->core->set_learning_rate(rate);
   });
 }

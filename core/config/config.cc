@@ -143,13 +143,17 @@ Result<LauncherNote> Config::apply_launcher() {
                       false};
 }
 
-Status Config::validate(bool for_head) const {
-  if (!unknown_variables_.empty()) {
-    const std::string& name = unknown_variables_.front();
-    return invalid(name, "unknown environment variable " + name +
-                             did_you_mean(nearest_name(name, config::environment_names()),
-                                          "; unset it, or see `dsgd config` for those that are read"));
+std::vector<std::string> Config::warnings() const {
+  std::vector<std::string> sentences;
+  for (const std::string& name : unknown_variables_) {
+    sentences.push_back("unknown environment variable " + name + " is ignored" +
+                        did_you_mean(nearest_name(name, config::environment_names()),
+                                     "; `dsgd config` lists those that are read"));
   }
+  return sentences;
+}
+
+Status Config::validate(bool for_head) const {
   for (const auto& [key, value] : environment_) {
     if (for_head && (key == "algorithm" || key == "strategy")) continue;
     const Rule* rule = config::find_rule(key);
@@ -237,6 +241,8 @@ std::chrono::nanoseconds Config::duration(std::string_view key) const {
   if (key == "heartbeat_interval" && value.count() == 0) return duration("lease") / 5;
   return value;
 }
+
+PortRange Config::ports() const { return config::parse_ports(text("ports")).value_or(PortRange{}); }
 
 Result<std::vector<std::string>> Config::devices(uint32_t local_rank) const {
   std::vector<std::string> all = config::split_list(text("devices"));

@@ -35,6 +35,10 @@ struct LauncherNote {
   bool warning = false;
 };
 
+struct PortRange {
+  uint16_t first = 0, last = 0;  // 0: any port
+};
+
 class Config {
  public:
   // The environment, given as NAME=VALUE pairs (the caller reads it). The values of DSGD_* variables are
@@ -50,10 +54,12 @@ class Config {
   // Gives num_workers, rank, head and job the values that a foreign launcher (torchrun, mpirun, srun) says,
   // where nothing else gives them. For workers, before validate().
   Result<LauncherNote> apply_launcher();
-  // Errors that wait for dsgd_init: unknown DSGD_* variables, bad values in the environment, keys that do not
-  // go together.
+  // Errors that wait for dsgd_init: bad values in the environment, keys that do not go together.
   // A head uses neither algorithm nor strategy, and does not know the names that workers have registered.
   Status validate(bool for_head = false) const;
+  // One sentence for each unknown DSGD_* variable, with the nearest known one. It is no error: other software uses
+  // such names, too (Kubernetes sets DSGD_HEAD_PORT for a service named dsgd-head). For the log of the session or head.
+  std::vector<std::string> warnings() const;
 
   const std::string* get(std::string_view key) const;  // effective value; null: unknown key
   // Typed, for keys whose name is in the table and whose value has been validated. Values that stand for a
@@ -64,6 +70,7 @@ class Config {
   uint64_t size(std::string_view key) const;  // bytes
   std::chrono::nanoseconds duration(std::string_view key) const;
   const std::string& text(std::string_view key) const;
+  PortRange ports() const;
   // Entries of `devices` that belong to the worker with this local rank (see devices_per_worker).
   Result<std::vector<std::string>> devices(uint32_t local_rank) const;
 
@@ -83,7 +90,7 @@ class Config {
 // Name in `candidates` that a person most likely meant (edit distance), "" if none is near.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates);
 
-// Shortest text that reads back as the same number.
+// Shortest text that reads back as the same number; "nan" whatever the sign.
 std::string number_text(double number);
 
 // "key=value" words of option strings ("lr=0.1 momentum=0.9"); for optimizers, strategies and parameter

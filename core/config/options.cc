@@ -13,6 +13,7 @@ constexpr std::string_view kBlank = " \t\r\n";
 }  // namespace
 
 std::string number_text(double number) {
+  if (std::isnan(number)) return "nan";
   char text[32];
   const auto [end, failed] = std::to_chars(text, text + sizeof text, number);
   return failed == std::errc() ? std::string(text, end) : std::to_string(number);

@@ -59,8 +59,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"embed_head", "choice", "auto", "auto | never",
-      "Whether a worker that can bind `head` becomes the head itself (auto) or always expects it elsewhere "
-      "(never).",
+      "Whether a worker that can bind `head` becomes the head itself (auto; where `rank` is set, only rank 0 does) or "
+      "always expects it elsewhere (never).",
       "DSGD_EMBED_HEAD"},
      Type::kChoice,
      0,
@@ -212,6 +212,15 @@ constexpr Rule kRules[] = {
      65536,
      false,
      false},
+    {{"ports", "string", "", "PORT | FIRST-LAST",
+      "Ports on which workers accept their peers, for sites with a firewall, of which each worker takes the first free "
+      "one; empty: any; the head has the port of `head`.",
+      "DSGD_PORTS"},
+     Type::kPorts,
+     0,
+     0,
+     false,
+     true},
     {{"rank", "integer", "-1", "-1..65535",
       "Rank that this worker asks for, less than num_workers; -1: the head gives the free ranks in the order "
       "of the "

@@ -12,7 +12,7 @@
 
 namespace dsgd::config {
 
-enum class Type { kText, kAddress, kDevices, kInteger, kIntegerOrWord, kDuration, kSize, kSwitch, kChoice };
+enum class Type { kText, kAddress, kDevices, kPorts, kInteger, kIntegerOrWord, kDuration, kSize, kSwitch, kChoice };
 
 struct Rule {
   ConfigKey key;
@@ -35,6 +35,9 @@ Status check_value(const Rule& rule, std::string_view value, const std::vector<s
 std::optional<int64_t> parse_integer(std::string_view text);
 std::optional<int64_t> parse_duration(std::string_view text);
 std::optional<int64_t> parse_size(std::string_view text);
+
+// "7701-7720" or "7701"; nothing on bad syntax, port 0, or where the last is below the first.
+std::optional<PortRange> parse_ports(std::string_view text);
 
 // "a | b | c"
 std::vector<std::string> choices(const char* range);

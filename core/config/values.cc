@@ -63,6 +63,7 @@ std::string text_fault(const Rule& rule, std::string_view value) {
   if (value.empty()) return "";
   if (rule.type == Type::kAddress) return address_fault(value);
   if (rule.type == Type::kDevices) return devices_fault(value);
+  if (rule.type == Type::kPorts && !parse_ports(value)) return "is not a port or a range of ports; write for example 7701-7720";
   return "";
 }
 
@@ -92,6 +93,7 @@ std::string fault(const Rule& rule, std::string_view value, const std::vector<st
     case Type::kText:
     case Type::kAddress:
     case Type::kDevices:
+    case Type::kPorts:
       return text_fault(rule, value);
     case Type::kInteger:
       return number_fault(rule, value, parse_integer(value), "a whole number");
@@ -167,6 +169,14 @@ std::optional<int64_t> parse_size(std::string_view text) {
                              {"M", int64_t{1} << 20},
                              {"G", int64_t{1} << 30},
                              {"T", int64_t{1} << 40}});
+}
+
+std::optional<PortRange> parse_ports(std::string_view text) {
+  const size_t dash = text.find('-');
+  const std::string_view low = text.substr(0, dash), high = dash == std::string_view::npos ? low : text.substr(dash + 1);
+  const auto first = parse_integer(low), last = parse_integer(high);
+  if (!first || !last || *first < 1 || *last < *first || *last > 65535) return std::nullopt;
+  return PortRange{static_cast<uint16_t>(*first), static_cast<uint16_t>(*last)};
 }
 
 Status check_value(const Rule& rule, std::string_view value, const std::vector<std::string>& more) {

@@ -58,6 +58,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   Status cause;                             // what broke the job
   Responder host_leave;  // the answer to the head's own worker, held back until the others know
   Time next_check{};
+  transport::TimerId gone_timer = 0;
   std::function<void(const Status&)> ended;
 
   // ---- finding
@@ -115,6 +116,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                                     member.host + ", pid " + std::to_string(member.pid) +
                                     "); give each session its own `worker_id`"));
     }
+    loop.cancel(std::exchange(gone_timer, 0));
     log->info("head: " + rendezvous.progress());
     if (rendezvous.complete()) complete();
   }
@@ -148,6 +150,14 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     transport::JoinReply reply;
     reply.epoch = kFirstEpoch;
     std::vector<Responder> waiting;
+    if (Status apart = rendezvous.check_reachable(); !apart.ok()) {
+      log->error("head: " + apart.message());
+      rendezvous.note_refused(apart.message());
+      std::vector<Rendezvous::Candidate> all = rendezvous.take_by_rank();
+      for (Rendezvous::Candidate& c : all) c.respond(apart);
+      if (options.init_timeout > transport::Duration{}) await_another(all.front().request.member);
+      return;
+    }
     for (Rendezvous::Candidate& c : rendezvous.take_by_rank()) {
       Worker worker;
       worker.info = std::move(c.request.member);
@@ -348,11 +358,24 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     });
   }
 
+  void await_another(const MemberInfo& gone) {
+    loop.cancel(gone_timer);
+    gone_timer = loop.schedule(loop.now() + options.init_timeout, [weak = weak_from_this(), gone] {
+      auto self = weak.lock();
+      if (!self || self->phase != Phase::kGathering) return;
+      self->cause = Status(Code::kTimeout, "worker " + describe_candidate(gone) + " has gone before the job began, and no other has come for " +
+                                               describe_duration(self->options.init_timeout) + " (init_timeout): " +
+                                               self->rendezvous.progress());
+      self->end();
+    });
+  }
+
   void on_channel_closed(ServerChannel& channel, const Status& why) {
     MemberInfo gone;
     if (rendezvous.remove(channel, &gone)) {
       log->warning("head: worker " + describe_candidate(gone) +
                    " has gone before the job began; its place is free again");
+      if (options.init_timeout > transport::Duration{}) await_another(gone);
       return;
     }
     for (Worker& w : workers) {

@@ -13,6 +13,8 @@ namespace dsgd {
 struct HeadOptions {
   uint32_t num_workers = 1;
   transport::Duration lease{};
+  // A head of its own ends when no worker has come for so long after one has gone from the rendezvous. 0: never.
+  transport::Duration init_timeout{};
 };
 
 // Complete when num_workers have joined. Ranks: a worker that asks for a rank gets it; the others get the

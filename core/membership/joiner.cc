@@ -110,7 +110,7 @@ void Joiner::out_of_time() {
                                               ": when the head was last heard, " + progress_ + remedy));
   }
   end(Status(Code::kUnreachable,
-             "the head at " + options_.head + " could not be joined" + within + ": " +
+             "worker " + describe_candidate(options_.join.member) + " could not reach the head at " + options_.head + within + ": " +
                  (last_error_.ok() ? "it does not answer" : last_error_.message()) +
                  "; check that it runs, that `head` is its address and that no firewall is between"));
 }

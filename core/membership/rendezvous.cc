@@ -51,6 +51,23 @@ Status Rendezvous::check(const JoinRequest& request) const {
   return {};
 }
 
+Status Rendezvous::check_reachable() const {
+  for (const Candidate& local : candidates_) {
+    const MemberInfo& member = local.request.member;
+    if (!std::all_of(member.addresses.begin(), member.addresses.end(), is_loopback)) continue;
+    for (const Candidate& other : candidates_) {
+      const MemberInfo& remote = other.request.member;
+      if (member.addresses.empty() || remote.machine == member.machine) continue;
+      return Status(Code::kInvalidArgument, "worker " + describe_candidate(member) + " listens on " + member.addresses.front() +
+                                            ", which only its own machine reaches, and worker " + describe_candidate(remote) +
+                                            " is on another one; set `interface` or `listen` of the former to a network "
+                                            "that both are on")
+          .with_parameter("interface");
+    }
+  }
+  return {};
+}
+
 Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
   if (Status wrong = check(candidate.request); !wrong.ok()) return wrong;
   const MemberInfo& member = candidate.request.member;

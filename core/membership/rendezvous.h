@@ -27,6 +27,8 @@ class Rendezvous {
   bool remove(const transport::ServerChannel& channel, transport::MemberInfo* gone);
 
   bool holds(const transport::ServerChannel& channel) const;
+  // Why the workers that have come cannot reach each other: one listens where only its own machine reaches it.
+  Status check_reachable() const;
   bool complete() const { return candidates_.size() == num_workers_; }
   // Once complete: everybody by rank, with request.member.rank set. Who asked for a rank has it; the others
   // have the free ranks in the order of their ids.

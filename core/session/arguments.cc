@@ -1,7 +1,8 @@
 #include "core/session/arguments.h"
 
-#include <cstdio>
 #include <optional>
+
+#include "core/config/config.h"
 
 namespace dsgd {
 
@@ -42,9 +43,7 @@ std::optional<size_t> first_bad_byte(const std::string& text) {
 
 Status check_weight(double weight) {
   if (weight == 0 || (weight >= kLeastWeight && weight <= kLargestWeight)) return {};
-  char number[32];
-  std::snprintf(number, sizeof number, "%g", weight);
-  return Status(Code::kInvalidArgument, std::string("the contribution weight is ") + number +
+  return Status(Code::kInvalidArgument, "the contribution weight is " + number_text(weight) +
                                             "; it is 0 (no data left) or from 1e-12 to 1e12, usually the number of "
                                             "samples. Only the ratios of weights matter: scale them on all workers")
       .with_parameter("weight");

@@ -24,6 +24,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
                                                         std::shared_ptr<Log> log) {
   Status status = config.validate(true);
   if (!status.ok()) return status;
+  for (const std::string& warning : config.warnings()) log->warning(warning);
   const std::string address = config.text("head");
   if (address.empty()) {
     return Status(Code::kInvalidArgument, "`head` is not set; give the address to listen on, for example "
@@ -42,7 +43,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   const int64_t num_workers = config.integer("num_workers");
   status = check_descriptors(*impl.environment, num_workers, true, false);
   if (!status.ok()) return status;
-  HeadOptions options{static_cast<uint32_t>(num_workers), config.duration("lease")};
+  HeadOptions options{static_cast<uint32_t>(num_workers), config.duration("lease"), config.duration("init_timeout")};
   impl.head = std::make_unique<Head>(impl.network->loop(), options, log);
   impl.head->on_end([&impl](const Status& status) {
     if (impl.ended) return;

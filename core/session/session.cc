@@ -27,6 +27,7 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
                                                std::shared_ptr<Log> log, const Registered& registered) {
   Status status = config.validate();
   if (!status.ok()) return status;
+  for (const std::string& warning : config.warnings()) log->warning(warning);
   auto session = std::shared_ptr<Session>(new Session());
   session->impl_ = std::make_unique<Impl>(config, std::move(environment), std::move(log), registered);
   Impl& impl = *session->impl_;

@@ -28,9 +28,9 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
   if (impl_->started) return bad(Code::kState, "parameters are added before dsgd_start");
   Status named = check_name("parameter", name);
   if (!named.ok()) return named;
-  const auto unfit = [](char c) { return static_cast<unsigned char>(c) <= ' ' || c == '\'' || c == '"' || c == '\x7f'; };
+  const auto unfit = [](char c) { return static_cast<unsigned char>(c) <= ' ' || c == '\x7f'; };
   if (std::any_of(name.begin(), name.end(), unfit)) {
-    return bad(Code::kInvalidArgument, "a name has no spaces, control characters or quotes");
+    return bad(Code::kInvalidArgument, "a name has no spaces or control characters");
   }
   for (const auto& parameter : model.parameters) {
     if (parameter->name == name) return bad(Code::kExists, "the name is taken; give each parameter one of its own");

@@ -6,16 +6,12 @@
 #include <utility>
 
 #include "core/base/surely.h"
+#include "core/membership/text.h"
 
 namespace dsgd {
 
 using transport::Duration;
 using transport::Network;
-
-bool is_loopback(const std::string& address) {
-  return address.rfind("unix:", 0) == 0 || address.rfind("127.", 0) == 0 || address.rfind("[::1]", 0) == 0 ||
-         address.rfind("localhost:", 0) == 0 || address == "localhost";
-}
 
 int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker) {
   int64_t wanted = 0;
@@ -75,6 +71,7 @@ Worker::Worker(transport::Environment& environment, const Config& config, Algori
     : environment_(environment), config_(config), algorithm_(std::move(algorithm)), model_(model), log_(std::move(log)) {}
 
 Worker::~Worker() {
+  head_listener_.reset();
   listener_.reset();
   if (network_) {  // channels of ours are the loop's, and end there
     transport::run_surely(network_->loop(), [this] {
@@ -135,13 +132,21 @@ Status Worker::setup() {
   heartbeat_network_ = std::move(heartbeat).value();
   heartbeat_network_->set_checksum(checksum_of(config_));
 
-  if (config_.text("embed_head") == "auto") {
+  if (may_embed_head()) {
     Status status = embed_head();
     if (!status.ok()) return status;
   }
   Status status = check_descriptors(environment_, num_workers, head_ != nullptr, true);
   if (!status.ok()) return status;
-  return head_ ? Status() : listen_for_peers();
+  return head_ && !listens_apart() ? Status() : listen_for_peers();
+}
+
+// Where ranks are given, rank 0 is the one: workers on machines where `head` names different addresses cannot become two heads.
+bool Worker::may_embed_head() const { return config_.text("embed_head") == "auto" && config_.integer("rank") <= 0; }
+
+// Peers do not use the head's listener where the configuration says where they are accepted.
+bool Worker::listens_apart() const {
+  return !config_.text("listen").empty() || !config_.text("interface").empty() || !config_.text("ports").empty();
 }
 
 // The process that can bind `head` becomes it; the others find it taken, or not theirs, and dial. Who finds it taken by somebody who
@@ -150,11 +155,12 @@ Status Worker::embed_head() {
   auto network = environment_.new_network("dsgd-head", 4 << 20);
   if (!network.ok()) return network.status();
   network.value()->set_checksum(checksum_of(config_));
-  HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")), lease_};
+  HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")), lease_, {}};
   auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
   auto doorman = std::make_unique<Doorman>(config_.text("job"), config_.text("token"),
                                            Doorman::Route{network.value().get(), head.get()},
-                                           Doorman::Route{network_.get(), mesh_.get()}, log_);
+                                           listens_apart() ? Doorman::Route{} : Doorman::Route{network_.get(), mesh_.get()},
+                                           log_);
   doorman->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
   const std::string address = config_.text("head");
   const int64_t reserved = descriptors_of_job(config_.integer("num_workers"), true, true);
@@ -163,7 +169,7 @@ Status Worker::embed_head() {
     const Code code = listener.status().code();
     network.value().reset();  // before the head, which its loop may call
     if (code == Code::kAddressInUse || code == Code::kUnreachable) {
-      if (!taken_) log_->info("the head is elsewhere: " + listener.status().message());
+      if (!taken_) log_->info("the head is not in this process: " + (code == Code::kAddressInUse ? address + " is taken" : listener.status().message()));
       taken_ = code == Code::kAddressInUse;
       return {};
     }
@@ -174,12 +180,12 @@ Status Worker::embed_head() {
     network.value().reset();
     return status;
   }
-  listener_.reset();  // nobody knows of it yet
+  if (!listens_apart()) listener_.reset();  // nobody knows of it yet
   head_network_ = std::move(network).value();
   head_ = std::move(head);
-  doorman_ = std::move(doorman);
-  listener_ = std::move(listener).value();
-  log_->info("this process is the head, at " + listener_->address());
+  head_doorman_ = std::move(doorman);
+  head_listener_ = std::move(listener).value();
+  log_->info("this process is the head, at " + head_listener_->address());
   return {};
 }
 
@@ -222,12 +228,28 @@ Status Worker::listen_for_peers() {
   }
   doorman_ = std::make_unique<Doorman>(config_.text("job"), config_.text("token"), Doorman::Route{},
                                        Doorman::Route{network_.get(), mesh_.get()}, log_);
-  const int64_t reserved = descriptors_of_job(config_.integer("num_workers"), false, true);
-  auto listener = network_->listen(address, doorman_.get(), {lease_, reserved});
+  auto listener = listen_in_range(address);
   if (!listener.ok()) return listener.status();
   listener_ = std::move(listener).value();
   log_->info("peers reach this worker at " + listener_->address() + ": " + why);
   return {};
+}
+
+// Where any port will do, the first free one of `ports`.
+Result<std::unique_ptr<transport::Listener>> Worker::listen_in_range(const std::string& address) {
+  const PortRange ports = config_.ports();
+  const transport::ListenOptions options{lease_, descriptors_of_job(config_.integer("num_workers"), false, true)};
+  if (ports.first == 0 || address.rfind("unix:", 0) == 0 || !address.ends_with(":0")) {
+    return network_->listen(address, doorman_.get(), options);
+  }
+  const std::string host = host_of(address) + ":";
+  for (uint32_t port = ports.first; port <= ports.last; ++port) {
+    auto listener = network_->listen(host + std::to_string(port), doorman_.get(), options);
+    if (listener.ok() || listener.status().code() != Code::kAddressInUse) return listener;
+  }
+  return Status(Code::kAddressInUse, "ports = '" + config_.text("ports") + "': each is in use on " + host_of(address) +
+                                         "; give at least one port for each worker of a machine")
+      .with_parameter("ports");
 }
 
 // A lack of memory that has ended something on a loop: nobody knows what, so it ends the session.
@@ -259,7 +281,7 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
     return std::exchange(joined_, nullptr)({});
   }
   MemberOptions options;
-  options.head = head_ ? listener_->address() : config_.text("head");
+  options.head = head_ ? head_listener_->address() : config_.text("head");
   options.hello.job = config_.text("job");
   options.hello.token = config_.text("token");
   options.hello.worker_id = worker_id_;
@@ -272,8 +294,8 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
   me.host = environment_.host_name();
   me.machine = environment_.machine();
   me.pid = environment_.process_id();
-  std::string address = listener_->address();
-  if (head_) {  // bound to all interfaces: peers are given the one that the head's own name leads to
+  std::string address = listener_ ? listener_->address() : head_listener_->address();
+  if (!listener_) {  // bound to all interfaces: peers are given the one that the head's own name leads to
     const std::string host = host_of(address);
     if (host == "0.0.0.0" || host == "[::]") address = host_of(config_.text("head")) + address.substr(address.rfind(':'));
   }

@@ -44,11 +44,14 @@ class Worker {
   transport::Duration lease() const { return lease_; }
 
  private:
+  bool may_embed_head() const;
   Status embed_head();
   void choose_spin();
   void watch_memory();
   void ran_out();
+  bool listens_apart() const;
   Status listen_for_peers();
+  Result<std::unique_ptr<transport::Listener>> listen_in_range(const std::string& address);
   std::string listen_address(std::string* why, Status* status) const;
 
   transport::Environment& environment_;
@@ -70,8 +73,8 @@ class Worker {
   std::unique_ptr<Mesh> mesh_;
   std::unique_ptr<Head> head_;
   std::unique_ptr<Member> member_;
-  std::unique_ptr<Doorman> doorman_;
-  std::unique_ptr<transport::Listener> listener_;
+  std::unique_ptr<Doorman> head_doorman_, doorman_;
+  std::unique_ptr<transport::Listener> head_listener_, listener_;  // the head's takes peers, too, if there is no other
 };
 
 // The descriptors that the connections of such a job take in one process.
@@ -86,8 +89,5 @@ Status check_token(const std::string& token, const std::string& head);
 
 // Of the key `checksum`.
 transport::Checksum checksum_of(const Config& config);
-
-// Is this the address of the machine itself ("127.0.0.1:7700", "[::1]:0", "localhost:7700", "unix:...")?
-bool is_loopback(const std::string& address);
 
 }  // namespace dsgd

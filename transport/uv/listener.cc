@@ -109,9 +109,11 @@ Result<BoundSocket> bind_and_listen(const std::string& address) {
   if (!candidates.ok()) return candidates.status();
   BoundSocket bound;
   Status status;
+  // The first of its addresses that is one of this machine. One that is in use ends the search: of two processes that ask
+  // for "localhost:7700", the second must not take [::1] because the first has 127.0.0.1.
   for (const SocketAddress& candidate : candidates.value()) {
     status = bind_one(candidate, address, &bound);
-    if (status.ok()) break;
+    if (status.code() != Code::kUnreachable && status.code() != Code::kLimit) break;
   }
   if (!status.ok()) return status;
   if (parsed.value().is_unix) {

@@ -154,9 +154,10 @@ DSGD_API void dsgd_error_free(dsgd_error *error);                    /* NULL is 
 
 /* How to join a job: string keys with string values. `dsgd config` prints all keys with type, default, range and help.
  * A value comes from dsgd_config_set, else from the environment (key heartbeat_interval: DSGD_HEARTBEAT_INTERVAL), else
- * from a file, else from the default; a DSGD_* variable that names no key is an error of dsgd_init. In a process that
+ * from a file, else from the default; a DSGD_* variable that names no key is a warning in the log. In a process that
  * torchrun, mpirun or srun has started, dsgd_init takes num_workers, rank, head and job from their environment where
- * nothing else gives them (key `launcher`), and the log says so. Durations are written "500ms", "10s", "5m"; sizes "64K", "4M", "1G" (powers of 1024); switches 0 or 1. A configuration may be used
+ * nothing else gives them (key `launcher`), and the log says so. Durations are written "500ms", "10s", "5m"; sizes
+ * "64K", "4M", "1G" (powers of 1024); switches 0 or 1. A configuration may be used
  * for several sessions and freed right after dsgd_init. One thread at a time per configuration. */
 typedef struct dsgd_config dsgd_config;
 
@@ -286,8 +287,8 @@ enum dsgd_parameter_flag {
 };
 
 /* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
- * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces, control characters and quotes of
- * ASCII. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32, DSGD_FLOAT64, DSGD_FLOAT16
+ * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces and control characters;
+ * "['dense']['kernel']" is fine. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32, DSGD_FLOAT64, DSGD_FLOAT16
  * or DSGD_BFLOAT16; untrained ones any dtype. Gradients of the half types are added up in float32, and their values are
  * kept in float32 beside (master values, as in Micikevicius et al. 2018), from which `value` is rounded after each
  * update; where the host has written another `value` since, that counts. `parameter` may be NULL. One thread at a time.

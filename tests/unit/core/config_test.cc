@@ -56,7 +56,7 @@ TEST(ConfigKeys, are_complete_and_alphabetical) {
                                       "embed_head",   "gradient_norm",  "head",         "heartbeat_interval",
                                       "init_timeout", "interface",      "internode", "job",          "launcher",    "launcher_port", "lease",
                                       "listen",       "log_level",      "log_to", "loss_scale",   "min_workers",  "nccl_library", "num_workers",
-                                      "rank",         "receive_memory", "reproducible", "servers",
+                                      "ports",        "rank",         "receive_memory", "reproducible", "servers",
                                       "spin",         "step_timeout",   "strategy",     "token",
                                       "worker_id"}));
 }
@@ -159,6 +159,7 @@ TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
       {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f"}},
       {"listen", addresses, bad_addresses},
       {"nccl_library", {"", "/opt/nccl/lib/libnccl.so.2", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
+      {"ports", {"", "1", "7701-7720", "65535"}, {"0", "x", "7720-7701", "1-65536"}},
       {"token", {"", "secret # = word", longest}, {too_long, "a\nb"}},
       {"worker_id", {"", "node7-2", longest}, {too_long, "a\tb"}},
   };
@@ -287,14 +288,47 @@ TEST(Config, environment_ignores_what_is_not_dsgds) {
   EXPECT_EQ(config.integer("rank"), 0);
 }
 
-TEST(Config, unknown_variables_and_bad_values_in_the_environment_wait_for_validate) {
+TEST(Config, unknown_variables_are_warnings_that_name_the_nearest_key) {
+  const Config config = in_environment({{"DSGD_HEARTBEAT_INTERVALL", "1s"},
+                                        {"DSGD_HEAD_SERVICE_HOST", "10.0.0.1"},  // Kubernetes, for a service dsgd-head
+                                        {"DSGD_HEAD_PORT", "tcp://10.0.0.1:7700"},
+                                        {"DSGD_SOMETHING_ELSE_ALTOGETHER", ""},
+                                        {"DSGD_JOB", "x"}});
+  EXPECT_TRUE(config.validate().ok()) << config.validate().message();
+  EXPECT_THAT(config.warnings(),
+              testing::ElementsAre("unknown environment variable DSGD_HEARTBEAT_INTERVALL is ignored; did you mean "
+                                   "'DSGD_HEARTBEAT_INTERVAL'?",
+                                   HasSubstr("DSGD_HEAD_SERVICE_HOST is ignored"), HasSubstr("DSGD_HEAD_PORT is ignored"),
+                                   "unknown environment variable DSGD_SOMETHING_ELSE_ALTOGETHER is ignored; `dsgd config` lists "
+                                   "those that are read"));
+}
+
+TEST(Config, ports_are_one_or_a_range) {
+  Config config;
+  EXPECT_EQ(config.ports().first, 0);
+  for (const char* wrong : {"0", "x", "7701-", "-7701", "7720-7701", "65536", "1-65536", "1-2-3", "7701 - 7720"}) {
+    const Status status = config.set("ports", wrong);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << wrong;
+    EXPECT_THAT(status.message(), HasSubstr("7701-7720")) << wrong;
+  }
+  ASSERT_TRUE(config.set("ports", "7701-7720").ok());
+  EXPECT_EQ(config.ports().first, 7701);
+  EXPECT_EQ(config.ports().last, 7720);
+  ASSERT_TRUE(config.set("ports", "65535").ok());
+  EXPECT_EQ(config.ports().first, 65535);
+  EXPECT_EQ(config.ports().last, 65535);
+}
+
+TEST(Config, numbers_in_messages_are_exact_and_nan_has_no_sign) {
+  EXPECT_EQ(number_text(-std::numeric_limits<double>::quiet_NaN()), "nan");
+  EXPECT_EQ(number_text(1e12), "1e+12");
+  EXPECT_NE(number_text(std::nextafter(1e12, 2e12)), "1e+12");
+}
+
+TEST(Config, bad_values_in_the_environment_wait_for_validate) {
   const struct {
     const char *name, *value, *message;
   } cases[] = {
-      {"DSGD_HEARTBEAT_INTERVALL", "1s",
-       "unknown environment variable DSGD_HEARTBEAT_INTERVALL; did you mean 'DSGD_HEARTBEAT_INTERVAL'?"},
-      {"DSGD_", "1", "unknown environment variable DSGD_"},
-      {"DSGD_SOMETHING_ELSE_ALTOGETHER", "", "unset it, or see `dsgd config`"},
       {"DSGD_LEASE", "1", "environment variable DSGD_LEASE: key 'lease': '1' is not a duration"},
       {"DSGD_NUM_WORKERS", "",
        "environment variable DSGD_NUM_WORKERS: key 'num_workers': '' is not a whole number"},

@@ -134,6 +134,44 @@ TEST_F(HeadTest, AWorkerThatVanishesBeforeTheJobBeginsIsNoLoss) {
   EXPECT_FALSE(at(1).join.given());
 }
 
+TEST_F(HeadTest, AHeadOfItsOwnEndsWhenNoneComesAfterAWorkerHasGone) {
+  head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, 60s}, nullptr);
+  head_->on_end([this](const Status& status) { ends_.push_back(status); });
+  loop_.advance(1h);  // the first worker may come when it likes
+  EXPECT_TRUE(ends_.empty());
+  come("w0");
+  loop_.advance(1h);  // so may the others
+  EXPECT_TRUE(ends_.empty());
+  head_->on_close(at(0).control, Status(Code::kWorkerLost, "reset"));
+  loop_.advance(59s);
+  come("w1");  // another one has come
+  loop_.advance(1h);
+  EXPECT_TRUE(ends_.empty());
+  head_->on_close(at(1).control, Status(Code::kWorkerLost, "reset"));
+  loop_.advance(59s);
+  EXPECT_TRUE(ends_.empty());
+  loop_.advance(2s);
+  ASSERT_EQ(ends_.size(), 1u);
+  EXPECT_EQ(ends_[0].code(), Code::kTimeout);
+  EXPECT_THAT(ends_[0].message(), AllOf(HasSubstr("'w1'"), HasSubstr("60.0 s (init_timeout)"), HasSubstr("0 of 3 workers")));
+}
+
+TEST_F(HeadTest, AWorkerThatOthersCannotReachEndsTheRendezvousForAll) {
+  std::vector<std::unique_ptr<Remote>> remotes;
+  for (const auto& [id, address] : {std::pair("w0", "10.0.0.1:4000"), {"w1", "127.0.0.1:4000"}, {"w2", "10.0.0.2:4000"}}) {
+    Remote& remote = *remotes.emplace_back(std::make_unique<Remote>(id));
+    transport::JoinRequest request = request_of(id, 3);
+    request.member.machine = id;
+    request.member.addresses = {address};
+    remote.join = call(remote.control, request);
+  }
+  for (const auto& remote : remotes) {
+    EXPECT_EQ(remote->join.status().code(), Code::kInvalidArgument);
+    EXPECT_THAT(remote->join.status().message(),
+                AllOf(HasSubstr("worker 'w1' (host nodew1"), HasSubstr("127.0.0.1:4000"), HasSubstr("'w0'"), HasSubstr("`interface`")));
+  }
+}
+
 TEST_F(HeadTest, ARepeatedJoinTakesThePlaceOfTheOneWhoseConnectionBroke) {
   come("w0");
   come("w0");

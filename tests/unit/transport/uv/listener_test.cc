@@ -51,6 +51,15 @@ TEST_F(ListenerTest, AnAddressInUseIsNamedWithARemedy) {
   EXPECT_TRUE(client->listen(address, &door).ok());
 }
 
+// Of two processes with head = localhost:PORT one becomes the head, not one on each loopback address.
+TEST_F(ListenerTest, ANameOfSeveralAddressesIsListenedOnOnce) {
+  start("localhost:0");
+  const std::string port = std::to_string(port_of(listener->address()));
+  auto second = client->listen("localhost:" + port, &door);
+  ASSERT_FALSE(second.ok()) << "it listens on " << second.value()->address();
+  EXPECT_EQ(second.status().code(), Code::kAddressInUse);
+}
+
 TEST_F(ListenerTest, AnAddressOfAnotherMachineIsRefused) {
   start();
   auto far = client->listen("203.0.113.9:0", &door);
