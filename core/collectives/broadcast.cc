@@ -35,6 +35,11 @@ Broadcast::Broadcast(Mesh& mesh, const BulkHeader& shape, std::span<std::byte> d
 Broadcast::~Broadcast() = default;
 
 void Broadcast::start() {
+  if (position_ != 0 && !Mesh::is_first(operation())) {  // else the mesh sends it to all peers
+    BulkHeader header = shape_;
+    header.phase = kSignaturePhase;
+    mesh_.send_small(shape_.root, header, {});
+  }
   for (size_t chunk = 0; position_ == 0 && chunk < have_.size(); ++chunk) forward(chunk);
   check_end();
 }

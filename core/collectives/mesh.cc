@@ -21,6 +21,11 @@ constexpr size_t kOpenClasses = 2;     // buckets and stand-alone collectives
 // Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline, whatever the lease.
 constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
 
+// The root of a broadcast ends when all peers have begun: if it ran ahead of them, its data would fill their memory.
+bool is_broadcast_root(const BulkHeader& shape, int32_t rank) {
+  return shape.algorithm == static_cast<uint8_t>(Algorithm::kChain) && shape.root == rank;
+}
+
 // Is this a broken connection, rather than an answer of the peer?
 bool is_break(const Status& status) {
   return status.code() == Code::kWorkerLost || status.code() == Code::kUnreachable || status.code() == Code::kClosed ||
@@ -266,9 +271,9 @@ Task* Mesh::begin(Task* task, transport::Time deadline) {
     end_with(operation, cause);
     return nullptr;
   }
-  if (is_first(operation)) {
+  if (is_first(operation)) entry.sent_to.assign(view_.members.size(), 0);
+  if (is_first(operation) || is_broadcast_root(task->shape(), view_.rank)) {
     entry.agreed.assign(view_.members.size(), 0);
-    entry.sent_to.assign(view_.members.size(), 0);
     entry.to_agree = size() - 1;
   }
   {
