@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "core/optimizer/apply.h"
+#include "core/reduce/exact_sum.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
-#include "core/reduce/weight_sum.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
@@ -129,7 +129,8 @@ void Step::transform(size_t index, size_t begin, size_t end) {
           std::memcpy(out, value, count * element);
         } else {
           mean_of(bucket, buffers, piece, offset, count, mean.weight, scratch.data());
-          if (options_.gradient_norm) norm += sum_of_squares(bucket.dtype, scratch.data(), count);
+          if (options_.gradient_norm && options_.reproducible) add_squares(exact_squares_, bucket.dtype, scratch.data(), count);
+          if (options_.gradient_norm && !options_.reproducible) norm += sum_of_squares(bucket.dtype, scratch.data(), count);
           std::vector<const void*> state_in;
           std::vector<void*> state_out;
           for (size_t s = 0; s < host_state_[piece.parameter].size(); ++s) {
@@ -166,7 +167,9 @@ void Step::commit() {
     if (status.ok() && !check) status = update(b);
     if (!status.ok()) return device_failed(status);
   }
-  if (options_.gradient_norm && !updates_at_owner() && !norms_on_device()) result_.gradient_norm = std::sqrt(squares_);
+  if (options_.gradient_norm && !updates_at_owner() && !norms_on_device()) {
+    result_.gradient_norm = std::sqrt(options_.reproducible ? squares_of(exact_squares_) : squares_);
+  }
   if (!check) return updated();
   if (!norms_on_device()) return update_if_finite();
   when_reached(request_.deadline, [this](const Status& status) {
@@ -195,6 +198,10 @@ Status Step::measure(size_t index) {
     std::byte* result = result_of(buffers) + piece.position * element;
     if (options_.reproducible && !transforms()) mean_of(bucket, buffers, piece, 0, piece.count, mean.weight, result);
     if (!options_.gradient_norm) continue;
+    if (options_.reproducible) {  // of means, in any order
+      add_squares(exact_squares_, bucket.dtype, result, piece.count);
+      continue;
+    }
     const double divisor = have_mean() ? 1 : mean.weight;
     squares_ += sum_of_squares(bucket.dtype, result, piece.count) / (divisor * divisor);
   }

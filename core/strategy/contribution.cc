@@ -7,9 +7,9 @@
 #include <cstring>
 #include <span>
 
+#include "core/reduce/exact_sum.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
-#include "core/reduce/weight_sum.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {

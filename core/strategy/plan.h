@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
-#include "core/reduce/weight_sum.h"
+#include "core/reduce/exact_sum.h"
 #include "core/strategy/strategies.h"
 #include "transport/base/status.h"
 
@@ -24,7 +24,7 @@ struct Piece {
 };
 
 // Elements of a trailer: the number of contributing replicas and the sum of their weights; or, when reproducible, the digits of
-// that sum (core/reduce/weight_sum.h). Divisors of 16, so that no trailer is cut.
+// that sum (core/reduce/exact_sum.h). Divisors of 16, so that no trailer is cut.
 inline constexpr size_t kTrailer = 2;
 inline constexpr size_t kExactTrailer = kWeightDigits;
 static_assert(16 % kExactTrailer == 0);

@@ -78,6 +78,7 @@ void Step::begin(StepRequest request, Done done) {
     buffers_[b].held = nullptr;
     buffers_[b].norms.clear();
   }
+  exact_squares_ = {};
   watch();
   if (Status status = follow_each_other(); !status.ok()) return device_failed(status);
   if (!mesh_) return on_header({}, {make_header()});
@@ -220,9 +221,34 @@ void Step::bucket_done(size_t index, const Status& status) {
   launch();
 }
 
+// Digits from every rank: of the slices it transformed.
+void Step::exchange_exact_squares() {
+  open_ = 1;
+  std::vector<std::byte> mine(sizeof exact_squares_);
+  std::memcpy(mine.data(), exact_squares_.data(), mine.size());
+  const auto shape = shape_of(norms_operation(), Kind::kBucket, DType::kInt64, Algorithm::kOneHop, kSquareDigits);
+  exchange(shape, std::move(mine), [this](const Status& status, const auto& all) {
+    if (!done_) return;
+    if (!status.ok()) return fail(status);
+    exact_squares_ = {};
+    for (const auto& part : all) {
+      SquareDigits theirs;
+      if (part.size() != sizeof theirs) {
+        return fail(Status(Code::kInternal, "a worker sent a norm of " + std::to_string(part.size()) + " bytes"));
+      }
+      std::memcpy(theirs.data(), part.data(), sizeof theirs);
+      for (size_t k = 0; k < kSquareDigits; ++k) exact_squares_[k] += theirs[k];
+    }
+    result_.gradient_norm = std::sqrt(squares_of(exact_squares_));
+    open_ = 0;
+    finish();
+  });
+}
+
 void Step::exchange_norms() {
   // One number from every rank: of the slices it transformed.
   norms_done_ = true;
+  if (options_.reproducible) return exchange_exact_squares();
   double sum = 0;
   for (const Buffers& buffers : buffers_) {
     for (double part : buffers.norms) sum += part;

@@ -24,6 +24,7 @@
 #include "core/collectives/mesh.h"
 #include "core/device/collective_queue.h"
 #include "core/device/waiter.h"
+#include "core/reduce/exact_sum.h"
 #include "core/reduce/reproducible.h"
 #include "core/session/operation.h"
 #include "core/strategy/model.h"
@@ -192,6 +193,7 @@ class Step {
   void reduce(size_t bucket);
   void bucket_done(size_t bucket, const Status& status);
   void exchange_norms();
+  void exchange_exact_squares();
   void finish();
 
   // teams (step_teams.cc)
@@ -320,6 +322,7 @@ class Step {
   double total_weight_ = 0;
   uint32_t positive_ = 0;  // replicas with weight > 0
   double squares_ = 0;  // of the mean, as far as the host computes them
+  SquareDigits exact_squares_{};  // the same, when reproducible
 
   Teams teams_;
   transport::TimerId patience_ = 0;  // for a name of who is lost

@@ -8,9 +8,9 @@
 
 #include "core/base/text.h"
 #include "core/config/config.h"
+#include "core/reduce/exact_sum.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/value_digest.h"
-#include "core/reduce/weight_sum.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
@@ -179,7 +179,7 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
     for (uint32_t r = 0; r < wire.replicas; ++r) {
       double weight;
       std::memcpy(&weight, headers[rank].data() + sizeof wire + r * sizeof weight, sizeof weight);
-      if (!(weight >= 0 && weight < kWeightLimit)) {  // no worker of dsgd sends such a one
+      if (!(weight == 0 || (weight >= kWeightLeast && weight < kWeightLimit))) {  // no worker of dsgd sends such a one
         return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a step header with a weight that is none")
             .with_rank(static_cast<int32_t>(rank))
             .with_operation(operation);

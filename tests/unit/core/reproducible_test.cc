@@ -13,7 +13,7 @@
 
 #include "core/base/half.h"
 #include "core/reduce/kernels.h"
-#include "core/reduce/weight_sum.h"
+#include "core/reduce/exact_sum.h"
 
 namespace dsgd::reproducible {
 namespace {
@@ -415,6 +415,48 @@ TEST(WeightSum, HoldsTheLargestWeightsOfSixtyFiveThousandReplicas) {
   WeightDigits sum{};
   for (int i = 0; i < 65536; ++i) add_weight(sum, std::nextafter(kWeightLimit, 0.0));
   EXPECT_EQ(weight_of(sum), 65536 * std::nextafter(kWeightLimit, 0.0));
+}
+
+// ---- squares
+
+TEST(SquareSum, PartsInAnyOrderGiveTheDigitsOfTheWhole) {
+  std::mt19937_64 random(3);
+  std::vector<double> values(1003);
+  for (double& value : values) value = std::ldexp(static_cast<double>(random() >> 11), static_cast<int>(random() % 1100) - 600);
+  SquareDigits whole{};
+  add_squares(whole, DType::kFloat64, values.data(), values.size());
+  std::vector<std::pair<size_t, size_t>> parts;
+  for (size_t begin = 0, end; begin < values.size(); begin = end) {
+    end = std::min(values.size(), begin + 16 * (1 + random() % 9));
+    parts.emplace_back(begin, end - begin);
+  }
+  std::shuffle(parts.begin(), parts.end(), random);
+  SquareDigits sum{};
+  for (const auto& [begin, count] : parts) {
+    SquareDigits part{};
+    add_squares(part, DType::kFloat64, values.data() + begin, count);
+    for (size_t k = 0; k < kSquareDigits; ++k) sum[k] += part[k];
+  }
+  EXPECT_EQ(sum, whole);
+}
+
+TEST(SquareSum, IsThatOfTheNumbers) {
+  const auto squares = [](const auto& values, DType dtype) {
+    SquareDigits sum{};
+    add_squares(sum, dtype, values.data(), values.size());
+    return squares_of(sum);
+  };
+  EXPECT_EQ(squares(std::vector<float>{}, DType::kFloat32), 0);
+  EXPECT_EQ(squares(std::vector<float>{3, -4}, DType::kFloat32), 25);
+  EXPECT_EQ(squares(std::vector<float>(100, 3e38f), DType::kFloat32), 100 * static_cast<double>(3e38f) * static_cast<double>(3e38f));
+  EXPECT_EQ(squares(std::vector<double>(64, 0x1p-537), DType::kFloat64), 0x1p-1068);
+  std::vector<double> spread(17 * 16, 0x1p-20);  // each group of 16 has 2^-36, beside one that has 2^20
+  spread[0] = 0x1p10;
+  EXPECT_EQ(squares(spread, DType::kFloat64), 0x1p20 + 0x1p-32);  // as doubles, one by one, they would be lost
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(squares(std::vector<float>{1, -infinity}, DType::kFloat32), infinity);
+  EXPECT_TRUE(std::isnan(squares(std::vector<float>{infinity, std::numeric_limits<float>::quiet_NaN()}, DType::kFloat32)));
+  EXPECT_EQ(squares(std::vector<double>{1e200, 1}, DType::kFloat64), infinity);  // as a double would be
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/mix.h"
 #include "tests/unit/device/trainer.h"
 #ifndef DSGD_TEST_PLUGIN
 #include "tests/unit/device/fake_cuda.h"
@@ -134,6 +135,60 @@ TEST_F(GpuSession, SeveralReplicasOnSeveralDevicesAgreeWithTheHost) {
     for (const char* reproducible : {"0", "1"}) {
       const Settings settings = {{"reproducible", reproducible}};
       EXPECT_EQ(train({devices, {strategy}, 4, settings}), train({host, {strategy}, 4, settings}));
+    }
+  }
+}
+
+// The same three replicas on any devices of any workers, with weights that are no integers and gradients of all magnitudes.
+TEST_F(GpuSession, ReproducibleStepsDoNotDependOnWhichDeviceOfWhichWorkerHasAReplica) {
+  using Split = std::vector<std::vector<std::pair<int, std::string>>>;  // by worker: replica, device
+  const std::vector<double> weights = {.1, .2, .3};
+  for (const bool halves : {false, true}) {
+    const int span = halves ? 14 : 120;
+    const auto gradient = [span](int step, int replica, size_t i) {
+      const uint64_t random = finalize64(static_cast<uint64_t>(step * 3 + replica + 1) * 1000003 + i);
+      if (random % 16 == 0) return -0.0f;
+      const float mantissa = 1 + static_cast<float>(random >> 41) * 0x1p-23f;
+      return std::ldexp(random % 2 ? mantissa : -mantissa, static_cast<int>(random / 32 % static_cast<uint64_t>(2 * span)) - span);
+    };
+    std::vector<float> expected;
+    for (const Split& split : std::vector<Split>{{{{0, "cpu"}, {1, "cpu"}, {2, "cpu"}}},
+                                                 {{{0, "cuda:0"}, {1, "cuda:0"}, {2, "cuda:0"}}},
+                                                 {{{2, "cuda:0"}, {0, "cpu"}, {1, second()}}},
+                                                 {{{1, "cuda:0"}, {2, "cuda:0"}}, {{0, second()}}},
+                                                 {{{2, second()}}, {{1, "cpu"}, {0, "cuda:0"}}},
+                                                 {{{2, "cpu"}}, {{0, "cuda:0"}}, {{1, second()}}}}) {
+      for (const char* strategy : {"allreduce", "ps", "simple"}) {
+        std::vector<std::vector<float>> values(split.size());
+        run_ranks(split.size(), {{"reproducible", "1"}, {"bucket_size", "16K"}}, [&](int rank, const Settings& settings) {
+          const auto& mine = split[static_cast<size_t>(rank)];
+          std::vector<std::string> devices;
+          for (const auto& [replica, device] : mine) devices.push_back(device);
+          Trainer trainer(open(settings), devices, "adam", "lr=0.01", halves);
+          trainer.fill(0, false, [](size_t i) { return static_cast<float>(i % 5); });
+          double total = 0;
+          for (size_t r = 0; r < mine.size(); ++r) {
+            const double weight = weights[static_cast<size_t>(mine[r].first)];
+            ok(trainer.session->set_replica_weight(trainer.replicas[r], weight));
+            total += weight;
+          }
+          ok(trainer.session->set_strategy(strategy, ""));
+          ok(trainer.session->start());
+          for (int step = 0; step < 3; ++step) {
+            for (size_t r = 0; r < mine.size(); ++r) {
+              trainer.fill(r, true, [&](size_t i) { return gradient(step, mine[r].first, i); });
+            }
+            StepResult result;
+            ok(trainer.session->step(total, &result));
+            EXPECT_EQ(result.weight, 0.6);
+          }
+          values[static_cast<size_t>(rank)] = trainer.values();
+          for (size_t r = 1; r < mine.size(); ++r) EXPECT_EQ(trainer.values(r), trainer.values());
+          ok(trainer.session->close(10s));
+        });
+        if (expected.empty()) expected = values[0];
+        for (const auto& of_rank : values) EXPECT_EQ(of_rank, expected) << strategy << ' ' << split.size() << " workers, first on " << split[0][0].second;
+      }
     }
   }
 }

@@ -72,9 +72,10 @@ struct Replicas {
 
 struct Outcome {
   std::vector<Bytes> tensors;  // mean gradients with the optimizer `none`, else values
-  double weight = 0;
+  double weight = 0, norm = 0;
   bool operator==(const Outcome& other) const {
-    return tensors == other.tensors && std::bit_cast<uint64_t>(weight) == std::bit_cast<uint64_t>(other.weight);
+    const auto bits = [](double number) { return std::bit_cast<uint64_t>(number); };
+    return tensors == other.tensors && bits(weight) == bits(other.weight) && bits(norm) == bits(other.norm);
   }
 };
 
@@ -125,6 +126,7 @@ void run_worker(const Replicas& all, const std::vector<int>& mine, dsgd_session*
   dsgd_step_result_init(&result, sizeof result);
   DSGD_OK_OR_FAIL(dsgd_step(session, total, &result, error_));
   outcome->weight = result.weight;
+  outcome->norm = result.gradient_norm;
   outcome->tensors = none ? gradients[0] : values[0];
   for (size_t r = 1; r < replicas.size(); ++r) ASSERT_EQ(none ? gradients[r] : values[r], outcome->tensors);
 }
@@ -132,7 +134,7 @@ void run_worker(const Replicas& all, const std::vector<int>& mine, dsgd_session*
 Outcome run(const Replicas& all, const Split& split, const Strategy& strategy, const char* optimizer = "none") {
   std::vector<Outcome> outcomes(split.size());
   run_job(
-      static_cast<int>(split.size()), {{"bucket_size", "32K"}, {"reproducible", "1"}},
+      static_cast<int>(split.size()), {{"bucket_size", "32K"}, {"reproducible", "1"}, {"gradient_norm", "1"}},
       [&](dsgd_session* session, int rank) {
         const size_t worker = static_cast<size_t>(rank);
         run_worker(all, split[worker], session, strategy, optimizer, &outcomes[worker]);
@@ -142,15 +144,22 @@ Outcome run(const Replicas& all, const Split& split, const Strategy& strategy, c
   return outcomes[0];
 }
 
-// Numbers as of a normal distribution, and numbers of any magnitude that the dtype has.
-double mixed(int replica, size_t tensor, size_t element) {
+// Numbers as of a normal distribution.
+double normal(int replica, size_t tensor, size_t element) {
   uint64_t seed = dsgd::finalize64(static_cast<uint64_t>(replica) * 1000003 + tensor * 10007 + element);
-  double normal = -6;
-  for (int i = 0; i < 12; ++i) normal += static_cast<double>((seed = dsgd::finalize64(seed + 0x9e3779b97f4a7c15)) >> 11) * 0x1p-53;
-  if (seed % 4 != 0) return normal;
+  double sum = -6;
+  for (int i = 0; i < 12; ++i) sum += static_cast<double>((seed = dsgd::finalize64(seed + 0x9e3779b97f4a7c15)) >> 11) * 0x1p-53;
+  return sum;
+}
+
+// These, and numbers of any magnitude that the dtype has.
+double mixed(int replica, size_t tensor, size_t element) {
+  const uint64_t seed = dsgd::finalize64(static_cast<uint64_t>(replica) * 10007 + tensor * 1000003 + element);
+  const double number = normal(replica, tensor, element);
+  if (seed % 4 != 0) return number;
   const int32_t dtype = kTensors[tensor].dtype;
   const int span = dtype == DSGD_FLOAT64 ? 1000 : dtype == DSGD_FLOAT16 ? 15 : 120;
-  return std::ldexp(normal / 8, static_cast<int>(dsgd::finalize64(seed) % static_cast<uint64_t>(2 * span)) - span);
+  return std::ldexp(number / 8, static_cast<int>(dsgd::finalize64(seed) % static_cast<uint64_t>(2 * span)) - span);
 }
 
 // All ways to share `replicas` among at most `workers` workers; the order of workers and replicas by the seed.
@@ -188,6 +197,22 @@ TEST(Reproducible, WeightsThatAreNoIntegersDoNotDependOnTheSplit) {
       EXPECT_EQ(other.weight, 0.6);  // the exact sum of the three, rounded
       EXPECT_TRUE(other == reference) << strategy.strategy << ' ' << (strategy.options ? strategy.options : "") << ' ' << optimizer;
     }
+  }
+}
+
+TEST(Reproducible, TheNormDependsNeitherOnTheStrategyNorOnTheSplit) {
+  Replicas all;
+  all.weights = {.1, .2, .3};
+  all.gradient = normal;
+  all.tensors = {{DSGD_FLOAT32, 150001}, {DSGD_FLOAT64, 301}, {DSGD_FLOAT32, 77}};
+  const Outcome reference = run(all, {{0, 1, 2}}, kStrategies[0], "adam");
+  double squares = 0;
+  for (const Tensor& tensor : all.tensors) squares += static_cast<double>(tensor.count) * (.01 + .04 + .09) / .36;
+  EXPECT_NEAR(reference.norm, std::sqrt(squares), 0.02 * std::sqrt(squares));
+  for (const Strategy& strategy : kStrategies) {
+    const Outcome other = run(all, {{1, 2}, {0}}, strategy, "adam");
+    if (HasFailure()) return;
+    EXPECT_TRUE(other == reference) << strategy.strategy << ": " << other.norm - reference.norm;
   }
 }
 
