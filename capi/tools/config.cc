@@ -38,25 +38,46 @@ void print_markdown(const std::vector<dsgd_config_key>& keys) {
                 code(key.environment).c_str());
 }
 
+void print_key(const dsgd_config_key& key) {
+  std::printf("%s (%s", key.name, key.type);
+  if (*key.range) std::printf(", %s", key.range);
+  std::printf(")\n    %s\n    default: %s\n    environment: %s\n", key.help,
+              *key.default_value ? key.default_value : "(empty)", key.environment);
+}
+
 void print_plain(const std::vector<dsgd_config_key>& keys) {
   std::printf(
       "A key is set by dsgd_config_set, by its environment variable, or by a line \"key = value\" of a "
       "file.\n");
   for (const auto& key : keys) {
-    std::printf("\n%s (%s", key.name, key.type);
-    if (*key.range) std::printf(", %s", key.range);
-    std::printf(")\n    %s\n    default: %s\n    environment: %s\n", key.help,
-                *key.default_value ? key.default_value : "(empty)", key.environment);
+    std::printf("\n");
+    print_key(key);
   }
+}
+
+dsgd_config_key find_key(const std::string& name) {
+  for (const auto& key : all_keys())
+    if (name == key.name) return key;
+  // The library knows which key comes nearest.
+  OwnedConfig config(dsgd_config_new());
+  dsgd_error* error = nullptr;
+  check(dsgd_config_set(config.get(), name.c_str(), "", &error), error);
+  throw Failure("unknown key '" + name + "'");
 }
 
 }  // namespace
 
 Command add_config(CLI::App& app) {
   auto markdown = std::make_shared<bool>(false);
+  auto name = std::make_shared<std::string>();
+  app.add_option("KEY", *name, "Print this key only");
   app.add_flag("--markdown", *markdown, "Print a Markdown table");
-  return [markdown] {
-    const auto keys = all_keys();
+  return [markdown, name] {
+    if (!name->empty() && !*markdown) {
+      print_key(find_key(*name));
+      return 0;
+    }
+    const auto keys = name->empty() ? all_keys() : std::vector{find_key(*name)};
     *markdown ? print_markdown(keys) : print_plain(keys);
     return 0;
   };

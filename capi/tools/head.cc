@@ -1,4 +1,7 @@
 // `dsgd head`: the coordinator of one job as a process of its own.
+#include <poll.h>
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <ctime>
@@ -7,6 +10,7 @@
 #include <vector>
 
 #include "capi/tools/machine_addresses.h"
+#include "capi/tools/remote.h"
 #include "capi/tools/tool.h"
 
 namespace dsgd_tool {
@@ -18,6 +22,7 @@ struct Options {
   std::string listen, job, token, file;
   uint32_t num_workers = 0;
   std::vector<std::string> settings;
+  bool supervised = false;
 };
 
 void set(const OwnedConfig& config, const std::string& key, const std::string& value) {
@@ -41,7 +46,15 @@ void explain_any_address(const std::string& address) {
                host.c_str(), known.c_str());
 }
 
+// By the `dsgd run` that has started this head; see remote.h.
+bool is_abandoned(const Options& options) {
+  pollfd input{STDIN_FILENO, POLLIN, 0};
+  char byte;
+  return options.supervised && poll(&input, 1, 0) > 0 && read(STDIN_FILENO, &byte, 1) <= 0;
+}
+
 int run_head(const Options& options) {
+  if (options.supervised) take_environment();
   // Blocked before any thread exists, so that sigtimedwait gets them.
   sigset_t signals;
   sigemptyset(&signals);
@@ -60,6 +73,8 @@ int run_head(const Options& options) {
     const Setting setting = parse_setting(text);
     set(config, setting.key, setting.value);
   }
+  if (!*dsgd_config_get(config.get(), "head"))
+    throw Failure("no address to listen on; give --listen HOST:PORT (port 0: any), or set DSGD_HEAD");
   check(dsgd_config_log_hook(config.get(), print_log, nullptr, &error), error);
 
   OwnedHead head;
@@ -76,6 +91,7 @@ int run_head(const Options& options) {
     const timespec now{};
     const int signal = sigtimedwait(&signals, nullptr, &now);
     if (signal > 0) return 128 + signal;
+    if (is_abandoned(options)) return 0;
   }
 }
 
@@ -93,6 +109,7 @@ Command add_head(CLI::App& app) {
   app.add_option("--set", options->settings, "Another configuration key, KEY=VALUE; may be repeated")
       ->take_all();
   app.add_option("--config", options->file, "Configuration file with lines \"key = value\"");
+  app.add_flag("--supervised", options->supervised)->group("");  // see remote.h
   app.footer(
       "Prints the address it listens on, then serves the job until all workers have left (status 0),\n"
       "the job broke (status 1), or SIGINT or SIGTERM comes.");

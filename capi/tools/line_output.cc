@@ -10,8 +10,9 @@ namespace {
 
 constexpr size_t kLongestLine = 64 * 1024;  // a longer one is broken, so that memory is bounded
 
-// One call per batch of lines, so that lines of different workers do not mix. A reader that is gone is no
-// reason to end the workers: the output is dropped.
+}  // namespace
+
+// One call per batch of lines, so that lines of different workers do not mix.
 void write_all(int fd, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t n = write(fd, text.data() + done, text.size() - done);
@@ -25,8 +26,6 @@ void write_all(int fd, const std::string& text) {
     }
   }
 }
-
-}  // namespace
 
 LineOutput::~LineOutput() {
   if (from_ >= 0) close(from_);
@@ -56,14 +55,20 @@ void LineOutput::finish() {
   write_lines(true);
 }
 
+void LineOutput::take_line(const std::string& line, std::string* text) {
+  last_line_ = line;
+  if (on_line_) return on_line_(line);
+  *text += prefix_ + line + "\n";
+}
+
 void LineOutput::write_lines(bool all) {
   std::string text;
   size_t begin = 0;
   for (size_t end; (end = pending_.find('\n', begin)) != std::string::npos; begin = end + 1)
-    text += prefix_ + pending_.substr(begin, end + 1 - begin);
+    take_line(pending_.substr(begin, end - begin), &text);
   pending_.erase(0, begin);
   if (!pending_.empty() && (all || pending_.size() >= kLongestLine)) {
-    text += prefix_ + pending_ + "\n";
+    take_line(pending_, &text);
     pending_.clear();
   }
   write_all(to_, text);

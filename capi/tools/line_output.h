@@ -1,29 +1,38 @@
 // Copies what a child writes to a pipe to one of our descriptors, whole lines at a time, each with a prefix.
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace dsgd_tool {
 
+// A reader that is gone is no reason to end the workers: the output is dropped.
+void write_all(int fd, const std::string& text);
+
 class LineOutput {
  public:
   // Takes `from`, which must be non-blocking; `to` stays the caller's.
-  LineOutput(int from, int to, std::string prefix) : from_(from), to_(to), prefix_(std::move(prefix)) {}
+  // `on_line`, if given, takes the lines instead of `to`.
+  LineOutput(int from, int to, std::string prefix, std::function<void(const std::string&)> on_line = nullptr)
+      : from_(from), to_(to), prefix_(std::move(prefix)), on_line_(std::move(on_line)) {}
   ~LineOutput();
   LineOutput(const LineOutput&) = delete;
   LineOutput& operator=(const LineOutput&) = delete;
 
   int fd() const { return from_; }  // -1 after the end
+  const std::string& last_line() const { return last_line_; }
   void copy();                      // what there is, without waiting
   void finish();                    // copies what there is, and an unfinished line too
 
  private:
   void write_lines(bool all);
+  void take_line(const std::string& line, std::string* text);
 
   int from_;
   const int to_;
   const std::string prefix_;
-  std::string pending_;
+  const std::function<void(const std::string&)> on_line_;
+  std::string pending_, last_line_;
 };
 
 }  // namespace dsgd_tool

@@ -3,15 +3,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "capi/tools/head_watch.h"
+#include "capi/tools/remote.h"
+#include "capi/tools/run.h"
 #include "capi/tools/supervisor.h"
-#include "capi/tools/tool.h"
 
 namespace dsgd_tool {
 namespace {
@@ -25,14 +30,6 @@ const std::map<std::string, std::string> kOwnKeys = {
     {"num_workers", "use -n, and with --head also --num-workers"},
     {"rank", "use --first-rank, with --head"},
     {"worker_id", "each worker's is worker-RANK"}};
-
-struct Options {
-  uint32_t workers = 1, num_workers = 0, first_rank = 0;
-  std::string head, job, init, file, separator = ":";
-  std::vector<std::string> settings;
-  double grace_seconds = 10;
-  bool no_prefix = false;
-};
 
 // Some workers with the same command line.
 struct Part {
@@ -63,7 +60,7 @@ Part parse_part(std::vector<std::string> words) {
   return part;
 }
 
-std::vector<Part> parse_parts(const Options& options, const std::vector<std::string>& words) {
+std::vector<Part> parse_parts(const RunOptions& options, const std::vector<std::string>& words) {
   std::vector<std::vector<std::string>> pieces(1);
   for (const auto& word : words) {
     if (word == options.separator) {
@@ -80,25 +77,7 @@ std::vector<Part> parse_parts(const Options& options, const std::vector<std::str
   return parts;
 }
 
-// An empty variable counts as not set, as in the library.
-bool is_set(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value && *value;
-}
-
-bool head_is_elsewhere(const Options& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
-
-std::string random_token() {
-  unsigned char bytes[16];
-  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw Failure("the system gives no random bytes");
-  std::string text;
-  for (const unsigned char byte : bytes) {
-    char pair[3];
-    std::snprintf(pair, sizeof pair, "%02x", byte);
-    text += pair;
-  }
-  return text;
-}
+bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
 
 void refuse_own_key(const std::string& where, const std::string& key) {
   if (const auto own = kOwnKeys.find(key); own != kOwnKeys.end())
@@ -121,7 +100,7 @@ std::vector<Setting> file_settings(const std::string& path) {
 }
 
 // Later ones are stronger.
-std::vector<Setting> given_settings(const Options& options) {
+std::vector<Setting> given_settings(const RunOptions& options) {
   std::vector<Setting> settings;
   if (!options.file.empty()) settings = file_settings(options.file);
   for (const auto& text : options.settings) {
@@ -135,7 +114,7 @@ std::vector<Setting> given_settings(const Options& options) {
 }
 
 // Of the whole job.
-uint32_t count_workers(const Options& options, uint32_t local_workers) {
+uint32_t count_workers(const RunOptions& options, uint32_t local_workers) {
   const uint32_t needed = options.first_rank + local_workers;
   const uint32_t all = options.num_workers ? options.num_workers : needed;
   if (all < needed)
@@ -149,27 +128,73 @@ uint32_t count_workers(const Options& options, uint32_t local_workers) {
   return all;
 }
 
-// What all workers have in common.
-std::vector<Setting> common_settings(const Options& options, uint32_t all_workers) {
+}  // namespace
+
+bool is_set(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value && *value;
+}
+
+std::string random_token() {
+  unsigned char bytes[16];
+  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw Failure("the system gives no random bytes");
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    char pair[3];
+    std::snprintf(pair, sizeof pair, "%02x", byte);
+    text += pair;
+  }
+  return text;
+}
+
+bool is_own_key(const std::string& key) { return kOwnKeys.contains(key); }
+
+std::vector<Setting> common_settings(const RunOptions& options) {
   auto settings = given_settings(options);
-  settings.push_back({"num_workers", std::to_string(all_workers)});
-  settings.push_back({"embed_head", "never"});
   if (!options.job.empty()) settings.push_back({"job", options.job});
-  if (!options.head.empty()) settings.push_back({"head", options.head});
   return settings;
 }
+
+void check_settings(const std::vector<Setting>& settings) {
+  OwnedConfig config(dsgd_config_new());
+  dsgd_error* error = nullptr;
+  for (const auto& setting : settings) {
+    const int32_t status = dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error);
+    // Workers may have registered other names, but hardly one that looks like a slip of the pen.
+    const bool registrable = setting.key == "algorithm" || setting.key == "strategy";
+    if (status != DSGD_OK && registrable && !std::strstr(dsgd_error_message(error), "did you mean")) {
+      dsgd_error_free(error);
+      continue;
+    }
+    check(status, error);
+  }
+}
+
+namespace {
 
 void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& config) {
   dsgd_error* error = nullptr;
   for (const auto& setting : settings) {
-    // Names that the workers may have registered; a wrong one is their error.
-    if (setting.key == "algorithm" || setting.key == "strategy") continue;
+    if (setting.key == "algorithm" || setting.key == "strategy") continue;  // a head has no use for them
     check(dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error), error);
   }
 }
 
+// The log of the head in this process. Nothing is logged after its start if no worker comes.
+struct HeadLog {
+  explicit HeadLog(bool print) : print(print) {}
+  static void take(int32_t level, const char* message, void* user) {
+    static const char* const kNames[] = {"error", "warning", "info", "debug"};
+    auto* log = static_cast<HeadLog*>(user);
+    ++log->records;
+    if (log->print) std::fprintf(stderr, "dsgd run: %s: %s\n", kNames[level], message);
+  }
+  const bool print;
+  std::atomic<int> records{0};
+};
+
 // Starts a head in this process and tells the workers how to reach it.
-void start_head(std::vector<Setting>* settings, OwnedHead* head) {
+void start_head(std::vector<Setting>* settings, HeadLog* log, OwnedHead* head) {
   OwnedConfig config(dsgd_config_new());
   dsgd_error* error = nullptr;
   const bool token_is_given = std::any_of(settings->begin(), settings->end(),
@@ -177,38 +202,80 @@ void start_head(std::vector<Setting>* settings, OwnedHead* head) {
   if (!token_is_given && !is_set("DSGD_TOKEN")) settings->push_back({"token", random_token()});
   apply_to_config(*settings, config);
   check(dsgd_config_set(config.get(), "head", "127.0.0.1:0", &error), error);
+  check(dsgd_config_set(config.get(), "log_level", "info", &error), error);
+  check(dsgd_config_log_hook(config.get(), HeadLog::take, log, &error), error);
   check(dsgd_head_start(config.get(), head->out(), &error), error);
   settings->push_back({"head", dsgd_head_address(head->get())});
 }
 
-int run_workers(const Options& options, const std::vector<std::string>& words) {
+// A head checks what must hold between keys. This one is gone before a worker could come.
+void check_together(std::vector<Setting> settings) {
+  HeadLog log(false);
+  OwnedHead head;
+  start_head(&settings, &log, &head);
+}
+
+std::vector<Setting> worker_settings(const RunOptions& options, uint32_t all_workers) {
+  auto settings = common_settings(options);
+  check_settings(settings);
+  settings.push_back({"num_workers", std::to_string(all_workers)});
+  settings.push_back({"embed_head", "never"});
+  check_together(settings);
+  if (!options.head.empty()) {
+    settings.push_back({"head", options.head});
+    check_settings({settings.back()});
+  }
+  const bool log_is_given = std::any_of(settings.begin(), settings.end(),
+                                        [](const Setting& setting) { return setting.key == "log_to"; });
+  if (options.verbose && !log_is_given && !is_set("DSGD_LOG_TO")) settings.push_back({"log_to", "stderr"});
+  return settings;
+}
+
+int run_workers(const RunOptions& options, const std::vector<std::string>& words) {
+  if (options.supervised) take_environment();
   const auto parts = parse_parts(options, words);
   uint32_t local_workers = 0;
   for (const auto& part : parts) local_workers += part.workers;
-  auto settings = common_settings(options, count_workers(options, local_workers));
-  apply_to_config(settings, OwnedConfig(dsgd_config_new()));  // what is wrong is told before anything runs
+  if (!options.hosts.empty() || !options.hostfile.empty())
+    return run_on_hosts(options, words, local_workers, parts.size() == 1);
+  const uint32_t all_workers = count_workers(options, local_workers);
+  auto settings = worker_settings(options, all_workers);  // a wrong one is told before anything runs
 
-  Supervisor supervisor(
-      {.grace = std::chrono::duration_cast<std::chrono::milliseconds>(
-           std::chrono::duration<double>(options.grace_seconds)),
-       .prefix = !options.no_prefix});  // before the head: it blocks signals, and threads inherit that
+  // Before the head: it blocks signals, and threads inherit that.
+  Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(options.grace_seconds)));
+  if (options.supervised) supervisor.end_with(STDIN_FILENO);
+  const auto prefix = [&](const std::string& name) {
+    return options.no_prefix ? std::optional<std::string>() : "[" + name + "] ";
+  };
   if (!options.init.empty()) {
-    supervisor.start({"init", {"/bin/sh", "-c", options.init}, settings});
+    supervisor.start({"command", "init", {"/bin/sh", "-c", options.init}, settings, prefix("init")});
     if (const int status = supervisor.wait()) return status;
   }
 
+  HeadLog log(options.verbose);
   OwnedHead head;
-  if (!head_is_elsewhere(options)) start_head(&settings, &head);
+  if (!head_is_elsewhere(options)) {
+    start_head(&settings, &log, &head);
+  } else {
+    watch_head(options.head.empty() ? std::getenv("DSGD_HEAD") : options.head);
+  }
+  const int records = log.records;
   uint32_t rank = options.first_rank;
   for (const auto& part : parts) {
     for (uint32_t i = 0; i < part.workers; ++i, ++rank) {
+      const std::string name = std::to_string(rank);
       auto own = settings;
-      own.push_back({"rank", std::to_string(rank)});
-      own.push_back({"worker_id", "worker-" + std::to_string(rank)});
-      supervisor.start({std::to_string(rank), part.command, own});
+      own.push_back({"rank", name});
+      own.push_back({"worker_id", "worker-" + name});
+      supervisor.start({"worker", name, part.command, own, prefix(name)});
     }
   }
-  return supervisor.wait();
+  const int status = supervisor.wait();
+  if (status == 0 && head.get() && log.records == records)
+    std::fprintf(stderr,
+                 "dsgd run: warning: the commands have ended, but no worker has joined the job: a command joins it with "
+                 "dsgd_init (in Python dsgd.init) and the DSGD_* variables that it is given\n");
+  return status;
 }
 
 // CLI11 does not know what comes after "--".
@@ -222,7 +289,7 @@ class Usage : public CLI::Formatter {
 }  // namespace
 
 Command add_run(CLI::App& app, std::vector<std::string> words) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RunOptions>();
   app.formatter(std::make_shared<Usage>());
   app.add_option("-n,--workers", options->workers, "Workers of the first command (default 1)")
       ->check(CLI::Range(1, kMostWorkers));
@@ -245,6 +312,19 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
   app.add_option("--grace", options->grace_seconds, "Seconds between SIGTERM and SIGKILL (default 10, at most a day)")
       ->check(CLI::Range(0.0, kLongestGrace));
   app.add_flag("--no-prefix", options->no_prefix, "Do not put [rank] before the workers' output lines");
+  app.add_flag("--verbose", options->verbose,
+               "Write the logs of head and workers to standard error (log_to=stderr)");
+  app.add_option("--hosts", options->hosts,
+                 "Run the commands on these hosts by ssh: HOST,HOST:WORKERS,... (default for each: -n); the first also has "
+                 "the head");
+  app.add_option("--hostfile", options->hostfile, "File with lines HOST, HOST:WORKERS or HOST slots=WORKERS, as --hosts")
+      ->excludes("--hosts");
+  app.add_option("--env", options->variables,
+                 "With --hosts: an environment variable for the hosts, NAME or NAME=VALUE; may be repeated. DSGD_* go along")
+      ->take_all();
+  app.add_option("--ssh", options->ssh, "With --hosts: ssh and its options (default 'ssh')");
+  app.add_option("--remote-dsgd", options->remote_dsgd, "With --hosts: path of dsgd there (default: as here)");
+  app.add_flag("--supervised", options->supervised)->group("");  // see remote.h
   app.add_option("--separator", options->separator, "Word between commands (default ':')");
   app.footer(
       "Several commands make one job; ranks are given in order:\n"
@@ -257,7 +337,9 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
       "are\n"
       "passed on.\n"
       "On several nodes: dsgd head on one, then on each, with the head's DSGD_TOKEN in the environment:\n"
-      "    dsgd run -n 2 --head HOST:PORT --num-workers 4 --first-rank 2 -- COMMAND");
+      "    dsgd run -n 2 --head HOST:PORT --num-workers 4 --first-rank 2 -- COMMAND\n"
+      "Or on one, where ssh reaches all of them without a password:\n"
+      "    dsgd run --hosts node1,node2 -n 2 -- COMMAND");
   return [options, words = std::move(words)] { return run_workers(*options, words); };
 }
 

@@ -6,7 +6,9 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,46 +17,57 @@
 
 namespace dsgd_tool {
 
-struct SupervisorOptions {
-  std::chrono::milliseconds grace;  // between SIGTERM and SIGKILL
-  bool prefix;                      // put [name] before each line
-};
-
 struct Child {
-  std::string name;
+  std::string kind, name;  // "worker", "3"
   std::vector<std::string> command;
-  std::vector<Setting> settings;  // added to the environment as DSGD_* variables
+  std::vector<Setting> settings;      // added to the environment as DSGD_* variables
+  std::optional<std::string> prefix;  // of each line of output; nothing: the child writes to our output itself
+  // Written to its standard input. That stays open until the child has to end: closing it, instead of SIGTERM,
+  // asks for the end.
+  std::optional<std::string> input = std::nullopt;
+  std::function<void(const std::string&)> on_line = nullptr;  // takes the lines of its output
+  bool service = false;  // serves the others: it ends after them, and how it ends does not count
 };
 
 class Supervisor {
  public:
   // To be made before there are threads: it forks, and blocks the signals that it waits for in all threads
-  // made later.
-  explicit Supervisor(SupervisorOptions options);
+  // made later. `grace` lies between SIGTERM and SIGKILL.
+  explicit Supervisor(std::chrono::milliseconds grace);
   ~Supervisor();  // kills what still runs
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
   // Throws a Failure if the command cannot be started.
   void start(const Child& child);
+  // Ends all children when the other side closes `fd`.
+  void end_with(int fd) { lifeline_ = fd; }
+  // Until `enough`, or until all children have ended.
+  void wait_until(const std::function<bool()>& enough);
   // Until all children have ended. 0 if all went well, else the status of the first that failed.
   int wait();
 
  private:
   struct Running;
+  void handle_events();
   void handle_signals();
   void reap();
+  void ended(Running& child);
   void end_all(int signal);
+  void end_services();
   void kill_all(int signal);
-  bool anything_runs() const;
+  bool anything_runs(bool services_too) const;
   int poll_timeout() const;
 
-  const SupervisorOptions options_;
+  const std::chrono::milliseconds grace_;
   GroupGuard guard_;
   sigset_t old_mask_;
   int signal_fd_ = -1;
+  int exits_ = -1;  // epoll of the children's pidfds, which it gives in the order in which they have ended
+  int lifeline_ = -1;
   std::vector<std::unique_ptr<Running>> children_;
   int status_ = 0;
+  std::string first_failure_;
   bool ending_ = false;
   std::chrono::steady_clock::time_point kill_at_ = std::chrono::steady_clock::time_point::max();
 };

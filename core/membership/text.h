@@ -21,6 +21,9 @@ std::string describe_head(const std::string& address, const transport::JoinReply
 // Is this an address that only its own machine reaches ("127.0.0.1:7700", "[::1]:0", "localhost:7700", "unix:...")?
 bool is_loopback(const std::string& address);
 
+// Appended where two workers claim one place.
+inline constexpr const char* kFirstRank = "; where another `dsgd run` has started the other one, give --first-rank";
+
 // "rank 2 (worker ...) was lost: <why>"
 Status lost_worker(const transport::MemberInfo& member, const std::string& why, Code code = Code::kWorkerLost);
 // Of the loss of somebody whose connection ended with `why`: kWorkerLost, or kCorrupted.

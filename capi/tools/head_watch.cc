@@ -1,0 +1,84 @@
+#include "capi/tools/head_watch.h"
+
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+namespace dsgd_tool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::seconds;
+
+constexpr seconds kFirstNote{3};  // then at 6, 12, 24 s and so on
+constexpr std::chrono::milliseconds kPause{500};
+constexpr int kPatienceMilliseconds = 2000;  // for one attempt
+
+// 0, or an errno.
+int connect_to(const sockaddr* address, socklen_t length) {
+  const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return errno;
+  int error = connect(fd, address, length) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd writable{fd, POLLOUT, 0};
+    socklen_t size = sizeof error;
+    if (poll(&writable, 1, kPatienceMilliseconds) <= 0) {
+      error = ETIMEDOUT;
+    } else {
+      getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    }
+  }
+  close(fd);
+  return error;
+}
+
+// "", or why not.
+std::string try_to_reach(const std::string& address) {
+  if (address.rfind("unix:", 0) == 0) {
+    sockaddr_un path{};
+    path.sun_family = AF_UNIX;
+    address.copy(path.sun_path, sizeof path.sun_path - 1, 5);
+    const int error = connect_to(reinterpret_cast<sockaddr*>(&path), sizeof path);
+    return error ? std::strerror(error) : "";
+  }
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found)) return gai_strerror(error);
+  int error = 0;
+  for (const addrinfo* it = found; it; it = it->ai_next)
+    if ((error = connect_to(it->ai_addr, it->ai_addrlen)) == 0) break;
+  freeaddrinfo(found);
+  if (error == 0) return "";
+  const bool silent = error == ETIMEDOUT || error == EHOSTUNREACH;
+  return std::string(std::strerror(error)) + (silent ? "; a firewall may be between" : "; is `dsgd head` running there?");
+}
+
+void watch(const std::string& address) {
+  const auto began = Clock::now();
+  auto note = kFirstNote;
+  for (std::string why; !(why = try_to_reach(address)).empty(); std::this_thread::sleep_for(kPause)) {
+    const auto waited = std::chrono::duration_cast<seconds>(Clock::now() - began);
+    if (waited < note) continue;
+    std::fprintf(stderr, "dsgd run: waiting for the head at %s (%lld s): %s\n", address.c_str(),
+                 static_cast<long long>(waited.count()), why.c_str());
+    note = 2 * waited;
+  }
+}
+
+}  // namespace
+
+// The thread is not joined: it may be within a slow look-up of a name when the workers have ended.
+void watch_head(const std::string& address) { std::thread(watch, address).detach(); }
+
+}  // namespace dsgd_tool

@@ -1,0 +1,87 @@
+#include "capi/tools/hosts.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "capi/tools/tool.h"
+
+namespace dsgd_tool {
+namespace {
+
+uint32_t parse_workers(const std::string& where, const std::string& text) {
+  char* end = nullptr;
+  const unsigned long count = std::strtoul(text.c_str(), &end, 10);
+  if (text.empty() || *end || text[0] == '-' || count < 1 || count > kMostWorkers)
+    throw CLI::ValidationError(where, "'" + text + "' is not a number of workers (1 to " + std::to_string(kMostWorkers) + ")");
+  return static_cast<uint32_t>(count);
+}
+
+// An IPv6 address has more than one colon and takes no number.
+Host parse_host(const std::string& where, const std::string& text) {
+  Host host{text};
+  if (std::count(text.begin(), text.end(), ':') == 1) {
+    const size_t colon = text.find(':');
+    host = {text.substr(0, colon), parse_workers(where, text.substr(colon + 1))};
+  }
+  if (host.name.empty() || host.name[0] == '-')  // ssh would take it for an option
+    throw CLI::ValidationError(where, "'" + text + "' is not a host; write HOST or HOST:WORKERS");
+  return host;
+}
+
+}  // namespace
+
+std::vector<Host> parse_hosts(const std::string& text) {
+  std::vector<Host> hosts;
+  std::stringstream words(text + ",");
+  for (std::string word; std::getline(words, word, ',');) hosts.push_back(parse_host("--hosts", word));
+  return hosts;
+}
+
+std::vector<Host> read_hostfile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw Failure("--hostfile '" + path + "': " + std::strerror(errno));
+  std::vector<Host> hosts;
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const std::string where = path + ":" + std::to_string(number);
+    std::stringstream words(line.substr(0, line.find('#')));
+    std::string word;
+    if (!(words >> word)) continue;
+    Host host = parse_host(where, word);
+    while (words >> word) {
+      if (word.rfind("slots=", 0) != 0)
+        throw CLI::ValidationError(where, "unknown word '" + word + "'; write HOST slots=WORKERS");
+      host.workers = parse_workers(where, word.substr(6));
+    }
+    hosts.push_back(host);
+  }
+  if (hosts.empty()) throw CLI::ValidationError("--hostfile", "'" + path + "' names no host");
+  return hosts;
+}
+
+std::string resolve(const std::string& host) {
+  const std::string name = host.substr(host.find('@') + 1);
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  const int error = getaddrinfo(name.c_str(), nullptr, &hints, &found);
+  if (error)
+    throw Failure("the first host holds the head, but '" + name + "' has no address (" + gai_strerror(error) +
+                  "); give one with --head ADDRESS:PORT (port 0: any)");
+  char address[NI_MAXHOST];
+  const int unreadable = getnameinfo(found->ai_addr, found->ai_addrlen, address, sizeof address, nullptr, 0, NI_NUMERICHOST);
+  const bool ipv6 = found->ai_family == AF_INET6;
+  freeaddrinfo(found);
+  if (unreadable) throw Failure("'" + name + "' has no readable address: " + gai_strerror(unreadable));
+  return ipv6 ? "[" + std::string(address) + "]" : address;
+}
+
+bool is_loopback(const std::string& address) { return address.rfind("127.", 0) == 0 || address == "[::1]"; }
+
+}  // namespace dsgd_tool

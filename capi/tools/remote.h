@@ -1,0 +1,20 @@
+// A `dsgd` on another host that this one supervises through its standard input: that carries environment
+// variables, which thus appear in no process list, and its end asks for the end of what runs there.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace dsgd_tool {
+
+// The text that take_environment() reads.
+std::string environment_block(const std::map<std::string, std::string>& variables);
+// Sets the variables that standard input gives. Throws a Failure if it ends too early.
+void take_environment();
+
+// The words that run `words` on `host` in this process's working folder. `ssh` may have options.
+std::vector<std::string> ssh_words(const std::string& ssh, const std::string& host,
+                                   const std::vector<std::string>& words);
+
+}  // namespace dsgd_tool

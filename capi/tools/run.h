@@ -1,0 +1,38 @@
+// What the parts of `dsgd run` share.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "capi/tools/tool.h"
+
+namespace dsgd_tool {
+
+struct RunOptions {
+  uint32_t workers = 1, num_workers = 0, first_rank = 0;
+  std::string head, job, init, file, separator = ":";
+  std::vector<std::string> settings;
+  double grace_seconds = 10;
+  bool no_prefix = false, verbose = false, supervised = false;
+  std::string hosts, hostfile, ssh = "ssh", remote_dsgd;
+  std::vector<std::string> variables;  // NAME or NAME=VALUE
+};
+
+// An empty variable counts as not set, as in the library.
+bool is_set(const char* variable);
+std::string random_token();
+// Settings that the command line and its file give to all workers; later ones are stronger.
+std::vector<Setting> common_settings(const RunOptions& options);
+// Refuses wrong settings before anything runs, so that not each worker reports them.
+void check_settings(const std::vector<Setting>& settings);
+// Keys that `dsgd run` sets for each worker itself.
+bool is_own_key(const std::string& key);
+
+// Runs `words`, the commands with their separators, on several hosts by ssh, with `workers` workers on each
+// host that does not give a number itself. `one_command`: there is no separator.
+int run_on_hosts(const RunOptions& options, const std::vector<std::string>& words, uint32_t workers,
+                 bool one_command);
+
+}  // namespace dsgd_tool

@@ -1,0 +1,122 @@
+// `dsgd run --hosts`: on each host, ssh starts a `dsgd run` for the workers there. The first host also has a
+// `dsgd head`.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "capi/tools/hosts.h"
+#include "capi/tools/remote.h"
+#include "capi/tools/run.h"
+#include "capi/tools/supervisor.h"
+
+namespace dsgd_tool {
+namespace {
+
+constexpr std::chrono::seconds kFarewell{5};  // for a remote `dsgd run` to report, after its workers' grace
+
+using Environment = std::map<std::string, std::string>;
+
+// The job's settings and what --env names, for all hosts.
+Environment job_environment(const RunOptions& options) {
+  Environment variables;
+  const auto settings = common_settings(options);
+  check_settings(settings);
+  for (const auto& key : all_keys())
+    if (is_set(key.environment) && !is_own_key(key.name)) variables[key.environment] = std::getenv(key.environment);
+  for (const auto& setting : settings) variables[setting.variable()] = setting.value;
+  if (variables["DSGD_TOKEN"].empty()) variables["DSGD_TOKEN"] = random_token();
+  for (const auto& text : options.variables) {
+    const size_t equals = text.find('=');
+    const std::string name = text.substr(0, equals);
+    const char* value = equals == std::string::npos ? std::getenv(name.c_str()) : text.c_str() + equals + 1;
+    if (name.empty() || !value)
+      throw CLI::ValidationError("--env", "'" + text + "' is not set here; write NAME=VALUE");
+    variables[name] = value;
+  }
+  return variables;
+}
+
+std::vector<Host> all_hosts(const RunOptions& options, uint32_t workers, bool one_command) {
+  auto hosts = options.hosts.empty() ? read_hostfile(options.hostfile) : parse_hosts(options.hosts);
+  for (auto& host : hosts) {
+    if (host.workers && !one_command)
+      throw CLI::ValidationError("--hosts", "host '" + host.name +
+                                                "' has a number of workers, which several commands cannot share; use -n");
+    if (!host.workers) host.workers = workers;
+  }
+  return hosts;
+}
+
+// Where the head on the first host listens.
+std::string head_address(const RunOptions& options, const std::vector<Host>& hosts) {
+  if (!options.head.empty()) return options.head;
+  const std::string address = resolve(hosts[0].name);
+  if (is_loopback(address))
+    for (const auto& host : hosts)
+      if (!is_loopback(resolve(host.name)))
+        throw Failure("the first host holds the head, but its address " + address + " cannot be reached from '" +
+                      host.name + "'; name it as the other hosts do, or give --head ADDRESS:PORT");
+  return address + ":0";
+}
+
+std::string remote_dsgd(const RunOptions& options) {
+  return options.remote_dsgd.empty() ? std::filesystem::read_symlink("/proc/self/exe").string() : options.remote_dsgd;
+}
+
+Child start_head(const RunOptions& options, const Host& host, const std::string& address, uint32_t workers,
+                 Environment variables, std::string* started) {
+  if (!options.verbose) variables.try_emplace("DSGD_LOG_LEVEL", "warning");
+  Child head{"head on host", host.name,
+             ssh_words(options.ssh, host.name, {remote_dsgd(options), "head", "--supervised", "--listen", address,
+                                                "--num-workers", std::to_string(workers)}),
+             {}, ""};
+  head.input = environment_block(variables);
+  head.on_line = [started](const std::string& line) { *started = line; };
+  head.service = true;
+  return head;
+}
+
+}  // namespace
+
+int run_on_hosts(const RunOptions& options, const std::vector<std::string>& words, uint32_t workers,
+                 bool one_command) {
+  if (options.num_workers || options.first_rank)
+    throw CLI::ValidationError("--hosts", "--num-workers and --first-rank follow from the hosts; leave them out");
+  const auto hosts = all_hosts(options, workers, one_command);
+  uint32_t all_workers = 0;
+  for (const auto& host : hosts) all_workers += host.workers;
+  Environment variables = job_environment(options);
+  if (options.verbose) variables.try_emplace("DSGD_LOG_TO", "stderr");
+
+  const std::chrono::duration<double> grace(options.grace_seconds);
+  Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(grace) + kFarewell);
+  std::string address;
+  supervisor.start(start_head(options, hosts[0], head_address(options, hosts), all_workers, variables, &address));
+  supervisor.wait_until([&] { return !address.empty(); });
+  if (address.empty()) {
+    if (const int status = supervisor.wait()) return status;
+    throw Failure("the head on host " + hosts[0].name + " did not start; its messages are above");
+  }
+
+  uint32_t rank = 0;
+  for (const auto& host : hosts) {
+    std::vector<std::string> remote = {remote_dsgd(options), "run", "--supervised", "-n", std::to_string(host.workers),
+                                       "--head", address, "--num-workers", std::to_string(all_workers),
+                                       "--first-rank", std::to_string(rank), "--grace", std::to_string(options.grace_seconds),
+                                       "--separator", options.separator};
+    if (!options.init.empty()) remote.insert(remote.end(), {"--init", options.init});
+    if (options.no_prefix) remote.push_back("--no-prefix");
+    remote.push_back("--");
+    remote.insert(remote.end(), words.begin(), words.end());
+    Child child{"host", host.name, ssh_words(options.ssh, host.name, remote), {}, ""};
+    child.input = environment_block(variables);
+    supervisor.start(child);
+    rank += host.workers;
+  }
+  return supervisor.wait();
+}
+
+}  // namespace dsgd_tool
