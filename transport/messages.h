@@ -99,6 +99,8 @@ struct Goodbye {  // last message on a connection that is closed on purpose
   uint64_t epoch = 0;
   int32_t rank = -1;
   Status cause;
+  uint64_t steps = 0;             // that the sender has made
+  std::vector<uint64_t> digests;  // of its values then; empty: not compared
 };
 
 struct Empty {};

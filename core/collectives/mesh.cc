@@ -102,7 +102,7 @@ Status Mesh::lost(int32_t rank, const Status& why) const {
   if (why.code() == Code::kAborted) return why;
   if (why.code() == Code::kCorrupted) {
     return Status(Code::kCorrupted, "the connection with " + member_name(rank) + " cannot be trusted: " + why.message() +
-                                        "; no value was changed by them; start a new session, and have the network and the "
+                                        "; no value of a parameter was changed; start a new session, and have the network and the "
                                         "machines checked if it happens again")
         .with_rank(rank, host_of(rank));
   }
@@ -580,13 +580,13 @@ void Mesh::fail_tasks_that_need(int32_t rank) {
   }
 }
 
-void Mesh::close(const Status& cause) {
+void Mesh::close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests) {
   if (closed_) return;
   fail_session(cause.ok() ? Status(Code::kClosed, "the session was closed") : cause);
   for (int32_t rank = 0; rank < static_cast<int32_t>(outgoing_.size()); ++rank) {
     Outgoing& out = outgoing_[rank];
     if (!out.channel || !out.broken.ok()) continue;
-    out.channel->call(transport::Goodbye{view_.epoch, view_.rank, cause}, transport::kNever, [](Result<Message>) {});
+    out.channel->call(transport::Goodbye{view_.epoch, view_.rank, cause, steps, digests}, transport::kNever, [](Result<Message>) {});
     out.channel->close(true);
   }
   closed_ = true;
@@ -694,6 +694,7 @@ void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder
     if (auto it = incoming_.find(&channel); it != incoming_.end()) {
       it->second.goodbye = true;
       it->second.cause = goodbye->cause;
+      if (opened_ && is_peer(it->second.rank)) events_.on_goodbye(it->second.rank, goodbye->steps, std::move(goodbye->digests));
     }
     respond(Message(transport::Empty{}));
   } else if (auto* renew = std::get_if<transport::Renew>(&request)) {  // are you there?

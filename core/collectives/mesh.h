@@ -40,6 +40,8 @@ class MeshEvents {
   // A peer closed its session in good order; all that it sent has arrived.
   virtual void on_peer_left(int32_t rank) = 0;
   virtual void on_object(transport::ObjectPart part, transport::Responder respond) = 0;
+  // A peer closes its session after so many steps, and these are digests of its values, if it could give any.
+  virtual void on_goodbye(int32_t /*rank*/, uint64_t /*steps*/, std::vector<uint64_t> /*digests*/) {}
 };
 
 class Mesh final : public transport::ServerHandler {
@@ -110,7 +112,7 @@ class Mesh final : public transport::ServerHandler {
   // an operation waits for whether they are there, and takes for lost who does not answer within a lease.
   void watch_peers();
   // Says goodbye and closes all connections after flushing.
-  void close(const Status& cause);
+  void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests);
   // Before the network ends: nothing of it is used afterwards.
   void drop_channels();
 

@@ -11,6 +11,7 @@
 #include "core/collectives/direct.h"
 #include "core/collectives/exchange.h"
 #include "core/reduce/kernels.h"
+#include "core/strategy/divergence.h"
 
 namespace dsgd {
 
@@ -378,6 +379,9 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
   step_.begin(std::move(request), [this, done = std::move(done)](const Status& status, const StepResult& result) {
     if (status.ok()) {
       ++next_step_;
+      compared_ = result.all_done;
+    } else if (status.code() == Code::kDiverged) {
+      torn_ = status;
     } else if (!step_.failed_in_agreement()) {
       torn_ = Status(Code::kTorn, "step " + std::to_string(next_step_) +
                                       " failed half-way, so workers may stand at different steps: " + status.message() +
@@ -444,7 +448,31 @@ void Engine::fail_pending(const Status& cause) {
   }
 }
 
-void Engine::close(const Status& cause) {
+// What this worker has to compare as it closes: nothing if a step has compared it, or has left it half-way.
+void Engine::compare_at_close() {
+  if (!mesh_ || !started_ || compared_ || next_step_ == 0 || step_.running() || !broken_.ok() || !torn_.ok()) return;
+  last_digests_ = step_.digests_on_host();
+  compare_goodbyes();
+}
+
+void Engine::compare_goodbyes() {
+  if (last_digests_.empty() || !divergence_.ok()) return;
+  std::map<int32_t, std::vector<uint64_t>> digests = goodbyes_;
+  digests[rank()] = last_digests_;
+  divergence_ = find_divergence(model_, digests, "dsgd_close after step " + std::to_string(next_step_ - 1));
+  if (!divergence_.ok()) log_->error(divergence_.message());
+}
+
+void Engine::on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) {
+  if (digests.empty() || !started_) return;
+  // It may be ahead by a step whose end this worker does not know of yet.
+  if (steps != next_step_ + (step_.running() ? 1 : 0)) return;
+  goodbyes_[rank] = std::move(digests);
+  compare_goodbyes();
+}
+
+void Engine::close(const Status& cause, bool compare) {
+  if (cause.ok() && compare) (void)surely([&] { compare_at_close(); });
   const Status closed =
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
   if (broken_.ok()) broken_ = closed;
@@ -452,7 +480,7 @@ void Engine::close(const Status& cause) {
   all &= surely([&] { waiter_.fail(closed); });
   all &= surely([&] { fail_pending(closed); });
   all &= surely([&] { objects_.fail(closed); });
-  all &= surely([&] { if (mesh_) mesh_->close(cause); });
+  all &= surely([&] { if (mesh_) mesh_->close(cause, next_step_, last_digests_); });
   if (!all) throw std::bad_alloc();
 }
 

@@ -98,7 +98,9 @@ class Engine final : public MeshEvents {
   void peer_left(int32_t rank) { if (mesh_) mesh_->told_left(rank); }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
-  void close(const Status& cause);
+  // `compare`: values with those of the workers that close, too.
+  void close(const Status& cause, bool compare);
+  const Status& divergence() const { return divergence_; }  // found as it closed
   void leave_loop() { waiter_.close(), step_.close(); }  // the last call on it
   bool idle() const { return running_ == 0 && pending_.empty() && !step_.running(); }  // no operation is in flight
   bool sent() const { return !mesh_ || mesh_->sent(); }  // no message waits for a connection
@@ -106,6 +108,7 @@ class Engine final : public MeshEvents {
   // MeshEvents
   void on_peer_failure(int32_t rank, const Status& why) override;
   void on_peer_left(int32_t rank) override;
+  void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
   void on_object(transport::ObjectPart part, transport::Responder respond) override;
 
  private:
@@ -191,6 +194,8 @@ class Engine final : public MeshEvents {
     transport::Time deadline;
   };
   void fail_pending(const Status& cause);
+  void compare_at_close();
+  void compare_goodbyes();
   Status no_memory(const std::string& what) const;
   Result<std::unique_ptr<Task>> made(const Pending& pending, const Done& ended);
   std::deque<Pending> pending_;
@@ -198,6 +203,10 @@ class Engine final : public MeshEvents {
   bool started_ = false;
   uint64_t next_step_ = 0, strategy_version_ = 0;
   uint32_t total_replicas_ = 1;
+  bool compared_ = false;               // the last step has compared all values
+  std::vector<uint64_t> last_digests_;  // of this worker's values, as it closes
+  std::map<int32_t, std::vector<uint64_t>> goodbyes_;  // of those that have closed after the same step, by rank
+  Status divergence_;
 };
 
 }  // namespace dsgd

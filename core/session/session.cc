@@ -163,10 +163,13 @@ Status Session::close(std::chrono::milliseconds timeout) {
   const transport::Time deadline = impl.close_until;
   try {
     impl.leave_unmarked_step();
-    impl.leave(deadline);
+    impl.leave(deadline, timeout.count() != 0);
   } catch (const std::bad_alloc&) {
-    impl.leave_surely([] {}, impl.loop().now() + kLeaving);
+    impl.leave_surely(false, [] {}, impl.loop().now() + kLeaving);
   }
+  Status diverged;
+  const auto look = [&] { diverged = impl.engine().divergence(); };
+  transport::run_surely(impl.loop(), look, impl.loop().now() + kLeaving);
   // Callers that were waiting have been told; when the last one is out, nobody uses the loop any more.
   {
     std::lock_guard lock(impl.call_mutex);
@@ -180,10 +183,10 @@ Status Session::close(std::chrono::milliseconds timeout) {
   std::lock_guard lock(impl.call_mutex);  // the last one is out of post(), too
   impl.closed = true;
   impl.worker.reset();
-  return {};
+  return diverged;
 }
 
-void Session::Impl::leave(transport::Time deadline) {
+void Session::Impl::leave(transport::Time deadline, bool compare) {
   // Operations in flight, until the deadline, which another close() may bring forward. Then messages for peers that are
   // still being dialled: a peer that does not answer holds up this and the leaving for one lease together.
   auto idle = std::make_shared<std::atomic<bool>>(false);
@@ -207,15 +210,15 @@ void Session::Impl::leave(transport::Time deadline) {
       std::min(std::max(deadline, now + kLeaving), std::min(since->load(), now) + Member::host_patience(worker->lease()));
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
-  leave_surely([left] { *left = true; }, leave_until);
+  leave_surely(compare, [left] { *left = true; }, leave_until);
   loop().wait(*left, leave_until);
 }
 
-void Session::Impl::leave_surely(std::function<void()> left, transport::Time until) {
+void Session::Impl::leave_surely(bool compare, std::function<void()> left, transport::Time until) {
   std::optional<Status> cause;  // as it was before the engine was closed
   const auto work = [&] {
     if (!cause) cause = engine().broken();
-    worker->leave(*cause, left);
+    worker->leave(*cause, compare, left);
   };
   transport::run_surely(loop(), work, until);
 }

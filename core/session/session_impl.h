@@ -104,8 +104,8 @@ struct Session::Impl {
     return operation;
   }
   Status join();
-  void leave(transport::Time deadline);
-  void leave_surely(std::function<void()> left, transport::Time until);
+  void leave(transport::Time deadline, bool compare);
+  void leave_surely(bool compare, std::function<void()> left, transport::Time until);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
   void end_launched(std::list<std::shared_ptr<Operation>>::iterator at, const Status& status);  // queue_mutex is held

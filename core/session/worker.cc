@@ -343,8 +343,8 @@ void Worker::choose_spin() {
   network_->loop().set_spin(spin);
 }
 
-void Worker::leave(const Status& cause, std::function<void()> done) {
-  engine_->close(cause);
+void Worker::leave(const Status& cause, bool compare, std::function<void()> done) {
+  engine_->close(cause, compare);
   if (!member_) return done();
   member_->leave(cause, std::move(done));
 }

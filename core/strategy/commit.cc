@@ -159,7 +159,7 @@ void Step::transform(size_t index, size_t begin, size_t end) {
 
 // With a loss scale nothing changes before the whole gradient is known to be finite; else each bucket is done with in turn.
 void Step::commit() {
-  if (positive_ == 0) return request_.wait_for_devices ? end_when_reached(false) : end();
+  if (positive_ == 0) return all_done();
   squares_ = 0;
   const bool check = model_.loss_scale.on();
   for (size_t b = 0; b < plan_.size(); ++b) {

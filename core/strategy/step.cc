@@ -83,7 +83,7 @@ void Step::begin(StepRequest request, Done done) {
   if (Status status = follow_each_other(); !status.ok()) return device_failed(status);
   if (!mesh_) return on_header({}, {make_header()});
   if (places_[where_[0].first].is_host()) return send_header();
-  if (Status status = fetch_digest_values(); !status.ok()) return device_failed(status);
+  if (Status status = fetch_digest_values(digest_part()); !status.ok()) return device_failed(status);
   Place& place = places_[where_[0].first];
   waiter_.after(place.device->name(), *place.queue, *place.reached, request_.deadline,
                 [this](const Status& status) { status.ok() ? send_header() : device_failed(status); });
@@ -111,7 +111,9 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
   Status agreed = read_headers(headers);
   if (!agreed.ok()) {
     agreed_ = true;
-    return settings_differ_ ? compare_settings() : fail(agreed);
+    if (settings_differ_) return compare_settings();
+    if (values_differ_) return compare_values([this, agreed] { fail(agreed); });
+    return fail(agreed);
   }
   if (!bucket_failure_.ok()) return fail(bucket_failure_);
   header_done_ = true;

@@ -26,6 +26,7 @@
 #include "core/device/waiter.h"
 #include "core/reduce/exact_sum.h"
 #include "core/reduce/reproducible.h"
+#include "core/reduce/value_digest.h"
 #include "core/session/operation.h"
 #include "core/strategy/model.h"
 #include "core/strategy/place.h"
@@ -93,6 +94,8 @@ class Step {
   void device_failed(const Status& cause);
   // The loop may end: no device rings it any more.
   void close();
+  // Digests of the values of replica 0, as divergence.h compares them; none if it is not on the host. Not during a step.
+  std::vector<uint64_t> digests_on_host() const;
   // The last failure was found by all workers alike before anything changed: the next step may be tried.
   bool failed_in_agreement() const { return agreed_; }
 
@@ -152,7 +155,7 @@ class Step {
   static constexpr uint64_t kDigestParts = 64;
 
   // devices (step_devices.cc)
-  Status fetch_digest_values();
+  Status fetch_digest_values(uint64_t part);
   Status follow_each_other();
 
   // header (step_header.cc)
@@ -161,9 +164,16 @@ class Step {
   Status read_headers(const std::vector<std::vector<std::byte>>& headers);
   uint64_t settings_digest() const;
   void compare_settings();
-  std::pair<size_t, size_t> digest_range(const Parameter& parameter) const;  // elements that this step's digest covers
   uint64_t value_digest() const;
   void on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers);
+
+  // digests of values (step_digest.cc)
+  uint64_t digest_part() const { return request_.step % kDigestParts; }  // that this step's header covers
+  static std::pair<size_t, size_t> digest_range(const Parameter& parameter, uint64_t part);
+  void add_digest(ValueDigest& digest, size_t parameter, uint64_t part) const;
+  void compare_values(std::function<void()> agreed);   // of all workers, all of them; else the step fails
+  void digest_from(uint64_t part, std::function<void()> digested);
+  void all_done();
 
   // contribution (contribution.cc)
   void fetch(size_t bucket);
@@ -308,7 +318,8 @@ class Step {
   StepResult result_;
   bool header_done_ = false;
   bool agreed_ = false;
-  bool settings_differ_ = false;
+  bool settings_differ_ = false, values_differ_ = false;
+  std::vector<std::unique_ptr<ValueDigest>> digests_;  // by parameter, while all values are compared
   Status bucket_failure_;  // came before the header
   bool launching_ = false;
   size_t next_ = 0;     // next bucket to start

@@ -174,7 +174,7 @@ Status Step::follow_each_other() {
 // ---- values that the header's digest covers
 
 // Gathered by the device in one pass; the weight of 1 leaves their bits as they are.
-Status Step::fetch_digest_values() {
+Status Step::fetch_digest_values(uint64_t part) {
   Place& place = places_[where_[0].first];
   if (Status status = place.follow_default_stream(); !status.ok()) return status;
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
@@ -184,7 +184,7 @@ Status Step::fetch_digest_values() {
     for (size_t p = 0; p < model_.parameters.size(); ++p) {
       const Parameter& parameter = *model_.parameters[p];
       if (!parameter.trained || wide(parameter.dtype) != dtype) continue;
-      const auto [begin, end] = digest_range(parameter);
+      const auto [begin, end] = digest_range(parameter, part);
       if (begin == end) continue;
       sum_pieces_.push_back({digest_offsets_[p] / element, end - begin, static_cast<uint32_t>(terms_.size()), 1, parameter.dtype});
       terms_.push_back({model_.bindings[0][p].value + begin * dtype_size(parameter.dtype), 1});

@@ -10,7 +10,7 @@
 #include "core/config/config.h"
 #include "core/reduce/exact_sum.h"
 #include "core/reduce/kernels.h"
-#include "core/reduce/value_digest.h"
+#include "core/strategy/divergence.h"
 #include "core/strategy/step.h"
 
 namespace dsgd {
@@ -78,32 +78,6 @@ void Step::compare_settings() {
            });
 }
 
-std::pair<size_t, size_t> Step::digest_range(const Parameter& parameter) const {
-  const uint64_t part = request_.step % kDigestParts;
-  return {parameter.count * part / kDigestParts, parameter.count * (part + 1) / kDigestParts};
-}
-
-uint64_t Step::value_digest() const {
-  ValueDigest digest;
-  for (size_t p = 0; p < model_.parameters.size(); ++p) {
-    const Parameter& parameter = *model_.parameters[p];
-    if (!parameter.trained) continue;
-    const auto [begin, end] = digest_range(parameter);
-    const DType dtype = wide(parameter.dtype);
-    const std::byte* values = model_.bindings[0][p].value + begin * dtype_size(parameter.dtype);
-    std::vector<float> widened;
-    if (digest_here_) {
-      values = bytes(digest_here_) + digest_offsets_[p];
-    } else if (dtype != parameter.dtype) {
-      widened.resize(end - begin);
-      weighted_set(parameter.dtype, widened.data(), values, end - begin, 1);  // as a device does
-      values = reinterpret_cast<const std::byte*>(widened.data());
-    }
-    digest.add(dtype, values, end - begin);
-  }
-  return digest.result();
-}
-
 std::vector<std::byte> Step::make_header() const {
   const uint32_t replicas = static_cast<uint32_t>(request_.weights.size());
   const HeaderWire wire{request_.step,
@@ -124,7 +98,7 @@ std::vector<std::byte> Step::make_header() const {
 Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
   WeightDigits weights{};
   positive_ = 0;
-  result_.stop = settings_differ_ = false;
+  result_.stop = settings_differ_ = values_differ_ = false;
   HeaderWire first{};
   const std::string operation = name();
   for (size_t rank = 0; rank < headers.size(); ++rank) {
@@ -167,8 +141,8 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
                      "the functions of a plug-in must give the same answers on all workers");
     }
     if (wire.values != first.values) {
-      return differs("the values of the parameters (digest)", hex(first.values), hex(wire.values),
-                     "the host of one of them has written into its values, or its memory is at fault");
+      values_differ_ = true;
+      return diverged(operation, "values of rank " + std::to_string(rank) + " against rank 0").with_rank(static_cast<int32_t>(rank));
     }
     if (headers[rank].size() != sizeof wire + wire.replicas * sizeof(double)) {
       return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a malformed step header")

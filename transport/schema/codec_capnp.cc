@@ -72,6 +72,12 @@ class Check {
     to.rank = from.getRank();
     to.epoch = from.getEpoch();
     status(from.getCause(), &to.cause);
+    if constexpr (std::is_same_v<T, Goodbye>) {
+      to.steps = from.getSteps();
+      const auto digests = from.getDigests();
+      if (!length(digests.size(), kMaxDigests, "list of digests", "entries")) return to;
+      for (const uint64_t digest : digests) to.digests.push_back(digest);
+    }
     return to;
   }
 
@@ -170,6 +176,11 @@ void write_departure(const T& from, schema::Departure::Builder to) {
   to.setRank(from.rank);
   to.setEpoch(from.epoch);
   if (!from.cause.ok()) write(from.cause, to.initCause());
+  if constexpr (std::is_same_v<T, Goodbye>) {
+    to.setSteps(from.steps);
+    auto digests = to.initDigests(static_cast<unsigned>(from.digests.size()));
+    for (size_t i = 0; i < from.digests.size(); ++i) digests.set(static_cast<unsigned>(i), from.digests[i]);
+  }
 }
 
 size_t words_of(const std::string& text) { return (text.size() + 1 + 7) / 8; }
@@ -403,8 +414,10 @@ size_t words_for(const Message& message) {
                     } else if constexpr (std::is_same_v<T, WatchReply>) {
                       return words_for(part.news);
                     } else if constexpr (std::is_same_v<T, Leave> || std::is_same_v<T, Report> ||
-                                         std::is_same_v<T, Goodbye> || std::is_same_v<T, OperationFailed>) {
+                                         std::is_same_v<T, OperationFailed>) {
                       return words_for(part.cause);
+                    } else if constexpr (std::is_same_v<T, Goodbye>) {
+                      return words_for(part.cause) + part.digests.size();
                     } else if constexpr (std::is_same_v<T, ObjectPart>) {
                       return words_of(part.name) + (part.data.size() + 7) / 8;
                     } else {

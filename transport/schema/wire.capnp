@@ -80,6 +80,8 @@ struct Departure {  # Leave, Report and Goodbye
   rank @0 :Int32 = -1;
   epoch @1 :UInt64;
   cause @2 :Status;
+  steps @3 :UInt64;           # Goodbye only, as the following
+  digests @4 :List(UInt64);
 }
 
 struct OperationFailed {

@@ -235,7 +235,10 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * of it is applied. Closing twice is fine: who waits already waits no longer
  * than the last caller will; and dsgd_abort ends the waiting. A GPU that has not ended after 5 s what was entered into
  * it, or into the host's streams, is not waited for (a further one no more than 0.1 s), and the log warns: it may still
- * use buffers, and memory of dsgd's is released when it has. Any thread. */
+ * use buffers, and memory of dsgd's is released when it has.
+ * Values on the cpu are compared with those of the workers that have closed, or close meanwhile, after the same step,
+ * unless timeout_ms is 0, or that step had all_done = 1 and so has compared them. If they differ, the session is closed
+ * all the same, and the call returns DSGD_ERR_DIVERGED (see dsgd_step): on the worker that closes later. Any thread. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
  * not during another call on the same session. */
@@ -322,7 +325,7 @@ DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_
 /* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an untrained
  * parameter). Both hold exactly the parameter's bytes, are aligned to the element, and stay valid until the session is
  * closed or others are bound; may be called again between steps. dsgd reads the gradient and writes the values, during
- * start and steps only; with optimizer "none" it writes the mean into the gradient. Both are memory of the replica's
+ * start and steps only, and reads the values in dsgd_close; with optimizer "none" it writes the mean into the gradient. Both are memory of the replica's
  * device, and no two buffers share memory (dsgd_start looks, and nobody afterwards). One thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE (during a
  * step). */
@@ -429,8 +432,17 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * makes its own element NaN. A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing,
  * and the session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a
  * failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
+ * All workers hold equal values of trained parameters, and dsgd compares those of their first replicas: each step 1/64 of
+ * the elements of each parameter, as they are before the step, so that a difference that lasts is found within 64 steps;
+ * the step with all_done = 1, and dsgd_close, all of them. The step with all_done = 1 also compares a worker's replicas
+ * on the cpu with each other (not with the optimizer "none"). Values that differ end the steps of all workers, then and
+ * later, with DSGD_ERR_DIVERGED; the message names the first parameter that differs, and the ranks. Where `checksum` is
+ * on, bytes that change between two workers are found before they are used, and end the session with
+ * DSGD_ERR_CORRUPTED. Not found is what changes all workers' values alike: a bit that flips in the memory of the worker
+ * that owns a value in `ps`, or in a sum, and, where `checksum` is off (by default within a machine), on the way to the
+ * worker that sums. In `ps` a value that changes elsewhere than at its owner is overwritten by the next step.
  * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ), DSGD_ERR_WORKER_LOST,
- * DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_TORN, DSGD_ERR_CLOSED, DSGD_ERR_INVALID_ARGUMENT. */
+ * DSGD_ERR_DIVERGED, DSGD_ERR_CORRUPTED, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_TORN, DSGD_ERR_CLOSED, DSGD_ERR_INVALID_ARGUMENT. */
 DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result, dsgd_error **error);
 
 /* A step that overlaps the backward pass. Begins it; gradients are then marked one by one as they are ready, and the op

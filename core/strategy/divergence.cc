@@ -1,0 +1,102 @@
+#include "core/strategy/divergence.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/mix.h"
+#include "transport/network.h"
+
+namespace dsgd {
+namespace {
+
+constexpr size_t kMaxDigests = transport::kSmallBytes / sizeof(uint64_t);
+
+std::vector<const Parameter*> trained(const Model& model) {
+  std::vector<const Parameter*> parameters;
+  for (const auto& parameter : model.parameters) {
+    if (parameter->trained) parameters.push_back(parameter.get());
+  }
+  return parameters;
+}
+
+// Of the digest that parameter `index` of `count` goes into.
+size_t place_of(size_t index, size_t count) { return count <= kMaxDigests ? index : index * kMaxDigests / count; }
+
+std::string ranks_text(const std::vector<int32_t>& ranks) {
+  constexpr size_t kNamed = 8;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return ranks.size() > kNamed ? text + " and " + std::to_string(ranks.size() - kNamed) + " more" : text;
+}
+
+}  // namespace
+
+Status diverged(const std::string& when, const std::string& what) {
+  return Status(Code::kDiverged, when + ": models differ: " + what +
+                                     "; a host has written into values of one of them only, or memory or transport have changed "
+                                     "bits; load a checkpoint or start a new session")
+      .with_operation(when);
+}
+
+std::vector<uint64_t> fold_digests(const std::vector<uint64_t>& by_parameter) {
+  if (by_parameter.size() <= kMaxDigests) return by_parameter;
+  std::vector<uint64_t> folded(kMaxDigests, 0);
+  for (size_t i = 0; i < by_parameter.size(); ++i) {
+    uint64_t& digest = folded[place_of(i, by_parameter.size())];
+    digest = finalize64(digest ^ by_parameter[i]) + i;
+  }
+  return folded;
+}
+
+Status find_divergence(const Model& model, const std::map<int32_t, std::vector<uint64_t>>& digests, const std::string& when) {
+  std::map<std::vector<uint64_t>, std::vector<int32_t>> ranks_with;
+  for (const auto& [rank, own] : digests) ranks_with[own].push_back(rank);
+  if (ranks_with.size() <= 1) return {};
+  const auto most = std::max_element(ranks_with.begin(), ranks_with.end(), [](const auto& a, const auto& b) {
+    return a.second.size() != b.second.size() ? a.second.size() < b.second.size() : a.second.front() > b.second.front();
+  });
+  std::vector<int32_t> others;
+  for (const auto& [own, ranks] : ranks_with) {
+    if (&own != &most->first) others.insert(others.end(), ranks.begin(), ranks.end());
+  }
+  std::sort(others.begin(), others.end());
+  const std::vector<uint64_t>& good = most->first;
+  const std::vector<uint64_t>& bad = digests.at(others.front());
+  const auto [here, there] = std::mismatch(good.begin(), good.end(), bad.begin(), bad.end());
+  const std::vector<const Parameter*> parameters = trained(model);
+  size_t first = 0;
+  while (first < parameters.size() && place_of(first, parameters.size()) < static_cast<size_t>(here - good.begin())) ++first;
+  if (good.size() != bad.size() || first == parameters.size()) {
+    return diverged(when, "values of " + ranks_text(others) + " against " + ranks_text(most->second)).with_rank(others.front());
+  }
+  size_t differing = 0;
+  for (size_t i = 0; i < good.size(); ++i) differing += good[i] != bad[i];
+  const std::string& name = parameters[first]->name;
+  const bool folded = parameters.size() > kMaxDigests;
+  std::string what = "parameter '" + name + "'" + (folded ? ", or one that follows it," : "") +
+                     (differing > 1 ? " and " + std::to_string(differing - 1) + " more" : "") + " of " + ranks_text(others) +
+                     " against " + ranks_text(most->second);
+  return diverged(when, what).with_rank(others.front()).with_parameter(name);
+}
+
+Status compare_replicas(const Model& model, const std::string& when) {
+  for (const Parameter* parameter : trained(model)) {
+    const std::byte* first = nullptr;
+    size_t first_replica = 0;
+    for (size_t r = 0; r < model.replicas.size(); ++r) {
+      if (!model.replicas[r]->device->is_host()) continue;
+      const std::byte* values = model.bindings[r][parameter->index].value;
+      if (!first) {
+        first = values;
+        first_replica = r;
+      } else if (std::memcmp(first, values, parameter->nbytes()) != 0) {
+        return diverged(when, "parameter '" + parameter->name + "' of replica " + std::to_string(r) + " against replica " +
+                                  std::to_string(first_replica) + " of the same worker")
+            .with_parameter(parameter->name);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace dsgd

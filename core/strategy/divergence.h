@@ -1,0 +1,28 @@
+// Finds out whether workers hold the same values, and says in which parameters and on which ranks they do not.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/strategy/model.h"
+
+namespace dsgd {
+
+// From the digests of all trained parameters, in order, as many as fit a small message: models of very many parameters have one for
+// several neighbours.
+std::vector<uint64_t> fold_digests(const std::vector<uint64_t>& by_parameter);
+
+// OK if all ranks have equal digests. Else kDiverged: names the ranks that differ from the majority, or from the lowest rank where
+// there is none, and the first parameter in which they do. `when`: "step 7", "dsgd_close".
+Status find_divergence(const Model& model, const std::map<int32_t, std::vector<uint64_t>>& digests, const std::string& when);
+
+// The same for the replicas of one worker, as far as they are on the host.
+Status compare_replicas(const Model& model, const std::string& when);
+
+// Error of a session whose models differ; `what` says where.
+Status diverged(const std::string& when, const std::string& what);
+
+}  // namespace dsgd

@@ -1,0 +1,193 @@
+// Models that differ: one flipped bit in the memory of one replica is found, by the code that says so, at the latest where the
+// header promises.
+
+#include <atomic>
+#include <cstring>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "job.h"
+
+namespace dsgd_test {
+namespace {
+
+// One parameter of several replicas on the cpu, in buffers of dsgd; gradients are integers.
+struct Trainer {
+  static constexpr int64_t kCounts[2] = {5000, 700};
+
+  dsgd_session* session;
+  std::vector<std::vector<float*>> values = {}, gradients = {};  // by replica, by parameter
+
+  void build(const char* strategy, int replicas = 1) {
+    std::vector<dsgd_parameter*> parameters(2);
+    for (size_t p = 0; p < parameters.size(); ++p) {
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p == 0 ? "dense.weight" : "dense.bias", DSGD_FLOAT32, &kCounts[p], 1, 0,
+                                         &parameters[p], error_));
+    }
+    for (int r = 0; r < replicas; ++r) {
+      dsgd_replica* replica;
+      DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+      values.emplace_back(2);
+      gradients.emplace_back(2);
+      for (size_t p = 0; p < parameters.size(); ++p) {
+        DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameters[p], reinterpret_cast<void**>(&values.back()[p]),
+                                   reinterpret_cast<void**>(&gradients.back()[p]), error_));
+      }
+    }
+    DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "sgd", "lr=0.5 momentum=0.5", error_));
+    DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+  }
+  int32_t step(double weight, dsgd_error** error, dsgd_step_result* result = nullptr) {
+    for (auto& of_replica : gradients) {
+      for (size_t p = 0; p < 2; ++p) {
+        for (int64_t i = 0; i < kCounts[p]; ++i) of_replica[p][i] = static_cast<float>(i % 7 - 3);
+      }
+    }
+    return dsgd_step(session, weight, result, error);
+  }
+  void flip(int replica, size_t parameter, size_t element) {
+    uint32_t bits;
+    float* value = &values[static_cast<size_t>(replica)][parameter][element];
+    std::memcpy(&bits, value, sizeof bits);
+    bits ^= 1u << 21;  // large enough to outlive the rounding of later updates
+    std::memcpy(value, &bits, sizeof bits);
+  }
+};
+
+void expect_names(const Error& error, const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) EXPECT_NE(error.message().find(text), std::string::npos) << text << " is not in: " << error.message();
+}
+
+struct Way {
+  const char* strategy;
+  const char* algorithm;
+};
+// In `ps` a value that flips outside its owner is overwritten by the next step, and one that flips at its owner goes to all workers.
+constexpr Way kWays[] = {{"allreduce", "direct"}, {"allreduce", "ring"}, {"ps", "auto"}, {"simple", "auto"}};
+
+TEST(Integrity, AFlippedBitOfOneReplicaIsFoundWithin64StepsAndNamed) {
+  for (const auto& [strategy, algorithm] : kWays) {
+    if (std::string(strategy) == "ps") continue;
+    SCOPED_TRACE(std::string(strategy) + '/' + algorithm);
+    run_job(3, {{"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
+      Trainer trainer{session};
+      trainer.build(strategy);
+      DSGD_OK_OR_FAIL(trainer.step(1, error_));
+      if (rank == 1) trainer.flip(0, 1, 650);
+      Error error;
+      int32_t status = DSGD_OK;
+      int steps = 0;
+      for (; status == DSGD_OK && steps < 64; ++steps) status = trainer.step(1, error);
+      ASSERT_EQ(status, DSGD_ERR_DIVERGED) << error.message();
+      expect_names(error, {"step", "'dense.bias'", "rank 1 against ranks 0, 2", "load a checkpoint or start a new session"});
+      EXPECT_STREQ(dsgd_error_parameter(error.error), "dense.bias");
+      EXPECT_EQ(error.rank(), 1);
+      Error again;
+      EXPECT_EQ(trainer.step(1, again), DSGD_ERR_DIVERGED);
+      EXPECT_EQ(again.message(), error.message());
+    });
+  }
+}
+
+TEST(Integrity, AllValuesAreComparedWhenNobodyHasDataLeft) {
+  for (const auto& [strategy, algorithm] : kWays) {
+    for (bool faulty : {false, true}) {
+      SCOPED_TRACE(std::string(strategy) + '/' + algorithm);
+      run_job(3, {{"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
+        Trainer trainer{session};
+        trainer.build(strategy);
+        DSGD_OK_OR_FAIL(trainer.step(1, error_));
+        if (rank == 2 && faulty) trainer.flip(0, 0, 4321);  // step 1 looks at elements 78 to 155
+        Error error;
+        dsgd_step_result result;
+        dsgd_step_result_init(&result, sizeof result);
+        const int32_t status = trainer.step(0, error, &result);
+        if (!faulty) {
+          ASSERT_EQ(status, DSGD_OK) << error.message();
+          EXPECT_EQ(result.all_done, 1);
+          return;
+        }
+        ASSERT_EQ(status, DSGD_ERR_DIVERGED) << error.message();
+        expect_names(error, {"step 1", "'dense.weight'", "rank 2 against ranks 0, 1"});
+      });
+    }
+  }
+}
+
+TEST(Integrity, ReplicasOfOneWorkerAreComparedWhenNobodyHasDataLeft) {
+  for (int workers : {1, 2}) {
+    std::atomic<int> told{0};
+    run_job(workers, {}, [&](dsgd_session* session, int rank) {
+      Trainer trainer{session};
+      trainer.build("allreduce", 2);
+      DSGD_OK_OR_FAIL(trainer.step(2, error_));
+      if (rank == workers - 1) trainer.flip(1, 0, 4999);
+      Error error;
+      ASSERT_EQ(trainer.step(0, error), DSGD_ERR_DIVERGED) << error.message();
+      expect_names(error, {"'dense.weight' of replica 1 against replica 0"});
+      ++told;
+    });
+    EXPECT_EQ(told, workers);
+  }
+}
+
+// What the two ranks' calls of dsgd_close return, rank 1's first.
+struct Closing {
+  int32_t status[2];
+  std::string message[2];
+};
+Closing close_in_turn(const std::function<void(Trainer&, int rank)>& before) {
+  Closing closing{};
+  std::promise<void> first;
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session};
+    trainer.build("allreduce");
+    for (int step = 0; step < 3; ++step) DSGD_OK_OR_FAIL(trainer.step(1, error_));
+    before(trainer, rank);
+    if (rank == 0) first.get_future().wait();
+    Error error;
+    closing.status[rank] = dsgd_close(session, -1, error);
+    closing.message[rank] = error.error ? error.message() : "";
+    if (rank == 1) first.set_value();
+  });
+  return closing;
+}
+
+TEST(Integrity, ClosingComparesAllValues) {
+  const Closing same = close_in_turn([](Trainer&, int) {});
+  EXPECT_EQ(same.status[0], DSGD_OK) << same.message[0];
+  EXPECT_EQ(same.status[1], DSGD_OK) << same.message[1];
+  const Closing differ = close_in_turn([](Trainer& trainer, int rank) {
+    if (rank == 1) trainer.flip(0, 0, 2500);
+  });
+  EXPECT_EQ(differ.status[1], DSGD_OK) << differ.message[1];  // it cannot know yet
+  EXPECT_EQ(differ.status[0], DSGD_ERR_DIVERGED) << differ.message[0];
+  EXPECT_NE(differ.message[0].find("'dense.weight'"), std::string::npos) << differ.message[0];
+  EXPECT_NE(differ.message[0].find("after step 2"), std::string::npos) << differ.message[0];
+}
+
+TEST(Integrity, AfterTheStepInWhichAllWereDoneValuesAreTheHosts) {
+  const Closing closing = close_in_turn([](Trainer& trainer, int rank) {
+    Error error;
+    EXPECT_EQ(trainer.step(0, error), DSGD_OK) << error.message();
+    if (rank == 0) trainer.values[0][0][1] = 5;  // for its own evaluation, say
+  });
+  EXPECT_EQ(closing.status[0], DSGD_OK) << closing.message[0];
+  EXPECT_EQ(closing.status[1], DSGD_OK) << closing.message[1];
+}
+
+TEST(Integrity, ClosingAtOnceComparesNothing) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session};
+    trainer.build("allreduce");
+    DSGD_OK_OR_FAIL(trainer.step(1, error_));
+    if (rank == 1) trainer.flip(0, 0, 2500);
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+    EXPECT_EQ(dsgd_close(session, 0, nullptr), DSGD_OK);
+  });
+}
+
+}  // namespace
+}  // namespace dsgd_test
