@@ -425,11 +425,13 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * Every gradient not marked absent is taken as ready; on a GPU, once what the host has entered into the default stream
  * before is done. New values are there when it returns. c*g and its sums must have their place in the parameter's
  * dtype. Collective; blocks up to `step_timeout`. `result` may be NULL. Gradient buffers are the host's again when it
- * returns. One thread at a time. With `reproducible`, the bits of the result (values, mean gradients, result->weight) do not
- * depend on strategy, algorithm or the split of the replicas over workers, whatever the weights. Each element's sum of c*g differs
- * from the exact one by at most 2^-24 of its own largest |c*g| (float32 and half types; float64: 2^-53 for up to 32 replicas,
- * more above), and is divided and rounded once more; no element is lost beside a larger one. A gradient that is not finite
- * makes its own element NaN. A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing,
+ * returns. One thread at a time.
+ * With `reproducible`, the bits of the outcome (values, mean gradients, weight and gradient norm in `result`) do not
+ * depend on strategy, algorithm or the split of the replicas over workers, whatever their weights. The sum of c*g of
+ * each element differs from the exact sum by at most 2^-24 of the element's own largest |c*g|; for float64 by 2^-53 of
+ * it with up to 32 replicas, more above. It is divided by the exact sum of c, and rounded to the dtype. No element is
+ * lost beside a larger one. A c*g that is not finite makes its own element NaN; a sum of zeros is +0.
+ * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing,
  * and the session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a
  * failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
  * All workers hold equal values of trained parameters, and dsgd compares those of their first replicas: each step 1/64 of
