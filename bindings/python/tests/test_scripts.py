@@ -1,6 +1,7 @@
 """The packaging scripts say how they are called. That they work is the test python_wheel."""
 
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -22,3 +23,41 @@ def test_usage(script, arguments, status, said):
 def test_a_wheel_that_is_not_there(tmp_path):
     run = subprocess.run([sys.executable, SCRIPTS / "test-wheel", tmp_path / "no.whl"], capture_output=True, text=True)
     assert run.returncode == 2 and "no.whl; build-wheel makes one" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "lacks, said",
+    [
+        (["dpkg-source"], "missing: dpkg-source; install with: .ci/prepare build core python packages"),
+        (["swig", "dpkg-source"], "missing: swig, dpkg-source; install with: .ci/prepare build core python packages"),
+    ],
+)
+def test_a_machine_that_lacks_something(tmp_path, lacks, said):
+    """In one line, before anything is built."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ["apt-get", "bash", "c++", "cmake", "dpkg-query", "dpkg-source", "env", "ninja", "sed", "swig"]:
+        if name not in lacks and shutil.which(name):
+            (programs / name).symlink_to(shutil.which(name))
+    run = subprocess.run(
+        [sys.executable, SCRIPTS / "build-wheel", "--build", tmp_path / "build", "--output", tmp_path],
+        env={"PATH": str(programs)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1 and run.stderr == f"build-wheel: {said}\n" and not (tmp_path / "build").exists()
+
+
+def test_no_source_distribution():
+    run = subprocess.run(
+        [sys.executable, "-c", "import wheel_backend; wheel_backend.build_sdist('.')"],
+        cwd=SCRIPTS,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1 and "build the wheel in a clone" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_the_tool_of_a_package_that_is_not_a_wheel():
+    run = subprocess.run([sys.executable, "-m", "dsgd", "version"], capture_output=True, text=True)
+    assert run.returncode == 1 and "there is no tool at" in run.stderr and "Traceback" not in run.stderr

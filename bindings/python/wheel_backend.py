@@ -1,0 +1,143 @@
+"""Makes the wheel: for build-wheel, and for pip, which finds it through pyproject.toml (PEP 517).
+
+The wheel carries libdsgd with Cap'n Proto, KJ and libuv hidden inside (DSGD_BUNDLE), and the `dsgd` tool. It is for the
+interpreter that runs this. Only the standard library is used.
+"""
+
+import base64
+import hashlib
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+# Wheel and jar share the build folder, and so the Cap'n Proto that is built in it.
+BUILD, PACKAGES = ROOT / "build" / "bundled", ROOT / "build" / "packages"
+ENTRY_POINTS = "[console_scripts]\ndsgd = dsgd.__main__:main\n"
+
+
+def make_wheel(folder, output):
+    """Builds in `folder` and returns the path of the wheel in `output`."""
+    check_needs()
+    with tempfile.TemporaryDirectory() as staging:
+        build(folder.resolve(), pathlib.Path(staging))
+        return pack(pathlib.Path(staging), output)
+
+
+# ---- The functions that pip calls
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    folder = pathlib.Path((config_settings or {}).get("build", BUILD))
+    return make_wheel(folder, pathlib.Path(wheel_directory)).name
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    fail("a source distribution is not made, since the C++ library is not below this folder; build the wheel in a clone")
+
+
+# ---- The build
+
+
+def fail(text):
+    raise SystemExit(f"build-wheel: {text}")
+
+
+def run(*command):
+    try:
+        subprocess.run(command, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        fail(f"'{shlex.join(command)}' failed: {error}" if isinstance(error, OSError) else
+             f"'{shlex.join(command)}' ended with status {error.returncode}; its messages are above")  # fmt: skip
+
+
+def check_needs():
+    missing = [] if shutil.which("swig") or shutil.which("swig4.0") else ["swig"]
+    if not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing.append(f"Python.h of {sys.executable}")
+    missing += subprocess.run(
+        ["bash", str(ROOT / "capi" / "bundle" / "build-deps"), "--missing"], check=True, capture_output=True, text=True
+    ).stdout.split()
+    if missing:
+        fail(f"missing: {', '.join(missing)}; install with: .ci/prepare build core python packages")
+
+
+def build(folder, staging):
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    switches = ["DSGD_BUNDLE=ON", "DSGD_PYTHON=ON", "DSGD_JAVA=OFF", "DSGD_TESTS=OFF", "DSGD_TOOLS=ON", "DSGD_SAMPLES=OFF"]
+    run("cmake", "-S", str(ROOT), "-B", str(folder), *generator, "-DCMAKE_BUILD_TYPE=Release",
+        f"-DPython3_EXECUTABLE={sys.executable}", *(f"-D{switch}" for switch in switches),
+        *shlex.split(os.environ.get("CMAKE_ARGS", "")))  # fmt: skip
+    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
+    run("cmake", "--build", str(folder), "--target", "dsgd_python", "dsgd_tool", "--parallel", jobs)
+    run("cmake", "--install", str(folder), "--component", "wheel", "--strip", "--prefix", str(staging))
+    # A wheel has no links: of a library only the file that is asked for is kept, under that name.
+    for library in list((staging / "dsgd").glob("libdsgd*.so.1")):
+        content = library.read_bytes()
+        for link in (staging / "dsgd").glob(f"{library.stem}*"):
+            link.unlink()
+        library.write_bytes(content)
+        library.chmod(0o755)
+
+
+# ---- The archive
+
+
+def version():
+    return re.search(r"project\(dsgd VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
+
+
+def tag():
+    """As pip names it. No manylinux tag is claimed: the wheel is for systems with at least this one's libc."""
+    abi = "cp" + sysconfig.get_config_var("py_version_nodot") + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else "")
+    return f"{abi.rstrip('t')}-{abi}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+
+def metadata():
+    return (
+        "Metadata-Version: 2.1\n"
+        "Name: dsgd\n"
+        f"Version: {version()}\n"
+        "Summary: Embeddable runtime for data-parallel stochastic gradient descent\n"
+        "License-File: LICENSE\n"
+        "Requires-Python: >=3.9\n"
+        "Provides-Extra: numpy\n"
+        'Requires-Dist: numpy; extra == "numpy"\n'
+        "Description-Content-Type: text/markdown\n"
+        "\n" + (HERE / "README.md").read_text()
+    )
+
+
+def pack(staging, output):
+    """The archive with its RECORD; the same files give the same bytes."""
+    info = f"dsgd-{version()}.dist-info"
+    files = {str(path.relative_to(staging)): path.read_bytes() for path in sorted(staging.rglob("*")) if path.is_file()}
+    executable = {name for name in files if os.access(staging / name, os.X_OK)}
+    files[f"{info}/METADATA"] = metadata().encode()
+    files[f"{info}/LICENSE"] = (ROOT / "LICENSE").read_bytes()
+    files[f"{info}/entry_points.txt"] = ENTRY_POINTS.encode()
+    files[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: dsgd build-wheel\nRoot-Is-Purelib: false\nTag: {tag()}\n"
+    ).encode()
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b'=').decode()},{len(content)}\n"
+        for name, content in files.items()
+    )
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    wheel = output / f"dsgd-{version()}-{tag()}.whl"
+    output.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            entry.external_attr = (0o100755 if name in executable else 0o100644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content)
+    return wheel
