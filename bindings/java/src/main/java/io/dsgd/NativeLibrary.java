@@ -2,16 +2,24 @@ package io.dsgd;
 
 import java.io.IOException;
 import java.io.InputStream;
+import java.net.URISyntaxException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.security.CodeSource;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
+import java.util.jar.JarFile;
 
 /**
  * Loads libdsgd_jni.so and, through it, libdsgd.so: from the folder in the property {@code
- * dsgd.library.path}, else from the jar, else from {@code java.library.path}.
+ * dsgd.library.path}, else from the jar, else from the folder of the jar or the one that it was
+ * installed with, else from {@code java.library.path}.
  */
 final class NativeLibrary {
+  /** In the manifest: where the libraries are installed, relative to the folder of the jar. */
+  private static final String INSTALLED = "Dsgd-Library-Folder";
+
   private static final String JNI = "libdsgd_jni.so";
   private static final String CORE = "libdsgd.so.1";
 
@@ -24,8 +32,27 @@ final class NativeLibrary {
     } else if (NativeLibrary.class.getResource(resource(JNI)) != null) {
       loadFromJar();
     } else {
-      loadFromSystem();
+      besideJar().ifPresentOrElse(
+          file -> System.load(file.toString()), NativeLibrary::loadFromSystem);
     }
+  }
+
+  private static Optional<Path> besideJar() {
+    CodeSource source = NativeLibrary.class.getProtectionDomain().getCodeSource();
+    List<Path> folders = new ArrayList<>();
+    try {
+      Path jar = Path.of(source.getLocation().toURI()).toRealPath();
+      folders.add(jar.getParent());
+      try (JarFile file = new JarFile(jar.toFile())) {
+        String installed = file.getManifest().getMainAttributes().getValue(INSTALLED);
+        if (installed != null) {
+          folders.add(jar.resolveSibling(installed).normalize());
+        }
+      }
+    } catch (IOException | URISyntaxException | RuntimeException e) {
+      // The classes come from elsewhere than a jar in a file.
+    }
+    return folders.stream().map(folder -> folder.resolve(JNI)).filter(Files::exists).findFirst();
   }
 
   private static void loadFromSystem() {
@@ -40,8 +67,8 @@ final class NativeLibrary {
                   + e.getMessage()
                   + "; this jar has no natives for "
                   + platform()
-                  + ": set -Ddsgd.library.path to the folder that holds them, or use a jar made by"
-                  + " build-jar");
+                  + " and there are none beside it: set -Ddsgd.library.path to the folder that holds"
+                  + " them, or use a jar made by build-jar");
       told.initCause(e);
       throw told;
     }
