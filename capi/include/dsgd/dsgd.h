@@ -248,7 +248,10 @@ DSGD_API void dsgd_session_free(dsgd_session *session);
  * DSGD_ERR_CLOSED. */
 DSGD_API void dsgd_finalize(dsgd_session *session);
 /* Ends all operations here with DSGD_ERR_ABORTED and tells every other worker the same, with this worker's rank and
- * `reason` (may be NULL). The session can then only be closed. Any thread; never blocks. */
+ * `reason` (may be NULL). The session has failed then. A failed session, whatever the reason, answers every call with its
+ * failure (code, rank and message of what ended the job), but for calls that end it or read what is here: dsgd_close,
+ * dsgd_abort, dsgd_stop_request, dsgd_rank and the like, dsgd_digest, dsgd_memory_get, dsgd_export_dlpack, dsgd_shard_new, dsgd_log_poll,
+ * dsgd_queue_poll, and dsgd_op_*, which tell how an op has ended. Any thread; never blocks. */
 DSGD_API int32_t dsgd_abort(dsgd_session *session, const char *reason, dsgd_error **error);
 
 /* Any thread. Return a non-negative number, or a negative code. */
@@ -472,7 +475,8 @@ DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *para
  * Errors: DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu, or that is being captured into a graph), DSGD_ERR_CLOSED. */
 DSGD_API int32_t dsgd_stream_wait(dsgd_replica *replica, void *stream, dsgd_error **error);
 /* This replica has no gradient of this parameter in the step begun, or, with none begun, in the next one. Its weight then
- * does not count for that parameter; absent on all replicas of all workers, value and optimizer state stand still.
+ * does not count for that parameter; with `absent` = "zero" in the configuration it counts, with a gradient of zero, as with
+ * PyTorch's find_unused_parameters. Absent on all replicas of all workers, value and optimizer state stand still.
  * Any thread. Errors: as dsgd_gradient_ready. */
 DSGD_API int32_t dsgd_gradient_absent(dsgd_replica *replica, dsgd_parameter *parameter, dsgd_error **error);
 /* Marks all gradients that are not marked yet as ready. Any thread, never blocks.

@@ -1156,6 +1156,51 @@ TEST(Wait, NeverMarksAGradientAndNamesThoseThatAreNotMarked) {
   });
 }
 
+// Rank 0 is in the middle of its backward pass when rank 1 ends the job.
+TEST(FailedSession, AnswersMarksInTheMiddleOfAStepWithTheFailure) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({4, 4}, "sgd", "lr=1", "allreduce");
+    dsgd_op* op = nullptr;
+    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+    DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
+    if (rank == 1) DSGD_OK_OR_FAIL(dsgd_abort(session, "no more data", error_));
+    EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_ABORTED);
+    const auto told = [](const char* call, int32_t status, const Error& error) {
+      EXPECT_EQ(status, DSGD_ERR_ABORTED) << call << ": " << error.message();
+      EXPECT_EQ(error.rank(), 1) << call;
+      EXPECT_NE(error.message().find("no more data"), std::string::npos) << call << ": " << error.message();
+    };
+    Error ready, absent, flush, begin, step;
+    told("ready", dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, ready), ready);
+    told("absent", dsgd_gradient_absent(trainer.replica, trainer.parameters[1], absent), absent);
+    told("flush", dsgd_step_flush(session, flush), flush);
+    dsgd_op* next = nullptr;
+    told("begin", dsgd_step_begin(session, 1, &next, begin), begin);
+    told("step", dsgd_step(session, 1, nullptr, step), step);
+    dsgd_op_free(op);
+  });
+}
+
+// The session goes on, but the step in which gradients are marked has failed.
+TEST(FailedStep, AnswersMarksWithItsFailure) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({4, 4}, "sgd", "lr=1", "allreduce");
+    if (rank == 1) DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 0.5, error_));
+    dsgd_op* op = nullptr;
+    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+    EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_MISMATCH);
+    Error ready, flush;
+    EXPECT_EQ(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, ready), DSGD_ERR_MISMATCH) << ready.message();
+    EXPECT_EQ(dsgd_step_flush(session, flush), DSGD_ERR_MISMATCH) << flush.message();
+    DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[0], error_));  // of the next step
+    DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 1, error_));
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    dsgd_op_free(op);
+  });
+}
+
 // Whether the workers wait for each other's gradients or all for their own, the message names a gradient and its rank.
 TEST(Wait, ForAStepThatIsNeverMarkedEndsAtTheStepsDeadlineAndNamesTheGradient) {
   for (const bool all : {false, true}) {
