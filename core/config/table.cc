@@ -13,6 +13,15 @@ constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30, kTiB = kGiB * 
 
 // Alphabetical. The texts are what `dsgd config` and the documentation print.
 constexpr Rule kRules[] = {
+    {{"absent", "choice", "skip", "skip | zero",
+      "What a gradient that a replica has marked absent means where another replica has one: skip leaves the replica's weight "
+      "out of the mean; zero counts a zero with its weight, as PyTorch's DistributedDataParallel does; equal on all workers.",
+      "DSGD_ABSENT"},
+     Type::kChoice,
+     0,
+     0,
+     false,
+     false},
     {{"algorithm", "choice", "auto", "auto | direct | nccl | ring",
       "How the allreduce strategy moves bytes between workers; auto picks by size and number of workers, and lets "
       "NCCL add up what it can of GPUs; nccl: the same, but an error where it cannot; a host may register more.",

@@ -57,6 +57,7 @@ std::string Engine::signature(const std::string& strategy) const {
   text += "servers = " + std::to_string(options_.servers) + '\n';
   text += std::string("gradient_norm = ") + (options_.step.gradient_norm ? "1" : "0") + '\n';
   text += "loss_scale = " + model_.loss_scale.text() + '\n';
+  text += std::string("absent = ") + (options_.step.absent_is_zero ? "zero" : "skip") + '\n';
   if (mesh_) text += "receive_memory gives chunks of " + std::to_string(mesh_->chunk_bytes()) + " bytes\n";
   return text;
 }

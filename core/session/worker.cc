@@ -55,6 +55,7 @@ EngineOptions engine_options(const Config& config, const AlgorithmChoice& algori
   options.algorithm = algorithm;
   options.step.reproducible = config.flag("reproducible");
   options.step.gradient_norm = config.flag("gradient_norm") || config.text("loss_scale") != "off";
+  options.step.absent_is_zero = config.text("absent") == "zero";
   options.step.lease = config.duration("lease");
   options.internode_nccl = config.text("internode") == "nccl";
   options.nccl_library = config.text("nccl_library");

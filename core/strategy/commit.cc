@@ -56,19 +56,20 @@ double Step::exact_weight(const Bucket& bucket, const Buffers& buffers, const Pi
   return weight_of(digits);
 }
 
-// How many replicas contribute to a piece and their weight. When all that have a weight do, the weight is the header's
-// exact one; else the sum that travelled beside the data.
+// How many replicas contribute to a piece and their weight. When all that have a weight do, or the others count as zero, the
+// weight is the header's exact one; else the sum that travelled beside the data.
 Step::PieceMean Step::piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece,
                                  bool from_result) const {
   double count, weight;
   if (options_.reproducible && !from_result) {
     weight = exact_weight(bucket, buffers, piece);
     count = weight > 0 ? 1 : 0;
+    if (options_.absent_is_zero && count > 0) weight = total_weight_;
   } else {
     const std::byte* data = result_of(buffers);
     count = read_element(bucket.dtype, data, piece.trailer);
     weight = read_element(bucket.dtype, data, piece.trailer + 1);
-    if (count == positive_) weight = total_weight_;
+    if (takes_all_weights(count)) weight = total_weight_;
   }
   return {count > 0, weight * model_.loss_scale.factor()};
 }

@@ -232,7 +232,7 @@ void Step::write_trailers(size_t index) {
       weight_sum += weight;
     }
     if (alone_on_device()) {
-      const double weight = static_cast<double>(contributing) == positive_ ? total_weight_ : weight_sum;
+      const double weight = takes_all_weights(contributing) ? total_weight_ : weight_sum;
       buffers.means[i] = {contributing > 0, weight * model_.loss_scale.factor()};
     } else if (bucket.dtype == DType::kFloat32) {
       write_trailer<float>(bytes(buffers.data), piece.trailer, contributing, weight_sum);

@@ -38,6 +38,7 @@ namespace dsgd {
 struct StepOptions {
   bool reproducible = false;
   bool gradient_norm = false;  // always with a loss scale
+  bool absent_is_zero = false;  // a gradient that is absent on some replicas counts as zero there, with its weight
   transport::Duration lease{};  // within which somebody says which worker is lost
 };
 
@@ -220,6 +221,9 @@ class Step {
 
   // commit (commit.cc)
   double exact_weight(const Bucket& bucket, const Buffers& buffers, const Piece& piece) const;
+  bool takes_all_weights(double contributing) const {
+    return contributing == positive_ || (options_.absent_is_zero && contributing > 0);
+  }
   PieceMean piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece, bool from_result) const;
   void mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin, size_t count,
                double weight, void* mean) const;

@@ -52,7 +52,7 @@ TEST(ConfigKeys, are_complete_and_alphabetical) {
   }
   EXPECT_TRUE(std::is_sorted(names.begin(), names.end()));
   EXPECT_EQ(names,
-            (std::vector<std::string>{"algorithm",    "bucket_size",    "checksum",     "devices",      "devices_per_worker",
+            (std::vector<std::string>{"absent",       "algorithm",    "bucket_size",    "checksum",     "devices",      "devices_per_worker",
                                       "embed_head",   "gradient_norm",  "head",         "heartbeat_interval",
                                       "init_timeout", "interface",      "internode", "job",          "launcher",    "launcher_port", "lease",
                                       "listen",       "log_level",      "log_to", "loss_scale",   "min_workers",  "nccl_library", "num_workers",

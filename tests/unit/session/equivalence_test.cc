@@ -2,6 +2,7 @@
 // ABI, and compares the values of every replica of every worker after each step with an oracle that is written here, apart from
 // the code under test, in plain loops over all replicas.
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -28,6 +29,7 @@ size_t elements(const std::vector<int64_t>& shape) {
 // What replica `replica` (counted over the whole job) has in a step. Every number comes from one seed.
 struct Case {
   std::vector<int> replicas;  // of each worker
+  const char* absences = "skip";  // the configuration's `absent`
   int workers() const { return static_cast<int>(replicas.size()); }
   int first(int rank) const { return std::accumulate(replicas.begin(), replicas.begin() + rank, 0); }
   int all() const { return first(workers()); }
@@ -76,9 +78,10 @@ struct Oracle {
     const double eps = std::numeric_limits<float>::epsilon();
     for (size_t p = 0; p < value.size(); ++p) {
       std::vector<double> sum(value[p].size(), 0.0), magnitude(value[p].size(), 0.0);
-      double weights = 0;
+      double weights = 0, all_weights = 0;
       for (int r = 0; r < replicas; ++r) {
         const double weight = c_.weight(step, r);
+        all_weights += weight;
         if (weight == 0 || c_.absent(step, r, p)) continue;
         weights += weight;
         const std::vector<float> gradient = c_.gradient(step, r, p);
@@ -88,6 +91,7 @@ struct Oracle {
         }
       }
       if (weights == 0) continue;
+      if (c_.absences == std::string("zero")) weights = all_weights;
       for (size_t i = 0; i < sum.size(); ++i) {
         const double mean = sum[i] / weights;
         // 2 W eps of the sum of absolute values (W: replicas here, each adds a product and a sum), carried through momentum.
@@ -174,7 +178,7 @@ History run_case(const Case& c, const Strategy& s, bool reproducible) {
   History history(kSteps, std::vector<Values>(static_cast<size_t>(c.all())));
   // Small buckets: several of them, with parameters split over them.
   run_job(c.workers(),
-          {{"bucket_size", "64K"}, {"reproducible", reproducible ? "1" : "0"}, {"servers", std::to_string(std::min(s.servers, c.workers()))}},
+          {{"bucket_size", "64K"}, {"absent", c.absences}, {"reproducible", reproducible ? "1" : "0"}, {"servers", std::to_string(std::min(s.servers, c.workers()))}},
           [&](dsgd_session* session, int rank) { train(c, session, rank, s.strategy, s.options, &history); }, register_all);
   return history;
 }
@@ -235,6 +239,41 @@ TEST_P(Equivalence, ReproducibleGivesTheSameBitsForEveryStrategyAndFollowsTheOra
     if (first.empty()) first = history;
     ASSERT_TRUE(same_bits(history, first)) << s.name;
   }
+}
+
+TEST(Absent, GradientsCountAsZeroWithTheirWeightWhereSomeReplicaHasOne) {
+  for (const std::vector<int>& split : {std::vector{4}, {1, 3}, {2, 1, 3}}) {
+    const Case c{split, "zero"};
+    const Case skipping{split};
+    for (const bool reproducible : {false, true}) {
+      for (const Strategy& s : kStrategies) {
+        const History history = run_case(c, s, reproducible);
+        if (testing::Test::HasFatalFailure()) return;
+        follows_the_oracle(c, s, history);
+        if (testing::Test::HasFatalFailure()) return;
+        ASSERT_FALSE(same_bits(history, run_case(skipping, s, reproducible))) << s.name;
+      }
+    }
+  }
+}
+
+TEST(Absent, IsComparedAtStart) {
+  std::atomic<int> configured{0};
+  run_job(2, {}, [](dsgd_session* session, int) {
+    dsgd_replica* replica = nullptr;
+    dsgd_parameter* parameter = nullptr;
+    void *value, *gradient;
+    const int64_t size = 3;
+    DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "p", DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
+    DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
+    Error error;
+    EXPECT_EQ(dsgd_start(session, error), DSGD_ERR_MISMATCH);
+    EXPECT_NE(error.message().find("absent = zero"), std::string::npos) << error.message();
+    EXPECT_NE(error.message().find("absent = skip"), std::string::npos) << error.message();
+  }, [&configured](dsgd_config* config) {
+    dsgd_config_set(config, "absent", configured++ == 0 ? "zero" : "skip", nullptr);
+  });
 }
 
 std::vector<std::vector<int>> splits() {  // even ones of 1 to 5 workers with 1 to 3 replicas, and some that are not
