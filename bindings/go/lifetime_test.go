@@ -202,6 +202,7 @@ func TestNothingBreaksUnderTheCollector(t *testing.T) {
 			}
 			op, err := w.StepBegin(1)
 			w.ok(err)
+			w.ok(w.StepFlush())
 			_ = bytes.Repeat([]byte{byte(i)}, 10000)
 			w.ok(op.Wait(background))
 			deep(100)

@@ -21,7 +21,7 @@ type Op struct {
 func (o *Op) ID() uint64 { return o.id }
 
 // Done is closed when the operation has ended. A step begun with [Session.StepBegin] ends only after all gradients are
-// ready: mark them, or call [Session.StepFlush] before waiting on the channel. [Op.Wait] does that by itself, and is faster.
+// marked; see [Session.StepFlush]. [Op.Wait] is faster.
 func (o *Op) Done() <-chan struct{} {
 	if !o.flight.ended() {
 		o.owner.core.startReaper()
@@ -38,8 +38,7 @@ func (o *Op) Err() error {
 }
 
 // Wait waits until the operation has ended and returns how. When the context ends first, its error is returned, some
-// milliseconds later, and the operation goes on. Gradients of a step that are not marked when Wait is called count as ready
-// then.
+// milliseconds later, and the operation goes on. Waiting marks no gradients of a step.
 func (o *Op) Wait(ctx context.Context) error {
 	defer runtime.KeepAlive(o)
 	return o.flight.wait(ctx)
@@ -94,7 +93,7 @@ func (f *flight) wait(ctx context.Context) error {
 	timeoutMS := -1
 	if cancelled(ctx) != nil {
 		timeoutMS = milliseconds(slice)
-		if ctx.Err() != nil { // looks once, and makes the gradients of a step ready
+		if ctx.Err() != nil { // looks once
 			timeoutMS = 0
 		}
 	}

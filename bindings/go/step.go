@@ -33,6 +33,7 @@ func (s *Session) Step(ctx context.Context, weight float64) (StepResult, error) 
 		if err != nil {
 			return StepResult{}, err
 		}
+		_ = s.StepFlush() // it fails only if the step has ended, and Wait tells how
 		if err := op.Wait(ctx); err != nil {
 			return StepResult{}, err
 		}
@@ -47,7 +48,8 @@ func (s *Session) Step(ctx context.Context, weight float64) (StepResult, error) 
 }
 
 // StepBegin begins a step that overlaps the backward pass: mark gradients with [Replica.GradientReady] as they are ready,
-// then wait for the operation. It never blocks.
+// then wait for the operation. The step ends when every gradient is marked, ready or absent; [Session.StepFlush] marks the
+// rest. Waiting marks nothing. It never blocks.
 func (s *Session) StepBegin(weight float64) (*Op, error) {
 	if s.pointer() == 0 {
 		return nil, notASession()
@@ -57,7 +59,7 @@ func (s *Session) StepBegin(weight float64) (*Op, error) {
 	})
 }
 
-// StepFlush says that all gradients not yet marked are ready, for programs that wait on [Op.Done].
+// StepFlush marks all gradients that are not marked yet as ready. It never blocks.
 func (s *Session) StepFlush() error {
 	var e failure
 	return e.check(raw.Dsgd_step_flush(s.pointer(), &e.handle), s)

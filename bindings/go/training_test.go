@@ -1,9 +1,12 @@
 package dsgd
 
 import (
+	"context"
+	"errors"
 	"math"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 )
 
@@ -195,13 +198,17 @@ func TestOverlappedStep(t *testing.T) {
 		w.ok(err)
 		w.expect(result.Step == 0 && result.Applied && equal(value, []float32{-1, -2}), "%+v %v", result, value)
 
-		op, err = w.StepBegin(1) // what is not marked counts as ready when Wait is called
+		op, err = w.StepBegin(1) // waiting marks nothing
 		w.ok(err)
 		w.ok(r.GradientReady(q))
+		soon, cancel := context.WithTimeout(background, 30*time.Millisecond)
+		w.expect(errors.Is(op.Wait(soon), context.DeadlineExceeded), "the step has ended without a gradient")
+		cancel()
+		w.ok(w.StepFlush())
 		w.ok(op.Wait(background))
 		w.expect(equal(value, []float32{-2, -4}), "values are %v", value)
 
-		op, err = w.StepBegin(1) // or when told so
+		op, err = w.StepBegin(1) // all are marked by the flush
 		w.ok(err)
 		w.ok(w.StepFlush())
 		<-op.Done()

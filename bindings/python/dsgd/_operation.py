@@ -58,12 +58,8 @@ class Operation(Generic[T]):
         self._handle.done(op)
         return self._result(op.pointer)
 
-    def _before_await(self) -> None:
-        pass
-
     async def _awaited(self) -> T:
         if not self.done:
-            self._before_await()
             await _queue_of(self._handle).ended(self._op)
         return self.wait(0)
 
@@ -81,12 +77,13 @@ class Operation(Generic[T]):
 
 
 class StepOperation(Operation[StepResult]):
-    """A step that was begun. Gradients not yet marked count as ready when it is waited for or awaited."""
+    """A step that was begun. It ends when every gradient is marked; waiting marks none."""
 
     def __init__(self, handle: Handle, pointer: Any) -> None:
         super().__init__(handle, pointer, (), _step_result)
 
-    def _before_await(self) -> None:
+    def _flush(self) -> None:
+        """Marks the gradients that are not marked yet as ready."""
         try:
             _raw.dsgd_step_flush(self._handle.pointer)
         except Error:

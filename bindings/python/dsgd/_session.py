@@ -182,11 +182,14 @@ class Session(Collectives):
         """One synchronous step: the mean of all replicas' gradients over all workers, weighted by `weight` (usually this
         worker's number of samples), updates every replica. 0: nothing left here; go on calling until all_done.
         On a GPU new values may still be on their way when it returns: see Replica.stream_wait."""
-        return self.step_begin(weight).wait()
+        operation = self.step_begin(weight)
+        operation._flush()
+        return operation.wait()
 
     def step_begin(self, weight: float = 1.0) -> StepOperation:
         """Begins a step that overlaps the backward pass: mark gradients with Replica.gradient_ready as they come, then
-        wait for, or await, what this returns."""
+        wait for, or await, what this returns. The step ends when every gradient is marked, ready or absent; step_flush
+        marks the rest."""
         if self._attached:
             raise StateError(
                 "a module is attached to this session, and its backward pass begins the steps; call step() of what "

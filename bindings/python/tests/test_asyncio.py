@@ -26,7 +26,9 @@ def test_a_step_is_awaited(session):
 
     async def main():
         gradient[:] = 1
-        return await session.step_begin(4)
+        operation = session.step_begin(4)
+        session.step_flush()
+        return await operation
 
     for step in range(3):
         result = asyncio.run(main())

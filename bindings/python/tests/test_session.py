@@ -86,14 +86,27 @@ def test_a_step_begun_ends_when_its_gradients_are_ready(session):
     assert repr(operation.wait()) == repr(result)
 
 
-def test_waiting_flushes_what_was_not_marked(session):
+def test_only_a_flush_marks_what_was_not_marked(session):
     _, ((value, gradient),) = trained(session)
     gradient[:] = 1
-    assert session.step_begin().wait().applied
     operation = session.step_begin()
+    for timeout in (0, 0.05):
+        with pytest.raises(dsgd.WaitTimeoutError) as error:
+            operation.wait(timeout)
+        assert not operation.done and error.value.parameter == "w"
     session.step_flush()
     operation.wait()
-    assert (value == -2).all()
+    assert (value == -1).all()
+
+
+def test_closing_applies_no_gradient_that_was_not_marked():
+    with dsgd.init() as session:
+        _, ((value, gradient),) = trained(session)
+        operation = session.step_begin()
+        gradient[:] = 1
+    with pytest.raises(dsgd.ClosedError, match="closed its session during step 0; gradient 'w' was not marked"):
+        operation.wait()
+    assert (value == 0).all()
 
 
 def test_ready_without_a_step_is_an_error(session):

@@ -61,13 +61,13 @@ public final class Operation<T> {
   }
 
   /**
-   * Waits for the end. In a step all gradients that are not marked count as ready now.
+   * Waits for the end. It marks no gradients; see {@link Session#beginStep}.
    *
    * @return the result
    * @throws DsgdException how it failed
    */
   public T join() {
-    prepareToWait();
+    checkMayWait();
     try {
       return ended.join();
     } catch (CompletionException e) {
@@ -76,14 +76,13 @@ public final class Operation<T> {
   }
 
   /**
-   * Waits for the end for some time. In a step all gradients that are not marked count as ready
-   * now.
+   * Waits for the end for some time. It marks no gradients; see {@link Session#beginStep}.
    *
    * @return false if it has not ended yet; it goes on, and its buffers stay dsgd's
    * @throws DsgdException how it failed
    */
   public boolean await(Duration timeout) throws InterruptedException {
-    prepareToWait();
+    checkMayWait();
     try {
       ended.get(
           Natives.millis(timeout) < 0 ? Long.MAX_VALUE : Natives.millis(timeout),
@@ -121,10 +120,7 @@ public final class Operation<T> {
     }
   }
 
-  /**
-   * A wait of no time tells C that someone waits, which marks what is left of a step's gradients.
-   */
-  private void prepareToWait() {
+  private void checkMayWait() {
     if (inFlight.isPoller(Thread.currentThread()) && !isDone()) {
       throw DsgdException.of(
           dsgd_status.DSGD_ERR_STATE,
@@ -135,14 +131,6 @@ public final class Operation<T> {
           "waiting for an operation in an action of another operation's future would wait forever;"
               + " chain the futures with thenCompose, or use the Async methods of"
               + " CompletableFuture");
-    }
-    if (isDone()) {
-      return;
-    }
-    try {
-      handle.use(o -> Raw.dsgd_op_wait(o, 0));
-    } catch (DsgdException e) { // it has just ended; the future tells how
-      return;
     }
   }
 

@@ -234,8 +234,8 @@ public final class Session implements AutoCloseable {
 
   /**
    * Begins a step that overlaps the backward pass; gradients are then marked with {@link
-   * Replica#ready}. It never blocks and ends when all are marked and the step is done; {@link
-   * Operation#join} and {@link #flushStep} mark what is left.
+   * Replica#ready}. It never blocks. The step ends when every gradient is marked, ready
+   * or absent; {@link #flushStep} marks the rest. Waiting marks nothing.
    */
   public Operation<StepResult> beginStep(double weight) {
     turn.lock();

@@ -216,7 +216,25 @@ class SessionTest {
   }
 
   @Test
-  void overlappedStepMarksGradientsOneByOne() {
+  void closingAppliesNoGradientThatWasNotMarked() {
+    Memory memory;
+    Operation<StepResult> step;
+    try (Session closed = Job.alone()) {
+      memory = closed.addReplica().alloc(closed.addParameter("weight", DType.FLOAT32, 1));
+      closed.setOptimizer("sgd", "lr=1");
+      closed.start();
+      step = closed.beginStep(1);
+      memory.gradient().putFloat(0, 1);
+    }
+    DsgdException why = assertThrows(DsgdException.Closed.class, step::join);
+    assertTrue(
+        why.getMessage().contains("during step 0; gradient 'weight' was not marked"),
+        why.getMessage());
+    assertEquals(0, memory.value().getFloat(0));
+  }
+
+  @Test
+  void overlappedStepMarksGradientsOneByOne() throws InterruptedException {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
     Parameter other = session.addParameter("other", DType.FLOAT32, 1);
     Replica replica = session.addReplica();
@@ -239,11 +257,11 @@ class SessionTest {
     assertTrue(step.isDone());
     assertEquals(-1, a.value().getFloat(0));
     assertEquals(-3, b.value().getFloat(0));
-    // What is not marked counts as ready when the host waits, or flushes.
-    assertEquals(1, session.beginStep(1).join().step());
+    // Waiting marks nothing; a flush does.
     Operation<StepResult> flushed = session.beginStep(1);
+    assertFalse(flushed.await(Duration.ofMillis(20)));
     session.flushStep();
-    assertEquals(2, flushed.future().join().step());
+    assertEquals(1, flushed.join().step());
     assertThrows(DsgdException.State.class, session::flushStep);
   }
 
