@@ -2,6 +2,7 @@
 // serialised bytes. Every message has its epoch where a stale one could do harm.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <variant>
@@ -21,17 +22,30 @@ enum class Role : uint8_t {
   kPeer = 2,       // worker -> worker: bulk data, operation failures, objects
 };
 
-// First bytes of every connection, before any RPC is possible.
+using Nonce = std::array<uint8_t, 32>;  // random, used once
+using Proof = std::array<uint8_t, 32>;  // authentication.h
+
+// ---- the handshake: the first bytes of every connection, before any RPC is possible
 struct Hello {
   uint32_t protocol = kProtocolVersion;
   Role role = Role::kControl;
   std::string job;
-  std::string token;
   std::string worker_id;
   int32_t rank = -1;  // -1: not yet known
   uint64_t epoch = 0;
   std::string library_version;
   bool checksum = false;  // the dialling side wants checksums; filled in by the network
+  std::string job_nonce;  // of the running job, from the JoinReply; empty before
+  Nonce nonce{};          // of this connection; the transport sets it
+};
+struct Challenge {
+  Status refused;  // not OK: the hello was not understood
+  Nonce nonce{};
+};
+struct HelloReply {
+  Status status;
+  Proof proof{};          // of the accepting side; none with an error
+  bool checksum = false;  // frames have checksums from here on, both ways
 };
 
 struct MemberInfo {
@@ -55,6 +69,7 @@ struct JoinReply {  // comes when num_workers have joined
   int32_t rank = -1;
   int32_t head_rank = -1;  // worker that hosts the head, -1: a process of its own
   std::vector<MemberInfo> members;  // by rank
+  std::string job_nonce;            // random; workers name it in each later hello, which shows that they are of this job
 };
 struct Watch {  // parked by the head until it has news after `sequence`
   uint64_t sequence = 0;

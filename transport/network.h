@@ -58,7 +58,9 @@ class ServerChannel {
 class ServerHandler {
  public:
   virtual ~ServerHandler() = default;
-  virtual void on_open(ServerChannel&) {}
+  // The handshake was good. An error refuses the connection: it is the result of the dial, and no other function is called
+  // for this channel.
+  virtual Status on_open(ServerChannel&) { return {}; }
   virtual void on_call(ServerChannel&, Message request, Responder respond) = 0;
   // A chunk's header is in, its nbytes of payload are not. Null: receive into pooled memory. Only called for chunks that
   // travel as a span; small ones come with on_bulk_end alone, pooled.
@@ -100,6 +102,7 @@ inline constexpr size_t kSmallBytes = 64 * 1024;
 
 struct DialOptions {
   Hello hello;
+  std::string token;  // proved to the other side, which has to prove it, too; never sent
   Time deadline = kNever;
   size_t bulk_window = 4 << 20;   // unanswered bytes per operation
   // Unanswered bytes of small chunks, all operations together; an operation that has none unanswered may have one more, or
@@ -117,9 +120,13 @@ class AcceptHandler {
     class Network* network;  // where the connection shall live (may have another loop than the listener)
     ServerHandler* handler;  // called on that network's loop
   };
-  // The hello is syntactically right; job, token and the rest are for the handler to check. An error is sent to the
-  // dialling side, which sees it as the result of its dial, and the connection is closed.
+  // What the dialling side has to prove that it knows. Empty: anybody may connect.
+  virtual const std::string& token() const = 0;
+  // The dialling side has proved that it knows the token; the rest of the hello is for the handler to check. An error is sent
+  // to the dialling side, which sees it as the result of its dial, and the connection is closed.
   virtual Result<Decision> on_hello(const Hello& hello, const std::string& from) = 0;
+  // It has not. Returns the error that is sent.
+  virtual Status on_wrong_token(const Hello& hello, const std::string& from) = 0;
 };
 
 struct ListenOptions {
@@ -145,7 +152,8 @@ class Network {
   virtual ~Network() = default;
   virtual Loop& loop() = 0;
   virtual void set_checksum(Checksum checksum) = 0;  // before the first dial or listen; else kAuto
-  // Connects, says hello, waits for the verdict. Names are resolved without blocking the loop; each address is tried.
+  // Connects, says hello, proves the token, waits for the verdict and the other side's proof. Names are resolved without
+  // blocking the loop; each address is tried.
   virtual void dial(const std::string& address, DialOptions options,
                     std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) = 0;
   // Binds and listens; port 0 lets the system choose. Blocks for the bind only. May be called before the loop is busy,

@@ -1,4 +1,4 @@
-# DSGD_BUNDLE=ON: from here on pkg-config finds Cap'n Proto, KJ and libuv as archives of our own, and only those.
+# DSGD_BUNDLE=ON: from here on pkg-config finds Cap'n Proto, KJ, libuv and libsodium as archives of our own, and only those.
 set(DSGD_BUNDLE_PREFIX ${CMAKE_BINARY_DIR}/bundle)
 execute_process(COMMAND ${CMAKE_COMMAND} -E env CXX=${CMAKE_CXX_COMPILER} CC=${CMAKE_C_COMPILER}
                         ${CMAKE_CURRENT_LIST_DIR}/build-deps ${DSGD_BUNDLE_PREFIX}

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "core/base/surely.h"
+#include "core/base/text.h"
 
 namespace dsgd {
 
@@ -18,6 +19,7 @@ constexpr size_t kLargestChunk = 1 << 20;  // a prototype lost 2-3x with 64 KiB;
 constexpr size_t kSmallestChunk = 4096;
 constexpr size_t kChunksInWindow = 4;
 constexpr size_t kOpenClasses = 2;     // buckets and stand-alone collectives
+constexpr size_t kClaimsOfARank = 4;   // connections that may wait for the view, of one rank
 // Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline, whatever the lease.
 constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
 
@@ -32,10 +34,30 @@ bool is_break(const Status& status) {
          status.code() == Code::kIo || status.code() == Code::kCorrupted;
 }
 
+// Of parked chunks, by operation.
+template <typename Parked>
+void drop_chunks(Parked& parked, const ServerChannel& channel, const Status& why) {
+  for (auto& [operation, chunks] : parked) {
+    for (auto& chunk : chunks) {
+      if (chunk.channel == &channel) chunk.receipt->finish(why);
+    }
+    std::erase_if(chunks, [&](const auto& chunk) { return chunk.channel == &channel; });
+  }
+}
+
+template <typename Parked>
+size_t bytes_of(const Parked& parked) {
+  size_t bytes = 0;
+  for (const auto& [operation, chunks] : parked) {
+    for (const auto& chunk : chunks) bytes += chunk.receipt->data().size();
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Mesh::Mesh(transport::Network& network, MeshOptions options, MeshEvents& events, std::shared_ptr<Log> log)
-    : network_(network), options_(std::move(options)), events_(events), log_(std::move(log)) {}
+    : network_(network), options_(std::move(options)), events_(events), log_(std::move(log)), refusals_(network.loop(), log_) {}
 
 Mesh::~Mesh() = default;
 
@@ -57,6 +79,7 @@ Status Mesh::open(const transport::JoinReply& view) {
   options_.hello.role = transport::Role::kPeer;
   options_.hello.rank = view_.rank;
   options_.hello.epoch = view_.epoch;
+  options_.hello.job_nonce = view_.job_nonce;
   opened_ = true;
   // Who dialled before the view was known is looked at now.
   std::vector<ServerChannel*> strangers;
@@ -68,22 +91,38 @@ Status Mesh::open(const transport::JoinReply& view) {
 }
 
 bool Mesh::is_in_view(const transport::Hello& hello) const {
-  return is_peer(hello.rank) && hello.worker_id == view_.members[hello.rank].worker_id;
+  return is_peer(hello.rank) && hello.worker_id == view_.members[hello.rank].worker_id && hello.job_nonce == view_.job_nonce;
+}
+
+Status Mesh::not_in_job(const ServerChannel& channel) const {
+  const transport::Hello& hello = channel.hello();
+  return Status(Code::kMismatch, "a connection from " + channel.address() + " claims to be rank " + std::to_string(hello.rank) +
+                                     ", worker '" + printable(hello.worker_id) + "', which is not in this job");
+}
+
+// Only workers that have joined know the job's nonce. Until this worker has, too, claims cannot be told apart, and a few of each
+// rank are kept; open() looks at them again.
+Status Mesh::check_claim(const ServerChannel& channel) const {
+  const transport::Hello& hello = channel.hello();
+  const bool possible = hello.rank >= 0 && hello.rank < options_.num_workers && hello.worker_id != options_.hello.worker_id;
+  if (opened_ ? !is_in_view(hello) : !possible) return not_in_job(channel);
+  size_t of_rank = 0;
+  for (const auto& [other, incoming] : incoming_) {
+    if (incoming.rank != hello.rank) continue;
+    ++of_rank;
+    const bool same = other->hello().worker_id == hello.worker_id && other->hello().job_nonce == hello.job_nonce;
+    if (!same && of_rank < kClaimsOfARank) continue;
+    return Status(Code::kExists, "a connection from " + channel.address() + " claims to be rank " + std::to_string(hello.rank) +
+                                     ", which is connected already; each worker has one connection to each other");
+  }
+  return {};
 }
 
 void Mesh::show_out(ServerChannel& channel) {
-  const transport::Hello& hello = channel.hello();
-  const Status why(Code::kMismatch, "a connection from " + channel.address() + " says it is rank " +
-                                        std::to_string(hello.rank) + ", worker '" + hello.worker_id +
-                                        "', which is none of this job's");
-  log_->warning(why.message() + "; it is closed");
+  const Status why = not_in_job(channel);
+  refusals_.note("connections of workers that are not in this job", why.message());
   incoming_.erase(&channel);
-  for (auto& [operation, chunks] : parked_) {
-    for (Parked& chunk : chunks) {
-      if (chunk.channel == &channel) chunk.receipt->finish(why);
-    }
-    std::erase_if(chunks, [&](const Parked& chunk) { return chunk.channel == &channel; });
-  }
+  drop_chunks(parked_, channel, why);
   channel.close();
 }
 
@@ -128,6 +167,7 @@ void Mesh::dial(int32_t rank) {
   out.dialling = true;
   transport::DialOptions dial;
   dial.hello = options_.hello;
+  dial.token = options_.token;
   dial.deadline = loop().now() + options_.lease;
   dial.bulk_window = window_;
   std::weak_ptr<int> alive = alive_;
@@ -605,9 +645,16 @@ void Mesh::drop_channels() {
 
 // ---- receiving
 
-void Mesh::on_open(ServerChannel& channel) {
-  if (opened_ && !is_in_view(channel.hello())) return show_out(channel);
-  incoming_[&channel] = {channel.hello().rank, false, {}};
+Status Mesh::on_open(ServerChannel& channel) {
+  Status refused = check_claim(channel);
+  if (refused.ok()) {
+    incoming_[&channel] = {channel.hello().rank, false, {}};
+  } else {
+    const bool second = refused.code() == Code::kExists;
+    refusals_.note(second ? "second connections of one worker" : "connections of workers that are not in this job",
+                   refused.message());
+  }
+  return refused;
 }
 
 transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) {
@@ -647,6 +694,9 @@ void Mesh::take(int32_t source, const ServerChannel* channel, const BulkHeader& 
   }
   if (task) return give(*task, source, header, std::move(receipt));
   if (has_ended(header.operation)) return receipt->finish(refusal(source, header));
+  if (!opened_ && bytes_of(parked_) + receipt->data().size() > options_.receive_memory) {  // no honest worker sends so much
+    return receipt->finish(Status(Code::kLimit, "the chunks that came before the job began would take more than receive_memory"));
+  }
   parked_[header.operation].push_back({source, channel, header, std::move(receipt)});
 }
 
@@ -711,7 +761,8 @@ void Mesh::on_close(ServerChannel& channel, const Status& why) {
   auto node = incoming_.extract(&channel);
   if (node.empty() || closed_) return;
   const int32_t rank = node.mapped().rank;
-  if (!opened_ || !is_peer(rank)) return;
+  if (!opened_) return drop_chunks(parked_, channel, why);  // it can no longer be checked that they came from this rank
+  if (!is_peer(rank)) return;
   if (left_[rank]) return;
   if (const Status& cause = node.mapped().cause; !cause.ok()) {  // its news may be ahead of the head's
     return events_.on_peer_failure(cause.rank() >= 0 ? cause.rank() : rank, cause);

@@ -10,6 +10,7 @@
 
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -21,12 +22,15 @@
 #include "core/base/log.h"
 #include "core/collectives/signature.h"
 #include "core/collectives/task.h"
+#include "core/membership/refusal_log.h"
 #include "transport/network.h"
 
 namespace dsgd {
 
 struct MeshOptions {
-  transport::Hello hello;             // job, token, worker id; role, rank and epoch are filled in
+  transport::Hello hello;             // job, worker id; role, rank, epoch and job nonce are filled in
+  std::string token;
+  int32_t num_workers = std::numeric_limits<int32_t>::max();  // of the job, before the view is known
   uint64_t receive_memory = 256 << 20;
   transport::Duration lease = std::chrono::seconds(10);  // limit of every wait for a peer that does not answer
 };
@@ -117,7 +121,7 @@ class Mesh final : public transport::ServerHandler {
   void drop_channels();
 
   // transport::ServerHandler
-  void on_open(transport::ServerChannel& channel) override;
+  Status on_open(transport::ServerChannel& channel) override;
   void on_call(transport::ServerChannel& channel, transport::Message request, transport::Responder respond) override;
   transport::BulkSink* on_bulk(transport::ServerChannel& channel, const transport::BulkHeader& header,
                                size_t nbytes) override;
@@ -207,6 +211,9 @@ class Mesh final : public transport::ServerHandler {
   void peer_gone(int32_t rank, const Status& status);
   std::string host_of(int32_t rank) const;  // empty for who is not in the view
   bool is_in_view(const transport::Hello& hello) const;
+  // Whether a connection may be what it claims: of this job, and the only one of its worker.
+  Status check_claim(const transport::ServerChannel& channel) const;
+  Status not_in_job(const transport::ServerChannel& channel) const;
   void show_out(transport::ServerChannel& channel);  // it is none of this job's
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
   void fail_tasks_that_need(int32_t rank);
@@ -219,6 +226,7 @@ class Mesh final : public transport::ServerHandler {
   MeshOptions options_;
   MeshEvents& events_;
   std::shared_ptr<Log> log_;
+  RefusalLog refusals_;
   transport::JoinReply view_;
   bool opened_ = false, closed_ = false;
   size_t chunk_bytes_ = 0;

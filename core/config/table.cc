@@ -294,7 +294,9 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"token", "string", "", "up to 255 characters",
-      "Shared secret; a head admits only workers that give the same token.", "DSGD_TOKEN"},
+      "Shared secret of the job. Every connection proves that both sides know it; it is never sent. Use a random one. What "
+      "follows the proof is not encrypted. Empty: dsgd listens on the loopback interface only.",
+      "DSGD_TOKEN"},
      Type::kText,
      0,
      0,

@@ -1,21 +1,12 @@
 #include "core/membership/doorman.h"
 
-#include <cstdint>
-
 #include "core/base/text.h"
 
 namespace dsgd {
 namespace {
 
-// Takes the same time whatever the token's bytes are; only lengths show.
-bool equal_secrets(const std::string& given, const std::string& secret) {
-  volatile uint8_t difference = given.size() == secret.size() ? 0 : 1;
-  for (size_t i = 0; i < given.size(); ++i) {
-    const char other = secret.empty() ? '\0' : secret[i % secret.size()];
-    difference =
-        static_cast<uint8_t>(difference | (static_cast<uint8_t>(given[i]) ^ static_cast<uint8_t>(other)));
-  }
-  return difference == 0;
+std::string name_of(const transport::Hello& hello, const std::string& from) {
+  return std::string("worker '") + printable(hello.worker_id) + "' at " + from;
 }
 
 std::string major_version(const std::string& version) { return version.substr(0, version.find('.')); }
@@ -24,34 +15,43 @@ std::string major_version(const std::string& version) { return version.substr(0,
 
 const char* library_version() { return DSGD_LIBRARY_VERSION; }
 
-Doorman::Doorman(std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log)
+Doorman::Doorman(transport::Loop& loop, std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log)
     : job_(std::move(job)),
       token_(std::move(token)),
       head_(head),
       peer_(peer),
-      log_(log ? std::move(log) : std::make_shared<Log>()) {}
+      refusals_(loop, log ? std::move(log) : std::make_shared<Log>()) {}
 
 Result<Doorman::Decision> Doorman::on_hello(const transport::Hello& hello, const std::string& from) {
-  auto decision = decide(hello, from);
-  if (!decision.ok()) {
-    log_->warning(decision.status().message());
-    if (refused_) refused_(decision.status().message());
-  }
+  std::string cause;
+  auto decision = decide(hello, from, &cause);
+  if (!decision.ok()) refused(cause, decision.status());
   return decision;
 }
 
-Result<Doorman::Decision> Doorman::decide(const transport::Hello& hello, const std::string& from) const {
-  const std::string who = std::string("worker '") + printable(hello.worker_id) + "' at " + from;
-  if (!equal_secrets(hello.token, token_)) {  // nothing about this job is told to who does not know the token
-    return Status(Code::kUnauthorized, who + " is not let in: its token is wrong for job '" + printable(hello.job) +
-                                           "'; give every process of the job the same `token` and `job`");
-  }
+// Says nothing about this job.
+Status Doorman::on_wrong_token(const transport::Hello& hello, const std::string& from) {
+  Status why(Code::kUnauthorized, name_of(hello, from) + " is not let in: its token is wrong for job '" + printable(hello.job) +
+                                      "'; give every process of the job the same `token` and `job`");
+  refused("wrong token", why);
+  return why;
+}
+
+void Doorman::refused(const std::string& cause, const Status& why) {
+  refusals_.note(cause, why.message());
+  if (refused_) refused_(why.message());
+}
+
+Result<Doorman::Decision> Doorman::decide(const transport::Hello& hello, const std::string& from, std::string* cause) const {
+  const std::string who = name_of(hello, from);
+  *cause = "they want another job";
   if (hello.job != job_) {
     return Status(Code::kUnauthorized, who + " is not let in: it wants job '" + printable(hello.job) +
                                            "', this is job '" + job_ +
                                            "'; set `job` to the same name everywhere, or `head` to another address");
   }
   const std::string version = printable(hello.library_version);
+  *cause = "they have another version of dsgd";
   if (hello.protocol != transport::kProtocolVersion) {
     return Status(Code::kMismatch, who + " is not let in: it speaks protocol " + std::to_string(hello.protocol) +
                                        " (dsgd " + version + "), this process speaks protocol " +
@@ -63,6 +63,7 @@ Result<Doorman::Decision> Doorman::decide(const transport::Hello& hello, const s
                                        library_version() +
                                        "; major versions must be the same: install one version of dsgd everywhere");
   }
+  *cause = "they look for a head or a worker that is not in this process";
   const bool to_peer = hello.role == transport::Role::kPeer;
   const Route& route = to_peer ? peer_ : head_;
   if (route.network == nullptr || route.handler == nullptr) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/base/log.h"
+#include "core/membership/refusal_log.h"
 #include "transport/network.h"
 
 namespace dsgd {
@@ -18,19 +19,23 @@ class Doorman final : public transport::AcceptHandler {
     transport::Network* network = nullptr;  // null: this process has no such role
     transport::ServerHandler* handler = nullptr;
   };
-  // Routes by role. Job and token are compared (token in constant time) before anything else is looked at;
-  // then the protocol and the library's major version. Whom it turns away it tells the log (null: nobody).
-  Doorman(std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log);
-  // And whoever else wants to know; called on the listening network's loop.
+  // Routes by role. The transport has checked the token; then come the job, the protocol and the library's major version.
+  // Refusals are logged, at a limited rate (`log` null: not at all). `loop`: of the listening network.
+  Doorman(transport::Loop& loop, std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log);
+  // Called for each refusal, on the listening network's loop.
   void on_refused(std::function<void(const std::string& why)> refused) { refused_ = std::move(refused); }
+
+  const std::string& token() const override { return token_; }
   Result<Decision> on_hello(const transport::Hello& hello, const std::string& from) override;
+  Status on_wrong_token(const transport::Hello& hello, const std::string& from) override;
 
  private:
-  Result<Decision> decide(const transport::Hello& hello, const std::string& from) const;
+  Result<Decision> decide(const transport::Hello& hello, const std::string& from, std::string* cause) const;
+  void refused(const std::string& cause, const Status& why);
 
-  std::string job_, token_;
+  const std::string job_, token_;
   Route head_, peer_;
-  std::shared_ptr<Log> log_;
+  RefusalLog refusals_;
   std::function<void(const std::string&)> refused_;
 };
 

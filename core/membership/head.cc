@@ -1,9 +1,12 @@
 #include "core/membership/head.h"
 
 #include <algorithm>
+#include <list>
 #include <vector>
 
+#include "core/base/text.h"
 #include "core/membership/leases.h"
+#include "core/membership/refusal_log.h"
 #include "core/membership/rendezvous.h"
 #include "core/membership/text.h"
 
@@ -16,6 +19,16 @@ using transport::ServerChannel;
 using transport::Time;
 
 constexpr uint64_t kFirstEpoch = 1;
+constexpr size_t kMostIdle = 64;  // control connections that hold no place, beyond the number of workers
+
+std::string random_bytes(transport::Loop& loop) {
+  std::string bytes;
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t bits = loop.random();
+    bytes.append(reinterpret_cast<const char*>(&bits), sizeof bits);
+  }
+  return bytes;
+}
 
 Status bad_message(const std::string& text) { return Status(Code::kInvalidArgument, text); }
 
@@ -42,17 +55,21 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       : loop(l),
         options(o),
         log(g ? std::move(g) : std::make_shared<Log>()),
+        refusals(l, log),
         rendezvous(o.num_workers),
         leases(o.lease) {}
 
   transport::Loop& loop;
   const HeadOptions options;
   const std::shared_ptr<Log> log;
+  RefusalLog refusals;
 
   Phase phase = Phase::kGathering;
   Rendezvous rendezvous;
   Leases leases;
   std::vector<Worker> workers;  // by rank
+  std::string job_nonce;        // of the running job
+  std::list<ServerChannel*> idle;  // control connections that have not asked to join, or were refused; the oldest first
   int32_t head_rank = -1;
   std::vector<transport::WatchReply> news;  // news[i] has sequence i + 1
   Status cause;                             // what broke the job
@@ -86,6 +103,32 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     return worker;
   }
 
+  // ---- connections
+
+  Status on_open(ServerChannel& channel) {
+    const transport::Hello& hello = channel.hello();
+    if (hello.role == transport::Role::kHeartbeat) return check_heartbeat(hello, channel.address());
+    idle.push_back(&channel);
+    if (idle.size() > options.num_workers + kMostIdle) {
+      ServerChannel* oldest = idle.front();
+      idle.pop_front();
+      oldest->close();
+    }
+    return {};
+  }
+
+  // Only a worker that has joined knows the job's nonce.
+  Status check_heartbeat(const transport::Hello& hello, const std::string& from) {
+    const bool known = phase != Phase::kGathering && hello.rank >= 0 && static_cast<size_t>(hello.rank) < workers.size() &&
+                       hello.worker_id == workers[static_cast<size_t>(hello.rank)].info.worker_id &&
+                       hello.job_nonce == job_nonce;
+    if (known) return {};
+    Status why(Code::kState, "a heartbeat from " + from + " claims to be rank " + std::to_string(hello.rank) + ", worker '" +
+                                 printable(hello.worker_id) + "', which is not in the running job");
+    refusals.note("heartbeats of workers that are not in the job", "head: " + why.message());
+    return why;
+  }
+
   // ---- rendezvous
 
   void on_join(ServerChannel& channel, transport::JoinRequest request, const Responder& respond) {
@@ -105,11 +148,13 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     Rendezvous::Candidate candidate{std::move(request), &channel, respond}, replaced;
     if (refused.ok()) refused = rendezvous.admit(candidate, &replaced);
     if (!refused.ok()) {
-      log->warning("head: " + refused.message());
+      refusals.note("they may not join the job", "head: " + refused.message());
       rendezvous.note_refused(refused.message());
       return respond(std::move(refused));
     }
+    idle.remove(&channel);
     if (replaced.channel) {
+      idle.push_back(replaced.channel);
       replaced.respond(
           Status(Code::kExists, "worker id '" + member.worker_id +
                                     "' was taken over by a later join of the same process (host " +
@@ -168,6 +213,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       waiting.push_back(std::move(c.respond));
     }
     reply.head_rank = head_rank;
+    reply.job_nonce = job_nonce = random_bytes(loop);
     leases.begin(workers.size(), loop.now());
     phase = Phase::kRunning;
     log->info("head: all " + std::to_string(workers.size()) + " workers have come, the job begins");
@@ -371,6 +417,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   void on_channel_closed(ServerChannel& channel, const Status& why) {
+    idle.remove(&channel);
     MemberInfo gone;
     if (rendezvous.remove(channel, &gone)) {
       log->warning("head: worker " + describe_candidate(gone) +
@@ -402,7 +449,7 @@ Head::Head(transport::Loop& loop, HeadOptions options, std::shared_ptr<Log> log)
     : impl_(std::make_shared<Impl>(loop, options, std::move(log))) {}
 Head::~Head() = default;
 
-void Head::on_open(ServerChannel&) {}
+Status Head::on_open(ServerChannel& channel) { return impl_->on_open(channel); }
 
 void Head::on_call(ServerChannel& channel, transport::Message request, Responder respond) {
   auto keep = impl_;

@@ -30,7 +30,7 @@ class Head final : public transport::ServerHandler {
  public:
   Head(transport::Loop& loop, HeadOptions options, std::shared_ptr<Log> log);
   ~Head() override;
-  void on_open(transport::ServerChannel&) override;
+  Status on_open(transport::ServerChannel&) override;
   void on_call(transport::ServerChannel&, transport::Message request, transport::Responder respond) override;
   void on_bulk_end(transport::ServerChannel&, const transport::BulkHeader&,
                    std::unique_ptr<transport::BulkReceipt>) override;

@@ -50,6 +50,7 @@ void Heartbeat::dial() {
   dialling_ = true;
   transport::DialOptions dial;
   dial.hello = options_.hello;
+  dial.token = options_.token;
   dial.deadline = lease_start_ + options_.lease;
   dial.closed = [weak = weak_from_this()](const Status& why) {
     if (auto self = weak.lock()) {

@@ -12,7 +12,8 @@ namespace dsgd {
 
 struct HeartbeatOptions {
   std::string address;     // of the head
-  transport::Hello hello;  // complete, with rank and epoch
+  transport::Hello hello;  // complete, with rank, epoch and job nonce
+  std::string token;
   transport::Duration lease{};
   transport::Duration interval{};
   std::string head_name;  // for messages: "the head at ..."

@@ -47,6 +47,7 @@ void Joiner::dial() {
   ++attempt_;
   transport::DialOptions dial;
   dial.hello = options_.hello;
+  dial.token = options_.token;
   dial.deadline = std::min(options_.deadline, loop_.now() + options_.lease);
   network_.dial(options_.head, std::move(dial),
                 guard([](Joiner& self, Result<std::unique_ptr<transport::ClientChannel>> result) {

@@ -125,6 +125,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     o.hello.role = transport::Role::kHeartbeat;
     o.hello.rank = view.rank;
     o.hello.epoch = view.epoch;
+    o.hello.job_nonce = view.job_nonce;
+    o.token = options.token;
     o.lease = options.lease;
     o.interval = options.heartbeat_interval;
     o.head_name = describe_head(options.head, view);

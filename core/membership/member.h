@@ -12,7 +12,8 @@ namespace dsgd {
 
 struct MemberOptions {
   std::string head;        // address to dial
-  transport::Hello hello;  // job, token; role, rank, epoch, worker id and version are filled in by Member
+  transport::Hello hello;  // job; Member fills in role, rank, epoch, worker id, version and job nonce
+  std::string token;
   transport::JoinRequest join;
   transport::Time
       deadline{};  // of the join: refused dials are tried again until then (the head may not be up yet)

@@ -58,7 +58,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
       impl.ended = true;
     });
   });
-  impl.doorman = std::make_unique<Doorman>(config.text("job"), config.text("token"),
+  impl.doorman = std::make_unique<Doorman>(loop, config.text("job"), config.text("token"),
                                            Doorman::Route{impl.network.get(), impl.head.get()}, Doorman::Route{}, log);
   impl.doorman->on_refused([head = impl.head.get()](const std::string& why) { head->note_refused(why); });
   auto listener = impl.network->listen(address, impl.doorman.get(), {options.lease, descriptors_of_job(num_workers, true, false)});

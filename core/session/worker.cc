@@ -120,9 +120,10 @@ Status Worker::setup() {
   }
   MeshOptions mesh;
   mesh.hello.job = config_.text("job");
-  mesh.hello.token = config_.text("token");
   mesh.hello.worker_id = worker_id_;
   mesh.hello.library_version = library_version();
+  mesh.token = config_.text("token");
+  mesh.num_workers = static_cast<int32_t>(num_workers);
   mesh.receive_memory = config_.size("receive_memory");
   mesh.lease = lease_;
   mesh_ = std::make_unique<Mesh>(*network_, mesh, *engine_, log_);
@@ -158,7 +159,7 @@ Status Worker::embed_head() {
   network.value()->set_checksum(checksum_of(config_));
   HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")), lease_, {}};
   auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
-  auto doorman = std::make_unique<Doorman>(config_.text("job"), config_.text("token"),
+  auto doorman = std::make_unique<Doorman>(network.value()->loop(), config_.text("job"), config_.text("token"),
                                            Doorman::Route{network.value().get(), head.get()},
                                            listens_apart() ? Doorman::Route{} : Doorman::Route{network_.get(), mesh_.get()},
                                            log_);
@@ -227,7 +228,7 @@ Status Worker::listen_for_peers() {
                                           "risk)")
         .with_parameter("token");
   }
-  doorman_ = std::make_unique<Doorman>(config_.text("job"), config_.text("token"), Doorman::Route{},
+  doorman_ = std::make_unique<Doorman>(network_->loop(), config_.text("job"), config_.text("token"), Doorman::Route{},
                                        Doorman::Route{network_.get(), mesh_.get()}, log_);
   auto listener = listen_in_range(address);
   if (!listener.ok()) return listener.status();
@@ -284,7 +285,7 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
   MemberOptions options;
   options.head = head_ ? head_listener_->address() : config_.text("head");
   options.hello.job = config_.text("job");
-  options.hello.token = config_.text("token");
+  options.token = config_.text("token");
   options.hello.worker_id = worker_id_;
   options.hello.library_version = library_version();
   options.join.num_workers = static_cast<uint32_t>(config_.integer("num_workers"));

@@ -18,7 +18,7 @@ void require(bool condition) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::vector<uint8_t> bytes(data + 1, data + size);  // exact, so that an over-read is seen
-  switch (data[0] % 5) {
+  switch (data[0] % 8) {
     case 0:
       if (auto message = decode_message(bytes); message.ok()) {
         auto again = decode_message(encode(message.value()));
@@ -50,6 +50,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
       break;
     }
+    case 5:
+      if (auto challenge = decode_challenge(bytes); challenge.ok()) {
+        require(decode_challenge(encode(challenge.value())).value().nonce == challenge.value().nonce);
+      }
+      break;
+    case 6:
+      if (auto proof = decode_proof(bytes); proof.ok()) require(decode_proof(encode(proof.value())).value() == proof.value());
+      break;
+    case 7:
+      if (auto verdict = decode_hello_reply(bytes); verdict.ok()) {
+        require(decode_hello_reply(encode(verdict.value())).value().proof == verdict.value().proof);
+      }
+      break;
   }
   return 0;
 }

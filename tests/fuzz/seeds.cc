@@ -27,7 +27,7 @@ std::vector<Message> messages() {
   const MemberInfo member{1, "w1", "node1", "boot", {"10.0.0.1:7700", "unix:/run/x"}, 99};
   return {Empty{},
           JoinRequest{member, 4, true, std::chrono::seconds(10)},
-          JoinReply{1, 1, 0, {member, member}},
+          JoinReply{1, 1, 0, {member, member}, "job nonce"},
           Watch{3},
           WatchReply{4, 1, problem(), 2},
           Renew{1, 1},
@@ -60,10 +60,15 @@ std::vector<Bytes> codec_seeds() {
     seeds.push_back(prefixed(4, encode_reply(message)));
   }
   seeds.push_back(prefixed(4, encode_reply(problem())));
-  seeds.push_back(prefixed(1, encode(Hello{1, Role::kPeer, "job", "token", "w1", 1, 1, "1.0.0"})));
+  seeds.push_back(prefixed(1, encode(Hello{1, Role::kPeer, "job", "w1", 1, 1, "1.0.0", false, "job nonce", {1, 2}})));
   seeds.push_back(prefixed(2, encode(header(5))));
   seeds.push_back(prefixed(3, encode_status(problem())));
   seeds.push_back(prefixed(3, encode_status({})));
+  seeds.push_back(prefixed(5, encode(Challenge{{}, {1, 2}})));
+  seeds.push_back(prefixed(5, encode(Challenge{problem(), {}})));
+  seeds.push_back(prefixed(6, encode(Proof{3, 4})));
+  seeds.push_back(prefixed(7, encode(HelloReply{{}, {5, 6}, true})));
+  seeds.push_back(prefixed(7, encode(HelloReply{problem(), {}})));
   return seeds;
 }
 
@@ -120,9 +125,11 @@ void finish(Bytes& stream, uint32_t question) {
 
 std::vector<Bytes> stream_seeds() {
   std::vector<Bytes> seeds;
-  Hello hello;
-  hello.token = "secret";
-  seeds.push_back(prefixed(0, encode(hello)));
+  Bytes handshake = encode(Hello());
+  seeds.push_back(prefixed(0, handshake));
+  const Bytes proof = encode(Proof{3, 4});  // the wrong one
+  handshake.insert(handshake.end(), proof.begin(), proof.end());
+  seeds.push_back(prefixed(0, handshake));
   for (const auto& message : messages()) {
     Bytes stream{1};
     bootstrap(stream);

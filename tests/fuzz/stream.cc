@@ -1,7 +1,7 @@
 // All that a peer may write to a socket: the hello, then RPC with calls and pushes whose payload lands. A
 // real listener of the libuv network reads it; whatever comes, the connection ends and the next one works.
 //
-// The first byte says whether a right hello is put before the input, so that the fuzzer need not find one.
+// The first byte says whether a right handshake is put before the input, so that the fuzzer need not find one.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/authentication.h"
 #include "transport/network.h"
 #include "transport/schema/codec.h"
 #include "transport/uv/environment.h"
@@ -56,7 +57,10 @@ class Sink final : public BulkSink {
 
 class Handler final : public ServerHandler {
  public:
-  void on_open(ServerChannel&) override { ++open; }
+  Status on_open(ServerChannel&) override {
+    ++open;
+    return {};
+  }
   void on_call(ServerChannel& channel, Message request, Responder respond) override {
     if (std::holds_alternative<Goodbye>(request)) return channel.close();
     if (std::holds_alternative<Watch>(request)) return;  // dropped
@@ -96,10 +100,10 @@ class Server final : public AcceptHandler {
     listener_ = std::move(listener).value();
     const std::string address = listener_->address();
     port_ = static_cast<uint16_t>(std::atoi(address.c_str() + address.rfind(':') + 1));
-    Hello hello;
-    hello.token = "secret";
-    hello_ = encode(hello);
+    hello_ = encode(Hello());
   }
+  const std::string& token() const override { return token_; }
+  Status on_wrong_token(const Hello&, const std::string&) override { return Status(Code::kUnauthorized, "fuzz"); }
   Result<Decision> on_hello(const Hello& hello, const std::string&) override {
     if (hello.rank == 5) return Status(Code::kUnauthorized, "fuzz");
     return Decision{network_.get(), &handler_};
@@ -130,7 +134,7 @@ class Server final : public AcceptHandler {
     }
     if (problem != 0) fail(("the listener takes no connection: " + std::string(std::strerror(problem))).c_str());
     bool open = true;
-    if (greet) open = write(fd, hello_.data(), hello_.size());
+    if (greet) open = this->greet(fd);
     if (open) open = write(fd, data, size);
     ::shutdown(fd, SHUT_WR);
     // The server must end the connection: it has read all there is.
@@ -149,6 +153,16 @@ class Server final : public AcceptHandler {
   }
 
  private:
+  // A right handshake, up to the verdict.
+  bool greet(int fd) {
+    if (!write(fd, hello_.data(), hello_.size())) return false;
+    std::vector<uint8_t> bytes(encode(Challenge()).size());
+    if (::recv(fd, bytes.data(), bytes.size(), MSG_WAITALL) != static_cast<ssize_t>(bytes.size())) return false;
+    const auto challenge = decode_challenge(bytes);
+    if (!challenge.ok()) fail("no challenge came");
+    const auto proof = encode(prove(Side::kDialling, token_, "", hello_, challenge.value().nonce));
+    return write(fd, proof.data(), proof.size());
+  }
   static bool write(int fd, const uint8_t* data, size_t size) {
     while (size > 0) {
       const ssize_t n = ::send(fd, data, size, MSG_NOSIGNAL);
@@ -167,6 +181,7 @@ class Server final : public AcceptHandler {
   uint16_t port_ = 0;
   uint32_t connections_ = 0;
   std::vector<uint8_t> hello_;
+  const std::string token_ = "secret";
 };
 
 }  // namespace

@@ -80,15 +80,19 @@ std::vector<uint8_t> encode(const Message& message) {
 std::vector<uint8_t> encode(const Hello& hello) {
   return build<schema::Hello>(128, [&](auto root) { write(hello, root); });
 }
+std::vector<uint8_t> encode(const Challenge& challenge) {
+  return build<schema::Challenge>(16 + words_for(challenge.refused), [&](auto root) { write(challenge, root); });
+}
+std::vector<uint8_t> encode(const Proof& proof) {
+  return build<schema::Proof>(16, [&](auto root) { write(proof, root); });
+}
+std::vector<uint8_t> encode(const HelloReply& reply) {
+  return build<schema::HelloReply>(16 + words_for(reply.status), [&](auto root) { write(reply, root); });
+}
 std::vector<uint8_t> encode(const BulkHeader& header) {
   return build<schema::BulkHeader>(16, [&](auto root) { write(header, root); });
 }
-std::vector<uint8_t> encode_status(const Status& status, bool checksum) {
-  return build<schema::HelloReply>(8 + words_for(status), [&](auto root) {
-    if (!status.ok()) write(status, root.initStatus());
-    root.setChecksum(checksum);
-  });
-}
+std::vector<uint8_t> encode_status(const Status& status) { return encode(HelloReply{status, {}}); }
 std::vector<uint8_t> encode_reply(const Result<Message>& reply) {
   const size_t words = reply.ok() ? words_for(reply.value()) : words_for(reply.status());
   return build<schema::Reply>(8 + words, [&](auto root) { write(reply, root); });
@@ -100,14 +104,22 @@ Result<Message> decode_message(std::span<const uint8_t> bytes) {
 Result<Hello> decode_hello(std::span<const uint8_t> bytes) {
   return decode<Hello, schema::Hello>(bytes, kMaxHelloBytes);
 }
+Result<Challenge> decode_challenge(std::span<const uint8_t> bytes) {
+  return decode<Challenge, schema::Challenge>(bytes, kMaxHelloBytes);
+}
+Result<Proof> decode_proof(std::span<const uint8_t> bytes) {
+  return decode<Proof, schema::Proof>(bytes, kMaxHelloBytes);
+}
+Result<HelloReply> decode_hello_reply(std::span<const uint8_t> bytes) {
+  return decode<HelloReply, schema::HelloReply>(bytes, kMaxHelloBytes);
+}
 Result<BulkHeader> decode_bulk_header(std::span<const uint8_t> bytes) {
   return decode<BulkHeader, schema::BulkHeader>(bytes, kMaxHelloBytes);
 }
-Status decode_status(std::span<const uint8_t> bytes, Status* status, bool* checksum) {
-  return open<schema::HelloReply>(bytes, kMaxHelloBytes, [&](auto root) {
-    if (checksum) *checksum = root.getChecksum();
-    return read(root, status);
-  });
+Status decode_status(std::span<const uint8_t> bytes, Status* status) {
+  auto reply = decode_hello_reply(bytes);
+  if (reply.ok()) *status = std::move(reply).value().status;
+  return reply.status();
 }
 Status decode_reply(std::span<const uint8_t> bytes, Result<Message>* reply) {
   return open<schema::Reply>(bytes, kMaxMessageBytes, [&](auto root) { return read(root, reply); });

@@ -12,6 +12,10 @@ namespace {
 Status malformed(const std::string& what) { return {Code::kIo, "malformed message: " + what}; }
 
 kj::StringPtr text(const std::string& from) { return {from.c_str(), from.size()}; }
+template <typename Bytes>
+capnp::Data::Reader data_of(const Bytes& from) {
+  return {reinterpret_cast<const kj::byte*>(from.data()), from.size()};
+}
 
 // Collects the first thing that is wrong, so that readers can be written one field a line.
 class Check {
@@ -25,6 +29,20 @@ class Check {
   void text(capnp::Text::Reader from, std::string* to, const char* field, size_t limit = kMaxNameBytes) {
     if (!ok() || !length(from.size(), limit, field, "bytes")) return;
     to->assign(from.cStr(), from.size());
+  }
+  // Of exactly that size.
+  template <typename Bytes>
+  void fixed(capnp::Data::Reader from, Bytes* to, const char* field) {
+    if (!ok()) return;
+    if (from.size() != to->size()) {
+      return fail(std::string(field) + " has " + std::to_string(from.size()) + " bytes instead of " +
+                  std::to_string(to->size()));
+    }
+    std::copy(from.begin(), from.end(), to->begin());
+  }
+  void job_nonce(capnp::Data::Reader from, std::string* to) {
+    if (!ok() || !length(from.size(), kMaxJobNonceBytes, "job nonce", "bytes")) return;
+    to->assign(reinterpret_cast<const char*>(from.begin()), from.size());
   }
   bool length(size_t n, size_t limit, const char* field, const char* unit) {
     if (n > limit) {
@@ -106,6 +124,7 @@ class Check {
           if (!ok()) return to;
           member(entry, &to.members.emplace_back());
         }
+        job_nonce(part.getJobNonce(), &to.job_nonce);
         return to;
       }
       case schema::Message::WATCH:
@@ -212,12 +231,29 @@ void write(const Hello& from, schema::Hello::Builder to) {
   to.setProtocol(from.protocol);
   to.setRole(static_cast<schema::Role>(from.role));
   to.setJob(text(from.job));
-  to.setToken(text(from.token));
   to.setWorkerId(text(from.worker_id));
   to.setRank(from.rank);
   to.setEpoch(from.epoch);
   to.setLibraryVersion(text(from.library_version));
   to.setChecksum(from.checksum);
+  to.setJobNonce(data_of(from.job_nonce));
+  to.setNonce(data_of(from.nonce));
+}
+
+void write(const Challenge& from, schema::Challenge::Builder to) {
+  to.setNonce(data_of(from.nonce));
+  if (!from.refused.ok()) write(from.refused, to.initRefused());
+}
+
+void write(const Proof& from, schema::Proof::Builder to) { to.setMac(data_of(from)); }
+
+void write(const HelloReply& from, schema::HelloReply::Builder to) {
+  to.setChecksum(from.checksum);
+  if (from.status.ok()) {
+    to.setProof(data_of(from.proof));
+  } else {
+    write(from.status, to.initStatus());
+  }
 }
 
 void write(const MemberInfo& from, schema::MemberInfo::Builder to) {
@@ -249,6 +285,7 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setHeadRank(part.head_rank);
           auto members = out.initMembers(static_cast<unsigned>(part.members.size()));
           for (unsigned i = 0; i < members.size(); ++i) write(part.members[i], members[i]);
+          out.setJobNonce(data_of(part.job_nonce));
         } else if constexpr (std::is_same_v<T, Watch>) {
           to.initWatch().setSequence(part.sequence);
         } else if constexpr (std::is_same_v<T, WatchReply>) {
@@ -319,13 +356,6 @@ Status read(schema::Status::Reader from, Status* to) {
   return result;
 }
 
-Status read(schema::HelloReply::Reader from, Status* to) {
-  Status value;
-  Status result = guarded([&](Check& check) { check.status(from.getStatus(), &value); });
-  if (result.ok()) *to = std::move(value);
-  return result;
-}
-
 Status read(schema::Reply::Reader from, Result<Message>* to) {
   Result<Message> value = Message(Empty{});
   Status result = guarded([&](Check& check) {
@@ -356,12 +386,41 @@ Result<Hello> read(schema::Hello::Reader from) {
     if (role > static_cast<uint16_t>(Role::kPeer)) return check.fail("unknown role " + std::to_string(role));
     to.role = static_cast<Role>(role);
     check.text(from.getJob(), &to.job, "job");
-    check.text(from.getToken(), &to.token, "token");
+    check.fixed(from.getNonce(), &to.nonce, "nonce");
     check.text(from.getWorkerId(), &to.worker_id, "worker id");
     to.rank = from.getRank();
     to.epoch = from.getEpoch();
     check.text(from.getLibraryVersion(), &to.library_version, "library version");
     to.checksum = from.getChecksum();
+    check.job_nonce(from.getJobNonce(), &to.job_nonce);
+  });
+  if (!result.ok()) return result;
+  return to;
+}
+
+Result<Challenge> read(schema::Challenge::Reader from) {
+  Challenge to;
+  Status result = guarded([&](Check& check) {
+    check.status(from.getRefused(), &to.refused);
+    if (to.refused.ok()) check.fixed(from.getNonce(), &to.nonce, "nonce");
+  });
+  if (!result.ok()) return result;
+  return to;
+}
+
+Result<Proof> read(schema::Proof::Reader from) {
+  Proof to{};
+  Status result = guarded([&](Check& check) { check.fixed(from.getMac(), &to, "proof"); });
+  if (!result.ok()) return result;
+  return to;
+}
+
+Result<HelloReply> read(schema::HelloReply::Reader from) {
+  HelloReply to;
+  Status result = guarded([&](Check& check) {
+    check.status(from.getStatus(), &to.status);
+    to.checksum = from.getChecksum();
+    if (to.status.ok()) check.fixed(from.getProof(), &to.proof, "proof");
   });
   if (!result.ok()) return result;
   return to;
@@ -410,7 +469,7 @@ size_t words_for(const Message& message) {
                     } else if constexpr (std::is_same_v<T, JoinReply>) {
                       size_t words = 0;
                       for (const auto& member : part.members) words += words_of(member);
-                      return words;
+                      return words + kMaxJobNonceBytes / 8;
                     } else if constexpr (std::is_same_v<T, WatchReply>) {
                       return words_for(part.news);
                     } else if constexpr (std::is_same_v<T, Leave> || std::is_same_v<T, Report> ||

@@ -13,6 +13,9 @@ namespace dsgd::transport {
 
 void write(const Status& from, schema::Status::Builder to);
 void write(const Hello& from, schema::Hello::Builder to);
+void write(const Challenge& from, schema::Challenge::Builder to);
+void write(const Proof& from, schema::Proof::Builder to);
+void write(const HelloReply& from, schema::HelloReply::Builder to);
 void write(const MemberInfo& from, schema::MemberInfo::Builder to);
 void write(const Message& from, schema::Message::Builder to);
 void write(const Result<Message>& from, schema::Reply::Builder to);
@@ -20,9 +23,11 @@ void write(const BulkHeader& from, schema::BulkHeader::Builder to);
 
 // Returns whether `from` was well formed. Outputs are written only if so.
 Status read(schema::Status::Reader from, Status* to);
-Status read(schema::HelloReply::Reader from, Status* to);
 Status read(schema::Reply::Reader from, Result<Message>* to);
 Result<Hello> read(schema::Hello::Reader from);
+Result<Challenge> read(schema::Challenge::Reader from);
+Result<Proof> read(schema::Proof::Reader from);
+Result<HelloReply> read(schema::HelloReply::Reader from);
 Result<Message> read(schema::Message::Reader from);
 Result<BulkHeader> read(schema::BulkHeader::Reader from);
 

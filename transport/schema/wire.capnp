@@ -24,17 +24,28 @@ struct Hello {  # first bytes of a connection, from the side that dialled
   protocol @0 :UInt32;
   role @1 :Role;
   job @2 :Text;
-  token @3 :Text;
+  nonce @3 :Data;  # 32 bytes
   workerId @4 :Text;
   rank @5 :Int32 = -1;
   epoch @6 :UInt64;
   libraryVersion @7 :Text;
   checksum @8 :Bool;
+  jobNonce @9 :Data;
+}
+
+struct Challenge {  # the answer to the hello
+  nonce @0 :Data;  # 32 bytes
+  refused @1 :Status;
+}
+
+struct Proof {  # of the side that dialled
+  mac @0 :Data;  # 32 bytes
 }
 
 struct HelloReply {  # the verdict of the side that accepted; RPC begins after an OK
   status @0 :Status;
   checksum @1 :Bool;  # frames have checksums from here on, both ways
+  proof @2 :Data;  # 32 bytes; none with an error
 }
 
 struct MemberInfo {
@@ -58,6 +69,7 @@ struct JoinReply {
   rank @1 :Int32 = -1;
   headRank @2 :Int32 = -1;
   members @3 :List(MemberInfo);
+  jobNonce @4 :Data;
 }
 
 struct Watch {

@@ -23,17 +23,21 @@ ClientEnd::ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Conn
       dialled_(std::move(dialled)) {}
 
 void ClientEnd::start() {
-  connection_->to_server.write({.kind = FrameKind::kHello, .head = encode(options_.hello)});
+  options_.hello.nonce = make_nonce(*network_->loop);
+  hello_bytes_ = encode(options_.hello);
+  connection_->to_server.write({.kind = FrameKind::kHello, .head = hello_bytes_});
 }
 
 bool ClientEnd::receive(Packet& packet) {
   if (abandoned_ || !connection_) return true;
   network_->counters.bytes_received += packet.head.size();
   switch (packet.kind) {
+    case FrameKind::kChallenge:
+      challenged(packet.head);
+      return true;
     case FrameKind::kHelloReply: {
-      Status status;
-      Status form = decode_status(packet.head, &status);
-      verdict(form.ok() ? status : form);
+      auto reply = decode_hello_reply(packet.head);
+      verdict(reply.ok() ? reply.value() : HelloReply{reply.status(), {}});
       return true;
     }
     case FrameKind::kReply: {
@@ -78,9 +82,23 @@ bool ClientEnd::receive(Packet& packet) {
   }
 }
 
-void ClientEnd::verdict(const Status& status) {
+void ClientEnd::challenged(std::span<const uint8_t> bytes) {
   if (!dialled_) return;
-  if (!status.ok()) return fail_dial(status);
+  auto challenge = decode_challenge(bytes);
+  if (!challenge.ok()) return fail_dial(challenge.status());
+  if (!challenge.value().refused.ok()) return fail_dial(challenge.value().refused);
+  challenge_ = challenge.value().nonce;
+  connection_->to_server.write({.kind = FrameKind::kProof, .head = encode(prove_as(Side::kDialling))});
+}
+
+Proof ClientEnd::prove_as(Side side) const {
+  return prove(side, options_.token, options_.hello.job_nonce, hello_bytes_, challenge_);
+}
+
+void ClientEnd::verdict(const HelloReply& reply) {
+  if (!dialled_) return;
+  if (!reply.status.ok()) return fail_dial(reply.status);
+  if (!equal_proofs(reply.proof, prove_as(Side::kAccepting))) return fail_dial(not_proved(address_));
   auto done = std::exchange(dialled_, nullptr);
   done(std::unique_ptr<ClientChannel>(std::make_unique<SimClientChannel>(shared_from_this())));
 }

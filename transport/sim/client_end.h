@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "transport/authentication.h"
 #include "transport/sim/sim_network.h"
 
 namespace dsgd::transport {
@@ -54,7 +55,9 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
     std::deque<Chunk> waiting;
   };
 
-  void verdict(const Status& status);
+  void challenged(std::span<const uint8_t> bytes);
+  Proof prove_as(Side side) const;
+  void verdict(const HelloReply& reply);
   void answered(uint64_t id, const Status& status);
   void pump(uint64_t operation);
   void pump_small();
@@ -70,6 +73,8 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
   const std::string address_;
   DialOptions options_;
   Dialled dialled_;
+  std::vector<uint8_t> hello_bytes_;
+  Nonce challenge_{};
   TimerId dial_timer_ = 0;
   uint64_t next_id_ = 1;
   std::map<uint64_t, Call> calls_;

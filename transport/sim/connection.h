@@ -18,7 +18,9 @@ namespace dsgd::transport {
 
 enum class FrameKind : uint8_t {
   kHello,       // head: Hello
-  kHelloReply,  // head: Status
+  kChallenge,   // head: Challenge
+  kProof,       // head: Proof
+  kHelloReply,  // head: HelloReply
   kCall,        // head: Message
   kReply,       // head: Reply
   kBulk,        // head: BulkHeader; payload, read from the sender's span

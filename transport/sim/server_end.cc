@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/authentication.h"
 #include "transport/schema/codec.h"
 
 namespace dsgd::transport {
@@ -63,7 +64,7 @@ ServerEnd::ServerEnd(std::shared_ptr<ListenerState> listener, std::shared_ptr<Co
 
 bool ServerEnd::receive(Packet& packet) {
   if (closed_ || !connection_) return true;
-  if (listener_) return receive_hello(packet);
+  if (listener_) return receive_handshake(packet);
   if (!opened_) return false;  // on_open comes first
   switch (packet.kind) {
     case FrameKind::kCall:
@@ -84,39 +85,68 @@ bool ServerEnd::receive(Packet& packet) {
   }
 }
 
-bool ServerEnd::receive_hello(Packet& packet) {
-  auto listener = std::exchange(listener_, nullptr);
+bool ServerEnd::receive_handshake(Packet& packet) {
   auto self = shared_from_this();
-  auto reject = [&](const Status& why) {
-    answer(FrameKind::kHelloReply, 0, encode_status(why));
-    over(why, false);
-  };
-  if (packet.kind != FrameKind::kHello || !listener->usable()) {
+  if (packet.kind != (challenged_ ? FrameKind::kProof : FrameKind::kHello) || !listener_->usable()) {
+    listener_ = nullptr;
     over({Code::kIo, "the connection ended before its hello"}, true);
-    return true;
+  } else {
+    challenged_ ? take_proof(packet.head) : take_hello(packet.head);
   }
-  auto hello = decode_hello(packet.head);
-  if (!hello.ok()) return reject(hello.status()), true;
+  return true;
+}
+
+void ServerEnd::reject(const Status& why) {
+  listener_ = nullptr;
+  if (challenged_) {
+    answer(FrameKind::kHelloReply, 0, encode(HelloReply{why, {}}));
+  } else {
+    answer(FrameKind::kChallenge, 0, encode(Challenge{why, {}}));
+  }
+  over(why, false);
+}
+
+void ServerEnd::take_hello(const std::vector<uint8_t>& bytes) {
+  auto hello = decode_hello(bytes);
+  if (!hello.ok()) return reject(hello.status());
   hello_ = hello.value();
-  auto decision = listener->handler->on_hello(hello_, from_);
-  if (!decision.ok()) return reject(decision.status()), true;
+  hello_bytes_ = bytes;
+  challenge_ = make_nonce(*network_->loop);
+  challenged_ = true;
+  answer(FrameKind::kChallenge, 0, encode(Challenge{{}, challenge_}));
+}
+
+void ServerEnd::take_proof(const std::vector<uint8_t>& bytes) {
+  AcceptHandler& handler = *listener_->handler;
+  const auto prove_as = [&](Side side) {
+    return prove(side, handler.token(), hello_.job_nonce, hello_bytes_, challenge_);
+  };
+  auto proof = decode_proof(bytes);
+  if (!proof.ok()) return reject(proof.status());
+  if (!equal_proofs(proof.value(), prove_as(Side::kDialling))) return reject(handler.on_wrong_token(hello_, from_));
+  auto decision = handler.on_hello(hello_, from_);
+  if (!decision.ok()) return reject(decision.status());
+  listener_ = nullptr;
 
   // From here on the connection is the chosen network's.
   network_->servers.erase(connection_->id);
-  network_ = static_cast<SimNetwork*>(decision->network)->state();
-  handler_ = decision->handler;
+  network_ = static_cast<SimNetwork*>(decision.value().network)->state();
+  handler_ = decision.value().handler;
   network_->servers.emplace(connection_->id, connection_);
   connection_->to_server.set_reader(network_->loop_state, weak_from_this());
   connection_->to_client.set_writer(network_->loop_state, weak_from_this());
-  network_->loop->post([self] {
+  network_->loop->post([self = shared_from_this(), proof = prove_as(Side::kAccepting)] {
     if (self->closed_) return;
-    self->handler_->on_open(*self);
+    const Status refused = self->handler_->on_open(*self);
     if (self->closed_) return;
+    self->answer(FrameKind::kHelloReply, 0, encode(HelloReply{refused, proof}));
+    if (!refused.ok()) {
+      self->handler_ = nullptr;
+      return self->over(refused, false);
+    }
     self->opened_ = true;
-    self->answer(FrameKind::kHelloReply, 0, encode_status({}));
     self->connection_->to_server.kick();
   });
-  return true;
 }
 
 void ServerEnd::receive_call(Packet& packet) {

@@ -39,7 +39,10 @@ class ServerEnd final : public End, public ServerChannel, public std::enable_sha
     Status why_discarded;
   };
 
-  bool receive_hello(Packet& packet);
+  bool receive_handshake(Packet& packet);
+  void take_hello(const std::vector<uint8_t>& bytes);
+  void take_proof(const std::vector<uint8_t>& bytes);
+  void reject(const Status& why);
   void receive_call(Packet& packet);
   bool receive_chunk(Packet& packet);
   bool begin_chunk(const Packet& packet);
@@ -47,11 +50,14 @@ class ServerEnd final : public End, public ServerChannel, public std::enable_sha
   void end_chunk();
   void over(const Status& why, bool tell);
 
-  std::shared_ptr<ListenerState> listener_;  // until the hello is judged
+  std::shared_ptr<ListenerState> listener_;  // until the handshake is over
   std::shared_ptr<NetworkState> network_;
   std::shared_ptr<Connection> connection_;  // null when closed
   const std::string from_;
   Hello hello_;
+  std::vector<uint8_t> hello_bytes_;
+  Nonce challenge_{};
+  bool challenged_ = false;  // the hello is in
   ServerHandler* handler_ = nullptr;
   std::unique_ptr<Incoming> incoming_;
   size_t pooled_ = 0;  // held by receipts of this connection and by incoming_

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "transport/authentication.h"
 #include "transport/schema/codec.h"
 #include "transport/uv/guard.h"
 
@@ -26,8 +27,8 @@ void Dialler::start() {
       timer_ = 0;
       const char* what = resolution_                       ? "its name was not resolved"
                          : stage_ == Stage::kConnecting    ? "nobody answered"
-                         : stage_ == Stage::kAwaitingReply ? "it accepted but did not answer the hello"
-                                                           : "the connection was not ready";
+                         : stage_ == Stage::kIdle          ? "the connection was not ready"
+                                                           : "it accepted but did not answer the hello";
       finish(Status(Code::kTimeout, "cannot connect to " + address_ + ": " + what + " in time" +
                                         (last_.ok() ? "" : " (before: " + last_.message() + ")")));
     });
@@ -75,10 +76,16 @@ void Dialler::try_next() {
 }
 
 void Dialler::connected() {
-  stage_ = Stage::kSendingHello;
   handshake_ = Handshake();
   options_.hello.checksum = wants_checksums(shared_.checksum, poll_->fd());
-  handshake_.to_send(encode(options_.hello));
+  options_.hello.nonce = make_nonce(shared_.loop);
+  hello_bytes_ = encode(options_.hello);
+  send(Stage::kSendingHello, hello_bytes_);
+}
+
+void Dialler::send(Stage stage, std::vector<uint8_t> bytes) {
+  stage_ = stage;
+  handshake_.to_send(std::move(bytes));
   step();
 }
 
@@ -104,31 +111,45 @@ void Dialler::step() {
     return connected();
   }
   auto failed = [&] { attempt_failed(Status(error.code(), to_text(current_) + ": " + error.message())); };
-  if (stage_ == Stage::kSendingHello) {
+  if (stage_ == Stage::kSendingHello || stage_ == Stage::kSendingProof) {
     const auto outcome = handshake_.write(poll_->fd(), &error);
     if (outcome == Handshake::Outcome::kFailed) return failed();
-    poll_->want_write(outcome == Handshake::Outcome::kBlocked);
-    if (outcome == Handshake::Outcome::kBlocked) return;
-    stage_ = Stage::kAwaitingReply;
-    poll_->want_read(true);
+    const bool blocked = outcome == Handshake::Outcome::kBlocked;
+    poll_->want_write(blocked);
+    poll_->want_read(!blocked);
+    if (blocked) return;
+    stage_ = stage_ == Stage::kSendingHello ? Stage::kAwaitingChallenge : Stage::kAwaitingReply;
   }
-  if (stage_ == Stage::kAwaitingReply) {
+  if (stage_ == Stage::kAwaitingChallenge || stage_ == Stage::kAwaitingReply) {
     const auto outcome = handshake_.read(poll_->fd(), &error);
     if (outcome == Handshake::Outcome::kFailed) return failed();
-    if (outcome == Handshake::Outcome::kDone) replied();
+    if (outcome == Handshake::Outcome::kDone) stage_ == Stage::kAwaitingChallenge ? challenged() : replied();
   }
+}
+
+void Dialler::challenged() {
+  auto challenge = decode_challenge(handshake_.take_received());
+  if (!challenge.ok()) return malformed(challenge.status());
+  if (!challenge.value().refused.ok()) return finish(challenge.value().refused);
+  challenge_ = challenge.value().nonce;
+  send(Stage::kSendingProof, encode(prove_as(Side::kDialling)));
+}
+
+Proof Dialler::prove_as(Side side) const {
+  return prove(side, options_.token, options_.hello.job_nonce, hello_bytes_, challenge_);
+}
+
+void Dialler::malformed(const Status& why) {
+  finish(Status(Code::kIo, "the answer of " + address_ + " to the hello is malformed: " + why.message()));
 }
 
 void Dialler::replied() {
   stage_ = Stage::kIdle;
-  Status verdict;
-  bool checksum = false;
-  Status formed = decode_status(handshake_.received(), &verdict, &checksum);
-  if (!formed.ok()) {
-    return finish(
-        Status(Code::kIo, "the answer of " + address_ + " to the hello is malformed: " + formed.message()));
-  }
-  if (!verdict.ok()) return finish(verdict);
+  auto reply = decode_hello_reply(handshake_.received());
+  if (!reply.ok()) return malformed(reply.status());
+  if (!reply.value().status.ok()) return finish(reply.value().status);
+  if (!equal_proofs(reply.value().proof, prove_as(Side::kAccepting))) return finish(not_proved(address_));
+  const bool checksum = reply.value().checksum;
   if (options_.hello.checksum && !checksum) {
     return finish(Status(Code::kIo, "the answer of " + address_ +
                                         " to the hello refuses checksums, which every version of dsgd gives if asked to; the answer "

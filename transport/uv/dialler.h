@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/authentication.h"
 #include "transport/network.h"
 #include "transport/uv/address.h"
 #include "transport/uv/client_connection.h"
@@ -26,11 +27,15 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
   void abandon();  // no callback any more
 
  private:
-  enum class Stage { kIdle, kConnecting, kSendingHello, kAwaitingReply };
+  enum class Stage { kIdle, kConnecting, kSendingHello, kAwaitingChallenge, kSendingProof, kAwaitingReply };
   void resolved(Result<std::vector<SocketAddress>> addresses);
   void try_next();
   void connected();
   void step();
+  void send(Stage stage, std::vector<uint8_t> bytes);
+  void challenged();
+  Proof prove_as(Side side) const;
+  void malformed(const Status& why);
   void replied();
   void attempt_failed(const Status& why);  // the next address may work
   void finish(Result<std::shared_ptr<ClientConnection>> result);
@@ -48,6 +53,8 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
   SocketAddress current_;
   std::unique_ptr<PollFd> poll_;
   Handshake handshake_;
+  std::vector<uint8_t> hello_bytes_;
+  Nonce challenge_{};
   Stage stage_ = Stage::kIdle;
   TimerId timer_ = 0;
   std::shared_ptr<ClientConnection> connection_;

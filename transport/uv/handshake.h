@@ -1,8 +1,9 @@
-// The bytes before RPC: one Cap'n Proto framed message each way, read without taking a byte of what follows.
+// The bytes before RPC: Cap'n Proto framed messages, two each way, read without taking a byte of what follows.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "transport/base/status.h"
@@ -16,6 +17,10 @@ class Handshake {
   Outcome write(int fd, Status* error);
   Outcome read(int fd, Status* error);  // bounded by the codec's kMaxHelloBytes
   bool has_received() const { return got_ > 0; }
+  std::vector<uint8_t> take_received() {  // what comes next is another message
+    got_ = 0;
+    return std::exchange(in_, {});
+  }
   std::span<const uint8_t> received() const { return in_; }
 
  private:

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "transport/authentication.h"
 #include "transport/schema/codec.h"
 #include "transport/uv/descriptors.h"
 #include "transport/uv/guard.h"
@@ -155,7 +156,7 @@ class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Gues
   }
   // The hello may have come before the connection was accepted.
   void look() { on_readable(); }
-  bool has_spoken() const { return handshake_.has_received(); }
+  bool has_spoken() const { return challenged_ || handshake_.has_received(); }
 
  private:
   void on_readable() override {
@@ -169,21 +170,45 @@ class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Gues
       case Handshake::Outcome::kDone:
         break;
     }
-    auto hello = decode_hello(handshake_.received());
-    if (!hello.ok()) return refuse(hello.status());
-    auto decision = acceptor_.handler_->on_hello(hello.value(), from_);
-    if (!decision.ok()) return refuse(decision.status());
-    auto* network = static_cast<UvNetwork*>(decision.value().network);
-    network->adopt(poll_->release(), from_, std::move(hello).value(), decision.value().handler);
-    leave();
+    challenged_ ? take_proof() : take_hello();
   }
   void on_writable() override {}
 
-  // The verdict is small and the socket's buffer empty: one attempt is enough.
-  void refuse(const Status& why) {
+  void take_hello() {
+    hello_bytes_ = handshake_.take_received();
+    auto hello = decode_hello(hello_bytes_);
+    if (!hello.ok()) return refuse(hello.status());
+    hello_ = std::move(hello).value();
+    challenge_ = make_nonce(acceptor_.loop_);
+    challenged_ = true;
+    if (!send(encode(Challenge{{}, challenge_}))) leave();
+  }
+
+  void take_proof() {
+    AcceptHandler& handler = *acceptor_.handler_;
+    auto proof = decode_proof(handshake_.received());
+    if (!proof.ok()) return refuse(proof.status());
+    if (!equal_proofs(proof.value(), prove_as(Side::kDialling))) return refuse(handler.on_wrong_token(hello_, from_));
+    auto decision = handler.on_hello(hello_, from_);
+    if (!decision.ok()) return refuse(decision.status());
+    auto* network = static_cast<UvNetwork*>(decision.value().network);
+    network->adopt(poll_->release(), {from_, hello_, prove_as(Side::kAccepting)}, decision.value().handler);
+    leave();
+  }
+
+  Proof prove_as(Side side) const {
+    return prove(side, acceptor_.handler_->token(), hello_.job_nonce, hello_bytes_, challenge_);
+  }
+
+  // The messages are small and the socket's buffer is empty: one attempt is enough.
+  bool send(std::vector<uint8_t> bytes) {
     Status ignored;
-    handshake_.to_send(encode_status(why));
-    (void)handshake_.write(poll_->fd(), &ignored);
+    handshake_.to_send(std::move(bytes));
+    return handshake_.write(poll_->fd(), &ignored) == Handshake::Outcome::kDone;
+  }
+
+  void refuse(const Status& why) {
+    (void)send(challenged_ ? encode(HelloReply{why, {}}) : encode(Challenge{why, {}}));
     leave();
   }
 
@@ -192,6 +217,10 @@ class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Gues
   Acceptor& acceptor_;
   const std::string from_;
   Handshake handshake_;
+  Hello hello_;
+  std::vector<uint8_t> hello_bytes_;
+  Nonce challenge_{};
+  bool challenged_ = false;  // the hello is in
   std::unique_ptr<PollFd> poll_;
   TimerId timer_ = 0;
 };

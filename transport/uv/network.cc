@@ -187,13 +187,11 @@ Result<std::string> UvNetwork::local_address_for(const std::string& address, con
   return choose_local_address(address, interface, why);
 }
 
-void UvNetwork::adopt(Fd fd, std::string from, Hello hello, ServerHandler* handler) {
+void UvNetwork::adopt(Fd fd, Greeting greeting, ServerHandler* handler) {
   State* state = state_.get();
-  auto serve = [state, fd = std::make_shared<Fd>(std::move(fd)), from = std::move(from),
-                hello = std::move(hello), handler]() mutable {
+  auto serve = [state, fd = std::make_shared<Fd>(std::move(fd)), greeting = std::move(greeting), handler]() mutable {
     if (state->ending_) return;
-    auto connection =
-        ServerConnection::make(state->shared(), std::move(*fd), std::move(from), std::move(hello), handler);
+    auto connection = ServerConnection::make(state->shared(), std::move(*fd), std::move(greeting), handler);
     if (!connection.ok()) return;  // the dialling side sees the connection end
     state->keep(connection.value());
     connection.value()->start();

@@ -32,7 +32,7 @@ class UvNetwork final : public Network {
   Counters counters() const override;
 
   // An accepted connection whose hello was good comes to live here. Any thread.
-  void adopt(Fd fd, std::string from, Hello hello, ServerHandler* handler);
+  void adopt(Fd fd, Greeting greeting, ServerHandler* handler);
 
  private:
   // What listeners, which may be destroyed after the network, share with it. On the loop, but for the

@@ -100,12 +100,10 @@ class ServerConnection::WireServer final : public schema::Wire::Server {
 
 // ---- the connection
 
-Result<std::shared_ptr<ServerConnection>> ServerConnection::make(NetworkShared shared, Fd fd,
-                                                                 std::string peer, Hello hello,
+Result<std::shared_ptr<ServerConnection>> ServerConnection::make(NetworkShared shared, Fd fd, Greeting greeting,
                                                                  ServerHandler* handler) {
-  hello.checksum = hello.checksum || wants_checksums(shared.checksum, fd.get());
-  std::shared_ptr<ServerConnection> self(
-      new ServerConnection(shared, std::move(peer), std::move(hello), handler));
+  greeting.hello.checksum = greeting.hello.checksum || wants_checksums(shared.checksum, fd.get());
+  std::shared_ptr<ServerConnection> self(new ServerConnection(shared, std::move(greeting), handler));
   auto link = Link::make(shared.loop.port(), std::move(fd), capnp::rpc::twoparty::Side::SERVER, shared.read,
                          shared.sent, self.get(), self.get());
   if (!link.ok()) return link.status();
@@ -113,10 +111,10 @@ Result<std::shared_ptr<ServerConnection>> ServerConnection::make(NetworkShared s
   return self;
 }
 
-ServerConnection::ServerConnection(NetworkShared shared, std::string peer, Hello hello,
-                                   ServerHandler* handler)
-    : Connection(shared, std::move(peer)),
-      hello_(std::move(hello)),
+ServerConnection::ServerConnection(NetworkShared shared, Greeting greeting, ServerHandler* handler)
+    : Connection(shared, std::move(greeting.from)),
+      hello_(std::move(greeting.hello)),
+      proof_(greeting.proof),
       handler_(handler),
       anchor_(std::make_shared<Anchor>(Anchor{this})) {}
 
@@ -124,8 +122,12 @@ ServerConnection::~ServerConnection() noexcept { drop_rpc(); }
 
 void ServerConnection::start() {
   need_room();
-  handler_->on_open(*this);
-  link_->send_raw(encode_status(Status(), hello_.checksum));
+  const Status refused = handler_->on_open(*this);
+  link_->send_raw(encode(HelloReply{refused, proof_, hello_.checksum}));
+  if (!refused.ok()) {
+    handler_ = nullptr;
+    return close_link(false);  // the verdict has been written: it is small, and the first thing on the socket
+  }
   if (hello_.checksum) link_->use_checksums();
   rpc_.emplace(*link_,
                kj::Maybe<capnp::Capability::Client>(schema::Wire::Client(kj::heap<WireServer>(anchor_))));

@@ -14,11 +14,18 @@
 
 namespace dsgd::transport::uv {
 
+// What a handshake has shown.
+struct Greeting {
+  std::string from;
+  Hello hello;
+  Proof proof;  // of this side, to be sent with the verdict
+};
+
 class ServerConnection final : public Connection, public ServerChannel, private FrameReader::Landing {
  public:
   // Sends the verdict on the hello, then serves.
-  static Result<std::shared_ptr<ServerConnection>> make(NetworkShared shared, Fd fd, std::string peer,
-                                                        Hello hello, ServerHandler* handler);
+  static Result<std::shared_ptr<ServerConnection>> make(NetworkShared shared, Fd fd, Greeting greeting,
+                                                        ServerHandler* handler);
   ~ServerConnection() noexcept override;
   void start();
 
@@ -47,7 +54,7 @@ class ServerConnection final : public Connection, public ServerChannel, private 
     kj::Own<kj::PromiseFulfiller<void>> fulfiller;
   };
 
-  ServerConnection(NetworkShared shared, std::string peer, Hello hello, ServerHandler* handler);
+  ServerConnection(NetworkShared shared, Greeting greeting, ServerHandler* handler);
   kj::Promise<void> on_rpc_call(CallContext context);
   kj::Promise<void> on_rpc_push(PushContext context);
   void answer_call(uint64_t id, const Result<Message>& result);
@@ -65,6 +72,7 @@ class ServerConnection final : public Connection, public ServerChannel, private 
   void tear_down() override;
 
   const Hello hello_;
+  const Proof proof_;
   ServerHandler* handler_;
   std::optional<capnp::RpcSystem<capnp::rpc::twoparty::VatId>> rpc_;
   std::shared_ptr<Anchor> anchor_;

@@ -97,7 +97,7 @@ def main():
     libraries = {line.split()[-1] for line in maps.splitlines() if ".so" in line}
     own = [name for name in libraries if "libdsgd" in name]
     assert own and all("site-packages" in name for name in own), own
-    assert not any(part in name for name in libraries for part in ("libkj", "libcapnp", "libuv")), libraries
+    assert not any(part in name for name in libraries for part in ("libkj", "libcapnp", "libuv", "libsodium")), libraries
     print(f"ok: dsgd {dsgd.__version__} and pycapnp {capnp.__version__}, {sys.argv[1]}, NumPy {numpy.__version__}, {plugin} GPUs")
 
 

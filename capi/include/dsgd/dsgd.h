@@ -69,6 +69,8 @@
  *              all, as does dsgd_strategy_set for what there is not.
  *   Waiting    timeout_ms counts milliseconds; 0 does not wait; -1 means what each function says; below -1 is
  *              DSGD_ERR_INVALID_ARGUMENT.
+ *   Security   Both sides of a connection prove that they know the job's `token`, which never travels. What follows is neither
+ *              encrypted nor authenticated: an attacker who can change packets can change gradients.
  *   Forking    In a child made by fork() every call on a session, a parameter, a replica, an op or a head of the parent
  *              returns DSGD_ERR_FORKED; *_free and dsgd_finalize work and touch nothing outside the process. What holds
  *              nothing outside of it (configurations, errors, objects, data shards, log records, dsgd_memory) goes on
@@ -121,7 +123,7 @@ enum dsgd_status {
   DSGD_ERR_MISMATCH = -9,         /* workers disagree: names, shapes, dtypes, order of operations, settings */
   DSGD_ERR_NOT_FOUND = -10,       /* no such name, file or object */
   DSGD_ERR_EXISTS = -11,          /* the name or the worker id is taken */
-  DSGD_ERR_UNAUTHORIZED = -12,    /* wrong token or job name */
+  DSGD_ERR_UNAUTHORIZED = -12,    /* wrong token or job name, here or at the other side */
   DSGD_ERR_UNREACHABLE = -13,     /* an address cannot be resolved or connected to */
   DSGD_ERR_ADDRESS_IN_USE = -14,  /* the address to listen on is taken */
   DSGD_ERR_NO_MEMORY = -15,

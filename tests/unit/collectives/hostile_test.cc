@@ -27,6 +27,7 @@ using transport::ClientChannel;
 
 constexpr size_t kCount = 200'000;  // floats: slices larger than a small chunk
 constexpr uint64_t kFirst = Mesh::operation(1, 0);
+const std::string kJobNonce = "nonce of the job";
 constexpr uint64_t kFar = ~uint64_t{0} - 3;
 
 // The victim, rank 0 of 2, with a mesh of its own.
@@ -49,12 +50,16 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
     transport::JoinReply view;
     view.epoch = 1;
     view.rank = 0;
+    view.job_nonce = kJobNonce;
     view.members = {{0, "w0", "victim", "m0", {"victim:7000"}, 1}, {1, "w1", "attacker", "m1", {"attacker:7000"}, 2}};
     loop().post([this, view] { opened = mesh->open(view).ok(); });
   }
+  const std::string& token() const override { return token_; }
   Result<Decision> on_hello(const transport::Hello&, const std::string&) override {
     return Decision{network_.get(), mesh.get()};
   }
+  Status on_wrong_token(const transport::Hello&, const std::string&) override { return Status(Code::kUnauthorized, "no"); }
+  transport::Network& network() { return *network_; }
   void on_peer_failure(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
   void on_peer_left(int32_t) override {}
   void on_object(transport::ObjectPart, transport::Responder respond) override { respond(Status(Code::kUnsupported, "no")); }
@@ -65,6 +70,7 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
   std::vector<std::pair<int32_t, Status>> failures;
 
  private:
+  const std::string token_;
   std::unique_ptr<transport::Environment> environment_;
   std::unique_ptr<transport::Network> network_;
   std::unique_ptr<transport::Listener> listener_;
@@ -83,18 +89,28 @@ class Attacker final : public transport::ServerHandler, public transport::Accept
     network_.reset();
   }
   void dial(const std::string& worker_id) {
-    network_->loop().post([this, worker_id] {
+    claim(worker_id, kJobNonce, [this](Result<std::unique_ptr<ClientChannel>> result) {
+      if (result.ok()) channel = std::move(result).value();
+    });
+  }
+  // To be rank 1.
+  void claim(const std::string& worker_id, const std::string& job_nonce,
+             std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) {
+    network_->loop().post([this, worker_id, job_nonce, done] {
       transport::DialOptions options;
       options.hello.role = transport::Role::kPeer;
       options.hello.worker_id = worker_id;
       options.hello.rank = 1;
       options.hello.epoch = 1;
+      options.hello.job_nonce = job_nonce;
       options.closed = [this](const Status& why) { closed = why; };
       options.refused = [this](uint64_t, const Status& why) { answers.push_back(why); };
-      network_->dial("victim:7000", options, [this](Result<std::unique_ptr<ClientChannel>> result) {
-        if (result.ok()) channel = std::move(result).value();
-      });
+      network_->dial("victim:7000", options, done);
     });
+  }
+  void drop(std::vector<std::unique_ptr<ClientChannel>>& channels) {
+    auto gone = std::make_shared<std::vector<std::unique_ptr<ClientChannel>>>(std::move(channels));
+    network_->loop().post([gone] { gone->clear(); });
   }
   void send(BulkHeader header, std::vector<std::byte> data, bool as_span) {
     header.source = 1;
@@ -111,7 +127,9 @@ class Attacker final : public transport::ServerHandler, public transport::Accept
   void call(transport::Message message, std::function<void(const Result<transport::Message>&)> done) {
     network_->loop().post([this, message, done] { channel->call(message, transport::kNever, done); });
   }
+  const std::string& token() const override { return token_; }
   Result<Decision> on_hello(const transport::Hello&, const std::string&) override { return Decision{network_.get(), this}; }
+  Status on_wrong_token(const transport::Hello&, const std::string&) override { return Status(Code::kUnauthorized, "no"); }
   void on_call(transport::ServerChannel&, transport::Message, transport::Responder respond) override {
     respond(transport::Message(transport::Empty{}));
   }
@@ -125,6 +143,7 @@ class Attacker final : public transport::ServerHandler, public transport::Accept
   std::vector<Status> answers;
 
  private:
+  const std::string token_;
   std::unique_ptr<transport::Environment> environment_;
   std::unique_ptr<transport::Network> network_;
   std::unique_ptr<transport::Listener> listener_;
@@ -214,6 +233,118 @@ class HostilePeer : public testing::Test {
   BulkHeader header;
   std::optional<Status> ended;
 };
+
+using Dialled = Result<std::unique_ptr<ClientChannel>>;
+
+TEST_F(HostilePeer, AClaimWithoutTheJobsNonceIsRefusedAndDoesNotHarmTheRealWorker) {
+  open();
+  connect();
+  begin("exchange", kFirst);
+  for (const auto& [worker_id, job_nonce] : {std::pair{"w1", ""}, {"w1", "of another job"}, {"w2", kJobNonce.c_str()}}) {
+    std::optional<Status> refused;
+    attacker->claim(worker_id, job_nonce, [&](const Dialled& result) { refused = result.status(); });
+    run_until([&] { return refused.has_value(); });
+    EXPECT_EQ(refused->code(), Code::kMismatch) << refused->message();
+  }
+  world.run_for(30s);
+  EXPECT_TRUE(victim->failures.empty()) << victim->failures[0].second.message();
+  attacker->send(header, std::vector<std::byte>(16), false);
+  run_until([&] { return ended.has_value(); });
+  EXPECT_TRUE(ended->ok()) << ended->message();
+}
+
+TEST_F(HostilePeer, ASecondConnectionOfAWorkerIsRefusedAndDoesNotHarmTheFirst) {
+  open();
+  connect();
+  begin("exchange", kFirst);
+  std::optional<Status> refused;
+  attacker->claim("w1", kJobNonce, [&](const Dialled& result) { refused = result.status(); });
+  run_until([&] { return refused.has_value(); });
+  EXPECT_EQ(refused->code(), Code::kExists) << refused->message();
+  EXPECT_NE(refused->message().find("rank 1"), std::string::npos) << refused->message();
+  world.run_for(30s);
+  EXPECT_TRUE(victim->failures.empty()) << victim->failures[0].second.message();
+  attacker->send(header, std::vector<std::byte>(16), false);
+  run_until([&] { return ended.has_value(); });
+  EXPECT_TRUE(ended->ok()) << ended->message();
+}
+
+// Before the view is known the claims cannot be told apart.
+TEST_F(HostilePeer, AFalseClaimBeforeTheViewIsKnownDoesNotHarmTheRealWorker) {
+  std::vector<std::unique_ptr<ClientChannel>> claims;
+  for (const char* job_nonce : {"", "of another job"}) {
+    attacker->claim("w1", job_nonce, [&](Dialled result) {
+      ASSERT_TRUE(result.ok()) << result.status().message();
+      claims.push_back(std::move(result).value());
+    });
+  }
+  run_until([&] { return claims.size() == 2; });
+  connect();
+  open();
+  begin("exchange", kFirst);
+  world.run_for(30s);
+  EXPECT_TRUE(victim->failures.empty()) << victim->failures[0].second.message();
+  attacker->send(header, std::vector<std::byte>(16), false);
+  run_until([&] { return ended.has_value(); });
+  EXPECT_TRUE(ended->ok()) << ended->message();
+}
+
+// Nobody can check any more whose chunk it was.
+TEST_F(HostilePeer, AChunkOfAFalseClaimIsNotTakenWhenItsConnectionEndsBeforeTheViewIsKnown) {
+  std::unique_ptr<ClientChannel> claim;
+  std::vector<std::byte> lie(16, std::byte{7});
+  BulkHeader foreign = shape(kFirst, Kind::kExchange, Algorithm::kOneHop);
+  foreign.source = 1;
+  attacker->claim("w1", "", [&](Dialled result) {
+    ASSERT_TRUE(result.ok()) << result.status().message();
+    claim = std::move(result).value();
+    claim->send_small(foreign, lie, nullptr);
+  });
+  run_until([&] { return claim != nullptr; });
+  world.run_for(1s);
+  std::vector<std::unique_ptr<ClientChannel>> claims;
+  claims.push_back(std::move(claim));
+  attacker->drop(claims);
+  world.run_for(1s);
+  EXPECT_EQ(victim->network().counters().pooled_bytes, 0u);
+  connect();
+  open();
+  begin("exchange", kFirst);
+  world.run_for(1s);
+  EXPECT_FALSE(ended.has_value()) << "the chunk was taken for one of rank 1";
+  attacker->send(header, std::vector<std::byte>(16), false);
+  run_until([&] { return ended.has_value(); });
+  EXPECT_TRUE(ended->ok()) << ended->message();
+}
+
+// 40 connections that all claimed rank 1 held 2.3 GB.
+TEST_F(HostilePeer, ManyConnectionsThatClaimOneRankStayWithinTheReceiveMemory) {
+  constexpr size_t kClaims = 40, kChunk = 16 << 20, kReceiveMemory = 64 << 20;
+  for (const bool opened : {false, true}) {
+    SCOPED_TRACE(opened ? "after the view is known" : "before");
+    if (opened) open();
+    std::vector<std::unique_ptr<ClientChannel>> claims;
+    const std::vector<std::byte> chunk(kChunk);
+    size_t dialled = 0;
+    for (size_t i = 0; i < kClaims; ++i) {
+      attacker->claim("w1", opened ? kJobNonce : std::to_string(i), [&](Dialled result) {
+        ++dialled;
+        if (!result.ok()) return;
+        claims.push_back(std::move(result).value());
+        BulkHeader foreign = shape(kFirst + dialled, Kind::kExchange, Algorithm::kOneHop);
+        foreign.source = 1;
+        claims.back()->send(foreign, chunk, [](const Status&) {});
+      });
+    }
+    run_until([&] { return dialled == kClaims; });
+    world.run_for(10s);
+    EXPECT_GE(claims.size(), 1u);
+    EXPECT_LE(claims.size(), opened ? 1u : 4u);
+    EXPECT_LE(victim->network().counters().pooled_peak, kReceiveMemory);
+    attacker->drop(claims);
+    world.run_for(1s);
+  }
+}
 
 struct Chunk {
   const char* name;

@@ -72,6 +72,8 @@ class FakeChannel final : public transport::ServerChannel {
   void discard(uint64_t, const Status&) override {}
   void close() override { closed = true; }
 
+  void claim(int32_t rank, const std::string& job_nonce) { hello_.rank = rank, hello_.job_nonce = job_nonce; }
+
   bool closed = false;
 
  private:

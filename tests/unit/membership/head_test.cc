@@ -101,6 +101,47 @@ class HeadTest : public testing::Test {
 
 // ---- rendezvous
 
+TEST_F(HeadTest, OnlyAWorkerThatKnowsTheJobsNonceMayRenew) {
+  FakeChannel early("w1", Role::kHeartbeat);
+  early.claim(1, "");
+  EXPECT_EQ(head_->on_open(early).code(), Code::kState) << "the job has not begun";
+  begin();
+  const std::string nonce = at(0).join.message<JoinReply>().job_nonce;
+  EXPECT_EQ(nonce.size(), 32u);
+  EXPECT_EQ(at(2).join.message<JoinReply>().job_nonce, nonce);
+  struct Case {
+    const char* worker_id;
+    int32_t rank;
+    std::string job_nonce;
+    Code code;
+  };
+  for (const Case& c : {Case{"w1", 1, nonce, Code::kOk}, Case{"w1", 1, "", Code::kState}, Case{"w1", 1, nonce + "x", Code::kState},
+                        Case{"w1", 2, nonce, Code::kState}, Case{"w1", -1, nonce, Code::kState}, Case{"w1", 3, nonce, Code::kState},
+                        Case{"w7", 1, nonce, Code::kState}}) {
+    FakeChannel channel(c.worker_id, Role::kHeartbeat);
+    channel.claim(c.rank, c.job_nonce);
+    EXPECT_EQ(head_->on_open(channel).code(), c.code) << c.worker_id << " as rank " << c.rank;
+  }
+  EXPECT_TRUE(ends_.empty());
+}
+
+TEST_F(HeadTest, TheOldestControlConnectionsThatDoNotJoinAreClosed) {
+  come("w0");
+  std::vector<std::unique_ptr<FakeChannel>> idle;
+  for (int i = 0; i < 200; ++i) {
+    idle.push_back(std::make_unique<FakeChannel>("stranger"));
+    EXPECT_TRUE(head_->on_open(*idle.back()).ok());
+  }
+  EXPECT_EQ(std::count_if(idle.begin(), idle.end(), [](const auto& channel) { return !channel->closed; }), 64 + 3);
+  EXPECT_TRUE(idle.front()->closed);
+  EXPECT_FALSE(idle.back()->closed);
+  EXPECT_FALSE(at(0).control.closed) << "it waits in the rendezvous";
+  head_->on_close(*idle.back(), {});
+  head_->on_close(*idle.front(), {});
+  EXPECT_TRUE(head_->on_open(*idle.front()).ok()) << "one has gone, so nothing is closed";
+  EXPECT_FALSE(idle[200 - 67]->closed);
+}
+
 TEST_F(HeadTest, NobodyIsAnsweredBeforeAllHaveComeAndThenEverybodyAgrees) {
   come("w2");
   come("w0", true);

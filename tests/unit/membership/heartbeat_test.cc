@@ -68,7 +68,7 @@ class HeartbeatTest : public testing::Test {
   }
   Doorman& doorman() {
     if (!doorman_) {
-      doorman_ = std::make_unique<Doorman>("digits", "secret", Doorman::Route{head_network_.get(), &head_},
+      doorman_ = std::make_unique<Doorman>(head_network_->loop(), "digits", "secret", Doorman::Route{head_network_.get(), &head_},
                                            Doorman::Route{}, nullptr);
     }
     return *doorman_;
@@ -78,7 +78,7 @@ class HeartbeatTest : public testing::Test {
     options.address = "node0:7700";
     options.hello.role = transport::Role::kHeartbeat;
     options.hello.job = "digits";
-    options.hello.token = token;
+    options.token = token;
     options.hello.worker_id = "w2";
     options.hello.rank = 2;
     options.hello.epoch = 5;

@@ -25,7 +25,7 @@ SimHead::SimHead(SimWorld& world, ProcessId p, const std::string& host, uint32_t
     : process(p), environment_(world.environment(p)), network_(network_of(*environment_, "head")) {
   head_ = std::make_unique<Head>(network_->loop(), HeadOptions{num_workers, lease}, nullptr);
   head_->on_end([this](const Status& status) { ends.push_back(status); });
-  doorman_ = std::make_unique<Doorman>("digits", "secret", Doorman::Route{network_.get(), head_.get()},
+  doorman_ = std::make_unique<Doorman>(network_->loop(), "digits", "secret", Doorman::Route{network_.get(), head_.get()},
                                        Doorman::Route{}, nullptr);
   auto listener = network_->listen(host + kHeadPort, doorman_.get());
   EXPECT_TRUE(listener.ok()) << listener.status().message();
@@ -49,7 +49,7 @@ SimWorker::SimWorker(SimWorld& world, ProcessId p, SimWorkerOptions o)
   MemberOptions member;
   member.head = options.head_host + kHeadPort;
   member.hello.job = "digits";
-  member.hello.token = options.token;
+  member.token = options.token;
   member.join.member.worker_id = options.id;
   member.join.member.rank = options.rank;
   member.join.member.host = host;

@@ -35,7 +35,7 @@ std::vector<Message> samples() {
   constexpr uint64_t kBig = std::numeric_limits<uint64_t>::max() - 1;
   return {Empty{},
           JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
-          JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}},
+          JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
           Watch{kBig},
           WatchReply{7, kBig, detailed(), 3},
           Renew{5, kBig},
@@ -64,7 +64,7 @@ bool same(const JoinReply& a, const JoinReply& b) {
   for (size_t i = 0; i < a.members.size(); ++i) {
     if (!same(a.members[i], b.members[i])) return false;
   }
-  return a.epoch == b.epoch && a.rank == b.rank && a.head_rank == b.head_rank;
+  return a.epoch == b.epoch && a.rank == b.rank && a.head_rank == b.head_rank && a.job_nonce == b.job_nonce;
 }
 bool same(const Watch& a, const Watch& b) { return a.sequence == b.sequence; }
 bool same(const WatchReply& a, const WatchReply& b) {
@@ -100,7 +100,7 @@ bool same_message(const Message& a, const Message& b) {
       a, b);
 }
 
-Hello hello() { return {77, Role::kPeer, "digits", "secret", "worker-3", 3, 1ull << 60, "1.0.0"}; }
+Hello hello() { return {77, Role::kPeer, "digits", "worker-3", 3, 1ull << 60, "1.0.0", true, std::string("\0job", 4), {9, 8, 7}}; }
 
 BulkHeader header() {
   return {1ull << 61, 1ull << 62, 4000000000u, 5, 251, 252, 253, 254, 6, 1ull << 63, 9, 65535, 10};
@@ -110,6 +110,9 @@ BulkHeader header() {
 void decode_all(std::span<const uint8_t> bytes) {
   (void)decode_message(bytes);
   (void)decode_hello(bytes);
+  (void)decode_challenge(bytes);
+  (void)decode_proof(bytes);
+  (void)decode_hello_reply(bytes);
   (void)decode_bulk_header(bytes);
   Status status;
   (void)decode_status(bytes, &status);
@@ -153,7 +156,8 @@ TEST(Codec, HelloKeepsAllFields) {
   EXPECT_EQ(back->protocol, want.protocol);
   EXPECT_EQ(back->role, want.role);
   EXPECT_EQ(back->job, want.job);
-  EXPECT_EQ(back->token, want.token);
+  EXPECT_EQ(back->nonce, want.nonce);
+  EXPECT_EQ(back->job_nonce, want.job_nonce);
   EXPECT_EQ(back->worker_id, want.worker_id);
   EXPECT_EQ(back->rank, want.rank);
   EXPECT_EQ(back->epoch, want.epoch);
@@ -176,6 +180,29 @@ TEST(Codec, StatusKeepsAllFields) {
   Result<Message> reply = Message(Empty{});
   ASSERT_TRUE(decode_reply(encode_reply(detailed()), &reply).ok());
   EXPECT_TRUE(same(reply.status(), detailed()));
+}
+
+TEST(Codec, TheHandshakeKeepsItsNoncesAndProofs) {
+  Nonce nonce;
+  for (size_t i = 0; i < nonce.size(); ++i) nonce[i] = static_cast<uint8_t>(255 - i);
+  auto challenge = decode_challenge(encode(Challenge{{}, nonce}));
+  ASSERT_TRUE(challenge.ok()) << challenge.status().message();
+  EXPECT_TRUE(challenge.value().refused.ok());
+  EXPECT_EQ(challenge.value().nonce, nonce);
+  challenge = decode_challenge(encode(Challenge{detailed(), nonce}));
+  ASSERT_TRUE(challenge.ok()) << challenge.status().message();
+  EXPECT_TRUE(same(challenge.value().refused, detailed()));
+  auto proof = decode_proof(encode(Proof(nonce)));
+  ASSERT_TRUE(proof.ok()) << proof.status().message();
+  EXPECT_EQ(proof.value(), nonce);
+  auto reply = decode_hello_reply(encode(HelloReply{{}, nonce}));
+  ASSERT_TRUE(reply.ok()) << reply.status().message();
+  EXPECT_TRUE(reply.value().status.ok());
+  EXPECT_EQ(reply.value().proof, nonce);
+  reply = decode_hello_reply(encode(HelloReply{detailed(), nonce}));
+  ASSERT_TRUE(reply.ok()) << reply.status().message();
+  EXPECT_TRUE(same(reply.value().status, detailed()));
+  EXPECT_EQ(reply.value().proof, Proof{}) << "a refusal proves nothing";
 }
 
 TEST(Codec, EveryCodeSurvives) {
@@ -203,12 +230,15 @@ TEST(Codec, ATooLongStatusMessageIsCutNotRefused) {
 }
 
 TEST(Codec, WhatExceedsALimitIsNamed) {
-  Hello long_token = hello();
-  long_token.token.assign(kMaxNameBytes + 1, 'x');
-  auto rejected = decode_hello(encode(long_token));
+  Hello long_job = hello();
+  long_job.job.assign(kMaxNameBytes + 1, 'x');
+  auto rejected = decode_hello(encode(long_job));
   ASSERT_FALSE(rejected.ok());
-  EXPECT_NE(rejected.status().message().find("token has 4097 bytes"), std::string::npos)
+  EXPECT_NE(rejected.status().message().find("job has 4097 bytes"), std::string::npos)
       << rejected.status().message();
+  Hello long_nonce = hello();
+  long_nonce.job_nonce.assign(kMaxJobNonceBytes + 1, 'x');
+  EXPECT_FALSE(decode_hello(encode(long_nonce)).ok());
 
   JoinRequest many;
   many.member.addresses.assign(kMaxAddresses + 1, "10.0.0.1:1");

@@ -66,10 +66,12 @@ void TestSink::take(size_t offset, std::span<const std::byte> piece) {
   if (on_use) on_use();
 }
 
-void Recorder::on_open(ServerChannel& channel) {
+Status Recorder::on_open(ServerChannel& channel) {
   check_loop();
+  if (!refusal.ok()) return refusal;
   channels.push_back(&channel);
   hellos.push_back(channel.hello());
+  return {};
 }
 
 void Recorder::on_call(ServerChannel& channel, Message request, Responder respond) {

@@ -93,7 +93,7 @@ class Recorder : public ServerHandler {
     std::vector<std::byte> data;
     bool landed = false;
   };
-  void on_open(ServerChannel& channel) override;
+  Status on_open(ServerChannel& channel) override;
   void on_call(ServerChannel& channel, Message request, Responder respond) override;
   BulkSink* on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) override;
   void on_bulk_end(ServerChannel& channel, const BulkHeader& header,
@@ -112,6 +112,7 @@ class Recorder : public ServerHandler {
   std::vector<size_t> asked;  // sizes given to on_bulk
   std::vector<Status> closed;
   std::vector<Hello> hellos;
+  Status refusal;  // what on_open returns
   int off_loop = 0;
 
  private:
@@ -121,12 +122,15 @@ class Recorder : public ServerHandler {
 
 class Acceptor final : public AcceptHandler {
  public:
-  Result<Decision> on_hello(const Hello& hello, const std::string& from) override {
+  const std::string& token() const override { return secret; }
+  Result<Decision> on_hello(const Hello&, const std::string&) override {
     if (!verdict.ok()) return verdict;
-    (void)hello;
-    (void)from;
     return Decision{network, handler};
   }
+  Status on_wrong_token(const Hello& hello, const std::string&) override {
+    return Status(Code::kUnauthorized, "worker '" + hello.worker_id + "' has another token");
+  }
+  std::string secret;
   Network* network = nullptr;
   ServerHandler* handler = nullptr;
   Status verdict;

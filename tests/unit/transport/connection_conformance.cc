@@ -10,11 +10,11 @@ TEST_P(Conformance, TheHelloIsSeenByTheAcceptingSide) {
   DialOptions options;
   options.hello.role = Role::kPeer;
   options.hello.job = "digits";
-  options.hello.token = "secret";
   options.hello.worker_id = "worker-3";
   options.hello.rank = 3;
   options.hello.epoch = 1ull << 40;
   options.hello.library_version = "1.0.0";
+  options.hello.job_nonce = std::string("\0\1\2", 3);
   auto client = dial(std::move(options));
   ping(*client);
   on(*serving_, [&] {
@@ -23,7 +23,7 @@ TEST_P(Conformance, TheHelloIsSeenByTheAcceptingSide) {
     EXPECT_EQ(hello.protocol, kProtocolVersion);
     EXPECT_EQ(hello.role, Role::kPeer);
     EXPECT_EQ(hello.job, "digits");
-    EXPECT_EQ(hello.token, "secret");
+    EXPECT_EQ(hello.job_nonce, std::string("\0\1\2", 3));
     EXPECT_EQ(hello.worker_id, "worker-3");
     EXPECT_EQ(hello.rank, 3);
     EXPECT_EQ(hello.epoch, 1ull << 40);
@@ -43,6 +43,50 @@ TEST_P(Conformance, ARejectedHelloIsTheResultOfTheDial) {
   EXPECT_EQ(status.rank(), 2);
   EXPECT_EQ(status.host(), "node2");
   on(*serving_, [&] { EXPECT_TRUE(recorder_.hellos.empty()) << "a rejected connection is never opened"; });
+}
+
+TEST_P(Conformance, AWrongTokenIsTheResultOfTheDial) {
+  on(*serving_, [&] { acceptor_.secret = "secret"; });
+  for (const char* token : {"", "guess", "secretsecret", "secre"}) {
+    DialOptions options;
+    options.token = token;
+    options.hello.worker_id = "w7";
+    const Status status = dial_error(listener_->address(), std::move(options));
+    EXPECT_EQ(status.code(), Code::kUnauthorized) << token;
+    EXPECT_EQ(status.message(), "worker 'w7' has another token");
+  }
+  on(*serving_, [&] {
+    EXPECT_TRUE(recorder_.hellos.empty());
+    EXPECT_TRUE(recorder_.closed.empty());
+  });
+  DialOptions options;
+  options.token = "secret";
+  ping(*dial(std::move(options)));
+}
+
+TEST_P(Conformance, NoTwoConnectionsHaveTheSameNonce) {
+  auto first = dial(), second = dial();
+  ping(*first);
+  ping(*second);
+  on(*serving_, [&] {
+    ASSERT_EQ(recorder_.hellos.size(), 2u);
+    EXPECT_NE(recorder_.hellos[0].nonce, recorder_.hellos[1].nonce);
+    EXPECT_NE(recorder_.hellos[0].nonce, Nonce{});
+  });
+}
+
+TEST_P(Conformance, ARefusalAtTheOpeningIsTheResultOfTheDial) {
+  on(*serving_, [&] { recorder_.refusal = Status(Code::kExists, "rank 3 is connected already").with_rank(3, "node3"); });
+  const Status status = dial_error(listener_->address());
+  EXPECT_EQ(status.code(), Code::kExists);
+  EXPECT_EQ(status.message(), "rank 3 is connected already");
+  EXPECT_EQ(status.rank(), 3);
+  on(*serving_, [&] {
+    recorder_.refusal = Status();
+    EXPECT_TRUE(recorder_.closed.empty()) << "a connection that was refused was never open";
+  });
+  ping(*dial());
+  on(*serving_, [&] { EXPECT_TRUE(recorder_.closed.empty()); });
 }
 
 TEST_P(Conformance, NobodyListens) {

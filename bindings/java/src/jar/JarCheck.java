@@ -23,7 +23,7 @@ public final class JarCheck {
     for (String name : List.of("libdsgd.so.1", "libdsgd_jni.so")) {
       check(maps.stream().anyMatch(line -> line.contains(name)), name + " is not loaded");
     }
-    for (String name : List.of("libcapnp", "libkj", "libuv")) {
+    for (String name : List.of("libcapnp", "libkj", "libuv", "libsodium")) {
       check(
           maps.stream().noneMatch(line -> line.contains(name)),
           name + " is loaded but should be inside");

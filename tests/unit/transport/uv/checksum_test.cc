@@ -174,8 +174,8 @@ TEST_F(ChecksumTest, NoFlippedBitOfAFrameGetsThrough) {
   start_with(Checksum::kAlways, Checksum::kAlways);
   Hello said = dial_options(*client).hello;
   said.checksum = true;
-  const int64_t hello = static_cast<int64_t>(encode(said).size());
-  const int64_t reply = static_cast<int64_t>(encode_status(Status(), true).size());
+  const int64_t hello = static_cast<int64_t>(encode(said).size() + encode(Proof()).size());
+  const int64_t reply = static_cast<int64_t>(encode(Challenge()).size() + encode(HelloReply()).size());
   const Outcome whole = carry({});
   ASSERT_TRUE(whole.client.ok()) << whole.client.message();
   ASSERT_TRUE(whole.delivered_as_sent);

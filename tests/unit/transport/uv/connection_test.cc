@@ -53,7 +53,7 @@ TEST_F(ConnectionTest, RequestAndReplyArriveUnchanged) {
 TEST_F(ConnectionTest, ARefusedHelloIsTheResultOfTheDial) {
   start();
   auto options = dial_options(*client);
-  options.hello.token = "guessed";
+  options.token = "guessed";
   auto refused = dial(*client, listener->address(), options);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kUnauthorized);

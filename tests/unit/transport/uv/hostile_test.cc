@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "support.h"
+#include "transport/authentication.h"
 #include "transport/schema/codec.h"
 #include "transport/schema/codec_capnp.h"
 
@@ -43,13 +44,34 @@ class HostileTest : public NetworkTest {
       }
     }
   }
-  uv::Fd welcomed() {
+  // One message of the handshake.
+  static std::vector<uint8_t> receive(const uv::Fd& fd) {
+    std::vector<uint8_t> bytes(8);
+    EXPECT_EQ(receive_raw(fd, bytes.data(), 8, MSG_WAITALL), 8) << std::strerror(errno);
+    uint32_t segments, words;
+    std::memcpy(&segments, bytes.data(), sizeof segments);
+    std::memcpy(&words, bytes.data() + sizeof segments, sizeof words);
+    EXPECT_EQ(segments, 0u) << "of one segment, less one";
+    bytes.resize(8 + words * 8);
+    EXPECT_EQ(receive_raw(fd, bytes.data() + 8, words * 8, MSG_WAITALL), static_cast<ssize_t>(words * 8));
+    return bytes;
+  }
+  uv::Fd challenged(const std::vector<uint8_t>& hello, Nonce* nonce) {
     uv::Fd fd = guest();
-    Hello hello;
-    hello.token = "secret";
-    put(fd, encode(hello));
-    char reply[8];
-    EXPECT_EQ(receive_raw(fd, reply, sizeof reply, MSG_WAITALL), 8) << std::strerror(errno);
+    put(fd, hello);
+    auto challenge = decode_challenge(receive(fd));
+    EXPECT_TRUE(challenge.ok() && challenge.value().refused.ok());
+    *nonce = challenge.value().nonce;
+    return fd;
+  }
+  uv::Fd welcomed() {
+    const auto hello = encode(Hello());
+    Nonce nonce;
+    uv::Fd fd = challenged(hello, &nonce);
+    put(fd, encode(prove(Side::kDialling, "secret", "", hello, nonce)));
+    auto reply = decode_hello_reply(receive(fd));
+    EXPECT_TRUE(reply.ok() && reply.value().status.ok());
+    EXPECT_EQ(reply.value().proof, prove(Side::kAccepting, "secret", "", hello, nonce));
     return fd;
   }
   static std::vector<uint8_t> words(std::initializer_list<uint32_t> numbers) {
@@ -92,6 +114,113 @@ TEST_F(HostileTest, AHugeHelloIsNotWaitedFor) {
   auto fd = guest();
   put(fd, words({0, 0x10000000}));
   EXPECT_TRUE(shown_out(fd));
+  still_works();
+}
+
+TEST_F(HostileTest, GarbageInsteadOfAProofEndsTheConnectionOnly) {
+  start();
+  const auto hello = encode(Hello());
+  std::mt19937 random(2);
+  for (int i = 0; i < 50; ++i) {
+    Nonce nonce;
+    auto fd = challenged(hello, &nonce);
+    std::vector<uint8_t> bytes(i % 2 ? 16 + random() % 200 : 40);
+    for (auto& b : bytes) b = static_cast<uint8_t>(random());
+    bytes[0] = static_cast<uint8_t>(random() % 3), bytes[1] = bytes[2] = bytes[3] = 0;
+    put(fd, bytes);
+    ::shutdown(fd.get(), SHUT_WR);
+    EXPECT_TRUE(shown_out(fd));
+  }
+  {  // a proof that is too short, and RPC instead of one
+    Nonce nonce;
+    auto fd = challenged(hello, &nonce);
+    capnp::MallocMessageBuilder message;
+    message.initRoot<schema::Proof>().initMac(31);
+    put(fd, message);
+    EXPECT_TRUE(shown_out(fd));
+    fd = challenged(hello, &nonce);
+    put(fd, encode(Message(Renew{})));
+    EXPECT_TRUE(shown_out(fd));
+  }
+  on(*server, [&] { EXPECT_TRUE(handler.channels.empty() && handler.closes.empty()); });
+  still_works();
+}
+
+// Whatever the proof is made of but for the right things.
+TEST_F(HostileTest, AProofForAnotherHelloChallengeTokenOrSideIsRefused) {
+  start();
+  Hello other;
+  other.rank = 1;
+  const auto hello = encode(Hello()), other_hello = encode(other);
+  Nonce nonce, other_nonce{};
+  auto try_proof = [&](const Proof& proof, uv::Fd fd) {
+    put(fd, encode(proof));
+    auto reply = decode_hello_reply(receive(fd));
+    ASSERT_TRUE(reply.ok());
+    EXPECT_EQ(reply.value().status.code(), Code::kUnauthorized);
+    EXPECT_TRUE(shown_out(fd));
+  };
+  auto fd = challenged(hello, &nonce);
+  try_proof(prove(Side::kDialling, "secret", "", other_hello, nonce), std::move(fd));
+  fd = challenged(hello, &nonce);
+  try_proof(prove(Side::kDialling, "secret", "", hello, other_nonce), std::move(fd));
+  fd = challenged(hello, &nonce);
+  try_proof(prove(Side::kDialling, "Secret", "", hello, nonce), std::move(fd));
+  fd = challenged(hello, &nonce);
+  try_proof(prove(Side::kDialling, "", "", hello, nonce), std::move(fd));
+  fd = challenged(hello, &nonce);
+  try_proof(prove(Side::kDialling, "secret", "another job", hello, nonce), std::move(fd));
+  fd = challenged(hello, &nonce);
+  try_proof(prove(Side::kAccepting, "secret", "", hello, nonce), std::move(fd));
+  on(*server, [&] { EXPECT_TRUE(handler.channels.empty()); });
+  still_works();
+}
+
+// A program in the place of the head, which does not know the token: it accepts whatever it is told.
+TEST_F(HostileTest, ADialFailsWhenTheOtherSideCannotProveTheToken) {
+  start();
+  int port;
+  uv::Fd listening = listen_raw(&port);
+  std::thread impostor([&] {
+    uv::Fd fd(::accept(listening.get(), nullptr, nullptr));
+    const auto hello = receive(fd);
+    const Nonce nonce{7};
+    put(fd, encode(Challenge{{}, nonce}));
+    receive(fd);
+    put(fd, encode(HelloReply{{}, prove(Side::kAccepting, "guess", "", hello, nonce)}));
+    EXPECT_TRUE(shown_out(fd));
+  });
+  auto dialled = dial(*client, "127.0.0.1:" + std::to_string(port), dial_options(*client));
+  impostor.join();
+  ASSERT_FALSE(dialled.ok());
+  EXPECT_EQ(dialled.status().code(), Code::kUnauthorized);
+  EXPECT_NE(dialled.status().message().find("give every process of the job the same `token`"), std::string::npos)
+      << dialled.status().message();
+}
+
+TEST_F(HostileTest, TheTokenNeverTravelsAndARecordedStreamIsRefused) {
+  door.secret = "correct horse battery staple";
+  start();
+  Relay relay(port_of(listener->address()));
+  auto options = dial_options(*client);
+  options.token = door.secret;
+  options.hello.rank = 0;
+  options.hello.worker_id = "w0";
+  connect(options, relay.address());
+  EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
+  EXPECT_TRUE(send(*client, *channel, {}, pattern(5000, 3)).ok());
+  const auto [sent, answered] = relay.recorded();
+  ASSERT_GT(sent.size(), 5000u);
+  for (const std::string& bytes : {sent, answered}) EXPECT_EQ(bytes.find(door.secret), std::string::npos);
+  EXPECT_NE(sent.find("w0"), std::string::npos) << "the rest of the hello does";
+
+  auto replay = guest();
+  put(replay, sent.data(), sent.size());
+  EXPECT_TRUE(shown_out(replay));
+  on(*server, [&] {
+    EXPECT_EQ(handler.channels.size(), 1u) << "the recorded stream was taken for a connection";
+    EXPECT_TRUE(handler.closes.empty());
+  });
   still_works();
 }
 

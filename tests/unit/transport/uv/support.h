@@ -142,9 +142,10 @@ struct TestHandler : ServerHandler {
   std::function<void(ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt>)> bulk_end =
       [](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) { receipt->finish({}); };
 
-  void on_open(ServerChannel& channel) override {
+  Status on_open(ServerChannel& channel) override {
     Ordered ordered;
     channels.push_back(&channel);
+    return {};
   }
   void on_call(ServerChannel& channel, Message request, Responder respond) override {
     Ordered ordered;
@@ -172,18 +173,18 @@ struct TestHandler : ServerHandler {
 struct OpenDoor : AcceptHandler {
   Network* network = nullptr;
   ServerHandler* handler = nullptr;
-  Result<Decision> on_hello(const Hello& hello, const std::string&) override {
-    if (hello.token != "secret") {
-      return Status(Code::kUnauthorized, "the token is wrong").with_rank(3, "nodeb").with_operation("join");
-    }
-    return Decision{network, handler};
+  std::string secret = "secret";
+  const std::string& token() const override { return secret; }
+  Result<Decision> on_hello(const Hello&, const std::string&) override { return Decision{network, handler}; }
+  Status on_wrong_token(const Hello&, const std::string&) override {
+    return Status(Code::kUnauthorized, "the token is wrong").with_rank(3, "nodeb").with_operation("join");
   }
 };
 
 inline DialOptions dial_options(Network& network) {
   DialOptions options;
   options.hello.job = "test";
-  options.hello.token = "secret";
+  options.token = "secret";
   options.deadline = network.loop().now() + kLong;
   return options;
 }
@@ -296,6 +297,10 @@ class Relay {
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   void limit(int64_t bytes) { limit_ = bytes; }
   int64_t forwarded() const { return forwarded_; }
+  std::pair<std::string, std::string> recorded() {  // towards the server, and back
+    std::lock_guard lock(mutex_);
+    return {to_server_, to_client_};
+  }
   void cut(bool reset) { cut_ = reset ? 2 : 1; }  // reset: RST; else FIN, as when a process dies
   // One bit of the byte with this index, counted from the beginning of the stream, arrives flipped. Before the client connects.
   struct Flip {
@@ -326,6 +331,7 @@ class Relay {
         const ssize_t n = ::recv(client.get(), buffer.data(), std::min<int64_t>(room, buffer.size()), 0);
         if (n <= 0) break;
         flip_in(true, buffer.data(), forwarded_, n);
+        record(to_server_, buffer.data(), n);
         if (!all(server.get(), buffer.data(), n)) break;
         forwarded_ += n;
       }
@@ -333,6 +339,7 @@ class Relay {
         const ssize_t n = ::recv(server.get(), buffer.data(), buffer.size(), 0);
         if (n <= 0) break;
         flip_in(false, buffer.data(), returned_, n);
+        record(to_client_, buffer.data(), n);
         if (!all(client.get(), buffer.data(), n)) break;
         returned_ += n;
       }
@@ -341,6 +348,11 @@ class Relay {
   void flip_in(bool to_server, char* data, int64_t begin, ssize_t n) {
     if (to_server != flip_.to_server || flip_.byte < begin || flip_.byte >= begin + n) return;
     data[flip_.byte - begin] ^= static_cast<char>(1 << flip_.bit);
+  }
+  void record(std::string& to, const char* data, ssize_t n) {
+    std::lock_guard lock(mutex_);
+    constexpr size_t kMost = 1 << 16;
+    to.append(data, std::min<size_t>(static_cast<size_t>(n), kMost - std::min(kMost, to.size())));
   }
   static bool all(int fd, const char* data, ssize_t n) {
     while (n > 0) {
@@ -353,6 +365,8 @@ class Relay {
   }
 
   const int target_port_;
+  std::mutex mutex_;
+  std::string to_server_, to_client_;
   int port_ = 0;
   uv::Fd listen_;
   std::atomic<int64_t> limit_{INT64_MAX}, forwarded_{0}, returned_{0};
