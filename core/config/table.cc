@@ -294,8 +294,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"token", "string", "", "up to 255 characters",
-      "Shared secret of the job. Every connection proves that both sides know it; it is never sent. Use a random one. What "
-      "follows the proof is not encrypted. Empty: dsgd listens on the loopback interface only.",
+      "Random shared secret of the job, which both sides of every connection prove to know and never send; empty: dsgd "
+      "listens on the loopback interface only.",
       "DSGD_TOKEN"},
      Type::kText,
      0,
