@@ -614,6 +614,9 @@ TEST_F(GpuSession, AStreamThatFailsLaterEndsTheStep) {
       EXPECT_EQ(status.ok(), !last);
       EXPECT_THAT(status.message(), HasSubstr(last ? "parameter 'p0' in replica 0 was marked can no longer be used" : ""));
     }
+    if (flush) {
+      EXPECT_FALSE(trainer.session->step_flush().ok());
+    }
     const Status ended = trainer.session->wait(*operation.value(), -1ms);
     EXPECT_TRUE(operation.value()->done());
     EXPECT_THAT(ended.message(), AllOf(HasSubstr("step 0: "), HasSubstr("parameter 'p0' in replica 0 was marked can no longer be used")));
@@ -676,6 +679,7 @@ TEST_F(GpuSession, AStreamThatWaitsSeesTheNewValues) {
     const fake_cuda::Pause pause;
     auto operation = trainer.session->step_begin(1);
     ASSERT_TRUE(operation.ok());
+    ok(trainer.session->step_flush());
     ok(trainer.session->wait(*operation.value(), -1ms));
     ok(trainer.session->stream_wait(trainer.replicas[0], stream));
     fake_cuda::enter(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
