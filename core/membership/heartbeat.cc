@@ -55,7 +55,8 @@ void Heartbeat::dial() {
   dial.closed = [weak = weak_from_this()](const Status& why) {
     if (auto self = weak.lock()) {
       self->lose(why.ok() ? "was lost: it has closed the heartbeat connection"
-                          : "was lost: the heartbeat connection broke (" + why.message() + ")");
+                          : "was lost: the heartbeat connection broke (" + why.message() + ")",
+              code_of_break(why));
     }
   };
   network_.dial(options_.address, std::move(dial), [weak = weak_from_this()](auto result) {

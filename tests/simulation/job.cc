@@ -66,6 +66,7 @@ Config config_of(const JobSpec& spec, int worker) {
       {"head", "node0:7700"},
       {"job", "simulated"},
       {"token", "secret"},
+      {"checksum", spec.one_host ? "always" : "auto"},
       {"num_workers", std::to_string(spec.shape.workers)},
       {"embed_head", spec.separate_head ? "never" : "auto"},
       {"lease", milliseconds(kLease)},
@@ -362,6 +363,9 @@ void inject(SimWorld& world, const JobSpec& spec, const std::vector<ProcessId>& 
       break;
     case Fault::kBreak:
       world.break_connections(victim, other);
+      break;
+    case Fault::kFlip:
+      world.flip_bit(victim, other);
       break;
     case Fault::kLongBlock:
       world.block(victim, other);

@@ -24,6 +24,7 @@ enum class Fault {
   kLongBlock,    // one direction between two processes, for good
   kIsolate,      // a process is cut off from all others, for good
   kBreak,        // the connections between two processes break
+  kFlip,         // one bit from one process to another arrives flipped
 };
 const char* fault_name(Fault fault);
 bool harmless(Fault fault);

@@ -101,12 +101,17 @@ class Checker {
                              std::to_string(status.rank()) + ": " + status.message();
     if (harmless(spec_.fault) || !outcome_.fault_at) return problem(w, "without a reason " + text);
     if (status.message().empty()) return problem(w, "says nothing: " + text);
+    const bool corrupted = status.code() == Code::kCorrupted;
+    if (spec_.fault == Fault::kFlip && !corrupted && call.name != "open") return problem(w, "wrong code for a flipped bit: " + text);
     switch (status.code()) {
       case Code::kWorkerLost:
       case Code::kTimeout:
       case Code::kUnreachable:
       case Code::kAborted:
         break;
+      case Code::kCorrupted:
+        if (spec_.fault == Fault::kFlip) break;
+        return problem(w, "wrong code: " + text);
       case Code::kWaitTimeout:
         if (call.name == "get") return;  // of an object that nobody could put
         return problem(w, "wrong code: " + text);
@@ -120,7 +125,7 @@ class Checker {
     }
     if (call.name == "open" || apart(w)) return;
     std::set<int> suspects = {spec_.victim};
-    if (spec_.fault == Fault::kBreak || spec_.fault == Fault::kLongBlock) suspects.insert(spec_.other);
+    if (spec_.fault == Fault::kBreak || spec_.fault == Fault::kFlip || spec_.fault == Fault::kLongBlock) suspects.insert(spec_.other);
     if (suspects.contains(spec_.shape.workers)) suspects.insert(-1);  // the head apart has no rank
     // A worker that waits for one that waits for the victim may name the former, if both deadlines pass at
     // once.
@@ -177,6 +182,7 @@ TEST(Simulation, EveryWorkerEndsWithTheRightBitsOrTheRightError) {
     EXPECT_GT(whole, 0);
     EXPECT_GT(kinds["kill, errors"], 0) << "the faults must hurt, or nothing is tested";
     EXPECT_GT(kinds["break, errors"], 0);
+    EXPECT_GT(kinds["flip, errors"], 0);
   }
 }
 

@@ -31,6 +31,8 @@ const char* fault_name(Fault fault) {
       return "isolate";
     case Fault::kBreak:
       return "break";
+    case Fault::kFlip:
+      return "flip";
   }
   return "?";
 }
@@ -64,7 +66,7 @@ JobSpec JobSpec::draw(uint64_t seed) {
   spec.gpus = random.chance(0.5);
 #endif
   spec.changes = random.chance(0.3);
-  spec.fault = static_cast<Fault>(random.below(10));
+  spec.fault = static_cast<Fault>(random.below(11));
   // Most often while the job is at work, which takes some tens of virtual milliseconds; now and then after
   // it.
   spec.fault_after = random.between(0us, random.chance(0.4) ? 3ms : 12ms);
@@ -92,7 +94,7 @@ std::string JobSpec::describe() const {
   }
   out << (separate_head ? ", head apart" : ", head in worker 0") << (one_host ? ", one host" : "")
       << "; fault: " << fault_name(fault) << " of " << victim;
-  if (fault == Fault::kBreak || fault == Fault::kShortBlock || fault == Fault::kLongBlock)
+  if (fault == Fault::kBreak || fault == Fault::kFlip || fault == Fault::kShortBlock || fault == Fault::kLongBlock)
     out << " and " << other;
   out << " after " << std::chrono::duration_cast<std::chrono::microseconds>(fault_after).count() << " us";
   return out.str();

@@ -23,6 +23,7 @@ ClientEnd::ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Conn
       dialled_(std::move(dialled)) {}
 
 void ClientEnd::start() {
+  options_.hello.checksum = network_->wants_checksums(*connection_);
   options_.hello.nonce = make_nonce(*network_->loop);
   hello_bytes_ = encode(options_.hello);
   connection_->to_server.write({.kind = FrameKind::kHello, .head = hello_bytes_});
@@ -31,6 +32,14 @@ void ClientEnd::start() {
 bool ClientEnd::receive(Packet& packet) {
   if (abandoned_ || !connection_) return true;
   network_->counters.bytes_received += packet.head.size();
+  if (packet.corrupted) {
+    closing_ = true;  // what is queued goes out, and with it why
+    connection_->to_server.release_spans();
+    connection_->to_server.write({.kind = FrameKind::kCorrupted});
+    connection_->to_server.finish(true);
+    break_off({Code::kCorrupted, "a received frame failed its CRC32C check"}, false);
+    return true;
+  }
   switch (packet.kind) {
     case FrameKind::kChallenge:
       challenged(packet.head);
@@ -65,6 +74,9 @@ bool ClientEnd::receive(Packet& packet) {
       }
       return true;
     }
+    case FrameKind::kCorrupted:
+      break_off({Code::kCorrupted, "the peer received a frame that failed its CRC32C check"}, false);
+      return true;
     case FrameKind::kEnd:
     case FrameKind::kReset: {
       const char* how = packet.kind == FrameKind::kEnd ? "was closed by the peer" : "broke";

@@ -1,6 +1,9 @@
 #include "transport/sim/connection.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "transport/base/crc32c.h"
 
 namespace dsgd::transport {
 namespace {
@@ -79,6 +82,15 @@ void Pipe::cut(bool reset) {
 }
 
 void Pipe::push(Packet packet) {
+  if (packet.carries_message() && packet.head.size() + packet.body.size() > 0 && kernel_.take_flip(*from_, *to_)) {
+    const size_t bit = kernel_.random().below(8 * (packet.head.size() + packet.body.size())), byte = bit / 8;
+    const uint8_t mask = static_cast<uint8_t>(1u << (bit % 8));
+    if (byte < packet.head.size()) {
+      packet.head[byte] ^= mask;
+    } else {
+      packet.body[byte - packet.head.size()] ^= std::byte{mask};
+    }
+  }
   unread_ += size_of(packet);
   const auto transfer =
       Duration(1000000000ull * size_of(packet) / std::max<uint64_t>(1, kernel_.options().bytes_per_second));
@@ -104,6 +116,7 @@ void Pipe::write_piece() {
   Frame& frame = queue_.front();
   Packet packet{.kind = frame.kind, .id = frame.id, .offset = frame.written, .total = frame.payload.size()};
   if (!frame.begun) packet.head = std::move(frame.head);
+  packet.head_checksum = crc32c(0, packet.head.data(), packet.head.size());
   frame.begun = true;
   size_t n = frame.payload.size() - frame.written;
   if (n > 64) {
@@ -113,6 +126,7 @@ void Pipe::write_piece() {
   }
   const auto piece = frame.payload.subspan(frame.written, n);
   packet.body.assign(piece.begin(), piece.end());
+  packet.checksum = frame.checksum = crc32c(frame.checksum, piece.data(), piece.size());
   frame.written += n;
   if (frame.written == frame.payload.size()) queue_.pop_front();
   push(std::move(packet));
@@ -140,6 +154,16 @@ void Pipe::schedule_read() {
              });
 }
 
+// As a frame of the real network: the head is checked before it is used, the payload when it is complete.
+void Pipe::check(Packet& packet) {
+  if (!packet.carries_message() || std::exchange(packet.checked, true)) return;
+  if (packet.offset == 0) checksum_ = 0;
+  checksum_ = crc32c(checksum_, packet.body.data(), packet.body.size());
+  if (!connection_.checksums) return;
+  packet.corrupted = packet.head_checksum != crc32c(0, packet.head.data(), packet.head.size()) ||
+                     (packet.is_last() && packet.checksum != checksum_);
+}
+
 void Pipe::read() {
   if (under_way_.empty() || kernel_.blocked(*from_, *to_)) return;
   auto end = reader_.lock();
@@ -150,6 +174,7 @@ void Pipe::read() {
   Packet packet = std::move(under_way_.front());
   under_way_.pop_front();
   const size_t size = size_of(packet);
+  check(packet);
   if (!end->receive(packet)) {
     under_way_.push_front(std::move(packet));
     return;

@@ -28,6 +28,7 @@ enum class FrameKind : uint8_t {
   kBulkReply,   // head: Status
   kEnd,         // closed in good order
   kReset,       // closed otherwise
+  kCorrupted,   // the other side has received a frame that failed its check, and closes
 };
 
 struct Frame {
@@ -38,6 +39,7 @@ struct Frame {
   std::span<const std::byte> payload{};  // points into `owned` or into the sender's memory
   std::vector<std::byte> owned{};
   size_t written = 0;  // of payload
+  uint32_t checksum = 0;  // of what is written of the payload
   bool begun = false;
 };
 
@@ -49,6 +51,11 @@ struct Packet {
   std::vector<std::byte> body{};
   size_t offset = 0, total = 0;  // of body in the payload
   Time arrival{};
+  uint32_t head_checksum = 0, checksum = 0;  // as written: of the head; of the payload up to the end of this piece
+  bool checked = false, corrupted = false;
+
+  bool is_last() const { return offset + body.size() == total; }
+  bool carries_message() const { return kind >= FrameKind::kCall && kind <= FrameKind::kBulkReply; }
 };
 
 // The end of a connection that packets arrive at.
@@ -92,6 +99,7 @@ class Pipe {
   void schedule_read();
   void read();
   void push(Packet packet);
+  void check(Packet& packet);
   static void keep_copy(Frame& frame);
 
   Kernel& kernel_;
@@ -103,6 +111,7 @@ class Pipe {
   std::deque<Frame> queue_;       // not written, or in part
   std::deque<Packet> under_way_;  // written, not read
   size_t unread_ = 0;
+  uint32_t checksum_ = 0;  // of the payload that is being read
   Time last_arrival_{};
   bool write_scheduled_ = false, read_scheduled_ = false;
   bool closed_ = false;  // nothing more is written
@@ -114,6 +123,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
       : id(id), to_server(kernel, *this, client, server), to_client(kernel, *this, server, client) {}
   const uint64_t id;
   Pipe to_server, to_client;
+  bool checksums = false;  // known from the hello on
   // The ends live as long as the connection is open on their side.
   std::shared_ptr<End> client, server;
 };

@@ -85,6 +85,10 @@ class Kernel {
   // ---- links
   bool blocked(const Process& from, const Process& to) const;
   void set_blocked(ProcessId from, ProcessId to, bool blocked);
+  // A bit of the next packet with a message from one to the other arrives flipped.
+  void flip_bit(ProcessId from, ProcessId to) { flips_.insert({from, to}); }
+  bool take_flip(const Process& from, const Process& to) { return flips_.erase({from.id, to.id}) > 0; }
+  bool flip_pending(ProcessId from, ProcessId to) const { return flips_.contains({from, to}); }
   void set_delay(ProcessId from, ProcessId to, LinkDelay delay) { delays_[{from, to}] = delay; }
   Duration delay(const Process& from, const Process& to);
 
@@ -122,7 +126,7 @@ class Kernel {
   std::map<std::string, std::weak_ptr<ListenerState>> listeners_;
   uint16_t next_port_ = 40000;
   uint64_t last_connection_ = 0;
-  std::set<std::pair<ProcessId, ProcessId>> blocked_;
+  std::set<std::pair<ProcessId, ProcessId>> blocked_, flips_;
   std::map<std::pair<ProcessId, ProcessId>, LinkDelay> delays_;
   std::map<uint64_t, std::shared_ptr<Connection>> connections_;  // by age
   std::list<std::unique_ptr<Fiber>> fibers_;

@@ -66,6 +66,12 @@ bool ServerEnd::receive(Packet& packet) {
   if (closed_ || !connection_) return true;
   if (listener_) return receive_handshake(packet);
   if (!opened_) return false;  // on_open comes first
+  if (packet.corrupted) {
+    if (incoming_ && incoming_->sink) land(packet.body);  // it is where it belongs before anybody knows
+    answer(FrameKind::kCorrupted, 0, {});
+    over({Code::kCorrupted, "a received frame failed its CRC32C check"}, false);
+    return true;
+  }
   switch (packet.kind) {
     case FrameKind::kCall:
       receive_call(packet);
@@ -73,6 +79,9 @@ bool ServerEnd::receive(Packet& packet) {
     case FrameKind::kBulk:
     case FrameKind::kSmall:
       return receive_chunk(packet);
+    case FrameKind::kCorrupted:
+      over({Code::kCorrupted, "the peer received a frame that failed its CRC32C check"}, false);
+      return true;
     case FrameKind::kEnd:
       over(Status(), false);
       return true;
@@ -133,6 +142,8 @@ void ServerEnd::take_proof(const std::vector<uint8_t>& bytes) {
   network_ = static_cast<SimNetwork*>(decision.value().network)->state();
   handler_ = decision.value().handler;
   network_->servers.emplace(connection_->id, connection_);
+  hello_.checksum = hello_.checksum || network_->wants_checksums(*connection_);
+  connection_->checksums = hello_.checksum;
   connection_->to_server.set_reader(network_->loop_state, weak_from_this());
   connection_->to_client.set_writer(network_->loop_state, weak_from_this());
   network_->loop->post([self = shared_from_this(), proof = prove_as(Side::kAccepting)] {

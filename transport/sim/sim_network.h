@@ -46,9 +46,14 @@ struct NetworkState {
   Loop* loop = nullptr;  // null: the network is gone
   std::shared_ptr<LoopState> loop_state;
   const size_t receive_memory;
+  Checksum checksum = Checksum::kAuto;
   Network::Counters counters;
   std::map<uint64_t, std::shared_ptr<Connection>> clients, servers;  // open connections, by age
 
+  bool wants_checksums(const Connection& connection) const {
+    const bool leaves_machine = connection.to_server.from()->host != connection.to_server.to()->host;
+    return checksum == Checksum::kAlways || (checksum == Checksum::kAuto && leaves_machine);
+  }
   // Pooled memory has become free: connections that wait for some are looked at again.
   void pool_released(size_t nbytes);
 };
@@ -66,7 +71,7 @@ class SimNetwork final : public Network {
   SimNetwork(Kernel& kernel, Process& process, size_t receive_memory);
   ~SimNetwork() override;
 
-  void set_checksum(Checksum) override {}
+  void set_checksum(Checksum checksum) override { state_->checksum = checksum; }
   Loop& loop() override { return loop_; }
   void dial(const std::string& address, DialOptions options,
             std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) override;

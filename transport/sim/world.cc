@@ -72,6 +72,9 @@ void SimWorld::break_connections(ProcessId one, ProcessId other) {
   }
 }
 
+void SimWorld::flip_bit(ProcessId from, ProcessId to) { kernel_->flip_bit(from, to); }
+bool SimWorld::flip_pending(ProcessId from, ProcessId to) const { return kernel_->flip_pending(from, to); }
+
 void SimWorld::pause(ProcessId process) { kernel_->pause(kernel_->process(process)); }
 void SimWorld::resume(ProcessId process) { kernel_->resume(kernel_->process(process)); }
 void SimWorld::kill(ProcessId process, Death death) { kernel_->kill(kernel_->process(process), death); }
