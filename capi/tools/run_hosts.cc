@@ -39,14 +39,12 @@ Environment job_environment(const RunOptions& options) {
   return variables;
 }
 
-std::vector<Host> all_hosts(const RunOptions& options, uint32_t workers, bool one_command) {
+std::vector<Host> all_hosts(const RunOptions& options, bool one_command) {
   auto hosts = options.hosts.empty() ? read_hostfile(options.hostfile) : parse_hosts(options.hosts);
-  for (auto& host : hosts) {
+  for (const auto& host : hosts)
     if (host.workers && !one_command)
       throw CLI::ValidationError("--hosts", "host '" + host.name +
                                                 "' has a number of workers, which several commands cannot share; use -n");
-    if (!host.workers) host.workers = workers;
-  }
   return hosts;
 }
 
@@ -85,9 +83,10 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
                  bool one_command) {
   if (options.num_workers || options.first_rank)
     throw CLI::ValidationError("--hosts", "--num-workers and --first-rank follow from the hosts; leave them out");
-  const auto hosts = all_hosts(options, workers, one_command);
+  const auto hosts = all_hosts(options, one_command);
+  const auto workers_on = [&](const Host& host) { return host.workers ? host.workers : workers; };
   uint32_t all_workers = 0;
-  for (const auto& host : hosts) all_workers += host.workers;
+  for (const auto& host : hosts) all_workers += workers_on(host);
   Environment variables = job_environment(options);
   if (options.verbose) variables.try_emplace("DSGD_LOG_TO", "stderr");
 
@@ -103,7 +102,8 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
 
   uint32_t rank = 0;
   for (const auto& host : hosts) {
-    std::vector<std::string> remote = {remote_dsgd(options), "run", "--supervised", "-n", std::to_string(host.workers),
+    std::vector<std::string> remote = {remote_dsgd(options), "run", "--supervised", "-n",
+                                       std::to_string(host.workers ? host.workers : options.workers),
                                        "--head", address, "--num-workers", std::to_string(all_workers),
                                        "--first-rank", std::to_string(rank), "--grace", std::to_string(options.grace_seconds),
                                        "--separator", options.separator};
@@ -114,7 +114,7 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
     Child child{"host", host.name, ssh_words(options.ssh, host.name, remote), {}, ""};
     child.input = environment_block(variables);
     supervisor.start(child);
-    rank += host.workers;
+    rank += workers_on(host);
   }
   return supervisor.wait();
 }

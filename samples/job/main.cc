@@ -2,6 +2,7 @@
 // with the same bits. The workers are the trainers beside this folder; `dsgd run` starts them.
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,10 +18,12 @@
 #include <string>
 #include <vector>
 
+#include "display.h"
 #include "plot.h"
 
 namespace {
 
+using job::Worker;
 using nlohmann::json;
 
 struct Options {
@@ -29,13 +32,6 @@ struct Options {
   std::string device = "cpu";  // "cuda:0,cuda:1": where workers in C and Python train
   std::vector<std::string> languages = {"c", "java", "go", "python"}, settings;
   int workers = 4, epochs = 40, batch = 16, seed = 1;
-};
-
-struct Worker {
-  std::string language, device;
-  int epoch = 0;
-  double loss = 0, accuracy = 0, speed = 0;
-  std::string digest;
 };
 
 const std::map<std::string, std::string> kOptimizerOptions = {
@@ -82,53 +78,8 @@ std::vector<std::string> command_line(const Options& options, const std::vector<
   return words;
 }
 
-// One line per worker: redrawn on a terminal, a plain line per epoch otherwise.
-class Display {
- public:
-  Display(const std::vector<Worker>& workers, int epochs) : workers_(workers), epochs_(epochs), terminal_(isatty(1)) {
-    for (const Worker& worker : workers) device_width_ = std::max(device_width_, static_cast<int>(worker.device.size()));
-  }
-
-  void update(size_t rank) {
-    if (!terminal_) {
-      std::cout << line(rank) << std::endl;
-      return;
-    }
-    if (drawn_) std::cout << "\033[" << workers_.size() << 'A';
-    // Cut at the edge of a narrow terminal: a line that goes on in the next one could not be redrawn.
-    for (size_t r = 0; r < workers_.size(); ++r) std::cout << "\033[2K\033[?7l" << line(r) << "\033[?7h\n";
-    std::cout << std::flush;
-    drawn_ = true;
-  }
-  // Something a worker said, above the lines.
-  void message(const std::string& text) {
-    if (drawn_) std::cout << "\033[" << workers_.size() << 'A' << "\033[J";
-    std::cout << text << std::endl;
-    drawn_ = false;
-    if (terminal_ && !workers_.empty()) update(0);
-  }
-
- private:
-  std::string line(size_t rank) const {
-    const Worker& worker = workers_[rank];
-    std::string device = worker.device;
-    device.resize(static_cast<size_t>(device_width_), ' ');
-    char text[160];
-    std::snprintf(text, sizeof text, "  epoch %3d/%d  loss %.4f  test accuracy %6.2f %%  %8.0f samples/s", worker.epoch, epochs_,
-                  worker.loss, worker.accuracy, worker.speed);
-    std::string language = worker.language;
-    language.resize(6, ' ');
-    return "rank " + std::to_string(rank) + ' ' + language + "  " + device + text;
-  }
-  const std::vector<Worker>& workers_;
-  const int epochs_;
-  const bool terminal_;
-  int device_width_ = 0;
-  bool drawn_ = false;
-};
-
 // A worker's line, "[2] {...}" after the launcher's prefix. False: not one of ours.
-bool take_line(const std::string& line, std::vector<Worker>& workers, std::vector<job::Curve>& curves, Display& display) {
+bool take_line(const std::string& line, std::vector<Worker>& workers, std::vector<job::Curve>& curves, job::Display& display) {
   const size_t end = line.find("] ");
   if (line.empty() || line[0] != '[' || end == std::string::npos) return false;
   const json record = json::parse(line.substr(end + 2), nullptr, false);
@@ -150,36 +101,61 @@ bool take_line(const std::string& line, std::vector<Worker>& workers, std::vecto
 }
 
 pid_t child = -1;
+volatile std::sig_atomic_t interrupted = 0;
 void pass_on(int signal) {
+  interrupted = signal;
   if (child > 0) kill(child, signal);
 }
 
-// Runs the launcher and reads its output to the end; returns its exit status.
-int run(const std::vector<std::string>& words, std::vector<Worker>& workers, std::vector<job::Curve>& curves, int epochs) {
+// The launcher, whose output comes back on a pipe. It dies with this process, and its workers with it.
+FILE* start(const std::vector<std::string>& words) {
   int output[2];
-  if (pipe2(output, O_CLOEXEC) != 0) return 1;
+  if (pipe2(output, O_CLOEXEC) != 0) return nullptr;
+  const pid_t parent = getpid();
   child = fork();
-  if (child < 0) return 1;
+  if (child < 0) return nullptr;
   if (child == 0) {
+    setpgid(0, 0);  // Ctrl-C comes from this process alone: a second signal would kill the workers
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(127);  // it died before the line above
     dup2(output[1], 1);
     dup2(output[1], 2);
+    std::signal(SIGPIPE, SIG_DFL);
     std::vector<char*> arguments;
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     execv(arguments[0], arguments.data());
     _exit(127);
   }
-  std::signal(SIGINT, pass_on);
-  std::signal(SIGTERM, pass_on);
   close(output[1]);
-  Display display(workers, epochs);
-  FILE* stream = fdopen(output[0], "r");
+  return fdopen(output[0], "r");
+}
+
+// The launcher's own report of a failed worker: "dsgd run: [2] digits_c failed with status 3; ending the others".
+bool is_report(const std::string& line) { return line.rfind("dsgd run: ", 0) == 0; }
+
+// Runs the launcher and reads its output to the end; returns its exit status. `failure` gets the launcher's last report.
+int run(const std::vector<std::string>& words, std::vector<Worker>& workers, std::vector<job::Curve>& curves, int epochs,
+        std::string* failure) {
+  for (const int number : {SIGINT, SIGTERM}) std::signal(number, pass_on);
+  std::signal(SIGPIPE, SIG_IGN);
+  FILE* stream = start(words);
+  if (!stream) return 1;
+  if (interrupted) kill(child, interrupted);  // it came before there was a child
+  job::Display display(workers, epochs);
   char* line = nullptr;
   size_t capacity = 0;
   for (ssize_t length; (length = getline(&line, &capacity, stream)) >= 0;) {
     std::string text(line, static_cast<size_t>(length));
     while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-    if (!take_line(text, workers, curves, display)) display.message(text);
+    if (take_line(text, workers, curves, display)) {
+      // shown by the display
+    } else if (is_report(text)) {
+      *failure = text.substr(std::string("dsgd run: ").size());
+    } else if (failure->empty() && !interrupted) {  // afterwards the others only tell that one is missing
+      display.message(text);
+    }
+    if (!std::cout) kill(child, SIGTERM);  // nobody reads any more
   }
   free(line);
   fclose(stream);
@@ -199,6 +175,14 @@ job::Curve mean_curve(const std::vector<job::Curve>& curves) {
     mean.loss.push_back(loss / static_cast<double>(curves.size()));
     mean.accuracy.push_back(curves[0].accuracy[epoch]);
   }
+}
+
+// Ctrl-C: one line, and the plot of the epochs that all workers have ended.
+int end_interrupted(const Options& options, const std::string& title, const job::Curve& curve) {
+  std::cout << "Interrupted after epoch " << curve.loss.size();
+  if (!curve.loss.empty() && job::write_plot(options.plot, title, curve)) std::cout << "; plot: " << options.plot;
+  std::cout << std::endl;
+  return 128 + interrupted;
 }
 
 }  // namespace
@@ -241,14 +225,19 @@ int main(int argc, char** argv) {
   std::vector<job::Curve> curves(workers.size());
 
   const auto began = std::chrono::steady_clock::now();
-  const int status = run(command_line(options, workers), workers, curves, options.epochs);
+  const std::string title = "digits, strategy " + options.strategy + ", " + std::to_string(workers.size()) +
+                            " workers, " + options.optimizer + " " + options.optimizer_options;
+  std::string failure;
+  const int status = run(command_line(options, workers), workers, curves, options.epochs, &failure);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  const job::Curve curve = mean_curve(curves);
+  if (interrupted) return end_interrupted(options, title, curve);
   if (status != 0) {
-    std::cerr << "samples/run: the job failed with status " << status << "; its messages are above\n";
+    std::cerr << "samples/run: the job failed with status " << status << ": "
+              << (failure.empty() ? "its messages are above" : failure) << '\n';
     return status;
   }
 
-  const job::Curve curve = mean_curve(curves);
   bool equal = true;
   double speed = 0;
   json report = {{"strategy", options.strategy}, {"seconds", seconds}, {"workers", json::array()}};
@@ -265,8 +254,6 @@ int main(int argc, char** argv) {
                                  {"digest", worker.digest}});
   }
   report["samples_per_second"] = speed;
-  const std::string title = "digits, strategy " + options.strategy + ", " + std::to_string(workers.size()) +
-                            " workers, " + options.optimizer + " " + options.optimizer_options;
   std::printf("%s after %.1f s\n", equal ? "All workers hold the same bits" : "The workers' bits DIFFER", seconds);
   std::fflush(stdout);
   bool written = job::write_plot(options.plot, title, curve);

@@ -6,15 +6,19 @@ job_test.py --source DIR --build DIR --python PROGRAM LANGUAGE...      languages
 """
 
 import argparse
+import fcntl
 import json
 import math
 import os
 import pathlib
 import pty
 import re
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import xml.etree.ElementTree
 
 from checks import Jobs, expect, failed, link, run
@@ -26,6 +30,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 # What stand-ins for the C trainer do. `dsgd run` starts them with their rank in the environment.
 EPOCH = """echo '{"epoch": %d, "loss": 0.25, "accuracy": 98.5, "samples_per_second": 100.0}'\n"""
 DONE = """echo '{"done": true, "rank": '$DSGD_RANK', "language": "c", "accuracy": 98.5, "digest": "'%s'"}'\n"""
+
+
+def write_trainer(trainer, lines):
+    trainer.write_text("#!/bin/sh\n" + lines)
+    trainer.chmod(0o755)
 
 
 def trains(jobs, languages):
@@ -97,15 +106,19 @@ def curves_are_drawn(plot, epochs, what):
         expect((points[0][-1][1] > points[0][0][1]) == falls, f"{what}: the {word} {'falls' if falls else 'rises'}", text)
 
 
-def on_terminal(*command):
-    """A program's exit status, and all that it sends to its terminal."""
+def on_terminal(*command, columns=200, rows=100, term="xterm", keys=()):
+    """A program's exit status, and all that it sends to its terminal. keys: (text, key) types key once text was seen."""
     ours, its = pty.openpty()
-    program = subprocess.Popen(command, stdin=its, stdout=its, stderr=its)
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+    program = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, start_new_session=True,
+                               preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), env=dict(os.environ, TERM=term))
     os.close(its)
-    output = b""
+    output, keys = b"", list(keys)
     try:
         while read := os.read(ours, 65536):
             output += read
+            if keys and keys[0][0] in output.decode(errors="replace"):
+                os.write(ours, keys.pop(0)[1])
     except OSError:  # nobody has the terminal any more
         pass
     os.close(ours)
@@ -149,6 +162,80 @@ def is_redrawn(jobs):
     each_is_drawn_once(screen(output), 4, 3)
 
 
+def fits(build, source, work):
+    """Lines on terminals of several widths and heights, with stand-ins for the trainers."""
+    trainer = build / "bin/digits_c"
+    go = work / "go"
+    command = [build / "bin/digits_job", "--build", build, "--source", source, "--languages", "c", "--epochs", "2"]
+    whole = r"rank 1 c       cpu  epoch   2/2  loss 0\.2500  test accuracy  98\.50 %       100 samples/s"
+    write_trainer(trainer, EPOCH % 1 + EPOCH % 2 + DONE % "a")
+    for columns, last in ((200, whole), (80, whole[:whole.index("       100")]),
+                          (40, r"rank 1 c       epoch   2/2  98\.50 %")):
+        status, output = on_terminal(*command, "--workers", "2", columns=columns)
+        expect(status == 0, f"a job on {columns} columns ends well", output)
+        lines = screen(output, columns)
+        expect(any(re.fullmatch(last, line) for line in lines), f"a worker's line on {columns} columns", "\n".join(lines))
+        workers = [line for line in re.split(r"\r\n|\033\[\??\d*[A-Za-z]", output) if line.startswith("rank ") and "epoch" in line]
+        expect(all(len(line) <= columns for line in workers), f"lines fit {columns} columns", "\n".join(workers))
+
+    status, output = on_terminal(*command, "--workers", "9", rows=6, columns=80)
+    lines = screen(output)
+    expect(status == 0 and sum(line.startswith("rank ") and "epoch" in line for line in lines) == 4, "four workers on six rows",
+           "\n".join(lines))
+    expect(any(line == "and 5 more: epoch 2/2" for line in lines), "the last row sums up the others", "\n".join(lines))
+
+    # Before the first report: the trainers wait for a line that this test writes when it has seen the dashes.
+    os.mkfifo(go)
+    write_trainer(trainer, f"read line <{go}\n" + EPOCH % 2 + DONE % "a")
+    seen = "rank 0 c       cpu  epoch   \u2013/2  loss      \u2013  test accuracy      \u2013 %"
+    writer = subprocess.Popen(["sh", "-c", f"echo >{go}"], stdin=subprocess.DEVNULL)
+    status, output = on_terminal(*command, "--workers", "1", columns=80)
+    writer.wait()
+    expect(status == 0 and seen in output, "dashes before the first report", output)
+
+    status, output = on_terminal(*command, "--workers", "1", term="dumb")
+    expect("\033" not in output, "TERM=dumb: nothing is redrawn", output)
+
+    # Ctrl-C.
+    plot = build / "digits.svg"
+    plot.unlink(missing_ok=True)
+    write_trainer(trainer, EPOCH % 1 + "trap 'echo Traceback; exit 1' INT\nsleep 100 &\nwait\n")
+    status, output = on_terminal(*command, "--workers", "2", columns=80, keys=[("rank 1 c       cpu  epoch   1/2", b"\003")])
+    last = [line for line in screen(output) if line and not line.startswith("rank ")]
+    expect(status == 130 and last == [f"Interrupted after epoch 1; plot: {plot}"] or len(str(plot)) > 40 and status == 130
+           and last[0].startswith("Interrupted after epoch 1; plot: "), "Ctrl-C ends with one line", f"{status}\n{output}")
+    expect("Traceback" not in output, "after Ctrl-C workers are not quoted", output)
+    expect(plot.exists(), "Ctrl-C leaves a plot", output)
+
+
+def workers_end_with_it(build, source, work):
+    """Nothing is left when the program is killed, or when nobody reads its output any more."""
+    command = [build / "bin/digits_job", "--build", build, "--source", source, "--languages", "c", "--workers", "2", "--epochs", "2"]
+    alive = work / "alive"
+    os.mkfifo(alive)
+    write_trainer(build / "bin/digits_c", f"exec 9>{alive}\necho ready >&9\n" + "while :; do\n" + EPOCH % 1 + "sleep 0.1\ndone\n")
+    for what in ("it is killed", "its output is closed"):
+        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        with open(alive, "rb") as pipe:
+            for _ in range(2):
+                pipe.readline()
+            if what == "it is killed":
+                program.send_signal(signal.SIGKILL)
+            program.stdout.close()
+            pipe.read()  # ends when the last worker is gone
+        expect(program.wait() != 0, f"when {what}, its workers end")
+
+
+def progress_is_shown(source, work):
+    script = f"set -o pipefail; (echo start; echo '[1/147] a  b'; exit 3) 2>&1 | {source}/.ci/progress {work}/log"
+    for term, shown in (("xterm", "[1/147]"), ("dumb", "")):
+        status, output = on_terminal("bash", "-c", script, term=term)
+        expect(status == 3 and output.strip() == shown, f"progress with TERM={term}", f"{status}: {output}")
+        expect((work / "log").read_text() == "start\n[1/147] a  b\n", "the log is whole")
+    status, output = run("bash", "-c", script)
+    expect(status == 3 and not output, "no progress without a terminal", output)
+
+
 def seed_decides(jobs, languages):
     digests = []
     for seed in ("4", "4", "5"):
@@ -168,9 +255,7 @@ def failures_are_told(options, work):
     good = ends % "0123456789abcdef"
 
     def job(lines, status, message, *words, start=run):
-        trainer = build / "bin/digits_c"
-        trainer.write_text("#!/bin/sh\n" + lines)
-        trainer.chmod(0o755)
+        write_trainer(build / "bin/digits_c", lines)
         ended, output = start(*command, *words)
         expect(ended == status and message in output, f"'{message}', status {status}", f"status {ended}\n{output}")
         return output
@@ -188,6 +273,8 @@ def failures_are_told(options, work):
 
     for rank in (0, 1):
         output = job(f"[ $DSGD_RANK = {rank} ] && {{ echo 'out of images' >&2; exit 3; }}\n{good}", 3, f"[{rank}] out of images")
+        expect(sum("failed" in line for line in output.splitlines()) == 1 and f"the job failed with status 3: worker {rank} failed first" in output,
+               "a failed worker is reported once", output)
         expect("the job failed with status 3" in output and "same bits" not in output, "a failed worker fails the job", output)
 
     for option in ("--report", "--plot"):
@@ -198,6 +285,9 @@ def failures_are_told(options, work):
     lines = screen(output)
     expect(all(f"[{rank}] out of tea" in lines for rank in (0, 1)), "what a worker says stays on the terminal", "\n".join(lines))
     each_is_drawn_once(lines, 2, 2)
+    fits(build, options.source, work)
+    workers_end_with_it(build, options.source, work)
+    progress_is_shown(options.source, work)
 
 
 def main():
