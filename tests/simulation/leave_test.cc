@@ -1,0 +1,152 @@
+// A worker leaves the job in good order while the others use collectives: whatever they call and whatever the moment, their
+// calls end with an error that names the worker and says that it has closed its session. Nobody takes it for lost.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/session/session.h"
+#include "transport/sim/world.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using Mode = Session::Mode;
+
+constexpr int32_t kWorkers = 3;
+constexpr size_t kLarge = 70'000;
+
+Status ended(Session& session, const Result<std::shared_ptr<Operation>>& operation) {
+  return operation.ok() ? session.wait(*operation.value(), -1ms) : operation.status();
+}
+
+struct Call {
+  const char* name;
+  bool started;
+  std::function<Status(Session&, std::vector<float>& memory)> make;
+};
+
+const std::vector<Call>& calls() {
+  static const std::vector<Call> all = {
+      {"barrier", false, [](Session& s, auto&) { return ended(s, s.barrier(Mode::kWait)); }},
+      {"small all-reduce", false,
+       [](Session& s, auto& memory) { return ended(s, s.allreduce(memory.data(), 4, DType::kFloat32, Reduction::kSum, Mode::kWait)); }},
+      {"large all-reduce", false,
+       [](Session& s, auto& memory) { return ended(s, s.allreduce(memory.data(), 4 * kLarge, DType::kFloat32, Reduction::kSum, Mode::kWait)); }},
+      {"broadcast", false,
+       [](Session& s, auto& memory) { return ended(s, s.broadcast(memory.data(), 4 * kLarge, DType::kFloat32, 1, Mode::kWait)); }},
+      {"all-gather", false,
+       [](Session& s, auto& memory) {
+         const size_t counts[kWorkers] = {0, kLarge, 0};
+         const size_t mine = counts[s.rank()] * 4;
+         return ended(s, s.allgather(memory.data() + kLarge, mine, memory.data(), 4 * kLarge, counts, DType::kFloat32, Mode::kWait));
+       }},
+      {"step", true, [](Session& s, auto&) { return s.step(1, nullptr); }},
+      {"strategy", true, [](Session& s, auto&) { return s.set_strategy("ps", ""); }},
+  };
+  return all;
+}
+
+Status start_model(Session& session, std::vector<float>& memory) {
+  const int64_t count = 1000;
+  auto parameter = session.add_parameter("weight", DType::kFloat32, {&count, 1}, true);
+  auto replica = session.add_replica("cpu");
+  if (!parameter.ok() || !replica.ok()) return parameter.ok() ? replica.status() : parameter.status();
+  const Status bound = session.bind(replica.value(), parameter.value(), memory.data(), 4000, memory.data() + 1000, 4000, nullptr);
+  return bound.ok() ? session.start() : bound;
+}
+
+struct Case {
+  int32_t leaver;
+  const Call* call;
+  bool connected;    // all have made a call together before
+  bool asynchronous; // it has issued barriers which it does not wait for
+  std::chrono::microseconds after;  // how long the leaver waits, or the others do if negative
+  bool slow_head;    // the head's news are late
+};
+
+std::vector<Status> run(const Case& c, uint64_t seed) {
+  transport::SimWorld world(seed, {});
+  std::vector<transport::ProcessId> processes;
+  std::vector<Status> of(kWorkers);
+  int32_t over = 0;
+  for (int32_t worker = 0; worker < kWorkers; ++worker) processes.push_back(world.start_process("node" + std::to_string(worker)));
+  for (int32_t worker = 0; worker < kWorkers; ++worker) {
+    world.start_program(processes[static_cast<size_t>(worker)], [&, worker] {
+      Config config;
+      for (const auto& [key, value] : std::map<std::string, std::string>{
+               {"head", "node0:7700"}, {"token", "secret"}, {"num_workers", std::to_string(kWorkers)}, {"rank", std::to_string(worker)},
+               {"step_timeout", "20s"}, {"lease", "5s"}}) {
+        EXPECT_TRUE(config.set(key, value).ok());
+      }
+      auto opened = Session::open(config, world.environment(processes[static_cast<size_t>(worker)]), std::make_shared<Log>());
+      EXPECT_TRUE(opened.ok()) << opened.status().message();
+      Session& session = *opened.value();
+      std::vector<float> memory(2 * kLarge);
+      if (c.call->started) {
+        const Status status = start_model(session, memory);
+        EXPECT_TRUE(status.ok()) << status.message();
+      } else if (c.connected) {
+        EXPECT_TRUE(ended(session, session.barrier(Mode::kWait)).ok());
+      }
+      if (c.slow_head && worker == 0) {
+        for (int32_t other = 1; other < kWorkers; ++other) {
+          if (other != c.leaver) world.set_delay(processes[0], processes[static_cast<size_t>(other)], {600ms, 700ms, 0, 0ms});
+        }
+      }
+      const auto pause = [&session](std::chrono::microseconds duration) {
+        const auto rounded = std::chrono::duration_cast<std::chrono::milliseconds>(duration);
+        if (rounded.count() > 0) (void)session.object_get("nothing", rounded);
+      };
+      if (worker == c.leaver) {
+        pause(c.after);
+        EXPECT_TRUE(session.close(0ms).ok());
+      } else {
+        pause(-c.after);
+        of[static_cast<size_t>(worker)] = c.call->make(session, memory);
+        (void)session.close(0ms);
+      }
+      opened.value().reset();
+      ++over;
+    });
+  }
+  EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 600s));
+  return of;
+}
+
+TEST(Leave, OfAWorkerEndsTheCallsOfTheOthersAndIsNotALoss) {
+  int failures = 0;
+  for (int32_t leaver = 0; leaver < kWorkers; ++leaver) {
+    for (const Call& call : calls()) {
+      for (const bool connected : {false, true}) {
+        for (const std::chrono::microseconds after : {-100ms, -1ms, 0ms, 1ms, 100ms}) {
+          for (const bool slow_head : {false, true}) {
+            const Case c{leaver, &call, connected, false, after, slow_head};
+            const std::vector<Status> of = run(c, 11);
+            for (int32_t rank = 0; rank < kWorkers; ++rank) {
+              if (rank == leaver) continue;
+              const Status& status = of[static_cast<size_t>(rank)];
+              const std::string who = "rank " + std::to_string(leaver) + " (";
+              const bool right = status.code() == Code::kWorkerLost && status.rank() == leaver &&
+                                 status.message().find(who) != std::string::npos &&
+                                 status.message().find("closed its session") != std::string::npos &&
+                                 status.message().find("was lost") == std::string::npos;
+              if (!right && ++failures <= 12) {
+                ADD_FAILURE() << call.name << ", rank " << leaver << " leaves after " << after.count() << " us" << (connected ? ", connected" : "")
+                              << (slow_head ? ", slow head" : "") << "; rank " << rank << " says " << code_name(status.code()) << " rank "
+                              << status.rank() << ": " << status.message();
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(failures, 0);
+}
+
+}  // namespace
+}  // namespace dsgd::simulation
