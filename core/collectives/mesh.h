@@ -98,6 +98,15 @@ class Mesh final : public transport::ServerHandler {
   // No message waits for a connection that is being dialled.
   bool sent() const;
 
+  // Peers that the open operations of a call wait for.
+  struct Missing {
+    std::string name;                  // of the first of these operations
+    std::vector<uint64_t> operations;
+    std::vector<int32_t> ranks;        // peers that have sent nothing for it; if there are none, those whose data is missing
+    bool first = false;                // it is the first operation of the call: these peers have not made the call
+  };
+  Missing waiting(uint64_t call) const;
+
   // For tasks.
   void send(int32_t rank, transport::BulkHeader header, std::span<const std::byte> data,
             std::function<void(const Status&)> done);

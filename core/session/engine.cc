@@ -52,7 +52,8 @@ std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
 
 Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log)
     : loop_(loop), model_(model), options_(std::move(options)), log_(std::move(log)), waiter_(loop), step_(loop, model, options_.step),
-      exhausted_(Code::kNoMemory, std::string("no memory for ") + kCommunication) {
+      exhausted_(Code::kNoMemory, std::string("no memory for ") + kCommunication),
+      stalls_(loop, options_.stall_warning, log_, [this](uint64_t call) { return waiting(call); }) {
   step_.on_device_failure([this](const Status& why) { fail(why, true); });
 }
 
@@ -62,7 +63,9 @@ Status Engine::usable() const { return broken_; }
 
 std::shared_ptr<Engine::Call> Engine::begin_call(Done* done) {
   const uint64_t number = next_call_++;
+  stalls_.begin(number);
   *done = [this, number, done = std::move(*done)](const Status& status) {
+    stalls_.end(number);
     if (mesh_) mesh_->end_call(number, status);
     done(status);
   };
@@ -376,7 +379,10 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
   request.stop = stop;
   request.wait_for_devices = wait_for_devices;
   request.deadline = deadline();
-  step_.begin(std::move(request), [this, done = std::move(done)](const Status& status, const StepResult& result) {
+  const uint64_t call = request.call;
+  stalls_.begin(call);
+  step_.begin(std::move(request), [this, call, done = std::move(done)](const Status& status, const StepResult& result) {
+    stalls_.end(call);
     if (status.ok()) {
       ++next_step_;
       compared_ = result.all_done;

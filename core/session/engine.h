@@ -14,6 +14,7 @@
 #include "core/base/log.h"
 #include "core/collectives/mesh.h"
 #include "core/session/objects.h"
+#include "core/session/stall_watch.h"
 #include "core/strategy/model.h"
 #include "core/strategy/step.h"
 
@@ -26,6 +27,7 @@ struct EngineOptions {
   AlgorithmChoice algorithm = {};
   bool internode_nccl = false;  // GPUs of all nodes are one team; else those of each
   std::string nccl_library = {};
+  transport::Duration stall_warning = std::chrono::seconds(30);
   StepOptions step;
   std::string library_version;
 };
@@ -90,6 +92,11 @@ class Engine final : public MeshEvents {
   uint64_t get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done);
   Objects& objects() { return objects_; }
 
+  // The number of the next call, and what a call waits for: a sentence, the first rank that is missing, and a parameter; OK if
+  // nothing is known (engine_waiting.cc).
+  uint64_t next_call() const { return next_call_; }
+  Status waiting(uint64_t call) const;
+
   // The session cannot go on. `tell_peers`: this worker is the first to know.
   void fail(const Status& cause, bool tell_peers);
   // Who has no memory for what the others have begun, or will, cannot go on, and they must know. exhausted() is the same, made before.
@@ -101,7 +108,7 @@ class Engine final : public MeshEvents {
   // `compare`: values with those of the workers that close, too.
   void close(const Status& cause, bool compare);
   const Status& divergence() const { return divergence_; }  // found as it closed
-  void leave_loop() { waiter_.close(), step_.close(); }  // the last call on it
+  void leave_loop() { waiter_.close(), step_.close(), stalls_.close(); }  // the last call on it
   bool idle() const { return running_ == 0 && pending_.empty() && !step_.running(); }  // no operation is in flight
   bool sent() const { return !mesh_ || mesh_->sent(); }  // no message waits for a connection
 
@@ -187,6 +194,7 @@ class Engine final : public MeshEvents {
   Status torn_;  // a step failed half-way
   std::function<void(const Status&)> on_broken_, on_failed_;
   uint64_t next_call_ = 1;
+  StallWatch stalls_;
   struct Pending {
     MakeTask make;
     Done done;

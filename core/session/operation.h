@@ -55,6 +55,8 @@ class Operation {
     }
     done_.store(true, std::memory_order_release);
   }
+  uint64_t call() const { return call_; }  // of the engine; 0 before it has begun
+  void set_call(uint64_t call) { call_ = call; }
   StepResult& mutable_step_result() { return step_result_; }
   const std::atomic<bool>& done_flag() const { return done_; }
 
@@ -64,6 +66,7 @@ class Operation {
   const bool is_step_;
   Status status_;
   StepResult step_result_;
+  uint64_t call_ = 0;
   std::atomic<bool> done_{false};
 };
 

@@ -296,17 +296,19 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
   const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
   if (!impl_->loop().wait(operation.done_flag(), deadline)) {
     if (Status status = alive(); !status.ok()) return status;
-    UnmarkedGradients unmarked;
-    if (operation.is_step()) {
-      std::lock_guard lock(impl_->step_mutex);
-      if (impl_->step_operation.get() == &operation) unmarked = impl_->unmarked_gradients();
-    }
+    const auto waiting = std::make_shared<Status>();
+    impl_->block([this, &operation, waiting](auto done) {
+      if (operation.call() != 0) *waiting = impl_->engine().waiting(operation.call());
+      done(Status());
+    });
+    if (operation.done()) return operation.status();
     return Status(Code::kWaitTimeout, (operation.name().empty() ? "the operation" : operation.name()) +
                                           " has not ended after " + std::to_string(timeout.count()) + " ms" +
-                                          (unmarked.empty() ? "" : ": " + unmarked.text + UnmarkedGradients::kRemedy) +
+                                          (waiting->ok() ? "" : ": " + waiting->message()) +
                                           "; it goes on, and its buffers stay in use")
+        .with_rank(waiting->rank(), waiting->host())
         .with_operation(operation.name())
-        .with_parameter(unmarked.parameter);
+        .with_parameter(waiting->parameter());
   }
   return operation.status();
 }

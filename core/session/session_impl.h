@@ -94,12 +94,16 @@ struct Session::Impl {
   template <typename Start>
   std::shared_ptr<Operation> launch(const char* kind, Mode mode, Start start) {
     auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false);
+    const auto call = [this, start, operation](auto done) {
+      operation->set_call(engine().next_call());
+      start(done);
+    };
     if (mode == Mode::kWait) {
-      run(operation, start);
+      run(operation, call);
       return operation;
     }
-    post_async(operation, [this, start, operation] {
-      begin(start, operation, [this, operation](const Status& status) { end_async(operation, status); });
+    post_async(operation, [this, call, operation] {
+      begin(call, operation, [this, operation](const Status& status) { end_async(operation, status); });
     });
     return operation;
   }

@@ -341,6 +341,7 @@ Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, boo
   auto task = [this, operation, blocking, weights = std::move(weights), absent = std::move(absent), marked = std::move(marked)] {
     if (operation->done()) return;  // by end_lost(), and the caller has gone
     const bool stopping = stop.exchange(false);
+    operation->set_call(engine().next_call());
     engine().step_begin(weights, absent, stopping, blocking,
                         [this, operation, blocking, stopping](const Status& status, const StepResult& result) {
                           if (status.code() == Code::kMismatch && stopping) stop = true;  // nobody has heard it

@@ -50,6 +50,7 @@ constexpr Duration kSpin = std::chrono::microseconds(50);  // about what a sleep
 EngineOptions engine_options(const Config& config, const AlgorithmChoice& algorithm) {
   EngineOptions options;
   options.step_timeout = config.duration("step_timeout");
+  options.stall_warning = config.duration("stall_warning");
   options.bucket_bytes = config.size("bucket_size");
   options.servers = static_cast<int32_t>(config.integer("servers"));
   options.algorithm = algorithm;

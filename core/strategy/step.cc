@@ -359,6 +359,25 @@ void Step::refuse(const Status& why) {
   if (by_teams()) mesh_->refuse(operation_of(plan_.size(), true), why);
 }
 
+std::string Step::parameters_text(const std::vector<uint64_t>& operations) const {
+  constexpr size_t kNamed = 3;
+  std::vector<uint32_t> parameters;
+  for (size_t bucket = 0; bucket < plan_.size(); ++bucket) {
+    const bool concerned = std::any_of(operations.begin(), operations.end(), [&](uint64_t operation) {
+      return operation == operation_of(bucket, true) || operation == operation_of(bucket, false);
+    });
+    if (concerned) parameters.insert(parameters.end(), plan_[bucket].parameters.begin(), plan_[bucket].parameters.end());
+  }
+  std::sort(parameters.begin(), parameters.end());
+  parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());
+  if (parameters.empty()) return {};
+  std::string text = parameters.size() == 1 ? "parameter " : "parameters ";
+  for (size_t i = 0; i < std::min(parameters.size(), kNamed); ++i) {
+    text += (i ? ", '" : "'") + model_.parameters[parameters[i]]->name + "'";
+  }
+  return text + (parameters.size() > kNamed ? " and " + std::to_string(parameters.size() - kNamed) + " more" : "");
+}
+
 void Step::abort(const Status& cause) {
   fail(cause);
   if (collective_queue_) collective_queue_->fail(cause);

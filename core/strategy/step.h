@@ -64,6 +64,10 @@ class Step {
   // Tells which gradients of the step in flight are not marked.
   void name_unmarked(std::function<UnmarkedGradients()> name) { name_unmarked_ = std::move(name); }
   std::string name() const { return "step " + std::to_string(request_.step); }  // of the step in flight
+  uint64_t call() const { return request_.call; }
+  UnmarkedGradients unmarked() const { return running() && name_unmarked_ ? name_unmarked_() : UnmarkedGradients(); }
+  // "parameters 'a', 'b' and 3 more", of the buckets that these operations move; empty if they move none.
+  std::string parameters_text(const std::vector<uint64_t>& operations) const;
   // The session has failed: whatever devices are waiting for is broken off.
   void abort(const Status& cause);
 

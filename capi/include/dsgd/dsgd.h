@@ -63,7 +63,8 @@
  *   Threads    "Any thread": may be called at any time from any thread. "One thread at a time": calls marked so on one
  *              session must not overlap; different sessions are independent.
  *   Deadlines  Every blocking call ends: collective calls within `step_timeout`, joining within `init_timeout`. A worker
- *              that dies or stops is noticed within `lease`. The error names who is missing.
+ *              that dies or stops is noticed within `lease`. The error names who is missing. A call that has not ended after
+ *              `stall_warning` logs a warning with the workers, and the parameters of a step, that are missing.
  *   Mistakes   An argument that is refused concerns the worker that gave it: the others, if they have made the same collective
  *              call, wait for it to be made rightly, or to end. But dsgd_start of a model that cannot be started fails on
  *              all, as does dsgd_strategy_set for what there is not.
@@ -500,8 +501,8 @@ DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
 /* Number of the op, unique in its session, for tables on the host's side. 0 for NULL. Any thread. */
 DSGD_API uint64_t dsgd_op_id(const dsgd_op *op);
 /* Waits until the op has ended and returns how. timeout_ms -1: as long as the op's own deadline. DSGD_ERR_WAIT_TIMEOUT:
- * it has not ended yet; for a step the message names the gradients that are not marked. Waiting marks no gradient. Any
- * thread; several may wait. */
+ * it has not ended yet; the message says which workers have not come and which gradients are missing, here or there, and
+ * the error's rank is the first of these workers. Waiting marks no gradient. Any thread; several may wait. */
 DSGD_API int32_t dsgd_op_wait(dsgd_op *op, int32_t timeout_ms, dsgd_error **error);
 /* Sets *done to 1 if the op has ended, else 0; returns how it ended if it has. Never blocks. Any thread. */
 DSGD_API int32_t dsgd_op_test(dsgd_op *op, int32_t *done, dsgd_error **error);

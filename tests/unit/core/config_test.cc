@@ -57,7 +57,7 @@ TEST(ConfigKeys, are_complete_and_alphabetical) {
                                       "init_timeout", "interface",      "internode", "job",          "launcher",    "launcher_port", "lease",
                                       "listen",       "log_level",      "log_to", "loss_scale",   "min_workers",  "nccl_library", "num_workers",
                                       "ports",        "rank",         "receive_memory", "reproducible", "servers",
-                                      "spin",         "step_timeout",   "strategy",     "token",
+                                      "spin",         "stall_warning",  "step_timeout",   "strategy",     "token",
                                       "worker_id"}));
 }
 
@@ -108,6 +108,7 @@ TEST(ConfigKeys, every_number_takes_the_ends_of_its_range_and_nothing_beyond) {
       {"receive_memory", {"1M", "1T", "1024G"}, {"1023K", "2T", "0", "", "256"}},
       {"servers", {"0", "65536"}, {"-1", "65537", ""}},
       {"spin", {"", "0", "1ns", "50us", "1s", "1000ms"}, {"1001ms", "2s", "-1us", "50"}},
+      {"stall_warning", {"1s", "30s", "24h"}, {"999ms", "0", "25h", ""}},
       {"step_timeout", {"10ms", "300s", "24h"}, {"9ms", "0", "25h", ""}},
   };
   std::set<std::string> tested;

@@ -1,0 +1,199 @@
+// A call that waits for long says so: a warning after `stall_warning`, and again after twice as long each time, names the
+// workers that have not come and the parameters whose gradients are missing. A wait that runs out says the same.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/session/session.h"
+#include "transport/sim/world.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using Mode = Session::Mode;
+
+struct Record {
+  transport::Duration after;  // of the moment that the test's calls began
+  std::string text;
+};
+
+// Three workers with a model of two parameters. What they log as warnings from the moment on that all of
+// them have started.
+class Job {
+ public:
+  static constexpr int32_t kWorkers = 3;
+  using Body = std::function<void(Job& job, Session& session, int32_t rank)>;
+
+  explicit Job(const Body& body) {
+    int32_t over = 0;
+    for (int32_t worker = 0; worker < kWorkers; ++worker) {
+      const transport::ProcessId process = world.start_process("node" + std::to_string(worker));
+      world.start_program(process, [&, process, worker] {
+        run(process, worker, body);
+        ++over;
+      });
+    }
+    EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 3600s));
+  }
+
+  void pause(Session& session, std::chrono::milliseconds duration) { (void)session.object_get("nothing", duration); }
+
+  transport::SimWorld world{5};
+  std::vector<Record> warnings[kWorkers];
+  Parameter* parameters[kWorkers][2] = {};
+  Replica* replicas[kWorkers] = {};
+
+ private:
+  void run(transport::ProcessId process, int32_t worker, const Body& body) {
+    Config config;
+    for (const auto& [key, value] : std::map<std::string, std::string>{
+             {"head", "node0:7700"}, {"token", "secret"}, {"num_workers", std::to_string(kWorkers)}, {"rank", std::to_string(worker)},
+             {"worker_id", "w" + std::to_string(worker)}, {"step_timeout", "60s"}, {"stall_warning", "1s"}}) {
+      const Status set = config.set(key, value);
+      EXPECT_TRUE(set.ok()) << set.message();
+    }
+    transport::Time began{};
+    auto log = std::make_shared<Log>(LogLevel::kWarning, [&](LogLevel, const std::string& text) {
+      warnings[worker].push_back({world.now() - began, text});
+    });
+    auto opened = Session::open(config, world.environment(process), log);
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    Session& session = *opened.value();
+    std::vector<float> memory(4 * 1024);
+    auto replica = session.add_replica("cpu");
+    replicas[worker] = replica.value();
+    const int64_t count = 1024;
+    for (int p = 0; p < 2; ++p) {
+      parameters[worker][p] = session.add_parameter(p == 0 ? "first" : "second", DType::kFloat32, {&count, 1}, true).value();
+      float* value = memory.data() + 2048 * p;
+      EXPECT_TRUE(session.bind(replicas[worker], parameters[worker][p], value, 4096, value + 1024, 4096, nullptr).ok());
+    }
+    const Status started = session.start();
+    ASSERT_TRUE(started.ok()) << started.message();
+    warnings[worker].clear();
+    began = world.now();
+    body(*this, session, worker);
+    (void)session.close(0ms);
+  }
+};
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Warnings come 1, 3 and 7 seconds after the call.
+void expect_doubling(const std::vector<Record>& warnings) {
+  ASSERT_EQ(warnings.size(), 3u);
+  const transport::Duration due[] = {1s, 3s, 7s};
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_GE(warnings[i].after, due[i]) << warnings[i].text;
+    EXPECT_LT(warnings[i].after, due[i] + 100ms) << warnings[i].text;
+    EXPECT_TRUE(contains(warnings[i].text, "has not ended after " + std::to_string(std::chrono::duration_cast<std::chrono::seconds>(due[i]).count()) + " s: "))
+        << warnings[i].text;
+  }
+}
+
+TEST(Stall, OfACollectiveNamesTheWorkersThatHaveNotCalled) {
+  Job job([](Job& job, Session& session, int32_t rank) {
+    if (rank == 2) job.pause(session, 10s);
+    auto barrier = session.barrier(Mode::kQueue);
+    ASSERT_TRUE(barrier.ok());
+    if (rank == 0) {
+      const Status status = session.wait(*barrier.value(), 500ms);
+      EXPECT_EQ(status.code(), Code::kWaitTimeout);
+      EXPECT_EQ(status.rank(), 2) << status.message();
+      EXPECT_TRUE(contains(status.message(), "rank 2 (worker 'w2'")) << status.message();
+      EXPECT_TRUE(contains(status.message(), "has not called it")) << status.message();
+    }
+    const Status status = session.wait(*barrier.value(), -1ms);
+    EXPECT_TRUE(status.ok()) << status.message();
+  });
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    expect_doubling(job.warnings[rank]);
+    for (const Record& record : job.warnings[rank]) {
+      EXPECT_TRUE(contains(record.text, "barrier (call ")) << record.text;
+      EXPECT_TRUE(contains(record.text, "rank 2 (worker 'w2'")) << record.text;
+      EXPECT_TRUE(contains(record.text, "has not called it")) << record.text;
+      EXPECT_FALSE(contains(record.text, "rank 1 (")) << record.text;
+    }
+  }
+  EXPECT_TRUE(job.warnings[2].empty()) << job.warnings[2][0].text;
+}
+
+TEST(Stall, OfSeveralCollectivesIsReportedForEachThatHasBegun) {
+  Job job([](Job& job, Session& session, int32_t rank) {
+    if (rank == 2) job.pause(session, 2s);
+    std::vector<std::shared_ptr<Operation>> barriers;
+    for (int i = 0; i < 10; ++i) barriers.push_back(session.barrier(Mode::kQueue).value());
+    for (const auto& barrier : barriers) EXPECT_TRUE(session.wait(*barrier, -1ms).ok());
+  });
+  EXPECT_EQ(job.warnings[0].size(), 4u);  // that is how many are open at once
+}
+
+TEST(Stall, OfAStepNamesTheWorkerThatHasNotBegunIt) {
+  Job job([](Job& job, Session& session, int32_t rank) {
+    if (rank == 1) job.pause(session, 10s);
+    const Status status = session.step(1, nullptr);
+    EXPECT_TRUE(status.ok()) << status.message();
+  });
+  for (int32_t rank : {0, 2}) {
+    expect_doubling(job.warnings[rank]);
+    for (const Record& record : job.warnings[rank]) {
+      EXPECT_EQ(record.text.find("step 0 has not ended"), 0u) << record.text;
+      EXPECT_TRUE(contains(record.text, "rank 1 (worker 'w1'")) << record.text;
+      EXPECT_TRUE(contains(record.text, "has not called it")) << record.text;
+    }
+  }
+  EXPECT_TRUE(job.warnings[1].empty());
+}
+
+TEST(Stall, OfAStepNamesTheGradientsThatAreMissing) {
+  Job job([](Job& job, Session& session, int32_t rank) {
+    auto step = session.step_begin(1);
+    ASSERT_TRUE(step.ok()) << step.status().message();
+    EXPECT_TRUE(session.gradient_ready(job.replicas[rank], job.parameters[rank][0], nullptr).ok());
+    const auto late = [&] {
+      const Status status = session.wait(*step.value(), 500ms);
+      EXPECT_EQ(status.code(), Code::kWaitTimeout);
+      EXPECT_EQ(status.rank(), 1) << status.message();
+      const char* said = rank == 1 ? "gradient 'second' was not marked" : "has not sent the gradients of parameters 'first', 'second'";
+      EXPECT_TRUE(contains(status.message(), said)) << status.message();
+    };
+    if (rank != 1) EXPECT_TRUE(session.gradient_ready(job.replicas[rank], job.parameters[rank][1], nullptr).ok());
+    late();
+    if (rank == 1) {
+      job.pause(session, 9500ms);
+      EXPECT_TRUE(session.gradient_ready(job.replicas[rank], job.parameters[rank][1], nullptr).ok());
+    }
+    const Status status = session.wait(*step.value(), -1ms);
+    EXPECT_TRUE(status.ok()) << status.message();
+  });
+  for (int32_t rank = 0; rank < Job::kWorkers; ++rank) {
+    expect_doubling(job.warnings[rank]);
+    for (const Record& record : job.warnings[rank]) {
+      EXPECT_EQ(record.text.find("step 0 has not ended"), 0u) << record.text;
+      if (rank == 1) {
+        EXPECT_TRUE(contains(record.text, "gradient 'second' was not marked")) << record.text;
+      } else {
+        EXPECT_TRUE(contains(record.text, "rank 1 (worker 'w1'")) << record.text;
+        // Both travel in one bucket.
+        EXPECT_TRUE(contains(record.text, "has not sent the gradients of parameters 'first', 'second'")) << record.text;
+      }
+      EXPECT_EQ(contains(record.text, "'first'"), rank != 1) << record.text;
+    }
+  }
+}
+
+TEST(Stall, IsNoWarningWhereNothingWaits) {
+  Job job([](Job& job, Session& session, int32_t) {
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_TRUE(session.step(1, nullptr).ok());
+      job.pause(session, 3s);
+    }
+  });
+  for (const auto& of_worker : job.warnings) EXPECT_TRUE(of_worker.empty()) << of_worker[0].text;
+}
+
+}  // namespace
+}  // namespace dsgd::simulation
