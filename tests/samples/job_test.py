@@ -193,6 +193,7 @@ def fits(build, source, work):
     writer.wait()
     expect(status == 0 and seen in output, "dashes before the first report", output)
 
+    write_trainer(trainer, EPOCH % 2 + DONE % "a")
     status, output = on_terminal(*command, "--workers", "1", term="dumb")
     expect("\033" not in output, "TERM=dumb: nothing is redrawn", output)
 
