@@ -450,7 +450,8 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * that owns a value in `ps`, or in a sum, and, where `checksum` is off (by default within a machine), on the way to the
  * worker that sums. In `ps` a value that changes elsewhere than at its owner is overwritten by the next step.
  * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ), DSGD_ERR_WORKER_LOST,
- * DSGD_ERR_DIVERGED, DSGD_ERR_CORRUPTED, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_TORN, DSGD_ERR_CLOSED, DSGD_ERR_INVALID_ARGUMENT. */
+ * DSGD_ERR_DIVERGED, DSGD_ERR_CORRUPTED, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_TORN, DSGD_ERR_CLOSED,
+ * DSGD_ERR_INVALID_ARGUMENT. */
 DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result, dsgd_error **error);
 
 /* A step that overlaps the backward pass. Begins it; gradients are then marked one by one as they are ready, and the op
