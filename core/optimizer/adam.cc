@@ -45,6 +45,7 @@ class Adam final : public Optimizer {
     options.number("beta2", &beta2_, 0, kBelowOne);
     options.number("eps", &epsilon_, 0, kLargest);
     options.number("weight_decay", &weight_decay_, 0, kLargest);
+    options.number("clip_norm", &clip_norm_, 0, kLargest);
     options.flag("amsgrad", &amsgrad_);
     return options.finish();
   }
@@ -53,7 +54,7 @@ class Adam final : public Optimizer {
     return std::string(decoupled_decay_ ? "adamw" : "adam") + " lr=" + number_text(learning_rate_) +
            " beta1=" + number_text(beta1_) + " beta2=" + number_text(beta2_) +
            " eps=" + number_text(epsilon_) + " weight_decay=" + number_text(weight_decay_) +
-           " amsgrad=" + (amsgrad_ ? "1" : "0");
+           " amsgrad=" + (amsgrad_ ? "1" : "0") + clip_text();
   }
   int state_count() const override { return amsgrad_ ? 3 : 2; }
 

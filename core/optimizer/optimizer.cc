@@ -1,5 +1,7 @@
 #include "core/optimizer/optimizer.h"
 
+#include <limits>
+
 #include "core/config/config.h"
 #include "core/optimizer/implementations.h"
 
@@ -21,6 +23,8 @@ std::string ParameterSettings::describe() const {
   return "rate=" + number_text(rate) + (decay >= 0 ? " decay=" + number_text(decay) : "") + " frozen=" + (frozen ? "1" : "0");
 }
 
+std::string Optimizer::clip_text() const { return clip_norm_ > 0 ? " clip_norm=" + number_text(clip_norm_) : ""; }
+
 Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::string_view options) {
   const std::vector<std::string> names = {"sgd", "adam", "adamw", "none"};
   const std::string given(name.substr(0, 80));
@@ -29,7 +33,14 @@ Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::s
     if (!parsed.ok()) return parsed.status();
     if (name == "sgd") return make_sgd(std::move(parsed).value());
     if (name != "none") return make_adam(std::move(parsed).value(), name == "adamw");
+    double clip_norm = 0;
+    parsed->number("clip_norm", &clip_norm, 0, std::numeric_limits<double>::max());
     if (Status status = parsed->finish(); !status.ok()) return status;
+    if (clip_norm > 0) {
+      return Status(Code::kInvalidArgument, "optimizer 'none' does not clip: clip_norm = " + number_text(clip_norm) +
+                                                " needs sgd, adam or adamw; clip the mean gradient in the host's own optimizer")
+          .with_parameter("clip_norm");
+    }
     return std::unique_ptr<Optimizer>(std::make_unique<None>());
   }
   const std::string nearest = nearest_name(name, names);

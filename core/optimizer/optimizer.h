@@ -37,13 +37,19 @@ class Optimizer {
   virtual int state_count() const = 0;
   double learning_rate() const { return learning_rate_; }
   void set_learning_rate(double rate) { learning_rate_ = rate; }
+  // Largest L2 norm of the mean gradient over all parameters; a longer gradient is scaled down to it before it is used, as
+  // torch.nn.utils.clip_grad_norm_ does. 0: any length.
+  double clip_norm() const { return clip_norm_; }
 
   // What one step does to a parameter that has had `updates` updates before (Adam's t - 1; SGD's momentum buffer starts as
   // the first gradient).
   virtual UpdateRule rule(uint64_t updates, const ParameterSettings& settings) const = 0;
 
  protected:
+  std::string clip_text() const;  // " clip_norm=1", empty without
+
   double learning_rate_ = 0.01;
+  double clip_norm_ = 0;
 };
 
 }  // namespace dsgd

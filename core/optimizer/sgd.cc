@@ -14,6 +14,7 @@ class Sgd final : public Optimizer {
     options.number("dampening", &dampening_, 0, 1);
     options.flag("nesterov", &nesterov_);
     options.number("weight_decay", &weight_decay_, 0, kLargest);
+    options.number("clip_norm", &clip_norm_, 0, kLargest);
     Status status = options.finish();
     if (status.ok() && nesterov_ && (momentum_ == 0 || dampening_ != 0))
       return Status(
@@ -27,7 +28,7 @@ class Sgd final : public Optimizer {
   std::string describe() const override {
     return "sgd lr=" + number_text(learning_rate_) + " momentum=" + number_text(momentum_) +
            " dampening=" + number_text(dampening_) + " nesterov=" + (nesterov_ ? "1" : "0") +
-           " weight_decay=" + number_text(weight_decay_);
+           " weight_decay=" + number_text(weight_decay_) + clip_text();
   }
   int state_count() const override { return momentum_ != 0 ? 1 : 0; }
 

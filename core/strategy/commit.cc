@@ -130,8 +130,8 @@ void Step::transform(size_t index, size_t begin, size_t end) {
           std::memcpy(out, value, count * element);
         } else {
           mean_of(bucket, buffers, piece, offset, count, mean.weight, scratch.data());
-          if (options_.gradient_norm && options_.reproducible) add_squares(exact_squares_, bucket.dtype, scratch.data(), count);
-          if (options_.gradient_norm && !options_.reproducible) norm += sum_of_squares(bucket.dtype, scratch.data(), count);
+          if (measures_norm() && options_.reproducible) add_squares(exact_squares_, bucket.dtype, scratch.data(), count);
+          if (measures_norm() && !options_.reproducible) norm += sum_of_squares(bucket.dtype, scratch.data(), count);
           std::vector<const void*> state_in;
           std::vector<void*> state_out;
           for (size_t s = 0; s < host_state_[piece.parameter].size(); ++s) {
@@ -155,29 +155,30 @@ void Step::transform(size_t index, size_t begin, size_t end) {
       at += count;
     }
   }
-  if (options_.gradient_norm && update) buffers.norms.push_back(norm);
+  if (measures_norm() && update) buffers.norms.push_back(norm);
 }
 
-// With a loss scale nothing changes before the whole gradient is known to be finite; else each bucket is done with in turn.
+// With a loss scale, or with clipping, nothing changes before the norm of the whole gradient is known; else each bucket is done
+// with in turn.
 void Step::commit() {
   if (positive_ == 0) return all_done();
   squares_ = 0;
-  const bool check = model_.loss_scale.on();
+  const bool check = norm_comes_first();
   for (size_t b = 0; b < plan_.size(); ++b) {
     Status status = measure(b);
     if (status.ok() && !check) status = update(b);
     if (!status.ok()) return device_failed(status);
   }
-  if (options_.gradient_norm && !updates_at_owner() && !norms_on_device()) {
+  if (measures_norm() && !updates_at_owner() && !norms_on_device()) {
     result_.gradient_norm = std::sqrt(options_.reproducible ? squares_of(exact_squares_) : squares_);
   }
   if (!check) return updated();
-  if (!norms_on_device()) return update_if_finite();
+  if (!norms_on_device()) return update_by_norm();
   when_reached(request_.deadline, [this](const Status& status) {
     if (!done_) return;
     if (!status.ok()) return device_failed(status);
     result_.gradient_norm = norm_of_devices();
-    update_if_finite();
+    update_by_norm();
   });
 }
 
@@ -191,14 +192,14 @@ Status Step::measure(size_t index) {
     for (const Piece& piece : bucket.pieces) buffers.means.push_back(piece_mean(bucket, buffers, piece, transforms()));
   }
   if (norms_on_device()) return enter_squares(index);
-  if (updates_at_owner() || (!options_.reproducible && !options_.gradient_norm)) return {};
+  if (updates_at_owner() || (!options_.reproducible && !measures_norm())) return {};
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Piece& piece = bucket.pieces[i];
     const PieceMean& mean = buffers.means[i];
     if (!mean.present) continue;
     std::byte* result = result_of(buffers) + piece.position * element;
     if (options_.reproducible && !transforms()) mean_of(bucket, buffers, piece, 0, piece.count, mean.weight, result);
-    if (!options_.gradient_norm) continue;
+    if (!measures_norm()) continue;
     if (options_.reproducible) {  // of means, in any order
       add_squares(exact_squares_, bucket.dtype, result, piece.count);
       continue;
@@ -237,13 +238,20 @@ double Step::norm_of_devices() const {
 }
 
 // The same on all workers, since all have the same sums, or the same sum of what owners have measured.
-void Step::update_if_finite() {
-  // A norm beyond float32 comes of sums that the division by less than 1 may make infinite.
-  const bool narrow = std::any_of(plan_.begin(), plan_.end(), [](const Bucket& bucket) { return bucket.dtype == DType::kFloat32; });
-  if (narrow && result_.gradient_norm > std::numeric_limits<float>::max()) result_.gradient_norm = std::numeric_limits<double>::infinity();
-  const bool finite = std::isfinite(result_.gradient_norm);
-  model_.loss_scale.stepped(finite);
-  if (!finite) return end();
+void Step::update_by_norm() {
+  double& norm = result_.gradient_norm;
+  if (model_.loss_scale.on()) {
+    // A norm beyond float32 comes of sums that the division by less than 1 may make infinite.
+    const bool narrow = std::any_of(plan_.begin(), plan_.end(), [](const Bucket& bucket) { return bucket.dtype == DType::kFloat32; });
+    if (narrow && norm > std::numeric_limits<float>::max()) norm = std::numeric_limits<double>::infinity();
+    const bool finite = std::isfinite(norm);
+    model_.loss_scale.stepped(finite);
+    if (!finite) return end();
+  }
+  if (clips()) {
+    const double divisor = (norm + 1e-6) / model_.optimizer->clip_norm();  // as torch.nn.utils.clip_grad_norm_
+    if (!(divisor <= 1)) clip_divisor_ = divisor;                          // NaN, too: all becomes NaN, as there
+  }
   for (size_t b = 0; b < plan_.size(); ++b) {
     if (Status status = update(b); !status.ok()) return device_failed(status);
   }
@@ -299,7 +307,7 @@ void Step::updated() {
     if (updates_at_owner()) std::swap(host_state_[p], next_state_[p]);
   }
   if (Status status = give_to_streams(); !status.ok()) return device_failed(status);
-  const bool norm = norms_on_device() && !model_.loss_scale.on();  // part of the step's result, so it is waited for
+  const bool norm = norms_on_device() && !norm_comes_first();  // part of the step's result, so it is waited for
   if (!request_.wait_for_devices && !norm) return end();
   end_when_reached(norm);
 }
@@ -318,7 +326,7 @@ void Step::make_updates(size_t index, Place& place) {
     if (!means[i].present) continue;
     const DType dtype = model_.parameters[piece.parameter]->dtype;
     const size_t begin = piece.begin * dtype_size(dtype);
-    device::UpdatePiece update{piece.position, piece.count, have_mean() ? 1 : means[i].weight, static_cast<uint32_t>(targets_.size()),
+    device::UpdatePiece update{piece.position, piece.count, (have_mean() ? 1 : means[i].weight) * clip_divisor_, static_cast<uint32_t>(targets_.size()),
                                static_cast<uint32_t>(place.replicas.size()), action, {}, {}, dtype, nullptr};
     for (uint32_t r : place.replicas) {
       const Binding& binding = model_.bindings[r][piece.parameter];

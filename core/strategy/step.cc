@@ -70,6 +70,7 @@ void Step::begin(StepRequest request, Done done) {
   result_.size = mesh_ ? mesh_->size() : 1;
   header_done_ = norms_done_ = agreed_ = committed_ = false;
   bucket_failure_ = {};
+  clip_divisor_ = 1;
   next_ = open_ = reduced_ = next_gather_ = 0;
   all_entered_ = false;
   for (size_t b = 0; b < plan_.size(); ++b) {
@@ -280,7 +281,7 @@ void Step::exchange_norms() {
 void Step::finish() {
   if (!done_ || !header_done_ || reduced_ < plan_.size() || open_ > 0 || committed_) return;
   // Without owners everybody has the whole mean, and no message is needed.
-  if (options_.gradient_norm && positive_ > 0 && !norms_done_ && updates_at_owner()) return exchange_norms();
+  if (measures_norm() && positive_ > 0 && !norms_done_ && updates_at_owner()) return exchange_norms();
   committed_ = true;
   commit();
 }

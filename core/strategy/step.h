@@ -104,8 +104,11 @@ class Step {
   // The last failure was found by all workers alike before anything changed: the next step may be tried.
   bool failed_in_agreement() const { return agreed_; }
 
-  // Does optimizer state live with the owners of ranges, rather than on every worker?
-  bool updates_at_owner() const { return mesh_ && strategy_.kind == StrategyKind::kPs && !model_.optimizer->is_none(); }
+  // Does optimizer state live with the owners of ranges, rather than on every worker? Not with clipping: the norm is known when
+  // all means are, and owners give each out as soon as it is complete.
+  bool updates_at_owner() const {
+    return mesh_ && strategy_.kind == StrategyKind::kPs && !model_.optimizer->is_none() && !clips();
+  }
   size_t buffer_bytes() const { return buffer_bytes_; }  // memory that the step holds beside the model
 
   // On the host: of the owner's ranges, or of all where the host is a place.
@@ -237,7 +240,7 @@ class Step {
   Status measure(size_t bucket);
   Status enter_squares(size_t bucket);
   double norm_of_devices() const;
-  void update_if_finite();
+  void update_by_norm();
   Status update(size_t bucket);
   Status return_results(size_t bucket);
   void make_updates(size_t bucket, Place& place);
@@ -281,8 +284,12 @@ class Step {
   bool alone_on_device() const { return stays_on_device() && !mesh_; }
   // The host has no sums of all elements, or nobody has any more: owners give out values.
   bool norms_on_device() const {
-    return options_.gradient_norm && !updates_at_owner() && (stays_on_device() || in_team());
+    return measures_norm() && !updates_at_owner() && (stays_on_device() || in_team());
   }
+  bool clips() const { return model_.optimizer->clip_norm() > 0; }
+  bool measures_norm() const { return options_.gradient_norm || clips(); }
+  // Must the norm be known before anything changes?
+  bool norm_comes_first() const { return model_.loss_scale.on() || clips(); }
   int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
   size_t team_bytes(const Bucket& bucket) const;
   Status make_buffers(size_t bucket);
@@ -342,6 +349,7 @@ class Step {
   uint32_t positive_ = 0;  // replicas with weight > 0
   double squares_ = 0;  // of the mean, as far as the host computes them
   SquareDigits exact_squares_{};  // the same, when reproducible
+  double clip_divisor_ = 1;  // of the mean, so that it has the norm that it may have
 
   Teams teams_;
   transport::TimerId patience_ = 0;  // for a name of who is lost

@@ -371,10 +371,12 @@ DSGD_API int32_t dsgd_export_dlpack(dsgd_replica *replica, dsgd_parameter *param
 
 /* ---- Optimizer and strategy ------------------------------------------------------------------------------------- */
 
-/* Names: "sgd" (lr, momentum, dampening, nesterov, weight_decay), "adam" and "adamw" (lr, beta1, beta2, eps,
- * weight_decay, amsgrad), "none" (no update: the mean gradient is written to the gradient buffers of every replica).
+/* Names: "sgd" (lr, momentum, dampening, nesterov, weight_decay, clip_norm), "adam" and "adamw" (lr, beta1, beta2, eps,
+ * weight_decay, amsgrad, clip_norm), "none" (no update: the mean gradient is written to the gradient buffers of every replica).
  * `options`: "key=value" words, NULL for defaults. Definitions are those of PyTorch (torch.optim.SGD, Adam, AdamW), and
- * so are the defaults, but for the lr of "sgd", which is 0.01. Before dsgd_start; equal on all workers. The default is
+ * so are the defaults, but for the lr of "sgd", which is 0.01. clip_norm=F, above 0, scales the mean gradient down to that L2
+ * norm over all parameters before it is used, as torch.nn.utils.clip_grad_norm_ does, after the loss scale is taken out; under
+ * "ps" every worker then updates and keeps optimizer state. "none" refuses it: clip in the host's optimizer. Before dsgd_start; equal on all workers. The default is
  * sgd with lr=0.01. One thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT names the nearest name or key. */
 DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
@@ -418,8 +420,8 @@ typedef struct dsgd_step_result {
   int32_t all_done;     /* 1: every worker gave weight 0: nobody has data left */
   int32_t stop;         /* 1: some worker called dsgd_stop_request before this step */
   double weight;        /* sum of all contribution weights */
-  double gradient_norm; /* L2 norm of the mean gradient; NaN if all weights were 0, or without `gradient_norm` and
-                         * `loss_scale` in the configuration */
+  double gradient_norm; /* L2 norm of the mean gradient, before clipping; NaN if all weights were 0, or without
+                         * `gradient_norm` and `loss_scale` in the configuration and clip_norm of the optimizer */
 } dsgd_step_result;
 
 /* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread. */

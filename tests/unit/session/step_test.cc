@@ -777,6 +777,124 @@ Scaled train_scaled(dsgd_session* session, int rank, int workers, const char* st
   return seen;
 }
 
+// Recorded from PyTorch 1.13: torch.nn.utils.clip_grad_norm_(parameters, 2.5), then the optimizer's step, on the
+// mean gradients, in float64.
+struct Clipped {
+  const char *optimizer, *options;
+  std::vector<std::tuple<size_t, size_t, double>> values;  // parameter, element, after four steps
+};
+const Clipped kClipped[] = {
+    {"sgd", "lr=0.1 momentum=0.9 clip_norm=2.5",
+     {{0, 0, 0.00140197186615}, {0, 1, -0.00591605794296}, {0, 39999, -0.000800150842316}, {1, 0, -0.00226773850596},
+      {1, 2, 0.00469324483386}, {2, 7, -0.000874787097886}, {2, 4999, -0.000800150842316}}},
+    {"adam", "lr=0.01 clip_norm=2.5",
+     {{0, 0, 0.0125958579873}, {0, 1, -0.0248194330599}, {0, 39999, -0.00803502767766}, {1, 0, 0.00308685213471},
+      {1, 2, 0.0236851199781}, {2, 7, 0.00424590709222}, {2, 4999, -0.00803502767766}}},
+    {"adamw", "lr=0.01 clip_norm=2.5",
+     {{0, 0, 0.0125921203622}, {0, 1, -0.0248141295006}, {0, 39999, -0.00803213281131}, {1, 0, 0.00308415830079},
+      {1, 2, 0.0236802668726}, {2, 7, 0.00424418995794}, {2, 4999, -0.00803213281131}}}};
+
+TEST(ClipNorm, GivesTheValuesOfPyTorchUnderEveryStrategy) {
+  const double norms[] = {616.4622183610767, 616.4697883919318, 616.4800618565533, 616.437885489414};
+  for (const Clipped& clipped : kClipped) {
+    for (const char* strategy : {"simple", "ps", "allreduce"}) {
+      for (const char* reproducible : {"0", "1"}) {
+        for (const char* loss_scale : {"off", "1024"}) {
+          SCOPED_TRACE(std::string(clipped.optimizer) + " " + strategy + " reproducible=" + reproducible + " loss_scale=" + loss_scale);
+          PerRank values(2);
+          const Settings settings = {{"bucket_size", "64K"}, {"reproducible", reproducible}, {"loss_scale", loss_scale}};
+          run_job(2, settings, [&](dsgd_session* session, int rank) {
+            Trainer trainer{session, rank};
+            trainer.build({40000, 3, 5000}, clipped.optimizer, clipped.options, strategy);
+            for (int step = 0; step < 4; ++step) {
+              trainer.compute(step);
+              const float factor = static_cast<float>(dsgd_loss_scale(session));
+              for (size_t p = 0; p < trainer.counts.size(); ++p) {
+                for (size_t i = 0; i < trainer.counts[p]; ++i) trainer.gradients[p][i] *= factor;
+              }
+              dsgd_step_result result;
+              dsgd_step_result_init(&result, sizeof result);
+              DSGD_OK_OR_FAIL(dsgd_step(session, 1 + rank, &result, error_));
+              EXPECT_NEAR(result.gradient_norm, norms[step], 1e-4);
+            }
+            for (const auto& [parameter, element, value] : clipped.values) {
+              EXPECT_NEAR(trainer.values[parameter][element], value, 2e-6 * std::abs(value) + 1e-9) << parameter << ", " << element;
+            }
+            values[static_cast<size_t>(rank)] = trainer.all_values();
+          });
+          EXPECT_EQ(values[0], values[1]);
+        }
+      }
+    }
+  }
+}
+
+TEST(ClipNorm, LeavesAShortGradientAsItIs) {
+  PerRank values(2);
+  for (const bool clip : {false, true}) {
+    run_job(1, {}, [&](dsgd_session* session, int rank) {
+      Trainer trainer{session, rank};
+      trainer.build({300, 7}, "adam", clip ? "lr=0.01 clip_norm=1000" : "lr=0.01", "allreduce");
+      for (int step = 0; step < 3; ++step) {
+        trainer.compute(step);
+        DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+      }
+      values[clip] = trainer.all_values();
+    });
+  }
+  EXPECT_EQ(values[0], values[1]);
+}
+
+// The same four contributions on one, two and four workers, whose plans cut parameters in different places.
+TEST(ClipNorm, IsReproducibleWhateverTheNumberOfWorkers) {
+  std::vector<float> first;
+  std::map<std::string, std::set<double>> norms;
+  for (const int workers : {1, 2, 4}) {
+    for (const char* strategy : {"simple", "ps", "allreduce"}) {
+      std::vector<float> values;
+      run_job(workers, {{"bucket_size", "64K"}, {"reproducible", "1"}}, [&](dsgd_session* session, int rank) {
+        const int replicas = 4 / workers;
+        std::vector<dsgd_replica*> handles(static_cast<size_t>(replicas));
+        std::vector<float*> value(handles.size()), gradient(handles.size());
+        const int64_t count = 70001;
+        dsgd_parameter* parameter = nullptr;
+        DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "p", DSGD_FLOAT32, &count, 1, 0, &parameter, error_));
+        for (size_t r = 0; r < handles.size(); ++r) {
+          void *v, *g;
+          DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &handles[r], error_));
+          DSGD_OK_OR_FAIL(dsgd_alloc(handles[r], parameter, &v, &g, error_));
+          value[r] = static_cast<float*>(v), gradient[r] = static_cast<float*>(g);
+        }
+        DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "sgd", "lr=1 clip_norm=0.1", error_));
+        DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+        for (size_t r = 0; r < handles.size(); ++r) {
+          std::mt19937 random(static_cast<unsigned>(rank * replicas) + static_cast<unsigned>(r));
+          std::normal_distribution<float> normal;
+          for (int64_t i = 0; i < count; ++i) gradient[r][i] = normal(random);
+        }
+        dsgd_step_result result;
+        dsgd_step_result_init(&result, sizeof result);
+        DSGD_OK_OR_FAIL(dsgd_step(session, replicas, &result, error_));
+        if (rank != 0) return;
+        norms[strategy].insert(result.gradient_norm);
+        values.assign(value[0], value[0] + count);
+      });
+      if (first.empty()) first = values;
+      EXPECT_EQ(values, first) << workers << " workers, " << strategy;
+      EXPECT_EQ(norms[strategy].size(), 1u) << strategy;
+    }
+  }
+}
+
+TEST(ClipNorm, IsRefusedWithTheOptimizerNone) {
+  run_job(1, {}, [&](dsgd_session* session, int) {
+    Error error;
+    EXPECT_EQ(dsgd_optimizer_set(session, "none", "clip_norm=1", error), DSGD_ERR_INVALID_ARGUMENT);
+    EXPECT_NE(error.message().find("optimizer 'none' does not clip"), std::string::npos) << error.message();
+  });
+}
+
 // A worker by itself is through with each bucket at once, one after the other, on a stack as small as a host's thread may have.
 TEST(Step, ManyBucketsTakeNoMoreStackThanFew) {
   const auto body = [](void*) -> void* {
