@@ -1,7 +1,5 @@
 #include "core/optimizer/optimizer.h"
 
-#include <limits>
-
 #include "core/config/config.h"
 #include "core/optimizer/implementations.h"
 
@@ -33,14 +31,12 @@ Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::s
     if (!parsed.ok()) return parsed.status();
     if (name == "sgd") return make_sgd(std::move(parsed).value());
     if (name != "none") return make_adam(std::move(parsed).value(), name == "adamw");
-    double clip_norm = 0;
-    parsed->number("clip_norm", &clip_norm, 0, std::numeric_limits<double>::max());
-    if (Status status = parsed->finish(); !status.ok()) return status;
-    if (clip_norm > 0) {
-      return Status(Code::kInvalidArgument, "optimizer 'none' does not clip: clip_norm = " + number_text(clip_norm) +
-                                                " needs sgd, adam or adamw; clip the mean gradient in the host's own optimizer")
+    if (options.find("clip_norm=") != options.npos) {
+      return Status(Code::kInvalidArgument, "optimizer 'none' does not clip: clip_norm needs sgd, adam or adamw; clip the mean "
+                                            "gradient in the host's own optimizer")
           .with_parameter("clip_norm");
     }
+    if (Status status = parsed->finish(); !status.ok()) return status;
     return std::unique_ptr<Optimizer>(std::make_unique<None>());
   }
   const std::string nearest = nearest_name(name, names);
