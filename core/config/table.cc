@@ -249,9 +249,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"reproducible", "switch", "0", "0 | 1",
-      "Whether gradients are summed so that strategy, algorithm and the split of replicas over workers leave "
-      "the bits unchanged. The sum of each element is as exact as one rounding of its largest product. Sends 5 bytes per "
-      "float32 element instead of 4, 9 in jobs of more than 8 replicas, and 12 per float64 element.",
+      "Whether gradients are summed so that the bits do not depend on the strategy, the algorithm or the split of replicas "
+      "over workers, for 5 bytes per float32 element instead of 4 (9 in jobs of more than 8 replicas; float64: 12).",
       "DSGD_REPRODUCIBLE"},
      Type::kSwitch,
      0,
