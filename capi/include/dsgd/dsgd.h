@@ -441,7 +441,8 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * lost beside a larger one. A c*g that is not finite makes its own element NaN; a sum of zeros is +0.
  * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing,
  * and the session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a
- * failure in mid-step the session is torn: later steps return DSGD_ERR_TORN.
+ * failure in mid-step the session is torn: later steps return DSGD_ERR_TORN, or the session's own failure if it has
+ * failed as a whole.
  * All workers hold equal values of trained parameters, and dsgd compares those of their first replicas: each step 1/64 of
  * the elements of each parameter, as they are before the step, so that a difference that lasts is found within 64 steps;
  * the step with all_done = 1, and dsgd_close, all of them. The step with all_done = 1 also compares a worker's replicas
