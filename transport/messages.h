@@ -20,6 +20,7 @@ enum class Role : uint8_t {
   kControl = 0,    // worker -> head: join, watch, leave, abort
   kHeartbeat = 1,  // worker -> head: renew, from a thread of its own
   kPeer = 2,       // worker -> worker: bulk data, operation failures, objects
+  kProbe = 3,      // worker -> worker: can you be reached? Nothing follows the hello
 };
 
 using Nonce = std::array<uint8_t, 32>;  // random, used once
@@ -80,7 +81,7 @@ struct WatchReply {
   Status news;        // why the job cannot go on, naming the rank; OK: a member left at its end, see left
   int32_t left = -1;  // rank that closed its session in good order
 };
-struct Renew {  // a heartbeat; to a peer: are you there? The answer is Empty
+struct Renew {  // a heartbeat; the answer is Empty
   int32_t rank = -1;
   uint64_t epoch = 0;
 };
@@ -93,6 +94,7 @@ struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head
   int32_t rank = -1;
   uint64_t epoch = 0;
   Status cause;
+  int32_t peer = -1;  // not -1: `rank` cannot reach this rank, and the head decides which of the two is cut off
 };
 
 // ---- worker -> worker

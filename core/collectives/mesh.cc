@@ -87,6 +87,8 @@ Status Mesh::open(const transport::JoinReply& view) {
     if (!is_in_view(channel->hello())) strangers.push_back(channel);
   }
   for (ServerChannel* channel : strangers) show_out(*channel);
+  probed_.assign(view_.members.size(), 0);
+  if (options_.probe && size() > 1) watch_peers();
   return {};
 }
 
@@ -187,8 +189,7 @@ void Mesh::dial(int32_t rank) {
     if (index >= addresses.size()) {
       if (last.ok()) last = Status(Code::kUnreachable, "it has given no address");
       outgoing_[rank].dialling = false;
-      return peer_gone(rank, Status(Code::kWorkerLost, member_name(rank) + " cannot be reached: " + last.message())
-                                 .with_rank(rank, host_of(rank)));
+      return peer_gone(rank, unreachable(rank, last.message()));
     }
     network_.dial(addresses[index], dial, [this, alive, rank, self, index](Result<std::unique_ptr<ClientChannel>> r) {
       if (alive.expired() || closed_) return;
@@ -217,7 +218,7 @@ void Mesh::peer_gone(int32_t rank, const Status& status) {
   if (status.code() == Code::kCorrupted) return events_.on_peer_failure(rank, status);  // there is no better reason
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, status] {
-    if (!alive.expired() && !closed_ && !left_[rank]) events_.on_peer_failure(rank, status);
+    if (!alive.expired() && !closed_ && !left_[rank]) events_.on_peer_unreachable(rank, status);
   });
 }
 
@@ -499,7 +500,7 @@ Status Mesh::refusal(int32_t source, const BulkHeader& header) const {
   return Status(Code::kMismatch, "workers disagree: rank " + std::to_string(source) + " calls " + describe(header) +
                                      ", which rank " + std::to_string(view_.rank) +
                                      " has ended without it; all workers must call the same operations in the same order")
-      .with_rank(source, host_of(source));
+      .with_rank(view_.rank, host_of(view_.rank));
 }
 
 void Mesh::tell_peers(uint64_t operation, bool session, const Status& cause) {
@@ -551,44 +552,49 @@ void Mesh::await_goodbye(int32_t rank) {
   loop().schedule(due, [this, alive, rank, due] {
     if (alive.expired() || closed_ || left_[rank] || !is_connected(rank)) return;
     if (loop().now() - due > options_.lease / 2) return await_goodbye(rank);  // we were stopped: it may lie here unread
-    events_.on_peer_failure(rank, lost(rank, Status(Code::kWorkerLost, "it has left the job, but what it sent before that "
+    events_.on_peer_unreachable(rank, lost(rank, Status(Code::kWorkerLost, "it has left the job, but what it sent before that "
                                                                        "has not come within the lease")));
   });
 }
 
+// The head notices a worker that is lost, unless it has gone in good order itself; nobody but this worker notices that
+// the way to a peer is cut. So a peer that operations wait for, and have waited for a while, is probed. From the beginning
+// of the wait to on_peer_unreachable() it takes a lease, and at most two fifths of one more.
 void Mesh::watch_peers() {
-  if (std::exchange(watching_, true)) return;
-  asked_.assign(view_.members.size(), 0);
-  ask_peers();
-}
-
-void Mesh::ask_peers() {
   if (closed_) return;
   std::set<int32_t> needed;
   for (const auto& [operation, entry] : tasks_) {
     for (int32_t rank : missing(entry)) needed.insert(rank);
   }
   for (int32_t rank : needed) {
-    if (!left_[rank] && !asked_[rank]) ask(rank);
+    if (waited_for_.contains(rank) && !left_[rank] && !probed_[rank]) probe(rank);
   }
+  waited_for_ = std::move(needed);
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + options_.lease / 5, [this, alive] {
-    if (!alive.expired()) ask_peers();
+    if (!alive.expired()) watch_peers();
   });
 }
 
-void Mesh::ask(int32_t rank) {
-  asked_[rank] = 1;
-  const transport::Time due = loop().now() + options_.lease * 4 / 5;
+void Mesh::probe(int32_t rank) {
+  probed_[rank] = 1;
+  const transport::Time due = loop().now() + options_.lease;
   std::weak_ptr<int> alive = alive_;
-  call(rank, transport::Renew{view_.rank, view_.epoch}, due, [this, alive, rank, due](const Result<Message>& answer) {
+  options_.probe(view_.members[rank], due, [this, alive, rank, due](const Status& answer) {
     if (alive.expired() || closed_) return;
-    asked_[rank] = 0;
-    if (answer.ok() || answer.status().code() != Code::kTimeout || left_[rank]) return;  // a broken connection tells by itself
-    if (loop().now() - due > options_.lease / 2) return ask(rank);  // we were stopped: the answer may lie here unread
-    events_.on_peer_failure(rank, lost(rank, Status(Code::kWorkerLost, "it has not answered for a lease; it is stopped, suspended "
-                                                                       "or cut off")));
+    probed_[rank] = 0;
+    if (answer.ok() || left_[rank]) return;
+    if (loop().now() - due > options_.lease / 2) return probe(rank);  // we were stopped: the answer may lie here unread
+    events_.on_peer_unreachable(rank, unreachable(rank, answer.message()));
   });
+}
+
+Status Mesh::unreachable(int32_t rank, const std::string& why) const {
+  const auto& addresses = view_.members[rank].addresses;
+  return Status(Code::kWorkerLost, member_name(view_.rank) + " cannot reach " + member_name(rank) + " at " +
+                                       (addresses.empty() ? "no address" : addresses.front()) + ": " + why +
+                                       "; it is stopped or cut off, or a firewall is between them")
+      .with_rank(rank, host_of(rank));
 }
 
 // Its goodbye came over its own connection; answers to what we sent come over ours, and have all come when that one ends,
@@ -745,11 +751,6 @@ void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder
       it->second.goodbye = true;
       it->second.cause = goodbye->cause;
       if (opened_ && is_peer(it->second.rank)) events_.on_goodbye(it->second.rank, goodbye->steps, std::move(goodbye->digests));
-    }
-    respond(Message(transport::Empty{}));
-  } else if (auto* renew = std::get_if<transport::Renew>(&request)) {  // are you there?
-    if (!opened_ || renew->epoch != view_.epoch) {
-      return respond(Status(Code::kMismatch, "epoch " + std::to_string(renew->epoch) + " is none of this job's"));
     }
     respond(Message(transport::Empty{}));
   } else {

@@ -33,14 +33,19 @@ struct MeshOptions {
   int32_t num_workers = std::numeric_limits<int32_t>::max();  // of the job, before the view is known
   uint64_t receive_memory = 256 << 20;
   transport::Duration lease = std::chrono::seconds(10);  // limit of every wait for a peer that does not answer
+  // Finds out whether a peer can be reached, by a new connection (core/membership/probe.h); `done` comes on the session's
+  // loop. Without it, nobody looks.
+  std::function<void(const transport::MemberInfo& peer, transport::Time deadline, std::function<void(const Status&)> done)> probe = {};
 };
 
 // What the mesh tells its owner.
 class MeshEvents {
  public:
   virtual ~MeshEvents() = default;
-  // A peer's session is broken, or the connection to or from it is: the session here cannot go on.
+  // A peer says that its session is broken: the session here cannot go on.
   virtual void on_peer_failure(int32_t rank, const Status& why) = 0;
+  // This worker cannot reach a peer, or hears no more of it. Which of the two is cut off is not known.
+  virtual void on_peer_unreachable(int32_t rank, const Status& why) = 0;
   // A peer closed its session in good order; all that it sent has arrived.
   virtual void on_peer_left(int32_t rank) = 0;
   virtual void on_object(transport::ObjectPart part, transport::Responder respond) = 0;
@@ -121,9 +126,6 @@ class Mesh final : public transport::ServerHandler {
   // The head says that a rank has left. Its own goodbye comes behind its data and is waited for, if it ever connected, for
   // a lease.
   void told_left(int32_t rank);
-  // The head has gone in good order, and with it who notices the loss of a worker: from now on this worker asks those that
-  // an operation waits for whether they are there, and takes for lost who does not answer within a lease.
-  void watch_peers();
   // Says goodbye and closes all connections after flushing.
   void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests);
   // Before the network ends: nothing of it is used afterwards.
@@ -228,8 +230,9 @@ class Mesh final : public transport::ServerHandler {
   void fail_tasks_that_need(int32_t rank);
   bool is_connected(int32_t rank) const;  // to here
   void await_goodbye(int32_t rank);
-  void ask_peers();
-  void ask(int32_t rank);
+  void watch_peers();
+  void probe(int32_t rank);
+  Status unreachable(int32_t rank, const std::string& why) const;
 
   transport::Network& network_;
   MeshOptions options_;
@@ -242,8 +245,8 @@ class Mesh final : public transport::ServerHandler {
   size_t window_ = 0;
   std::vector<Outgoing> outgoing_;
   std::vector<char> left_;
-  bool watching_ = false;
-  std::vector<char> asked_;  // by rank: whether it is there
+  std::vector<char> probed_;      // by rank: a probe is under way
+  std::set<int32_t> waited_for_;  // by operations, when watch_peers() last looked
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
   std::map<uint64_t, Entry> tasks_;
   std::multimap<uint64_t, Entry> buried_;  // tasks that have ended, and may be running one of their own functions

@@ -64,8 +64,8 @@ Result<Doorman::Decision> Doorman::decide(const transport::Hello& hello, const s
                                        "; major versions must be the same: install one version of dsgd everywhere");
   }
   *cause = "they look for a head or a worker that is not in this process";
-  const bool to_peer = hello.role == transport::Role::kPeer;
-  const Route& route = to_peer ? peer_ : head_;
+  const bool to_peer = hello.role == transport::Role::kPeer || hello.role == transport::Role::kProbe;
+  const Route& route = hello.role == transport::Role::kProbe ? probe_ : to_peer ? peer_ : head_;
   if (route.network == nullptr || route.handler == nullptr) {
     return Status(Code::kState, to_peer
                                     ? "this process is a head and computes nothing; it has no worker to reach"

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/base/log.h"
+#include "core/membership/probe.h"
 #include "core/membership/refusal_log.h"
 #include "transport/network.h"
 
@@ -19,6 +20,8 @@ class Doorman final : public transport::AcceptHandler {
     transport::Network* network = nullptr;  // null: this process has no such role
     transport::ServerHandler* handler = nullptr;
   };
+  // Where probes live (probe.h). Without it, they are refused.
+  void accept_probes(transport::Network* network) { probe_ = {network, &probe_handler_}; }
   // Routes by role. The transport has checked the token; then come the job, the protocol and the library's major version.
   // Refusals are logged, at a limited rate (`log` null: not at all). `loop`: of the listening network.
   Doorman(transport::Loop& loop, std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log);
@@ -34,7 +37,8 @@ class Doorman final : public transport::AcceptHandler {
   void refused(const std::string& cause, const Status& why);
 
   const std::string job_, token_;
-  Route head_, peer_;
+  ProbeHandler probe_handler_;
+  Route head_, peer_, probe_;
   RefusalLog refusals_;
   std::function<void(const std::string&)> refused_;
 };

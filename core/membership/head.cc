@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <list>
+#include <set>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/base/text.h"
@@ -40,7 +43,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   struct Worker {
     MemberInfo info;
     ServerChannel* control = nullptr;  // null: closed
-    ServerChannel* heartbeat = nullptr;
+    std::set<ServerChannel*> heartbeats;  // more than one after a cut or a pause, until the worker closes the others
     bool left = false;  // sent Leave
     bool lost = false;
     uint64_t told = 0;        // news that it has confirmed
@@ -74,6 +77,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   std::vector<transport::WatchReply> news;  // news[i] has sequence i + 1
   Status cause;                             // what broke the job
   Responder host_leave;  // the answer to the head's own worker, held back until the others know
+  std::set<std::pair<int32_t, int32_t>> cut_pairs;  // workers that cannot reach each other, the lower rank first
+  std::string cut_detail;                           // what the first of them said
+  Time cut_reported{};
   Time next_check{};
   transport::TimerId gone_timer = 0;
   std::function<void(const Status&)> ended;
@@ -249,9 +255,84 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       others += (others.empty() ? "; silent too: " : ", ") + describe_member(workers[rank].info);
     }
     const size_t first = verdict.lost.front();
+    if (is_deaf(now)) {
+      Status deaf(Code::kWorkerLost, head_name() + " hears no worker: no heartbeat from " + describe_member(workers[first].info) + others +
+                                         " for " + describe_duration(leases.silence(first, now)) +
+                                         " (lease); it is cut off, or all of them have stopped");
+      return break_job(std::move(deaf).with_rank(head_rank, head_rank >= 0 ? workers[static_cast<size_t>(head_rank)].info.host : ""));
+    }
     break_job(lost_worker(workers[first].info, "no heartbeat for " +
                                                    describe_duration(leases.silence(first, now)) +
                                                    " (lease); it is stopped, suspended or cut off" + others));
+  }
+
+  std::string head_name() const {
+    return head_rank >= 0 ? "the head, hosted by " + describe_member(workers[static_cast<size_t>(head_rank)].info) + "," : "the head";
+  }
+
+  // Two or more workers, and all that are on other machines, have been silent for most of a lease: then the head cannot hear
+  // them, rather than each of them having stopped.
+  bool is_deaf(Time now) const {
+    size_t silent = 0;
+    for (size_t rank = 0; rank < workers.size(); ++rank) {
+      const Worker& worker = workers[rank];
+      if (static_cast<int32_t>(rank) == head_rank || worker.left) continue;
+      if (leases.silence(rank, now) <= options.lease * 3 / 4) return false;
+      if (head_rank >= 0 && worker.info.machine == workers[static_cast<size_t>(head_rank)].info.machine) return false;
+      ++silent;
+    }
+    return silent >= 2;
+  }
+
+  // Two workers cannot reach each other. Others that cannot may say so within a quarter of a lease; then, once all of them
+  // have renewed their leases, which shows that none of them is just lost, the head names the worker that is in most of the
+  // pairs. Of two alike: not its own host, and the higher rank.
+  void note_cut(const Worker& from, int32_t peer, const Status& why) {
+    if (cut_pairs.empty()) {
+      cut_detail = why.message();
+      cut_reported = loop.now();
+      log->warning("head: " + describe_member(from.info) + " cannot reach " +
+                   describe_member(workers[static_cast<size_t>(peer)].info) + ": " + why.message());
+      decide_cut_after(options.lease / 4);
+    }
+    cut_pairs.insert(std::minmax(from.info.rank, peer));
+  }
+
+  void decide_cut_after(transport::Duration wait) {
+    loop.schedule(loop.now() + wait, [weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->decide_cut();
+    });
+  }
+
+  bool has_renewed_since(Time when, int32_t rank) const {
+    const Worker& worker = workers[static_cast<size_t>(rank)];
+    return worker.left || leases.silence(static_cast<size_t>(rank), loop.now()) < loop.now() - when;
+  }
+
+  void decide_cut() {
+    if (phase != Phase::kRunning) return;
+    for (const auto& [low, high] : cut_pairs) {
+      if (has_renewed_since(cut_reported, low) && has_renewed_since(cut_reported, high)) continue;
+      return decide_cut_after(options.lease / 20);  // or its lease ends before
+    }
+    std::vector<size_t> degree(workers.size(), 0);
+    for (const auto& [low, high] : cut_pairs) {
+      ++degree[static_cast<size_t>(low)];
+      ++degree[static_cast<size_t>(high)];
+    }
+    const auto weight = [&](size_t rank) { return std::tuple(degree[rank], static_cast<int32_t>(rank) != head_rank, rank); };
+    size_t named = 0;
+    for (size_t rank = 1; rank < workers.size(); ++rank) {
+      if (weight(rank) > weight(named)) named = rank;
+    }
+    std::string others;
+    for (const auto& [low, high] : cut_pairs) {
+      if (static_cast<size_t>(low) != named && static_cast<size_t>(high) != named) continue;
+      const int32_t other = static_cast<size_t>(low) == named ? high : low;
+      others += (others.empty() ? "" : ", ") + describe_member(workers[static_cast<size_t>(other)].info);
+    }
+    break_job(lost_worker(workers[named].info, "it and " + others + " cannot reach each other, though the head reaches them (" +
+                                                   cut_detail + "); a firewall may be between them"));
   }
 
   void on_renew(ServerChannel& channel, const transport::Renew& renew, const Responder& respond) {
@@ -263,11 +344,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     Result<Worker*> known = speaker(worker, renew.rank, renew.epoch);
     if (!known.ok()) return respond(known.status());
     if (worker->lost) return respond(cause);
-    if (worker->heartbeat == nullptr) worker->heartbeat = &channel;
-    if (worker->heartbeat != &channel) {
-      return respond(
-          Status(Code::kExists, describe_member(worker->info) + " renews its lease on two connections"));
-    }
+    worker->heartbeats.insert(&channel);
     leases.renew(static_cast<size_t>(renew.rank), loop.now());
     respond(transport::Message(transport::Empty{}));
   }
@@ -327,8 +404,18 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (!known.ok()) return respond(known.status());
     if (report.cause.ok())
       return respond(bad_message(describe_member(known.value()->info) + " reports no cause"));
+    const int32_t peer = report.peer;
+    if (peer >= static_cast<int32_t>(workers.size()) || peer == report.rank)
+      return respond(bad_message(describe_member(known.value()->info) + " reports that it cannot reach rank " + std::to_string(peer)));
     respond(transport::Message(transport::Empty{}));
-    break_job(relayed_cause(known.value()->info, report.cause, ""));
+    if (peer >= 0 && phase == Phase::kRunning) return note_cut(*known.value(), peer, report.cause);
+    break_job(cause_from(known.value()->info, report.cause, ""));
+  }
+
+  // Of one that has lost the head: the head is here, and hears it, so it is this worker that does not hear the head.
+  Status cause_from(const MemberInfo& from, const Status& why, const std::string& prefix) const {
+    if (why.code() != Code::kWorkerLost || why.rank() != head_rank || from.rank == head_rank) return relayed_cause(from, why, prefix);
+    return lost_worker(from, "it does not hear the head, which hears it (" + why.message() + "); a firewall may be between them");
   }
 
   void on_leave(ServerChannel& channel, const transport::Leave& leave, const Responder& respond) {
@@ -344,7 +431,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       reply.left = worker.info.rank;
       publish(std::move(reply));
     } else if (!leave.cause.ok()) {
-      break_job(relayed_cause(worker.info, leave.cause, describe_member(worker.info) + " left the job: "));
+      break_job(cause_from(worker.info, leave.cause, describe_member(worker.info) + " left the job: "));
     }
     if (worker.info.rank == head_rank) {
       host_leave = respond;
@@ -426,13 +513,12 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       return;
     }
     for (Worker& w : workers) {
-      if (w.control != &channel && w.heartbeat != &channel) continue;
+      if (w.control != &channel && !w.heartbeats.contains(&channel)) continue;
+      if (w.heartbeats.erase(&channel) > 0 && !w.heartbeats.empty()) return;  // it has another
       const std::string which = w.control == &channel ? "its connection" : "its heartbeat connection";
       if (w.control == &channel) {
         w.control = nullptr;
         w.watch = nullptr;
-      } else {
-        w.heartbeat = nullptr;
       }
       if (!w.left && !w.lost && phase == Phase::kRunning) {
         w.lost = true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/membership/probe.h"
 #include "core/membership/retry.h"
 #include "core/membership/text.h"
 
@@ -13,6 +14,8 @@ using transport::Time;
 
 constexpr Duration kShortest = std::chrono::milliseconds(1);  // of an interval; guards against a configuration of 0
 constexpr Duration kLongestDrain = std::chrono::milliseconds(10);  // enough to read what has arrived; part of "lease + 100 ms"
+
+constexpr int kMostConnections = 4;  // to the head, opened one after the other while none is answered
 
 HeartbeatOptions sane(HeartbeatOptions options) {
   options.lease = std::max(options.lease, 4 * kShortest);
@@ -29,7 +32,7 @@ Heartbeat::Heartbeat(transport::Network& network, HeartbeatOptions options,
 void Heartbeat::start() {
   loop().post([self = shared_from_this()] {
     if (self->over_) return;
-    self->lease_start_ = self->next_ = self->loop().now();
+    self->lease_start_ = self->loop().now();
     self->dial();
     self->arm();
   });
@@ -40,68 +43,90 @@ void Heartbeat::stop(std::function<void()> stopped) {
     self->over_ = true;
     self->failed_ = nullptr;
     self->loop().cancel(self->timer_);
-    if (self->channel_) self->channel_->close(true);
-    self->channel_.reset();
+    for (const auto& [number, channel] : self->channels_) channel->close(true);
+    self->channels_.clear();
     if (stopped) stopped();
   });
 }
 
+// Short enough that an attempt soon follows the end of a cut.
+Duration Heartbeat::retry_period() const { return std::max(options_.interval / 4, options_.lease / 40); }
+
 void Heartbeat::dial() {
-  dialling_ = true;
+  const uint64_t number = ++dials_;
+  next_dial_ = loop().now() + retry_period();
   transport::DialOptions dial;
   dial.hello = options_.hello;
   dial.token = options_.token;
-  dial.deadline = lease_start_ + options_.lease;
-  dial.closed = [weak = weak_from_this()](const Status& why) {
-    if (auto self = weak.lock()) {
-      self->lose(why.ok() ? "was lost: it has closed the heartbeat connection"
-                          : "was lost: the heartbeat connection broke (" + why.message() + ")",
-              code_of_break(why));
-    }
+  dial.deadline = std::min(lease_start_ + options_.lease, loop().now() + kMostConnections * retry_period());
+  dial.closed = [weak = weak_from_this(), number](const Status& why) {
+    if (auto self = weak.lock()) self->on_closed(number, why);
   };
-  network_.dial(options_.address, std::move(dial), [weak = weak_from_this()](auto result) {
-    if (auto self = weak.lock()) self->on_dialled(std::move(result));
+  network_.dial(options_.address, std::move(dial), [weak = weak_from_this(), number](auto result) {
+    if (auto self = weak.lock()) self->on_dialled(number, std::move(result));
   });
 }
 
-void Heartbeat::on_dialled(Result<std::unique_ptr<transport::ClientChannel>> result) {
+void Heartbeat::on_dialled(uint64_t number, Result<std::unique_ptr<transport::ClientChannel>> result) {
   if (over_) return;
-  dialling_ = false;
   if (result.ok()) {
-    channel_ = std::move(result).value();
-    next_ = loop().now();
-    renew();
+    std::shared_ptr<transport::ClientChannel> channel = std::move(result).value();
+    if (channels_.empty() || number > channels_.rbegin()->first) {
+      channels_.emplace(number, std::move(channel));
+      renew();
+    } else {
+      channel->close(true);
+      loop().post([channel] {});
+    }
   } else if (is_final(result.status())) {
     return lose("refuses heartbeats: " + result.status().message());
   } else {
     last_error_ = result.status().message();
-    next_ = loop().now() + options_.interval / 2;
   }
   arm();
 }
 
+// Of the newest, it is a loss; an older one may well not have outlived a cut.
+void Heartbeat::on_closed(uint64_t number, const Status& why) {
+  if (over_ || channels_.empty()) return;
+  if (number == channels_.rbegin()->first) {
+    return lose(why.ok() ? "was lost: it has closed the heartbeat connection"
+                         : "was lost: the heartbeat connection broke (" + why.message() + ")",
+                code_of_break(why));
+  }
+  if (auto node = channels_.extract(number)) loop().post([channel = std::move(node.mapped())] {});
+}
+
 void Heartbeat::renew() {
-  const Time sent = loop().now();
-  next_ = sent + options_.interval;
+  const uint64_t number = channels_.rbegin()->first;
+  sent_ = loop().now();
+  next_renewal_ = sent_ + options_.interval;
+  if (next_dial_ == transport::kNever || number == dials_) next_dial_ = sent_ + options_.interval / 2;
   transport::Renew message;
   message.rank = options_.hello.rank;
   message.epoch = options_.hello.epoch;
-  channel_->call(message, sent + options_.lease,
-                 [weak = weak_from_this(), sent](Result<transport::Message> answer) {
-                   if (auto self = weak.lock()) self->on_renewed(sent, answer);
-                 });
+  channels_.rbegin()->second->call(message, sent_ + options_.lease,
+                                   [weak = weak_from_this(), number, sent = sent_](Result<transport::Message> answer) {
+                                     if (auto self = weak.lock()) self->on_renewed(number, sent, answer);
+                                   });
 }
 
-void Heartbeat::on_renewed(Time sent, const Result<transport::Message>& answer) {
+void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::Message>& answer) {
   if (over_) return;
   if (answer.ok()) {
     lease_start_ = std::max(lease_start_, sent);
-    drained_ = false;
+    next_dial_ = sent == sent_ ? transport::kNever : std::max(next_dial_, sent + options_.interval * 3 / 2);
+    drained_ = peers_asked_ = peer_answered_ = false;
     stalled_ = {};
+    while (channels_.begin()->first < number) {
+      auto node = channels_.extract(channels_.begin());
+      node.mapped()->close(true);
+      loop().post([channel = std::move(node.mapped())] {});
+    }
     arm();
   } else if (answer.status().rank() >= 0) {
     fail(answer.status());  // the head's own words: this worker was declared lost
-  } else if (answer.status().code() == Code::kTimeout) {
+  } else if (answer.status().code() == Code::kTimeout || !channels_.contains(number) || number != channels_.rbegin()->first) {
     last_error_ = answer.status().message();
   } else {
     lose("does not take this worker's heartbeat: " + answer.status().message(), code_of_break(answer.status()));
@@ -109,11 +134,11 @@ void Heartbeat::on_renewed(Time sent, const Result<transport::Message>& answer) 
 }
 
 void Heartbeat::arm() {
-  Time when = lease_start_ + options_.lease;
+  Time when = std::min({next_renewal_, next_dial_, lease_start_ + options_.lease});
   if (drained_) {
     when = loop().now() + std::min(kLongestDrain, options_.lease / 20);
-  } else if (!dialling_) {
-    when = std::min(when, next_);
+  } else if (!peers_asked_) {
+    when = std::min(when, lease_start_ + options_.lease / 2);
   }
   loop().cancel(timer_);
   due_ = when;
@@ -132,14 +157,22 @@ void Heartbeat::tick() {
     drained_ = true;
     return arm();
   }
-  if (!dialling_ && now >= next_) {
-    if (channel_) {
-      renew();
-    } else {
-      dial();
-    }
+  if (!peers_asked_ && now - lease_start_ >= options_.lease / 2) ask_peers();
+  if (now >= next_renewal_) renew();
+  if (now >= next_dial_) {
+    next_dial_ = now + retry_period();
+    if (channels_.size() < kMostConnections) dial();
   }
   arm();
+}
+
+void Heartbeat::ask_peers() {
+  peers_asked_ = true;
+  for (const auto& addresses : options_.peers) {
+    probe(network_, options_.hello, options_.token, addresses, lease_start_ + options_.lease, [weak = weak_from_this()](const Status& status) {
+      if (auto self = weak.lock(); self && status.ok()) self->peer_answered_ = true;
+    });
+  }
 }
 
 void Heartbeat::expire() {
@@ -150,6 +183,13 @@ void Heartbeat::expire() {
                                       describe_duration(stalled_) + " and has not renewed its lease for " +
                                       describe_duration(silence) + "; the others no longer count on it")
             .with_rank(options_.hello.rank, options_.own_host));
+  }
+  if (!options_.peers.empty() && !peer_answered_) {
+    return fail(Status(Code::kWorkerLost, options_.own_name + " is cut off: neither " + options_.head_name +
+                                              " nor any other worker on another machine has answered for " +
+                                              describe_duration(silence) + " (lease)" +
+                                              (last_error_.empty() ? "" : "; last error: " + last_error_))
+                    .with_rank(options_.hello.rank, options_.own_host));
   }
   lose("has not answered for " + describe_duration(silence) +
        " (lease); it is stopped, suspended or cut off" +

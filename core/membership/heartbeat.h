@@ -4,7 +4,9 @@
 
 #include <functional>
 #include <memory>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "transport/network.h"
 
@@ -20,8 +22,16 @@ struct HeartbeatOptions {
   int32_t head_rank = -1;
   std::string head_host;
   std::string own_name, own_host;  // "rank 2 (worker ...)"
+  std::vector<std::vector<std::string>> peers;  // addresses of the workers that are not on the head's machine
 };
 
+// A head that leaves a renewal unanswered for half an interval is dialled anew, every quarter of an interval, and renewals
+// go by the newest connection: after a cut, TCP may not send again on an old one for as long as the cut was. So a cut that is
+// shorter than the lease less 1.25 intervals is survived, whenever it begins.
+//
+// After half a lease without an answer the peers are asked, too: if none of them answers either, it is this worker that is
+// cut off.
+//
 // The lease is counted from the sending of the last renewal that was acknowledged: so it never outlasts the
 // head's own count, which begins when the renewal arrives.
 class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
@@ -37,9 +47,12 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
 
  private:
   void dial();
-  void on_dialled(Result<std::unique_ptr<transport::ClientChannel>> result);
+  void on_dialled(uint64_t number, Result<std::unique_ptr<transport::ClientChannel>> result);
   void renew();
-  void on_renewed(transport::Time sent, const Result<transport::Message>& answer);
+  void on_renewed(uint64_t number, transport::Time sent, const Result<transport::Message>& answer);
+  void on_closed(uint64_t number, const Status& why);
+  void ask_peers();
+  transport::Duration retry_period() const;
   void arm();
   void tick();
   void expire();
@@ -53,10 +66,13 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
 
   bool over_ = false;     // failed or stopped
   bool drained_ = false;  // the lease is over; answers that wait unread get a last chance
-  bool dialling_ = false;
-  std::unique_ptr<transport::ClientChannel> channel_;
+  uint64_t dials_ = 0;
+  // By number of the dial. Renewals are sent on the newest; the others are kept until it has been answered.
+  std::map<uint64_t, std::shared_ptr<transport::ClientChannel>> channels_;  // shared only so that a task may hold one
+  bool peers_asked_ = false, peer_answered_ = false;
   transport::Time lease_start_{};  // when the last acknowledged renewal was sent
-  transport::Time next_{};         // of the next renewal or dial
+  transport::Time sent_{};         // the last renewal
+  transport::Time next_renewal_ = transport::kNever, next_dial_{};
   transport::Time due_{};          // of the timer
   transport::Duration
       stalled_{};  // how late the timer was, if by more than half a lease: this process did not run

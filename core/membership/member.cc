@@ -134,6 +134,10 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     o.head_host = head_host();
     o.own_name = describe_member(member(view.rank));
     o.own_host = member(view.rank).host;
+    for (const transport::MemberInfo& peer : view.members) {
+      const bool with_head = view.head_rank >= 0 && peer.machine == member(view.head_rank).machine;
+      if (peer.rank != view.rank && !with_head && !peer.addresses.empty()) o.peers.push_back(peer.addresses);
+    }
     heartbeat = std::make_shared<Heartbeat>(heartbeat_network, std::move(o),
                                             [poster = poster, weak = weak_from_this()](const Status& why) {
                                               poster->post([weak, why] {
@@ -187,6 +191,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   void heartbeat_failed(const Status& why) {
     if (host_left) return head_gone();
+    report(why, -1);  // it may hear this worker, though this worker does not hear it
     break_down(why);
   }
 
@@ -224,14 +229,18 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     });
   }
 
-  void report(const Status& cause) {
-    if (phase != Phase::kJoined || !channel || cause.ok()) return;
+  bool has_head() const { return phase == Phase::kJoined && channel && !host_left; }
+
+  bool report(const Status& cause, int32_t peer) {
+    if (!has_head() || cause.ok()) return false;
     transport::Report request;
     request.rank = view.rank;
     request.epoch = view.epoch;
     request.cause = cause;
+    request.peer = peer;
     // Whatever becomes of it: the head's answer is the news that it gives to everybody.
     channel->call(request, loop.now() + options.lease, [](const Result<Message>&) {});
+    return true;
   }
 
   // ---- leaving
@@ -316,7 +325,9 @@ void Member::on_left(std::function<void(int32_t rank)> left) {
   impl_->give_left();
 }
 
-void Member::report(const Status& cause) { impl_->report(cause); }
+bool Member::has_head() const { return impl_->has_head(); }
+
+bool Member::report(const Status& cause, int32_t peer) { return impl_->report(cause, peer); }
 
 void Member::leave(const Status& cause, std::function<void()> done) { impl_->leave(cause, std::move(done)); }
 

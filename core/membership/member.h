@@ -46,7 +46,10 @@ class Member {
   // workers must watch over each other; that is no failure by itself, since all of them may be closing.
   void on_left(std::function<void(int32_t rank)> left);
 
-  void report(const Status& cause);  // tell the head that the job broke
+  // Tells the head that the job broke; with a `peer`, that this worker cannot reach it. The head then decides which of
+  // the two is cut off, and says so by on_broken. Returns whether there is a head that may decide.
+  bool report(const Status& cause, int32_t peer = -1);
+  bool has_head() const;  // it has joined, and the head is not known to be lost or to have gone
   // Leaves; a join under way ends with kClosed. `done` is called within lease at the latest. When this worker
   // hosts the head, it is called after the other workers have learnt of it, within host_patience at the latest,
   // and only then may the head be destroyed.

@@ -490,7 +490,20 @@ void Engine::close(const Status& cause, bool compare) {
   if (!all) throw std::bad_alloc();
 }
 
-void Engine::on_peer_failure(int32_t, const Status& why) { fail(why, true); }
+void Engine::on_peer_failure(int32_t, const Status& why) {
+  why.code() == Code::kWorkerLost ? await_verdict(why, -1) : fail(why, true);
+}
+
+void Engine::on_peer_unreachable(int32_t rank, const Status& why) { await_verdict(why, rank); }
+
+// Two workers that cannot reach each other would each name the other; the head knows both sides, and all get its verdict.
+void Engine::await_verdict(const Status& why, int32_t peer) {
+  if (!broken_.ok()) return;
+  if (!on_loss_ || !on_loss_(why, peer)) return fail(why, true);
+  loop_.schedule(loop_.now() + options_.step.lease, [this, why, alive = std::weak_ptr(alive_)] {
+    if (!alive.expired() && broken_.ok()) fail(why, true);
+  });
+}
 
 void Engine::on_peer_left(int32_t rank) {
   log_->info(mesh_->member_name(rank) + " has closed its session");

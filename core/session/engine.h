@@ -46,6 +46,9 @@ class Engine final : public MeshEvents {
   void on_failed(std::function<void(const Status&)> failed) { on_failed_ = std::move(failed); }
   // Tells which gradients of the step in flight are not marked.
   void name_unmarked(std::function<UnmarkedGradients()> name) { step_.name_unmarked(std::move(name)); }
+  // A worker seems lost. `peer`: this worker itself cannot reach it; -1: another one says so. True: the head decides who is
+  // lost, and fail() follows. Without an answer of the head, the session fails after a lease.
+  void on_loss(std::function<bool(const Status& why, int32_t peer)> loss) { on_loss_ = std::move(loss); }
 
   // The mesh exists before the view does, since peers may dial early.
   void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh); }
@@ -114,6 +117,7 @@ class Engine final : public MeshEvents {
 
   // MeshEvents
   void on_peer_failure(int32_t rank, const Status& why) override;
+  void on_peer_unreachable(int32_t rank, const Status& why) override;
   void on_peer_left(int32_t rank) override;
   void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
   void on_object(transport::ObjectPart part, transport::Responder respond) override;
@@ -192,7 +196,10 @@ class Engine final : public MeshEvents {
   bool failing_ = false;
   bool tell_peers_ = false;
   Status torn_;  // a step failed half-way
+  void await_verdict(const Status& why, int32_t peer);
   std::function<void(const Status&)> on_broken_, on_failed_;
+  std::function<bool(const Status&, int32_t)> on_loss_;
+  std::shared_ptr<int> alive_ = std::make_shared<int>();
   uint64_t next_call_ = 1;
   StallWatch stalls_;
   struct Pending {

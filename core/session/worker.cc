@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/surely.h"
+#include "core/membership/probe.h"
 #include "core/membership/text.h"
 
 namespace dsgd {
@@ -75,6 +76,7 @@ Worker::Worker(transport::Environment& environment, const Config& config, Algori
 Worker::~Worker() {
   head_listener_.reset();
   listener_.reset();
+  if (poster_) poster_->close();
   if (network_) {  // channels of ours are the loop's, and end there
     transport::run_surely(network_->loop(), [this] {
       network_->loop().on_exhausted({});  // what has not ended by now will not
@@ -127,6 +129,17 @@ Status Worker::setup() {
   mesh.num_workers = static_cast<int32_t>(num_workers);
   mesh.receive_memory = config_.size("receive_memory");
   mesh.lease = lease_;
+  mesh.probe = [this, hello = mesh.hello, token = mesh.token](const transport::MemberInfo& peer, transport::Time deadline,
+                                          std::function<void(const Status&)> done) mutable {
+    hello.rank = view_.rank;
+    hello.epoch = view_.epoch;
+    heartbeat_network_->loop().post([this, hello, token, peer, deadline, poster = poster_, done = std::move(done)] {
+      probe(*heartbeat_network_, hello, token, peer.addresses, deadline, [poster, done](const Status& status) {
+        poster->post([done, status] { done(status); });
+      });
+    });
+  };
+  poster_ = std::make_shared<transport::Poster>(network_->loop());
   mesh_ = std::make_unique<Mesh>(*network_, mesh, *engine_, log_);
   engine_->use_mesh(mesh_.get());
 
@@ -166,6 +179,7 @@ Status Worker::embed_head() {
                                            log_);
   doorman->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
   const std::string address = config_.text("head");
+  if (!listens_apart()) doorman->accept_probes(heartbeat_network_.get());
   const int64_t reserved = descriptors_of_job(config_.integer("num_workers"), true, true);
   auto listener = network.value()->listen(address, doorman.get(), {lease_, reserved});
   if (!listener.ok()) {
@@ -229,8 +243,9 @@ Status Worker::listen_for_peers() {
                                           "risk)")
         .with_parameter("token");
   }
-  doorman_ = std::make_unique<Doorman>(network_->loop(), config_.text("job"), config_.text("token"), Doorman::Route{},
+  doorman_ = std::make_unique<Doorman>(heartbeat_network_->loop(), config_.text("job"), config_.text("token"), Doorman::Route{},
                                        Doorman::Route{network_.get(), mesh_.get()}, log_);
+  doorman_->accept_probes(heartbeat_network_.get());
   auto listener = listen_in_range(address);
   if (!listener.ok()) return listener.status();
   listener_ = std::move(listener).value();
@@ -238,16 +253,16 @@ Status Worker::listen_for_peers() {
   return {};
 }
 
-// Where any port will do, the first free one of `ports`.
+// Where any port will do, the first free one of `ports`. The heartbeat's thread accepts, which is never busy.
 Result<std::unique_ptr<transport::Listener>> Worker::listen_in_range(const std::string& address) {
   const PortRange ports = config_.ports();
   const transport::ListenOptions options{lease_, descriptors_of_job(config_.integer("num_workers"), false, true)};
   if (ports.first == 0 || address.rfind("unix:", 0) == 0 || !address.ends_with(":0")) {
-    return network_->listen(address, doorman_.get(), options);
+    return heartbeat_network_->listen(address, doorman_.get(), options);
   }
   const std::string host = host_of(address) + ":";
   for (uint32_t port = ports.first; port <= ports.last; ++port) {
-    auto listener = network_->listen(host + std::to_string(port), doorman_.get(), options);
+    auto listener = heartbeat_network_->listen(host + std::to_string(port), doorman_.get(), options);
     if (listener.ok() || listener.status().code() != Code::kAddressInUse) return listener;
   }
   return Status(Code::kAddressInUse, "ports = '" + config_.text("ports") + "': each is in use on " + host_of(address) +
@@ -311,9 +326,10 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
   options.heartbeat_interval = heartbeat_interval_;
   member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(options), log_);
   member_->on_broken([this](const Status& why) { engine_->fail(why, false); });
-  member_->on_left([this](int32_t rank) {
-    engine_->peer_left(rank);
-    if (rank == view_.head_rank) mesh_->watch_peers();
+  member_->on_left([this](int32_t rank) { engine_->peer_left(rank); });
+  engine_->on_loss([this](const Status& why, int32_t peer) {
+    if (!member_) return false;
+    return peer >= 0 ? member_->report(why, peer) : member_->has_head();
   });
   engine_->on_broken([this](const Status& why) {
     if (member_) member_->report(why);

@@ -11,6 +11,7 @@
 #include "core/membership/membership.h"
 #include "core/session/engine.h"
 #include "transport/network.h"
+#include "transport/poster.h"
 
 namespace dsgd {
 
@@ -67,6 +68,7 @@ class Worker {
   std::string worker_id_;
   std::function<void(const Status&)> joined_, on_exhausted_;
   transport::JoinReply view_;
+  std::shared_ptr<transport::Poster> poster_;  // from the heartbeat's loop to the session's
 
   // Destroyed from below: listeners stop before what they call.
   std::unique_ptr<transport::Network> network_, heartbeat_network_, head_network_;

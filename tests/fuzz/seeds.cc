@@ -32,7 +32,7 @@ std::vector<Message> messages() {
           WatchReply{4, 1, problem(), 2},
           Renew{1, 1},
           Leave{1, 1, problem()},
-          Report{1, 1, problem()},
+          Report{1, 1, problem(), 2},
           OperationFailed{1, 1, 17, true, problem()},
           ObjectPart{1, 1, "name", 100, 0, {1, 2, 3, 4, 5}},
           Goodbye{1, 1, {}, 5, {1, 2}}};

@@ -96,6 +96,7 @@ class Check {
       if (!length(digests.size(), kMaxDigests, "list of digests", "entries")) return to;
       for (const uint64_t digest : digests) to.digests.push_back(digest);
     }
+    if constexpr (std::is_same_v<T, Report>) to.peer = from.getPeer();
     return to;
   }
 
@@ -200,6 +201,7 @@ void write_departure(const T& from, schema::Departure::Builder to) {
     auto digests = to.initDigests(static_cast<unsigned>(from.digests.size()));
     for (size_t i = 0; i < from.digests.size(); ++i) digests.set(static_cast<unsigned>(i), from.digests[i]);
   }
+  if constexpr (std::is_same_v<T, Report>) to.setPeer(from.peer);
 }
 
 size_t words_of(const std::string& text) { return (text.size() + 1 + 7) / 8; }
@@ -383,7 +385,7 @@ Result<Hello> read(schema::Hello::Reader from) {
   Status result = guarded([&](Check& check) {
     to.protocol = from.getProtocol();
     const auto role = static_cast<uint16_t>(from.getRole());
-    if (role > static_cast<uint16_t>(Role::kPeer)) return check.fail("unknown role " + std::to_string(role));
+    if (role > static_cast<uint16_t>(Role::kProbe)) return check.fail("unknown role " + std::to_string(role));
     to.role = static_cast<Role>(role);
     check.text(from.getJob(), &to.job, "job");
     check.fixed(from.getNonce(), &to.nonce, "nonce");

@@ -18,6 +18,7 @@ enum Role {
   control @0;
   heartbeat @1;
   peer @2;
+  probe @3;
 }
 
 struct Hello {  # first bytes of a connection, from the side that dialled
@@ -94,6 +95,7 @@ struct Departure {  # Leave, Report and Goodbye
   cause @2 :Status;
   steps @3 :UInt64;           # Goodbye only, as the following
   digests @4 :List(UInt64);
+  peer @5 :Int32 = -1;  # Report
 }
 
 struct OperationFailed {

@@ -145,13 +145,23 @@ void Pipe::write_piece() {
 
 void Pipe::schedule_read() {
   if (read_scheduled_ || under_way_.empty() || !reader_loop_) return;
-  if (kernel_.blocked(*from_, *to_)) return;  // unblock kicks
+  if (kernel_.blocked(*from_, *to_)) return note_blocked();  // unblock kicks
+  if (blocked_since_ != kNever) {
+    Time again = blocked_since_;
+    for (Duration wait = kernel_.options().retransmission; again < kernel_.now() && wait > Duration(0); wait *= 2) again += wait;
+    under_way_.front().arrival = std::max(under_way_.front().arrival, again);
+    blocked_since_ = kNever;
+  }
   read_scheduled_ = true;
   kernel_.at(under_way_.front().arrival, to_, reader_loop_, "read",
              [this, hold = connection_.shared_from_this()] {
                read_scheduled_ = false;
                read();
              });
+}
+
+void Pipe::note_blocked() {
+  if (blocked_since_ == kNever) blocked_since_ = kernel_.now();
 }
 
 // As a frame of the real network: the head is checked before it is used, the payload when it is complete.
@@ -165,7 +175,8 @@ void Pipe::check(Packet& packet) {
 }
 
 void Pipe::read() {
-  if (under_way_.empty() || kernel_.blocked(*from_, *to_)) return;
+  if (under_way_.empty()) return;
+  if (kernel_.blocked(*from_, *to_)) return note_blocked();
   auto end = reader_.lock();
   if (!end) return;
   // A cut may have replaced the packet for which this event was made.

@@ -113,6 +113,8 @@ class Pipe {
   size_t unread_ = 0;
   uint32_t checksum_ = 0;  // of the payload that is being read
   Time last_arrival_{};
+  void note_blocked();
+  Time blocked_since_ = kNever;  // the first attempt to send what waits
   bool write_scheduled_ = false, read_scheduled_ = false;
   bool closed_ = false;  // nothing more is written
 };

@@ -62,6 +62,7 @@ struct Dial : std::enable_shared_from_this<Dial> {
   DialOptions options;
   ClientEnd::Dialled done;
   TimerId timer = 0;
+  int knocks = 0;
   std::weak_ptr<ClientEnd> end;
   bool over = false;
 
@@ -118,7 +119,9 @@ struct Dial : std::enable_shared_from_this<Dial> {
     }
     Process& other = listener->network->process;
     if (kernel.blocked(process, other) || kernel.blocked(other, process)) {
-      return knock(std::chrono::milliseconds(20));  // as TCP tries its first packet again
+      const Duration again = std::max<Duration>(kernel.options().retransmission * 5 * (1 << std::min(knocks, 6)), std::chrono::milliseconds(20));
+      ++knocks;
+      return knock(again);  // as TCP tries its first packet again
     }
     auto connection = std::make_shared<Connection>(kernel, kernel.next_connection(), &process, &other);
     kernel.add(connection);

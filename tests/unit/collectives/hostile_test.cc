@@ -15,6 +15,7 @@
 #include "core/collectives/mesh.h"
 #include "core/collectives/ring.h"
 #include "core/collectives/scheduled.h"
+#include "core/membership/probe.h"
 #include "core/reduce/kernels.h"
 #include "transport/sim/world.h"
 
@@ -38,6 +39,9 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
     MeshOptions options;
     options.receive_memory = 64 << 20;
     options.hello.worker_id = "w0";
+    options.probe = [this](const transport::MemberInfo& peer, transport::Time deadline, std::function<void(const Status&)> done) {
+      probe(*network_, {}, {}, peer.addresses, deadline, std::move(done));
+    };
     mesh = std::make_unique<Mesh>(*network_, options, *this, std::make_shared<Log>());
     listener_ = std::move(network_->listen("victim:7000", this)).value();
   }
@@ -61,6 +65,7 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
   Status on_wrong_token(const transport::Hello&, const std::string&) override { return Status(Code::kUnauthorized, "no"); }
   transport::Network& network() { return *network_; }
   void on_peer_failure(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
+  void on_peer_unreachable(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
   void on_peer_left(int32_t) override {}
   void on_object(transport::ObjectPart, transport::Responder respond) override { respond(Status(Code::kUnsupported, "no")); }
   transport::Loop& loop() { return network_->loop(); }
@@ -508,18 +513,17 @@ TEST_F(HostilePeer, WhoHasLeftAndSaysGoodbyeIsNoLoss) {
   EXPECT_TRUE(victim->failures.empty());
 }
 
-TEST_F(HostilePeer, WithoutAHeadWhoIsWaitedForIsAskedWhetherItIsThere) {
+TEST_F(HostilePeer, AWorkerThatIsWaitedForIsUnreachableWhenItDoesNotAnswerForALease) {
   open();
   connect();
-  victim->loop().post([this] { victim->mesh->watch_peers(); });
   begin("exchange", kFirst);
   world.run_for(60s);
   EXPECT_TRUE(victim->failures.empty()) << "it answers, and only has not called yet";
   world.pause(attacker_process);
-  world.run_for(11s);
+  world.run_for(15s);
   ASSERT_EQ(victim->failures.size(), 1u);
   EXPECT_EQ(victim->failures[0].first, 1);
-  EXPECT_NE(victim->failures[0].second.message().find("has not answered for a lease"), std::string::npos);
+  EXPECT_NE(victim->failures[0].second.message().find("cannot reach rank 1"), std::string::npos);
   world.resume(attacker_process);
 }
 

@@ -310,6 +310,56 @@ TEST_F(HeadTest, AllThatAreSilentAreNamed) {
               AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("silent too: rank 2 (worker 'w2'")));
 }
 
+TEST_F(HeadTest, AHeadThatHearsNoneOfSeveralWorkersIsCutOffItself) {
+  begin();
+  loop_.advance(11s);
+  EXPECT_EQ(news(0).code(), Code::kWorkerLost);
+  EXPECT_EQ(news(0).rank(), -1);
+  EXPECT_THAT(news(0).message(), AllOf(HasSubstr("the head hears no worker"), HasSubstr("rank 0 (worker 'w0'")));
+}
+
+TEST_F(HeadTest, AWorkerThatDoesNotHearTheHeadIsNamedItself) {
+  begin(0);
+  report(2, Status(Code::kWorkerLost, "the head at a:1 has not answered for 10.0 s").with_rank(0, "nodew0"));
+  EXPECT_EQ(news(1).rank(), 2);
+  EXPECT_THAT(news(1).message(), AllOf(HasSubstr("rank 2 (worker 'w2'"), HasSubstr("does not hear the head")));
+}
+
+TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {
+  struct Case {
+    std::vector<std::pair<size_t, int32_t>> pairs;
+    int32_t head_rank, named;
+  };
+  for (const Case& c : {Case{{{0, 1}}, -1, 1}, Case{{{1, 0}}, -1, 1}, Case{{{1, 0}, {0, 1}}, -1, 1}, Case{{{1, 2}}, 2, 1},
+                        Case{{{0, 1}, {0, 2}}, -1, 0}, Case{{{2, 0}, {1, 0}, {0, 1}}, -1, 0}, Case{{{0, 2}, {1, 2}}, -1, 2}}) {
+    remotes_.clear();
+    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}}, nullptr);
+    begin(c.head_rank);
+    for (const auto& [from, to] : c.pairs) {
+      EXPECT_TRUE(call(at(from).control, transport::Report{static_cast<int32_t>(from), 1, Status(Code::kWorkerLost, "no answer"), to}).ok());
+      EXPECT_FALSE(at(0).watch.given()) << "others may say so, too";
+    }
+    loop_.advance(kLease / 4);
+    EXPECT_FALSE(at(0).watch.given()) << "one of them may be lost";
+    for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(renew(i).ok());
+    loop_.advance(kLease / 20);
+    EXPECT_EQ(news(0).code(), Code::kWorkerLost);
+    EXPECT_EQ(news(0).rank(), c.named) << news(0).message();
+    EXPECT_EQ(news(0).message().rfind("rank " + std::to_string(c.named) + " ", 0), 0u) << news(0).message();
+  }
+}
+
+TEST_F(HeadTest, AWorkerMayRenewItsLeaseOnANewConnection) {
+  begin();
+  FakeChannel fresh("w1", Role::kHeartbeat);
+  EXPECT_TRUE(call(fresh, transport::Renew{1, 1}).ok());
+  EXPECT_TRUE(renew(1).ok()) << "sent before, received after";
+  head_->on_close(at(1).heartbeat, Status(Code::kIo, "reset"));
+  EXPECT_FALSE(at(0).watch.given()) << "the old connection is not needed any more";
+  head_->on_close(fresh, Status(Code::kIo, "reset"));
+  EXPECT_EQ(news(0).rank(), 1);
+}
+
 TEST_F(HeadTest, AHeadThatWasStoppedReadsItsMailBeforeItJudges) {
   begin();
   loop_.advance(9s);
@@ -520,7 +570,7 @@ TEST_F(HeadTest, TimersOfADestroyedHeadDoNothing) {
 TEST_F(HeadTest, MessagesThatAreStaleForeignOrOutOfPlaceAreRefused) {
   begin();
   Remote& w1 = at(1);
-  FakeChannel stranger("w1", Role::kHeartbeat), impostor("w9", Role::kHeartbeat);
+  FakeChannel impostor("w9", Role::kHeartbeat);
   struct Case {
     const char* name;
     FakeChannel* channel;
@@ -533,7 +583,6 @@ TEST_F(HeadTest, MessagesThatAreStaleForeignOrOutOfPlaceAreRefused) {
       {"renewal of another rank", &impostor, transport::Renew{1, 1}, Code::kState, "join first"},
       {"renewal of no rank", &w1.heartbeat, transport::Renew{-1, 1}, Code::kState, "join first"},
       {"renewal beyond the ranks", &w1.heartbeat, transport::Renew{3, 1}, Code::kState, "join first"},
-      {"second heartbeat", &stranger, transport::Renew{1, 1}, Code::kExists, "two connections"},
       {"stale report", &w1.control, transport::Report{1, 2, Status(Code::kIo, "x")}, Code::kState, "epoch 2"},
       {"report as another", &w1.control, transport::Report{0, 1, Status(Code::kIo, "x")},
        Code::kInvalidArgument, "rank 0"},

@@ -110,7 +110,7 @@ class HeartbeatTest : public testing::Test {
     EXPECT_EQ(failures_[0].code(), Code::kWorkerLost);
   }
 
-  SimWorld world_{3};
+  SimWorld world_{3, {.retransmission = 200ms}};
   transport::ProcessId head_process_, process_;
   std::unique_ptr<transport::Environment> head_environment_, environment_;
   ScriptedHead head_;
@@ -210,6 +210,21 @@ TEST_F(HeartbeatTest, AProcessThatWasStoppedSaysSo) {
   EXPECT_THAT(
       failures_[0].message(),
       AllOf(HasSubstr("rank 2 (worker 'w2' on host node2, pid 3) was itself stopped"), HasSubstr("29.")));
+}
+
+// Cut for as long as a lease less 1.25 intervals, and a little: the time that a new connection takes.
+TEST_F(HeartbeatTest, ACutShorterThanTheLeaseIsSurvivedWheneverItBegins) {
+  listen();
+  start();
+  for (int tenth = 0; tenth < 10; ++tenth) {
+    SCOPED_TRACE(tenth);
+    world_.run_for(2 * kLease + tenth * kInterval / 10);
+    world_.isolate(process_);
+    world_.run_for(kLease - kInterval * 5 / 4 - 50ms);
+    world_.rejoin(process_);
+    world_.run_for(2 * kLease);
+    ASSERT_TRUE(failures_.empty()) << failures_[0].message();
+  }
 }
 
 TEST_F(HeartbeatTest, AnUnreachableHeadIsTriedAgainUntilTheLeaseIsOver) {

@@ -40,7 +40,7 @@ std::vector<Message> samples() {
           WatchReply{7, kBig, detailed(), 3},
           Renew{5, kBig},
           Leave{5, kBig, detailed()},
-          Report{6, kBig, detailed()},
+          Report{6, kBig, detailed(), 7},
           OperationFailed{kBig, 7, kBig - 1, true, detailed()},
           ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}},
           Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}}};
@@ -75,7 +75,7 @@ bool same(const Leave& a, const Leave& b) {
   return a.rank == b.rank && a.epoch == b.epoch && same(a.cause, b.cause);
 }
 bool same(const Report& a, const Report& b) {
-  return a.rank == b.rank && a.epoch == b.epoch && same(a.cause, b.cause);
+  return a.peer == b.peer && a.rank == b.rank && a.epoch == b.epoch && same(a.cause, b.cause);
 }
 bool same(const Goodbye& a, const Goodbye& b) {
   return a.rank == b.rank && a.epoch == b.epoch && same(a.cause, b.cause) && a.steps == b.steps && a.digests == b.digests;

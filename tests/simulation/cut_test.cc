@@ -1,0 +1,175 @@
+// Cuts of the network: who is named when one is for good, and that a short one does no harm.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "cluster.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using transport::Duration;
+using transport::Time;
+
+constexpr Duration kLease = 1s;
+constexpr int kHead = -1;
+constexpr int kForever = 1'000'000;
+
+ClusterOptions options_of(int workers, bool separate_head) {
+  ClusterOptions options{.workers = workers, .separate_head = separate_head, .settings = {{"lease", "1s"}}};
+  options.network.delay = {5ms, 10ms};  // a step takes some tens of milliseconds
+  return options;
+}
+
+void train_forever(Cluster& cluster, Session& session, int rank) { Cluster::train(cluster, session, rank, kForever); }
+
+// Every worker ends with a lost worker of the ranks given for it, and rank and text agree.
+void expect_named(const Cluster& cluster, int rank, const std::set<int>& named, Time cut_at) {
+  const NotedCall* failure = cluster.first_failure(rank);
+  ASSERT_TRUE(failure) << cluster.history(rank);
+  const Status& status = failure->status;
+  const std::string text = "rank " + std::to_string(rank) + " has: " + code_name(status.code()) + " rank " +
+                           std::to_string(status.rank()) + " " + status.message();
+  EXPECT_EQ(status.code(), Code::kWorkerLost) << text;
+  EXPECT_TRUE(named.contains(status.rank())) << text;
+  const std::string begins = status.rank() < 0 ? "the head" : "rank " + std::to_string(status.rank()) + " ";
+  EXPECT_TRUE(status.message().rfind(begins, 0) == 0 || status.message().rfind("the head", 0) == 0) << text;
+  if (status.rank() >= 0) EXPECT_NE(status.message().find(begins), std::string::npos) << text;
+  EXPECT_LE((failure->ended - cut_at).count(), (kLease * 7 / 4 + 100ms).count()) << text;
+}
+
+struct Cut {
+  int from, to;  // packets that way are lost; kHead: the head that runs apart
+};
+
+// Runs a job, cuts, and gives the workers time to notice.
+void run_cut(Cluster& cluster, const std::vector<Cut>& cuts, Time* cut_at) {
+  ASSERT_TRUE(cluster.run_until_noted(0, "step 5", 10s));
+  *cut_at = cluster.world.now();
+  for (const Cut& cut : cuts) cluster.world.block(cluster.process(cut.from), cluster.process(cut.to));
+  ASSERT_TRUE(cluster.run_until_ended(30s)) << cluster.history(0);
+}
+
+std::string describe(int workers, bool separate_head, int from, int to) {
+  return std::to_string(workers) + " workers, " + (separate_head ? "head apart" : "head in worker 0") + ", cut from " +
+         std::to_string(from) + " to " + std::to_string(to);
+}
+
+enum Direction { kThere, kBack, kBoth };
+
+std::vector<Cut> cuts_of(int one, int other, Direction direction) {
+  std::vector<Cut> cuts;
+  if (direction != kBack) cuts.push_back({one, other});
+  if (direction != kThere) cuts.push_back({other, one});
+  return cuts;
+}
+
+TEST(Cuts, BetweenTwoWorkersNameTheSameOneEverywhere) {
+  for (int workers = 2; workers <= 4; ++workers) {
+    for (const bool separate_head : {true, false}) {
+      for (int low = separate_head ? 0 : 1; low < workers; ++low) {
+        for (int high = low + 1; high < workers; ++high) {
+          for (const Direction direction : {kThere, kBack, kBoth}) {
+            SCOPED_TRACE(describe(workers, separate_head, low, high) + ", direction " + std::to_string(direction));
+            Cluster cluster(options_of(workers, separate_head), train_forever);
+            Time at{};
+            run_cut(cluster, cuts_of(low, high, direction), &at);
+            if (testing::Test::HasFatalFailure()) return;
+            for (int rank = 0; rank < workers; ++rank) expect_named(cluster, rank, {high}, at);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Cuts, BetweenAWorkerAndTheHeadNameTheWorker) {
+  for (int workers = 2; workers <= 4; ++workers) {
+    for (const bool separate_head : {true, false}) {
+      const int head = separate_head ? kHead : 0;
+      for (int worker = separate_head ? 0 : 1; worker < workers; ++worker) {
+        for (const Direction direction : {kThere, kBack, kBoth}) {
+          SCOPED_TRACE(describe(workers, separate_head, head, worker) + ", direction " + std::to_string(direction));
+          Cluster cluster(options_of(workers, separate_head), train_forever);
+          Time at{};
+          run_cut(cluster, cuts_of(head, worker, direction), &at);
+          if (testing::Test::HasFatalFailure()) return;
+          for (int rank = 0; rank < workers; ++rank) {
+            // The worker itself sees no more than that the head does not answer.
+            expect_named(cluster, rank, rank == worker ? std::set<int>{worker, head} : std::set<int>{worker}, at);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Cuts, AWorkerThatIsCutOffFromAllIsNamedByItselfToo) {
+  for (int workers = 2; workers <= 4; ++workers) {
+    for (const bool separate_head : {true, false}) {
+      for (int victim = separate_head ? 0 : 1; victim < workers; ++victim) {
+        for (const Direction direction : {kThere, kBack, kBoth}) {
+          SCOPED_TRACE(describe(workers, separate_head, victim, 99) + ", direction " + std::to_string(direction));
+          Cluster cluster(options_of(workers, separate_head), train_forever);
+          std::vector<Cut> cuts;
+          for (int other = separate_head ? kHead : 0; other < workers; ++other) {
+            if (other == victim) continue;
+            for (const Cut& cut : cuts_of(victim, other, direction)) cuts.push_back(cut);
+          }
+          Time at{};
+          run_cut(cluster, cuts, &at);
+          if (testing::Test::HasFatalFailure()) return;
+          // Where the head's host is the only other worker, there is no third one to tell whose fault it is.
+          const bool no_third = workers == 2 && !separate_head;
+          for (int rank = 0; rank < workers; ++rank) {
+            expect_named(cluster, rank, rank == victim && no_third ? std::set<int>{0} : std::set<int>{victim}, at);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Cuts, AHeadThatHearsNobodyIsNamedItself) {
+  for (int workers = 2; workers <= 4; ++workers) {
+    for (const bool separate_head : {true, false}) {
+      if (workers == 2 && !separate_head) continue;  // a pair: above
+      SCOPED_TRACE(describe(workers, separate_head, 99, kHead));
+      const int head = separate_head ? kHead : 0;
+      Cluster cluster(options_of(workers, separate_head), train_forever);
+      std::vector<Cut> cuts;
+      for (int other = separate_head ? 0 : 1; other < workers; ++other) cuts.push_back({other, head});
+      Time at{};
+      run_cut(cluster, cuts, &at);
+      if (testing::Test::HasFatalFailure()) return;
+      for (int rank = 0; rank < workers; ++rank) expect_named(cluster, rank, {head}, at);
+    }
+  }
+}
+
+// With TCP's retransmission, which after a cut waits up to as long as the cut was.
+TEST(Cuts, ShorterThanTheLeaseDoNoHarmWheneverTheyBegin) {
+  for (const bool separate_head : {true, false}) {
+    for (int phase = 0; phase < 10; ++phase) {
+      SCOPED_TRACE("phase " + std::to_string(phase) + (separate_head ? ", head apart" : ""));
+      ClusterOptions options = options_of(3, separate_head);
+      options.network.retransmission = 200ms;
+      Cluster cluster(options, train_forever);
+      ASSERT_TRUE(cluster.run_until_noted(0, "step 2", 10s));
+      cluster.world.run_for(phase * 20ms);
+      cluster.world.isolate(cluster.process(1));
+      cluster.world.run_for(650ms);  // the lease less 1.25 heartbeats is 750 ms
+      cluster.world.rejoin(cluster.process(1));
+      cluster.world.run_for(5s);
+      for (int rank = 0; rank < 3; ++rank) EXPECT_FALSE(cluster.first_failure(rank)) << cluster.first_failure(rank)->status.message();
+      const size_t steps = cluster.calls(0).size();
+      cluster.world.run_for(1s);
+      EXPECT_GT(cluster.calls(0).size(), steps) << "training goes on";
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dsgd::simulation
