@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""A cut of the network between two workers, for 60 % of the lease, does not end their job.
+
+    network_cut.py PROCESS_WORKER
+
+The workers run in network namespaces of their own, joined by a bridge in a third. The cut takes down the bridge's end of
+one worker's link: packets are lost, and neither worker is told. Ends with 77 (skipped) where namespaces cannot be made.
+"""
+import os
+import subprocess
+import sys
+import threading
+import time
+
+LEASE = 3.0
+SKIPPED = 77
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+class Net:
+    """Namespaces dsgd-PID-{a,b,hub}; a and b have the addresses 10.77.0.1 and 10.77.0.2."""
+
+    def __enter__(self):
+        self.prefix = f"dsgd-{os.getpid()}"
+        self.hub = self.prefix + "-hub"
+        try:
+            ip("netns", "add", self.hub)
+            ip("-n", self.hub, "link", "add", "bridge", "type", "bridge")
+            ip("-n", self.hub, "link", "set", "bridge", "up")
+            for number, name in enumerate("ab", 1):
+                space = f"{self.prefix}-{name}"
+                ip("netns", "add", space)
+                ip("-n", self.hub, "link", "add", f"port-{name}", "type", "veth", "peer", "name", "eth", "netns", space)
+                ip("-n", self.hub, "link", "set", f"port-{name}", "master", "bridge", "up")
+                ip("-n", space, "address", "add", f"10.77.0.{number}/24", "dev", "eth")
+                ip("-n", space, "link", "set", "eth", "up")
+                ip("-n", space, "link", "set", "lo", "up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.__exit__()
+            print("skipped: no network namespaces here:", error)
+            sys.exit(SKIPPED)
+        return self
+
+    def __exit__(self, *_):
+        for name in ("a", "b", "hub"):
+            subprocess.run(["ip", "netns", "del", f"{self.prefix}-{name}"], stderr=subprocess.DEVNULL)
+
+
+class Worker:
+    def __init__(self, net, name, rank, program):
+        environment = {
+            "DSGD_HEAD": "10.77.0.1:7700", "DSGD_NUM_WORKERS": "2", "DSGD_RANK": str(rank), "DSGD_TOKEN": "secret",
+            "DSGD_LEASE": f"{int(LEASE * 1000)}ms", "DSGD_STEP_TIMEOUT": "60s", "DSGD_INIT_TIMEOUT": "30s",
+        }
+        self.process = subprocess.Popen(["ip", "netns", "exec", f"{net.prefix}-{name}", program, "steps", "1000"],
+                                        env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+        self.lines = []
+        self.going = threading.Event()
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line.startswith(("going", "failed")):
+                self.going.set()
+
+    def healthy(self):
+        return self.process.poll() is None and not any(line.startswith("failed") for line in self.lines)
+
+
+def main():
+    program = sys.argv[1]
+    with Net() as net:
+        workers = [Worker(net, name, rank, program) for rank, name in enumerate("ab")]
+        try:
+            for worker in workers:
+                assert worker.going.wait(60), f"no step after a minute: {worker.lines}"
+                assert worker.healthy(), worker.lines
+            for after in (0.0, 0.2, 0.4):  # the heartbeats come every 0.6 s
+                time.sleep(after)
+                ip("-n", net.hub, "link", "set", "port-b", "down")
+                time.sleep(0.6 * LEASE)
+                ip("-n", net.hub, "link", "set", "port-b", "up")
+                time.sleep(2 * LEASE)  # by then a lease that was not renewed in time is over
+                for worker in workers:
+                    assert worker.healthy(), worker.lines
+            # For good: the test can tell.
+            ip("-n", net.hub, "link", "set", "port-b", "down")
+            for worker in workers:
+                worker.process.wait(60)
+                assert not worker.healthy(), worker.lines
+                assert any("DSGD_ERR_WORKER_LOST" in line for line in worker.lines), worker.lines
+        finally:
+            for worker in workers:
+                worker.process.kill()
+                worker.process.wait()
+
+
+main()
