@@ -114,11 +114,6 @@ class Checker {
       case Code::kWaitTimeout:
         if (call.name == "get") return;  // of an object that nobody could put
         return problem(w, "wrong code: " + text);
-      case Code::kMismatch:
-        // Who has timed out closes in good order, so the job of the others is not broken; those who learn of it go on to
-        // their last barrier, while others may still be in the call before it.
-        if (spec_.fault == Fault::kLongBlock) return;
-        return problem(w, "wrong code: " + text);
       default:
         return problem(w, "wrong code: " + text);
     }
@@ -126,9 +121,6 @@ class Checker {
     std::set<int> suspects = {spec_.victim};
     if (spec_.fault == Fault::kBreak || spec_.fault == Fault::kFlip || spec_.fault == Fault::kLongBlock) suspects.insert(spec_.other);
     if (suspects.contains(spec_.shape.workers)) suspects.insert(-1);  // the head apart has no rank
-    // A worker that waits for one that waits for the victim may name the former, if both deadlines pass at
-    // once.
-    if (spec_.fault == Fault::kLongBlock && status.rank() >= 0) return;
     if (!suspects.contains(status.rank())) problem(w, "the wrong one is named: " + text);
   }
 
