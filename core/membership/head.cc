@@ -270,18 +270,19 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     return head_rank >= 0 ? "the head, hosted by " + describe_member(workers[static_cast<size_t>(head_rank)].info) + "," : "the head";
   }
 
-  // Two or more workers, and all that are on other machines, have been silent for most of a lease: then the head cannot hear
-  // them, rather than each of them having stopped.
+  // Workers on two or more other machines have all been silent for most of a lease, and no worker is on the head's own
+  // machine: the head cannot hear them. One machine alone may have stopped, with all its workers.
   bool is_deaf(Time now) const {
-    size_t silent = 0;
+    std::set<std::string> silent;  // machines
     for (size_t rank = 0; rank < workers.size(); ++rank) {
       const Worker& worker = workers[rank];
       if (static_cast<int32_t>(rank) == head_rank || worker.left) continue;
       if (leases.silence(rank, now) <= options.lease * 3 / 4) return false;
       if (head_rank >= 0 && worker.info.machine == workers[static_cast<size_t>(head_rank)].info.machine) return false;
-      ++silent;
+      if (worker.control && is_loopback(worker.control->address())) return false;
+      silent.insert(worker.info.machine);
     }
-    return silent >= 2;
+    return silent.size() >= 2;
   }
 
   // Two workers cannot reach each other. Others that cannot may say so within a quarter of a lease; then, once all of them

@@ -51,13 +51,16 @@ Status Rendezvous::check(const JoinRequest& request) const {
   return {};
 }
 
+// Workers that reach the head from the loopback interface are on the head's machine, whatever they call it.
 Status Rendezvous::check_reachable() const {
+  const auto beside_head = [](const Candidate& candidate) { return candidate.channel && is_loopback(candidate.channel->address()); };
   for (const Candidate& local : candidates_) {
     const MemberInfo& member = local.request.member;
     if (!std::all_of(member.addresses.begin(), member.addresses.end(), is_loopback)) continue;
     for (const Candidate& other : candidates_) {
       const MemberInfo& remote = other.request.member;
       if (member.addresses.empty() || remote.machine == member.machine) continue;
+      if (beside_head(local) && beside_head(other)) continue;
       return Status(Code::kInvalidArgument, "worker " + describe_candidate(member) + " listens on " + member.addresses.front() +
                                             ", which only its own machine reaches, and worker " + describe_candidate(remote) +
                                             " is on another one; set `interface` or `listen` of the former to a network "

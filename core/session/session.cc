@@ -187,8 +187,9 @@ Status Session::close(std::chrono::milliseconds timeout) {
 }
 
 void Session::Impl::leave(transport::Time deadline, bool compare) {
-  // Operations in flight, until the deadline, which another close() may bring forward. Then messages for peers that are
-  // still being dialled: a peer that does not answer holds up this and the leaving for one lease together.
+  // Operations in flight, until the deadline, which another close() may bring forward. Then messages of operations that have
+  // ended, for peers that are still being dialled: they may take a second whatever the deadline, since the peers' operations
+  // need them. A peer that does not answer holds up this and the leaving for one lease together.
   auto idle = std::make_shared<std::atomic<bool>>(false);
   auto since = std::make_shared<std::atomic<transport::Time>>(transport::kNever);  // when the last operation ended
   auto look = std::make_shared<std::function<void()>>();
@@ -196,14 +197,17 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
     if (*idle) return;
     const transport::Time now = loop().now();
     if (engine().idle()) *since = std::min(since->load(), now);
-    const bool sent = since->load() != transport::kNever && (engine().sent() || now - since->load() >= worker->lease());
-    if (sent || now >= close_until.load()) {
+    const transport::Time ended = since->load();
+    const bool idle_and_sent = ended != transport::kNever && (engine().sent() || now - ended >= worker->lease());
+    const transport::Time until =
+        ended == transport::kNever ? close_until.load() : std::max(close_until.load(), ended + kLeaving);
+    if (idle_and_sent || now >= until) {
       *idle = true;
     } else if (auto again = weak.lock()) {
       loop().schedule(loop().now() + std::chrono::milliseconds(1), [again] { (*again)(); });
     }
   };
-  loop().run([look] { (*look)(); }, *idle, deadline + kSlack);
+  loop().run([look] { (*look)(); }, *idle, std::max(deadline, loop().now() + kLeaving) + kSlack);
   // Leave. The head answers at once, if it runs and, where it lives here, once the others know or have left, too.
   const transport::Time now = loop().now();
   const transport::Time leave_until =

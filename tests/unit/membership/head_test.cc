@@ -46,6 +46,7 @@ class HeadTest : public testing::Test {
     transport::JoinRequest request;
     request.member.worker_id = id;
     request.member.host = "node" + id;
+    request.member.machine = "machine of " + id;
     request.member.pid = 100 + id.back();
     request.num_workers = num_workers;
     request.lease = kLease;
@@ -57,6 +58,7 @@ class HeadTest : public testing::Test {
     head_->on_open(remote.control);
     transport::JoinRequest request = request_of(id, num_workers_);
     request.hosts_head = hosts_head;
+    if (!machine_.empty()) request.member.machine = machine_;
     remote.join = call(remote.control, request);
     return remote;
   }
@@ -93,6 +95,7 @@ class HeadTest : public testing::Test {
   }
 
   const uint32_t num_workers_;
+  std::string machine_;  // of all workers; empty: each has its own
   FakeLoop loop_;
   std::unique_ptr<Head> head_;
   std::vector<std::unique_ptr<Remote>> remotes_;
@@ -316,6 +319,15 @@ TEST_F(HeadTest, AHeadThatHearsNoneOfSeveralWorkersIsCutOffItself) {
   EXPECT_EQ(news(0).code(), Code::kWorkerLost);
   EXPECT_EQ(news(0).rank(), -1);
   EXPECT_THAT(news(0).message(), AllOf(HasSubstr("the head hears no worker"), HasSubstr("rank 0 (worker 'w0'")));
+}
+
+TEST_F(HeadTest, WorkersOfOneSilentMachineHaveStopped) {
+  machine_ = "m";
+  begin();
+  loop_.advance(11s);
+  EXPECT_EQ(news(0).code(), Code::kWorkerLost);
+  EXPECT_EQ(news(0).rank(), 0);
+  EXPECT_THAT(news(0).message(), HasSubstr("it is stopped, suspended or cut off"));
 }
 
 TEST_F(HeadTest, AWorkerThatDoesNotHearTheHeadIsNamedItself) {
