@@ -208,7 +208,6 @@ class Mesh final : public transport::ServerHandler {
   bool agreed(Task& task);  // may it succeed?
   std::vector<int32_t> missing(const Entry& entry) const;
   Signature signature_of(const Task& task) const;
-  void dispute(Entry& entry, int32_t source, const transport::BulkHeader& header);
   void take(int32_t source, const transport::ServerChannel* channel, const transport::BulkHeader& header,
             std::unique_ptr<transport::BulkReceipt> receipt);
   std::unique_ptr<transport::BulkReceipt> take_dispute(int32_t source, const transport::BulkHeader& header,

@@ -136,8 +136,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"launcher", "choice", "auto", "auto | none",
-      "Whether num_workers, rank and head, where nothing gives them, come from the environment of torchrun, Open MPI, "
-      "MPICH or Slurm (auto) or not (none).",
+      "Whether num_workers, rank, head and job, where nothing else gives them, come from the environment of torchrun, "
+      "Open MPI, MPICH or Slurm (auto) or not (none).",
       "DSGD_LAUNCHER"},
      Type::kChoice,
      0,
@@ -302,8 +302,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"token", "string", "", "up to 255 characters",
-      "Random shared secret of the job, which both sides of every connection prove to know and never send; empty: dsgd "
-      "listens on the loopback interface only.",
+      "Random shared secret of the job, which both sides of every connection prove to know and never send; empty: the "
+      "head listens on the loopback interface only, and so do workers, unless listen is set.",
       "DSGD_TOKEN"},
      Type::kText,
      0,

@@ -135,8 +135,10 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     o.own_name = describe_member(member(view.rank));
     o.own_host = member(view.rank).host;
     for (const transport::MemberInfo& peer : view.members) {
+      // A worker of this machine answers even if the machine is cut off, one of the head's machine says nothing new.
+      const bool here = peer.machine == member(view.rank).machine;
       const bool with_head = view.head_rank >= 0 && peer.machine == member(view.head_rank).machine;
-      if (peer.rank != view.rank && !with_head && !peer.addresses.empty()) o.peers.push_back(peer.addresses);
+      if (!here && !with_head && !peer.addresses.empty()) o.peers.push_back(peer.addresses);
     }
     heartbeat = std::make_shared<Heartbeat>(heartbeat_network, std::move(o),
                                             [poster = poster, weak = weak_from_this()](const Status& why) {

@@ -21,7 +21,8 @@ namespace dsgd::reproducible {
 DType exponent_type(DType dtype);
 DType sum_type(DType dtype, uint32_t replicas);
 
-// exponents[i] = max(exponents[i], exponent of c * gradient[i]). Exponents begin as zero bytes. c is 0x1p-136 to 0x1p56.
+// exponents[i] = max(exponents[i], exponent of c * gradient[i]). Exponents begin as zero bytes. c is a weight in
+// [kWeightLeast, kWeightLimit).
 void raise_exponents(DType dtype, const void* gradient, size_t count, double c, void* exponents);
 // sums[i] += c * gradient[i] in units of exponents[i], rounded to nearest even. Sums begin as zero. `replicas`, 1 to 65536,
 // products cannot overflow.

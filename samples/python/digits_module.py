@@ -1,6 +1,6 @@
 """Trains a PyTorch module on handwritten digits on several workers: dsgd run -n 2 -- python digits_module.py digits.csv
 
-The lines that are not in a trainer for one process are marked with a comment.
+Comments mark the lines that make it a distributed trainer.
 """
 
 import json

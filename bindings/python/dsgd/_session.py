@@ -203,7 +203,7 @@ class Session(Collectives):
         return StepOperation(self._handle, _raw.dsgd_step_begin(self._handle.pointer, weight))
 
     def step_flush(self) -> None:
-        """All gradients not yet marked are ready. Waiting for the step does it too."""
+        """All gradients not yet marked are ready. Waiting marks none."""
         _raw.dsgd_step_flush(self._handle.pointer)
 
     def request_stop(self) -> None:

@@ -62,16 +62,18 @@
  *              order (row-major).
  *   Threads    "Any thread": may be called at any time from any thread. "One thread at a time": calls marked so on one
  *              session must not overlap; different sessions are independent.
- *   Deadlines  Every blocking call ends: collective calls within `step_timeout`, joining within `init_timeout`. A worker
- *              that dies or stops is noticed within `lease`. The error names who is missing. A call that has not ended after
- *              `stall_warning` logs a warning with the workers, and the parameters of a step, that are missing.
+ *   Deadlines  Every blocking call ends: collective calls within `step_timeout`, joining within `init_timeout`. A
+ *              worker that dies or stops is noticed within `lease`. The error names who is missing. A step or another
+ *              collective call that has not ended after `stall_warning` logs a warning. It names the missing workers
+ *              and, of a step, the missing parameters.
  *   Mistakes   An argument that is refused concerns the worker that gave it: the others, if they have made the same collective
  *              call, wait for it to be made rightly, or to end. But dsgd_start of a model that cannot be started fails on
  *              all, as does dsgd_strategy_set for what there is not.
  *   Waiting    timeout_ms counts milliseconds; 0 does not wait; -1 means what each function says; below -1 is
  *              DSGD_ERR_INVALID_ARGUMENT.
- *   Security   Both sides of a connection prove that they know the job's `token`, which never travels. What follows is neither
- *              encrypted nor authenticated: an attacker who can change packets can change gradients.
+ *   Security   Both sides of a connection prove that they know the job's `token`, which never travels. After this
+ *              handshake a connection is neither encrypted nor authenticated: an attacker who can change packets can
+ *              change gradients.
  *   Forking    In a child made by fork() every call on a session, a parameter, a replica, an op or a head of the parent
  *              returns DSGD_ERR_FORKED; *_free and dsgd_finalize work and touch nothing outside the process. What holds
  *              nothing outside of it (configurations, errors, objects, data shards, log records, dsgd_memory) goes on
@@ -155,13 +157,13 @@ DSGD_API void dsgd_error_free(dsgd_error *error);                    /* NULL is 
 
 /* ---- Configuration ---------------------------------------------------------------------------------------------- */
 
-/* How to join a job: string keys with string values. `dsgd config` prints all keys with type, default, range and help.
- * A value comes from dsgd_config_set, else from the environment (key heartbeat_interval: DSGD_HEARTBEAT_INTERVAL), else
- * from a file, else from the default; a DSGD_* variable that names no key is a warning in the log. In a process that
- * torchrun, mpirun or srun has started, dsgd_init takes num_workers, rank, head and job from their environment where
- * nothing else gives them (key `launcher`), and the log says so. Durations are written "500ms", "10s", "5m"; sizes
- * "64K", "4M", "1G" (powers of 1024); switches 0 or 1. A configuration may be used
- * for several sessions and freed right after dsgd_init. One thread at a time per configuration. */
+/* How to join a job: string keys with string values. `dsgd config` prints all keys with type, default, range and
+ * help. A value comes from dsgd_config_set, else from the environment (key heartbeat_interval:
+ * DSGD_HEARTBEAT_INTERVAL), else from a file, else from the default; a DSGD_* variable that names no key is a warning
+ * in the log. In a process that torchrun, mpirun or srun has started, dsgd_init takes num_workers, rank, head and job
+ * from their environment where nothing else gives them (key `launcher`), and the log says so. Durations are written
+ * "500ms", "10s", "5m"; sizes "64K", "4M", "1G" (powers of 1024); switches 0 or 1. A configuration may be used for
+ * several sessions and freed right after dsgd_init. One thread at a time per configuration. */
 typedef struct dsgd_config dsgd_config;
 
 /* A configuration with what the environment holds at this moment; NULL only when memory is exhausted. */
@@ -205,8 +207,8 @@ enum dsgd_log_level { DSGD_LOG_ERROR = 0, DSGD_LOG_WARNING = 1, DSGD_LOG_INFO = 
 typedef void (*dsgd_log_function)(int32_t level, const char *message, void *user);
 
 /* Sets the log hook of sessions and heads made from this configuration; NULL removes it. `user` must outlive them.
- * Without a hook, records of a session wait in its log queue (the newest 1024) for dsgd_log_poll; those of a head are
- * dropped. With the key log_to=stderr, records without a hook are written to standard error, too. */
+ * Without a hook, records of a session wait in its log queue (the newest 1024) for dsgd_log_poll; a head has no
+ * queue. With the key log_to=stderr, records without a hook are also written to standard error. */
 DSGD_API int32_t dsgd_config_log_hook(dsgd_config *config, dsgd_log_function function, void *user,
                                       dsgd_error **error);
 
@@ -230,18 +232,17 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
 /* Ends the membership in good order: waits up to timeout_ms (-1: `step_timeout`) for operations in flight, then ends
  * them with DSGD_ERR_CLOSED, tells the peers and the head, and frees the network. A worker or head that does not
  * answer, stopped for example, holds that up until timeout_ms or for a second, whichever is longer, but never longer
- * than `lease` plus 100 ms, and another second for what was written to it. Afterwards every call on the session returns
- * DSGD_ERR_CLOSED, but for what tells how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result, and
- * dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing never marks a
- * gradient: a step whose gradients are all marked may still end within timeout_ms; one with unmarked gradients fails at
- * once on all workers, here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST and this worker's rank, and nothing
- * of it is applied. Closing twice is fine: who waits already waits no longer
- * than the last caller will; and dsgd_abort ends the waiting. A GPU that has not ended after 5 s what was entered into
- * it, or into the host's streams, is not waited for (a further one no more than 0.1 s), and the log warns: it may still
- * use buffers, and memory of dsgd's is released when it has.
- * Values on the cpu are compared with those of the workers that have closed, or close meanwhile, after the same step,
- * unless timeout_ms is 0, or that step had all_done = 1 and so has compared them. If they differ, the session is closed
- * all the same, and the call returns DSGD_ERR_DIVERGED (see dsgd_step): on the worker that closes later. Any thread. */
+ * than `lease` plus 100 ms, and another second for what was written to it. Afterwards every call on the session
+ * returns DSGD_ERR_CLOSED, but for those that tell how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result,
+ * and dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing marks no
+ * gradient. A step whose gradients are all marked may still end within timeout_ms. A step with unmarked gradients
+ * fails on all workers at once and changes nothing: here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST
+ * and this worker's rank. Unless timeout_ms is 0, values on the cpu are compared with those of the other workers that
+ * close after the same step; a step with all_done = 1 has compared them already. If they differ, the session is
+ * closed, and the worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step). Closing twice is fine: a caller
+ * waits no longer than the last caller will; and dsgd_abort ends the waiting. A GPU that has not ended after 5 s what
+ * was entered into it, or into the host's streams, is not waited for (a further one no more than 0.1 s), and the log
+ * warns: it may still use buffers, and memory of dsgd's is released when it has. Any thread. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
  * not during another call on the same session. */
@@ -251,10 +252,10 @@ DSGD_API void dsgd_session_free(dsgd_session *session);
  * DSGD_ERR_CLOSED. */
 DSGD_API void dsgd_finalize(dsgd_session *session);
 /* Ends all operations here with DSGD_ERR_ABORTED and tells every other worker the same, with this worker's rank and
- * `reason` (may be NULL). The session has failed then. A failed session, whatever the reason, answers every call with its
- * failure (code, rank and message of what ended the job), but for calls that end it or read what is here: dsgd_close,
- * dsgd_abort, dsgd_stop_request, dsgd_rank and the like, dsgd_digest, dsgd_memory_get, dsgd_export_dlpack, dsgd_shard_new, dsgd_log_poll,
- * dsgd_queue_poll, and dsgd_op_*, which tell how an op has ended. Any thread; never blocks. */
+ * `reason` (may be NULL). The session has failed then. Every call on a failed session returns that failure: its code,
+ * rank and message. Exceptions are the calls that end it or only read local state: dsgd_close, dsgd_abort,
+ * dsgd_stop_request, dsgd_rank and the like, dsgd_digest, dsgd_memory_get, dsgd_export_dlpack, dsgd_shard_new,
+ * dsgd_log_poll, dsgd_queue_poll, and dsgd_op_*, which tell how an op has ended. Any thread; never blocks. */
 DSGD_API int32_t dsgd_abort(dsgd_session *session, const char *reason, dsgd_error **error);
 
 /* Any thread. Return a non-negative number, or a negative code. */
@@ -297,9 +298,9 @@ enum dsgd_parameter_flag {
 
 /* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
  * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces and control characters;
- * "['dense']['kernel']" is fine. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32, DSGD_FLOAT64, DSGD_FLOAT16
- * or DSGD_BFLOAT16; untrained ones any dtype. Gradients of the half types are added up in float32, and their values are
- * kept in float32 beside (master values, as in Micikevicius et al. 2018), from which `value` is rounded after each
+ * "['dense']['kernel']" is fine. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32,
+ * DSGD_FLOAT64, DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any dtype. Gradients of the half types are added up and
+ * travel in float32, and their values are kept in float32 beside (master values, as in Micikevicius et al. 2018), from which `value` is rounded after each
  * update; where the host has written another `value` since, that counts. `parameter` may be NULL. One thread at a time.
  * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (after start). */
 DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int32_t dtype, const int64_t *shape,
@@ -330,9 +331,9 @@ DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_
 
 /* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an untrained
  * parameter). Both hold exactly the parameter's bytes, are aligned to the element, and stay valid until the session is
- * closed or others are bound; may be called again between steps. dsgd reads the gradient and writes the values, during
- * start and steps only, and reads the values in dsgd_close; with optimizer "none" it writes the mean into the gradient. Both are memory of the replica's
- * device, and no two buffers share memory (dsgd_start looks, and nobody afterwards). One thread at a time.
+ * closed or others are bound; may be called again between steps. During start and steps dsgd reads the gradient
+ * and writes the values; dsgd_close reads the values. With optimizer "none" dsgd writes the mean into the gradient. Both
+ * are memory of the replica's device, and no two buffers share memory (only dsgd_start checks). One thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE (during a
  * step). */
 DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, void *value, size_t value_nbytes,
@@ -371,14 +372,14 @@ DSGD_API int32_t dsgd_export_dlpack(dsgd_replica *replica, dsgd_parameter *param
 
 /* ---- Optimizer and strategy ------------------------------------------------------------------------------------- */
 
-/* Names: "sgd" (lr, momentum, dampening, nesterov, weight_decay, clip_norm), "adam" and "adamw" (lr, beta1, beta2, eps,
- * weight_decay, amsgrad, clip_norm), "none" (no update: the mean gradient is written to the gradient buffers of every replica).
- * `options`: "key=value" words, NULL for defaults. Definitions are those of PyTorch (torch.optim.SGD, Adam, AdamW), and
- * so are the defaults, but for the lr of "sgd", which is 0.01. clip_norm=F, above 0, scales the mean gradient down to that L2
- * norm over all parameters before it is used, as torch.nn.utils.clip_grad_norm_ does, after the loss scale is taken out; under
- * "ps" every worker then updates and keeps optimizer state. "none" refuses it: clip in the host's optimizer. Before dsgd_start; equal on all workers. The default is
- * sgd with lr=0.01. One thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT names the nearest name or key. */
+/* Names: "sgd" (lr, momentum, dampening, nesterov, weight_decay, clip_norm), "adam" and "adamw" (lr, beta1, beta2,
+ * eps, weight_decay, amsgrad, clip_norm), "none" (no update: the mean gradient is written to the gradient buffers of
+ * every replica). `options`: "key=value" words, NULL for defaults. Definitions are those of PyTorch (torch.optim.SGD,
+ * Adam, AdamW), and so are the defaults, but for the lr of "sgd", which is 0.01. clip_norm=F (F > 0) scales the mean
+ * gradient down to the L2 norm F over all parameters, as torch.nn.utils.clip_grad_norm_ does. A loss scale is taken
+ * out first. With clip_norm every worker updates and keeps optimizer state, also under "ps". "none" refuses
+ * clip_norm: clip in the host's optimizer. Before dsgd_start; equal on all workers. The default is sgd with lr=0.01.
+ * One thread at a time. Errors: DSGD_ERR_INVALID_ARGUMENT names the nearest name or key. */
 DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
 /* Learning rate from the next step on, equal on all workers (the step checks). One thread at a time. */
 DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd_error **error);
@@ -439,19 +440,20 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * each element differs from the exact sum by at most 2^-24 of the element's own largest |c*g|; for float64 by 2^-53 of
  * it with up to 32 replicas, more above. It is divided by the exact sum of c, and rounded to the dtype. No element is
  * lost beside a larger one. A c*g that is not finite makes its own element NaN; a sum of zeros is +0.
- * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing,
- * and the session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a
- * failure in mid-step the session is torn: later steps return DSGD_ERR_TORN, or the session's own failure if it has
- * failed as a whole.
- * All workers hold equal values of trained parameters, and dsgd compares those of their first replicas: each step 1/64 of
- * the elements of each parameter, as they are before the step, so that a difference that lasts is found within 64 steps;
- * the step with all_done = 1, and dsgd_close, all of them. The step with all_done = 1 also compares a worker's replicas
- * on the cpu with each other (not with the optimizer "none"). Values that differ end the steps of all workers, then and
- * later, with DSGD_ERR_DIVERGED; the message names the first parameter that differs, and the ranks. Where `checksum` is
- * on, bytes that change between two workers are found before they are used, and end the session with
- * DSGD_ERR_CORRUPTED. Not found is what changes all workers' values alike: a bit that flips in the memory of the worker
- * that owns a value in `ps`, or in a sum, and, where `checksum` is off (by default within a machine), on the way to the
- * worker that sums. In `ps` a value that changes elsewhere than at its owner is overwritten by the next step.
+ * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing, and the
+ * session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a failure
+ * in mid-step the session is torn: later steps return DSGD_ERR_TORN, or the session's own failure if it has failed as
+ * a whole.
+ * All workers hold equal values of trained parameters, and dsgd compares those of their first replicas: each step
+ * 1/64 of the elements of each parameter, as they are before the step, so that a difference that lasts is found
+ * within 64 steps; the step with all_done = 1 all of them, and dsgd_close those on the cpu (see there). The step with
+ * all_done = 1 also compares a worker's replicas on the cpu with each other (not with the optimizer "none"). Values
+ * that differ end the steps of all workers, then and later, with DSGD_ERR_DIVERGED; the message names the first
+ * parameter that differs, and the ranks. Where `checksum` is on, bytes that change between two workers are found
+ * before they are used, and end the session with DSGD_ERR_CORRUPTED. Not detected: a bit that flips in a sum, or
+ * under `ps` in the memory of the value's owner, or, where `checksum` is off (by default within a machine), on the
+ * way to the worker that sums. All workers then get the same wrong value. Under `ps` the next step overwrites a value
+ * that changed anywhere but at its owner.
  * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ), DSGD_ERR_WORKER_LOST,
  * DSGD_ERR_DIVERGED, DSGD_ERR_CORRUPTED, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_TORN, DSGD_ERR_CLOSED,
  * DSGD_ERR_INVALID_ARGUMENT. */
@@ -492,8 +494,8 @@ DSGD_API int32_t dsgd_step_flush(dsgd_session *session, dsgd_error **error);
 /* Result of a step's op that has ended without error. Any thread. */
 DSGD_API int32_t dsgd_op_step_result(const dsgd_op *op, dsgd_step_result *result, dsgd_error **error);
 /* Asks all workers to stop: every worker sees stop = 1 in the result of the same step, the next one that this worker
- * begins. Any thread, never blocks. The one async-signal-safe function of this header, with `error` NULL: a handler of
- * SIGTERM may call it. Errors: DSGD_ERR_CLOSED. */
+ * begins. Any thread, never blocks. With `error` NULL it is async-signal-safe, as no other function of this header
+ * is: a handler of SIGTERM may call it. Errors: DSGD_ERR_CLOSED. */
 DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
 
 /* ---- Operations ------------------------------------------------------------------------------------------------- */
@@ -504,9 +506,10 @@ DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
 
 /* Number of the op, unique in its session, for tables on the host's side. 0 for NULL. Any thread. */
 DSGD_API uint64_t dsgd_op_id(const dsgd_op *op);
-/* Waits until the op has ended and returns how. timeout_ms -1: as long as the op's own deadline. DSGD_ERR_WAIT_TIMEOUT:
- * it has not ended yet; the message says which workers have not come and which gradients are missing, here or there, and
- * the error's rank is the first of these workers. Waiting marks no gradient. Any thread; several may wait. */
+/* Waits until the op has ended and returns how. timeout_ms -1: as long as the op's own deadline.
+ * DSGD_ERR_WAIT_TIMEOUT: it has not ended yet; the message names the workers that have not come and the gradients
+ * that are missing, on this worker or on others; the error's rank is the first of these workers. Waiting marks no
+ * gradient. Any thread; several may wait. */
 DSGD_API int32_t dsgd_op_wait(dsgd_op *op, int32_t timeout_ms, dsgd_error **error);
 /* Sets *done to 1 if the op has ended, else 0; returns how it ended if it has. Never blocks. Any thread. */
 DSGD_API int32_t dsgd_op_test(dsgd_op *op, int32_t *done, dsgd_error **error);
@@ -532,8 +535,8 @@ typedef struct dsgd_group dsgd_group;
 
 /* Common to all: every worker of the group calls them in the same order with matching arguments: the same call, dtype,
  * reduction, root, number of elements, and `counts`. A collective succeeds on a worker only when all workers have called it
- * and agree. Otherwise it fails on all of them with DSGD_ERR_MISMATCH and the same message, which shows what two of the
- * workers have called; the session goes on. With `op` NULL the call blocks until the end (up to
+ * and agree. If they disagree, it fails on all workers with DSGD_ERR_MISMATCH and the same message, which shows two of
+ * the calls; the session goes on. With `op` NULL the call blocks until the end (up to
  * `step_timeout`); else it returns at once and buffers are dsgd's until the op ends. A failed collective leaves its
  * output undefined. Data is in memory of the host; that of a GPU is refused. Zero elements are valid. nbytes must be a
  * multiple of the element size. Sums are made in an order fixed by rank or by the algorithm, so the same run gives the same
@@ -609,7 +612,8 @@ DSGD_API int32_t dsgd_digest(dsgd_session *session, uint64_t *digest, dsgd_error
 /* The coordinator as a thing of its own, for jobs that do not embed it in a worker. */
 typedef struct dsgd_head dsgd_head;
 /* Binds the configuration's `head` address (port 0: any) and serves one job until it is stopped. `config` NULL:
- * environment and defaults. Any thread. Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_INVALID_ARGUMENT. */
+ * environment and defaults. It also ends, with DSGD_ERR_TIMEOUT, when a worker has gone before the job began and no
+ * other has come for `init_timeout`. Any thread. Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_INVALID_ARGUMENT. */
 DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
 /* Address workers can be told, with the real port. "" for NULL. Any thread. */
 DSGD_API const char *dsgd_head_address(const dsgd_head *head);
@@ -653,7 +657,7 @@ DSGD_API int32_t dsgd_schedule_add(dsgd_schedule *schedule, int32_t transfer, in
 typedef struct dsgd_algorithm {
   size_t struct_size; /* set by dsgd_algorithm_init */
   uint32_t version;   /* DSGD_PLUGIN_VERSION of the header that the plug-in was compiled with */
-  uint32_t flags;     /* 0 */
+  uint32_t flags;     /* none are defined yet; 0 */
   void *user;         /* for the functions; may be NULL */
   /* Writes what rank `rank` of `size` (> 1) does in an all-reduce of `count` (> 0) elements in place. It is called for all
    * ranks, and the whole is checked: in the end all ranks must hold the contributions of all ranks, each once, added in
