@@ -237,8 +237,9 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * and dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing marks no
  * gradient. A step whose gradients are all marked may still end within timeout_ms. A step with unmarked gradients
  * fails on all workers at once and changes nothing: here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST
- * and this worker's rank. Unless timeout_ms is 0, values on the cpu are compared with those of the other workers that
- * close after the same step; a step with all_done = 1 has compared them already. If they differ, the session is
+ * and this worker's rank. Unless timeout_ms is 0, values on the cpu in memory of dsgd_alloc or DLPack tensors are
+ * compared with those of the other workers that close after the same step; a step with all_done = 1 has compared them
+ * already. Memory of dsgd_bind is not read, since the host may have freed it. If they differ, the session is
  * closed, and the worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step). Closing twice is fine: a caller
  * waits no longer than the last caller will; and dsgd_abort ends the waiting. A GPU that has not ended after 5 s what
  * was entered into it, or into the host's streams, is not waited for (a further one no more than 0.1 s), and the log
@@ -332,7 +333,7 @@ DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_
 /* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an untrained
  * parameter). Both hold exactly the parameter's bytes, are aligned to the element, and stay valid until the session is
  * closed or others are bound; may be called again between steps. During start and steps dsgd reads the gradient
- * and writes the values; dsgd_close reads the values. With optimizer "none" dsgd writes the mean into the gradient. Both
+ * and writes the values. With optimizer "none" dsgd writes the mean into the gradient. Both
  * are memory of the replica's device, and no two buffers share memory (only dsgd_start checks). One thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE (during a
  * step). */
@@ -446,7 +447,7 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * a whole.
  * All workers hold equal values of trained parameters, and dsgd compares those of their first replicas: each step
  * 1/64 of the elements of each parameter, as they are before the step, so that a difference that lasts is found
- * within 64 steps; the step with all_done = 1 all of them, and dsgd_close those on the cpu (see there). The step with
+ * within 64 steps; the step with all_done = 1 all of them, and dsgd_close some (see there). The step with
  * all_done = 1 also compares a worker's replicas on the cpu with each other (not with the optimizer "none"). Values
  * that differ end the steps of all workers, then and later, with DSGD_ERR_DIVERGED; the message names the first
  * parameter that differs, and the ranks. Where `checksum` is on, bytes that change between two workers are found

@@ -79,7 +79,6 @@ TEST_F(ConfigTest, a_bad_variable_is_an_error_of_init_that_names_it) {
     renew();
     EXPECT_EQ(dsgd_init(config_, &session, &error_), DSGD_ERR_INVALID_ARGUMENT);
     EXPECT_THAT(dsgd_error_message(error_), HasSubstr("DSGD_LEASE"));
-    dsgd_error_free(error_);
   }
   EXPECT_EQ(session, nullptr);
 }
