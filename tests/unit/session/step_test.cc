@@ -692,11 +692,9 @@ TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
     dsgd_op* op = nullptr;
     DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
     DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
-    if (rank == closing) {
-      DSGD_OK_OR_FAIL(dsgd_close(session, timeout_ms, error_));
-    } else {
-      DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
-    }
+    if (rank != closing) DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));  // all have marked theirs
+    if (rank == closing) DSGD_OK_OR_FAIL(dsgd_close(session, timeout_ms, error_));
     Error error;
     EXPECT_EQ(dsgd_op_wait(op, -1, error), rank == closing ? DSGD_ERR_CLOSED : DSGD_ERR_WORKER_LOST);
     const std::string who = "rank " + std::to_string(closing);
@@ -1282,6 +1280,7 @@ TEST(FailedSession, AnswersMarksInTheMiddleOfAStepWithTheFailure) {
     dsgd_op* op = nullptr;
     DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
     DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));  // both have marked theirs
     if (rank == 1) DSGD_OK_OR_FAIL(dsgd_abort(session, "no more data", error_));
     EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_ABORTED);
     const auto told = [](const char* call, int32_t status, const Error& error) {
