@@ -256,9 +256,10 @@ void check_pairs(int32_t workers, const std::map<std::string, std::string>& sett
   };
   const size_t kinds = calls(workers, started).size();
   std::vector<Round> rounds;
+  size_t pair = 0;
   for (size_t usual = 0; usual < kinds; ++usual) {
     for (size_t other = 0; other < kinds; ++other) {
-      if (usual == other) continue;
+      if (usual == other || pair++ % DSGD_SIMULATION_STRIDE != 0) continue;
       for (int32_t odd = 0; odd < (workers == 2 ? 1 : workers); ++odd) rounds.push_back({usual, other, odd});
     }
   }
@@ -278,7 +279,7 @@ TEST_P(DifferentCalls, AreFoundWithEveryAlgorithm) {
 TEST_P(DifferentCalls, OfAllWorkersAreReportedInOneSentence) {
   const int32_t workers = GetParam();
   const size_t kinds = calls(workers, true).size();
-  check_rounds(workers, {}, true, 1000, [&](size_t round, int32_t rank) {
+  check_rounds(workers, {}, true, 1000 / DSGD_SIMULATION_STRIDE, [&](size_t round, int32_t rank) {
     return (round * 7 + static_cast<size_t>(rank) * (1 + round % (kinds / static_cast<size_t>(workers)))) % kinds;
   });
 }
