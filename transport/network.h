@@ -120,7 +120,7 @@ class AcceptHandler {
     class Network* network;  // where the connection shall live (may have another loop than the listener)
     ServerHandler* handler;  // called on that network's loop
   };
-  // What the dialling side has to prove that it knows. Empty: anybody may connect.
+  // The dialling side has to prove that it knows this. Empty: anybody may connect.
   virtual const std::string& token() const = 0;
   // The dialling side has proved that it knows the token; the rest of the hello is for the handler to check. An error is sent
   // to the dialling side, which sees it as the result of its dial, and the connection is closed.

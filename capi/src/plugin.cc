@@ -20,7 +20,7 @@ struct dsgd_schedule : dsgd::capi::Handle {
   std::vector<dsgd::Transfer>* const transfers;
 };
 
-// What a strategy's owner function is asked about.
+// The argument of a strategy's owner function.
 struct dsgd_placement : dsgd::capi::Handle {
   static constexpr uint64_t kTag = dsgd::capi::tag_of("placemnt");
   static constexpr const char* kName = "dsgd_placement";

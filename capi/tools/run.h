@@ -1,4 +1,4 @@
-// What the parts of `dsgd run` share.
+// Shared by the parts of `dsgd run`.
 #pragma once
 
 #include <cstdint>

@@ -135,6 +135,12 @@ std::string Mesh::member_name(int32_t rank) const {
          std::to_string(member.pid) + ")";
 }
 
+std::string Mesh::member_names(std::span<const int32_t> ranks) const {
+  std::string text;
+  for (int32_t rank : ranks) text += (text.empty() ? "" : ", ") + member_name(rank);
+  return text;
+}
+
 std::string Mesh::host_of(int32_t rank) const {
   return rank >= 0 && rank < size() ? view_.members[rank].host : std::string();
 }
@@ -456,15 +462,10 @@ void Mesh::time_out(uint64_t operation) {
 }
 
 Status Mesh::too_late(const std::string& what, std::span<const int32_t> missing, std::span<const int32_t> silent) const {
-  const auto names = [this](std::span<const int32_t> ranks) {
-    std::string text;
-    for (int32_t rank : ranks) text += (text.empty() ? "" : ", ") + member_name(rank);
-    return text;
-  };
   const int32_t first = missing.empty() ? -1 : missing.front();
   return Status(Code::kTimeout, what + " within step_timeout; still waiting for " +
-                                    (missing.empty() ? "this worker itself" : names(missing)) +
-                                    (silent.empty() ? "" : "; no answer yet from " + names(silent)) + "; look at what these workers do, or raise step_timeout")
+                                    (missing.empty() ? "this worker itself" : member_names(missing)) +
+                                    (silent.empty() ? "" : "; no answer yet from " + member_names(silent)) + "; look at what these workers do, or raise step_timeout")
       .with_rank(first, host_of(first));
 }
 

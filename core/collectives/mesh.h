@@ -71,6 +71,7 @@ class Mesh final : public transport::ServerHandler {
   size_t chunk_bytes() const { return chunk_bytes_; }  // the same on all workers: from receive_memory and size
   // "rank 2 (worker 'w2' on host nodeb)"
   std::string member_name(int32_t rank) const;
+  std::string member_names(std::span<const int32_t> ranks) const;  // separated by commas
 
   // The operations of call 1, 2, ... have these numbers.
   static constexpr uint64_t kOperationsOfACall = uint64_t{1} << 32;
@@ -205,7 +206,7 @@ class Mesh final : public transport::ServerHandler {
   void note_sent(int32_t rank, uint64_t operation);
   bool send_signature(Task& task);  // to the peers that start() has sent nothing; false if the task has ended
   void has_agreed(uint64_t operation, int32_t rank);
-  bool agreed(Task& task);  // may it succeed?
+  bool finish(Task& task);  // notes that the task has succeeded here; true if all peers have agreed
   std::vector<int32_t> missing(const Entry& entry) const;
   Signature signature_of(const Task& task) const;
   void take(int32_t source, const transport::ServerChannel* channel, const transport::BulkHeader& header,

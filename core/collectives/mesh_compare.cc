@@ -36,7 +36,7 @@ void Mesh::has_agreed(uint64_t operation, int32_t rank) {
   if (--entry->second.to_agree == 0 && entry->second.finished) entry->second.task->end({});
 }
 
-bool Mesh::agreed(Task& task) {
+bool Mesh::finish(Task& task) {
   Entry& entry = tasks_[task.operation()];
   entry.finished = true;
   return entry.to_agree == 0;

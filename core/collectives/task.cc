@@ -64,7 +64,7 @@ std::string Task::name() const {
 }
 
 void Task::end(const Status& status) {
-  if (ended_ || (status.ok() && !mesh_.agreed(*this))) return;
+  if (ended_ || (status.ok() && !mesh_.finish(*this))) return;
   ended_ = true;
   mesh_.ended(*this, status);
 }

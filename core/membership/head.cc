@@ -187,7 +187,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
         return Status(Code::kExists,
                       "worker id '" + late.worker_id + "' is taken by rank " + std::to_string(w.info.rank) +
                           " on host " + w.info.host + " (pid " + std::to_string(w.info.pid) +
-                          ") of this job, which is running; give each worker its own `worker_id`" + kFirstRank);
+                          ") of this job, which is running; give each worker its own `worker_id`" + kFirstRankHint);
       }
     }
     return Status(Code::kState,

@@ -82,7 +82,7 @@ Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
         return Status(Code::kExists,
                       "worker id '" + member.worker_id + "' is taken by a worker on host " + holder.host +
                           " (pid " + std::to_string(holder.pid) +
-                          ") that waits for the same job; give each worker its own `worker_id`" + kFirstRank);
+                          ") that waits for the same job; give each worker its own `worker_id`" + kFirstRankHint);
       }
       own_place = &other;
       continue;
@@ -91,7 +91,7 @@ Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
       return Status(Code::kExists, "rank " + std::to_string(member.rank) + ", which worker " +
                                        describe_candidate(member) + " asks for, is taken by worker " +
                                        describe_candidate(holder) +
-                                       "; give each worker its own `rank`, or none" + kFirstRank);
+                                       "; give each worker its own `rank`, or none" + kFirstRankHint);
     }
     if (candidate.request.hosts_head && other.request.hosts_head) {
       return Status(Code::kExists, "worker " + describe_candidate(member) +

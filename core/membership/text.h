@@ -22,7 +22,7 @@ std::string describe_head(const std::string& address, const transport::JoinReply
 bool is_loopback(const std::string& address);
 
 // Appended where two workers claim one place.
-inline constexpr const char* kFirstRank = "; where another `dsgd run` has started the other one, give --first-rank";
+inline constexpr const char* kFirstRankHint = "; where another `dsgd run` has started the other one, give --first-rank";
 
 // "rank 2 (worker ...) was lost: <why>"
 Status lost_worker(const transport::MemberInfo& member, const std::string& why, Code code = Code::kWorkerLost);

@@ -23,7 +23,7 @@ DSGD_INLINED int32_t exponent_field(uint64_t magnitude) {
   return static_cast<int32_t>((magnitude + (uint64_t{1} << 25)) >> 52);
 }
 
-// What the functions below need to know of an element's type: its exponents as they travel, and how they scale it.
+// Traits of an element's type for the functions below: its exponents as they travel, and how they scale it.
 template <typename T>
 struct Format;
 

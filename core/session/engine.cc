@@ -454,7 +454,7 @@ void Engine::fail_pending(const Status& cause) {
   }
 }
 
-// What this worker has to compare as it closes: nothing if a step has compared it, or has left it half-way.
+// Compares this worker's values as it closes, unless the last step has compared them or failed half-way.
 void Engine::compare_at_close() {
   if (!mesh_ || !started_ || compared_ || next_step_ == 0 || step_.running() || !broken_.ok() || !torn_.ok()) return;
   last_digests_ = step_.digests_on_host();

@@ -1,4 +1,4 @@
-// What a call of this worker waits for, in words: for the warning of a stall, and for a wait that runs out.
+// Describes what a call of this worker waits for, for stall warnings and for waits that run out.
 
 #include <string>
 
@@ -15,8 +15,7 @@ Status Engine::waiting(uint64_t call) const {
   if (!unmarked.empty()) text = unmarked.text + UnmarkedGradients::kRemedy;
   if (!peers.ranks.empty()) {
     const bool one = peers.ranks.size() == 1;
-    std::string names;
-    for (int32_t rank : peers.ranks) names += (names.empty() ? "" : ", ") + mesh_->member_name(rank);
+    const std::string names = mesh_->member_names(peers.ranks);
     const std::string parameters = is_step ? step_.parameters_text(peers.operations) : std::string();
     if (!text.empty()) text += "; ";
     if (!parameters.empty()) {

@@ -15,7 +15,7 @@ namespace dsgd {
 
 class StallWatch {
  public:
-  // What a call waits for, with the operation's name; OK if that is not worth a warning.
+  // Tells what a call waits for, with the operation's name; OK if that is not worth a warning.
   using Ask = std::function<Status(uint64_t call)>;
   StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log, Ask ask);
   void begin(uint64_t call);

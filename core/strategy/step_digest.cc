@@ -102,7 +102,7 @@ void Step::digest_from(uint64_t part, std::function<void()> digested) {
                 });
 }
 
-// Nobody has data left: the last time, perhaps, that all workers meet. With the optimizer `none` the host updates its replicas.
+// No worker has data left, and perhaps all workers meet for the last time. With the optimizer `none` the host updates its replicas.
 void Step::all_done() {
   const Status same = model_.optimizer->is_none() ? Status() : compare_replicas(model_, name());
   if (!same.ok()) return on_device_failure_ ? on_device_failure_(same) : fail(same);

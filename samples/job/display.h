@@ -1,4 +1,4 @@
-// What the user sees while the job runs: a line per worker, redrawn on a terminal, else a plain line per epoch.
+// The display of a job while it runs: a line per worker, redrawn on a terminal, else a plain line per epoch.
 #pragma once
 
 #include <string>

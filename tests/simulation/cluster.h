@@ -29,7 +29,7 @@ struct NotedCall {
 
 class Cluster {
  public:
-  // What worker `rank` does between dsgd_init and dsgd_close; it notes its calls with note().
+  // The work of worker `rank` between dsgd_init and dsgd_close; it notes its calls with note().
   using Program = std::function<void(Cluster&, Session&, int rank)>;
 
   Cluster(ClusterOptions options, Program program);

@@ -189,7 +189,7 @@ struct Outcome {
   std::vector<Status> of;  // by rank
 };
 
-// What is wrong with it; empty: nothing.
+// Returns the problem with an outcome; empty: none.
 std::string wrong(const Outcome& outcome, const std::vector<const Call*>& called) {
   const std::string& first = outcome.of[0].message();
   for (size_t rank = 0; rank < outcome.of.size(); ++rank) {

@@ -91,7 +91,7 @@ DSGD_CRC32C_TARGET inline uint32_t add_byte(uint32_t crc, uint8_t byte) { return
 bool has_instruction() { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
 #endif
 
-// What appending kBytes zero bytes makes of a checksum, byte by byte of it.
+// The effect on a checksum of appending kBytes zero bytes, for each of its bytes.
 template <size_t kBytes>
 struct Shift {
   std::array<std::array<uint32_t, 256>, 4> tables{};

@@ -14,7 +14,7 @@
 
 namespace dsgd::transport::uv {
 
-// What a handshake has shown.
+// The result of a handshake.
 struct Greeting {
   std::string from;
   Hello hello;

@@ -294,7 +294,7 @@ TEST_F(HostilePeer, AFalseClaimBeforeTheViewIsKnownDoesNotHarmTheRealWorker) {
   EXPECT_TRUE(ended->ok()) << ended->message();
 }
 
-// Nobody can check any more whose chunk it was.
+// Its sender can no longer be checked.
 TEST_F(HostilePeer, AChunkOfAFalseClaimIsNotTakenWhenItsConnectionEndsBeforeTheViewIsKnown) {
   std::unique_ptr<ClientChannel> claim;
   std::vector<std::byte> lie(16, std::byte{7});

@@ -133,7 +133,7 @@ TEST(Integrity, ReplicasOfOneWorkerAreComparedWhenNobodyHasDataLeft) {
   }
 }
 
-// What the two ranks' calls of dsgd_close return, rank 1's first.
+// The results of the two ranks' calls of dsgd_close, rank 1's first.
 struct Closing {
   int32_t status[2];
   std::string message[2];

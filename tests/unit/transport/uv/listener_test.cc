@@ -25,8 +25,38 @@ void leave_behind(const std::string& path) {
   ASSERT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&at), sizeof at), 0);
 }
 
+// While it lives, the process has no file descriptor left.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit low = before_;
+    low.rlim_cur = 256;
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+    for (int fd; (fd = ::dup(0)) >= 0;) all_.emplace_back(fd);
+  }
+  ~NoDescriptors() { end(); }
+  void end() {
+    all_.clear();
+    setrlimit(RLIMIT_NOFILE, &before_);
+  }
+
+ private:
+  rlimit before_{};
+  std::vector<uv::Fd> all_;
+};
+
 class ListenerTest : public NetworkTest {
  protected:
+  // Takes no descriptor: the socket is the caller's.
+  int connect_to_listener(const uv::Fd& socket) const {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<uint16_t>(port_of(listener->address())));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return ::connect(socket.get(), reinterpret_cast<sockaddr*>(&to), sizeof to);
+  }
+
   const std::string path_ = "/tmp/dsgd-listener-" + std::to_string(getpid()) + ".sock";
 };
 
@@ -142,18 +172,8 @@ TEST_F(ListenerTest, WithoutDescriptorsItWaitsAndThenAccepts) {
   start();
   // Sockets first, so that connecting needs no descriptor.
   uv::Fd guest(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<uint16_t>(port_of(listener->address())));
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  rlimit before{}, low{};
-  getrlimit(RLIMIT_NOFILE, &before);
-  low = before;
-  low.rlim_cur = 256;
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
-  std::vector<uv::Fd> all;
-  for (int fd; (fd = ::dup(0)) >= 0;) all.emplace_back(fd);
-  ASSERT_EQ(::connect(guest.get(), reinterpret_cast<sockaddr*>(&to), sizeof to), 0);  // into the backlog
+  NoDescriptors exhausted;
+  ASSERT_EQ(connect_to_listener(guest), 0);  // into the backlog
   ASSERT_TRUE(eventually(*server, [&] { return server->counters().accept_pauses >= 2; }));
   // It pauses ten times a second or so; a loop that spins would have counted thousands.
   const uint64_t pauses = server->counters().accept_pauses;
@@ -162,8 +182,7 @@ TEST_F(ListenerTest, WithoutDescriptorsItWaitsAndThenAccepts) {
   server->loop().wait(never, begin + 300ms);
   const auto elapsed = server->loop().now() - begin;
   EXPECT_LE(server->counters().accept_pauses - pauses, static_cast<uint64_t>(elapsed / 100ms) + 2);
-  all.clear();
-  setrlimit(RLIMIT_NOFILE, &before);
+  exhausted.end();
   connect();
   EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
 }
@@ -284,23 +303,11 @@ TEST_F(ListenerTest, WithoutDescriptorsASilentConnectionMakesRoom) {
   uv::Fd silent = connect_raw(port_of(listener->address()));
   ASSERT_TRUE(eventually(*server, [&] { return server->counters().accepted == 1; }));
   uv::Fd next(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<uint16_t>(port_of(listener->address())));
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  rlimit before{}, low{};
-  getrlimit(RLIMIT_NOFILE, &before);
-  low = before;
-  low.rlim_cur = 256;
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
-  std::vector<uv::Fd> all;
-  for (int fd; (fd = ::dup(0)) >= 0;) all.emplace_back(fd);
-  ASSERT_EQ(::connect(next.get(), reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+  NoDescriptors exhausted;
+  ASSERT_EQ(connect_to_listener(next), 0);
   EXPECT_TRUE(eventually(*server, [&] { return server->counters().accepted == 2; }));
   char byte;
   EXPECT_LE(::recv(silent.get(), &byte, 1, 0), 0) << "the silent connection was closed";
-  all.clear();
-  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST_F(ListenerTest, ADestroyedListenerAsksItsHandlerNoMore) {
