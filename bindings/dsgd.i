@@ -6,6 +6,7 @@
  *   dsgd_error **error                  every fallible function's last argument
  *   dsgd_T **t                          handles given out; dsgd_handles.i applies a macro to each of them
  *   (void *data, size_t nbytes)         and its relatives: buffers
+ *   (const dsgd_op_options *options)
  *   (const size_t *counts), (const int64_t *shape, size_t ndim), (int64_t *indices, size_t max, size_t *count)
  */
 
@@ -21,7 +22,7 @@
 
 /* Handles are never defined here, so that they stay plain pointers, without constructor, destructor or proxy: lifetimes
  * are the hand-written layer's.
- * The two structs that cross the boundary are made by their init function, and are read only. */
+ * The structs that cross the boundary are made by their init function, and are read only. */
 %{
 #include <stdlib.h>
 %}
@@ -50,6 +51,10 @@ DSGD_SIZED_STRUCT(dsgd_config_key)
 %rename("$ignore", regexmatch$name="^(dsgd_(algorithm|schedule|transfer|placement)|dsgd_strategy(_init|_register|_flags)?$)") "";
 %rename("$ignore", regexmatch$name="^DSGD_(PLUGIN|TRANSFER|STRATEGY)_", %$isenumitem) "";
 %ignore DSGD_PLUGIN_VERSION;
+
+/* Options of operations are made by each language's typemap of (const dsgd_op_options *options). */
+%ignore dsgd_op_options;
+%ignore dsgd_op_options_init;
 
 %ignore DSGD_API;
 %ignore DSGD_DSGD_H_;

@@ -4,114 +4,154 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"time"
 	"unsafe"
 
 	"dsgd.io/dsgd/internal/raw"
 )
 
-// Collectives: every worker calls them in the same order with matching arguments. A mismatch fails on all of them with
-// ErrMismatch, and the session goes on. The ...Async functions return at once; their buffers must then be left alone until
+// Collectives: every worker makes the calls of a session, and those of each of its channels, in the same order with
+// matching arguments. A mismatch fails on all of them with ErrMismatch, and the session goes on. The ...Async functions return at once; their buffers must then be left alone until
 // the operation ends. A failed collective leaves its output undefined. Empty slices are valid.
 
 // AllReduce leaves on every worker, in place, the reduction of all workers' data.
-func AllReduce[T Element](ctx context.Context, s *Session, data []T, reduction Reduction) error {
-	return s.collective(ctx, pinned(data), allReduce(s, data, reduction))
+func AllReduce[T Element](ctx context.Context, c Caller, data []T, reduction Reduction) error {
+	return collective(ctx, c, pinned(data), allReduce(c, data, reduction))
 }
 
 // AllReduceAsync begins an [AllReduce].
-func AllReduceAsync[T Element](s *Session, data []T, reduction Reduction) (*Op, error) {
-	return s.collectiveAsync(pinned(data), allReduce(s, data, reduction))
+func AllReduceAsync[T Element](c Caller, data []T, reduction Reduction) (*Op, error) {
+	return collectiveAsync(c, pinned(data), allReduce(c, data, reduction))
 }
 
-func allReduce[T Element](s *Session, data []T, reduction Reduction) begin {
+func allReduce[T Element](c Caller, data []T, reduction Reduction) begin {
 	return func(op, err *uintptr) int {
-		return raw.Dsgd_allreduce(s.pointer(), 0, address(data), nbytes(data), int(dtypeOf[T]()), int(reduction), op, err)
+		return raw.Dsgd_allreduce(c.caller().pointer(), 0, address(data), address(data), nbytes(data), int(dtypeOf[T]()),
+			int(reduction), c.options(), op, err)
 	}
 }
 
 // Broadcast leaves on every worker, in place, the data of rank root.
-func Broadcast[T Element](ctx context.Context, s *Session, data []T, root int) error {
-	return s.collective(ctx, pinned(data), broadcast(s, data, root))
+func Broadcast[T Element](ctx context.Context, c Caller, data []T, root int) error {
+	return collective(ctx, c, pinned(data), broadcast(c, data, root))
 }
 
 // BroadcastAsync begins a [Broadcast].
-func BroadcastAsync[T Element](s *Session, data []T, root int) (*Op, error) {
-	return s.collectiveAsync(pinned(data), broadcast(s, data, root))
+func BroadcastAsync[T Element](c Caller, data []T, root int) (*Op, error) {
+	return collectiveAsync(c, pinned(data), broadcast(c, data, root))
 }
 
-func broadcast[T Element](s *Session, data []T, root int) begin {
+func broadcast[T Element](c Caller, data []T, root int) begin {
 	return func(op, err *uintptr) int {
-		return raw.Dsgd_broadcast(s.pointer(), 0, address(data), nbytes(data), int(dtypeOf[T]()), root, op, err)
+		return raw.Dsgd_broadcast(c.caller().pointer(), 0, address(data), nbytes(data), int(dtypeOf[T]()), root, c.options(),
+			op, err)
 	}
 }
 
 // AllGather fills receive with every worker's send, in rank order. counts is the number of elements of each rank, equal on
 // all workers, or nil when all send as many. send may lie in its place in receive.
-func AllGather[T Element](ctx context.Context, s *Session, send, receive []T, counts []int) error {
-	parts, err := s.parts(counts)
+func AllGather[T Element](ctx context.Context, c Caller, send, receive []T, counts []int) error {
+	parts, err := c.caller().parts(counts)
 	if err != nil {
 		return err
 	}
-	return s.collective(ctx, pinned(send, receive), allGather(s, send, receive, parts))
+	return collective(ctx, c, pinned(send, receive), allGather(c, send, receive, parts))
 }
 
 // AllGatherAsync begins an [AllGather].
-func AllGatherAsync[T Element](s *Session, send, receive []T, counts []int) (*Op, error) {
-	parts, err := s.parts(counts)
+func AllGatherAsync[T Element](c Caller, send, receive []T, counts []int) (*Op, error) {
+	parts, err := c.caller().parts(counts)
 	if err != nil {
 		return nil, err
 	}
-	return s.collectiveAsync(pinned(send, receive), allGather(s, send, receive, parts))
+	return collectiveAsync(c, pinned(send, receive), allGather(c, send, receive, parts))
 }
 
-func allGather[T Element](s *Session, send, receive []T, parts []uint64) begin {
+func allGather[T Element](c Caller, send, receive []T, parts []uint64) begin {
 	return func(op, err *uintptr) int {
-		return raw.Dsgd_allgather(s.pointer(), 0, address(send), nbytes(send), address(receive), nbytes(receive), parts,
-			int(dtypeOf[T]()), op, err)
+		return raw.Dsgd_allgather(c.caller().pointer(), 0, address(send), nbytes(send), address(receive), nbytes(receive), parts,
+			int(dtypeOf[T]()), c.options(), op, err)
 	}
 }
 
 // ReduceScatter splits send in rank order into parts of counts elements (nil: equal parts) and fills receive with the
 // reduction of this rank's part. receive may be this rank's part of send.
-func ReduceScatter[T Element](ctx context.Context, s *Session, send, receive []T, counts []int, reduction Reduction) error {
-	parts, err := s.parts(counts)
+func ReduceScatter[T Element](ctx context.Context, c Caller, send, receive []T, counts []int, reduction Reduction) error {
+	parts, err := c.caller().parts(counts)
 	if err != nil {
 		return err
 	}
-	return s.collective(ctx, pinned(send, receive), reduceScatter(s, send, receive, parts, reduction))
+	return collective(ctx, c, pinned(send, receive), reduceScatter(c, send, receive, parts, reduction))
 }
 
 // ReduceScatterAsync begins a [ReduceScatter].
-func ReduceScatterAsync[T Element](s *Session, send, receive []T, counts []int, reduction Reduction) (*Op, error) {
-	parts, err := s.parts(counts)
+func ReduceScatterAsync[T Element](c Caller, send, receive []T, counts []int, reduction Reduction) (*Op, error) {
+	parts, err := c.caller().parts(counts)
 	if err != nil {
 		return nil, err
 	}
-	return s.collectiveAsync(pinned(send, receive), reduceScatter(s, send, receive, parts, reduction))
+	return collectiveAsync(c, pinned(send, receive), reduceScatter(c, send, receive, parts, reduction))
 }
 
-func reduceScatter[T Element](s *Session, send, receive []T, parts []uint64, reduction Reduction) begin {
+func reduceScatter[T Element](c Caller, send, receive []T, parts []uint64, reduction Reduction) begin {
 	return func(op, err *uintptr) int {
-		return raw.Dsgd_reduce_scatter(s.pointer(), 0, address(send), nbytes(send), address(receive), nbytes(receive),
-			parts, int(dtypeOf[T]()), int(reduction), op, err)
+		return raw.Dsgd_reduce_scatter(c.caller().pointer(), 0, address(send), nbytes(send), address(receive), nbytes(receive),
+			parts, int(dtypeOf[T]()), int(reduction), c.options(), op, err)
 	}
 }
 
 // Barrier returns when all workers have called it.
-func (s *Session) Barrier(ctx context.Context) error { return s.collective(ctx, nil, s.barrier) }
+func (s *Session) Barrier(ctx context.Context) error { return collective(ctx, s, nil, barrier(s)) }
 
 // BarrierAsync begins a [Session.Barrier].
-func (s *Session) BarrierAsync() (*Op, error) { return s.collectiveAsync(nil, s.barrier) }
+func (s *Session) BarrierAsync() (*Op, error) { return collectiveAsync(s, nil, barrier(s)) }
 
-func (s *Session) barrier(op, err *uintptr) int { return raw.Dsgd_barrier(s.pointer(), 0, op, err) }
+func barrier(c Caller) begin {
+	return func(op, err *uintptr) int { return raw.Dsgd_barrier(c.caller().pointer(), 0, c.options(), op, err) }
+}
+
+// Caller makes collectives: a [Session], or a [Channel] of one.
+type Caller interface {
+	caller() *Session
+	options() *raw.OpOptions
+}
+
+func (s *Session) caller() *Session        { return s }
+func (s *Session) options() *raw.OpOptions { return nil }
+
+// Channel makes collectives in a sequence of its own: they need no common order with the steps of the session, or with the
+// collectives of other channels. A goroutine that collects metrics beside the steps uses one.
+type Channel struct {
+	session *Session
+	given   *raw.OpOptions // apart, since C may only be given memory without Go pointers
+}
+
+// Channel is channel 0 .. 3 of the session. The session itself uses channel 0.
+func (s *Session) Channel(number int) *Channel {
+	return &Channel{s, &raw.OpOptions{TimeoutMS: -1, Channel: uint32(number)}}
+}
+
+// WithTimeout is the same channel with a deadline of its own for each collective, in place of `step_timeout`.
+func (c *Channel) WithTimeout(timeout time.Duration) *Channel {
+	return &Channel{c.session, &raw.OpOptions{TimeoutMS: int32(milliseconds(timeout)), Channel: c.given.Channel}}
+}
+
+// Barrier returns when all workers have called it on this channel.
+func (c *Channel) Barrier(ctx context.Context) error { return collective(ctx, c, nil, barrier(c)) }
+
+// BarrierAsync begins a [Channel.Barrier].
+func (c *Channel) BarrierAsync() (*Op, error) { return collectiveAsync(c, nil, barrier(c)) }
+
+func (c *Channel) caller() *Session        { return c.session }
+func (c *Channel) options() *raw.OpOptions { return c.given }
 
 // begin is the C call of a collective. With a nil op it blocks until the collective has ended.
 type begin func(op, err *uintptr) int
 
 // collective runs to the end, or, under a context that can end, until that does.
-func (s *Session) collective(ctx context.Context, pins *runtime.Pinner, call begin) error {
+func collective(ctx context.Context, c Caller, pins *runtime.Pinner, call begin) error {
 	if cancelled(ctx) != nil {
-		op, err := s.collectiveAsync(pins, call)
+		op, err := collectiveAsync(c, pins, call)
 		if err != nil {
 			return err
 		}
@@ -121,10 +161,11 @@ func (s *Session) collective(ctx context.Context, pins *runtime.Pinner, call beg
 		defer pins.Unpin()
 	}
 	var e failure
-	return e.check(call(nil, &e.handle), s)
+	return e.check(call(nil, &e.handle), c.caller())
 }
 
-func (s *Session) collectiveAsync(pins *runtime.Pinner, call begin) (*Op, error) {
+func collectiveAsync(c Caller, pins *runtime.Pinner, call begin) (*Op, error) {
+	s := c.caller()
 	if s.pointer() == 0 {
 		if pins != nil {
 			pins.Unpin()

@@ -15,9 +15,9 @@
 
 #include <stddef.h>
 
-/* StepResult in Go has this layout; Go's int and C's size_t and pointers are 64 bits wide here. */
+/* StepResult in Go has this layout; a newer library's struct may go on behind it. Go's int and C's size_t and pointers are 64 bits wide here. */
 _Static_assert(sizeof(void *) == 8 && sizeof(size_t) == 8, "the Go binding is for 64-bit systems");
-_Static_assert(sizeof(dsgd_step_result) == 56 && offsetof(dsgd_step_result, step) == 8 &&
+_Static_assert(sizeof(dsgd_step_result) >= 56 && offsetof(dsgd_step_result, step) == 8 &&
                    offsetof(dsgd_step_result, epoch) == 16 && offsetof(dsgd_step_result, size) == 24 &&
                    offsetof(dsgd_step_result, applied) == 28 && offsetof(dsgd_step_result, all_done) == 32 &&
                    offsetof(dsgd_step_result, stop) == 36 && offsetof(dsgd_step_result, weight) == 40 &&
@@ -42,6 +42,34 @@ type StepResult struct {
 // NewStepResult has defaults and its size filled in, as dsgd_step_result_init would.
 func NewStepResult() StepResult { return StepResult{StructSize: uint64(unsafe.Sizeof(StepResult{}))} }
 %}
+%insert(go_header) %{
+// OpOptions are the options of an operation; its C struct is made from them.
+type OpOptions struct {
+	UserData  uintptr // must not be the address of Go memory
+	TimeoutMS int32   // -1: step_timeout
+	Channel   uint32
+}
+%}
+%{
+typedef struct go_op_options {
+  uintptr_t user_data;
+  int32_t timeout_ms;
+  uint32_t channel;
+} go_op_options;
+%}
+%typemap(gotype) const dsgd_op_options *options "*OpOptions"
+%typemap(in) const dsgd_op_options *options (dsgd_op_options options) {
+  const go_op_options *given = (const go_op_options *)$input;
+  $1 = NULL;
+  if (given != NULL) {
+    dsgd_op_options_init(&options, sizeof options);
+    options.user_data = (void *)given->user_data;
+    options.timeout_ms = given->timeout_ms;
+    options.channel = given->channel;
+    $1 = &options;
+  }
+}
+%typemap(gotype) void *dsgd_op_user_data "uintptr"
 %ignore dsgd_step_result; /* read in place, without a C call per field */
 
 %typemap(gotype) SWIGTYPE * "uintptr"

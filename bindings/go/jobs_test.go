@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestStrategiesTakeTheWeightedMeanOfAllWorkers(t *testing.T) {
@@ -32,6 +33,29 @@ func TestStrategiesTakeTheWeightedMeanOfAllWorkers(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestChannelsNeedNoCommonOrder(t *testing.T) {
+	job(t, 2, nil, func(w *worker) {
+		numbers := []int{1, 2, 3}
+		if w.Rank() == 1 {
+			numbers = []int{3, 2, 1}
+		}
+		data := make([][]float64, 4)
+		ops := make([]*Op, 4)
+		for _, n := range numbers {
+			data[n] = []float64{float64(n)}
+			op, err := AllReduceAsync(w.Channel(n).WithTimeout(time.Minute), data[n], Sum)
+			w.ok(err)
+			ops[n] = op
+		}
+		w.ok(w.Barrier(background))
+		for _, n := range numbers {
+			w.ok(ops[n].Wait(background))
+			w.expect(data[n][0] == float64(2*n), "channel %d: %v", n, data[n])
+		}
+		w.expect(Code(w.Channel(4).Barrier(background).(*Error).Code) == ErrInvalidArgument, "channel 4")
+	})
 }
 
 func near(a, b float32) bool { return a-b < 1e-6 && b-a < 1e-6 }

@@ -55,7 +55,7 @@ func (s *Session) StepBegin(weight float64) (*Op, error) {
 		return nil, notASession()
 	}
 	return s.core.start(s, true, nil, func(op, err *uintptr) int {
-		return raw.Dsgd_step_begin(s.pointer(), weight, op, err)
+		return raw.Dsgd_step_begin(s.pointer(), weight, nil, op, err)
 	})
 }
 

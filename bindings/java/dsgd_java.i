@@ -100,10 +100,22 @@
 %enddef
 DSGD_BUFFER((void *data, size_t nbytes))
 DSGD_BUFFER((const void *data, size_t nbytes))
+DSGD_BUFFER((void *receive, size_t nbytes))
 DSGD_BUFFER((void *value, size_t value_nbytes))
 DSGD_BUFFER((void *gradient, size_t gradient_nbytes))
 DSGD_BUFFER((const void *send, size_t send_nbytes))
 DSGD_BUFFER((void *receive, size_t receive_nbytes))
+
+/* dsgd_allreduce: as many bytes as `receive` has; the layer checks. */
+%typemap(jni) const void *send "jobject"
+%typemap(jtype) const void *send "java.nio.Buffer"
+%typemap(jstype) const void *send "java.nio.Buffer"
+%typemap(javain) const void *send "$javainput"
+%typemap(in) const void *send (size_t nbytes) %{
+  if (!jni_buffer(jenv, $input, (void **)&$1, &nbytes)) return $null;
+%}
+%typemap(freearg) const void *send ""
+%typemap(argout) const void *send ""
 
 /* dsgd_alloc: the addresses are read through dsgd_memory, which keeps them mapped. */
 %typemap(in, numinputs=0) void **value (void *address = NULL) "$1 = &address;"
@@ -168,6 +180,18 @@ DSGD_BUFFER((void *receive, size_t receive_nbytes))
 DSGD_OUTPUT_NUMBER(size_t *count, jlongArray, long, size_t, jni_set_long)
 DSGD_OUTPUT_NUMBER(uint64_t *digest, jlongArray, long, uint64_t, jni_set_long)
 DSGD_OUTPUT_NUMBER(int32_t *done, jintArray, int, int32_t, jni_set_int)
+
+/* Options of an operation: user data, timeout_ms, channel; or null for the defaults. */
+%typemap(jni) const dsgd_op_options *options "jlongArray"
+%typemap(jtype) const dsgd_op_options *options "long[]"
+%typemap(jstype) const dsgd_op_options *options "long[]"
+%typemap(javain) const dsgd_op_options *options "$javainput"
+%typemap(in) const dsgd_op_options *options (dsgd_op_options options) %{
+  if (!jni_op_options(jenv, $input, &options)) return $null;
+  $1 = $input != NULL ? &options : NULL;
+%}
+%typemap(freearg) const dsgd_op_options *options ""
+%typemap(argout) const dsgd_op_options *options ""
 
 /* ---- Structs ------------------------------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
 #include "capi/src/call.h"
 #include "capi/src/session.h"
 
+using dsgd::CallOptions;
 using dsgd::DType;
 using dsgd::Reduction;
 using dsgd::Session;
@@ -26,68 +27,73 @@ Status check_collective(const Call& call, const dsgd_session* session, const dsg
 
 extern "C" {
 
-int32_t dsgd_allreduce(dsgd_session* session, dsgd_group* group, void* data, size_t nbytes, int32_t dtype,
-                       int32_t reduction, dsgd_op** op, dsgd_error** error) {
+int32_t dsgd_allreduce(dsgd_session* session, dsgd_group* group, const void* send, void* receive, size_t nbytes,
+                       int32_t dtype, int32_t reduction, const dsgd_op_options* options, dsgd_op** op,
+                       dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
-    DSGD_RETURN_IF_ERROR(call.buffer(data, nbytes, dtype, "data"));
-    return run_operation(session, op, [&](Session::Mode mode) {
-      return session->core->allreduce(data, nbytes, static_cast<DType>(dtype),
-                                      static_cast<Reduction>(reduction), mode);
+    DSGD_RETURN_IF_ERROR(call.buffer(send, nbytes, dtype, "send"));
+    DSGD_RETURN_IF_ERROR(call.buffer(receive, nbytes, dtype, "receive"));
+    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+      return session->core->allreduce(send, receive, nbytes, static_cast<DType>(dtype),
+                                      static_cast<Reduction>(reduction), mode, given);
     });
   });
 }
 
 int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, size_t nbytes, int32_t dtype,
-                       int32_t root, dsgd_op** op, dsgd_error** error) {
+                       int32_t root, const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(data, nbytes, dtype, "data"));
     const int32_t size = session->core->size();
     if (root < 0 || root >= size)
       return call.invalid("root is " + std::to_string(root) + "; ranks are 0 to " + std::to_string(size - 1));
-    return run_operation(
-        session, op, [&](Session::Mode mode) {
-          return session->core->broadcast(data, nbytes, static_cast<DType>(dtype), root, mode);
-        });
+    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+      return session->core->broadcast(data, nbytes, static_cast<DType>(dtype), root, mode, given);
+    });
   });
 }
 
 int32_t dsgd_allgather(dsgd_session* session, dsgd_group* group, const void* send, size_t send_nbytes,
                        void* receive, size_t receive_nbytes, const size_t* counts, int32_t dtype,
-                       dsgd_op** op, dsgd_error** error) {
+                       const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
-    return run_operation(session, op, [&](Session::Mode mode) {
+    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->allgather(send, send_nbytes, receive, receive_nbytes, counts,
-                                      static_cast<DType>(dtype), mode);
+                                      static_cast<DType>(dtype), mode, given);
     });
   });
 }
 
 int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void* send, size_t send_nbytes,
                             void* receive, size_t receive_nbytes, const size_t* counts, int32_t dtype,
-                            int32_t reduction, dsgd_op** op, dsgd_error** error) {
+                            int32_t reduction, const dsgd_op_options* options, dsgd_op** op,
+                            dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
-    return run_operation(session, op, [&](Session::Mode mode) {
-      return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, counts,
-                                           static_cast<DType>(dtype), static_cast<Reduction>(reduction), mode);
+    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+      return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, counts, static_cast<DType>(dtype),
+                                           static_cast<Reduction>(reduction), mode, given);
     });
   });
 }
 
-int32_t dsgd_barrier(dsgd_session* session, dsgd_group* group, dsgd_op** op, dsgd_error** error) {
+int32_t dsgd_barrier(dsgd_session* session, dsgd_group* group, const dsgd_op_options* options, dsgd_op** op,
+                     dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.world(group));
-    return run_operation(session, op, [&](Session::Mode mode) { return session->core->barrier(mode); });
+    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+      return session->core->barrier(mode, given);
+    });
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include "capi/src/call.h"
 #include "capi/src/session.h"
+#include "capi/src/sized.h"
 #include "capi/src/step_result.h"
 
 namespace dsgd::capi {
@@ -27,6 +28,25 @@ void OpTable::forget(const Operation& operation) {
 }
 
 bool OpTable::forked() const { return process_ != getpid(); }
+
+namespace {
+constexpr size_t kOptionsFirstSize = 24;  // sizeof(dsgd_op_options) in 1.0
+}
+
+Result<CallOptions> read_options(const Call& call, const dsgd_op_options* options) {
+  if (!options) return CallOptions{};
+  DSGD_RETURN_IF_ERROR(check_sized(call, options, kOptionsFirstSize, "options", "dsgd_op_options_init"));
+  const dsgd_op_options given = read_sized(options);
+  if (given.timeout_ms != -1 && given.timeout_ms < 1)
+    return call.invalid("options->timeout_ms is " + std::to_string(given.timeout_ms) + "; give milliseconds, at least 1, or -1");
+  if (given.channel >= DSGD_CHANNELS)
+    return call.invalid("options->channel is " + std::to_string(given.channel) + "; channels are 0 to " + std::to_string(DSGD_CHANNELS - 1));
+  CallOptions read;
+  if (given.timeout_ms > 0) read.timeout = std::chrono::milliseconds(given.timeout_ms);
+  read.channel = given.channel;
+  read.user_data = given.user_data;
+  return read;
+}
 
 namespace {
 
@@ -49,7 +69,16 @@ using std::chrono::milliseconds;
 
 extern "C" {
 
+int32_t dsgd_op_options_init(dsgd_op_options* options, size_t struct_size) {
+  return guard(__func__, nullptr, [&](const Call& call) -> Status {
+    dsgd_op_options defaults{};
+    defaults.timeout_ms = -1;
+    return dsgd::capi::init_sized(call, options, struct_size, defaults, dsgd::capi::kOptionsFirstSize, "options");
+  });
+}
+
 uint64_t dsgd_op_id(const dsgd_op* op) { return is_handle(op) ? op->operation->id() : 0; }
+void* dsgd_op_user_data(const dsgd_op* op) { return is_handle(op) ? op->operation->user_data() : nullptr; }
 
 int32_t dsgd_op_wait(dsgd_op* op, int32_t timeout_ms, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "capi/src/call.h"
 #include "capi/src/handle.h"
 #include "capi/src/log.h"
 #include "capi/src/operation.h"
@@ -55,18 +56,23 @@ struct dsgd_session : dsgd::capi::Handle {
 
 namespace dsgd::capi {
 
-// The body of every function that starts work: with `op` NULL it waits for the end, else it hands the handle
-// out.
+// Checks the options of a call; NULL gives the defaults.
+Result<CallOptions> read_options(const Call& call, const dsgd_op_options* options);
+
+// The body of every function that starts work: with `op` NULL it waits for the end, else it hands the handle out.
+// start(mode, options) begins the operation.
 template <typename Start>
-Status run_operation(dsgd_session* session, dsgd_op** op, Start&& start) {
+Status run_operation(const Call& call, dsgd_session* session, const dsgd_op_options* options, dsgd_op** op, Start&& start) {
+  const Result<CallOptions> given = read_options(call, options);
+  if (!given.ok()) return given.status();
   if (op) {
-    auto started =
-        session->ops->start(session->ops, session->core, [&] { return start(Session::Mode::kQueue); });
+    auto started = session->ops->start(session->ops, session->core,
+                                       [&] { return start(Session::Mode::kQueue, given.value()); });
     if (!started.ok()) return started.status();
     *op = started.value();
     return {};
   }
-  Result<std::shared_ptr<Operation>> operation = start(Session::Mode::kWait);
+  Result<std::shared_ptr<Operation>> operation = start(Session::Mode::kWait, given.value());
   return operation.ok() ? operation.value()->status() : operation.status();
 }
 

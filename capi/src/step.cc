@@ -111,11 +111,17 @@ int32_t dsgd_step(dsgd_session* session, double weight, dsgd_step_result* result
   });
 }
 
-int32_t dsgd_step_begin(dsgd_session* session, double weight, dsgd_op** op, dsgd_error** error) {
+int32_t dsgd_step_begin(dsgd_session* session, double weight, const dsgd_op_options* options, dsgd_op** op,
+                        dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.given(op, "op"));
-    return dsgd::capi::run_operation(session, op, [&](dsgd::Session::Mode) { return session->core->step_begin(weight); });
+    using Begun = dsgd::Result<std::shared_ptr<dsgd::Operation>>;
+    return dsgd::capi::run_operation(
+        call, session, options, op, [&](dsgd::Session::Mode, const dsgd::CallOptions& given) -> Begun {
+          if (given.channel == 0) return session->core->step_begin(weight, given);
+          return call.invalid("options->channel is " + std::to_string(given.channel) + "; steps use channel 0");
+        });
   });
 }
 

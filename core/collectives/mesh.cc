@@ -18,7 +18,8 @@ namespace {
 constexpr size_t kLargestChunk = 1 << 20;  // a prototype lost 2-3x with 64 KiB; more than 1 MiB gains nothing
 constexpr size_t kSmallestChunk = 4096;
 constexpr size_t kChunksInWindow = 4;
-constexpr size_t kOpenClasses = 2;     // buckets and stand-alone collectives
+// Tasks that a peer may send for at once.
+constexpr size_t kOpenAtOnce = 2 * Mesh::kOpenTasks + (Mesh::kChannels - 1) * Mesh::kOpenTasksOfAChannel;
 constexpr size_t kClaimsOfARank = 4;   // connections that may wait for the view, of one rank
 // Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline, whatever the lease.
 constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
@@ -57,7 +58,9 @@ size_t bytes_of(const Parked& parked) {
 }  // namespace
 
 Mesh::Mesh(transport::Network& network, MeshOptions options, MeshEvents& events, std::shared_ptr<Log> log)
-    : network_(network), options_(std::move(options)), events_(events), log_(std::move(log)), refusals_(network.loop(), log_) {}
+    : network_(network), options_(std::move(options)), events_(events), log_(std::move(log)), refusals_(network.loop(), log_) {
+  for (uint32_t channel = 0; channel < kChannels; ++channel) calls_ended_below_[channel] = call_number(channel, 1);
+}
 
 Mesh::~Mesh() = default;
 
@@ -67,13 +70,13 @@ Status Mesh::open(const transport::JoinReply& view) {
   outgoing_.resize(view_.members.size());
   left_.assign(view_.members.size(), 0);
   // Everything a peer may have on its way or parked here, at the worst, stays within receive_memory.
-  size_t share = options_.receive_memory / std::max<size_t>(1, peers * kOpenTasks * kOpenClasses);
+  size_t share = options_.receive_memory / std::max<size_t>(1, peers * kOpenAtOnce);
   chunk_bytes_ = std::min(kLargestChunk, share / 2 / kSmallestChunk * kSmallestChunk);
   if (chunk_bytes_ < kSmallestChunk) {
     return Status(Code::kInvalidArgument,
                   "receive_memory = " + std::to_string(options_.receive_memory) + " bytes is too little for " +
                       std::to_string(view_.members.size()) + " workers; set at least " +
-                      std::to_string(2 * kSmallestChunk * peers * kOpenTasks * kOpenClasses));
+                      std::to_string(2 * kSmallestChunk * peers * kOpenAtOnce));
   }
   window_ = std::min(share, kChunksInWindow * chunk_bytes_);
   options_.hello.role = transport::Role::kPeer;
@@ -133,6 +136,11 @@ std::string Mesh::member_name(int32_t rank) const {
   const transport::MemberInfo& member = view_.members[rank];
   return "rank " + std::to_string(rank) + " (worker '" + member.worker_id + "' on host " + member.host + ", pid " +
          std::to_string(member.pid) + ")";
+}
+
+std::string Mesh::call_name(uint64_t call) {
+  const uint32_t channel = channel_of(call);
+  return "call " + std::to_string(call % kCallsOfAChannel) + (channel == 0 ? " of the session" : " of channel " + std::to_string(channel));
 }
 
 std::string Mesh::member_names(std::span<const int32_t> ranks) const {
@@ -398,7 +406,7 @@ void Mesh::remember_failure(uint64_t operation, const Status& cause) {
 
 bool Mesh::has_ended(uint64_t operation) const {
   const uint64_t call = call_of(operation);
-  return call < calls_ended_below_ || calls_ended_.count(call) > 0 || ended_.count(operation) > 0;
+  return call < calls_ended_below_[channel_of(call)] || calls_ended_.count(call) > 0 || ended_.count(operation) > 0;
 }
 
 const Status* Mesh::failure_of(uint64_t operation) const {
@@ -458,14 +466,16 @@ void Mesh::time_out(uint64_t operation) {
   }
   if (missing.empty()) missing = std::exchange(silent, {});
   if (missing.empty()) missing = this->missing(entry);
-  fail(*task, too_late(task->name() + " did not end", missing, silent).with_operation(task->name()));
+  fail(*task, too_late(task->name() + " did not end", task->limit(), missing, silent).with_operation(task->name()));
 }
 
-Status Mesh::too_late(const std::string& what, std::span<const int32_t> missing, std::span<const int32_t> silent) const {
+Status Mesh::too_late(const std::string& what, const std::string& limit, std::span<const int32_t> missing,
+                      std::span<const int32_t> silent) const {
   const int32_t first = missing.empty() ? -1 : missing.front();
-  return Status(Code::kTimeout, what + " within step_timeout; still waiting for " +
+  return Status(Code::kTimeout, what + " within " + limit + "; still waiting for " +
                                     (missing.empty() ? "this worker itself" : member_names(missing)) +
-                                    (silent.empty() ? "" : "; no answer yet from " + member_names(silent)) + "; look at what these workers do, or raise step_timeout")
+                                    (silent.empty() ? "" : "; no answer yet from " + member_names(silent)) +
+                                    "; look at what these workers do, or raise " + limit.substr(0, limit.find(' ')))
       .with_rank(first, host_of(first));
 }
 
@@ -482,11 +492,9 @@ void Mesh::end_call(uint64_t call, const Status& cause) {
     }
     remember_failure(first, cause);
   }
+  uint64_t& below = calls_ended_below_[channel_of(call)];
   calls_ended_.insert(call);
-  while (!calls_ended_.empty() && *calls_ended_.begin() == calls_ended_below_) {
-    calls_ended_.erase(calls_ended_.begin());
-    ++calls_ended_below_;
-  }
+  while (calls_ended_.erase(below) > 0) ++below;
   ended_.erase(ended_.lower_bound(first), ended_.lower_bound(next));
   failed_early_.erase(failed_early_.lower_bound(first), failed_early_.lower_bound(next));
   std::vector<Parked> unused;

@@ -1,13 +1,14 @@
 // The workers' connections to each other, and which task an arriving chunk belongs to. Connections open on first use, one
 // for each direction of a pair. Everything is on the session's loop.
 //
-// Order and memory: the session's calls are numbered in issue order, and the operations of a call within it,
+// Order and memory: the calls of each channel are numbered in issue order, and the operations of a call within it,
 // so that workers whose calls differ stand at the same number again after it, however many operations each of
 // the calls would have had. A chunk for an operation that has not begun here is parked in pooled memory; the
 // sender's windows (per operation, see ClientChannel::send) and the number of tasks open at once bound how
 // much that can be, so a worker that is ahead waits, and one that is behind finds its data there.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <limits>
@@ -55,8 +56,13 @@ class MeshEvents {
 
 class Mesh final : public transport::ServerHandler {
  public:
-  // Tasks of one class (buckets, or stand-alone collectives) that may be open at once on a worker. Two classes exist.
+  // A channel is a sequence of calls. Workers make the calls of one channel in the same order; those of different channels
+  // in any order. Steps, and calls that name no channel, use channel 0.
+  static constexpr uint32_t kChannels = 4;
+  // Tasks that may be open at once on a worker: buckets of a step, collectives of channel 0, and collectives of any other
+  // channel. The channels' limits are separate, so that a channel whose peers are late holds up no other.
   static constexpr size_t kOpenTasks = 4;
+  static constexpr size_t kOpenTasksOfAChannel = 1;
 
   Mesh(transport::Network& network, MeshOptions options, MeshEvents& events, std::shared_ptr<Log> log);
   ~Mesh() override;
@@ -73,16 +79,22 @@ class Mesh final : public transport::ServerHandler {
   std::string member_name(int32_t rank) const;
   std::string member_names(std::span<const int32_t> ranks) const;  // separated by commas
 
-  // The operations of call 1, 2, ... have these numbers.
-  static constexpr uint64_t kOperationsOfACall = uint64_t{1} << 32;
+  // The number of an operation, from the highest bit: 2 bits for the channel, 38 for the call in it (1, 2, ...), and 24 for
+  // the operation in the call. A call's number includes its channel.
+  static constexpr uint64_t kOperationsOfACall = uint64_t{1} << 24, kCallsOfAChannel = uint64_t{1} << 38;
+  static constexpr uint64_t call_number(uint32_t channel, uint64_t index) { return channel * kCallsOfAChannel + index; }
   static constexpr uint64_t operation(uint64_t call, uint64_t index) { return call * kOperationsOfACall + index; }
   static constexpr uint64_t call_of(uint64_t operation) { return operation / kOperationsOfACall; }
+  static constexpr uint32_t channel_of(uint64_t call) { return static_cast<uint32_t>(call / kCallsOfAChannel); }
+  // "call 3 of the session", "call 3 of channel 1"
+  static std::string call_name(uint64_t call);
   // The first operation of a call is compared between each pair of workers, whether they exchange data or not. It does not
   // succeed anywhere unless all workers make the same call.
   static constexpr bool is_first(uint64_t operation) { return operation % kOperationsOfACall == 0; }
 
-  // "WHAT within step_timeout; still waiting for ...": the error that names who is missing.
-  Status too_late(const std::string& what, std::span<const int32_t> missing, std::span<const int32_t> silent = {}) const;
+  // "WHAT within LIMIT; still waiting for ...": the error that names who is missing.
+  Status too_late(const std::string& what, const std::string& limit, std::span<const int32_t> missing,
+                  std::span<const int32_t> silent = {}) const;
   // What ended a call to a peer: its own answer, or the loss of the worker if it is the connection that ended.
   Status blame(int32_t rank, const Status& status) const;
   // The connection has ended, and it is not known yet whether the worker has left or is lost.
@@ -95,7 +107,7 @@ class Mesh final : public transport::ServerHandler {
   void fail(Task& task, const Status& cause);
   // The same for one that will not begin here.
   void refuse(uint64_t operation, const Status& cause) { tell_peers(operation, false, cause); }
-  // Every call from 1 on ends once, when its last operation here has; what peers send for others of it is refused from then
+  // Every call ends once, when its last operation here has; what peers send for others of it is refused from then
   // on. With a cause its open operations end here, without telling the peers, who know by themselves.
   void end_call(uint64_t call, const Status& cause);
   // Fails all tasks; tells the peers that this session is broken. Later operations are refused by the owner.
@@ -256,7 +268,7 @@ class Mesh final : public transport::ServerHandler {
   std::map<uint64_t, Status> failed_early_;  // failed by a peer before they began here
   std::map<uint64_t, std::map<int32_t, Signature>> disputes_;  // at rank 0: operation -> rank -> what it calls
   Entry* starting_ = nullptr;          // whose task is in start()
-  uint64_t calls_ended_below_ = 1;     // calls are numbered from 1; all below this have ended here
+  std::array<uint64_t, kChannels> calls_ended_below_;  // by channel: all calls below this one have ended here
   std::set<uint64_t> calls_ended_;     // ended ones at or above it
   std::set<uint64_t> ended_;           // operations that have, of calls that have not
   std::shared_ptr<int> alive_ = std::make_shared<int>();

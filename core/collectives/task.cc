@@ -59,8 +59,7 @@ std::string describe(const transport::BulkHeader& shape, const std::string& part
 
 std::string Task::name() const {
   if (!name_.empty()) return name_;
-  return std::string(kind_name(static_cast<Kind>(shape_.kind))) + " (call " +
-         std::to_string(Mesh::call_of(shape_.operation)) + " of the session)";
+  return std::string(kind_name(static_cast<Kind>(shape_.kind))) + " (" + Mesh::call_name(Mesh::call_of(shape_.operation)) + ")";
 }
 
 void Task::end(const Status& status) {

@@ -67,6 +67,9 @@ class Task {
   uint64_t operation() const { return shape_.operation; }
   std::string name() const;  // "all-reduce 7"
   void rename(std::string name) { name_ = std::move(name); }
+  // The setting that its deadline comes from, for the message when the deadline has passed.
+  const std::string& limit() const { return limit_; }
+  void set_limit(std::string limit) { limit_ = std::move(limit); }
   // Elements of each rank, for the message when workers disagree; the tag of the shape covers them.
   void set_counts(std::vector<uint64_t> counts) { counts_ = std::move(counts); }
   const std::vector<uint64_t>& counts() const { return counts_; }
@@ -94,7 +97,7 @@ class Task {
 
  private:
   Done done_;
-  std::string name_;
+  std::string name_, limit_ = "step_timeout";
   std::vector<uint64_t> counts_;
   bool ended_ = false;
 };

@@ -61,26 +61,38 @@ Engine::~Engine() = default;
 
 Status Engine::usable() const { return broken_; }
 
-std::shared_ptr<Engine::Call> Engine::begin_call(Done* done) {
-  const uint64_t number = next_call_++;
+transport::Time Engine::deadline(const CallOptions& options) const {
+  return loop_.now() + (options.timeout.count() > 0 ? options.timeout : options_.step_timeout);
+}
+
+bool Engine::idle() const {
+  return !step_.running() && std::all_of(channels_.begin(), channels_.end(), [](const Channel& channel) {
+    return channel.running == 0 && channel.pending.empty();
+  });
+}
+
+std::shared_ptr<Engine::Call> Engine::begin_call(Done* done, const CallOptions& options) {
+  const uint64_t number = next_call(options.channel);
+  ++channels_[options.channel].next_call;
   stalls_.begin(number);
   *done = [this, number, done = std::move(*done)](const Status& status) {
     stalls_.end(number);
     if (mesh_) mesh_->end_call(number, status);
     done(status);
   };
-  return std::make_shared<Call>(Call{number});
+  return std::make_shared<Call>(Call{number, deadline(options), options.limit()});
 }
 
 void Engine::enqueue(std::shared_ptr<Call> call, MakeTask make, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
-  if (!call) call = begin_call(&done);
   const uint64_t operation = Mesh::operation(call->number, call->next++);
+  const uint32_t channel = Mesh::channel_of(call->number);
   // In the order of the calls: a call's second operation goes before what was called after it, whose workers may wait for it.
-  auto place = pending_.end();
-  while (place != pending_.begin() && std::prev(place)->operation > operation) --place;
-  pending_.insert(place, {std::move(make), std::move(done), operation, deadline()});
-  pump();
+  auto& pending = channels_[channel].pending;
+  auto place = pending.end();
+  while (place != pending.begin() && std::prev(place)->operation > operation) --place;
+  pending.insert(place, {std::move(make), std::move(done), operation, call->deadline, call->limit});
+  pump(channel);
 }
 
 Status Engine::no_memory(const std::string& what) const {
@@ -105,21 +117,23 @@ Result<std::unique_ptr<Task>> Engine::made(const Pending& pending, const Done& e
   return broken_;
 }
 
-void Engine::pump() {
-  if (!broken_.ok()) return;  // what is left is failed
-  while (running_ < Mesh::kOpenTasks && !pending_.empty()) {
-    Pending next = std::move(pending_.front());
-    pending_.pop_front();
-    ++running_;
-    auto ended = [this, done = std::move(next.done)](const Status& status) {
-      --running_;
+void Engine::pump(uint32_t channel) {
+  const size_t limit = channel == 0 ? Mesh::kOpenTasks : Mesh::kOpenTasksOfAChannel;
+  auto& [next_call, pending, running] = channels_[channel];
+  while (broken_.ok() && running < limit && !pending.empty()) {  // what is left of a broken session is failed
+    Pending next = std::move(pending.front());
+    pending.pop_front();
+    ++running;
+    auto ended = [this, channel, done = std::move(next.done)](const Status& status) {
+      --channels_[channel].running;
       done(status);
-      pump();
+      pump(channel);
     };
     auto task = made(next, ended);
     if (!task.ok()) {
       ended(task.status());
     } else {
+      task.value()->set_limit(std::move(next.limit));
       mesh_->add(std::move(task).value(), next.deadline);
     }
   }
@@ -145,29 +159,30 @@ void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::v
 
 // ---- collectives
 
-void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
+void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (size() == 1) return done({});  // sum, min, max, product and mean of one
-  if (!is_half(dtype)) return allreduce_wide(data, dtype, reduction, std::move(done));
+  const std::shared_ptr<Call> call = begin_call(&done, options);
+  if (!is_half(dtype)) return allreduce_wide(call, data, dtype, reduction, std::move(done));
   const auto widened = widened_copy(data, dtype);
-  allreduce_wide(std::as_writable_bytes(std::span(*widened)), dtype, reduction, [widened, data, dtype, done](const Status& status) {
-    if (status.ok()) narrow(dtype, data.data(), widened->data(), widened->size());
-    done(status);
-  });
+  allreduce_wide(call, std::as_writable_bytes(std::span(*widened)), dtype, reduction,
+                 [widened, data, dtype, done](const Status& status) {
+                   if (status.ok()) narrow(dtype, data.data(), widened->data(), widened->size());
+                   done(status);
+                 });
 }
 
 // In the following, `dtype` is what the host has; the data is of wide(dtype).
-void Engine::allreduce_wide(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
+void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
   const size_t others = static_cast<size_t>(size()) - 1;
   const bool small = data.size() <= transport::kSmallBytes && data.size() * others <= kOneHopBytes;
   if (data.empty() || (options_.algorithm.name == "auto" && small)) {
-    return reduce_one_hop(data, dtype, reduction, std::move(done));
+    return reduce_one_hop(std::move(call), data, dtype, reduction, std::move(done));
   }
   const size_t count = data.size() / dtype_size(wide(dtype));
-  if (!options_.algorithm.registered) return reduce_all(nullptr, data, dtype, reduction, std::move(done));
+  if (!options_.algorithm.registered) return reduce_all(std::move(call), data, dtype, reduction, std::move(done));
   // A function that answers differently here and there would leave workers waiting for each other. Compared each time: which
   // calls are the first of their size is not the same where calls block and where they do not.
-  const std::shared_ptr<Call> call = begin_call(&done);
   compare_schedules(call, dtype, reduction, count, [=, this](const Status& status) {
     status.ok() ? reduce_all(call, data, dtype, reduction, done) : done(status);
   });
@@ -211,10 +226,11 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
            });
 }
 
-void Engine::reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
+void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
   const DType type = wide(dtype);
   const size_t count = data.size() / dtype_size(type);
   schedule(
+      std::move(call),
       [=, this](uint64_t operation, Done ended) {
         BulkHeader header = shape_of(operation, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
         header.reduction = static_cast<uint8_t>(reduction);
@@ -255,10 +271,12 @@ void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, D
       std::move(done));
 }
 
-void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done) {
+void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (!mesh_) return done({});
+  std::shared_ptr<Call> call = begin_call(&done, options);
   schedule(
+      std::move(call),
       [=, this](uint64_t operation, Done ended) {
         BulkHeader header =
             shape_of(operation, Kind::kBroadcast, dtype, Algorithm::kChain, data.size() / dtype_size(dtype));
@@ -270,15 +288,17 @@ void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Don
 }
 
 void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
-                       DType dtype, Done done) {
+                       DType dtype, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
   const size_t element = dtype_size(dtype);
   const std::vector<size_t> bounds = bounds_of(counts);
   std::byte* own = receive.data() + bounds[rank()] * element;
   if (!send.empty() && own != send.data()) std::memmove(own, send.data(), send.size());
   if (!mesh_) return done({});
-  if (bounds.back() == 0) return meet(Kind::kAllGather, dtype, Reduction::kSum, std::move(counts), std::move(done));
+  std::shared_ptr<Call> call = begin_call(&done, options);
+  if (bounds.back() == 0) return meet(std::move(call), Kind::kAllGather, dtype, Reduction::kSum, std::move(counts), std::move(done));
   schedule(
+      std::move(call),
       [=, this](uint64_t operation, Done ended) {
         BulkHeader header = shape_of(operation, Kind::kAllGather, dtype, Algorithm::kDirect, bounds.back());
         DirectPlan plan;
@@ -295,32 +315,36 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
 }
 
 void Engine::reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
-                            DType dtype, Reduction reduction, Done done) {
+                            DType dtype, Reduction reduction, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (!mesh_) {
     if (!receive.empty() && send.data() != receive.data()) std::memmove(receive.data(), send.data(), receive.size());
     return done({});
   }
-  if (!is_half(dtype)) return reduce_scatter_wide(send, receive, std::move(counts), dtype, reduction, std::move(done));
+  std::shared_ptr<Call> call = begin_call(&done, options);
+  if (!is_half(dtype)) {
+    return reduce_scatter_wide(std::move(call), send, receive, std::move(counts), dtype, reduction, std::move(done));
+  }
   const auto given = widened_copy(send, dtype);
   const auto sums = std::make_shared<std::vector<float>>(receive.size() / dtype_size(dtype));
-  reduce_scatter_wide(std::as_bytes(std::span(*given)), std::as_writable_bytes(std::span(*sums)), std::move(counts), dtype, reduction,
-                      [given, sums, receive, dtype, done](const Status& status) {
+  reduce_scatter_wide(std::move(call), std::as_bytes(std::span(*given)), std::as_writable_bytes(std::span(*sums)), std::move(counts),
+                      dtype, reduction, [given, sums, receive, dtype, done](const Status& status) {
                         if (status.ok()) narrow(dtype, receive.data(), sums->data(), sums->size());
                         done(status);
                       });
 }
 
-void Engine::reduce_scatter_wide(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
-                                 DType dtype, Reduction reduction, Done done) {
+void Engine::reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std::byte> send, std::span<std::byte> receive,
+                                 std::vector<size_t> counts, DType dtype, Reduction reduction, Done done) {
   const DType type = wide(dtype);
   const size_t element = dtype_size(type);
   const std::vector<size_t> bounds = bounds_of(counts);
   const std::byte* own = send.data() + bounds[rank()] * element;
-  if (bounds.back() == 0) return meet(Kind::kReduceScatter, dtype, reduction, std::move(counts), std::move(done));
+  if (bounds.back() == 0) return meet(std::move(call), Kind::kReduceScatter, dtype, reduction, std::move(counts), std::move(done));
   // The sum is made in `receive`, beginning with this rank's own contribution: `send` stays as it is.
   if (!receive.empty() && own != receive.data()) std::memcpy(receive.data(), own, receive.size());
   schedule(
+      std::move(call),
       [=, this](uint64_t operation, Done ended) {
         BulkHeader header = shape_of(operation, Kind::kReduceScatter, dtype, Algorithm::kDirect, bounds.back());
         header.reduction = static_cast<uint8_t>(reduction);
@@ -345,15 +369,17 @@ void Engine::reduce_scatter_wide(std::span<const std::byte> send, std::span<std:
       std::move(done));
 }
 
-void Engine::barrier(Done done) {
+void Engine::barrier(Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (!mesh_) return done({});
-  meet(Kind::kBarrier, DType::kUint8, Reduction::kSum, {}, std::move(done));
+  std::shared_ptr<Call> call = begin_call(&done, options);
+  meet(std::move(call), Kind::kBarrier, DType::kUint8, Reduction::kSum, {}, std::move(done));
 }
 
 // There is nothing to move; all workers must make the same call.
-void Engine::meet(Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts, Done done) {
+void Engine::meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts, Done done) {
   schedule(
+      std::move(call),
       [=, this](uint64_t operation, Done ended) {
         BulkHeader header = shape_of(operation, kind, dtype, Algorithm::kOneHop, 0);
         header.reduction = static_cast<uint8_t>(reduction);
@@ -368,18 +394,20 @@ void Engine::meet(Kind kind, DType dtype, Reduction reduction, std::vector<size_
 // ---- the step
 
 void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop,
-                        bool wait_for_devices, StepDone done) {
+                        bool wait_for_devices, StepDone done, const CallOptions& options) {
   if (!torn_.ok()) return done(torn_, {});
   if (Status status = usable(); !status.ok()) return done(status, {});
   StepRequest request;
   request.step = next_step_;
-  request.call = next_call_++;
+  request.call = next_call();
   request.weights = std::move(weights);
   request.absent = std::move(absent);
   request.stop = stop;
   request.wait_for_devices = wait_for_devices;
-  request.deadline = deadline();
+  request.deadline = deadline(options);
+  request.limit = options.limit();
   const uint64_t call = request.call;
+  ++channels_[0].next_call;
   stalls_.begin(call);
   step_.begin(std::move(request), [this, call, done = std::move(done)](const Status& status, const StepResult& result) {
     stalls_.end(call);
@@ -447,10 +475,12 @@ void Engine::fail(const Status& cause, bool tell_peers) {
 }
 
 void Engine::fail_pending(const Status& cause) {
-  while (!pending_.empty()) {
-    const Done done = std::move(pending_.front().done);
-    pending_.pop_front();
-    done(cause);
+  for (Channel& channel : channels_) {
+    while (!channel.pending.empty()) {
+      const Done done = std::move(channel.pending.front().done);
+      channel.pending.pop_front();
+      done(cause);
+    }
   }
 }
 

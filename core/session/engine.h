@@ -3,6 +3,7 @@
 // both drive it.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -63,13 +64,13 @@ class Engine final : public MeshEvents {
   bool at_rest() const { return !broken_.ok() && (undone_ & kOperations) == 0; }
 
   // Collectives on the world. Buffers are untouched after `done`.
-  void allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
-  void broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done);
+  void allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done, const CallOptions& options = {});
+  void broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done, const CallOptions& options = {});
   void allgather(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
-                 Done done);
+                 Done done, const CallOptions& options = {});
   void reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
-                      DType dtype, Reduction reduction, Done done);
-  void barrier(Done done);
+                      DType dtype, Reduction reduction, Done done, const CallOptions& options = {});
+  void barrier(Done done, const CallOptions& options = {});
 
   void start(const StrategySpec& strategy, Done done);
   void set_strategy(const StrategySpec& strategy, Done done);
@@ -82,7 +83,7 @@ class Engine final : public MeshEvents {
   // `weights` by replica. Marks may come before or after begin; flush marks the rest.
   // `wait_for_devices`: `done` comes when new values are there, not only entered into the devices' queues.
   void step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop, bool wait_for_devices,
-                  StepDone done);
+                  StepDone done, const CallOptions& options = {});
   void parameter_ready(uint32_t parameter) { step_.parameter_ready(parameter); }
   void mark_absent(uint32_t replica, uint32_t parameter) { step_.mark_absent(replica, parameter); }
 
@@ -95,9 +96,9 @@ class Engine final : public MeshEvents {
   uint64_t get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done);
   Objects& objects() { return objects_; }
 
-  // The number of the next call, and what a call waits for: a sentence, the first rank that is missing, and a parameter; OK if
-  // nothing is known (engine_waiting.cc).
-  uint64_t next_call() const { return next_call_; }
+  // The number of a channel's next call, and what a call waits for: a sentence, the first rank that is missing, and a
+  // parameter; OK if nothing is known (engine_waiting.cc).
+  uint64_t next_call(uint32_t channel = 0) const { return Mesh::call_number(channel, channels_[channel].next_call); }
   Status waiting(uint64_t call) const;
 
   // The session cannot go on. `tell_peers`: this worker is the first to know.
@@ -112,7 +113,7 @@ class Engine final : public MeshEvents {
   void close(const Status& cause, bool compare);
   const Status& divergence() const { return divergence_; }  // found as it closed
   void leave_loop() { waiter_.close(), step_.close(), stalls_.close(); }  // the last call on it
-  bool idle() const { return running_ == 0 && pending_.empty() && !step_.running(); }  // no operation is in flight
+  bool idle() const;  // no operation is in flight
   bool sent() const { return !mesh_ || mesh_->sent(); }  // no message waits for a connection
 
   // MeshEvents
@@ -127,11 +128,13 @@ class Engine final : public MeshEvents {
   // What the user called, whatever operations it takes; see Mesh::operation.
   struct Call {
     uint64_t number;
+    transport::Time deadline;
+    std::string limit;  // the setting that the deadline comes from
     uint64_t next = 0;
   };
   // `done` will end the call.
-  std::shared_ptr<Call> begin_call(Done* done);
-  // Stand-alone collectives run in issue order, a few at a time. Without a call, the operation is one of its own.
+  std::shared_ptr<Call> begin_call(Done* done, const CallOptions& options = {});
+  // The collectives of a channel run in issue order, a few at a time.
   // `make(operation, done)` gives the task, of whatever class, or why there is none.
   template <typename Make>
   void schedule(std::shared_ptr<Call> call, Make make, Done done) {
@@ -141,24 +144,20 @@ class Engine final : public MeshEvents {
             },
             std::move(done));
   }
-  template <typename Make>
-  void schedule(Make make, Done done) {
-    schedule(nullptr, std::move(make), std::move(done));
-  }
   void enqueue(std::shared_ptr<Call> call, MakeTask make, Done done);
-  void pump();
+  void pump(uint32_t channel);
   Status usable() const;
-  transport::Time deadline() const { return loop_.now() + options_.step_timeout; }
+  transport::Time deadline(const CallOptions& options = {}) const;
   void exchange(std::shared_ptr<Call> call, const transport::BulkHeader& like, std::vector<std::byte> mine,
                 std::string name,
                 std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
-  void meet(Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts, Done done);
-  void allreduce_wide(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
-  void reduce_scatter_wide(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
-                           Reduction reduction, Done done);
+  void meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts, Done done);
+  void allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
+  void reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std::byte> send, std::span<std::byte> receive,
+                           std::vector<size_t> counts, DType dtype, Reduction reduction, Done done);
   void reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
   void compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count, Done done);
-  void reduce_one_hop(std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
+  void reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
 
   // start (engine_start.cc)
   std::string signature(const std::string& strategy) const;
@@ -200,21 +199,25 @@ class Engine final : public MeshEvents {
   std::function<void(const Status&)> on_broken_, on_failed_;
   std::function<bool(const Status&, int32_t)> on_loss_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();
-  uint64_t next_call_ = 1;
   StallWatch stalls_;
   struct Pending {
     MakeTask make;
     Done done;
     uint64_t operation;
     transport::Time deadline;
+    std::string limit;
   };
   void fail_pending(const Status& cause);
   void compare_at_close();
   void compare_goodbyes();
   Status no_memory(const std::string& what) const;
   Result<std::unique_ptr<Task>> made(const Pending& pending, const Done& ended);
-  std::deque<Pending> pending_;
-  size_t running_ = 0;
+  struct Channel {
+    uint64_t next_call = 1;
+    std::deque<Pending> pending;
+    size_t running = 0;
+  };
+  std::array<Channel, Mesh::kChannels> channels_;
   bool started_ = false;
   uint64_t next_step_ = 0, strategy_version_ = 0;
   uint32_t total_replicas_ = 1;

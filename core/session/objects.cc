@@ -32,7 +32,7 @@ struct Objects::Sending {
 
 Status Objects::too_late(const Sending& sending) {
   const std::vector<int32_t> missing(sending.waiting.begin(), sending.waiting.end());
-  return sending.mesh->too_late("object '" + sending.name + "' has not reached all workers", missing).with_operation(kPut);
+  return sending.mesh->too_late("object '" + sending.name + "' has not reached all workers", "step_timeout", missing).with_operation(kPut);
 }
 
 void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Time deadline,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "transport/base/status.h"
+#include "transport/loop.h"
 
 namespace dsgd {
 
@@ -31,12 +33,27 @@ struct UnmarkedGradients {
   bool empty() const { return text.empty(); }
 };
 
+// Options of a call that makes an operation.
+struct CallOptions {
+  transport::Duration timeout = {};  // 0: step_timeout
+  uint32_t channel = 0;              // see Mesh
+  void* user_data = nullptr;         // the host's; Operation::user_data gives it back
+
+  // The setting that the operation's deadline comes from.
+  std::string limit() const {
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    return ms > 0 ? "timeout_ms = " + std::to_string(ms) : "step_timeout";
+  }
+};
+
 class Operation {
  public:
-  Operation(uint64_t id, std::string name, bool is_step) : id_(id), name_(std::move(name)), is_step_(is_step) {}
+  Operation(uint64_t id, std::string name, bool is_step, void* user_data = nullptr)
+      : id_(id), name_(std::move(name)), is_step_(is_step), user_data_(user_data) {}
   uint64_t id() const { return id_; }
   const std::string& name() const { return name_; }  // "step 17", "all-reduce 3"
   bool is_step() const { return is_step_; }
+  void* user_data() const { return user_data_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Valid once done() is true.
   const Status& status() const { return status_; }
@@ -64,6 +81,7 @@ class Operation {
   const uint64_t id_;
   const std::string name_;
   const bool is_step_;
+  void* const user_data_;
   Status status_;
   StepResult step_result_;
   uint64_t call_ = 0;

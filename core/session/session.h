@@ -58,7 +58,7 @@ class Session {
   Status start();
 
   Status step(double weight, StepResult* result);
-  Result<std::shared_ptr<Operation>> step_begin(double weight);
+  Result<std::shared_ptr<Operation>> step_begin(double weight, const CallOptions& options = {});
   Status gradient_ready(Replica* replica, Parameter* parameter, void* stream);
   Status stream_wait(Replica* replica, void* stream);
   Status gradient_absent(Replica* replica, Parameter* parameter);
@@ -68,14 +68,17 @@ class Session {
   // Collectives. kQueue: the returned operation is running, and will be in the queue. kWait: it has ended. The calling
   // thread then drives the loop itself, which is the fast way. Buffers: see dsgd.h.
   enum class Mode { kQueue, kWait };
-  Result<std::shared_ptr<Operation>> allreduce(void* data, size_t nbytes, DType dtype, Reduction reduction, Mode mode);
-  Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode);
+  Result<std::shared_ptr<Operation>> allreduce(const void* send, void* receive, size_t nbytes, DType dtype, Reduction reduction,
+                                               Mode mode, const CallOptions& options = {});
+  Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode,
+                                               const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> allgather(const void* send, size_t send_nbytes, void* receive,
-                                               size_t receive_nbytes, const size_t* counts, DType dtype, Mode mode);
+                                               size_t receive_nbytes, const size_t* counts, DType dtype, Mode mode,
+                                               const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> reduce_scatter(const void* send, size_t send_nbytes, void* receive,
                                                     size_t receive_nbytes, const size_t* counts, DType dtype,
-                                                    Reduction reduction, Mode mode);
-  Result<std::shared_ptr<Operation>> barrier(Mode mode);
+                                                    Reduction reduction, Mode mode, const CallOptions& options = {});
+  Result<std::shared_ptr<Operation>> barrier(Mode mode, const CallOptions& options = {});
 
   // Waits for the end of an operation. timeout < 0: until it ends (its own deadline sees to that). Code::kWaitTimeout when
   // it goes on; for a step its message names the gradients that are not marked yet.

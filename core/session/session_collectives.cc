@@ -1,5 +1,7 @@
 // Collectives and objects: arguments are checked here, before any other worker is bothered.
 
+#include <cstring>
+
 #include "core/session/arguments.h"
 #include "core/session/session_impl.h"
 
@@ -20,6 +22,13 @@ Status check_buffer(const char* operation, const char* which, const void* data, 
     return bad("is not aligned to the " + std::to_string(element) + " bytes of a " + dtype_name(dtype));
   }
   return {};
+}
+
+Status check_apart(const char* operation, const void* send, const void* receive, size_t nbytes) {
+  const auto from = reinterpret_cast<uintptr_t>(send), to = reinterpret_cast<uintptr_t>(receive);
+  if (from == to || from + nbytes <= to || to + nbytes <= from) return {};
+  return Status(Code::kInvalidArgument, std::string(operation) + ": `send` and `receive` overlap; pass the same pointer twice, or buffers apart")
+      .with_operation(operation);
 }
 
 Status check_reduction(const char* operation, DType dtype, Reduction reduction) {
@@ -74,18 +83,23 @@ std::span<const std::byte> bytes(const void* data, size_t nbytes) {
 
 }  // namespace
 
-Result<std::shared_ptr<Operation>> Session::allreduce(void* data, size_t nbytes, DType dtype, Reduction reduction, Mode mode) {
+Result<std::shared_ptr<Operation>> Session::allreduce(const void* send, void* receive, size_t nbytes, DType dtype,
+                                                     Reduction reduction, Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  Status status = check_buffer("all-reduce", "the buffer", data, nbytes, dtype);
+  Status status = check_buffer("all-reduce", "`send`", send, nbytes, dtype);
+  if (status.ok()) status = check_buffer("all-reduce", "`receive`", receive, nbytes, dtype);
+  if (status.ok()) status = check_apart("all-reduce", send, receive, nbytes);
   if (status.ok()) status = check_reduction("all-reduce", dtype, reduction);
   if (!status.ok()) return status;
-  return impl_->launch("all-reduce", mode, [=, this](auto done) {
-    impl_->engine().allreduce(bytes(data, nbytes), dtype, reduction, done);
+  return impl_->launch("all-reduce", mode, options, [=, this](auto done) {
+    if (send != receive && nbytes > 0) std::memcpy(receive, send, nbytes);
+    impl_->engine().allreduce(bytes(receive, nbytes), dtype, reduction, done, options);
   });
 }
 
-Result<std::shared_ptr<Operation>> Session::broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode) {
+Result<std::shared_ptr<Operation>> Session::broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode,
+                                                     const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("broadcast", "the buffer", data, nbytes, dtype);
@@ -95,14 +109,14 @@ Result<std::shared_ptr<Operation>> Session::broadcast(void* data, size_t nbytes,
                                               std::to_string(impl_->size - 1))
         .with_operation("broadcast");
   }
-  return impl_->launch("broadcast", mode, [=, this](auto done) {
-    impl_->engine().broadcast(bytes(data, nbytes), dtype, root, done);
+  return impl_->launch("broadcast", mode, options, [=, this](auto done) {
+    impl_->engine().broadcast(bytes(data, nbytes), dtype, root, done, options);
   });
 }
 
 Result<std::shared_ptr<Operation>> Session::allgather(const void* send, size_t send_nbytes, void* receive,
                                                       size_t receive_nbytes, const size_t* counts, DType dtype,
-                                                      Mode mode) {
+                                                      Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("all-gather", "`send`", send, send_nbytes, dtype);
@@ -112,14 +126,14 @@ Result<std::shared_ptr<Operation>> Session::allgather(const void* send, size_t s
   if (!parts.ok()) return parts.status();
   status = check_part("all-gather", "`send`", send_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
   if (!status.ok()) return status;
-  return impl_->launch("all-gather", mode, [=, this, parts = std::move(parts).value()](auto done) {
-    impl_->engine().allgather(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts, dtype, done);
+  return impl_->launch("all-gather", mode, options, [=, this, parts = std::move(parts).value()](auto done) {
+    impl_->engine().allgather(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts, dtype, done, options);
   });
 }
 
 Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, size_t send_nbytes, void* receive,
                                                            size_t receive_nbytes, const size_t* counts, DType dtype,
-                                                           Reduction reduction, Mode mode) {
+                                                           Reduction reduction, Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("reduce-scatter", "`send`", send, send_nbytes, dtype);
@@ -130,16 +144,16 @@ Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, siz
   if (!parts.ok()) return parts.status();
   status = check_part("reduce-scatter", "`receive`", receive_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
   if (!status.ok()) return status;
-  return impl_->launch("reduce-scatter", mode, [=, this, parts = std::move(parts).value()](auto done) {
+  return impl_->launch("reduce-scatter", mode, options, [=, this, parts = std::move(parts).value()](auto done) {
     impl_->engine().reduce_scatter(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts, dtype, reduction,
-                                   done);
+                                   done, options);
   });
 }
 
-Result<std::shared_ptr<Operation>> Session::barrier(Mode mode) {
+Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  return impl_->launch("barrier", mode, [this](auto done) { impl_->engine().barrier(done); });
+  return impl_->launch("barrier", mode, options, [this, options](auto done) { impl_->engine().barrier(done, options); });
 }
 
 Status Session::object_put(const std::string& name, std::span<const uint8_t> data) {

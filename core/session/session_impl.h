@@ -92,10 +92,10 @@ struct Session::Impl {
   }
   // An operation of the host's: made here, ended on the loop.
   template <typename Start>
-  std::shared_ptr<Operation> launch(const char* kind, Mode mode, Start start) {
-    auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false);
-    const auto call = [this, start, operation](auto done) {
-      operation->set_call(engine().next_call());
+  std::shared_ptr<Operation> launch(const char* kind, Mode mode, const CallOptions& options, Start start) {
+    auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false, options.user_data);
+    const auto call = [this, start, operation, channel = options.channel](auto done) {
+      operation->set_call(engine().next_call(channel));
       start(done);
     };
     if (mode == Mode::kWait) {
@@ -147,9 +147,9 @@ struct Session::Impl {
   Result<std::vector<double>> split_weight(double weight);
   std::string next_step_name();
   // Begins a step on the loop; `blocking` marks everything at once.
-  Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation);
+  Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation, const CallOptions& options = {});
   Status post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
-                   std::vector<std::vector<char>> absent, Marked marked);
+                   std::vector<std::vector<char>> absent, Marked marked, const CallOptions& options);
   void step_ended(const std::shared_ptr<Operation>& operation, const Status& status, const StepResult& result,
                   bool blocking);
 

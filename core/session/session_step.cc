@@ -296,7 +296,7 @@ std::string Session::Impl::next_step_name() {
   return "step " + std::to_string(next_step);
 }
 
-Status Session::Impl::begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation) {
+Status Session::Impl::begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation, const CallOptions& options) {
   if (!started) return Status(Code::kState, "a step needs dsgd_start first");
   std::unique_lock lock(step_mutex);
   if (in_step) return Status(Code::kState, "a step is in flight already; wait for its end first");
@@ -326,7 +326,7 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
     lock.unlock();  // else kept: what others mark from now on is told after the beginning
   }
   try {
-    return post_step(operation, blocking, std::move(weights).value(), std::move(absent), std::move(marked));
+    return post_step(operation, blocking, std::move(weights).value(), std::move(absent), std::move(marked), options);
   } catch (const std::bad_alloc&) {  // it has not begun
     if (blocking) lock.lock();
     in_step = false;
@@ -337,8 +337,8 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
 }
 
 Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
-                                std::vector<std::vector<char>> absent, Marked marked) {
-  auto task = [this, operation, blocking, weights = std::move(weights), absent = std::move(absent), marked = std::move(marked)] {
+                                std::vector<std::vector<char>> absent, Marked marked, const CallOptions& options) {
+  auto task = [this, operation, blocking, options, weights = std::move(weights), absent = std::move(absent), marked = std::move(marked)] {
     if (operation->done()) return;  // by end_lost(), and the caller has gone
     const bool stopping = stop.exchange(false);
     operation->set_call(engine().next_call());
@@ -346,7 +346,8 @@ Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, boo
                         [this, operation, blocking, stopping](const Status& status, const StepResult& result) {
                           if (status.code() == Code::kMismatch && stopping) stop = true;  // nobody has heard it
                           step_ended(operation, status, result, blocking);
-                        });
+                        },
+                        options);
     tell_engine(marked);
   };
   if (blocking) {
@@ -384,11 +385,11 @@ Status Session::step(double weight, StepResult* result) {
   return status;
 }
 
-Result<std::shared_ptr<Operation>> Session::step_begin(double weight) {
+Result<std::shared_ptr<Operation>> Session::step_begin(double weight, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), impl_->next_step_name(), true);
-  Status status = impl_->begin_step(weight, false, operation);
+  auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), impl_->next_step_name(), true, options.user_data);
+  Status status = impl_->begin_step(weight, false, operation, options);
   if (!status.ok()) return status;
   return operation;
 }

@@ -92,6 +92,7 @@ void Step::begin(StepRequest request, Done done) {
 
 Task* Step::add(std::unique_ptr<Task> task) {
   task->rename(name());
+  task->set_limit(request_.limit);
   return mesh_->add(std::move(task), request_.deadline);
 }
 
@@ -326,7 +327,7 @@ void Step::deadline_passed() {
   if (mesh_ && !(waits_for_host && header_done_)) return;  // an exchange is late, and tells
   const UnmarkedGradients unmarked = waits_for_host && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
   const std::string who = mesh_ ? mesh_->member_name(mesh_->rank()) + ": " : "";
-  const Status why = Status(Code::kTimeout, name() + " has not ended within step_timeout" +
+  const Status why = Status(Code::kTimeout, name() + " has not ended within " + request_.limit +
                                                 (unmarked.empty() ? "" : ": " + who + unmarked.text + UnmarkedGradients::kRemedy))
                          .with_rank(rank())
                          .with_operation(name())

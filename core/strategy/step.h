@@ -50,6 +50,7 @@ struct StepRequest {
   bool stop = false;
   bool wait_for_devices = true;  // it ends when new values are there; else when they come before what the host's streams do next
   transport::Time deadline{};
+  std::string limit = "step_timeout";  // the setting that the deadline comes from
 };
 
 class Step {

@@ -261,7 +261,7 @@ static void step(dsgd_session *session, std::vector<Replica> &replicas, dsgd_par
     check(dsgd_replica_weight(replicas[r].handle, static_cast<double>(share(r + 1) - share(r)), &error), &error);
   }
   dsgd_op *op;
-  check(dsgd_step_begin(session, static_cast<double>(count), &op, &error), &error);
+  check(dsgd_step_begin(session, static_cast<double>(count), nullptr, &op, &error), &error);
   for (size_t r = 0; r < replicas.size(); ++r) {
     Replica &replica = replicas[r];
     const auto ready = [&](int parameter) {

@@ -48,9 +48,9 @@ static void measure(dsgd_session* session, float* data, size_t bytes, size_t rou
   dsgd_error* error = NULL;
   for (size_t round = 0; round < kWarmUp + rounds; ++round) {
     write_input(data, count, rank, round);
-    check(dsgd_barrier(session, NULL, NULL, &error), &error);
+    check(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);
     const double began = now_us();
-    check(dsgd_allreduce(session, NULL, data, bytes, DSGD_FLOAT32, DSGD_SUM, NULL, &error), &error);
+    check(dsgd_allreduce(session, NULL, data, data, bytes, DSGD_FLOAT32, DSGD_SUM, NULL, NULL, &error), &error);
     if (round >= kWarmUp) times[round - kWarmUp] = now_us() - began;
     check_output(data, count, workers, round);
   }
@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
     if (!data || !times) die("out of memory for %zu bytes", bytes);
     measure(session, data, bytes, rounds, times);
     /* An operation takes as long as its slowest worker. */
-    check(dsgd_allreduce(session, NULL, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL, &error),
+    check(dsgd_allreduce(session, NULL, times, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL, NULL, &error),
           &error);
     if (rank == 0) {
       const double median = percentile(times, rounds, 50);

@@ -218,7 +218,7 @@ static int32_t step(char** word, dsgd_error** error) {
     if (status < 0) return status;
   } else {
     dsgd_op* op = NULL;
-    status = dsgd_step_begin(session, weights[rank], &op, error);
+    status = dsgd_step_begin(session, weights[rank], NULL, &op, error);
     if (status < 0) return status;
     for (size_t r = replica_count; r-- > 0;) {
       for (size_t p = parameter_count; p-- > 0;) {
@@ -256,7 +256,7 @@ static int32_t collective(char** word, int async, begun* c, dsgd_error** error) 
   dsgd_op** op = async ? &c->op : NULL;
   memset(c, 0, sizeof *c);
   c->line = line_number;
-  if (strcmp(word[0], "barrier") == 0) return dsgd_barrier(session, NULL, op, error);
+  if (strcmp(word[0], "barrier") == 0) return dsgd_barrier(session, NULL, NULL, op, error);
   c->has_digest = 1;
   int32_t dtype = dtype_of(word[1]);
   size_t element = dsgd_dtype_size(dtype);
@@ -269,8 +269,8 @@ static int32_t collective(char** word, int async, begun* c, dsgd_error** error) 
     c->receive = new_buffer(c->nbytes);
     fill(c->receive, dtype, counts[0], number_of(word[4]), (uint64_t)rank);
     if (reduce)
-      return dsgd_allreduce(session, NULL, c->receive, c->nbytes, dtype, reduction_of(word[3]), op, error);
-    return dsgd_broadcast(session, NULL, c->receive, c->nbytes, dtype, (int32_t)number_of(word[3]), op,
+      return dsgd_allreduce(session, NULL, c->receive, c->receive, c->nbytes, dtype, reduction_of(word[3]), NULL, op, error);
+    return dsgd_broadcast(session, NULL, c->receive, c->nbytes, dtype, (int32_t)number_of(word[3]), NULL, op,
                           error);
   }
   int gather = strcmp(word[0], "allgather") == 0;
@@ -282,11 +282,11 @@ static int32_t collective(char** word, int async, begun* c, dsgd_error** error) 
   fill(c->send, dtype, send_nbytes / element, number_of(word[gather ? 3 : 4]), (uint64_t)rank);
   const size_t* uneven = listed == 1 ? NULL : counts;
   if (gather) {
-    return dsgd_allgather(session, NULL, c->send, send_nbytes, c->receive, c->nbytes, uneven, dtype, op,
+    return dsgd_allgather(session, NULL, c->send, send_nbytes, c->receive, c->nbytes, uneven, dtype, NULL, op,
                           error);
   }
   return dsgd_reduce_scatter(session, NULL, c->send, send_nbytes, c->receive, c->nbytes, uneven, dtype,
-                             reduction_of(word[3]), op, error);
+                             reduction_of(word[3]), NULL, op, error);
 }
 
 static void finish(begun* c) {

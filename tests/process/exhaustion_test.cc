@@ -234,7 +234,7 @@ int32_t step(Worker& worker, dsgd_error** error) { return dsgd_step(worker.sessi
 TEST_F(Exhaustion, InAStartAllCallsEndAndTheHostLives) {
   run_all("allreduce", false, [](Worker& worker, dsgd_error** error) {
     const bool first = std::exchange(worker.fresh, false);
-    return first ? dsgd_start(worker.session, error) : dsgd_barrier(worker.session, nullptr, nullptr, error);
+    return first ? dsgd_start(worker.session, error) : dsgd_barrier(worker.session, nullptr, nullptr, nullptr, error);
   });
 }
 
@@ -245,7 +245,7 @@ TEST_F(Exhaustion, InStepsAllCallsEndAndTheHostLives) {
 
 TEST_F(Exhaustion, InCollectivesAllCallsEndAndTheHostLives) {
   run_all("allreduce", true, [](Worker& worker, dsgd_error** error) {
-    return dsgd_allreduce(worker.session, nullptr, worker.values(), worker.nbytes(), DSGD_FLOAT32, DSGD_SUM, nullptr, error);
+    return dsgd_allreduce(worker.session, nullptr, worker.values(), worker.values(), worker.nbytes(), DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
   });
 }
 

@@ -78,7 +78,7 @@ void on_exit_of_the_host() {
   check(dsgd_step(alone, 1, nullptr, nullptr) == DSGD_OK, "a step in a function given to atexit()");
 }
 __attribute__((destructor)) void destructor_of_the_host() {
-  if (alone) check(dsgd_barrier(alone, nullptr, &barrier, nullptr) == DSGD_OK, "dsgd_barrier in a destructor");
+  if (alone) check(dsgd_barrier(alone, nullptr, nullptr, &barrier, nullptr) == DSGD_OK, "dsgd_barrier in a destructor");
 }
 
 // Registered before dsgd was loaded, and not with the program's own functions: all libraries have been finalized.
@@ -90,7 +90,7 @@ void after_all_others(void*) {
   check(dsgd_rank(alone) == DSGD_ERR_CLOSED, "dsgd_rank");
   check(dsgd_step(alone, 1, nullptr, nullptr) == DSGD_ERR_CLOSED, "dsgd_step");
   check(dsgd_digest(alone, &digest, nullptr) == DSGD_ERR_CLOSED, "dsgd_digest");
-  check(dsgd_barrier(alone, nullptr, nullptr, nullptr) == DSGD_ERR_CLOSED, "dsgd_barrier");
+  check(dsgd_barrier(alone, nullptr, nullptr, nullptr, nullptr) == DSGD_ERR_CLOSED, "dsgd_barrier");
   check(dsgd_queue_poll(alone, &op, 1, -1, &count, nullptr) == DSGD_ERR_CLOSED, "dsgd_queue_poll");
   (void)dsgd_op_wait(barrier, -1, nullptr);  // it may have ended
   check(dsgd_abort(alone, "late", nullptr) == DSGD_ERR_CLOSED, "dsgd_abort");

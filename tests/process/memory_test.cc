@@ -48,8 +48,8 @@ dsgd_session* open_session(const char* address, int rank) {
   const auto call = [&](int rank) {
     dsgd_error* error = nullptr;
     how[rank] = scatter ? dsgd_reduce_scatter(sessions[rank], nullptr, data[rank].data(), kCount * 2, part[rank].data(), kCount, nullptr,
-                                              DSGD_FLOAT16, DSGD_SUM, nullptr, &error)
-                        : dsgd_allreduce(sessions[rank], nullptr, data[rank].data(), kCount * 2, DSGD_FLOAT16, DSGD_SUM, nullptr, &error);
+                                              DSGD_FLOAT16, DSGD_SUM, nullptr, nullptr, &error)
+                        : dsgd_allreduce(sessions[rank], nullptr, data[rank].data(), data[rank].data(), kCount * 2, DSGD_FLOAT16, DSGD_SUM, nullptr, nullptr, &error);
     what[rank] = dsgd_error_message(error);
   };
   std::atomic<bool> limited = false;  // neither has the memory, so nothing moves

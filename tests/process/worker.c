@@ -84,16 +84,16 @@ int main(int argc, char **argv) {
       break;
     }
     if (strcmp(mode, "allreduce") == 0) {
-      failed = report(dsgd_allreduce(session, NULL, data, elements * sizeof *data, DSGD_FLOAT32, DSGD_SUM, NULL, &error),
+      failed = report(dsgd_allreduce(session, NULL, data, data, elements * sizeof *data, DSGD_FLOAT32, DSGD_SUM, NULL, NULL, &error),
                       &error);
     } else if (strcmp(mode, "barrier") == 0) {
-      failed = report(dsgd_barrier(session, NULL, NULL, &error), &error);
+      failed = report(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);
     } else if (strcmp(mode, "absent-rank") == 0 && round >= 3) {
       if (rank == number) pause();
-      failed = report(dsgd_barrier(session, NULL, NULL, &error), &error);
+      failed = report(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);
     } else if (strcmp(mode, "overlap") == 0) {
       dsgd_op *op = NULL;
-      failed = report(dsgd_step_begin(session, 1, &op, &error), &error);
+      failed = report(dsgd_step_begin(session, 1, NULL, &op, &error), &error);
       for (int p = 3; p >= 0 && !failed; --p) {
         failed = report(dsgd_gradient_ready(replica, parameters[p], NULL, &error), &error);
       }

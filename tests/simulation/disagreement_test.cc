@@ -41,7 +41,7 @@ std::string elements(size_t count) { return std::to_string(count) + (count == 1 
 Call all_reduce(size_t count, DType dtype = DType::kFloat32, Reduction reduction = Reduction::kSum) {
   return {std::string("all-reduce (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " + elements(count),
           [=](Session& session, std::vector<double>& memory) {
-            return ended(session, session.allreduce(memory.data(), count * dtype_size(dtype), dtype, reduction, Mode::kWait));
+            return ended(session, session.allreduce(memory.data(), memory.data(), count * dtype_size(dtype), dtype, reduction, Mode::kWait));
           }};
 }
 

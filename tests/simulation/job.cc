@@ -239,7 +239,7 @@ class Program {
     std::vector<int32_t> sum(count);
     for (size_t i = 0; i < count; ++i) sum[i] = worker_ * 1000 + static_cast<int32_t>(i) + k;
     const bool summed = note("all-reduce", [&] {
-      return finish(session, session.allreduce(sum.data(), count * 4, DType::kInt32, Reduction::kSum, Session::Mode::kQueue));
+      return finish(session, session.allreduce(sum.data(), sum.data(), count * 4, DType::kInt32, Reduction::kSum, Session::Mode::kQueue));
     });
     if (!summed) return false;
     for (size_t i = 0; i < count; ++i) {

@@ -33,9 +33,9 @@ const std::vector<Call>& calls() {
   static const std::vector<Call> all = {
       {"barrier", false, [](Session& s, auto&) { return ended(s, s.barrier(Mode::kWait)); }},
       {"small all-reduce", false,
-       [](Session& s, auto& memory) { return ended(s, s.allreduce(memory.data(), 4, DType::kFloat32, Reduction::kSum, Mode::kWait)); }},
+       [](Session& s, auto& memory) { return ended(s, s.allreduce(memory.data(), memory.data(), 4, DType::kFloat32, Reduction::kSum, Mode::kWait)); }},
       {"large all-reduce", false,
-       [](Session& s, auto& memory) { return ended(s, s.allreduce(memory.data(), 4 * kLarge, DType::kFloat32, Reduction::kSum, Mode::kWait)); }},
+       [](Session& s, auto& memory) { return ended(s, s.allreduce(memory.data(), memory.data(), 4 * kLarge, DType::kFloat32, Reduction::kSum, Mode::kWait)); }},
       {"broadcast", false,
        [](Session& s, auto& memory) { return ended(s, s.broadcast(memory.data(), 4 * kLarge, DType::kFloat32, 1, Mode::kWait)); }},
       {"all-gather", false,

@@ -36,6 +36,7 @@ COMMON = {
     "dsgd_strategy_register": PLUGIN,
     "dsgd_config_log_hook": "no callbacks from foreign threads into a runtime; records come by dsgd_log_poll",
     "dsgd_error_code": STATUS,
+    "dsgd_op_user_data": "the layer has a table of its operations, by id or handle",
     "dsgd_finalize": "closing and freeing are two things where a collector frees",
 }
 NOT_OFFERED = {

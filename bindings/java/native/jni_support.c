@@ -194,6 +194,18 @@ int jni_longs(JNIEnv* env, jlongArray array, jlong** values, size_t* length) {
   return 1;
 }
 
+int jni_op_options(JNIEnv* env, jlongArray numbers, dsgd_op_options* options) {
+  if (numbers == NULL) return 1;
+  jlong given[3];
+  (*env)->GetLongArrayRegion(env, numbers, 0, 3, given);
+  if ((*env)->ExceptionCheck(env)) return 0;
+  dsgd_op_options_init(options, sizeof *options);
+  options->user_data = (void*)(intptr_t)given[0];
+  options->timeout_ms = (int32_t)given[1];
+  options->channel = (uint32_t)given[2];
+  return 1;
+}
+
 void jni_set_long(JNIEnv* env, jlongArray array, uint64_t value) {
   const jlong number = (jlong)value;
   (*env)->SetLongArrayRegion(env, array, 0, 1, &number);

@@ -23,6 +23,9 @@ int jni_longs(JNIEnv* env, jlongArray array, jlong** values, size_t* length);
 /* The same, zeroed instead of copied: for results. */
 int jni_longs_out(JNIEnv* env, jlongArray array, jlong** values, size_t* length);
 
+/* From {user data, timeout_ms, channel}; untouched for null. */
+int jni_op_options(JNIEnv* env, jlongArray numbers, dsgd_op_options* options);
+
 /* Address and bytes of a whole direct buffer (position and limit are not looked at); NULL and 0 for null. */
 int jni_buffer(JNIEnv* env, jobject buffer, void** address, size_t* nbytes);
 jobject jni_buffer_over(JNIEnv* env, void* address, size_t nbytes);

@@ -45,6 +45,7 @@ from ._errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
+from ._collectives import Channel
 from ._head import Head
 from ._operation import Operation, StepOperation
 from ._replica import Parameter, Replica, Tensor
@@ -57,6 +58,7 @@ __version__: str = _raw.dsgd_version_string()
 __all__ = [
     "AbortedError",
     "AddressInUseError",
+    "Channel",
     "ClosedError",
     "Config",
     "ConfigKey",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 from . import _raw
 from ._buffers import Buffer, numpy_or_none
@@ -13,17 +13,21 @@ from ._types import Reduction, reduction_of
 
 
 class Collectives:
-    """Every worker calls them in the same order with matching arguments.
+    """Every worker makes the calls of a session, and those of each of its channels, in the same order and with matching
+    arguments.
 
     The plain forms wait until the end; those named _async return an Operation, and the buffers are dsgd's until it has
     ended. `reduction` is one of sum, min, max, prod, mean.
     """
 
     _handle: Handle
+    _options: Optional[Tuple[int, int, int]] = None  # of the operations: user data, timeout in ms, channel
 
     def allreduce_async(self, data: Any, reduction: Union[str, Reduction] = "sum") -> Operation[Any]:
         buffer = Buffer(data, "data").require_writable("data")
-        op = _raw.dsgd_allreduce(self._handle.pointer, buffer.source, buffer.dtype, reduction_of(reduction))
+        op = _raw.dsgd_allreduce(
+            self._handle.pointer, buffer.source, buffer.source, buffer.dtype, reduction_of(reduction), self._options
+        )
         return Operation(self._handle, op, (buffer,), lambda _: data)
 
     def allreduce(self, data: Any, reduction: Union[str, Reduction] = "sum") -> Any:
@@ -32,7 +36,7 @@ class Collectives:
 
     def broadcast_async(self, data: Any, root: int = 0) -> Operation[Any]:
         buffer = Buffer(data, "data").require_writable("data")
-        op = _raw.dsgd_broadcast(self._handle.pointer, buffer.source, buffer.dtype, root)
+        op = _raw.dsgd_broadcast(self._handle.pointer, buffer.source, buffer.dtype, root, self._options)
         return Operation(self._handle, op, (buffer,), lambda _: data)
 
     def broadcast(self, data: Any, root: int = 0) -> Any:
@@ -48,7 +52,9 @@ class Collectives:
             shape = (size, *source.shape) if counts is None else (sum(counts),)
             receive = _new_array(shape, source)
         target = _same_dtype(source, Buffer(receive, "receive").require_writable("receive"))
-        op = _raw.dsgd_allgather(self._handle.pointer, source.source, target.source, counts, source.dtype)
+        op = _raw.dsgd_allgather(
+            self._handle.pointer, source.source, target.source, counts, source.dtype, self._options
+        )
         return Operation(self._handle, op, (source, target), lambda _: receive)
 
     def allgather(self, send: Any, receive: Any = None, counts: Optional[Sequence[int]] = None) -> Any:
@@ -74,7 +80,13 @@ class Collectives:
             receive = _new_array((source.count // size if counts is None else counts[rank],), source)
         target = _same_dtype(source, Buffer(receive, "receive").require_writable("receive"))
         op = _raw.dsgd_reduce_scatter(
-            self._handle.pointer, source.source, target.source, counts, source.dtype, reduction_of(reduction)
+            self._handle.pointer,
+            source.source,
+            target.source,
+            counts,
+            source.dtype,
+            reduction_of(reduction),
+            self._options,
         )
         return Operation(self._handle, op, (source, target), lambda _: receive)
 
@@ -90,7 +102,7 @@ class Collectives:
         return self.reduce_scatter_async(send, receive, reduction, counts).wait()
 
     def barrier_async(self) -> Operation[None]:
-        return Operation(self._handle, _raw.dsgd_barrier(self._handle.pointer), (), lambda _: None)
+        return Operation(self._handle, _raw.dsgd_barrier(self._handle.pointer, self._options), (), lambda _: None)
 
     def barrier(self) -> None:
         """Ends when all workers have called it."""
@@ -102,6 +114,15 @@ class Collectives:
         if counts is not None and len(counts) != size:
             raise InvalidArgumentError(f"counts has {len(counts)} numbers; give one for each of the {size} workers")
         return size
+
+
+class Channel(Collectives):
+    """A sequence of collectives of its own, made by Session.channel. Its calls need no common order with the steps, or with
+    the calls of other channels."""
+
+    def __init__(self, handle: Handle, number: int, timeout_ms: int) -> None:
+        self._handle = handle
+        self._options = (0, timeout_ms, number)
 
 
 def _new_array(shape: Any, like: Buffer) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Iterable, List, Optional, Tuple, Type, Union
 
 from . import _logs, _raw
 from ._buffers import Buffer
-from ._collectives import Collectives
+from ._collectives import Channel, Collectives
 from ._config import Config, config_from, options_text
 from ._errors import Error, InvalidArgumentError, StateError
 from ._handle import Handle, close_all, milliseconds, wait_in_slices
@@ -72,6 +72,14 @@ class Session(Collectives):
         """Ends the membership in good order: waits for operations in flight, at most `timeout` seconds (None:
         `step_timeout`), then ends them. The buffers are the host's again. Closing twice is fine."""
         self._handle.close(milliseconds(timeout))
+
+    def channel(self, number: int, timeout: Optional[float] = None) -> Channel:
+        """Collectives in a sequence of their own, for another thread than the one that makes the steps.
+
+        number: 0 to 3; the session itself uses channel 0. timeout: deadline of each operation in seconds; None:
+        `step_timeout`.
+        """
+        return Channel(self._handle, operator.index(number), milliseconds(timeout))
 
     def abort(self, reason: Optional[str] = None) -> None:
         """Ends all operations, here and on every other worker, with AbortedError naming this worker and `reason`. The
@@ -200,7 +208,7 @@ class Session(Collectives):
     def _step_begin(self, weight: float) -> StepOperation:
         if self._optimizer_is_none:
             self._check_gradients()  # others may have been bound since start
-        return StepOperation(self._handle, _raw.dsgd_step_begin(self._handle.pointer, weight))
+        return StepOperation(self._handle, _raw.dsgd_step_begin(self._handle.pointer, weight, None))
 
     def step_flush(self) -> None:
         """All gradients not yet marked are ready. Waiting marks none."""

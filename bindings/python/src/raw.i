@@ -189,10 +189,18 @@ DSGD_UNSIGNED(size_t, SIZE_MAX)
 %enddef
 DSGD_BUFFER(void *data, size_t nbytes, 1)
 DSGD_BUFFER(const void *data, size_t nbytes, 0)
+DSGD_BUFFER(void *receive, size_t nbytes, 1)
 DSGD_BUFFER(const void *send, size_t send_nbytes, 0)
 DSGD_BUFFER(void *receive, size_t receive_nbytes, 1)
 DSGD_BUFFER(void *value, size_t value_nbytes, 1)
 DSGD_BUFFER(void *gradient, size_t gradient_nbytes, 0)
+
+/* dsgd_allreduce: as many bytes as `receive` has; the layer checks. */
+%typemap(in) const void *send (dsgd_py_buffer buffer = {0}) {
+  if (!dsgd_py_buffer_get($input, 0, &buffer)) SWIG_fail;
+  $1 = buffer.data;
+}
+%typemap(freearg) const void *send "dsgd_py_buffer_release(&buffer$argnum);"
 
 %typemap(in) (int64_t *indices, size_t max, size_t *count) (dsgd_py_buffer buffer = {0}, size_t number = 0) {
   if (!dsgd_py_buffer_get($input, 1, &buffer)) SWIG_fail;
@@ -202,6 +210,15 @@ DSGD_BUFFER(void *gradient, size_t gradient_nbytes, 0)
 }
 %typemap(argout) (int64_t *indices, size_t max, size_t *count) DSGD_SET_OUTPUT(PyLong_FromSize_t(*$3))
 %typemap(freearg) (int64_t *indices, size_t max, size_t *count) "dsgd_py_buffer_release(&buffer$argnum);"
+
+/* Options of an operation: (user data, timeout_ms, channel), or None for the defaults. */
+%typemap(in) const dsgd_op_options *options (dsgd_op_options options) {
+  $1 = NULL;
+  if ($input != Py_None) {
+    if (!dsgd_py_op_options($input, &options)) SWIG_fail;
+    $1 = &options;
+  }
+}
 
 %typemap(in) (const int64_t *shape, size_t ndim) (int64_t *numbers = NULL) {
   if (!dsgd_py_int64s($input, "$1_name", &numbers, &$2)) SWIG_fail;

@@ -82,6 +82,18 @@ int dsgd_py_int64s(PyObject* sequence, const char* argument, int64_t** numbers, 
   return 1;
 }
 
+int dsgd_py_op_options(PyObject* numbers, dsgd_op_options* options) {
+  unsigned long long user_data = 0;
+  int timeout_ms = -1;
+  unsigned int channel = 0;
+  if (!PyArg_ParseTuple(numbers, "KiI", &user_data, &timeout_ms, &channel)) return 0;
+  dsgd_op_options_init(options, sizeof *options);
+  options->user_data = (void*)(uintptr_t)user_data;
+  options->timeout_ms = timeout_ms;
+  options->channel = channel;
+  return 1;
+}
+
 int dsgd_py_sizes(PyObject* sequence, const char* argument, size_t** numbers) {
   int64_t* signed_numbers = NULL;
   size_t count = 0;

@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <dsgd/dsgd.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,6 +24,9 @@ int dsgd_py_double(PyObject* object, double* number);
 /* Sequences of integers, in memory from malloc. sizes: None gives NULL. */
 int dsgd_py_int64s(PyObject* sequence, const char* argument, int64_t** numbers, size_t* count);
 int dsgd_py_sizes(PyObject* sequence, const char* argument, size_t** numbers);
+
+/* From (user data, timeout_ms, channel). */
+int dsgd_py_op_options(PyObject* numbers, dsgd_op_options* options);
 
 typedef struct {
   Py_buffer view; /* held while view.obj is set */

@@ -182,7 +182,7 @@ def test_a_gpus_memory_given_as_the_hosts_is_refused(arrays):
         with pytest.raises(dsgd.InvalidArgumentError, match="the gradient is memory of cuda:1"):
             replica.bind(parameter, numpy.zeros((4, 3), "f4"), there)
         replica.bind(parameter, numpy.zeros((4, 3), "f4"), numpy.zeros((4, 3), "f4"))
-        with pytest.raises(dsgd.InvalidArgumentError, match="'data' is memory of cuda:1; collectives and objects take memory of the host"):
+        with pytest.raises(dsgd.InvalidArgumentError, match="'send' is memory of cuda:1; collectives and objects take memory of the host"):
             session.allreduce(there)
         with pytest.raises(dsgd.InvalidArgumentError, match="'receive' is memory of cuda:1"):
             session.allgather(numpy.zeros(12, "f4"), there)

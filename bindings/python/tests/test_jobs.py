@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy
@@ -97,6 +98,37 @@ def test_collectives(dtype):
         assert out["uneven"] == [0, 1, 2, 2, 3, 4]
         assert out["scatter"] == stacked.sum(0)[2 * rank : 2 * rank + 2].tolist()
         assert out["uneven scatter"] == (stacked.sum(0).tolist() if rank == 0 else [])
+
+
+def on_channels(session):
+    def metrics(number, sums):
+        channel = session.channel(number, timeout=60)
+        for call in range(20):
+            sums.append(float(channel.allreduce(numpy.full(3, float(number * call)))[0]))
+
+    sums = [[] for _ in range(3)]
+    numbers = [1, 2, 3] if session.rank == 0 else [3, 2, 1]  # no common order
+    threads = [threading.Thread(target=metrics, args=(number, sums[number - 1])) for number in numbers]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        session.allreduce(numpy.ones(1000))
+    for thread in threads:
+        thread.join()
+    return sums
+
+
+def test_channels_need_no_common_order():
+    expected = [[2.0 * number * call for call in range(20)] for number in (1, 2, 3)]
+    assert jobs.run(on_channels, 2) == [expected, expected]
+
+
+def test_a_channel_has_its_own_deadline_and_number():
+    with dsgd.init(num_workers=1) as session:
+        with pytest.raises(dsgd.InvalidArgumentError, match="channels are 0 to 3"):
+            session.channel(4).barrier()
+        with pytest.raises(dsgd.InvalidArgumentError, match="timeout_ms is 0"):
+            session.channel(1, timeout=0).barrier()
 
 
 def in_place(session):

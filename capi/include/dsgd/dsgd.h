@@ -411,6 +411,23 @@ DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, cons
  * DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_CLOSED. */
 DSGD_API int32_t dsgd_start(dsgd_session *session, dsgd_error **error);
 
+/* ---- Options of operations --------------------------------------------------------------------------------------- */
+
+/* Options of a call that can return an op. NULL means the defaults. The struct is copied. */
+typedef struct dsgd_op_options {
+  size_t struct_size; /* set by dsgd_op_options_init */
+  void *user_data;    /* the host's; dsgd_op_user_data returns it; default NULL */
+  int32_t timeout_ms; /* deadline of the operation in milliseconds, from the call; at least 1; default -1: `step_timeout` */
+  uint32_t channel;   /* 0 .. DSGD_CHANNELS-1; default 0; only collectives may have another (see Collectives) */
+} dsgd_op_options;
+
+/* Number of channels of a session. */
+#define DSGD_CHANNELS 4
+
+/* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT. */
+DSGD_API int32_t dsgd_op_options_init(dsgd_op_options *options, size_t struct_size);
+
 /* ---- The step --------------------------------------------------------------------------------------------------- */
 
 typedef struct dsgd_step_result {
@@ -467,7 +484,8 @@ DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_resul
  * capture no call of dsgd's, and begin no capture in a stream with marks before the step has ended; launch the graph, then
  * mark the gradients in the stream it was launched in. Never blocks. The step ends when every gradient is marked, ready or
  * absent; dsgd_step_flush marks the rest. Waiting marks nothing. One thread at a time. */
-DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, dsgd_op **op, dsgd_error **error);
+DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsgd_op_options *options, dsgd_op **op,
+                                 dsgd_error **error);
 /* This gradient is complete and will not change until the step ends. For a replica on a GPU it is complete once what
  * `stream` holds now is done; numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy) default stream, 2 for
  * the calling thread's default stream. NULL for host memory. Gradients travel in buckets, so the step may also wait for
@@ -507,6 +525,9 @@ DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
 
 /* Number of the op, unique in its session, for tables on the host's side. 0 for NULL. Any thread. */
 DSGD_API uint64_t dsgd_op_id(const dsgd_op *op);
+/* The user_data of the options that the op was begun with; NULL for NULL. An op has it before any thread can learn that
+ * the op has ended, so a thread that polls the queue never meets an op that the host does not know. Any thread. */
+DSGD_API void *dsgd_op_user_data(const dsgd_op *op);
 /* Waits until the op has ended and returns how. timeout_ms -1: as long as the op's own deadline.
  * DSGD_ERR_WAIT_TIMEOUT: it has not ended yet; the message names the workers that have not come and the gradients
  * that are missing, on this worker or on others; the error's rank is the first of these workers. Waiting marks no
@@ -534,37 +555,48 @@ enum dsgd_reduction { DSGD_SUM = 0, DSGD_MIN = 1, DSGD_MAX = 2, DSGD_PROD = 3, D
 /* An ordered subset of the workers. NULL is the world; version 1.0 has no other. */
 typedef struct dsgd_group dsgd_group;
 
-/* Common to all: every worker of the group calls them in the same order with matching arguments: the same call, dtype,
- * reduction, root, number of elements, and `counts`. A collective succeeds on a worker only when all workers have called it
- * and agree. If they disagree, it fails on all workers with DSGD_ERR_MISMATCH and the same message, which shows two of
- * the calls; the session goes on. With `op` NULL the call blocks until the end (up to
- * `step_timeout`); else it returns at once and buffers are dsgd's until the op ends. A failed collective leaves its
- * output undefined. Data is in memory of the host; that of a GPU is refused. Zero elements are valid. nbytes must be a
- * multiple of the element size. Sums are made in an order fixed by rank or by the algorithm, so the same run gives the same
- * bits. Integer sums wrap around; DSGD_MEAN is for floating point only. Any thread, but the order must be the same on all
- * workers.
- * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_MISMATCH, DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED,
- * DSGD_ERR_CLOSED. */
+/* Common to all collectives
+ *
+ *   Agreement  Every worker of the group makes the calls of a channel in the same order, with equal arguments: the same
+ *              function, dtype, reduction, root, number of elements, and element counts. A collective succeeds on a
+ *              worker only when all workers have called it and agree. If they disagree, it fails on all workers with
+ *              DSGD_ERR_MISMATCH and the same message, which shows two of the calls; the session goes on.
+ *   Channels   Calls of different channels need no common order. A thread that collects metrics beside the steps uses a
+ *              channel of its own. Steps, dsgd_start, dsgd_strategy_set, and calls without options use channel 0. One
+ *              collective of each other channel is in progress at a time; the next ones wait for it.
+ *   Blocking   With `op` NULL the call blocks until the end, up to the deadline of `options`. Otherwise it returns at
+ *              once, and the buffers are dsgd's until the op ends.
+ *   Buffers    They are in memory of the host; that of a GPU is refused. Zero elements are valid. nbytes is a multiple of
+ *              the element size. A failed collective leaves its output undefined.
+ *   Results    Sums are made in an order fixed by rank or by the algorithm, so the same run gives the same bits. Integer
+ *              sums wrap around. DSGD_MEAN is for floating point only.
+ *   Threads    Any thread, if the order within the channel is the same on all workers.
+ *   Errors     DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_MISMATCH, DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED,
+ *              DSGD_ERR_CLOSED. */
 
-/* In place: every worker ends with the reduction of all workers' data. */
-DSGD_API int32_t dsgd_allreduce(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes, int32_t dtype,
-                                int32_t reduction, dsgd_op **op, dsgd_error **error);
+/* `receive` of every worker gets the reduction of all workers' `send`. Both have nbytes bytes. They are equal (in place)
+ * or do not overlap. */
+DSGD_API int32_t dsgd_allreduce(dsgd_session *session, dsgd_group *group, const void *send, void *receive, size_t nbytes,
+                                int32_t dtype, int32_t reduction, const dsgd_op_options *options, dsgd_op **op,
+                                dsgd_error **error);
 /* In place: every worker ends with the data of rank `root`. */
 DSGD_API int32_t dsgd_broadcast(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes, int32_t dtype,
-                                int32_t root, dsgd_op **op, dsgd_error **error);
+                                int32_t root, const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
 /* `receive` gets every worker's `send`, in rank order. `counts`: elements of each rank (size() numbers, copied, equal on
  * all workers), or NULL when all send as many. receive_nbytes is the sum of all parts. `send` may lie in its place in
  * `receive`. */
 DSGD_API int32_t dsgd_allgather(dsgd_session *session, dsgd_group *group, const void *send, size_t send_nbytes,
                                 void *receive, size_t receive_nbytes, const size_t *counts, int32_t dtype,
-                                dsgd_op **op, dsgd_error **error);
+                                const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
 /* `send` is split in rank order into parts of `counts` elements (NULL: equal parts); `receive` gets the reduction of this
  * rank's part. `receive` may be this rank's part of `send`. */
 DSGD_API int32_t dsgd_reduce_scatter(dsgd_session *session, dsgd_group *group, const void *send, size_t send_nbytes,
                                      void *receive, size_t receive_nbytes, const size_t *counts, int32_t dtype,
-                                     int32_t reduction, dsgd_op **op, dsgd_error **error);
+                                     int32_t reduction, const dsgd_op_options *options, dsgd_op **op,
+                                     dsgd_error **error);
 /* Ends when all workers have called it. */
-DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, dsgd_op **op, dsgd_error **error);
+DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, const dsgd_op_options *options, dsgd_op **op,
+                              dsgd_error **error);
 
 /* ---- Objects ---------------------------------------------------------------------------------------------------- */
 

@@ -22,6 +22,13 @@ typedef struct first_step_result {
   double gradient_norm;
 } first_step_result;
 
+typedef struct first_op_options {
+  size_t struct_size;
+  void *user_data;
+  int32_t timeout_ms;
+  uint32_t channel;
+} first_op_options;
+
 typedef struct first_algorithm {
   size_t struct_size;
   uint32_t version;

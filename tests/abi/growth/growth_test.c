@@ -83,6 +83,8 @@ int main(void) {
   float *value, *gradient;
   int calls = 0;
   GUARDED(first_step_result) result;
+  GUARDED(first_op_options) options;
+  dsgd_op *op;
   dsgd_config *config = dsgd_config_new();
   dsgd_session *session = NULL;
   dsgd_parameter *weight;
@@ -106,6 +108,16 @@ int main(void) {
   CHECK(result.value.weight == 3 && result.value.applied == 1 && result.value.size == 1);
   CHECK_GUARD(result);
   CHECK(calls > 0);
+  RAISE_GUARD(options);
+  CHECK(dsgd_op_options_init((dsgd_op_options *)&options.value, sizeof options.value) == DSGD_OK);
+  CHECK(options.value.timeout_ms == -1);
+  options.value.user_data = &calls;
+  options.value.channel = 1;
+  MUST(dsgd_barrier(session, NULL, (const dsgd_op_options *)&options.value, &op, &error));
+  CHECK(dsgd_op_user_data(op) == &calls);
+  MUST(dsgd_op_wait(op, -1, &error));
+  dsgd_op_free(op);
+  CHECK_GUARD(options);
   dsgd_finalize(session);
   dsgd_config_free(config);
   return failures != 0;

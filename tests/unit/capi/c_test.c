@@ -89,7 +89,7 @@ static void train(dsgd_session *session) {
   MUST(dsgd_learning_rate_set(session, 0.0, &error));
   MUST(dsgd_strategy_set(session, "ps", NULL, &error));
   MUST(dsgd_strategy_set(session, "last", NULL, &error));
-  MUST(dsgd_step_begin(session, 4, &op, &error));
+  MUST(dsgd_step_begin(session, 4, NULL, &op, &error));
   MUST(dsgd_gradient_ready(replica, weight, NULL, &error));
   CHECK(dsgd_gradient_ready(replica, weight, NULL, NULL) == DSGD_ERR_STATE);
   MUST(dsgd_op_wait(op, -1, &error));
@@ -110,20 +110,20 @@ static void collect(dsgd_session *session) {
   dsgd_op *op, *ops[4];
   size_t count = 0;
   int32_t done = 0;
-  MUST(dsgd_allreduce(session, NULL, data, sizeof data, DSGD_FLOAT64, DSGD_MEAN, NULL, &error));
+  MUST(dsgd_allreduce(session, NULL, data, data, sizeof data, DSGD_FLOAT64, DSGD_MEAN, NULL, NULL, &error));
   CHECK(data[0] == 1.5 && data[1] == 2.5);
-  MUST(dsgd_broadcast(session, NULL, data, sizeof data, DSGD_FLOAT64, 0, NULL, &error));
-  MUST(dsgd_allgather(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, NULL, &error));
+  MUST(dsgd_broadcast(session, NULL, data, sizeof data, DSGD_FLOAT64, 0, NULL, NULL, &error));
+  MUST(dsgd_allgather(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, NULL, NULL, &error));
   CHECK(part[0] == 1.5 && part[1] == 2.5);
   data[0] = 7;
-  MUST(dsgd_reduce_scatter(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, DSGD_SUM, NULL,
+  MUST(dsgd_reduce_scatter(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, DSGD_SUM, NULL, NULL,
                            &error));
   CHECK(part[0] == 7);
-  MUST(dsgd_allreduce(session, NULL, NULL, 0, DSGD_UINT8, DSGD_SUM, NULL, &error));
+  MUST(dsgd_allreduce(session, NULL, NULL, NULL, 0, DSGD_UINT8, DSGD_SUM, NULL, NULL, &error));
 
   /* Blocking calls leave nothing in the queue; the others come out of it as the pointers that the host has. */
   CHECK(dsgd_queue_poll(session, ops, 4, 0, &count, NULL) == DSGD_ERR_WAIT_TIMEOUT);
-  MUST(dsgd_barrier(session, NULL, &op, &error));
+  MUST(dsgd_barrier(session, NULL, NULL, &op, &error));
   CHECK(dsgd_op_id(op) != 0);
   struct pollfd readable = {dsgd_queue_fd(session), POLLIN, 0};
   CHECK(readable.fd >= 0 && poll(&readable, 1, 10000) == 1);

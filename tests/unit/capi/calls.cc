@@ -53,7 +53,7 @@ std::vector<Call> calls() {
       {"dsgd_strategy_set", true, [](W w, E e) { return dsgd_strategy_set(w.running.session, "ps", nullptr, e); }},
       {"dsgd_start", true, [](W w, E e) { return dsgd_start(w.fresh.session, e); }},
       {"dsgd_step", true, [](W w, E e) { return dsgd_step(w.running.session, 1, nullptr, e); }},
-      {"dsgd_step_begin", true, [](W w, E e) { return dsgd_step_begin(w.running.session, 1, &op, e); }},
+      {"dsgd_step_begin", true, [](W w, E e) { return dsgd_step_begin(w.running.session, 1, nullptr, &op, e); }},
       {"dsgd_step_flush", true, [](W w, E e) { return dsgd_step_flush(w.running.session, e); }},
       {"dsgd_gradient_ready", true,
        [](W w, E e) { return dsgd_gradient_ready(w.running.replica, w.running.weight, nullptr, e); }},
@@ -76,20 +76,20 @@ std::vector<Call> calls() {
 
       {"dsgd_allreduce", true,
        [](W w, E e) {
-         return dsgd_allreduce(w.running.session, nullptr, data, 8, DSGD_FLOAT32, DSGD_SUM, nullptr, e);
+         return dsgd_allreduce(w.running.session, nullptr, data, data, 8, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, e);
        }},
       {"dsgd_broadcast", true,
-       [](W w, E e) { return dsgd_broadcast(w.running.session, nullptr, data, 8, DSGD_FLOAT32, 0, nullptr, e); }},
+       [](W w, E e) { return dsgd_broadcast(w.running.session, nullptr, data, 8, DSGD_FLOAT32, 0, nullptr, nullptr, e); }},
       {"dsgd_allgather", true,
        [](W w, E e) {
-         return dsgd_allgather(w.running.session, nullptr, data, 8, data + 12, 8, nullptr, DSGD_FLOAT32, nullptr, e);
+         return dsgd_allgather(w.running.session, nullptr, data, 8, data + 12, 8, nullptr, DSGD_FLOAT32, nullptr, nullptr, e);
        }},
       {"dsgd_reduce_scatter", true,
        [](W w, E e) {
          return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, data + 12, 8, nullptr, DSGD_FLOAT32, DSGD_SUM,
-                                    nullptr, e);
+                                    nullptr, nullptr, e);
        }},
-      {"dsgd_barrier", true, [](W w, E e) { return dsgd_barrier(w.running.session, nullptr, nullptr, e); }},
+      {"dsgd_barrier", true, [](W w, E e) { return dsgd_barrier(w.running.session, nullptr, nullptr, nullptr, e); }},
       {"dsgd_object_put", true, [](W w, E e) { return dsgd_object_put(w.running.session, "y", "z", 1, e); }},
       {"dsgd_object_get", true,
        [](W w, E e) { return dsgd_object_get(w.running.session, "name", 0, &object, e); }},

@@ -19,18 +19,18 @@ using Collective = int32_t (*)(const Arguments&, dsgd_error**);
 float receive[2];
 
 int32_t allreduce(const Arguments& a, dsgd_error** e) {
-  return dsgd_allreduce(a.session, a.group, a.data, a.nbytes, a.dtype, a.reduction, nullptr, e);
+  return dsgd_allreduce(a.session, a.group, a.data, a.data, a.nbytes, a.dtype, a.reduction, nullptr, nullptr, e);
 }
 int32_t broadcast(const Arguments& a, dsgd_error** e) {
-  return dsgd_broadcast(a.session, a.group, a.data, a.nbytes, a.dtype, a.root, nullptr, e);
+  return dsgd_broadcast(a.session, a.group, a.data, a.nbytes, a.dtype, a.root, nullptr, nullptr, e);
 }
 int32_t allgather(const Arguments& a, dsgd_error** e) {
   return dsgd_allgather(a.session, a.group, a.data, a.nbytes, receive, sizeof receive, nullptr, a.dtype,
-                        nullptr, e);
+                        nullptr, nullptr, e);
 }
 int32_t reduce_scatter(const Arguments& a, dsgd_error** e) {
   return dsgd_reduce_scatter(a.session, a.group, a.data, a.nbytes, receive, sizeof receive, nullptr, a.dtype,
-                             a.reduction, nullptr, e);
+                             a.reduction, nullptr, nullptr, e);
 }
 
 }  // namespace
@@ -83,29 +83,45 @@ std::vector<BadCall> collective_cases() {
   add("dsgd_broadcast", "negative root", {"root is -1", "ranks are 0 to 0"},
       [](W w, E e) { return broadcast({.session = w.running.session, .data = data, .root = -1}, e); });
   add("dsgd_allgather", "receive too small", {"`send` has 2 elements", "part has 1"}, [](W w, E e) {
-    return dsgd_allgather(w.running.session, nullptr, data, 8, receive, 4, nullptr, DSGD_FLOAT32, nullptr, e);
+    return dsgd_allgather(w.running.session, nullptr, data, 8, receive, 4, nullptr, DSGD_FLOAT32, nullptr, nullptr, e);
   });
   add("dsgd_allgather", "NULL receive", "'receive' is NULL", [](W w, E e) {
-    return dsgd_allgather(w.running.session, nullptr, data, 8, nullptr, 8, nullptr, DSGD_FLOAT32, nullptr, e);
+    return dsgd_allgather(w.running.session, nullptr, data, 8, nullptr, 8, nullptr, DSGD_FLOAT32, nullptr, nullptr, e);
   });
   add("dsgd_allgather", "counts of another size", {"`counts`", "more than the 2 elements"}, [](W w, E e) {
     const size_t counts[] = {3};
-    return dsgd_allgather(w.running.session, nullptr, data, 8, receive, 8, counts, DSGD_FLOAT32, nullptr, e);
+    return dsgd_allgather(w.running.session, nullptr, data, 8, receive, 8, counts, DSGD_FLOAT32, nullptr, nullptr, e);
   });
   add("dsgd_reduce_scatter", "receive too small", {"`receive` has 1 elements", "part has 2"}, [](W w, E e) {
     return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, receive, 4, nullptr, DSGD_FLOAT32,
-                               DSGD_SUM, nullptr, e);
+                               DSGD_SUM, nullptr, nullptr, e);
   });
   add("dsgd_reduce_scatter", "counts of another size", {"`counts` add up to 1 elements", "has 2"}, [](W w, E e) {
     const size_t counts[] = {1};
     return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, receive, 8, counts, DSGD_FLOAT32,
-                               DSGD_SUM, nullptr, e);
+                               DSGD_SUM, nullptr, nullptr, e);
+  });
+  add("dsgd_barrier", "options that were not initialized", {"'options'", "struct_size 0", "dsgd_op_options_init"}, [](W w, E e) {
+    const dsgd_op_options options{};
+    return dsgd_barrier(w.running.session, nullptr, &options, nullptr, e);
+  });
+  add("dsgd_barrier", "no such channel", {"options->channel is 4", "channels are 0 to 3"}, [](W w, E e) {
+    dsgd_op_options options;
+    dsgd_op_options_init(&options, sizeof options);
+    options.channel = DSGD_CHANNELS;
+    return dsgd_barrier(w.running.session, nullptr, &options, nullptr, e);
+  });
+  add("dsgd_barrier", "no time", {"options->timeout_ms is 0", "at least 1"}, [](W w, E e) {
+    dsgd_op_options options;
+    dsgd_op_options_init(&options, sizeof options);
+    options.timeout_ms = 0;
+    return dsgd_barrier(w.running.session, nullptr, &options, nullptr, e);
   });
   add("dsgd_barrier", "NULL session", "'session' is NULL",
-      [](W, E e) { return dsgd_barrier(nullptr, nullptr, nullptr, e); });
+      [](W, E e) { return dsgd_barrier(nullptr, nullptr, nullptr, nullptr, e); });
   add("dsgd_barrier", "a group", "'group'",
-      [](W w, E e) { return dsgd_barrier(w.running.session, foreign<dsgd_group>(w.config), nullptr, e); });
+      [](W w, E e) { return dsgd_barrier(w.running.session, foreign<dsgd_group>(w.config), nullptr, nullptr, e); });
   cases.push_back({"dsgd_barrier", "closed", kClosed, "closed",
-                   [](W w, E e) { return dsgd_barrier(w.closed.session, nullptr, nullptr, e); }});
+                   [](W w, E e) { return dsgd_barrier(w.closed.session, nullptr, nullptr, nullptr, e); }});
   return cases;
 }

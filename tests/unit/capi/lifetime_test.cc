@@ -23,9 +23,9 @@ TEST(Lifetime, handles_that_may_outlive_their_session_do) {
   must(dsgd_memory_get(model.replica, model.weight, &memory, &error), error, "memory");
   must(dsgd_start(model.session, &error), error, "start");
   dsgd_op *waited = nullptr, *forgotten = nullptr;
-  must(dsgd_barrier(model.session, nullptr, &waited, &error), error, "barrier");
+  must(dsgd_barrier(model.session, nullptr, nullptr, &waited, &error), error, "barrier");
   must(dsgd_op_wait(waited, -1, &error), error, "wait");
-  must(dsgd_step_begin(model.session, 1, &forgotten, &error), error, "step");
+  must(dsgd_step_begin(model.session, 1, nullptr, &forgotten, &error), error, "step");
   dsgd_shard* shard = nullptr;
   must(dsgd_shard_new(model.session, 4, 0, DSGD_SHARD_SEQUENTIAL, &shard, &error), error, "shard");
   dsgd_object* object = nullptr;
@@ -66,7 +66,7 @@ TEST(Lifetime, a_closed_session_tells_how_its_operations_ended) {
   add_model(&model);
   dsgd_op* op = nullptr;
   dsgd_error* error = nullptr;
-  must(dsgd_barrier(model.session, nullptr, &op, &error), error, "barrier");
+  must(dsgd_barrier(model.session, nullptr, nullptr, &op, &error), error, "barrier");
   must(dsgd_op_wait(op, -1, &error), error, "wait");
   must(dsgd_close(model.session, -1, &error), error, "close");
   EXPECT_EQ(dsgd_op_wait(op, 0, nullptr), DSGD_OK);
@@ -83,7 +83,7 @@ TEST(Lifetime, several_sessions_live_side_by_side_and_one_after_another) {
     EXPECT_EQ(dsgd_rank(first.session), 0);
     dsgd_finalize(first.session);
     EXPECT_EQ(dsgd_rank(second.session), 0);
-    EXPECT_EQ(dsgd_barrier(second.session, nullptr, nullptr, nullptr), DSGD_OK);
+    EXPECT_EQ(dsgd_barrier(second.session, nullptr, nullptr, nullptr, nullptr), DSGD_OK);
     dsgd_finalize(second.session);
   }
 }

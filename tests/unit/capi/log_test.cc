@@ -259,7 +259,7 @@ TEST(LogHook, is_not_called_once_its_session_is_freed) {
     free(left);
     const size_t before = leaving.now().size();
     EXPECT_EQ(dsgd_abort(stayed, "afterwards", nullptr), DSGD_OK);
-    EXPECT_LT(dsgd_barrier(stayed, nullptr, nullptr, nullptr), 0);
+    EXPECT_LT(dsgd_barrier(stayed, nullptr, nullptr, nullptr, nullptr), 0);
     dsgd_finalize(stayed);
     EXPECT_EQ(leaving.now().size(), before) << leaving.now().back().second;
   }
@@ -302,7 +302,7 @@ TEST(LogPoll, gives_the_records_in_order) {
   dsgd_test::run_job(2, {{"log_level", "debug"}}, [](dsgd_session* session, int rank) {
     const std::string joined = "rank " + std::to_string(rank) + " of 2";
     start(session);
-    must(dsgd_barrier(session, nullptr, nullptr, nullptr), nullptr, "barrier");
+    must(dsgd_barrier(session, nullptr, nullptr, nullptr, nullptr), nullptr, "barrier");
     if (rank == 0) {
       EXPECT_EQ(dsgd_abort(session, "enough", nullptr), DSGD_OK);
     }

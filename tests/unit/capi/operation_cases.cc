@@ -9,6 +9,16 @@ std::vector<BadCall> operation_cases() {
       {"dsgd_op_id", "NULL", 0, nullptr, [](W, E) { return static_cast<int64_t>(dsgd_op_id(nullptr)); }},
       {"dsgd_op_id", "foreign handle", 0, nullptr,
        [](W w, E) { return static_cast<int64_t>(dsgd_op_id(foreign<dsgd_op>(w.shard))); }},
+      {"dsgd_op_user_data", "NULL", 0, nullptr, [](W, E) { return static_cast<int64_t>(dsgd_op_user_data(nullptr) != nullptr); }},
+      {"dsgd_op_user_data", "foreign handle", 0, nullptr,
+       [](W w, E) { return static_cast<int64_t>(dsgd_op_user_data(foreign<dsgd_op>(w.shard)) != nullptr); }},
+      {"dsgd_op_options_init", "NULL", kInvalid, nullptr,
+       [](W, E) { return dsgd_op_options_init(nullptr, sizeof(dsgd_op_options)); }},
+      {"dsgd_op_options_init", "too small", kInvalid, nullptr,
+       [](W, E) {
+         dsgd_op_options options;
+         return dsgd_op_options_init(&options, 8);
+       }},
       {"dsgd_op_wait", "NULL", kInvalid, "'op' is NULL", [](W, E e) { return dsgd_op_wait(nullptr, -1, e); }},
       {"dsgd_op_wait", "foreign handle", kInvalid, "not a dsgd_op",
        [](W w, E e) { return dsgd_op_wait(foreign<dsgd_op>(w.config), -1, e); }},

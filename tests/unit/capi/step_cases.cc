@@ -104,24 +104,32 @@ std::vector<BadCall> step_cases() {
       {"dsgd_step_begin", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) {
          dsgd_op* op = nullptr;
-         return dsgd_step_begin(nullptr, 1, &op, e);
+         return dsgd_step_begin(nullptr, 1, nullptr, &op, e);
        }},
       {"dsgd_step_begin", "NULL op", kInvalid, "'op' is NULL",
-       [](W w, E e) { return dsgd_step_begin(w.running.session, 1, nullptr, e); }},
+       [](W w, E e) { return dsgd_step_begin(w.running.session, 1, nullptr, nullptr, e); }},
       {"dsgd_step_begin", "negative weight", kInvalid, {"weight is -2;", "from 1e-12 to 1e12"},
        [](W w, E e) {
          dsgd_op* op = nullptr;
-         return dsgd_step_begin(w.running.session, -2, &op, e);
+         return dsgd_step_begin(w.running.session, -2, nullptr, &op, e);
        }},
       {"dsgd_step_begin", "before start", kState, {"step", "dsgd_start first"},
        [](W w, E e) {
          dsgd_op* op = nullptr;
-         return dsgd_step_begin(w.fresh.session, 1, &op, e);
+         return dsgd_step_begin(w.fresh.session, 1, nullptr, &op, e);
+       }},
+      {"dsgd_step_begin", "a channel", kInvalid, {"options->channel is 1", "steps use channel 0"},
+       [](W w, E e) {
+         dsgd_op* op = nullptr;
+         dsgd_op_options options;
+         dsgd_op_options_init(&options, sizeof options);
+         options.channel = 1;
+         return dsgd_step_begin(w.running.session, 1, &options, &op, e);
        }},
       {"dsgd_step_begin", "closed", kClosed, "closed",
        [](W w, E e) {
          dsgd_op* op = nullptr;
-         return dsgd_step_begin(w.closed.session, 1, &op, e);
+         return dsgd_step_begin(w.closed.session, 1, nullptr, &op, e);
        }},
       {"dsgd_gradient_ready", "NULL replica", kInvalid, "'replica' is NULL",
        [](W w, E e) { return dsgd_gradient_ready(nullptr, w.running.weight, nullptr, e); }},
@@ -142,7 +150,7 @@ std::vector<BadCall> step_cases() {
          }
          must(dsgd_start(model.session, nullptr), nullptr, "dsgd_start");
          dsgd_op* op = nullptr;
-         must(dsgd_step_begin(model.session, 0, &op, nullptr), nullptr, "dsgd_step_begin");
+         must(dsgd_step_begin(model.session, 0, nullptr, &op, nullptr), nullptr, "dsgd_step_begin");
          must(dsgd_gradient_ready(model.replica, model.weight, nullptr, nullptr), nullptr, "dsgd_gradient_ready");
          const int32_t status = dsgd_gradient_ready(model.replica, model.weight, nullptr, e);
          must(dsgd_step_flush(model.session, nullptr), nullptr, "dsgd_step_flush");

@@ -50,9 +50,9 @@ World::World() {
   must(dsgd_memory_get(running.replica, running.state, &memory, &failure), failure, "dsgd_memory_get");
   must(dsgd_optimizer_set(running.session, "sgd", "lr=0.5", &failure), failure, "dsgd_optimizer_set");
   must(dsgd_start(running.session, &failure), failure, "dsgd_start");
-  must(dsgd_barrier(running.session, nullptr, &barrier, &failure), failure, "dsgd_barrier");
+  must(dsgd_barrier(running.session, nullptr, nullptr, &barrier, &failure), failure, "dsgd_barrier");
   must(dsgd_op_wait(barrier, -1, &failure), failure, "dsgd_op_wait");
-  must(dsgd_step_begin(running.session, 1, &step, &failure), failure, "dsgd_step_begin");
+  must(dsgd_step_begin(running.session, 1, nullptr, &step, &failure), failure, "dsgd_step_begin");
   must(dsgd_step_flush(running.session, &failure), failure, "dsgd_step_flush");
   must(dsgd_op_wait(step, -1, &failure), failure, "dsgd_op_wait");
   must(dsgd_shard_new(running.session, 10, 1, 0, &shard, &failure), failure, "dsgd_shard_new");

@@ -102,7 +102,7 @@ TEST_P(Collectives, AllReduceEqualsPlainLoops) {
           for (size_t count : {0, 1, 15, 1000, 100003}) {
             Buffer buffer(dtype, count);
             for (size_t i = 0; i < count; ++i) buffer.set(i, element(rank, i));
-            DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, buffer.data(), buffer.nbytes(), dtype, reduction, nullptr,
+            DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, buffer.data(), buffer.data(), buffer.nbytes(), dtype, reduction, nullptr, nullptr,
                                            error_));
             for (size_t i = 0; i < count; ++i) {
               double expected = reduce(reduction, workers, i);
@@ -129,11 +129,11 @@ TEST_P(Collectives, LargeBuffersTravelInManyChunks) {
     run_job(workers, {{"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
       std::vector<float> data(count);
       for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(element(rank, i));
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), count * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
       for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], reduce(DSGD_SUM, workers, i)) << algorithm << ' ' << i;
       const int root = workers - 1;
       for (size_t i = 0; i < count; ++i) data[i] = rank == root ? static_cast<float>(i) : -1;
-      DSGD_OK_OR_FAIL(dsgd_broadcast(session, nullptr, data.data(), count * 4, DSGD_FLOAT32, root, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_broadcast(session, nullptr, data.data(), count * 4, DSGD_FLOAT32, root, nullptr, nullptr, error_));
       for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], static_cast<float>(i));
     }, register_all);
   }
@@ -146,7 +146,7 @@ TEST_P(Collectives, ALittleReceiveMemoryIsEnough) {
     const size_t count = 300'000;
     std::vector<float> data(count);
     for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(element(rank, i));
-    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), count * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
     for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], reduce(DSGD_SUM, workers, i));
   });
 }
@@ -163,19 +163,19 @@ TEST_P(Collectives, GatherScatterAndBroadcastWithUnevenParts) {
       std::vector<int64_t> send(mine), all(total, -1);
       for (size_t i = 0; i < mine; ++i) send[i] = static_cast<int64_t>(first + i);
       DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, send.data(), mine * 8, all.data(), total * 8, counts.data(),
-                                     DSGD_INT64, nullptr, error_));
+                                     DSGD_INT64, nullptr, nullptr, error_));
       for (size_t i = 0; i < total; ++i) ASSERT_EQ(all[i], static_cast<int64_t>(i));
 
       std::vector<float> whole(total), part(mine, -1);
       for (size_t i = 0; i < total; ++i) whole[i] = static_cast<float>(element(rank, i));
       const std::vector<float> before = whole;
       DSGD_OK_OR_FAIL(dsgd_reduce_scatter(session, nullptr, whole.data(), total * 4, part.data(), mine * 4, counts.data(),
-                                          DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+                                          DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
       for (size_t i = 0; i < mine; ++i) ASSERT_EQ(part[i], reduce(DSGD_SUM, workers, first + i));
       ASSERT_EQ(whole, before) << "reduce-scatter wrote into what it sends";
       // In place: the part is where it lies in the whole.
       DSGD_OK_OR_FAIL(dsgd_reduce_scatter(session, nullptr, whole.data(), total * 4, whole.data() + first, mine * 4,
-                                          counts.data(), DSGD_FLOAT32, DSGD_MEAN, nullptr, error_));
+                                          counts.data(), DSGD_FLOAT32, DSGD_MEAN, nullptr, nullptr, error_));
       for (size_t i = 0; i < mine; ++i) {
         ASSERT_NEAR(whole[first + i], reduce(DSGD_MEAN, workers, first + i), 1e-6);
       }
@@ -183,7 +183,7 @@ TEST_P(Collectives, GatherScatterAndBroadcastWithUnevenParts) {
     for (int root = 0; root < workers; ++root) {
       for (size_t count : {0, 1, 70000}) {
         std::vector<uint8_t> data(count, static_cast<uint8_t>(rank == root ? root + 1 : 99));
-        DSGD_OK_OR_FAIL(dsgd_broadcast(session, nullptr, data.data(), count, DSGD_UINT8, root, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_broadcast(session, nullptr, data.data(), count, DSGD_UINT8, root, nullptr, nullptr, error_));
         for (uint8_t byte : data) ASSERT_EQ(byte, root + 1);
       }
     }
@@ -199,7 +199,7 @@ TEST_P(Collectives, ManyMayBeInFlightAndTheQueueReturnsEachOnce) {
     for (size_t n = 0; n < kOps; ++n) {
       data[n].resize(n * 3001);
       for (size_t i = 0; i < data[n].size(); ++i) data[n][i] = static_cast<float>(element(rank, i + n));
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[n].data(), data[n].size() * 4, DSGD_FLOAT32, DSGD_SUM, &ops[n],
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[n].data(), data[n].data(), data[n].size() * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, &ops[n],
                                      error_));
     }
     std::map<dsgd_op*, int> returned;
@@ -229,12 +229,12 @@ TEST_P(Collectives, CountsThatWrapAroundAreRefused) {
     std::vector<size_t> counts(static_cast<size_t>(workers), 0);
     counts[0] = SIZE_MAX;
     counts[1] = 5;  // 4 in all, modulo 2^64
-    EXPECT_EQ(dsgd_allgather(session, nullptr, part, 0, data, sizeof data, counts.data(), DSGD_FLOAT32, nullptr, nullptr),
+    EXPECT_EQ(dsgd_allgather(session, nullptr, part, 0, data, sizeof data, counts.data(), DSGD_FLOAT32, nullptr, nullptr, nullptr),
               DSGD_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(dsgd_reduce_scatter(session, nullptr, data, sizeof data, part, sizeof part, counts.data(), DSGD_FLOAT32,
-                                  DSGD_SUM, nullptr, nullptr),
+                                  DSGD_SUM, nullptr, nullptr, nullptr),
               DSGD_ERR_INVALID_ARGUMENT);
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
 }
 
@@ -259,7 +259,7 @@ TEST_P(Disagreement, FailsOnAllWorkersNamingBothAndTheSessionGoesOn) {
       ASSERT_EQ(status, DSGD_ERR_MISMATCH) << error.message();
       ASSERT_NE(error.message().find("rank " + std::to_string(odd)), std::string::npos) << error.message();
       ASSERT_NE(error.message().find(mismatch.said), std::string::npos) << error.message();
-      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
     }
   });
 }
@@ -269,14 +269,14 @@ TEST(Timeout, NamesTheWorkerThatDoesNotCome) {
   for (const char* algorithm : {"auto", "direct"}) {
     std::atomic<int> told{0};
     run_job(4, {{"step_timeout", "1s"}, {"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
-      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
       if (rank == 2) {
         while (told < 3) std::this_thread::yield();
         return;
       }
       std::vector<float> data(100000, 1);
       Error error;
-      EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.size() * sizeof(float), DSGD_FLOAT32, DSGD_SUM, nullptr, error),
+      EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * sizeof(float), DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error),
                 DSGD_ERR_TIMEOUT);
       EXPECT_EQ(error.rank(), 2) << error.message();
       EXPECT_NE(error.message().find("still waiting for rank 2 (worker"), std::string::npos) << error.message();
@@ -290,13 +290,13 @@ TEST(Timeout, NamesTheWorkerThatDoesNotCome) {
 
 int32_t sum(dsgd_session* session, size_t count, int32_t dtype, int32_t reduction, dsgd_error** error) {
   static thread_local std::vector<double> data(1 << 20);
-  return dsgd_allreduce(session, nullptr, data.data(), count * dsgd_dtype_size(dtype), dtype, reduction, nullptr, error);
+  return dsgd_allreduce(session, nullptr, data.data(), data.data(), count * dsgd_dtype_size(dtype), dtype, reduction, nullptr, nullptr, error);
 }
 
 int32_t gather(dsgd_session* session, const std::array<size_t, 3>& counts, dsgd_error** error) {
   const size_t total = counts[0] + counts[1] + counts[2];
   std::vector<float> part(counts[static_cast<size_t>(dsgd_rank(session))] + 1), all(total);
-  return dsgd_allgather(session, nullptr, part.data(), (part.size() - 1) * 4, all.data(), total * 4, counts.data(), DSGD_FLOAT32, nullptr,
+  return dsgd_allgather(session, nullptr, part.data(), (part.size() - 1) * 4, all.data(), total * 4, counts.data(), DSGD_FLOAT32, nullptr, nullptr,
                         error);
 }
 
@@ -312,25 +312,25 @@ INSTANTIATE_TEST_SUITE_P(
         Mismatch{"reduction", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
                  [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_MAX, e); }, "max"},
         Mismatch{"operation", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
-                 [](auto s, auto e) { return dsgd_barrier(s, nullptr, nullptr, e); }, "barrier"},
+                 [](auto s, auto e) { return dsgd_barrier(s, nullptr, nullptr, nullptr, e); }, "barrier"},
         Mismatch{"root",
                  [](auto s, auto e) {
                    float x = 0;
-                   return dsgd_broadcast(s, nullptr, &x, 4, DSGD_FLOAT32, 0, nullptr, e);
+                   return dsgd_broadcast(s, nullptr, &x, 4, DSGD_FLOAT32, 0, nullptr, nullptr, e);
                  },
                  [](auto s, auto e) {
                    float x = 0;
-                   return dsgd_broadcast(s, nullptr, &x, 4, DSGD_FLOAT32, 1, nullptr, e);
+                   return dsgd_broadcast(s, nullptr, &x, 4, DSGD_FLOAT32, 1, nullptr, nullptr, e);
                  },
                  "root 1"},
         Mismatch{"size_of_broadcast",
                  [](auto s, auto e) {
                    float x[2] = {};
-                   return dsgd_broadcast(s, nullptr, x, 4, DSGD_FLOAT32, 0, nullptr, e);
+                   return dsgd_broadcast(s, nullptr, x, 4, DSGD_FLOAT32, 0, nullptr, nullptr, e);
                  },
                  [](auto s, auto e) {
                    float x[2] = {};
-                   return dsgd_broadcast(s, nullptr, x, 8, DSGD_FLOAT32, 0, nullptr, e);
+                   return dsgd_broadcast(s, nullptr, x, 8, DSGD_FLOAT32, 0, nullptr, nullptr, e);
                  },
                  "root 0, 2 elements"},
         Mismatch{"parts_without_elements", [](auto s, auto e) { return gather(s, {7, 0, 0}, e); },
@@ -340,13 +340,13 @@ INSTANTIATE_TEST_SUITE_P(
                    std::vector<float> data(600), part(200);
                    const size_t counts[] = {200, 200, 200};
                    return dsgd_reduce_scatter(s, nullptr, data.data(), 2400, part.data(), 800, counts, DSGD_FLOAT32, DSGD_SUM,
-                                              nullptr, e);
+                                              nullptr, nullptr, e);
                  },
                  [](auto s, auto e) {
                    std::vector<float> data(600), part(600);
                    size_t counts[] = {100, 300, 200};
                    return dsgd_reduce_scatter(s, nullptr, data.data(), 2400, part.data(), counts[dsgd_rank(s)] * 4, counts,
-                                              DSGD_FLOAT32, DSGD_SUM, nullptr, e);
+                                              DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, e);
                  },
                  "counts [100, 300, 200]"}),
     [](const auto& info) { return info.param.name; });
@@ -364,7 +364,7 @@ TEST(Timeout, NamesWhoHasNotCalledWhateverTheAlgorithm) {
             return;
           }
           Error error;
-          EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), 400'000, DSGD_FLOAT32, DSGD_SUM, nullptr, error), DSGD_ERR_TIMEOUT);
+          EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), 400'000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error), DSGD_ERR_TIMEOUT);
           EXPECT_EQ(error.rank(), 2) << algorithm << " rank " << rank << ": " << error.message();
           EXPECT_NE(error.message().find("still waiting for rank 2 ("), std::string::npos) << error.message();
           EXPECT_EQ(error.message().find("), rank "), std::string::npos) << error.message();

@@ -184,7 +184,7 @@ TEST(Integrity, ClosingAtOnceComparesNothing) {
     trainer.build("allreduce");
     DSGD_OK_OR_FAIL(trainer.step(1, error_));
     if (rank == 1) trainer.flip(0, 0, 2500);
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
     EXPECT_EQ(dsgd_close(session, 0, nullptr), DSGD_OK);
   });
 }

@@ -77,7 +77,7 @@ TEST_P(Networks, AreWhereTheJobRunsAndTheLogSaysWhy) {
   settings["log_level"] = "info";
   run_job(2, settings, [&](dsgd_session* session, int rank) {
     std::vector<float> data(200'000, static_cast<float>(rank + 1));  // too much to travel in small messages
-    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.size() * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
     ASSERT_EQ(std::count(data.begin(), data.end(), 3.0f), 200'000);
     const std::string log = logged(session);
     for (const std::string& said : GetParam().said) ASSERT_NE(log.find(said), std::string::npos) << said << " is not in\n" << log;
@@ -111,7 +111,7 @@ void run_embedded(const Settings& settings, const std::vector<std::string>& said
       const int32_t status = dsgd_init(config, &session, error);
       dsgd_config_free(config);
       ASSERT_EQ(status, DSGD_OK) << error.message();
-      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
       const std::string log = logged(session);
       for (const std::string& text : said) EXPECT_NE(log.find(text), std::string::npos) << text << " is not in\n" << log;
       dsgd_finalize(session);
@@ -175,9 +175,9 @@ TEST(Ports, AWorkerListensOnOneAlsoWhereItHostsTheHead) {
   const int before = listening_sockets();
   run_job(1, {{"head", "127.0.0.1:0"}}, [&](dsgd_session*, int) { EXPECT_EQ(listening_sockets(), before + 1); });
   run_job(2, {}, [&](dsgd_session* session, int) {
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
     EXPECT_EQ(listening_sockets(), before + 3) << "two workers, and a head apart";
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
   EXPECT_EQ(listening_sockets(), before);
 }

@@ -23,11 +23,11 @@ void expect_refusal(int workers, int32_t code, const std::string& says, const st
       [&](dsgd_session* session, int rank) {
         std::vector<float> data(100000, 1);
         Error error;
-        EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.size() * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, error), code)
+        EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error), code)
             << error.message();
         EXPECT_NE(error.message().find(says), std::string::npos) << rank << ": " << error.message();
         refused += error.code() == code;
-        DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
       },
       prepare);
   EXPECT_EQ(refused, workers);
@@ -77,7 +77,7 @@ TEST(Plugin, ACallOfTheSessionInsideAPluginsFunctionIsRefused) {
       [](dsgd_session* session, int) {
         mine->session = session;
         std::vector<float> data(100000, 1);
-        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), 400000, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 400000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
         EXPECT_EQ(data[0], 2);
       },
       [&](dsgd_config* config) {
@@ -86,7 +86,7 @@ TEST(Plugin, ACallOfTheSessionInsideAPluginsFunctionIsRefused) {
             config, "mine",
             [](void* user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule* schedule) -> int32_t {
               auto* host = static_cast<Host*>(user);
-              host->refused += dsgd_barrier(host->session, nullptr, nullptr, nullptr) == DSGD_ERR_STATE;
+              host->refused += dsgd_barrier(host->session, nullptr, nullptr, nullptr, nullptr) == DSGD_ERR_STATE;
               return ring_plugin(nullptr, rank, size, count, schedule);
             },
             mine);
@@ -201,10 +201,10 @@ TEST(Plugin, UnlikeSchedulesAreComparedBeforeAnythingIsSent) {
       [](dsgd_session* session, int rank) {
         std::vector<float> data(100000, 1);
         Error error;
-        const int32_t status = dsgd_allreduce(session, nullptr, data.data(), 400000, DSGD_FLOAT32, DSGD_SUM, nullptr, error);
+        const int32_t status = dsgd_allreduce(session, nullptr, data.data(), data.data(), 400000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
         EXPECT_EQ(status, DSGD_ERR_MISMATCH) << rank << ' ' << error.message();
         EXPECT_NE(error.message().find("workers disagree on algorithm 'mine'"), std::string::npos) << error.message();
-        DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
       },
       [&](dsgd_config* config) { register_algorithm(config, "mine", star, &roots[next++]); });
 }
@@ -220,9 +220,9 @@ TEST(Plugin, WorkersThatBlockAndWorkersThatDoNotMakeTheSameCalls) {
         for (size_t c = 0; c < kCalls; ++c) {
           dsgd_op** op = rank == 0 ? nullptr : &ops[c];
           if (c % 4 == 3) {
-            DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, op, error_));
+            DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, op, error_));
           } else {
-            DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[c].data(), kCount * 4, DSGD_FLOAT32, DSGD_SUM, op, error_));
+            DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[c].data(), data[c].data(), kCount * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, op, error_));
           }
         }
         for (dsgd_op* op : ops) {
@@ -264,7 +264,7 @@ TEST(Plugin, WorkersThatAddInEitherOrderHoldTheSameBitsOfNanAndZero) {
           for (size_t i = 0; i < bits.size(); ++i) {
             bits[i] = i % 3 == 0 ? odd[(i / 3 + static_cast<size_t>(rank)) % 4] : i % 3 == 1 ? (rank % 2 ? 0x80000000 : 0) : 0x3f800000;
           }
-          DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, bits.data(), bits.size() * 4, DSGD_FLOAT32, reduction, nullptr, error_));
+          DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, bits.data(), bits.data(), bits.size() * 4, DSGD_FLOAT32, reduction, nullptr, nullptr, error_));
           std::lock_guard lock(mutex);
           results[reduction].push_back(bits);
         }

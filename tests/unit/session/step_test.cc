@@ -78,7 +78,7 @@ TEST(Overlap, MarkingGradientsInAnyOrderFromAnyThreadGivesTheBitsOfABlockingStep
             continue;
           }
           dsgd_op* op;
-          DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1 + rank, &op, error_));
+          DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1 + rank, nullptr, &op, error_));
           std::vector<size_t> order = {0, 1, 2, 3, 4, 5};
           std::shuffle(order.begin(), order.end(), random);
           order.resize(4 + static_cast<size_t>(step % 3));  // the flush marks the rest
@@ -127,7 +127,7 @@ TEST(NotANumber, IsTheSameWhateverItsBits) {
     EXPECT_NE(before, after);
     std::vector<uint64_t> all(2);
     const uint64_t mine = after;
-    DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, &mine, sizeof mine, all.data(), sizeof mine * 2, nullptr, DSGD_INT64, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, &mine, sizeof mine, all.data(), sizeof mine * 2, nullptr, DSGD_INT64, nullptr, nullptr, error_));
     EXPECT_EQ(all[0], all[1]);
     if (rank == 0) trainer.values[0][38] += 1;  // and that is one
     Error error;
@@ -182,7 +182,7 @@ TEST(Overlap, AnAbsenceThatIsSaidWhileTheStepBeginsCountsForIt) {
       });
       go = true;
       dsgd_op* op;
-      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
       other.join();
       DSGD_OK_OR_FAIL(dsgd_step_flush(session, error_));
       DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
@@ -210,7 +210,7 @@ TEST(Overlap, AWaitForAStepThatIsJustEndingSaysHowItEnds) {
     });
     for (int step = 0; step < 15000; ++step) {
       dsgd_op* op;
-      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
       begun = op;
       DSGD_OK_OR_FAIL(dsgd_step_flush(session, error_));
       DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
@@ -230,7 +230,7 @@ TEST(Overlap, MarksInAFirstStepThatTheSessionRefusesChangeNothing) {
     DSGD_OK_OR_FAIL(dsgd_abort(session, "enough", error_));
     dsgd_op* op = nullptr;
     Error begun, marked, ended;
-    const int32_t status = dsgd_step_begin(session, 1, &op, begun);  // the abort may not have come yet
+    const int32_t status = dsgd_step_begin(session, 1, nullptr, &op, begun);  // the abort may not have come yet
     EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_ABORTED) << begun.message();
     const int32_t absent = dsgd_gradient_absent(trainer.replica, trainer.parameters[0], marked);
     EXPECT_TRUE(absent == DSGD_OK || absent == DSGD_ERR_ABORTED) << marked.message();
@@ -339,7 +339,7 @@ TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
       Error error;
       int32_t status;
       if (rank != odd) {
-        status = dsgd_allreduce(session, nullptr, &one, sizeof one, DSGD_FLOAT32, DSGD_SUM, nullptr, error);
+        status = dsgd_allreduce(session, nullptr, &one, &one, sizeof one, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
       } else if (call == "change") {
         status = dsgd_strategy_set(session, "allreduce", nullptr, error);
       } else {
@@ -352,7 +352,7 @@ TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
       float data[3];
       const float unit = std::pow(10.0f, static_cast<float>(round));
       std::fill(data, data + 3, unit);
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data, sizeof data, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data, data, sizeof data, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
       ASSERT_EQ(data[0], unit * static_cast<float>(workers)) << "round " << round;
     }
     dsgd_step_result result;
@@ -459,7 +459,7 @@ TEST(OneWorker, WithAHeadDoesWhatOneWithoutDoesUnderEveryStrategy) {
           ASSERT_EQ(result.epoch, dsgd_epoch(session));
         }
         float sum = 3;
-        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, &sum, sizeof sum, DSGD_FLOAT32, DSGD_SUM, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, &sum, &sum, sizeof sum, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
         ASSERT_EQ(sum, 3);
         results.push_back(trainer.all_values());
       });
@@ -662,7 +662,7 @@ TEST(Close, LetsAStepWhoseGradientsAreAllMarkedEnd) {
       trainer.build({5, 5}, "sgd", "lr=1", "allreduce");
       for (float* gradient : trainer.gradients) std::fill_n(gradient, 5, 2.0f);
       dsgd_op* op = nullptr;
-      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
       for (dsgd_parameter* parameter : trainer.parameters) {
         DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, parameter, nullptr, error_));
       }
@@ -690,10 +690,10 @@ TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
     const std::vector<float> before = trainer.all_values();
     trainer.compute(2);
     dsgd_op* op = nullptr;
-    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
     DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
     if (rank != closing) DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));  // all have marked theirs
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));  // all have marked theirs
     if (rank == closing) DSGD_OK_OR_FAIL(dsgd_close(session, timeout_ms, error_));
     Error error;
     EXPECT_EQ(dsgd_op_wait(op, -1, error), rank == closing ? DSGD_ERR_CLOSED : DSGD_ERR_WORKER_LOST);
@@ -723,7 +723,7 @@ TEST(Close, ThatWaitsForAStepIsCutShortByAnAbortOrAnImpatientClose) {
       while (rank == 1 && !over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (rank == 1) return;
       dsgd_op* op = nullptr;
-      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
       DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
       std::thread closer([session] { dsgd_close(session, -1, nullptr); });
       while (dsgd_rank(session) >= 0) std::this_thread::yield();  // it has begun to close
@@ -1128,14 +1128,14 @@ TEST(Objects, ReachEveryWorkerWhoeverPutsThem) {
     EXPECT_EQ(dsgd_object_nbytes(object), 0u);
     dsgd_object_free(object);
     EXPECT_EQ(dsgd_object_get(session, "nobody puts this", 1, &object, nullptr), DSGD_ERR_WAIT_TIMEOUT);
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
 }
 
 TEST(Objects, APutEndsWhenAWorkerHasClosed) {
   std::atomic<bool> closed{false};
   run_job(2, {}, [&](dsgd_session* session, int rank) {
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
     if (rank == 1) {
       DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
       closed = true;
@@ -1198,7 +1198,7 @@ TEST(Objects, OfOneNamePutByAllAtOnceOnlyOneIsLeft) {
       seen[name].emplace(static_cast<const char*>(dsgd_object_data(object)), dsgd_object_nbytes(object));
       dsgd_object_free(object);
     }
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
   for (const auto& [name, contents] : seen) {
     EXPECT_EQ(contents.size(), 1u) << name;
@@ -1233,11 +1233,11 @@ TEST(Wait, ThatRunsOutLeavesTheOperationRunning) {
       dsgd_object* go;
       DSGD_OK_OR_FAIL(dsgd_object_get(session, "go", -1, &go, error_));
       dsgd_object_free(go);
-      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
       return;
     }
     dsgd_op* op;
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, &op, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, &op, error_));
     EXPECT_EQ(dsgd_op_wait(op, 20, nullptr), DSGD_ERR_WAIT_TIMEOUT);
     int32_t done = 1;
     DSGD_OK_OR_FAIL(dsgd_op_test(op, &done, error_));
@@ -1254,7 +1254,7 @@ TEST(Wait, NeverMarksAGradientAndNamesThoseThatAreNotMarked) {
     trainer.build({4, 4, 4}, "sgd", "lr=1", "allreduce");
     std::fill_n(trainer.gradients[2], 4, 1.0f);
     dsgd_op* op = nullptr;
-    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
     DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
     for (const int timeout_ms : {0, 20}) {
       Error error;
@@ -1278,9 +1278,9 @@ TEST(FailedSession, AnswersMarksInTheMiddleOfAStepWithTheFailure) {
     Trainer trainer{session, rank};
     trainer.build({4, 4}, "sgd", "lr=1", "allreduce");
     dsgd_op* op = nullptr;
-    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
     DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, error_));  // both have marked theirs
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));  // both have marked theirs
     if (rank == 1) DSGD_OK_OR_FAIL(dsgd_abort(session, "no more data", error_));
     EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_ABORTED);
     const auto told = [](const char* call, int32_t status, const Error& error) {
@@ -1293,7 +1293,7 @@ TEST(FailedSession, AnswersMarksInTheMiddleOfAStepWithTheFailure) {
     told("absent", dsgd_gradient_absent(trainer.replica, trainer.parameters[1], absent), absent);
     told("flush", dsgd_step_flush(session, flush), flush);
     dsgd_op* next = nullptr;
-    told("begin", dsgd_step_begin(session, 1, &next, begin), begin);
+    told("begin", dsgd_step_begin(session, 1, nullptr, &next, begin), begin);
     told("step", dsgd_step(session, 1, nullptr, step), step);
     dsgd_op_free(op);
   });
@@ -1306,7 +1306,7 @@ TEST(FailedStep, AnswersMarksWithItsFailure) {
     trainer.build({4, 4}, "sgd", "lr=1", "allreduce");
     if (rank == 1) DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 0.5, error_));
     dsgd_op* op = nullptr;
-    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
     EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_MISMATCH);
     Error ready, flush;
     EXPECT_EQ(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, ready), DSGD_ERR_MISMATCH) << ready.message();
@@ -1326,7 +1326,7 @@ TEST(Wait, ForAStepThatIsNeverMarkedEndsAtTheStepsDeadlineAndNamesTheGradient) {
         Trainer trainer{session, rank};
         trainer.build({4, 4}, "sgd", "lr=1", "allreduce");
         dsgd_op* op = nullptr;
-        DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, &op, error_));
+        DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
         DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
         const bool marks = rank == 0 && !all;
         if (marks) DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
@@ -1348,18 +1348,18 @@ TEST(Close, EndsOperationsInFlightAndTellsTheOthers) {
     std::vector<float> data(1000);
     if (rank == 0) {
       dsgd_op* op;
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr, &op, error_));
       DSGD_OK_OR_FAIL(dsgd_close(session, 10, error_));
       EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_CLOSED);
-      EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr), DSGD_ERR_CLOSED);
+      EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr, nullptr), DSGD_ERR_CLOSED);
       dsgd_op_free(op);
       closed = true;
     } else {
       while (!closed) std::this_thread::yield();
       // What rank 0 had sent of the operation came before its goodbye, so that one may complete; the next cannot.
       Error error;
-      dsgd_allreduce(session, nullptr, data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr);
-      EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
+      dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, nullptr);
+      EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
       EXPECT_EQ(error.rank(), 0);
       EXPECT_NE(error.message().find("closed its session"), std::string::npos) << error.message();
     }

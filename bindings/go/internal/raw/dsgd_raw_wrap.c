@@ -222,14 +222,21 @@ static void* Swig_malloc(int c) {
 
 #include <stddef.h>
 
-/* StepResult in Go has this layout; Go's int and C's size_t and pointers are 64 bits wide here. */
+/* StepResult in Go has this layout; a newer library's struct may go on behind it. Go's int and C's size_t and pointers are 64 bits wide here. */
 _Static_assert(sizeof(void *) == 8 && sizeof(size_t) == 8, "the Go binding is for 64-bit systems");
-_Static_assert(sizeof(dsgd_step_result) == 56 && offsetof(dsgd_step_result, step) == 8 &&
+_Static_assert(sizeof(dsgd_step_result) >= 56 && offsetof(dsgd_step_result, step) == 8 &&
                    offsetof(dsgd_step_result, epoch) == 16 && offsetof(dsgd_step_result, size) == 24 &&
                    offsetof(dsgd_step_result, applied) == 28 && offsetof(dsgd_step_result, all_done) == 32 &&
                    offsetof(dsgd_step_result, stop) == 36 && offsetof(dsgd_step_result, weight) == 40 &&
                    offsetof(dsgd_step_result, gradient_norm) == 48,
                "dsgd_step_result changed: change StepResult in dsgd_go.i with it");
+
+
+typedef struct go_op_options {
+  uintptr_t user_data;
+  int32_t timeout_ms;
+  uint32_t channel;
+} go_op_options;
 
 
 static int32_t dsgd_config_has(const dsgd_config *config, const char *key) {
@@ -269,7 +276,7 @@ SWIGINTERN void delete_dsgd_config_key(struct dsgd_config_key *self){ free(self)
 extern "C" {
 #endif
 
-void _wrap_Swig_free_raw_fcd0d935d188846c(void *_swig_go_0) {
+void _wrap_Swig_free_raw_a8edcf942b5702e5(void *_swig_go_0) {
   void *arg1 = 0 ;
 
   arg1 = *(void **)&_swig_go_0;
@@ -279,7 +286,7 @@ void _wrap_Swig_free_raw_fcd0d935d188846c(void *_swig_go_0) {
 }
 
 
-void *_wrap_Swig_malloc_raw_fcd0d935d188846c(intgo _swig_go_0) {
+void *_wrap_Swig_malloc_raw_a8edcf942b5702e5(intgo _swig_go_0) {
   int arg1 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -292,7 +299,7 @@ void *_wrap_Swig_malloc_raw_fcd0d935d188846c(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_has_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+intgo _wrap_dsgd_config_has_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -314,7 +321,7 @@ intgo _wrap_dsgd_config_has_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_version_raw_fcd0d935d188846c() {
+intgo _wrap_dsgd_version_raw_a8edcf942b5702e5() {
   uint32_t result;
   intgo _swig_go_result;
 
@@ -325,7 +332,7 @@ intgo _wrap_dsgd_version_raw_fcd0d935d188846c() {
 }
 
 
-_gostring_ _wrap_dsgd_version_string_raw_fcd0d935d188846c() {
+_gostring_ _wrap_dsgd_version_string_raw_a8edcf942b5702e5() {
   char *result = 0 ;
   _gostring_ _swig_go_result;
 
@@ -336,7 +343,7 @@ _gostring_ _wrap_dsgd_version_string_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_OK_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_OK_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -348,7 +355,7 @@ intgo _wrap_DSGD_OK_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -360,7 +367,7 @@ intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_STATE_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_STATE_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -372,7 +379,7 @@ intgo _wrap_DSGD_ERR_STATE_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_CLOSED_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_CLOSED_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -384,7 +391,7 @@ intgo _wrap_DSGD_ERR_CLOSED_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_FORKED_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_FORKED_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -396,7 +403,7 @@ intgo _wrap_DSGD_ERR_FORKED_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_TIMEOUT_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_TIMEOUT_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -408,7 +415,7 @@ intgo _wrap_DSGD_ERR_TIMEOUT_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -420,7 +427,7 @@ intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_ABORTED_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_ABORTED_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -432,7 +439,7 @@ intgo _wrap_DSGD_ERR_ABORTED_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_WORKER_LOST_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_WORKER_LOST_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -444,7 +451,7 @@ intgo _wrap_DSGD_ERR_WORKER_LOST_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_MISMATCH_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_MISMATCH_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -456,7 +463,7 @@ intgo _wrap_DSGD_ERR_MISMATCH_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_NOT_FOUND_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_NOT_FOUND_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -468,7 +475,7 @@ intgo _wrap_DSGD_ERR_NOT_FOUND_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_EXISTS_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_EXISTS_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -480,7 +487,7 @@ intgo _wrap_DSGD_ERR_EXISTS_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -492,7 +499,7 @@ intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNREACHABLE_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_UNREACHABLE_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -504,7 +511,7 @@ intgo _wrap_DSGD_ERR_UNREACHABLE_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -516,7 +523,7 @@ intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_NO_MEMORY_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_NO_MEMORY_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -528,7 +535,7 @@ intgo _wrap_DSGD_ERR_NO_MEMORY_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_LIMIT_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_LIMIT_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -540,7 +547,7 @@ intgo _wrap_DSGD_ERR_LIMIT_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_IO_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_IO_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -552,7 +559,7 @@ intgo _wrap_DSGD_ERR_IO_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -564,7 +571,7 @@ intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_TORN_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_TORN_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -576,7 +583,7 @@ intgo _wrap_DSGD_ERR_TORN_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_INTERNAL_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_INTERNAL_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -588,7 +595,7 @@ intgo _wrap_DSGD_ERR_INTERNAL_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_DIVERGED_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_DIVERGED_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -600,7 +607,7 @@ intgo _wrap_DSGD_ERR_DIVERGED_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_ERR_CORRUPTED_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_ERR_CORRUPTED_raw_a8edcf942b5702e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -612,7 +619,7 @@ intgo _wrap_DSGD_ERR_CORRUPTED_raw_fcd0d935d188846c() {
 }
 
 
-_gostring_ _wrap_dsgd_status_name_raw_fcd0d935d188846c(intgo _swig_go_0) {
+_gostring_ _wrap_dsgd_status_name_raw_a8edcf942b5702e5(intgo _swig_go_0) {
   int32_t arg1 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -625,7 +632,7 @@ _gostring_ _wrap_dsgd_status_name_raw_fcd0d935d188846c(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_code_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_code_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -638,7 +645,7 @@ intgo _wrap_dsgd_error_code_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_rank_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_rank_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -651,7 +658,7 @@ intgo _wrap_dsgd_error_rank_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_host_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_host_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -664,7 +671,7 @@ _gostring_ _wrap_dsgd_error_host_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_operation_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_operation_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -677,7 +684,7 @@ _gostring_ _wrap_dsgd_error_operation_raw_fcd0d935d188846c(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_parameter_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_parameter_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -690,7 +697,7 @@ _gostring_ _wrap_dsgd_error_parameter_raw_fcd0d935d188846c(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_message_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_message_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -703,7 +710,7 @@ _gostring_ _wrap_dsgd_error_message_raw_fcd0d935d188846c(dsgd_error *_swig_go_0)
 }
 
 
-void _wrap_dsgd_error_free_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
+void _wrap_dsgd_error_free_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
 
   arg1 = *(dsgd_error **)&_swig_go_0;
@@ -713,7 +720,7 @@ void _wrap_dsgd_error_free_raw_fcd0d935d188846c(dsgd_error *_swig_go_0) {
 }
 
 
-dsgd_config *_wrap_dsgd_config_new_raw_fcd0d935d188846c() {
+dsgd_config *_wrap_dsgd_config_new_raw_a8edcf942b5702e5() {
   dsgd_config *result = 0 ;
   dsgd_config *_swig_go_result;
 
@@ -724,7 +731,7 @@ dsgd_config *_wrap_dsgd_config_new_raw_fcd0d935d188846c() {
 }
 
 
-void _wrap_dsgd_config_free_raw_fcd0d935d188846c(dsgd_config *_swig_go_0) {
+void _wrap_dsgd_config_free_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0) {
   dsgd_config *arg1 = 0 ;
 
   arg1 = *(dsgd_config **)&_swig_go_0;
@@ -734,7 +741,7 @@ void _wrap_dsgd_config_free_raw_fcd0d935d188846c(dsgd_config *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_set_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_config_set_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -767,7 +774,7 @@ intgo _wrap_dsgd_config_set_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_config_load_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_load_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -791,7 +798,7 @@ intgo _wrap_dsgd_config_load_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, _gost
 }
 
 
-_gostring_ _wrap_dsgd_config_get_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+_gostring_ _wrap_dsgd_config_get_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -813,7 +820,7 @@ _gostring_ _wrap_dsgd_config_get_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, _
 }
 
 
-_gostring_ _wrap_dsgd_config_key_name_get_raw_fcd0d935d188846c(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_name_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -826,7 +833,7 @@ _gostring_ _wrap_dsgd_config_key_name_get_raw_fcd0d935d188846c(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_fcd0d935d188846c(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -839,7 +846,7 @@ _gostring_ _wrap_dsgd_config_key_Xtype_get_raw_fcd0d935d188846c(struct dsgd_conf
 }
 
 
-_gostring_ _wrap_dsgd_config_key_default_value_get_raw_fcd0d935d188846c(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_default_value_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -852,7 +859,7 @@ _gostring_ _wrap_dsgd_config_key_default_value_get_raw_fcd0d935d188846c(struct d
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_fcd0d935d188846c(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -865,7 +872,7 @@ _gostring_ _wrap_dsgd_config_key_Xrange_get_raw_fcd0d935d188846c(struct dsgd_con
 }
 
 
-_gostring_ _wrap_dsgd_config_key_help_get_raw_fcd0d935d188846c(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_help_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -878,7 +885,7 @@ _gostring_ _wrap_dsgd_config_key_help_get_raw_fcd0d935d188846c(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_environment_get_raw_fcd0d935d188846c(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_environment_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -891,7 +898,7 @@ _gostring_ _wrap_dsgd_config_key_environment_get_raw_fcd0d935d188846c(struct dsg
 }
 
 
-struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_fcd0d935d188846c() {
+struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_a8edcf942b5702e5() {
   struct dsgd_config_key *result = 0 ;
   struct dsgd_config_key *_swig_go_result;
 
@@ -902,7 +909,7 @@ struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_fcd0d935d188846c() {
 }
 
 
-void _wrap_delete_dsgd_config_key_raw_fcd0d935d188846c(struct dsgd_config_key *_swig_go_0) {
+void _wrap_delete_dsgd_config_key_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
 
   arg1 = *(struct dsgd_config_key **)&_swig_go_0;
@@ -912,7 +919,7 @@ void _wrap_delete_dsgd_config_key_raw_fcd0d935d188846c(struct dsgd_config_key *_
 }
 
 
-long long _wrap_dsgd_config_key_count_raw_fcd0d935d188846c() {
+long long _wrap_dsgd_config_key_count_raw_a8edcf942b5702e5() {
   size_t result;
   long long _swig_go_result;
 
@@ -923,7 +930,7 @@ long long _wrap_dsgd_config_key_count_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_dsgd_config_key_get_raw_fcd0d935d188846c(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_key_get_raw_a8edcf942b5702e5(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
   size_t arg1 ;
   dsgd_config_key *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -940,7 +947,7 @@ intgo _wrap_dsgd_config_key_get_raw_fcd0d935d188846c(long long _swig_go_0, dsgd_
 }
 
 
-intgo _wrap_DSGD_LOG_ERROR_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_LOG_ERROR_raw_a8edcf942b5702e5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -952,7 +959,7 @@ intgo _wrap_DSGD_LOG_ERROR_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_LOG_WARNING_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_LOG_WARNING_raw_a8edcf942b5702e5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -964,7 +971,7 @@ intgo _wrap_DSGD_LOG_WARNING_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_LOG_INFO_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_LOG_INFO_raw_a8edcf942b5702e5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -976,7 +983,7 @@ intgo _wrap_DSGD_LOG_INFO_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_LOG_DEBUG_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_LOG_DEBUG_raw_a8edcf942b5702e5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -988,7 +995,7 @@ intgo _wrap_DSGD_LOG_DEBUG_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_dsgd_init_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_init_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_session **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1005,7 +1012,7 @@ intgo _wrap_dsgd_init_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, dsgd_session
 }
 
 
-intgo _wrap_dsgd_close_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_close_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1022,7 +1029,7 @@ intgo _wrap_dsgd_close_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, intgo _swi
 }
 
 
-void _wrap_dsgd_session_free_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_session_free_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1032,7 +1039,7 @@ void _wrap_dsgd_session_free_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_finalize_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_finalize_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1042,7 +1049,7 @@ void _wrap_dsgd_finalize_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_abort_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_abort_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1069,7 +1076,7 @@ intgo _wrap_dsgd_abort_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gostring_
 }
 
 
-intgo _wrap_dsgd_rank_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_rank_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1082,7 +1089,7 @@ intgo _wrap_dsgd_rank_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_size_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_size_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1095,7 +1102,7 @@ intgo _wrap_dsgd_size_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_rank_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_rank_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1108,7 +1115,7 @@ intgo _wrap_dsgd_local_rank_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_size_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_size_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1121,7 +1128,7 @@ intgo _wrap_dsgd_local_size_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_epoch_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
+long long _wrap_dsgd_epoch_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1134,7 +1141,7 @@ long long _wrap_dsgd_epoch_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_log_poll_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_log_poll_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_log_record **arg3 = 0 ;
@@ -1153,7 +1160,7 @@ intgo _wrap_dsgd_log_poll_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, intgo _
 }
 
 
-intgo _wrap_dsgd_log_record_level_raw_fcd0d935d188846c(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_level_raw_a8edcf942b5702e5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1166,7 +1173,7 @@ intgo _wrap_dsgd_log_record_level_raw_fcd0d935d188846c(dsgd_log_record *_swig_go
 }
 
 
-_gostring_ _wrap_dsgd_log_record_message_raw_fcd0d935d188846c(dsgd_log_record *_swig_go_0) {
+_gostring_ _wrap_dsgd_log_record_message_raw_a8edcf942b5702e5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1179,7 +1186,7 @@ _gostring_ _wrap_dsgd_log_record_message_raw_fcd0d935d188846c(dsgd_log_record *_
 }
 
 
-void _wrap_dsgd_log_record_free_raw_fcd0d935d188846c(dsgd_log_record *_swig_go_0) {
+void _wrap_dsgd_log_record_free_raw_a8edcf942b5702e5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
 
   arg1 = *(dsgd_log_record **)&_swig_go_0;
@@ -1189,7 +1196,7 @@ void _wrap_dsgd_log_record_free_raw_fcd0d935d188846c(dsgd_log_record *_swig_go_0
 }
 
 
-intgo _wrap_DSGD_FLOAT32_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_FLOAT32_raw_a8edcf942b5702e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1201,7 +1208,7 @@ intgo _wrap_DSGD_FLOAT32_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_FLOAT64_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_FLOAT64_raw_a8edcf942b5702e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1213,7 +1220,7 @@ intgo _wrap_DSGD_FLOAT64_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_INT32_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_INT32_raw_a8edcf942b5702e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1225,7 +1232,7 @@ intgo _wrap_DSGD_INT32_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_INT64_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_INT64_raw_a8edcf942b5702e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1237,7 +1244,7 @@ intgo _wrap_DSGD_INT64_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_UINT8_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_UINT8_raw_a8edcf942b5702e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1249,7 +1256,7 @@ intgo _wrap_DSGD_UINT8_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_FLOAT16_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_FLOAT16_raw_a8edcf942b5702e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1261,7 +1268,7 @@ intgo _wrap_DSGD_FLOAT16_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_BFLOAT16_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_BFLOAT16_raw_a8edcf942b5702e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1273,7 +1280,7 @@ intgo _wrap_DSGD_BFLOAT16_raw_fcd0d935d188846c() {
 }
 
 
-long long _wrap_dsgd_dtype_size_raw_fcd0d935d188846c(intgo _swig_go_0) {
+long long _wrap_dsgd_dtype_size_raw_a8edcf942b5702e5(intgo _swig_go_0) {
   int32_t arg1 ;
   size_t result;
   long long _swig_go_result;
@@ -1286,7 +1293,7 @@ long long _wrap_dsgd_dtype_size_raw_fcd0d935d188846c(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_UNTRAINED_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_UNTRAINED_raw_a8edcf942b5702e5() {
   enum dsgd_parameter_flag result;
   intgo _swig_go_result;
 
@@ -1298,7 +1305,7 @@ intgo _wrap_DSGD_UNTRAINED_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_dsgd_parameter_add_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_parameter_add_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   int32_t arg3 ;
@@ -1331,7 +1338,7 @@ intgo _wrap_dsgd_parameter_add_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_parameter_set_raw_fcd0d935d188846c(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_parameter_set_raw_a8edcf942b5702e5(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_parameter *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1358,7 +1365,7 @@ intgo _wrap_dsgd_parameter_set_raw_fcd0d935d188846c(dsgd_parameter *_swig_go_0, 
 }
 
 
-_gostring_ _wrap_dsgd_parameter_name_raw_fcd0d935d188846c(dsgd_parameter *_swig_go_0) {
+_gostring_ _wrap_dsgd_parameter_name_raw_a8edcf942b5702e5(dsgd_parameter *_swig_go_0) {
   dsgd_parameter *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1371,7 +1378,7 @@ _gostring_ _wrap_dsgd_parameter_name_raw_fcd0d935d188846c(dsgd_parameter *_swig_
 }
 
 
-intgo _wrap_dsgd_replica_add_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_replica_add_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_replica **arg3 = 0 ;
@@ -1400,7 +1407,7 @@ intgo _wrap_dsgd_replica_add_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gos
 }
 
 
-_gostring_ _wrap_dsgd_replica_device_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0) {
+_gostring_ _wrap_dsgd_replica_device_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0) {
   dsgd_replica *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1413,7 +1420,7 @@ _gostring_ _wrap_dsgd_replica_device_raw_fcd0d935d188846c(dsgd_replica *_swig_go
 }
 
 
-intgo _wrap_dsgd_replica_weight_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_replica_weight_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1430,7 +1437,7 @@ intgo _wrap_dsgd_replica_weight_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_bind_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_bind_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1455,7 +1462,7 @@ intgo _wrap_dsgd_bind_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_parame
 }
 
 
-intgo _wrap_dsgd_alloc_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_alloc_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void **arg3 = 0 ;
@@ -1476,7 +1483,7 @@ intgo _wrap_dsgd_alloc_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_param
 }
 
 
-intgo _wrap_dsgd_memory_get_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_memory_get_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_memory **arg3 = 0 ;
@@ -1495,7 +1502,7 @@ intgo _wrap_dsgd_memory_get_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_
 }
 
 
-void *_wrap_dsgd_memory_value_raw_fcd0d935d188846c(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_value_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1508,7 +1515,7 @@ void *_wrap_dsgd_memory_value_raw_fcd0d935d188846c(dsgd_memory *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_memory_gradient_raw_fcd0d935d188846c(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_gradient_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1521,7 +1528,7 @@ void *_wrap_dsgd_memory_gradient_raw_fcd0d935d188846c(dsgd_memory *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_memory_nbytes_raw_fcd0d935d188846c(dsgd_memory *_swig_go_0) {
+long long _wrap_dsgd_memory_nbytes_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -1534,7 +1541,7 @@ long long _wrap_dsgd_memory_nbytes_raw_fcd0d935d188846c(dsgd_memory *_swig_go_0)
 }
 
 
-void _wrap_dsgd_memory_free_raw_fcd0d935d188846c(dsgd_memory *_swig_go_0) {
+void _wrap_dsgd_memory_free_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
 
   arg1 = *(dsgd_memory **)&_swig_go_0;
@@ -1544,7 +1551,7 @@ void _wrap_dsgd_memory_free_raw_fcd0d935d188846c(dsgd_memory *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_bind_dlpack_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_bind_dlpack_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned *arg3 = 0 ;
@@ -1565,7 +1572,7 @@ intgo _wrap_dsgd_bind_dlpack_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd
 }
 
 
-intgo _wrap_dsgd_export_dlpack_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_export_dlpack_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned **arg3 = 0 ;
@@ -1586,7 +1593,7 @@ intgo _wrap_dsgd_export_dlpack_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, ds
 }
 
 
-intgo _wrap_dsgd_optimizer_set_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_optimizer_set_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1622,7 +1629,7 @@ intgo _wrap_dsgd_optimizer_set_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_learning_rate_set_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_learning_rate_set_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1639,7 +1646,7 @@ intgo _wrap_dsgd_learning_rate_set_raw_fcd0d935d188846c(dsgd_session *_swig_go_0
 }
 
 
-double _wrap_dsgd_loss_scale_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
+double _wrap_dsgd_loss_scale_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   double result;
   double _swig_go_result;
@@ -1652,7 +1659,7 @@ double _wrap_dsgd_loss_scale_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_strategy_set_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_strategy_set_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1688,7 +1695,7 @@ intgo _wrap_dsgd_strategy_set_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _go
 }
 
 
-intgo _wrap_dsgd_start_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_start_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -1703,7 +1710,7 @@ intgo _wrap_dsgd_start_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_error
 }
 
 
-intgo _wrap_dsgd_step_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_step_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_step_result *arg3 = 0 ;
@@ -1722,26 +1729,39 @@ intgo _wrap_dsgd_step_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, double _swi
 }
 
 
-intgo _wrap_dsgd_step_begin_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_step_begin_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
-  dsgd_op **arg3 = 0 ;
-  dsgd_error **arg4 = 0 ;
+  dsgd_op_options *arg3 = 0 ;
+  dsgd_op **arg4 = 0 ;
+  dsgd_error **arg5 = 0 ;
+  dsgd_op_options options3 ;
   int32_t result;
   intgo _swig_go_result;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
   arg2 = (double)_swig_go_1;
-  arg3 = *(dsgd_op ***)&_swig_go_2;
-  arg4 = *(dsgd_error ***)&_swig_go_3;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_2;
+    arg3 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options3, sizeof options3);
+      options3.user_data = (void *)given->user_data;
+      options3.timeout_ms = given->timeout_ms;
+      options3.channel = given->channel;
+      arg3 = &options3;
+    }
+  }
+  arg4 = *(dsgd_op ***)&_swig_go_3;
+  arg5 = *(dsgd_error ***)&_swig_go_4;
 
-  result = (int32_t)dsgd_step_begin(arg1,arg2,arg3,arg4);
+  result = (int32_t)dsgd_step_begin(arg1,arg2,(struct dsgd_op_options const *)arg3,arg4,arg5);
   _swig_go_result = result;
   return _swig_go_result;
 }
 
 
-intgo _wrap_dsgd_gradient_ready_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradient_ready_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1760,7 +1780,7 @@ intgo _wrap_dsgd_gradient_ready_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_stream_wait_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_stream_wait_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   void *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1777,7 +1797,7 @@ intgo _wrap_dsgd_stream_wait_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, void
 }
 
 
-intgo _wrap_dsgd_gradient_absent_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_gradient_absent_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1794,7 +1814,7 @@ intgo _wrap_dsgd_gradient_absent_raw_fcd0d935d188846c(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_step_flush_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_step_flush_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -1809,7 +1829,7 @@ intgo _wrap_dsgd_step_flush_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_
 }
 
 
-intgo _wrap_dsgd_op_step_result_raw_fcd0d935d188846c(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_step_result_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_step_result *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1826,7 +1846,7 @@ intgo _wrap_dsgd_op_step_result_raw_fcd0d935d188846c(dsgd_op *_swig_go_0, dsgd_s
 }
 
 
-intgo _wrap_dsgd_stop_request_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_stop_request_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -1841,7 +1861,7 @@ intgo _wrap_dsgd_stop_request_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsg
 }
 
 
-long long _wrap_dsgd_op_id_raw_fcd0d935d188846c(dsgd_op *_swig_go_0) {
+long long _wrap_dsgd_op_id_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -1854,7 +1874,20 @@ long long _wrap_dsgd_op_id_raw_fcd0d935d188846c(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_op_wait_raw_fcd0d935d188846c(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+void *_wrap_dsgd_op_user_data_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0) {
+  dsgd_op *arg1 = 0 ;
+  void *result = 0 ;
+  void *_swig_go_result;
+
+  arg1 = *(dsgd_op **)&_swig_go_0;
+
+  result = (void *)dsgd_op_user_data((struct dsgd_op const *)arg1);
+  *(void **)&_swig_go_result = (void *)result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_op_wait_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1871,7 +1904,7 @@ intgo _wrap_dsgd_op_wait_raw_fcd0d935d188846c(dsgd_op *_swig_go_0, intgo _swig_g
 }
 
 
-intgo _wrap_dsgd_op_test_raw_fcd0d935d188846c(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_test_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1888,7 +1921,7 @@ intgo _wrap_dsgd_op_test_raw_fcd0d935d188846c(dsgd_op *_swig_go_0, int *_swig_go
 }
 
 
-void _wrap_dsgd_op_free_raw_fcd0d935d188846c(dsgd_op *_swig_go_0) {
+void _wrap_dsgd_op_free_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
 
   arg1 = *(dsgd_op **)&_swig_go_0;
@@ -1898,7 +1931,7 @@ void _wrap_dsgd_op_free_raw_fcd0d935d188846c(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_queue_poll_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_queue_poll_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_op **arg2 = 0 ;
   size_t arg3 ;
@@ -1920,7 +1953,7 @@ intgo _wrap_dsgd_queue_poll_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gosl
 }
 
 
-intgo _wrap_dsgd_queue_fd_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_queue_fd_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1933,7 +1966,7 @@ intgo _wrap_dsgd_queue_fd_raw_fcd0d935d188846c(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SUM_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_SUM_raw_a8edcf942b5702e5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -1945,7 +1978,7 @@ intgo _wrap_DSGD_SUM_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_MIN_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_MIN_raw_a8edcf942b5702e5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -1957,7 +1990,7 @@ intgo _wrap_DSGD_MIN_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_MAX_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_MAX_raw_a8edcf942b5702e5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -1969,7 +2002,7 @@ intgo _wrap_DSGD_MAX_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_PROD_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_PROD_raw_a8edcf942b5702e5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -1981,7 +2014,7 @@ intgo _wrap_DSGD_PROD_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_DSGD_MEAN_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_MEAN_raw_a8edcf942b5702e5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -1993,15 +2026,59 @@ intgo _wrap_DSGD_MEAN_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_dsgd_allreduce_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op **_swig_go_6, dsgd_error **_swig_go_7) {
+intgo _wrap_dsgd_allreduce_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
+  dsgd_session *arg1 = 0 ;
+  dsgd_group *arg2 = 0 ;
+  void *arg3 = 0 ;
+  void *arg4 = 0 ;
+  size_t arg5 ;
+  int32_t arg6 ;
+  int32_t arg7 ;
+  dsgd_op_options *arg8 = 0 ;
+  dsgd_op **arg9 = 0 ;
+  dsgd_error **arg10 = 0 ;
+  dsgd_op_options options8 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_session **)&_swig_go_0;
+  arg2 = *(dsgd_group **)&_swig_go_1;
+  arg3 = *(void **)&_swig_go_2;
+  arg4 = *(void **)&_swig_go_3;
+  arg5 = (size_t)_swig_go_4;
+  arg6 = (int32_t)_swig_go_5;
+  arg7 = (int32_t)_swig_go_6;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_7;
+    arg8 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options8, sizeof options8);
+      options8.user_data = (void *)given->user_data;
+      options8.timeout_ms = given->timeout_ms;
+      options8.channel = given->channel;
+      arg8 = &options8;
+    }
+  }
+  arg9 = *(dsgd_op ***)&_swig_go_8;
+  arg10 = *(dsgd_error ***)&_swig_go_9;
+
+  result = (int32_t)dsgd_allreduce(arg1,arg2,(void const *)arg3,arg4,arg5,arg6,arg7,(struct dsgd_op_options const *)arg8,arg9,arg10);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_broadcast_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
   size_t arg4 ;
   int32_t arg5 ;
   int32_t arg6 ;
-  dsgd_op **arg7 = 0 ;
-  dsgd_error **arg8 = 0 ;
+  dsgd_op_options *arg7 = 0 ;
+  dsgd_op **arg8 = 0 ;
+  dsgd_error **arg9 = 0 ;
+  dsgd_op_options options7 ;
   int32_t result;
   intgo _swig_go_result;
 
@@ -2011,43 +2088,27 @@ intgo _wrap_dsgd_allreduce_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_g
   arg4 = (size_t)_swig_go_3;
   arg5 = (int32_t)_swig_go_4;
   arg6 = (int32_t)_swig_go_5;
-  arg7 = *(dsgd_op ***)&_swig_go_6;
-  arg8 = *(dsgd_error ***)&_swig_go_7;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_6;
+    arg7 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options7, sizeof options7);
+      options7.user_data = (void *)given->user_data;
+      options7.timeout_ms = given->timeout_ms;
+      options7.channel = given->channel;
+      arg7 = &options7;
+    }
+  }
+  arg8 = *(dsgd_op ***)&_swig_go_7;
+  arg9 = *(dsgd_error ***)&_swig_go_8;
 
-  result = (int32_t)dsgd_allreduce(arg1,arg2,arg3,arg4,arg5,arg6,arg7,arg8);
+  result = (int32_t)dsgd_broadcast(arg1,arg2,arg3,arg4,arg5,arg6,(struct dsgd_op_options const *)arg7,arg8,arg9);
   _swig_go_result = result;
   return _swig_go_result;
 }
 
 
-intgo _wrap_dsgd_broadcast_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op **_swig_go_6, dsgd_error **_swig_go_7) {
-  dsgd_session *arg1 = 0 ;
-  dsgd_group *arg2 = 0 ;
-  void *arg3 = 0 ;
-  size_t arg4 ;
-  int32_t arg5 ;
-  int32_t arg6 ;
-  dsgd_op **arg7 = 0 ;
-  dsgd_error **arg8 = 0 ;
-  int32_t result;
-  intgo _swig_go_result;
-
-  arg1 = *(dsgd_session **)&_swig_go_0;
-  arg2 = *(dsgd_group **)&_swig_go_1;
-  arg3 = *(void **)&_swig_go_2;
-  arg4 = (size_t)_swig_go_3;
-  arg5 = (int32_t)_swig_go_4;
-  arg6 = (int32_t)_swig_go_5;
-  arg7 = *(dsgd_op ***)&_swig_go_6;
-  arg8 = *(dsgd_error ***)&_swig_go_7;
-
-  result = (int32_t)dsgd_broadcast(arg1,arg2,arg3,arg4,arg5,arg6,arg7,arg8);
-  _swig_go_result = result;
-  return _swig_go_result;
-}
-
-
-intgo _wrap_dsgd_allgather_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
+intgo _wrap_dsgd_allgather_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2056,8 +2117,10 @@ intgo _wrap_dsgd_allgather_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_g
   size_t arg6 ;
   size_t *arg7 = 0 ;
   int32_t arg8 ;
-  dsgd_op **arg9 = 0 ;
-  dsgd_error **arg10 = 0 ;
+  dsgd_op_options *arg9 = 0 ;
+  dsgd_op **arg10 = 0 ;
+  dsgd_error **arg11 = 0 ;
+  dsgd_op_options options9 ;
   int32_t result;
   intgo _swig_go_result;
 
@@ -2069,16 +2132,27 @@ intgo _wrap_dsgd_allgather_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_g
   arg6 = (size_t)_swig_go_5;
   arg7 = _swig_go_6.len > 0 ? (size_t *)_swig_go_6.array : NULL;
   arg8 = (int32_t)_swig_go_7;
-  arg9 = *(dsgd_op ***)&_swig_go_8;
-  arg10 = *(dsgd_error ***)&_swig_go_9;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_8;
+    arg9 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options9, sizeof options9);
+      options9.user_data = (void *)given->user_data;
+      options9.timeout_ms = given->timeout_ms;
+      options9.channel = given->channel;
+      arg9 = &options9;
+    }
+  }
+  arg10 = *(dsgd_op ***)&_swig_go_9;
+  arg11 = *(dsgd_error ***)&_swig_go_10;
 
-  result = (int32_t)dsgd_allgather(arg1,arg2,(void const *)arg3,arg4,arg5,arg6,(size_t const *)arg7,arg8,arg9,arg10);
+  result = (int32_t)dsgd_allgather(arg1,arg2,(void const *)arg3,arg4,arg5,arg6,(size_t const *)arg7,arg8,(struct dsgd_op_options const *)arg9,arg10,arg11);
   _swig_go_result = result;
   return _swig_go_result;
 }
 
 
-intgo _wrap_dsgd_reduce_scatter_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
+intgo _wrap_dsgd_reduce_scatter_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2088,8 +2162,10 @@ intgo _wrap_dsgd_reduce_scatter_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, d
   size_t *arg7 = 0 ;
   int32_t arg8 ;
   int32_t arg9 ;
-  dsgd_op **arg10 = 0 ;
-  dsgd_error **arg11 = 0 ;
+  dsgd_op_options *arg10 = 0 ;
+  dsgd_op **arg11 = 0 ;
+  dsgd_error **arg12 = 0 ;
+  dsgd_op_options options10 ;
   int32_t result;
   intgo _swig_go_result;
 
@@ -2102,35 +2178,59 @@ intgo _wrap_dsgd_reduce_scatter_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, d
   arg7 = _swig_go_6.len > 0 ? (size_t *)_swig_go_6.array : NULL;
   arg8 = (int32_t)_swig_go_7;
   arg9 = (int32_t)_swig_go_8;
-  arg10 = *(dsgd_op ***)&_swig_go_9;
-  arg11 = *(dsgd_error ***)&_swig_go_10;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_9;
+    arg10 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options10, sizeof options10);
+      options10.user_data = (void *)given->user_data;
+      options10.timeout_ms = given->timeout_ms;
+      options10.channel = given->channel;
+      arg10 = &options10;
+    }
+  }
+  arg11 = *(dsgd_op ***)&_swig_go_10;
+  arg12 = *(dsgd_error ***)&_swig_go_11;
 
-  result = (int32_t)dsgd_reduce_scatter(arg1,arg2,(void const *)arg3,arg4,arg5,arg6,(size_t const *)arg7,arg8,arg9,arg10,arg11);
+  result = (int32_t)dsgd_reduce_scatter(arg1,arg2,(void const *)arg3,arg4,arg5,arg6,(size_t const *)arg7,arg8,arg9,(struct dsgd_op_options const *)arg10,arg11,arg12);
   _swig_go_result = result;
   return _swig_go_result;
 }
 
 
-intgo _wrap_dsgd_barrier_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_barrier_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
-  dsgd_op **arg3 = 0 ;
-  dsgd_error **arg4 = 0 ;
+  dsgd_op_options *arg3 = 0 ;
+  dsgd_op **arg4 = 0 ;
+  dsgd_error **arg5 = 0 ;
+  dsgd_op_options options3 ;
   int32_t result;
   intgo _swig_go_result;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
   arg2 = *(dsgd_group **)&_swig_go_1;
-  arg3 = *(dsgd_op ***)&_swig_go_2;
-  arg4 = *(dsgd_error ***)&_swig_go_3;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_2;
+    arg3 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options3, sizeof options3);
+      options3.user_data = (void *)given->user_data;
+      options3.timeout_ms = given->timeout_ms;
+      options3.channel = given->channel;
+      arg3 = &options3;
+    }
+  }
+  arg4 = *(dsgd_op ***)&_swig_go_3;
+  arg5 = *(dsgd_error ***)&_swig_go_4;
 
-  result = (int32_t)dsgd_barrier(arg1,arg2,arg3,arg4);
+  result = (int32_t)dsgd_barrier(arg1,arg2,(struct dsgd_op_options const *)arg3,arg4,arg5);
   _swig_go_result = result;
   return _swig_go_result;
 }
 
 
-intgo _wrap_dsgd_object_put_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_object_put_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2158,7 +2258,7 @@ intgo _wrap_dsgd_object_put_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_object_get_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, dsgd_object **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_object_get_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, dsgd_object **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   int32_t arg3 ;
@@ -2186,7 +2286,7 @@ intgo _wrap_dsgd_object_get_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, _gost
 }
 
 
-void *_wrap_dsgd_object_data_raw_fcd0d935d188846c(dsgd_object *_swig_go_0) {
+void *_wrap_dsgd_object_data_raw_a8edcf942b5702e5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2199,7 +2299,7 @@ void *_wrap_dsgd_object_data_raw_fcd0d935d188846c(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_nbytes_raw_fcd0d935d188846c(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_nbytes_raw_a8edcf942b5702e5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2212,7 +2312,7 @@ long long _wrap_dsgd_object_nbytes_raw_fcd0d935d188846c(dsgd_object *_swig_go_0)
 }
 
 
-void _wrap_dsgd_object_free_raw_fcd0d935d188846c(dsgd_object *_swig_go_0) {
+void _wrap_dsgd_object_free_raw_a8edcf942b5702e5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
 
   arg1 = *(dsgd_object **)&_swig_go_0;
@@ -2222,7 +2322,7 @@ void _wrap_dsgd_object_free_raw_fcd0d935d188846c(dsgd_object *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_fcd0d935d188846c() {
+intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_a8edcf942b5702e5() {
   enum dsgd_shard_flag result;
   intgo _swig_go_result;
 
@@ -2234,7 +2334,7 @@ intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_fcd0d935d188846c() {
 }
 
 
-intgo _wrap_dsgd_shard_new_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_shard_new_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2257,7 +2357,7 @@ intgo _wrap_dsgd_shard_new_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_epoch_raw_fcd0d935d188846c(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_shard_epoch_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2274,7 +2374,7 @@ intgo _wrap_dsgd_shard_epoch_raw_fcd0d935d188846c(dsgd_shard *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_next_raw_fcd0d935d188846c(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_next_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   int64_t *arg2 = 0 ;
   size_t arg3 ;
@@ -2294,7 +2394,7 @@ intgo _wrap_dsgd_shard_next_raw_fcd0d935d188846c(dsgd_shard *_swig_go_0, _goslic
 }
 
 
-long long _wrap_dsgd_shard_size_raw_fcd0d935d188846c(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_size_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2307,7 +2407,7 @@ long long _wrap_dsgd_shard_size_raw_fcd0d935d188846c(dsgd_shard *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_shard_free_raw_fcd0d935d188846c(dsgd_shard *_swig_go_0) {
+void _wrap_dsgd_shard_free_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
 
   arg1 = *(dsgd_shard **)&_swig_go_0;
@@ -2317,7 +2417,7 @@ void _wrap_dsgd_shard_free_raw_fcd0d935d188846c(dsgd_shard *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_digest_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_digest_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   uint64_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2334,7 +2434,7 @@ intgo _wrap_dsgd_digest_raw_fcd0d935d188846c(dsgd_session *_swig_go_0, long long
 }
 
 
-intgo _wrap_dsgd_head_start_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_start_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_head **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2351,7 +2451,7 @@ intgo _wrap_dsgd_head_start_raw_fcd0d935d188846c(dsgd_config *_swig_go_0, dsgd_h
 }
 
 
-_gostring_ _wrap_dsgd_head_address_raw_fcd0d935d188846c(dsgd_head *_swig_go_0) {
+_gostring_ _wrap_dsgd_head_address_raw_a8edcf942b5702e5(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -2364,7 +2464,7 @@ _gostring_ _wrap_dsgd_head_address_raw_fcd0d935d188846c(dsgd_head *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_head_wait_raw_fcd0d935d188846c(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_wait_raw_a8edcf942b5702e5(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_head *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2381,7 +2481,7 @@ intgo _wrap_dsgd_head_wait_raw_fcd0d935d188846c(dsgd_head *_swig_go_0, intgo _sw
 }
 
 
-void _wrap_dsgd_head_free_raw_fcd0d935d188846c(dsgd_head *_swig_go_0) {
+void _wrap_dsgd_head_free_raw_a8edcf942b5702e5(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
 
   arg1 = *(dsgd_head **)&_swig_go_0;

@@ -9,6 +9,9 @@ import java.nio.Buffer;
 final class Collectives {
   private static final long WORLD = 0; // the group: all workers
 
+  /** Options of an operation: user data, timeout_ms, channel. Null is the defaults. */
+  static final long[] DEFAULTS = null;
+
   /** One checked call; {@code operation} null blocks. The buffers are those that C sees. */
   record Call(InFlight.Start start, Buffer... buffers) {}
 
@@ -22,45 +25,51 @@ final class Collectives {
     return session.inFlight().begin(session, call.start, op -> null, call.buffers);
   }
 
-  static Call allReduce(Buffer data, Reduction reduction) {
+  static Call allReduce(long[] options, Buffer data, Reduction reduction) {
     DType type = DType.of(data, "data");
     Buffer d = Buffers.writable(data, type, "data");
     int code = code(reduction);
-    return new Call((s, op) -> Raw.dsgd_allreduce(s, WORLD, d, type.code, code, op), d);
+    return new Call((s, op) -> Raw.dsgd_allreduce(s, WORLD, d, d, type.code, code, options, op), d);
   }
 
-  static Call broadcast(Buffer data, int root) {
+  static Call broadcast(long[] options, Buffer data, int root) {
     DType type = DType.of(data, "data");
     Buffer d =
         Buffers.writable(
             data, type, "data"); // the root's is only read, but who is root is C's to say
-    return new Call((s, op) -> Raw.dsgd_broadcast(s, WORLD, d, type.code, root, op), d);
+    return new Call((s, op) -> Raw.dsgd_broadcast(s, WORLD, d, type.code, root, options, op), d);
   }
 
-  static Call allGather(Session session, Buffer send, Buffer receive, long... counts) {
+  static Call allGather(
+      Session session, long[] options, Buffer send, Buffer receive, long... counts) {
     DType type = DType.of(send, "send");
     Buffer from = Buffers.readable(send, type, "send");
     Buffer to = Buffers.writable(receive, type, "receive");
     long[] parts = parts(session, counts);
     return new Call(
-        (s, op) -> Raw.dsgd_allgather(s, WORLD, from, to, parts, type.code, op), from, to);
+        (s, op) -> Raw.dsgd_allgather(s, WORLD, from, to, parts, type.code, options, op), from, to);
   }
 
   static Call reduceScatter(
-      Session session, Buffer send, Buffer receive, Reduction reduction, long... counts) {
+      Session session,
+      long[] options,
+      Buffer send,
+      Buffer receive,
+      Reduction reduction,
+      long... counts) {
     DType type = DType.of(send, "send");
     Buffer from = Buffers.readable(send, type, "send");
     Buffer to = Buffers.writable(receive, type, "receive");
     long[] parts = parts(session, counts);
     int code = code(reduction);
     return new Call(
-        (s, op) -> Raw.dsgd_reduce_scatter(s, WORLD, from, to, parts, type.code, code, op),
+        (s, op) -> Raw.dsgd_reduce_scatter(s, WORLD, from, to, parts, type.code, code, options, op),
         from,
         to);
   }
 
-  static Call barrier() {
-    return new Call((s, op) -> Raw.dsgd_barrier(s, WORLD, op));
+  static Call barrier(long[] options) {
+    return new Call((s, op) -> Raw.dsgd_barrier(s, WORLD, options, op));
   }
 
   private static int code(Reduction reduction) {

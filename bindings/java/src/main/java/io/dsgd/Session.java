@@ -242,7 +242,7 @@ public final class Session implements AutoCloseable {
     try {
       return inFlight.begin(
           this,
-          (s, op) -> Raw.dsgd_step_begin(s, weight, op),
+          (s, op) -> Raw.dsgd_step_begin(s, weight, Collectives.DEFAULTS, op),
           op -> {
             StepResult[] result = new StepResult[1];
             Raw.dsgd_op_step_result(op, result);
@@ -275,27 +275,36 @@ public final class Session implements AutoCloseable {
     return digest[0];
   }
 
+  /**
+   * Collectives in a sequence of their own, for another thread than the one that makes the steps.
+   *
+   * @param number 0 to 3; the session itself uses channel 0
+   */
+  public Channel channel(int number) {
+    return new Channel(this, number, -1);
+  }
+
   // ---- Collectives: every worker calls them in the same order; the buffer's class says the
   // element type ----------------
 
   /** In place: every worker ends with the reduction of all workers' data. */
   public void allReduce(Buffer data, Reduction reduction) {
-    Collectives.run(this, Collectives.allReduce(data, reduction));
+    Collectives.run(this, Collectives.allReduce(Collectives.DEFAULTS, data, reduction));
   }
 
   /** As {@link #allReduce} in the background. */
   public Operation<Void> allReduceAsync(Buffer data, Reduction reduction) {
-    return Collectives.begin(this, Collectives.allReduce(data, reduction));
+    return Collectives.begin(this, Collectives.allReduce(Collectives.DEFAULTS, data, reduction));
   }
 
   /** In place: every worker ends with the data of rank {@code root}. */
   public void broadcast(Buffer data, int root) {
-    Collectives.run(this, Collectives.broadcast(data, root));
+    Collectives.run(this, Collectives.broadcast(Collectives.DEFAULTS, data, root));
   }
 
   /** As {@link #broadcast} in the background. */
   public Operation<Void> broadcastAsync(Buffer data, int root) {
-    return Collectives.begin(this, Collectives.broadcast(data, root));
+    return Collectives.begin(this, Collectives.broadcast(Collectives.DEFAULTS, data, root));
   }
 
   /**
@@ -304,12 +313,12 @@ public final class Session implements AutoCloseable {
    * @param counts elements of each rank; none when all send as many
    */
   public void allGather(Buffer send, Buffer receive, long... counts) {
-    Collectives.run(this, Collectives.allGather(this, send, receive, counts));
+    Collectives.run(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, counts));
   }
 
   /** As {@link #allGather} in the background. */
   public Operation<Void> allGatherAsync(Buffer send, Buffer receive, long... counts) {
-    return Collectives.begin(this, Collectives.allGather(this, send, receive, counts));
+    return Collectives.begin(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, counts));
   }
 
   /**
@@ -318,24 +327,24 @@ public final class Session implements AutoCloseable {
    * @param counts elements of each part; none when all are equal
    */
   public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... counts) {
-    Collectives.run(this, Collectives.reduceScatter(this, send, receive, reduction, counts));
+    Collectives.run(this, Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, counts));
   }
 
   /** As {@link #reduceScatter} in the background. */
   public Operation<Void> reduceScatterAsync(
       Buffer send, Buffer receive, Reduction reduction, long... counts) {
     return Collectives.begin(
-        this, Collectives.reduceScatter(this, send, receive, reduction, counts));
+        this, Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, counts));
   }
 
   /** Ends when all workers have called it. */
   public void barrier() {
-    Collectives.run(this, Collectives.barrier());
+    Collectives.run(this, Collectives.barrier(Collectives.DEFAULTS));
   }
 
   /** As {@link #barrier} in the background. */
   public Operation<Void> barrierAsync() {
-    return Collectives.begin(this, Collectives.barrier());
+    return Collectives.begin(this, Collectives.barrier(Collectives.DEFAULTS));
   }
 
   // ---- Objects, shards, logs

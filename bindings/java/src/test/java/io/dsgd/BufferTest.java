@@ -61,7 +61,12 @@ class BufferTest {
   void nativeGuardRefusesHeapBuffersToo() { // were the Java check ever forgotten
     assertThrows(
         DsgdException.InvalidArgument.class,
-        () -> session.use(s -> Raw.dsgd_allreduce(s, 0, FloatBuffer.allocate(4), 0, 0, null)));
+        () ->
+            session.use(
+                s -> {
+                  FloatBuffer heap = FloatBuffer.allocate(4);
+                  Raw.dsgd_allreduce(s, 0, heap, heap, 0, 0, null, null);
+                }));
   }
 
   @Test

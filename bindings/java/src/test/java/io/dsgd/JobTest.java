@@ -38,6 +38,30 @@ class JobTest {
     assertEquals(Set.of(0, 1, 2), ranks);
   }
 
+  @Test
+  void channelsNeedNoCommonOrder() throws Exception {
+    Job.run(
+        2,
+        session -> {
+          Channel[] channels = {session.channel(1), session.channel(2).withTimeout(Duration.ofMinutes(1))};
+          IntBuffer[] data = {ints(1), ints(2)};
+          int first = session.rank(); // no common order
+          int second = 1 - first;
+          Operation<Void> one = channels[first].allReduceAsync(data[first], Reduction.SUM);
+          Operation<Void> two = channels[second].allReduceAsync(data[second], Reduction.SUM);
+          session.barrier();
+          one.join();
+          two.join();
+          assertEquals(2, data[0].get(0));
+          assertEquals(4, data[1].get(0));
+          assertThrows(DsgdException.InvalidArgument.class, () -> session.channel(4).barrier());
+        });
+  }
+
+  private static IntBuffer ints(int value) {
+    return ByteBuffer.allocateDirect(4).order(ByteOrder.nativeOrder()).asIntBuffer().put(0, value);
+  }
+
   @ParameterizedTest
   @ValueSource(strings = {"simple", "ps", "allreduce"})
   void everyStrategyTakesTheWeightedMean(String strategy) throws Exception {
