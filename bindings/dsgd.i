@@ -7,7 +7,7 @@
  *   dsgd_T **t                          handles given out; dsgd_handles.i applies a macro to each of them
  *   (void *data, size_t nbytes)         and its relatives: buffers
  *   (const dsgd_op_options *options)
- *   (const size_t *counts), (const int64_t *shape, size_t ndim), (int64_t *indices, size_t max, size_t *count)
+ *   (const size_t *element_counts), (const int64_t *shape, size_t ndim), (int64_t *indices, size_t max, size_t *count)
  */
 
 /* The stock stdint.i takes int64_t for `long long` unless told, and the wrapper then does not compile. */

@@ -1,5 +1,5 @@
 // What travels, as plain structs. transport/schema turns them into Cap'n Proto and back; both networks carry the same
-// serialised bytes. Every message has its epoch where a stale one could do harm.
+// serialised bytes. Every message has its view where a stale one could do harm.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ struct Hello {
   std::string job;
   std::string worker_id;
   int32_t rank = -1;  // -1: not yet known
-  uint64_t epoch = 0;
+  uint64_t view = 0;
   std::string library_version;
   bool checksum = false;  // the dialling side wants checksums; filled in by the network
   std::string job_nonce;  // of the running job, from the JoinReply; empty before
@@ -66,7 +66,7 @@ struct JoinRequest {
   Duration lease{};         // what the worker takes it to be; the head's must be the same
 };
 struct JoinReply {  // comes when num_workers have joined
-  uint64_t epoch = 0;
+  uint64_t view = 0;
   int32_t rank = -1;
   int32_t head_rank = -1;  // worker that hosts the head, -1: a process of its own
   std::vector<MemberInfo> members;  // by rank
@@ -77,43 +77,43 @@ struct Watch {  // parked by the head until it has news after `sequence`
 };
 struct WatchReply {
   uint64_t sequence = 0;  // to be given with the next Watch
-  uint64_t epoch = 0;
+  uint64_t view = 0;
   Status news;        // why the job cannot go on, naming the rank; OK: a member left at its end, see left
   int32_t left = -1;  // rank that closed its session in good order
 };
 struct Renew {  // a heartbeat; the answer is Empty
   int32_t rank = -1;
-  uint64_t epoch = 0;
+  uint64_t view = 0;
 };
 struct Leave {  // a worker closes its session in good order (cause is OK) or because of `cause`
   int32_t rank = -1;
-  uint64_t epoch = 0;
+  uint64_t view = 0;
   Status cause;
 };
 struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head tells everybody
   int32_t rank = -1;
-  uint64_t epoch = 0;
+  uint64_t view = 0;
   Status cause;
   int32_t peer = -1;  // not -1: `rank` cannot reach this rank, and the head decides which of the two is cut off
 };
 
 // ---- worker -> worker
 struct OperationFailed {  // with a cause of kWaitTimeout: its deadline has passed; the answer is OK from who has begun it
-  uint64_t epoch = 0;
+  uint64_t view = 0;
   int32_t rank = -1;  // who says so
   uint64_t operation = 0;
   bool session = false;  // true: the whole session failed, not this operation alone
   Status cause;
 };
 struct ObjectPart {
-  uint64_t epoch = 0;
+  uint64_t view = 0;
   int32_t rank = -1;
   std::string name;
   uint64_t total = 0, offset = 0;
   std::vector<uint8_t> data;
 };
 struct Goodbye {  // last message on a connection that is closed on purpose
-  uint64_t epoch = 0;
+  uint64_t view = 0;
   int32_t rank = -1;
   Status cause;
   uint64_t steps = 0;             // that the sender has made
@@ -127,7 +127,7 @@ using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, R
 
 // ---- bulk: one chunk of an operation. The meaning of kind, dtype, reduction, phase is core's.
 struct BulkHeader {
-  uint64_t epoch = 0;
+  uint64_t view = 0;
   uint64_t operation = 0;  // sequence number in its group
   uint32_t group = 0;      // 0: the world
   int32_t source = -1;     // rank of the sender

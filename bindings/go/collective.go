@@ -48,10 +48,10 @@ func broadcast[T Element](c Caller, data []T, root int) begin {
 	}
 }
 
-// AllGather fills receive with every worker's send, in rank order. counts is the number of elements of each rank, equal on
+// AllGather fills receive with every worker's send, in rank order. elementCounts is the number of elements of each rank, equal on
 // all workers, or nil when all send as many. send may lie in its place in receive.
-func AllGather[T Element](ctx context.Context, c Caller, send, receive []T, counts []int) error {
-	parts, err := c.caller().parts(counts)
+func AllGather[T Element](ctx context.Context, c Caller, send, receive []T, elementCounts []int) error {
+	parts, err := c.caller().parts(elementCounts)
 	if err != nil {
 		return err
 	}
@@ -59,8 +59,8 @@ func AllGather[T Element](ctx context.Context, c Caller, send, receive []T, coun
 }
 
 // AllGatherAsync begins an [AllGather].
-func AllGatherAsync[T Element](c Caller, send, receive []T, counts []int) (*Op, error) {
-	parts, err := c.caller().parts(counts)
+func AllGatherAsync[T Element](c Caller, send, receive []T, elementCounts []int) (*Op, error) {
+	parts, err := c.caller().parts(elementCounts)
 	if err != nil {
 		return nil, err
 	}
@@ -74,10 +74,10 @@ func allGather[T Element](c Caller, send, receive []T, parts []uint64) begin {
 	}
 }
 
-// ReduceScatter splits send in rank order into parts of counts elements (nil: equal parts) and fills receive with the
+// ReduceScatter splits send in rank order into parts of elementCounts elements (nil: equal parts) and fills receive with the
 // reduction of this rank's part. receive may be this rank's part of send.
-func ReduceScatter[T Element](ctx context.Context, c Caller, send, receive []T, counts []int, reduction Reduction) error {
-	parts, err := c.caller().parts(counts)
+func ReduceScatter[T Element](ctx context.Context, c Caller, send, receive []T, elementCounts []int, reduction Reduction) error {
+	parts, err := c.caller().parts(elementCounts)
 	if err != nil {
 		return err
 	}
@@ -85,8 +85,8 @@ func ReduceScatter[T Element](ctx context.Context, c Caller, send, receive []T, 
 }
 
 // ReduceScatterAsync begins a [ReduceScatter].
-func ReduceScatterAsync[T Element](c Caller, send, receive []T, counts []int, reduction Reduction) (*Op, error) {
-	parts, err := c.caller().parts(counts)
+func ReduceScatterAsync[T Element](c Caller, send, receive []T, elementCounts []int, reduction Reduction) (*Op, error) {
+	parts, err := c.caller().parts(elementCounts)
 	if err != nil {
 		return nil, err
 	}
@@ -186,18 +186,18 @@ func pinned[T Element](buffers ...[]T) *runtime.Pinner {
 	return pins
 }
 
-// parts checks counts, of which C reads as many as there are workers.
-func (s *Session) parts(counts []int) ([]uint64, error) {
-	if counts == nil {
+// parts checks elementCounts, of which C reads as many as there are workers.
+func (s *Session) parts(elementCounts []int) ([]uint64, error) {
+	if elementCounts == nil {
 		return nil, nil
 	}
-	if size := s.Size(); size >= 0 && len(counts) != size {
-		return nil, invalid(fmt.Sprintf("counts has %d entries for %d workers: give one per worker, or nil", len(counts), size))
+	if size := s.Size(); size >= 0 && len(elementCounts) != size {
+		return nil, invalid(fmt.Sprintf("elementCounts has %d entries for %d workers: give one per worker, or nil", len(elementCounts), size))
 	}
-	parts := make([]uint64, len(counts))
-	for rank, n := range counts {
+	parts := make([]uint64, len(elementCounts))
+	for rank, n := range elementCounts {
 		if n < 0 {
-			return nil, invalid(fmt.Sprintf("counts[%d] is %d: a number of elements is not negative", rank, n))
+			return nil, invalid(fmt.Sprintf("elementCounts[%d] is %d: a number of elements is not negative", rank, n))
 		}
 		parts[rank] = uint64(n)
 	}

@@ -58,7 +58,7 @@ func (c *Config) Get(key string) (string, bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	defer runtime.KeepAlive(c)
-	return raw.Dsgd_config_get(c.pointer(), key), raw.Dsgd_config_has(c.pointer(), key) != 0
+	return raw.Dsgd_config_value(c.pointer(), key), raw.Dsgd_config_has(c.pointer(), key) != 0
 }
 
 // SetLog gives log records of sessions made from this configuration to a function; nil leaves them unread. The function
@@ -126,7 +126,7 @@ func ConfigKeys() []ConfigKey {
 	defer raw.DeleteDsgd_config_key(row)
 	keys := make([]ConfigKey, 0, raw.Dsgd_config_key_count())
 	for index := int64(0); index < raw.Dsgd_config_key_count(); index++ {
-		if raw.Dsgd_config_key_get(index, row.Swigcptr(), nil) != 0 {
+		if raw.Dsgd_config_key_at(index, row.Swigcptr(), nil) != 0 {
 			break
 		}
 		keys = append(keys, ConfigKey{Name: row.GetName(), Type: row.GetXtype(), Default: row.GetDefault_value(),

@@ -1,7 +1,7 @@
 /* Go: package dsgd.io/dsgd/internal/raw, private to the hand-written layer in this folder.
  *
  * Handles and the addresses of buffers are uintptr: they are C memory, or Go memory that the hand layer has pinned. What C
- * only reads or writes during the call (shapes, counts, indices) are slices. Every fallible function returns its status
+ * only reads or writes during the call (shapes, element counts, indices) are slices. Every fallible function returns its status
  * and fills *error within the same C call, so no state of a thread is involved when the goroutine moves between threads. */
 %module raw
 
@@ -18,7 +18,7 @@
 /* StepResult in Go has this layout; a newer library's struct may go on behind it. Go's int and C's size_t and pointers are 64 bits wide here. */
 _Static_assert(sizeof(void *) == 8 && sizeof(size_t) == 8, "the Go binding is for 64-bit systems");
 _Static_assert(sizeof(dsgd_step_result) >= 56 && offsetof(dsgd_step_result, step) == 8 &&
-                   offsetof(dsgd_step_result, epoch) == 16 && offsetof(dsgd_step_result, size) == 24 &&
+                   offsetof(dsgd_step_result, view) == 16 && offsetof(dsgd_step_result, size) == 24 &&
                    offsetof(dsgd_step_result, applied) == 28 && offsetof(dsgd_step_result, all_done) == 32 &&
                    offsetof(dsgd_step_result, stop) == 36 && offsetof(dsgd_step_result, weight) == 40 &&
                    offsetof(dsgd_step_result, gradient_norm) == 48,
@@ -30,7 +30,7 @@ _Static_assert(sizeof(dsgd_step_result) >= 56 && offsetof(dsgd_step_result, step
 type StepResult struct {
 	StructSize   uint64
 	Step         int64
-	Epoch        int64
+	View         int64
 	Size         int32
 	Applied      int32
 	AllDone      int32
@@ -94,8 +94,8 @@ typedef struct go_op_options {
 }
 %typemap(freearg) const char *device, const char *options, const char *reason "free($1);"
 
-%typemap(gotype) const size_t *counts "[]uint64"
-%typemap(in) const size_t *counts "$1 = $input.len > 0 ? (size_t *)$input.array : NULL;"
+%typemap(gotype) const size_t *element_counts "[]uint64"
+%typemap(in) const size_t *element_counts "$1 = $input.len > 0 ? (size_t *)$input.array : NULL;"
 %typemap(gotype) (const int64_t *shape, size_t ndim) "[]int64"
 %typemap(in) (const int64_t *shape, size_t ndim) "$1 = (int64_t *)$input.array; $2 = (size_t)$input.len;"
 %typemap(gotype) (int64_t *indices, size_t max) "[]int64"
@@ -106,7 +106,7 @@ typedef struct go_op_options {
 /* A NULL string and an empty one are the same in Go; only here does the difference matter. */
 %inline %{
 static int32_t dsgd_config_has(const dsgd_config *config, const char *key) {
-  return dsgd_config_get(config, key) != NULL;
+  return dsgd_config_value(config, key) != NULL;
 }
 %}
 

@@ -45,7 +45,7 @@ func TestNobodysHandlesAreRefused(t *testing.T) {
 	ctx, cancel := context.WithCancel(background)
 	defer cancel()
 	for name, s := range map[string]*Session{"nil": nil, "zero": {}} {
-		numbers := []int{s.Rank(), s.Size(), s.LocalRank(), s.LocalSize(), int(s.Epoch())}
+		numbers := []int{s.Rank(), s.Size(), s.LocalRank(), s.LocalSize(), int(s.View())}
 		for i, number := range numbers {
 			if number != -1 {
 				t.Errorf("%s session: number %d is %d", name, i, number)
@@ -164,7 +164,7 @@ func TestEveryCallOnAClosedSessionSaysSo(t *testing.T) {
 				w.t.Errorf("%s gave %v", call, err)
 			}
 		}
-		w.expect(w.Rank() == -1 && w.Size() == -1 && w.LocalRank() == -1 && w.LocalSize() == -1 && w.Epoch() == -1,
+		w.expect(w.Rank() == -1 && w.Size() == -1 && w.LocalRank() == -1 && w.LocalSize() == -1 && w.View() == -1,
 			"a closed session has a rank or size")
 		w.expect(p.Name() == "p" && shard.Size() == 10, "parameter %q and shard of %d", p.Name(), shard.Size())
 	})

@@ -214,7 +214,7 @@ func TestRanksAndSizes(t *testing.T) {
 		ranks := []int64{1 << (8 * w.Rank()), 1 << (8 * w.LocalRank())}
 		w.ok(AllReduce(background, w.Session, ranks, Sum))
 		w.expect(ranks[0] == 0x10101 && ranks[1] == 0x10101, "ranks %x", ranks)
-		w.expect(w.Size() == 3 && w.LocalSize() == 3 && w.Epoch() >= 0, "%d, %d, %d", w.Size(), w.LocalSize(), w.Epoch())
+		w.expect(w.Size() == 3 && w.LocalSize() == 3 && w.View() >= 0, "%d, %d, %d", w.Size(), w.LocalSize(), w.View())
 	})
 }
 

@@ -77,8 +77,8 @@ func (s *Session) LocalRank() int { return s.number(raw.Dsgd_local_rank(s.pointe
 // LocalSize is the number of workers on this node; -1 once the session is closed.
 func (s *Session) LocalSize() int { return s.number(raw.Dsgd_local_size(s.pointer())) }
 
-// Epoch is the number of the view, which only grows; -1 once the session is closed.
-func (s *Session) Epoch() int64 { return int64(s.number(int(raw.Dsgd_epoch(s.pointer())))) }
+// View is the number of the view, which only grows; -1 once the session is closed.
+func (s *Session) View() int64 { return int64(s.number(int(raw.Dsgd_view(s.pointer())))) }
 
 func (s *Session) number(result int) int {
 	runtime.KeepAlive(s)

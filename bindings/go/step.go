@@ -9,7 +9,7 @@ import (
 // StepResult is what became of a step.
 type StepResult struct {
 	Step         int64   // index of this step, from 0
-	Epoch        int64   // view in which it completed
+	View         int64   // view in which it completed
 	Size         int     // workers in that view
 	Applied      bool    // values were updated; false: skipped, since all weights were 0, or see Session.LossScale
 	AllDone      bool    // every worker gave weight 0: nobody has data left
@@ -19,7 +19,7 @@ type StepResult struct {
 }
 
 func stepResult(r *raw.StepResult) StepResult {
-	return StepResult{Step: r.Step, Epoch: r.Epoch, Size: int(r.Size), Applied: r.Applied != 0, AllDone: r.AllDone != 0,
+	return StepResult{Step: r.Step, View: r.View, Size: int(r.Size), Applied: r.Applied != 0, AllDone: r.AllDone != 0,
 		Stop: r.Stop != 0, Weight: r.Weight, GradientNorm: r.GradientNorm}
 }
 

@@ -125,20 +125,20 @@ DSGD_BUFFER((void *receive, size_t receive_nbytes))
 
 /* ---- Arrays -------------------------------------------------------------------------------------------- */
 
-%typemap(jni) (const int64_t *shape, size_t ndim), const size_t *counts "jlongArray"
-%typemap(jtype) (const int64_t *shape, size_t ndim), const size_t *counts "long[]"
-%typemap(jstype) (const int64_t *shape, size_t ndim), const size_t *counts "long[]"
-%typemap(javain) (const int64_t *shape, size_t ndim), const size_t *counts "$javainput"
+%typemap(jni) (const int64_t *shape, size_t ndim), const size_t *element_counts "jlongArray"
+%typemap(jtype) (const int64_t *shape, size_t ndim), const size_t *element_counts "long[]"
+%typemap(jstype) (const int64_t *shape, size_t ndim), const size_t *element_counts "long[]"
+%typemap(javain) (const int64_t *shape, size_t ndim), const size_t *element_counts "$javainput"
 %typemap(in) (const int64_t *shape, size_t ndim) %{
   if (!jni_longs(jenv, $input, (jlong **)&$1, &$2)) return $null;
 %}
 %typemap(freearg) (const int64_t *shape, size_t ndim) %{ free((void *)$1); %}
 %typemap(argout) (const int64_t *shape, size_t ndim) ""
-%typemap(in) const size_t *counts (size_t length) %{
+%typemap(in) const size_t *element_counts (size_t length) %{
   if (!jni_longs(jenv, $input, (jlong **)&$1, &length)) return $null;
 %}
-%typemap(freearg) const size_t *counts %{ free((void *)$1); %}
-%typemap(argout) const size_t *counts ""
+%typemap(freearg) const size_t *element_counts %{ free((void *)$1); %}
+%typemap(argout) const size_t *element_counts ""
 
 %typemap(jni) (int64_t *indices, size_t max) "jlongArray"
 %typemap(jtype) (int64_t *indices, size_t max) "long[]"

@@ -57,21 +57,21 @@ int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, siz
 }
 
 int32_t dsgd_allgather(dsgd_session* session, dsgd_group* group, const void* send, size_t send_nbytes,
-                       void* receive, size_t receive_nbytes, const size_t* counts, int32_t dtype,
+                       void* receive, size_t receive_nbytes, const size_t* element_counts, int32_t dtype,
                        const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      return session->core->allgather(send, send_nbytes, receive, receive_nbytes, counts,
+      return session->core->allgather(send, send_nbytes, receive, receive_nbytes, element_counts,
                                       static_cast<DType>(dtype), mode, given);
     });
   });
 }
 
 int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void* send, size_t send_nbytes,
-                            void* receive, size_t receive_nbytes, const size_t* counts, int32_t dtype,
+                            void* receive, size_t receive_nbytes, const size_t* element_counts, int32_t dtype,
                             int32_t reduction, const dsgd_op_options* options, dsgd_op** op,
                             dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
@@ -80,7 +80,7 @@ int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, counts, static_cast<DType>(dtype),
+      return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, element_counts, static_cast<DType>(dtype),
                                            static_cast<Reduction>(reduction), mode, given);
     });
   });

@@ -116,7 +116,7 @@ int32_t dsgd_config_load(dsgd_config* config, const char* path, dsgd_error** err
   });
 }
 
-const char* dsgd_config_get(const dsgd_config* config, const char* key) {
+const char* dsgd_config_value(const dsgd_config* config, const char* key) {
   const char* text = nullptr;
   guard(__func__, nullptr, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
@@ -138,7 +138,7 @@ int32_t dsgd_config_key_init(dsgd_config_key* key, size_t struct_size) {
 
 size_t dsgd_config_key_count(void) { return dsgd::config_keys().size(); }
 
-int32_t dsgd_config_key_get(size_t index, dsgd_config_key* key, dsgd_error** error) {
+int32_t dsgd_config_key_at(size_t index, dsgd_config_key* key, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.given(key, "key"));
     DSGD_RETURN_IF_ERROR(

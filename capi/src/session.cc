@@ -94,8 +94,8 @@ int32_t dsgd_local_rank(const dsgd_session* session) {
 int32_t dsgd_local_size(const dsgd_session* session) {
   return session_number<int32_t>(__func__, session, [](dsgd::Session& core) { return core.local_size(); });
 }
-int64_t dsgd_epoch(const dsgd_session* session) {
-  return session_number<int64_t>(__func__, session, [](dsgd::Session& core) { return core.epoch(); });
+int64_t dsgd_view(const dsgd_session* session) {
+  return session_number<int64_t>(__func__, session, [](dsgd::Session& core) { return core.view(); });
 }
 double dsgd_loss_scale(const dsgd_session* session) {
   return session_number<double>(__func__, session, [](dsgd::Session& core) { return core.loss_scale(); });

@@ -33,7 +33,7 @@ Status check_step_result(const Call& call, const dsgd_step_result* result) {
 void write_step_result(dsgd_step_result* target, const StepResult& result) {
   dsgd_step_result copy{};
   copy.step = result.step;
-  copy.epoch = result.epoch;
+  copy.view = result.view;
   copy.size = result.size;
   copy.applied = result.applied;
   copy.all_done = result.all_done;

@@ -13,7 +13,7 @@ std::vector<dsgd_config_key> all_keys() {
   for (size_t i = 0; i < keys.size(); ++i) {
     dsgd_error* error = nullptr;
     check(dsgd_config_key_init(&keys[i], sizeof keys[i]), nullptr);
-    check(dsgd_config_key_get(i, &keys[i], &error), error);
+    check(dsgd_config_key_at(i, &keys[i], &error), error);
   }
   return keys;
 }

@@ -73,7 +73,7 @@ int run_head(const Options& options) {
     const Setting setting = parse_setting(text);
     set(config, setting.key, setting.value);
   }
-  if (!*dsgd_config_get(config.get(), "head"))
+  if (!*dsgd_config_value(config.get(), "head"))
     throw Failure("no address to listen on; give --listen HOST:PORT (port 0: any), or set DSGD_HEAD");
   check(dsgd_config_log_hook(config.get(), print_log, nullptr, &error), error);
 

@@ -91,8 +91,8 @@ std::vector<Setting> file_settings(const std::string& path) {
   check(dsgd_config_load(with.get(), path.c_str(), &error), error);
   std::vector<Setting> settings;
   for (const auto& key : all_keys()) {
-    const std::string value = dsgd_config_get(with.get(), key.name);
-    if (value == dsgd_config_get(without.get(), key.name)) continue;
+    const std::string value = dsgd_config_value(with.get(), key.name);
+    if (value == dsgd_config_value(without.get(), key.name)) continue;
     refuse_own_key("--config " + path, key.name);
     settings.push_back({key.name, value});
   }

@@ -81,7 +81,7 @@ Status Mesh::open(const transport::JoinReply& view) {
   window_ = std::min(share, kChunksInWindow * chunk_bytes_);
   options_.hello.role = transport::Role::kPeer;
   options_.hello.rank = view_.rank;
-  options_.hello.epoch = view_.epoch;
+  options_.hello.view = view_.view;
   options_.hello.job_nonce = view_.job_nonce;
   opened_ = true;
   // Who dialled before the view was known is looked at now.
@@ -247,7 +247,7 @@ void Mesh::with_channel(int32_t rank, Waiting waiting) {
 void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data,
                 std::function<void(const Status&)> done) {
   header.source = view_.rank;
-  header.epoch = view_.epoch;
+  header.view = view_.view;
   note_sent(rank, header.operation);
   std::weak_ptr<int> alive = alive_;
   auto finished = [this, alive, operation = header.operation, done = std::move(done)](const Status& status) {
@@ -263,7 +263,7 @@ void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data
 
 void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte> data) {
   header.source = view_.rank;
-  header.epoch = view_.epoch;
+  header.view = view_.view;
   note_sent(rank, header.operation);
   Outgoing& out = outgoing_[rank];
   if (out.channel && out.broken.ok() && !closed_) return out.channel->send_small(header, data, nullptr);
@@ -346,9 +346,9 @@ Task* Mesh::begin(Task* task, transport::Time deadline) {
     parked_.erase(parked);
     for (Parked& chunk : chunks) {
       // It may have come before the view did.
-      if (chunk.header.epoch != view_.epoch) {
+      if (chunk.header.view != view_.view) {
         chunk.receipt->finish(Status(Code::kMismatch, "a chunk from rank " + std::to_string(chunk.source) +
-                                                          " in epoch " + std::to_string(chunk.header.epoch) +
+                                                          " in view " + std::to_string(chunk.header.view) +
                                                           ", which is none of this job's"));
         continue;
       }
@@ -436,7 +436,7 @@ void Mesh::deadline_passed(uint64_t operation) {
     if (find(operation)) tasks_[operation].timer = 0;
     time_out(operation);
   });
-  const transport::OperationFailed question{view_.epoch, view_.rank, operation, false,
+  const transport::OperationFailed question{view_.view, view_.rank, operation, false,
                                             Status(Code::kWaitTimeout, task->name() + ": the deadline has passed")};
   std::weak_ptr<int> alive = alive_;
   for (int32_t rank = 0; rank < size(); ++rank) {
@@ -513,7 +513,7 @@ Status Mesh::refusal(int32_t source, const BulkHeader& header) const {
 }
 
 void Mesh::tell_peers(uint64_t operation, bool session, const Status& cause) {
-  transport::OperationFailed message{view_.epoch, view_.rank, operation, session, cause};
+  transport::OperationFailed message{view_.view, view_.rank, operation, session, cause};
   for (int32_t rank = 0; rank < size(); ++rank) {
     // Who is lost and was never connected will not hear it, but closing would wait for the dialling to end.
     const bool out_of_reach = cause.code() == Code::kWorkerLost && rank == cause.rank() && !outgoing_[rank].channel;
@@ -641,7 +641,7 @@ void Mesh::close(const Status& cause, uint64_t steps, const std::vector<uint64_t
   for (int32_t rank = 0; rank < static_cast<int32_t>(outgoing_.size()); ++rank) {
     Outgoing& out = outgoing_[rank];
     if (!out.channel || !out.broken.ok()) continue;
-    out.channel->call(transport::Goodbye{view_.epoch, view_.rank, cause, steps, digests}, transport::kNever, [](Result<Message>) {});
+    out.channel->call(transport::Goodbye{view_.view, view_.rank, cause, steps, digests}, transport::kNever, [](Result<Message>) {});
     out.channel->close(true);
   }
   closed_ = true;
@@ -674,7 +674,7 @@ Status Mesh::on_open(ServerChannel& channel) {
 
 transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) {
   auto it = incoming_.find(&channel);
-  if (it == incoming_.end() || !opened_ || header.epoch != view_.epoch || header.source != it->second.rank ||
+  if (it == incoming_.end() || !opened_ || header.view != view_.view || header.source != it->second.rank ||
       !is_peer(header.source)) {
     return nullptr;  // refused once it is in
   }
@@ -688,12 +688,12 @@ void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
   auto it = incoming_.find(&channel);
   if (it == incoming_.end() || closed_) return receipt->finish(Status(Code::kClosed, "the session is closed"));
   const int32_t source = it->second.rank;
-  if (header.source != source || (opened_ && (header.epoch != view_.epoch || !is_peer(source)))) {
+  if (header.source != source || (opened_ && (header.view != view_.view || !is_peer(source)))) {
     return receipt->finish(Status(Code::kMismatch,
-                                  "a chunk from rank " + std::to_string(header.source) + " in epoch " +
-                                      std::to_string(header.epoch) + " came over the connection of rank " +
-                                      std::to_string(source) + "; this worker is in epoch " +
-                                      std::to_string(view_.epoch)));
+                                  "a chunk from rank " + std::to_string(header.source) + " in view " +
+                                      std::to_string(header.view) + " came over the connection of rank " +
+                                      std::to_string(source) + "; this worker is in view " +
+                                      std::to_string(view_.view)));
   }
   take(source, &channel, header, std::move(receipt));
 }
@@ -748,11 +748,11 @@ void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder
   if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
     const bool begun = opened_ && (failed->session || find(failed->operation) || has_ended(failed->operation));
     respond(begun ? Result<Message>(Message(transport::Empty{})) : Status(Code::kState, "this worker has not begun it"));
-    if (opened_ && failed->epoch == view_.epoch) failure_from_peer(*failed);
+    if (opened_ && failed->view == view_.view) failure_from_peer(*failed);
   } else if (auto* part = std::get_if<transport::ObjectPart>(&request)) {
-    if (opened_ && (part->epoch != view_.epoch || !is_peer(part->rank))) {
-      return respond(Status(Code::kMismatch, "an object from rank " + std::to_string(part->rank) + " in epoch " +
-                                                 std::to_string(part->epoch) + ", which is none of this job's"));
+    if (opened_ && (part->view != view_.view || !is_peer(part->rank))) {
+      return respond(Status(Code::kMismatch, "an object from rank " + std::to_string(part->rank) + " in view " +
+                                                 std::to_string(part->view) + ", which is none of this job's"));
     }
     events_.on_object(std::move(*part), std::move(respond));
   } else if (auto* goodbye = std::get_if<transport::Goodbye>(&request)) {

@@ -29,7 +29,7 @@
 namespace dsgd {
 
 struct MeshOptions {
-  transport::Hello hello;             // job, worker id; role, rank, epoch and job nonce are filled in
+  transport::Hello hello;             // job, worker id; role, rank, view and job nonce are filled in
   std::string token;
   int32_t num_workers = std::numeric_limits<int32_t>::max();  // of the job, before the view is known
   uint64_t receive_memory = 256 << 20;
@@ -71,7 +71,6 @@ class Mesh final : public transport::ServerHandler {
   Status open(const transport::JoinReply& view);
   int32_t rank() const { return view_.rank; }
   int32_t size() const { return static_cast<int32_t>(view_.members.size()); }
-  uint64_t epoch() const { return view_.epoch; }
   const transport::JoinReply& view() const { return view_; }
   transport::Loop& loop() { return network_.loop(); }
   size_t chunk_bytes() const { return chunk_bytes_; }  // the same on all workers: from receive_memory and size

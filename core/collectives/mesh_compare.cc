@@ -56,7 +56,7 @@ std::vector<int32_t> Mesh::missing(const Entry& entry) const {
 Signature Mesh::signature_of(const Task& task) const {
   BulkHeader header = task.shape();
   header.source = view_.rank;
-  header.epoch = view_.epoch;
+  header.view = view_.view;
   header.phase = kSignaturePhase;
   return {header, chunk_bytes_, task.counts()};
 }

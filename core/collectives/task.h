@@ -56,7 +56,7 @@ class Landing {
 class Task {
  public:
   using Done = std::function<void(const Status&)>;
-  // `shape`: epoch, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the mesh.
+  // `shape`: view, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the mesh.
   Task(Mesh& mesh, const transport::BulkHeader& shape, Done done)
       : mesh_(mesh), shape_(shape), done_(std::move(done)) {}
   virtual ~Task() = default;

@@ -21,7 +21,7 @@ using transport::Responder;
 using transport::ServerChannel;
 using transport::Time;
 
-constexpr uint64_t kFirstEpoch = 1;
+constexpr uint64_t kFirstView = 1;
 constexpr size_t kMostIdle = 64;  // control connections that hold no place, beyond the number of workers
 
 std::string random_bytes(transport::Loop& loop) {
@@ -93,15 +93,15 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     return nullptr;
   }
 
-  // The worker that may speak for `rank` in `epoch`, or an error.
-  Result<Worker*> speaker(Worker* worker, int32_t rank, uint64_t epoch) {
+  // The worker that may speak for `rank` in `view`, or an error.
+  Result<Worker*> speaker(Worker* worker, int32_t rank, uint64_t view) {
     if (phase == Phase::kGathering || worker == nullptr) {
       return Status(Code::kState, "this connection belongs to no worker of the job; it has to join first");
     }
-    if (epoch != kFirstEpoch) {
-      return Status(Code::kState, "a message of epoch " + std::to_string(epoch) + " from " +
-                                      describe_member(worker->info) + " is refused: the job is in epoch " +
-                                      std::to_string(kFirstEpoch));
+    if (view != kFirstView) {
+      return Status(Code::kState, "a message of view " + std::to_string(view) + " from " +
+                                      describe_member(worker->info) + " is refused: the job is in view " +
+                                      std::to_string(kFirstView));
     }
     if (rank != worker->info.rank) {
       return bad_message(describe_member(worker->info) + " speaks as rank " + std::to_string(rank));
@@ -199,7 +199,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   void complete() {
     transport::JoinReply reply;
-    reply.epoch = kFirstEpoch;
+    reply.view = kFirstView;
     std::vector<Responder> waiting;
     if (Status apart = rendezvous.check_reachable(); !apart.ok()) {
       log->error("head: " + apart.message());
@@ -342,7 +342,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       worker = &workers[static_cast<size_t>(renew.rank)];
       if (channel.hello().worker_id != worker->info.worker_id) worker = nullptr;
     }
-    Result<Worker*> known = speaker(worker, renew.rank, renew.epoch);
+    Result<Worker*> known = speaker(worker, renew.rank, renew.view);
     if (!known.ok()) return respond(known.status());
     if (worker->lost) return respond(cause);
     worker->heartbeats.insert(&channel);
@@ -354,7 +354,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   void publish(transport::WatchReply reply) {
     reply.sequence = news.size() + 1;
-    reply.epoch = kFirstEpoch;
+    reply.view = kFirstView;
     news.push_back(std::move(reply));
     for (Worker& w : workers) {
       if (w.watch && !w.left) answer_watch(w);
@@ -373,7 +373,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                             rendezvous.progress()));  // it has no news to wait for: it asks how far we are
     }
     Worker* worker = by_control(channel);
-    Result<Worker*> known = speaker(worker, worker ? worker->info.rank : -1, kFirstEpoch);
+    Result<Worker*> known = speaker(worker, worker ? worker->info.rank : -1, kFirstView);
     if (!known.ok()) return respond(known.status());
     if (watch.sequence > news.size()) {
       return respond(bad_message(describe_member(worker->info) + " watches for news after " +
@@ -401,7 +401,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   void on_report(ServerChannel& channel, const transport::Report& report, const Responder& respond) {
-    Result<Worker*> known = speaker(by_control(channel), report.rank, report.epoch);
+    Result<Worker*> known = speaker(by_control(channel), report.rank, report.view);
     if (!known.ok()) return respond(known.status());
     if (report.cause.ok())
       return respond(bad_message(describe_member(known.value()->info) + " reports no cause"));
@@ -420,7 +420,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   void on_leave(ServerChannel& channel, const transport::Leave& leave, const Responder& respond) {
-    Result<Worker*> known = speaker(by_control(channel), leave.rank, leave.epoch);
+    Result<Worker*> known = speaker(by_control(channel), leave.rank, leave.view);
     if (!known.ok()) return respond(known.status());
     Worker& worker = *known.value();
     if (worker.left) return respond(transport::Message(transport::Empty{}));

@@ -104,7 +104,7 @@ void Heartbeat::renew() {
   if (next_dial_ == transport::kNever || number == dials_) next_dial_ = sent_ + options_.interval / 2;
   transport::Renew message;
   message.rank = options_.hello.rank;
-  message.epoch = options_.hello.epoch;
+  message.view = options_.hello.view;
   channels_.rbegin()->second->call(message, sent_ + options_.lease,
                                    [weak = weak_from_this(), number, sent = sent_](Result<transport::Message> answer) {
                                      if (auto self = weak.lock()) self->on_renewed(number, sent, answer);

@@ -14,7 +14,7 @@ namespace dsgd {
 
 struct HeartbeatOptions {
   std::string address;     // of the head
-  transport::Hello hello;  // complete, with rank, epoch and job nonce
+  transport::Hello hello;  // complete, with rank, view and job nonce
   std::string token;
   transport::Duration lease{};
   transport::Duration interval{};

@@ -40,7 +40,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     options.hello.library_version = library_version();
     options.hello.role = transport::Role::kControl;
     options.hello.rank = -1;
-    options.hello.epoch = 0;
+    options.hello.view = 0;
   }
 
   transport::Network& network;
@@ -124,7 +124,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     o.hello = options.hello;
     o.hello.role = transport::Role::kHeartbeat;
     o.hello.rank = view.rank;
-    o.hello.epoch = view.epoch;
+    o.hello.view = view.view;
     o.hello.job_nonce = view.job_nonce;
     o.token = options.token;
     o.lease = options.lease;
@@ -237,7 +237,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     if (!has_head() || cause.ok()) return false;
     transport::Report request;
     request.rank = view.rank;
-    request.epoch = view.epoch;
+    request.view = view.view;
     request.cause = cause;
     request.peer = peer;
     // Whatever becomes of it: the head's answer is the news that it gives to everybody.
@@ -262,7 +262,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     });
     transport::Leave request;
     request.rank = view.rank;
-    request.epoch = view.epoch;
+    request.view = view.view;
     request.cause = cause;
     channel->call(request, latest, [weak = weak_from_this()](const Result<Message>&) {
       if (auto self = weak.lock()) self->left_job();

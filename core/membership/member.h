@@ -12,7 +12,7 @@ namespace dsgd {
 
 struct MemberOptions {
   std::string head;        // address to dial
-  transport::Hello hello;  // job; Member fills in role, rank, epoch, worker id, version and job nonce
+  transport::Hello hello;  // job; Member fills in role, rank, view, worker id, version and job nonce
   std::string token;
   transport::JoinRequest join;
   transport::Time

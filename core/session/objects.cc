@@ -80,7 +80,7 @@ void Objects::spread(const std::shared_ptr<Sending>& sending) {
 void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
   const std::vector<uint8_t>& blob = *sending->blob;
   const size_t offset = sending->offset[rank], count = std::min(kPart, blob.size() - offset);
-  transport::ObjectPart part{sending->mesh->epoch(), sending->mesh->rank(), sending->name, blob.size(), offset,
+  transport::ObjectPart part{sending->mesh->view().view, sending->mesh->rank(), sending->name, blob.size(), offset,
                              {blob.begin() + offset, blob.begin() + offset + count}};
   sending->mesh->call(rank, std::move(part), sending->deadline, [this, sending, rank, count](Result<transport::Message> r) {
     if (sending->mesh->undecided(rank, r.status())) {

@@ -16,7 +16,7 @@ namespace dsgd {
 
 struct StepResult {
   int64_t step = 0;
-  int64_t epoch = 0;
+  int64_t view = 0;
   int32_t size = 0;
   bool applied = false;
   bool all_done = false;

@@ -59,7 +59,7 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
   const transport::JoinReply& view = impl.worker->view();
   impl.rank = view.rank;
   impl.size = static_cast<int32_t>(view.members.size());
-  impl.epoch = static_cast<int64_t>(view.epoch);
+  impl.view = static_cast<int64_t>(view.view);
   impl.local_size = 0;
   for (const transport::MemberInfo& member : view.members) {
     if (member.machine != view.members[view.rank].machine) continue;
@@ -242,7 +242,7 @@ int32_t Session::rank() const { return impl_->rank; }
 int32_t Session::size() const { return impl_->size; }
 int32_t Session::local_rank() const { return impl_->local_rank; }
 int32_t Session::local_size() const { return impl_->local_size; }
-int64_t Session::epoch() const { return impl_->epoch; }
+int64_t Session::view() const { return impl_->view; }
 
 // ---- waiting and the queue
 

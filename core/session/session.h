@@ -39,7 +39,7 @@ class Session {
   int32_t size() const;
   int32_t local_rank() const;
   int32_t local_size() const;
-  int64_t epoch() const;
+  int64_t view() const;
 
   Result<Parameter*> add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
                                    bool trained);
@@ -73,10 +73,10 @@ class Session {
   Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode,
                                                const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> allgather(const void* send, size_t send_nbytes, void* receive,
-                                               size_t receive_nbytes, const size_t* counts, DType dtype, Mode mode,
+                                               size_t receive_nbytes, const size_t* element_counts, DType dtype, Mode mode,
                                                const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> reduce_scatter(const void* send, size_t send_nbytes, void* receive,
-                                                    size_t receive_nbytes, const size_t* counts, DType dtype,
+                                                    size_t receive_nbytes, const size_t* element_counts, DType dtype,
                                                     Reduction reduction, Mode mode, const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> barrier(Mode mode, const CallOptions& options = {});
 

@@ -39,22 +39,22 @@ Status check_reduction(const char* operation, DType dtype, Reduction reduction) 
 }
 
 // Elements of each rank: given, or equal parts of `total`.
-Result<std::vector<size_t>> part_counts(const char* operation, const size_t* counts, size_t total, int32_t size) {
+Result<std::vector<size_t>> part_counts(const char* operation, const size_t* element_counts, size_t total, int32_t size) {
   std::vector<size_t> parts(size);
-  if (counts) {
+  if (element_counts) {
     size_t left = total;
     for (int32_t rank = 0; rank < size; ++rank) {
-      parts[rank] = counts[rank];
-      if (counts[rank] > left) {
-        return Status(Code::kInvalidArgument, std::string(operation) + ": `counts` add up to more than the " +
+      parts[rank] = element_counts[rank];
+      if (element_counts[rank] > left) {
+        return Status(Code::kInvalidArgument, std::string(operation) + ": `element_counts` add up to more than the " +
                                                   std::to_string(total) + " elements of the whole buffer (at rank " +
                                                   std::to_string(rank) + ")")
             .with_operation(operation);
       }
-      left -= counts[rank];
+      left -= element_counts[rank];
     }
     if (left == 0) return parts;
-    return Status(Code::kInvalidArgument, std::string(operation) + ": `counts` add up to " +
+    return Status(Code::kInvalidArgument, std::string(operation) + ": `element_counts` add up to " +
                                               std::to_string(total - left) + " elements, the whole buffer has " +
                                               std::to_string(total))
         .with_operation(operation);
@@ -62,7 +62,7 @@ Result<std::vector<size_t>> part_counts(const char* operation, const size_t* cou
   if (total % static_cast<size_t>(size) != 0) {
     return Status(Code::kInvalidArgument, std::string(operation) + ": " + std::to_string(total) +
                                               " elements are no equal parts for " + std::to_string(size) +
-                                              " workers; give `counts`")
+                                              " workers; give `element_counts`")
         .with_operation(operation);
   }
   std::fill(parts.begin(), parts.end(), total / static_cast<size_t>(size));
@@ -115,14 +115,14 @@ Result<std::shared_ptr<Operation>> Session::broadcast(void* data, size_t nbytes,
 }
 
 Result<std::shared_ptr<Operation>> Session::allgather(const void* send, size_t send_nbytes, void* receive,
-                                                      size_t receive_nbytes, const size_t* counts, DType dtype,
+                                                      size_t receive_nbytes, const size_t* element_counts, DType dtype,
                                                       Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("all-gather", "`send`", send, send_nbytes, dtype);
   if (status.ok()) status = check_buffer("all-gather", "`receive`", receive, receive_nbytes, dtype);
   if (!status.ok()) return status;
-  auto parts = part_counts("all-gather", counts, receive_nbytes / dtype_size(dtype), impl_->size);
+  auto parts = part_counts("all-gather", element_counts, receive_nbytes / dtype_size(dtype), impl_->size);
   if (!parts.ok()) return parts.status();
   status = check_part("all-gather", "`send`", send_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
   if (!status.ok()) return status;
@@ -132,7 +132,7 @@ Result<std::shared_ptr<Operation>> Session::allgather(const void* send, size_t s
 }
 
 Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, size_t send_nbytes, void* receive,
-                                                           size_t receive_nbytes, const size_t* counts, DType dtype,
+                                                           size_t receive_nbytes, const size_t* element_counts, DType dtype,
                                                            Reduction reduction, Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
@@ -140,7 +140,7 @@ Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, siz
   if (status.ok()) status = check_buffer("reduce-scatter", "`receive`", receive, receive_nbytes, dtype);
   if (status.ok()) status = check_reduction("reduce-scatter", dtype, reduction);
   if (!status.ok()) return status;
-  auto parts = part_counts("reduce-scatter", counts, send_nbytes / dtype_size(dtype), impl_->size);
+  auto parts = part_counts("reduce-scatter", element_counts, send_nbytes / dtype_size(dtype), impl_->size);
   if (!parts.ok()) return parts.status();
   status = check_part("reduce-scatter", "`receive`", receive_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
   if (!status.ok()) return status;

@@ -165,7 +165,7 @@ struct Session::Impl {
   std::unique_ptr<Worker> worker;
   std::unique_ptr<transport::Notifier> notifier;
   int32_t rank = 0, size = 1, local_rank = 0, local_size = 1;
-  int64_t epoch = 1;
+  int64_t view = 1;
   StrategySpec strategy;
 
   std::mutex close_mutex;          // who closes too, waits for the end

@@ -132,7 +132,7 @@ Status Worker::setup() {
   mesh.probe = [this, hello = mesh.hello, token = mesh.token](const transport::MemberInfo& peer, transport::Time deadline,
                                           std::function<void(const Status&)> done) mutable {
     hello.rank = view_.rank;
-    hello.epoch = view_.epoch;
+    hello.view = view_.view;
     heartbeat_network_->loop().post([this, hello, token, peer, deadline, poster = poster_, done = std::move(done)] {
       probe(*heartbeat_network_, hello, token, peer.addresses, deadline, [poster, done](const Status& status) {
         poster->post([done, status] { done(status); });
@@ -292,7 +292,7 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
   joined_ = std::move(joined);
   watch_memory();
   if (solo_) {
-    view_.epoch = 1;
+    view_.view = 1;
     view_.rank = 0;
     view_.members.resize(1);
     view_.members[0] = {0, "solo", environment_.host_name(), environment_.machine(), {}, environment_.process_id()};
@@ -343,8 +343,8 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
       status = engine_->open(view_);
     }
     if (status.ok()) {
-      log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) + ", epoch " +
-                 std::to_string(view_.epoch));
+      log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) + ", view " +
+                 std::to_string(view_.view));
     }
     std::exchange(joined_, nullptr)(status);
   });

@@ -66,7 +66,7 @@ void Step::begin(StepRequest request, Done done) {
   done_ = std::move(done);
   result_ = {};
   result_.step = static_cast<int64_t>(request_.step);
-  result_.epoch = mesh_ ? static_cast<int64_t>(mesh_->epoch()) : 1;
+  result_.view = mesh_ ? static_cast<int64_t>(mesh_->view().view) : 1;
   result_.size = mesh_ ? mesh_->size() : 1;
   header_done_ = norms_done_ = agreed_ = committed_ = false;
   bucket_failure_ = {};

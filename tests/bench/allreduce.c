@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
           &error);
     if (rank == 0) {
       const double median = percentile(times, rounds, 50);
-      printf("%d,%zu,%s,%.2f,%.2f,%.2f,%.4f\n", workers, bytes, dsgd_config_get(config, "algorithm"), median,
+      printf("%d,%zu,%s,%.2f,%.2f,%.2f,%.4f\n", workers, bytes, dsgd_config_value(config, "algorithm"), median,
              percentile(times, rounds, 10), percentile(times, rounds, 90),
              (double)bytes * 2.0 * (workers - 1) / workers / median * 1e-3);
       fflush(stdout);

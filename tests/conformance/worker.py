@@ -226,9 +226,9 @@ class Worker:
         per_rank = uneven or counts * session.size
         if name == "allgather":
             send = pattern(dtype, per_rank[session.rank], seed, session.rank)
-            return session.allgather_async(send, counts=uneven)
+            return session.allgather_async(send, element_counts=uneven)
         send = pattern(dtype, sum(per_rank), seed, session.rank)
-        return session.reduce_scatter_async(send, reduction=words[0], counts=uneven)
+        return session.reduce_scatter_async(send, reduction=words[0], element_counts=uneven)
 
     def barrier(self):
         self.session.barrier()

@@ -40,7 +40,7 @@ std::vector<Message> messages() {
 
 BulkHeader header(uint64_t operation) {
   BulkHeader header;
-  header.epoch = 1;
+  header.view = 1;
   header.operation = operation;
   header.source = 1;
   header.count = 1000;

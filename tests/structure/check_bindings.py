@@ -90,7 +90,7 @@ def self_test():
     python, java, go = (PARTS[binding][0][1] for binding in ("python", "java", "go"))
     cases = [
         ("status = _raw.dsgd_step(a)  # not _raw.dsgd_rank", ".py", python, {"dsgd_step"}),
-        ("super(Raw::dsgd_op_free); Raw.dsgd_rank(h); /* Raw.dsgd_size */ // Raw.dsgd_epoch", ".java", java,
+        ("super(Raw::dsgd_op_free); Raw.dsgd_rank(h); /* Raw.dsgd_size */ // Raw.dsgd_view", ".java", java,
          {"dsgd_op_free", "dsgd_rank"}),
         ("raw.Dsgd_queue_poll(s) // raw.Dsgd_queue_fd", ".go", go, {"dsgd_queue_poll"}),
         ("dsgd_error_free(error); dsgd_error *dsgd_error_rank;", ".c", C_CALL, {"dsgd_error_free"}),

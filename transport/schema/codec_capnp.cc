@@ -88,7 +88,7 @@ class Check {
   T departure(schema::Departure::Reader from) {
     T to;
     to.rank = from.getRank();
-    to.epoch = from.getEpoch();
+    to.view = from.getView();
     status(from.getCause(), &to.cause);
     if constexpr (std::is_same_v<T, Goodbye>) {
       to.steps = from.getSteps();
@@ -116,7 +116,7 @@ class Check {
       case schema::Message::JOIN_REPLY: {
         auto part = from.getJoinReply();
         JoinReply to;
-        to.epoch = part.getEpoch();
+        to.view = part.getView();
         to.rank = part.getRank();
         to.head_rank = part.getHeadRank();
         auto members = part.getMembers();
@@ -134,13 +134,13 @@ class Check {
         auto part = from.getWatchReply();
         WatchReply to;
         to.sequence = part.getSequence();
-        to.epoch = part.getEpoch();
+        to.view = part.getView();
         status(part.getNews(), &to.news);
         to.left = part.getLeft();
         return to;
       }
       case schema::Message::RENEW:
-        return Renew{from.getRenew().getRank(), from.getRenew().getEpoch()};
+        return Renew{from.getRenew().getRank(), from.getRenew().getView()};
       case schema::Message::LEAVE:
         return departure<Leave>(from.getLeave());
       case schema::Message::REPORT:
@@ -148,7 +148,7 @@ class Check {
       case schema::Message::OPERATION_FAILED: {
         auto part = from.getOperationFailed();
         OperationFailed to;
-        to.epoch = part.getEpoch();
+        to.view = part.getView();
         to.rank = part.getRank();
         to.operation = part.getOperation();
         to.session = part.getSession();
@@ -158,7 +158,7 @@ class Check {
       case schema::Message::OBJECT_PART: {
         auto part = from.getObjectPart();
         ObjectPart to;
-        to.epoch = part.getEpoch();
+        to.view = part.getView();
         to.rank = part.getRank();
         text(part.getName(), &to.name, "object name");
         to.total = part.getTotal();
@@ -194,7 +194,7 @@ Status guarded(F&& body) {
 template <typename T>
 void write_departure(const T& from, schema::Departure::Builder to) {
   to.setRank(from.rank);
-  to.setEpoch(from.epoch);
+  to.setView(from.view);
   if (!from.cause.ok()) write(from.cause, to.initCause());
   if constexpr (std::is_same_v<T, Goodbye>) {
     to.setSteps(from.steps);
@@ -235,7 +235,7 @@ void write(const Hello& from, schema::Hello::Builder to) {
   to.setJob(text(from.job));
   to.setWorkerId(text(from.worker_id));
   to.setRank(from.rank);
-  to.setEpoch(from.epoch);
+  to.setView(from.view);
   to.setLibraryVersion(text(from.library_version));
   to.setChecksum(from.checksum);
   to.setJobNonce(data_of(from.job_nonce));
@@ -282,7 +282,7 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setLease(part.lease.count());
         } else if constexpr (std::is_same_v<T, JoinReply>) {
           auto out = to.initJoinReply();
-          out.setEpoch(part.epoch);
+          out.setView(part.view);
           out.setRank(part.rank);
           out.setHeadRank(part.head_rank);
           auto members = out.initMembers(static_cast<unsigned>(part.members.size()));
@@ -293,27 +293,27 @@ void write(const Message& from, schema::Message::Builder to) {
         } else if constexpr (std::is_same_v<T, WatchReply>) {
           auto out = to.initWatchReply();
           out.setSequence(part.sequence);
-          out.setEpoch(part.epoch);
+          out.setView(part.view);
           if (!part.news.ok()) write(part.news, out.initNews());
           out.setLeft(part.left);
         } else if constexpr (std::is_same_v<T, Renew>) {
           auto out = to.initRenew();
           out.setRank(part.rank);
-          out.setEpoch(part.epoch);
+          out.setView(part.view);
         } else if constexpr (std::is_same_v<T, Leave>) {
           write_departure(part, to.initLeave());
         } else if constexpr (std::is_same_v<T, Report>) {
           write_departure(part, to.initReport());
         } else if constexpr (std::is_same_v<T, OperationFailed>) {
           auto out = to.initOperationFailed();
-          out.setEpoch(part.epoch);
+          out.setView(part.view);
           out.setRank(part.rank);
           out.setOperation(part.operation);
           out.setSession(part.session);
           if (!part.cause.ok()) write(part.cause, out.initCause());
         } else if constexpr (std::is_same_v<T, ObjectPart>) {
           auto out = to.initObjectPart();
-          out.setEpoch(part.epoch);
+          out.setView(part.view);
           out.setRank(part.rank);
           out.setName(text(part.name));
           out.setTotal(part.total);
@@ -336,7 +336,7 @@ void write(const Result<Message>& from, schema::Reply::Builder to) {
 }
 
 void write(const BulkHeader& from, schema::BulkHeader::Builder to) {
-  to.setEpoch(from.epoch);
+  to.setView(from.view);
   to.setOperation(from.operation);
   to.setGroup(from.group);
   to.setSource(from.source);
@@ -391,7 +391,7 @@ Result<Hello> read(schema::Hello::Reader from) {
     check.fixed(from.getNonce(), &to.nonce, "nonce");
     check.text(from.getWorkerId(), &to.worker_id, "worker id");
     to.rank = from.getRank();
-    to.epoch = from.getEpoch();
+    to.view = from.getView();
     check.text(from.getLibraryVersion(), &to.library_version, "library version");
     to.checksum = from.getChecksum();
     check.job_nonce(from.getJobNonce(), &to.job_nonce);
@@ -438,7 +438,7 @@ Result<Message> read(schema::Message::Reader from) {
 Result<BulkHeader> read(schema::BulkHeader::Reader from) {
   BulkHeader to;
   Status result = guarded([&](Check&) {
-    to.epoch = from.getEpoch();
+    to.view = from.getView();
     to.operation = from.getOperation();
     to.group = from.getGroup();
     to.source = from.getSource();

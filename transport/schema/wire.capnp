@@ -28,7 +28,7 @@ struct Hello {  # first bytes of a connection, from the side that dialled
   nonce @3 :Data;  # 32 bytes
   workerId @4 :Text;
   rank @5 :Int32 = -1;
-  epoch @6 :UInt64;
+  view @6 :UInt64;
   libraryVersion @7 :Text;
   checksum @8 :Bool;
   jobNonce @9 :Data;
@@ -66,7 +66,7 @@ struct JoinRequest {
 }
 
 struct JoinReply {
-  epoch @0 :UInt64;
+  view @0 :UInt64;
   rank @1 :Int32 = -1;
   headRank @2 :Int32 = -1;
   members @3 :List(MemberInfo);
@@ -79,19 +79,19 @@ struct Watch {
 
 struct WatchReply {
   sequence @0 :UInt64;
-  epoch @1 :UInt64;
+  view @1 :UInt64;
   news @2 :Status;
   left @3 :Int32 = -1;
 }
 
 struct Renew {
   rank @0 :Int32 = -1;
-  epoch @1 :UInt64;
+  view @1 :UInt64;
 }
 
 struct Departure {  # Leave, Report and Goodbye
   rank @0 :Int32 = -1;
-  epoch @1 :UInt64;
+  view @1 :UInt64;
   cause @2 :Status;
   steps @3 :UInt64;           # Goodbye only, as the following
   digests @4 :List(UInt64);
@@ -99,7 +99,7 @@ struct Departure {  # Leave, Report and Goodbye
 }
 
 struct OperationFailed {
-  epoch @0 :UInt64;
+  view @0 :UInt64;
   rank @1 :Int32 = -1;
   operation @2 :UInt64;
   session @3 :Bool;
@@ -107,7 +107,7 @@ struct OperationFailed {
 }
 
 struct ObjectPart {
-  epoch @0 :UInt64;
+  view @0 :UInt64;
   rank @1 :Int32 = -1;
   name @2 :Text;
   total @3 :UInt64;
@@ -139,7 +139,7 @@ struct Reply {  # the answer to a call: a message, or why there is none
 }
 
 struct BulkHeader {
-  epoch @0 :UInt64;
+  view @0 :UInt64;
   operation @1 :UInt64;
   group @2 :UInt32;
   source @3 :Int32 = -1;

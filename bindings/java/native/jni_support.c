@@ -219,7 +219,7 @@ void jni_set_int(JNIEnv* env, jintArray array, int32_t value) {
 void jni_set_step_result(JNIEnv* env, jobjectArray array, const dsgd_step_result* r) {
   if (array == NULL) return;
   jobject result =
-      (*env)->NewObject(env, g_java.step_result, g_java.step_result_new, (jlong)r->step, (jlong)r->epoch,
+      (*env)->NewObject(env, g_java.step_result, g_java.step_result_new, (jlong)r->step, (jlong)r->view,
                         (jint)r->size, (jboolean)(r->applied != 0), (jboolean)(r->all_done != 0),
                         (jboolean)(r->stop != 0), (jdouble)r->weight, (jdouble)r->gradient_norm);
   if (!(*env)->ExceptionCheck(env)) (*env)->SetObjectArrayElement(env, array, 0, result);

@@ -44,46 +44,46 @@ class Collectives:
         return self.broadcast_async(data, root).wait()
 
     def allgather_async(
-        self, send: Any, receive: Any = None, counts: Optional[Sequence[int]] = None
+        self, send: Any, receive: Any = None, element_counts: Optional[Sequence[int]] = None
     ) -> Operation[Any]:
         source = Buffer(send, "send")
-        size = self._checked_size(counts)
+        size = self._checked_size(element_counts)
         if receive is None:
-            shape = (size, *source.shape) if counts is None else (sum(counts),)
+            shape = (size, *source.shape) if element_counts is None else (sum(element_counts),)
             receive = _new_array(shape, source)
         target = _same_dtype(source, Buffer(receive, "receive").require_writable("receive"))
         op = _raw.dsgd_allgather(
-            self._handle.pointer, source.source, target.source, counts, source.dtype, self._options
+            self._handle.pointer, source.source, target.source, element_counts, source.dtype, self._options
         )
         return Operation(self._handle, op, (source, target), lambda _: receive)
 
-    def allgather(self, send: Any, receive: Any = None, counts: Optional[Sequence[int]] = None) -> Any:
+    def allgather(self, send: Any, receive: Any = None, element_counts: Optional[Sequence[int]] = None) -> Any:
         """Every worker's `send`, in rank order. Returns `receive`, or without one a new NumPy array: of shape
-        (size, *send.shape), or flat with `counts`, the number of elements of each rank where they differ."""
-        return self.allgather_async(send, receive, counts).wait()
+        (size, *send.shape), or flat with `element_counts`, the number of elements of each rank where they differ."""
+        return self.allgather_async(send, receive, element_counts).wait()
 
     def reduce_scatter_async(
         self,
         send: Any,
         receive: Any = None,
         reduction: Union[str, Reduction] = "sum",
-        counts: Optional[Sequence[int]] = None,
+        element_counts: Optional[Sequence[int]] = None,
     ) -> Operation[Any]:
         source = Buffer(send, "send")
-        size = self._checked_size(counts)
+        size = self._checked_size(element_counts)
         if receive is None:
-            if counts is None and source.count % size != 0:
+            if element_counts is None and source.count % size != 0:
                 raise InvalidArgumentError(
-                    f"send has {source.count} elements, which {size} workers cannot share equally; give counts"
+                    f"send has {source.count} elements, which {size} workers cannot share equally; give element_counts"
                 )
             rank = _raw.dsgd_rank(self._handle.pointer)
-            receive = _new_array((source.count // size if counts is None else counts[rank],), source)
+            receive = _new_array((source.count // size if element_counts is None else element_counts[rank],), source)
         target = _same_dtype(source, Buffer(receive, "receive").require_writable("receive"))
         op = _raw.dsgd_reduce_scatter(
             self._handle.pointer,
             source.source,
             target.source,
-            counts,
+            element_counts,
             source.dtype,
             reduction_of(reduction),
             self._options,
@@ -95,11 +95,11 @@ class Collectives:
         send: Any,
         receive: Any = None,
         reduction: Union[str, Reduction] = "sum",
-        counts: Optional[Sequence[int]] = None,
+        element_counts: Optional[Sequence[int]] = None,
     ) -> Any:
         """The reduction of this rank's part of all workers' `send`, which is split in rank order into parts of
-        `counts` elements (None: equal parts). Returns `receive`, or without one a new flat NumPy array."""
-        return self.reduce_scatter_async(send, receive, reduction, counts).wait()
+        `element_counts` elements (None: equal parts). Returns `receive`, or without one a new flat NumPy array."""
+        return self.reduce_scatter_async(send, receive, reduction, element_counts).wait()
 
     def barrier_async(self) -> Operation[None]:
         return Operation(self._handle, _raw.dsgd_barrier(self._handle.pointer, self._options), (), lambda _: None)
@@ -108,11 +108,13 @@ class Collectives:
         """Ends when all workers have called it."""
         self.barrier_async().wait()
 
-    def _checked_size(self, counts: Optional[Sequence[int]]) -> int:
-        """The number of workers; dsgd reads as many counts."""
+    def _checked_size(self, element_counts: Optional[Sequence[int]]) -> int:
+        """The number of workers; dsgd reads one element count for each."""
         size = int(_raw.dsgd_size(self._handle.pointer))
-        if counts is not None and len(counts) != size:
-            raise InvalidArgumentError(f"counts has {len(counts)} numbers; give one for each of the {size} workers")
+        if element_counts is not None and len(element_counts) != size:
+            raise InvalidArgumentError(
+                f"element_counts has {len(element_counts)} numbers; give one for each of the {size} workers"
+            )
         return size
 
 

@@ -14,7 +14,7 @@ from ._types import ConfigKey
 
 def config_keys() -> List[ConfigKey]:
     """The table of all keys, in alphabetical order."""
-    return [ConfigKey(*_raw.dsgd_config_key_get(index)) for index in range(_raw.dsgd_config_key_count())]
+    return [ConfigKey(*_raw.dsgd_config_key_at(index)) for index in range(_raw.dsgd_config_key_count())]
 
 
 def _text(value: Any) -> Any:
@@ -54,17 +54,17 @@ class Config:
 
     def __getitem__(self, key: str) -> str:
         """The effective value."""
-        value = _raw.dsgd_config_get(self._pointer, key)
+        value = _raw.dsgd_config_value(self._pointer, key)
         if value is None:
             raise KeyError(key)
         return str(value)
 
     def get(self, key: str, default: Any = None) -> Any:
-        value = _raw.dsgd_config_get(self._pointer, key)
+        value = _raw.dsgd_config_value(self._pointer, key)
         return default if value is None else value
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and _raw.dsgd_config_get(self._pointer, key) is not None
+        return isinstance(key, str) and _raw.dsgd_config_value(self._pointer, key) is not None
 
     def __iter__(self) -> Iterator[str]:
         return (key.name for key in config_keys())

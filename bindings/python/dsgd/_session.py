@@ -60,9 +60,9 @@ class Session(Collectives):
         return int(_raw.dsgd_local_size(self._handle.pointer))
 
     @property
-    def epoch(self) -> int:
+    def view(self) -> int:
         """Number of the view; only grows."""
-        return int(_raw.dsgd_epoch(self._handle.pointer))
+        return int(_raw.dsgd_view(self._handle.pointer))
 
     @property
     def closed(self) -> bool:

@@ -65,7 +65,7 @@ class StepResult:
     """What a step did."""
 
     step: int  #: index of the step, from 0
-    epoch: int  #: view in which it completed
+    view: int  #: view in which it completed
     size: int  #: workers in that view
     applied: bool  #: False: skipped, since all weights were 0, or see Session.loss_scale
     all_done: bool  #: every worker gave weight 0: nobody has data left

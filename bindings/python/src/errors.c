@@ -35,7 +35,7 @@ void dsgd_py_raise_invalid(const char* format, ...) {
 }
 
 PyObject* dsgd_py_step_result(const dsgd_step_result* result) {
-  return Py_BuildValue("LLiNNNdd", (long long)result->step, (long long)result->epoch, (int)result->size,
+  return Py_BuildValue("LLiNNNdd", (long long)result->step, (long long)result->view, (int)result->size,
                        PyBool_FromLong(result->applied), PyBool_FromLong(result->all_done),
                        PyBool_FromLong(result->stop), result->weight, result->gradient_norm);
 }

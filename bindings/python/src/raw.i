@@ -69,7 +69,7 @@ DSGD_RETURNS_NUMBER(int32_t, dsgd_local_rank)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_local_size)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_queue_fd)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_log_record_level)
-DSGD_RETURNS_NUMBER(int64_t, dsgd_epoch)
+DSGD_RETURNS_NUMBER(int64_t, dsgd_view)
 DSGD_RETURNS(double, dsgd_loss_scale, PyFloat_FromDouble($1))
 
 %typemap(in, numinputs=0) dsgd_error **error (dsgd_error *made = NULL) "$1 = &made;"
@@ -225,11 +225,11 @@ DSGD_BUFFER(void *gradient, size_t gradient_nbytes, 0)
   $1 = numbers;
 }
 %typemap(freearg) (const int64_t *shape, size_t ndim) "free(numbers$argnum);"
-%typemap(in) const size_t *counts (size_t *numbers = NULL) {
+%typemap(in) const size_t *element_counts (size_t *numbers = NULL) {
   if (!dsgd_py_sizes($input, "$1_name", &numbers)) SWIG_fail;
   $1 = numbers;
 }
-%typemap(freearg) const size_t *counts "free(numbers$argnum);"
+%typemap(freearg) const size_t *element_counts "free(numbers$argnum);"
 
 /* dsgd_bind_dlpack gets a tensor that only describes the buffer: what owns it stays with the layer, so that no deleter
  * needs the GIL on a thread of dsgd's. On failure it stays ours. */

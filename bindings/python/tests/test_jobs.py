@@ -77,9 +77,9 @@ def collect(session, dtype):
         out[reduction] = session.allreduce(mine.copy(), reduction).tolist()
     out["broadcast"] = session.broadcast(mine.copy(), root=1).tolist()
     out["allgather"] = session.allgather(mine.reshape(2, 3)).tolist()
-    out["uneven"] = session.allgather(mine[: rank + 1].copy(), counts=range(1, size + 1)).tolist()
+    out["uneven"] = session.allgather(mine[: rank + 1].copy(), element_counts=range(1, size + 1)).tolist()
     out["scatter"] = session.reduce_scatter(mine).tolist()
-    out["uneven scatter"] = session.reduce_scatter(mine, counts=[6] + [0] * (size - 1)).tolist()
+    out["uneven scatter"] = session.reduce_scatter(mine, element_counts=[6] + [0] * (size - 1)).tolist()
     return out
 
 

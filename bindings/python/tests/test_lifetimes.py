@@ -35,7 +35,7 @@ def test_a_closed_session_says_so():
     assert session.closed and "CLOSED" in repr(session)
     calls = [
         lambda: session.rank,
-        lambda: session.epoch,
+        lambda: session.view,
         lambda: session.add_parameter("v", 3),
         lambda: session.add_replica(),
         lambda: replica.alloc(parameter),

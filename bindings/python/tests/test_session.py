@@ -20,7 +20,7 @@ def trained(session, count=4, replicas=1, optimizer="sgd"):
 
 def test_who_am_i(session):
     assert (session.rank, session.size, session.local_rank, session.local_size) == (0, 1, 0, 1)
-    assert session.epoch >= 0 and "rank 0 of 1" in repr(session)
+    assert session.view >= 0 and "rank 0 of 1" in repr(session)
 
 
 def test_the_package_tells_its_version():
@@ -32,7 +32,7 @@ def test_a_step_applies_the_mean_over_replicas(session):
     gradient0[:], gradient1[:] = 1, 3
     result = session.step(8)
     assert math.isnan(result.gradient_norm)
-    assert dataclasses.replace(result, gradient_norm=0) == dsgd.StepResult(0, session.epoch, 1, True, False, False, 8, 0)
+    assert dataclasses.replace(result, gradient_norm=0) == dsgd.StepResult(0, session.view, 1, True, False, False, 8, 0)
     assert (value0 == -2).all() and (value1 == -2).all()
     assert [replica.index for replica in session.replicas] == [0, 1]
 
@@ -282,7 +282,7 @@ def test_numbers_out_of_range_are_named(session):
         (lambda: session.shard(5).set_epoch(-3), "'epoch' is -3"),
         (lambda: session.broadcast(numpy.zeros(1), 2**31), "'root' is 2147483648, out of range: -2147483648 to"),
         (lambda: session.add_parameter("w", (1, 2**63)), r"shape\[1\] is 9223372036854775808; give 0 to"),
-        (lambda: session.allgather(numpy.zeros(1), numpy.zeros(1), counts=[-4]), r"counts\[0\] is -4"),
+        (lambda: session.allgather(numpy.zeros(1), numpy.zeros(1), element_counts=[-4]), r"element_counts\[0\] is -4"),
         (lambda: session.get("vocabulary", -1), "timeout is -1"),
         (lambda: session.close(math.nan), "timeout is nan"),
     ):
@@ -297,10 +297,10 @@ def test_collectives_of_one_are_copies(session):
     assert session.allreduce(data) is data and data.tolist() == [0, 1, 2, 3, 4]
     assert session.broadcast(data) is data
     assert session.allgather(data.reshape(5, 1)).shape == (1, 5, 1)
-    assert session.allgather(data, counts=[5]).tolist() == data.tolist()
+    assert session.allgather(data, element_counts=[5]).tolist() == data.tolist()
     assert session.reduce_scatter(data, reduction="mean").tolist() == data.tolist()
     receive = numpy.zeros(5, "f4")
-    assert session.reduce_scatter(data, receive, "max", counts=[5]) is receive
+    assert session.reduce_scatter(data, receive, "max", element_counts=[5]) is receive
     session.barrier()
 
 
@@ -313,7 +313,7 @@ def test_collectives_refuse_what_does_not_fit(session):
     with pytest.raises(dsgd.InvalidArgumentError, match="float64"):
         session.allgather(data, numpy.zeros(4))
     with pytest.raises(dsgd.InvalidArgumentError, match="each of the 1 workers"):
-        session.allgather(data, counts=[2, 2])
+        session.allgather(data, element_counts=[2, 2])
     with pytest.raises(dsgd.InvalidArgumentError, match="root"):
         session.broadcast(data, root=1)
     with pytest.raises(dsgd.InvalidArgumentError):

@@ -58,8 +58,11 @@
  *   NULL       A NULL handle or a NULL required argument gives DSGD_ERR_INVALID_ARGUMENT, never a crash. So does a
  *              handle of another kind, or one freed a moment ago, as far as memory allows; *_free leave it alone.
  *   Strings    NUL-terminated UTF-8, copied if kept. Returned strings belong to the handle they came from.
- *   Sizes      nbytes counts bytes. A shape counts elements, outermost dimension first; the buffer is contiguous in that
- *              order (row-major).
+ *   Names      dsgd_x_get returns a new reference to a dsgd_x, which the caller frees with dsgd_x_free. Functions that return
+ *              a number, a pointer into a handle, or fill a struct of the caller have other names. A view is a numbered list of
+ *              the workers in the job; an epoch is a pass over the data set.
+ *   Sizes      nbytes counts bytes; count and element_counts count elements. A shape counts elements, outermost dimension
+ *              first; the buffer is contiguous in that order (row-major).
  *   Threads    "Any thread": may be called at any time from any thread. "One thread at a time": calls marked so on one
  *              session must not overlap; different sessions are independent.
  *   Deadlines  Every blocking call ends: collective calls within `step_timeout`, joining within `init_timeout`. A
@@ -176,7 +179,7 @@ DSGD_API int32_t dsgd_config_set(dsgd_config *config, const char *key, const cha
  * Errors: DSGD_ERR_NOT_FOUND, DSGD_ERR_IO, DSGD_ERR_INVALID_ARGUMENT. */
 DSGD_API int32_t dsgd_config_load(dsgd_config *config, const char *path, dsgd_error **error);
 /* Effective value of a key; NULL if the key is unknown. Valid until the configuration changes or is freed. */
-DSGD_API const char *dsgd_config_get(const dsgd_config *config, const char *key);
+DSGD_API const char *dsgd_config_value(const dsgd_config *config, const char *key);
 
 /* One row of the table of keys. All strings are static. */
 typedef struct dsgd_config_key {
@@ -195,7 +198,7 @@ typedef struct dsgd_config_key {
 DSGD_API int32_t dsgd_config_key_init(dsgd_config_key *key, size_t struct_size);
 DSGD_API size_t dsgd_config_key_count(void); /* any thread */
 /* Row `index` of the table, 0 .. count-1, in alphabetical order. Any thread. Errors: DSGD_ERR_INVALID_ARGUMENT. */
-DSGD_API int32_t dsgd_config_key_get(size_t index, dsgd_config_key *key, dsgd_error **error);
+DSGD_API int32_t dsgd_config_key_at(size_t index, dsgd_config_key *key, dsgd_error **error);
 
 /* ---- Logs ------------------------------------------------------------------------------------------------------- */
 
@@ -264,7 +267,7 @@ DSGD_API int32_t dsgd_rank(const dsgd_session *session);       /* 0 .. size-1 */
 DSGD_API int32_t dsgd_size(const dsgd_session *session);       /* number of workers */
 DSGD_API int32_t dsgd_local_rank(const dsgd_session *session); /* rank among the workers on this node */
 DSGD_API int32_t dsgd_local_size(const dsgd_session *session); /* number of workers on this node */
-DSGD_API int64_t dsgd_epoch(const dsgd_session *session);      /* number of the view; only grows */
+DSGD_API int64_t dsgd_view(const dsgd_session *session);       /* number of the view; only grows */
 
 /* Records of the session's log queue, oldest first; see dsgd_config_log_hook. */
 typedef struct dsgd_log_record dsgd_log_record;
@@ -433,7 +436,7 @@ DSGD_API int32_t dsgd_op_options_init(dsgd_op_options *options, size_t struct_si
 typedef struct dsgd_step_result {
   size_t struct_size;   /* set by dsgd_step_result_init */
   int64_t step;         /* index of this step, from 0 */
-  int64_t epoch;        /* view in which it completed */
+  int64_t view;         /* view in which it completed */
   int32_t size;         /* workers in that view */
   int32_t applied;      /* 1: values were updated; 0: skipped, since all weights were 0, or see dsgd_loss_scale */
   int32_t all_done;     /* 1: every worker gave weight 0: nobody has data left */
@@ -582,16 +585,16 @@ DSGD_API int32_t dsgd_allreduce(dsgd_session *session, dsgd_group *group, const 
 /* In place: every worker ends with the data of rank `root`. */
 DSGD_API int32_t dsgd_broadcast(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes, int32_t dtype,
                                 int32_t root, const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
-/* `receive` gets every worker's `send`, in rank order. `counts`: elements of each rank (size() numbers, copied, equal on
+/* `receive` gets every worker's `send`, in rank order. `element_counts`: elements of each rank (size() numbers, copied, equal on
  * all workers), or NULL when all send as many. receive_nbytes is the sum of all parts. `send` may lie in its place in
  * `receive`. */
 DSGD_API int32_t dsgd_allgather(dsgd_session *session, dsgd_group *group, const void *send, size_t send_nbytes,
-                                void *receive, size_t receive_nbytes, const size_t *counts, int32_t dtype,
+                                void *receive, size_t receive_nbytes, const size_t *element_counts, int32_t dtype,
                                 const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
-/* `send` is split in rank order into parts of `counts` elements (NULL: equal parts); `receive` gets the reduction of this
+/* `send` is split in rank order into parts of `element_counts` elements (NULL: equal parts); `receive` gets the reduction of this
  * rank's part. `receive` may be this rank's part of `send`. */
 DSGD_API int32_t dsgd_reduce_scatter(dsgd_session *session, dsgd_group *group, const void *send, size_t send_nbytes,
-                                     void *receive, size_t receive_nbytes, const size_t *counts, int32_t dtype,
+                                     void *receive, size_t receive_nbytes, const size_t *element_counts, int32_t dtype,
                                      int32_t reduction, const dsgd_op_options *options, dsgd_op **op,
                                      dsgd_error **error);
 /* Ends when all workers have called it. */

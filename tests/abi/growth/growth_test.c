@@ -54,7 +54,7 @@ static void config_keys(void) {
   GUARDED(first_config_key) key;
   RAISE_GUARD(key);
   CHECK(dsgd_config_key_init((dsgd_config_key *)&key.value, sizeof key.value) == DSGD_OK);
-  MUST(dsgd_config_key_get(0, (dsgd_config_key *)&key.value, &error));
+  MUST(dsgd_config_key_at(0, (dsgd_config_key *)&key.value, &error));
   CHECK(strlen(key.value.name) > 0 && strncmp(key.value.environment, "DSGD_", 5) == 0);
   CHECK_GUARD(key);
 }

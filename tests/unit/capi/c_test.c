@@ -201,12 +201,12 @@ int main(void) {
   MUST(dsgd_config_set(config, "log_level", "debug", &error));
   add_plugins(config);
   MUST(dsgd_config_log_hook(config, count_record, &records, &error));
-  CHECK(strcmp(dsgd_config_get(config, "log_level"), "debug") == 0);
+  CHECK(strcmp(dsgd_config_value(config, "log_level"), "debug") == 0);
   MUST(dsgd_init(config, &session, &error));
   dsgd_config_free(config);
   CHECK(dsgd_rank(session) == 0 && dsgd_size(session) == 1);
   CHECK(dsgd_local_rank(session) == 0 && dsgd_local_size(session) == 1);
-  CHECK(dsgd_epoch(session) >= 0);
+  CHECK(dsgd_view(session) >= 0);
   train(session);
   collect(session);
   share(session);

@@ -29,7 +29,7 @@ std::vector<Call> calls() {
       {"dsgd_size", false, [](W w, E) { return dsgd_size(w.running.session); }},
       {"dsgd_local_rank", false, [](W w, E) { return dsgd_local_rank(w.running.session); }},
       {"dsgd_local_size", false, [](W w, E) { return dsgd_local_size(w.running.session); }},
-      {"dsgd_epoch", false, [](W w, E) { return static_cast<double>(dsgd_epoch(w.running.session)); }},
+      {"dsgd_view", false, [](W w, E) { return static_cast<double>(dsgd_view(w.running.session)); }},
       {"dsgd_loss_scale", false, [](W w, E) { return dsgd_loss_scale(w.running.session); }},
       {"dsgd_log_poll", true, [](W w, E e) { return dsgd_log_poll(w.running.session, 0, &record, e); }},
 

@@ -88,7 +88,7 @@ std::vector<BadCall> collective_cases() {
   add("dsgd_allgather", "NULL receive", "'receive' is NULL", [](W w, E e) {
     return dsgd_allgather(w.running.session, nullptr, data, 8, nullptr, 8, nullptr, DSGD_FLOAT32, nullptr, nullptr, e);
   });
-  add("dsgd_allgather", "counts of another size", {"`counts`", "more than the 2 elements"}, [](W w, E e) {
+  add("dsgd_allgather", "counts of another size", {"`element_counts`", "more than the 2 elements"}, [](W w, E e) {
     const size_t counts[] = {3};
     return dsgd_allgather(w.running.session, nullptr, data, 8, receive, 8, counts, DSGD_FLOAT32, nullptr, nullptr, e);
   });
@@ -96,7 +96,7 @@ std::vector<BadCall> collective_cases() {
     return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, receive, 4, nullptr, DSGD_FLOAT32,
                                DSGD_SUM, nullptr, nullptr, e);
   });
-  add("dsgd_reduce_scatter", "counts of another size", {"`counts` add up to 1 elements", "has 2"}, [](W w, E e) {
+  add("dsgd_reduce_scatter", "counts of another size", {"`element_counts` add up to 1 elements", "has 2"}, [](W w, E e) {
     const size_t counts[] = {1};
     return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, receive, 8, counts, DSGD_FLOAT32,
                                DSGD_SUM, nullptr, nullptr, e);

@@ -77,12 +77,12 @@ std::vector<BadCall> config_cases() {
        [](W w, E e) { return dsgd_config_load(w.config, "/nonexistent/job.conf", e); }},
       {"dsgd_config_load", "a folder", DSGD_ERR_IO, "'/'",
        [](W w, E e) { return dsgd_config_load(w.config, "/", e); }},
-      {"dsgd_config_get", "NULL config", 1, nullptr,
-       [](W, E) { return dsgd_config_get(nullptr, "lease") == nullptr; }},
-      {"dsgd_config_get", "NULL key", 1, nullptr,
-       [](W w, E) { return dsgd_config_get(w.config, nullptr) == nullptr; }},
-      {"dsgd_config_get", "unknown key", 1, nullptr,
-       [](W w, E) { return dsgd_config_get(w.config, "nonsense") == nullptr; }},
+      {"dsgd_config_value", "NULL config", 1, nullptr,
+       [](W, E) { return dsgd_config_value(nullptr, "lease") == nullptr; }},
+      {"dsgd_config_value", "NULL key", 1, nullptr,
+       [](W w, E) { return dsgd_config_value(w.config, nullptr) == nullptr; }},
+      {"dsgd_config_value", "unknown key", 1, nullptr,
+       [](W w, E) { return dsgd_config_value(w.config, "nonsense") == nullptr; }},
 
       {"dsgd_config_key_init", "NULL", kInvalid, nullptr,
        [](W, E) { return dsgd_config_key_init(nullptr, sizeof(dsgd_config_key)); }},
@@ -97,18 +97,18 @@ std::vector<BadCall> config_cases() {
          return dsgd_config_key_init(&key, SIZE_MAX);
        }},
       {"dsgd_config_key_count", "is not 0", 0, nullptr, [](W, E) { return dsgd_config_key_count() == 0; }},
-      {"dsgd_config_key_get", "NULL key", kInvalid, "'key' is NULL",
-       [](W, E e) { return dsgd_config_key_get(0, nullptr, e); }},
-      {"dsgd_config_key_get", "beyond the end", kInvalid, {"index ", "is beyond the table", "dsgd_config_key_count"},
+      {"dsgd_config_key_at", "NULL key", kInvalid, "'key' is NULL",
+       [](W, E e) { return dsgd_config_key_at(0, nullptr, e); }},
+      {"dsgd_config_key_at", "beyond the end", kInvalid, {"index ", "is beyond the table", "dsgd_config_key_count"},
        [](W, E e) {
          dsgd_config_key key;
          dsgd_config_key_init(&key, sizeof key);
-         return dsgd_config_key_get(dsgd_config_key_count(), &key, e);
+         return dsgd_config_key_at(dsgd_config_key_count(), &key, e);
        }},
-      {"dsgd_config_key_get", "without init", kInvalid, {"'key' has struct_size 0", "call dsgd_config_key_init"},
+      {"dsgd_config_key_at", "without init", kInvalid, {"'key' has struct_size 0", "call dsgd_config_key_init"},
        [](W, E e) {
          dsgd_config_key key = {};
-         return dsgd_config_key_get(0, &key, e);
+         return dsgd_config_key_at(0, &key, e);
        }},
       {"dsgd_config_log_hook", "NULL config", kInvalid, "'config' is NULL",
        [](W, E e) { return dsgd_config_log_hook(nullptr, nullptr, nullptr, e); }},

@@ -51,17 +51,17 @@ class ConfigTest : public ::testing::Test {
 };
 
 TEST_F(ConfigTest, calls_go_before_environment_before_file_before_default) {
-  EXPECT_STREQ(dsgd_config_get(config_, "lease"), "10s");
+  EXPECT_STREQ(dsgd_config_value(config_, "lease"), "10s");
   const ConfigFile file("lease = 3s # a comment\n\n# another\njob = from-file\n");
   ASSERT_EQ(dsgd_config_load(config_, file.path(), &error_), DSGD_OK) << dsgd_error_message(error_);
-  EXPECT_STREQ(dsgd_config_get(config_, "lease"), "3s");
+  EXPECT_STREQ(dsgd_config_value(config_, "lease"), "3s");
   const Variable variable("DSGD_LEASE", "4s");
   renew();
   ASSERT_EQ(dsgd_config_load(config_, file.path(), &error_), DSGD_OK) << dsgd_error_message(error_);
-  EXPECT_STREQ(dsgd_config_get(config_, "lease"), "4s");
-  EXPECT_STREQ(dsgd_config_get(config_, "job"), "from-file");
+  EXPECT_STREQ(dsgd_config_value(config_, "lease"), "4s");
+  EXPECT_STREQ(dsgd_config_value(config_, "job"), "from-file");
   ASSERT_EQ(dsgd_config_set(config_, "lease", "5s", &error_), DSGD_OK) << dsgd_error_message(error_);
-  EXPECT_STREQ(dsgd_config_get(config_, "lease"), "5s");
+  EXPECT_STREQ(dsgd_config_value(config_, "lease"), "5s");
 }
 
 TEST_F(ConfigTest, a_bad_line_names_file_and_line_and_changes_nothing) {
@@ -69,7 +69,7 @@ TEST_F(ConfigTest, a_bad_line_names_file_and_line_and_changes_nothing) {
   EXPECT_EQ(dsgd_config_load(config_, file.path(), &error_), DSGD_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(dsgd_error_message(error_), HasSubstr(std::string(file.path()) + ":3"));
   EXPECT_THAT(dsgd_error_message(error_), HasSubstr("lease"));
-  EXPECT_STREQ(dsgd_config_get(config_, "lease"), "10s");
+  EXPECT_STREQ(dsgd_config_value(config_, "lease"), "10s");
 }
 
 TEST_F(ConfigTest, a_bad_variable_is_an_error_of_init_that_names_it) {
@@ -101,12 +101,12 @@ TEST_F(ConfigTest, the_table_is_complete_sorted_and_its_defaults_hold) {
   for (size_t i = 0; i < dsgd_config_key_count(); ++i) {
     dsgd_config_key key;
     ASSERT_EQ(dsgd_config_key_init(&key, sizeof key), DSGD_OK);
-    ASSERT_EQ(dsgd_config_key_get(i, &key, nullptr), DSGD_OK);
+    ASSERT_EQ(dsgd_config_key_at(i, &key, nullptr), DSGD_OK);
     SCOPED_TRACE(key.name);
     EXPECT_LT(previous, key.name);
     previous = key.name;
     EXPECT_STRNE(key.help, "");
-    EXPECT_STREQ(dsgd_config_get(config_, key.name), key.default_value);
+    EXPECT_STREQ(dsgd_config_value(config_, key.name), key.default_value);
     std::string variable = "DSGD_" + previous;
     for (char& c : variable) c = static_cast<char>(toupper(c));
     EXPECT_EQ(variable, key.environment);
@@ -148,14 +148,14 @@ TEST(SizedStructs, init_fills_every_byte_of_the_caller_and_none_beyond) {
 TEST(SizedStructs, a_larger_struct_of_a_newer_caller_is_used_as_far_as_it_is_known) {
   Guarded<dsgd_config_key> key(0xaa);
   ASSERT_EQ(dsgd_config_key_init(key.get(), sizeof(dsgd_config_key) + 8), DSGD_OK);
-  EXPECT_EQ(dsgd_config_key_get(0, key.get(), nullptr), DSGD_OK);
+  EXPECT_EQ(dsgd_config_key_at(0, key.get(), nullptr), DSGD_OK);
   EXPECT_EQ(key.get()->struct_size, sizeof(dsgd_config_key) + 8);
   EXPECT_STRNE(key.get()->name, "");
   EXPECT_EQ(key.bytes[sizeof(dsgd_config_key)], 0);
   EXPECT_EQ(key.bytes[sizeof(dsgd_config_key) + 8], 0xaa);
   key.bytes[sizeof(dsgd_config_key) + 7] = 1;
   dsgd_error* error = nullptr;
-  EXPECT_EQ(dsgd_config_key_get(0, key.get(), &error), DSGD_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(dsgd_config_key_at(0, key.get(), &error), DSGD_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(take_message(error), HasSubstr("newer library"));
 }
 

@@ -23,7 +23,7 @@ const std::map<std::string, std::string> kExceptions = {
     {"dsgd_size", "constant"},
     {"dsgd_local_rank", "constant"},
     {"dsgd_local_size", "constant"},
-    {"dsgd_epoch", "constant"},
+    {"dsgd_view", "constant"},
     {"dsgd_queue_fd", "constant"},
     {"dsgd_parameter_name", "constant"},
     {"dsgd_replica_device", "constant"},

@@ -112,7 +112,7 @@ std::vector<BadCall> session_cases() {
       {"dsgd_size", [](const dsgd_session* session) -> int64_t { return dsgd_size(session); }},
       {"dsgd_local_rank", [](const dsgd_session* session) -> int64_t { return dsgd_local_rank(session); }},
       {"dsgd_local_size", [](const dsgd_session* session) -> int64_t { return dsgd_local_size(session); }},
-      {"dsgd_epoch", [](const dsgd_session* session) -> int64_t { return dsgd_epoch(session); }},
+      {"dsgd_view", [](const dsgd_session* session) -> int64_t { return dsgd_view(session); }},
       {"dsgd_loss_scale", [](const dsgd_session* session) { return static_cast<int64_t>(dsgd_loss_scale(session)); }},
   };
   for (const auto& [name, number] : numbers) {

@@ -52,7 +52,7 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
   }
   void open() {
     transport::JoinReply view;
-    view.epoch = 1;
+    view.view = 1;
     view.rank = 0;
     view.job_nonce = kJobNonce;
     view.members = {{0, "w0", "victim", "m0", {"victim:7000"}, 1}, {1, "w1", "attacker", "m1", {"attacker:7000"}, 2}};
@@ -106,7 +106,7 @@ class Attacker final : public transport::ServerHandler, public transport::Accept
       options.hello.role = transport::Role::kPeer;
       options.hello.worker_id = worker_id;
       options.hello.rank = 1;
-      options.hello.epoch = 1;
+      options.hello.view = 1;
       options.hello.job_nonce = job_nonce;
       options.closed = [this](const Status& why) { closed = why; };
       options.refused = [this](uint64_t, const Status& why) { answers.push_back(why); };
@@ -119,7 +119,7 @@ class Attacker final : public transport::ServerHandler, public transport::Accept
   }
   void send(BulkHeader header, std::vector<std::byte> data, bool as_span) {
     header.source = 1;
-    header.epoch = 1;
+    header.view = 1;
     send_as_it_is(header, std::move(data), as_span);
   }
   void send_as_it_is(const BulkHeader& header, std::vector<std::byte> data, bool as_span) {
@@ -176,7 +176,7 @@ class HostilePeer : public testing::Test {
   }
   static BulkHeader shape(uint64_t operation, Kind kind, Algorithm algorithm) {
     BulkHeader header;
-    header.epoch = 1;
+    header.view = 1;
     header.operation = operation;
     header.kind = static_cast<uint8_t>(kind);
     header.algorithm = static_cast<uint8_t>(algorithm);
@@ -402,19 +402,19 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
   EXPECT_TRUE(victim->failures.empty());
 }
 
-TEST_F(HostilePeer, ChunksOfAnotherEpochOrAnotherWorkerAreRefusedAndChangeNothing) {
+TEST_F(HostilePeer, ChunksOfAnotherViewOrAnotherWorkerAreRefusedAndChangeNothing) {
   open();
   connect();
   uint64_t call = 0;
   for (const bool begun : {true, false}) {
     for (const bool as_span : {true, false}) {
-      for (const auto& [epoch, source] : {std::pair{uint64_t{2}, 1}, {uint64_t{0}, 1}, {uint64_t{1}, 0}, {uint64_t{1}, 2}, {uint64_t{1}, -1}}) {
-        SCOPED_TRACE("epoch " + std::to_string(epoch) + ", rank " + std::to_string(source) + (begun ? ", begun" : "") +
+      for (const auto& [view, source] : {std::pair{uint64_t{2}, 1}, {uint64_t{0}, 1}, {uint64_t{1}, 0}, {uint64_t{1}, 2}, {uint64_t{1}, -1}}) {
+        SCOPED_TRACE("view " + std::to_string(view) + ", rank " + std::to_string(source) + (begun ? ", begun" : "") +
                      (as_span ? ", as a span" : ""));
         const uint64_t operation = Mesh::operation(++call, 0);
         if (begun) begin("exchange", operation);
         BulkHeader foreign = shape(operation, Kind::kExchange, Algorithm::kOneHop);
-        foreign.epoch = epoch;
+        foreign.view = view;
         foreign.source = source;
         attacker->answers.clear();
         attacker->send_as_it_is(foreign, std::vector<std::byte>(16), as_span);

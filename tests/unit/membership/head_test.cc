@@ -76,15 +76,15 @@ class HeadTest : public testing::Test {
     }
   }
   Remote& at(size_t i) { return *remotes_[i]; }
-  Answer renew(size_t i, uint64_t epoch = 1) {
-    return call(at(i).heartbeat, transport::Renew{at(i).rank, epoch});
+  Answer renew(size_t i, uint64_t view = 1) {
+    return call(at(i).heartbeat, transport::Renew{at(i).rank, view});
   }
   void watch(size_t i, uint64_t sequence) { at(i).watch = call(at(i).control, transport::Watch{sequence}); }
   void leave(size_t i, Status cause = {}) {
     at(i).leave = call(at(i).control, transport::Leave{at(i).rank, 1, std::move(cause)});
   }
-  Answer report(size_t i, Status cause, uint64_t epoch = 1) {
-    return call(at(i).control, transport::Report{at(i).rank, epoch, std::move(cause)});
+  Answer report(size_t i, Status cause, uint64_t view = 1) {
+    return call(at(i).control, transport::Report{at(i).rank, view, std::move(cause)});
   }
   void close(size_t i, const Status& why = {}) {
     head_->on_close(at(i).heartbeat, why);
@@ -155,7 +155,7 @@ TEST_F(HeadTest, NobodyIsAnsweredBeforeAllHaveComeAndThenEverybodyAgrees) {
   for (size_t i = 0; i < 3; ++i) {
     ASSERT_TRUE(at(i).join.ok());
     const auto reply = at(i).join.message<JoinReply>();
-    EXPECT_EQ(reply.epoch, 1u);
+    EXPECT_EQ(reply.view, 1u);
     EXPECT_EQ(reply.head_rank, 0);
     ASSERT_EQ(reply.members.size(), 3u);
     for (int32_t rank = 0; rank < 3; ++rank) {
@@ -591,18 +591,18 @@ TEST_F(HeadTest, MessagesThatAreStaleForeignOrOutOfPlaceAreRefused) {
     std::string says;
   };
   const std::vector<Case> cases = {
-      {"stale renewal", &w1.heartbeat, transport::Renew{1, 0}, Code::kState, "epoch 0"},
+      {"stale renewal", &w1.heartbeat, transport::Renew{1, 0}, Code::kState, "view 0"},
       {"renewal of another rank", &impostor, transport::Renew{1, 1}, Code::kState, "join first"},
       {"renewal of no rank", &w1.heartbeat, transport::Renew{-1, 1}, Code::kState, "join first"},
       {"renewal beyond the ranks", &w1.heartbeat, transport::Renew{3, 1}, Code::kState, "join first"},
-      {"stale report", &w1.control, transport::Report{1, 2, Status(Code::kIo, "x")}, Code::kState, "epoch 2"},
+      {"stale report", &w1.control, transport::Report{1, 2, Status(Code::kIo, "x")}, Code::kState, "view 2"},
       {"report as another", &w1.control, transport::Report{0, 1, Status(Code::kIo, "x")},
        Code::kInvalidArgument, "rank 0"},
       {"report without cause", &w1.control, transport::Report{1, 1, {}}, Code::kInvalidArgument, "no cause"},
       {"report from nobody", &impostor, transport::Report{1, 1, Status(Code::kIo, "x")}, Code::kState,
        "join first"},
       {"leave from nobody", &impostor, transport::Leave{1, 1, {}}, Code::kState, "join first"},
-      {"stale leave", &w1.control, transport::Leave{1, 7, {}}, Code::kState, "epoch 7"},
+      {"stale leave", &w1.control, transport::Leave{1, 7, {}}, Code::kState, "view 7"},
       {"watch of the future", &w1.control, transport::Watch{5}, Code::kInvalidArgument, "after 5"},
       {"watch from nobody", &impostor, transport::Watch{0}, Code::kState, "join first"},
       {"not for heads", &w1.control, transport::ObjectPart{}, Code::kInvalidArgument, "do not take"},

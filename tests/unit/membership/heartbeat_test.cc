@@ -81,7 +81,7 @@ class HeartbeatTest : public testing::Test {
     options.token = token;
     options.hello.worker_id = "w2";
     options.hello.rank = 2;
-    options.hello.epoch = 5;
+    options.hello.view = 5;
     options.hello.library_version = library_version();
     options.lease = kLease;
     options.interval = kInterval;
@@ -131,7 +131,7 @@ TEST_F(HeartbeatTest, RenewsAtOnceAndThenAtEveryInterval) {
   EXPECT_LE(head_.renewals.size(), 101u);
   for (const transport::Renew& renewal : head_.renewals) {
     EXPECT_EQ(renewal.rank, 2);
-    EXPECT_EQ(renewal.epoch, 5u);
+    EXPECT_EQ(renewal.view, 5u);
   }
   EXPECT_EQ(head_.hellos[0].worker_id, "w2");
   EXPECT_EQ(head_.hellos[0].rank, 2);

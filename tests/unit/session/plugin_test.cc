@@ -416,7 +416,7 @@ TEST(Plugin, TheKeysTakeARegisteredNameAndNoOther) {
   register_all(config);
   DSGD_OK_OR_FAIL(dsgd_config_set(config, "algorithm", "my_tree", error_));
   DSGD_OK_OR_FAIL(dsgd_config_set(config, "strategy", "dealt_values", error_));
-  EXPECT_STREQ(dsgd_config_get(config, "algorithm"), "my_tree");
+  EXPECT_STREQ(dsgd_config_value(config, "algorithm"), "my_tree");
   EXPECT_EQ(dsgd_config_set(config, "algorithm", "my_three", other), DSGD_ERR_INVALID_ARGUMENT);
   EXPECT_NE(other.message().find("did you mean 'my_tree'?"), std::string::npos) << other.message();
   EXPECT_EQ(dsgd_config_set(config, "strategy", "my_tree", strategy), DSGD_ERR_INVALID_ARGUMENT);

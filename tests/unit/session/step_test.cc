@@ -456,7 +456,7 @@ TEST(OneWorker, WithAHeadDoesWhatOneWithoutDoesUnderEveryStrategy) {
           dsgd_step_result_init(&result, sizeof result);
           DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
           ASSERT_EQ(result.size, 1);
-          ASSERT_EQ(result.epoch, dsgd_epoch(session));
+          ASSERT_EQ(result.view, dsgd_view(session));
         }
         float sum = 3;
         DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, &sum, &sum, sizeof sum, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));

@@ -9,7 +9,7 @@ namespace {
 
 BulkHeader header_of(uint64_t operation, uint64_t offset = 0) {
   BulkHeader header;
-  header.epoch = 3;
+  header.view = 3;
   header.operation = operation;
   header.group = 9;
   header.source = 5;

@@ -64,28 +64,28 @@ bool same(const JoinReply& a, const JoinReply& b) {
   for (size_t i = 0; i < a.members.size(); ++i) {
     if (!same(a.members[i], b.members[i])) return false;
   }
-  return a.epoch == b.epoch && a.rank == b.rank && a.head_rank == b.head_rank && a.job_nonce == b.job_nonce;
+  return a.view == b.view && a.rank == b.rank && a.head_rank == b.head_rank && a.job_nonce == b.job_nonce;
 }
 bool same(const Watch& a, const Watch& b) { return a.sequence == b.sequence; }
 bool same(const WatchReply& a, const WatchReply& b) {
-  return a.sequence == b.sequence && a.epoch == b.epoch && same(a.news, b.news) && a.left == b.left;
+  return a.sequence == b.sequence && a.view == b.view && same(a.news, b.news) && a.left == b.left;
 }
-bool same(const Renew& a, const Renew& b) { return a.rank == b.rank && a.epoch == b.epoch; }
+bool same(const Renew& a, const Renew& b) { return a.rank == b.rank && a.view == b.view; }
 bool same(const Leave& a, const Leave& b) {
-  return a.rank == b.rank && a.epoch == b.epoch && same(a.cause, b.cause);
+  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
 }
 bool same(const Report& a, const Report& b) {
-  return a.peer == b.peer && a.rank == b.rank && a.epoch == b.epoch && same(a.cause, b.cause);
+  return a.peer == b.peer && a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
 }
 bool same(const Goodbye& a, const Goodbye& b) {
-  return a.rank == b.rank && a.epoch == b.epoch && same(a.cause, b.cause) && a.steps == b.steps && a.digests == b.digests;
+  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) && a.steps == b.steps && a.digests == b.digests;
 }
 bool same(const OperationFailed& a, const OperationFailed& b) {
-  return a.epoch == b.epoch && a.rank == b.rank && a.operation == b.operation && a.session == b.session &&
+  return a.view == b.view && a.rank == b.rank && a.operation == b.operation && a.session == b.session &&
          same(a.cause, b.cause);
 }
 bool same(const ObjectPart& a, const ObjectPart& b) {
-  return a.epoch == b.epoch && a.rank == b.rank && a.name == b.name && a.total == b.total &&
+  return a.view == b.view && a.rank == b.rank && a.name == b.name && a.total == b.total &&
          a.offset == b.offset && a.data == b.data;
 }
 bool same_message(const Message& a, const Message& b) {
@@ -160,7 +160,7 @@ TEST(Codec, HelloKeepsAllFields) {
   EXPECT_EQ(back->job_nonce, want.job_nonce);
   EXPECT_EQ(back->worker_id, want.worker_id);
   EXPECT_EQ(back->rank, want.rank);
-  EXPECT_EQ(back->epoch, want.epoch);
+  EXPECT_EQ(back->view, want.view);
   EXPECT_EQ(back->library_version, want.library_version);
   EXPECT_EQ(back->checksum, want.checksum);
 }

@@ -12,7 +12,7 @@ TEST_P(Conformance, TheHelloIsSeenByTheAcceptingSide) {
   options.hello.job = "digits";
   options.hello.worker_id = "worker-3";
   options.hello.rank = 3;
-  options.hello.epoch = 1ull << 40;
+  options.hello.view = 1ull << 40;
   options.hello.library_version = "1.0.0";
   options.hello.job_nonce = std::string("\0\1\2", 3);
   auto client = dial(std::move(options));
@@ -26,7 +26,7 @@ TEST_P(Conformance, TheHelloIsSeenByTheAcceptingSide) {
     EXPECT_EQ(hello.job_nonce, std::string("\0\1\2", 3));
     EXPECT_EQ(hello.worker_id, "worker-3");
     EXPECT_EQ(hello.rank, 3);
-    EXPECT_EQ(hello.epoch, 1ull << 40);
+    EXPECT_EQ(hello.view, 1ull << 40);
     EXPECT_EQ(hello.library_version, "1.0.0");
     ASSERT_EQ(recorder_.channels.size(), 1u);
     EXPECT_FALSE(recorder_.channels[0]->address().empty());

@@ -225,7 +225,7 @@ static void* Swig_malloc(int c) {
 /* StepResult in Go has this layout; a newer library's struct may go on behind it. Go's int and C's size_t and pointers are 64 bits wide here. */
 _Static_assert(sizeof(void *) == 8 && sizeof(size_t) == 8, "the Go binding is for 64-bit systems");
 _Static_assert(sizeof(dsgd_step_result) >= 56 && offsetof(dsgd_step_result, step) == 8 &&
-                   offsetof(dsgd_step_result, epoch) == 16 && offsetof(dsgd_step_result, size) == 24 &&
+                   offsetof(dsgd_step_result, view) == 16 && offsetof(dsgd_step_result, size) == 24 &&
                    offsetof(dsgd_step_result, applied) == 28 && offsetof(dsgd_step_result, all_done) == 32 &&
                    offsetof(dsgd_step_result, stop) == 36 && offsetof(dsgd_step_result, weight) == 40 &&
                    offsetof(dsgd_step_result, gradient_norm) == 48,
@@ -240,7 +240,7 @@ typedef struct go_op_options {
 
 
 static int32_t dsgd_config_has(const dsgd_config *config, const char *key) {
-  return dsgd_config_get(config, key) != NULL;
+  return dsgd_config_value(config, key) != NULL;
 }
 
 
@@ -276,7 +276,7 @@ SWIGINTERN void delete_dsgd_config_key(struct dsgd_config_key *self){ free(self)
 extern "C" {
 #endif
 
-void _wrap_Swig_free_raw_a8edcf942b5702e5(void *_swig_go_0) {
+void _wrap_Swig_free_raw_5a2f79631628b4b5(void *_swig_go_0) {
   void *arg1 = 0 ;
 
   arg1 = *(void **)&_swig_go_0;
@@ -286,7 +286,7 @@ void _wrap_Swig_free_raw_a8edcf942b5702e5(void *_swig_go_0) {
 }
 
 
-void *_wrap_Swig_malloc_raw_a8edcf942b5702e5(intgo _swig_go_0) {
+void *_wrap_Swig_malloc_raw_5a2f79631628b4b5(intgo _swig_go_0) {
   int arg1 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -299,7 +299,7 @@ void *_wrap_Swig_malloc_raw_a8edcf942b5702e5(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_has_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+intgo _wrap_dsgd_config_has_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -321,7 +321,7 @@ intgo _wrap_dsgd_config_has_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_version_raw_a8edcf942b5702e5() {
+intgo _wrap_dsgd_version_raw_5a2f79631628b4b5() {
   uint32_t result;
   intgo _swig_go_result;
 
@@ -332,7 +332,7 @@ intgo _wrap_dsgd_version_raw_a8edcf942b5702e5() {
 }
 
 
-_gostring_ _wrap_dsgd_version_string_raw_a8edcf942b5702e5() {
+_gostring_ _wrap_dsgd_version_string_raw_5a2f79631628b4b5() {
   char *result = 0 ;
   _gostring_ _swig_go_result;
 
@@ -343,7 +343,7 @@ _gostring_ _wrap_dsgd_version_string_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_OK_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_OK_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -355,7 +355,7 @@ intgo _wrap_DSGD_OK_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -367,7 +367,7 @@ intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_STATE_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_STATE_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -379,7 +379,7 @@ intgo _wrap_DSGD_ERR_STATE_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_CLOSED_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_CLOSED_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -391,7 +391,7 @@ intgo _wrap_DSGD_ERR_CLOSED_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_FORKED_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_FORKED_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -403,7 +403,7 @@ intgo _wrap_DSGD_ERR_FORKED_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_TIMEOUT_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_TIMEOUT_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -415,7 +415,7 @@ intgo _wrap_DSGD_ERR_TIMEOUT_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -427,7 +427,7 @@ intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_ABORTED_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_ABORTED_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -439,7 +439,7 @@ intgo _wrap_DSGD_ERR_ABORTED_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_WORKER_LOST_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_WORKER_LOST_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -451,7 +451,7 @@ intgo _wrap_DSGD_ERR_WORKER_LOST_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_MISMATCH_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_MISMATCH_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -463,7 +463,7 @@ intgo _wrap_DSGD_ERR_MISMATCH_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_NOT_FOUND_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_NOT_FOUND_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -475,7 +475,7 @@ intgo _wrap_DSGD_ERR_NOT_FOUND_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_EXISTS_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_EXISTS_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -487,7 +487,7 @@ intgo _wrap_DSGD_ERR_EXISTS_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -499,7 +499,7 @@ intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNREACHABLE_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_UNREACHABLE_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -511,7 +511,7 @@ intgo _wrap_DSGD_ERR_UNREACHABLE_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -523,7 +523,7 @@ intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_NO_MEMORY_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_NO_MEMORY_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -535,7 +535,7 @@ intgo _wrap_DSGD_ERR_NO_MEMORY_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_LIMIT_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_LIMIT_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -547,7 +547,7 @@ intgo _wrap_DSGD_ERR_LIMIT_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_IO_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_IO_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -559,7 +559,7 @@ intgo _wrap_DSGD_ERR_IO_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -571,7 +571,7 @@ intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_TORN_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_TORN_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -583,7 +583,7 @@ intgo _wrap_DSGD_ERR_TORN_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_INTERNAL_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_INTERNAL_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -595,7 +595,7 @@ intgo _wrap_DSGD_ERR_INTERNAL_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_DIVERGED_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_DIVERGED_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -607,7 +607,7 @@ intgo _wrap_DSGD_ERR_DIVERGED_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_CORRUPTED_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_ERR_CORRUPTED_raw_5a2f79631628b4b5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -619,7 +619,7 @@ intgo _wrap_DSGD_ERR_CORRUPTED_raw_a8edcf942b5702e5() {
 }
 
 
-_gostring_ _wrap_dsgd_status_name_raw_a8edcf942b5702e5(intgo _swig_go_0) {
+_gostring_ _wrap_dsgd_status_name_raw_5a2f79631628b4b5(intgo _swig_go_0) {
   int32_t arg1 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -632,7 +632,7 @@ _gostring_ _wrap_dsgd_status_name_raw_a8edcf942b5702e5(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_code_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_code_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -645,7 +645,7 @@ intgo _wrap_dsgd_error_code_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_rank_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_rank_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -658,7 +658,7 @@ intgo _wrap_dsgd_error_rank_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_host_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_host_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -671,7 +671,7 @@ _gostring_ _wrap_dsgd_error_host_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_operation_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_operation_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -684,7 +684,7 @@ _gostring_ _wrap_dsgd_error_operation_raw_a8edcf942b5702e5(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_parameter_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_parameter_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -697,7 +697,7 @@ _gostring_ _wrap_dsgd_error_parameter_raw_a8edcf942b5702e5(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_message_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_message_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -710,7 +710,7 @@ _gostring_ _wrap_dsgd_error_message_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0)
 }
 
 
-void _wrap_dsgd_error_free_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
+void _wrap_dsgd_error_free_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
 
   arg1 = *(dsgd_error **)&_swig_go_0;
@@ -720,7 +720,7 @@ void _wrap_dsgd_error_free_raw_a8edcf942b5702e5(dsgd_error *_swig_go_0) {
 }
 
 
-dsgd_config *_wrap_dsgd_config_new_raw_a8edcf942b5702e5() {
+dsgd_config *_wrap_dsgd_config_new_raw_5a2f79631628b4b5() {
   dsgd_config *result = 0 ;
   dsgd_config *_swig_go_result;
 
@@ -731,7 +731,7 @@ dsgd_config *_wrap_dsgd_config_new_raw_a8edcf942b5702e5() {
 }
 
 
-void _wrap_dsgd_config_free_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0) {
+void _wrap_dsgd_config_free_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0) {
   dsgd_config *arg1 = 0 ;
 
   arg1 = *(dsgd_config **)&_swig_go_0;
@@ -741,7 +741,7 @@ void _wrap_dsgd_config_free_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_set_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_config_set_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -774,7 +774,7 @@ intgo _wrap_dsgd_config_set_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_config_load_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_load_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -798,7 +798,7 @@ intgo _wrap_dsgd_config_load_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gost
 }
 
 
-_gostring_ _wrap_dsgd_config_get_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+_gostring_ _wrap_dsgd_config_value_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -813,14 +813,14 @@ _gostring_ _wrap_dsgd_config_get_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, _
   arg2 = (char *)temp2;
 
 
-  result = (char *)dsgd_config_get((struct dsgd_config const *)arg1,(char const *)arg2);
+  result = (char *)dsgd_config_value((struct dsgd_config const *)arg1,(char const *)arg2);
   _swig_go_result = Swig_AllocateString((char*)result, result ? strlen((char*)result) : 0);
   free((char *)arg2);
   return _swig_go_result;
 }
 
 
-_gostring_ _wrap_dsgd_config_key_name_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_name_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -833,7 +833,7 @@ _gostring_ _wrap_dsgd_config_key_name_get_raw_a8edcf942b5702e5(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -846,7 +846,7 @@ _gostring_ _wrap_dsgd_config_key_Xtype_get_raw_a8edcf942b5702e5(struct dsgd_conf
 }
 
 
-_gostring_ _wrap_dsgd_config_key_default_value_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_default_value_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -859,7 +859,7 @@ _gostring_ _wrap_dsgd_config_key_default_value_get_raw_a8edcf942b5702e5(struct d
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -872,7 +872,7 @@ _gostring_ _wrap_dsgd_config_key_Xrange_get_raw_a8edcf942b5702e5(struct dsgd_con
 }
 
 
-_gostring_ _wrap_dsgd_config_key_help_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_help_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -885,7 +885,7 @@ _gostring_ _wrap_dsgd_config_key_help_get_raw_a8edcf942b5702e5(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_environment_get_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_environment_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -898,7 +898,7 @@ _gostring_ _wrap_dsgd_config_key_environment_get_raw_a8edcf942b5702e5(struct dsg
 }
 
 
-struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_a8edcf942b5702e5() {
+struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_5a2f79631628b4b5() {
   struct dsgd_config_key *result = 0 ;
   struct dsgd_config_key *_swig_go_result;
 
@@ -909,7 +909,7 @@ struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_a8edcf942b5702e5() {
 }
 
 
-void _wrap_delete_dsgd_config_key_raw_a8edcf942b5702e5(struct dsgd_config_key *_swig_go_0) {
+void _wrap_delete_dsgd_config_key_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
 
   arg1 = *(struct dsgd_config_key **)&_swig_go_0;
@@ -919,7 +919,7 @@ void _wrap_delete_dsgd_config_key_raw_a8edcf942b5702e5(struct dsgd_config_key *_
 }
 
 
-long long _wrap_dsgd_config_key_count_raw_a8edcf942b5702e5() {
+long long _wrap_dsgd_config_key_count_raw_5a2f79631628b4b5() {
   size_t result;
   long long _swig_go_result;
 
@@ -930,7 +930,7 @@ long long _wrap_dsgd_config_key_count_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_dsgd_config_key_get_raw_a8edcf942b5702e5(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_key_at_raw_5a2f79631628b4b5(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
   size_t arg1 ;
   dsgd_config_key *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -941,13 +941,13 @@ intgo _wrap_dsgd_config_key_get_raw_a8edcf942b5702e5(long long _swig_go_0, dsgd_
   arg2 = *(dsgd_config_key **)&_swig_go_1;
   arg3 = *(dsgd_error ***)&_swig_go_2;
 
-  result = (int32_t)dsgd_config_key_get(arg1,arg2,arg3);
+  result = (int32_t)dsgd_config_key_at(arg1,arg2,arg3);
   _swig_go_result = result;
   return _swig_go_result;
 }
 
 
-intgo _wrap_DSGD_LOG_ERROR_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_LOG_ERROR_raw_5a2f79631628b4b5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -959,7 +959,7 @@ intgo _wrap_DSGD_LOG_ERROR_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_LOG_WARNING_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_LOG_WARNING_raw_5a2f79631628b4b5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -971,7 +971,7 @@ intgo _wrap_DSGD_LOG_WARNING_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_LOG_INFO_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_LOG_INFO_raw_5a2f79631628b4b5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -983,7 +983,7 @@ intgo _wrap_DSGD_LOG_INFO_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_LOG_DEBUG_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_LOG_DEBUG_raw_5a2f79631628b4b5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -995,7 +995,7 @@ intgo _wrap_DSGD_LOG_DEBUG_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_dsgd_init_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_init_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_session **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1012,7 +1012,7 @@ intgo _wrap_dsgd_init_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, dsgd_session
 }
 
 
-intgo _wrap_dsgd_close_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_close_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1029,7 +1029,7 @@ intgo _wrap_dsgd_close_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, intgo _swi
 }
 
 
-void _wrap_dsgd_session_free_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_session_free_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1039,7 +1039,7 @@ void _wrap_dsgd_session_free_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_finalize_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_finalize_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1049,7 +1049,7 @@ void _wrap_dsgd_finalize_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_abort_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_abort_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1076,7 +1076,7 @@ intgo _wrap_dsgd_abort_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_
 }
 
 
-intgo _wrap_dsgd_rank_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_rank_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1089,7 +1089,7 @@ intgo _wrap_dsgd_rank_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_size_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_size_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1102,7 +1102,7 @@ intgo _wrap_dsgd_size_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_rank_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_rank_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1115,7 +1115,7 @@ intgo _wrap_dsgd_local_rank_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_size_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_size_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1128,20 +1128,20 @@ intgo _wrap_dsgd_local_size_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_epoch_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
+long long _wrap_dsgd_view_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
 
-  result = (int64_t)dsgd_epoch((struct dsgd_session const *)arg1);
+  result = (int64_t)dsgd_view((struct dsgd_session const *)arg1);
   _swig_go_result = result;
   return _swig_go_result;
 }
 
 
-intgo _wrap_dsgd_log_poll_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_log_poll_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_log_record **arg3 = 0 ;
@@ -1160,7 +1160,7 @@ intgo _wrap_dsgd_log_poll_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, intgo _
 }
 
 
-intgo _wrap_dsgd_log_record_level_raw_a8edcf942b5702e5(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_level_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1173,7 +1173,7 @@ intgo _wrap_dsgd_log_record_level_raw_a8edcf942b5702e5(dsgd_log_record *_swig_go
 }
 
 
-_gostring_ _wrap_dsgd_log_record_message_raw_a8edcf942b5702e5(dsgd_log_record *_swig_go_0) {
+_gostring_ _wrap_dsgd_log_record_message_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1186,7 +1186,7 @@ _gostring_ _wrap_dsgd_log_record_message_raw_a8edcf942b5702e5(dsgd_log_record *_
 }
 
 
-void _wrap_dsgd_log_record_free_raw_a8edcf942b5702e5(dsgd_log_record *_swig_go_0) {
+void _wrap_dsgd_log_record_free_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
 
   arg1 = *(dsgd_log_record **)&_swig_go_0;
@@ -1196,7 +1196,7 @@ void _wrap_dsgd_log_record_free_raw_a8edcf942b5702e5(dsgd_log_record *_swig_go_0
 }
 
 
-intgo _wrap_DSGD_FLOAT32_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_FLOAT32_raw_5a2f79631628b4b5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1208,7 +1208,7 @@ intgo _wrap_DSGD_FLOAT32_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_FLOAT64_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_FLOAT64_raw_5a2f79631628b4b5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1220,7 +1220,7 @@ intgo _wrap_DSGD_FLOAT64_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_INT32_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_INT32_raw_5a2f79631628b4b5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1232,7 +1232,7 @@ intgo _wrap_DSGD_INT32_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_INT64_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_INT64_raw_5a2f79631628b4b5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1244,7 +1244,7 @@ intgo _wrap_DSGD_INT64_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_UINT8_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_UINT8_raw_5a2f79631628b4b5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1256,7 +1256,7 @@ intgo _wrap_DSGD_UINT8_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_FLOAT16_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_FLOAT16_raw_5a2f79631628b4b5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1268,7 +1268,7 @@ intgo _wrap_DSGD_FLOAT16_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_BFLOAT16_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_BFLOAT16_raw_5a2f79631628b4b5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1280,7 +1280,7 @@ intgo _wrap_DSGD_BFLOAT16_raw_a8edcf942b5702e5() {
 }
 
 
-long long _wrap_dsgd_dtype_size_raw_a8edcf942b5702e5(intgo _swig_go_0) {
+long long _wrap_dsgd_dtype_size_raw_5a2f79631628b4b5(intgo _swig_go_0) {
   int32_t arg1 ;
   size_t result;
   long long _swig_go_result;
@@ -1293,7 +1293,7 @@ long long _wrap_dsgd_dtype_size_raw_a8edcf942b5702e5(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_UNTRAINED_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_UNTRAINED_raw_5a2f79631628b4b5() {
   enum dsgd_parameter_flag result;
   intgo _swig_go_result;
 
@@ -1305,7 +1305,7 @@ intgo _wrap_DSGD_UNTRAINED_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_dsgd_parameter_add_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_parameter_add_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   int32_t arg3 ;
@@ -1338,7 +1338,7 @@ intgo _wrap_dsgd_parameter_add_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_parameter_set_raw_a8edcf942b5702e5(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_parameter_set_raw_5a2f79631628b4b5(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_parameter *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1365,7 +1365,7 @@ intgo _wrap_dsgd_parameter_set_raw_a8edcf942b5702e5(dsgd_parameter *_swig_go_0, 
 }
 
 
-_gostring_ _wrap_dsgd_parameter_name_raw_a8edcf942b5702e5(dsgd_parameter *_swig_go_0) {
+_gostring_ _wrap_dsgd_parameter_name_raw_5a2f79631628b4b5(dsgd_parameter *_swig_go_0) {
   dsgd_parameter *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1378,7 +1378,7 @@ _gostring_ _wrap_dsgd_parameter_name_raw_a8edcf942b5702e5(dsgd_parameter *_swig_
 }
 
 
-intgo _wrap_dsgd_replica_add_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_replica_add_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_replica **arg3 = 0 ;
@@ -1407,7 +1407,7 @@ intgo _wrap_dsgd_replica_add_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gos
 }
 
 
-_gostring_ _wrap_dsgd_replica_device_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0) {
+_gostring_ _wrap_dsgd_replica_device_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0) {
   dsgd_replica *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1420,7 +1420,7 @@ _gostring_ _wrap_dsgd_replica_device_raw_a8edcf942b5702e5(dsgd_replica *_swig_go
 }
 
 
-intgo _wrap_dsgd_replica_weight_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_replica_weight_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1437,7 +1437,7 @@ intgo _wrap_dsgd_replica_weight_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_bind_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_bind_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1462,7 +1462,7 @@ intgo _wrap_dsgd_bind_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parame
 }
 
 
-intgo _wrap_dsgd_alloc_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_alloc_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void **arg3 = 0 ;
@@ -1483,7 +1483,7 @@ intgo _wrap_dsgd_alloc_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_param
 }
 
 
-intgo _wrap_dsgd_memory_get_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_memory_get_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_memory **arg3 = 0 ;
@@ -1502,7 +1502,7 @@ intgo _wrap_dsgd_memory_get_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_
 }
 
 
-void *_wrap_dsgd_memory_value_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_value_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1515,7 +1515,7 @@ void *_wrap_dsgd_memory_value_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_memory_gradient_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_gradient_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1528,7 +1528,7 @@ void *_wrap_dsgd_memory_gradient_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_memory_nbytes_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
+long long _wrap_dsgd_memory_nbytes_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -1541,7 +1541,7 @@ long long _wrap_dsgd_memory_nbytes_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0)
 }
 
 
-void _wrap_dsgd_memory_free_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
+void _wrap_dsgd_memory_free_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
 
   arg1 = *(dsgd_memory **)&_swig_go_0;
@@ -1551,7 +1551,7 @@ void _wrap_dsgd_memory_free_raw_a8edcf942b5702e5(dsgd_memory *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_bind_dlpack_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_bind_dlpack_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned *arg3 = 0 ;
@@ -1572,7 +1572,7 @@ intgo _wrap_dsgd_bind_dlpack_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd
 }
 
 
-intgo _wrap_dsgd_export_dlpack_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_export_dlpack_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned **arg3 = 0 ;
@@ -1593,7 +1593,7 @@ intgo _wrap_dsgd_export_dlpack_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, ds
 }
 
 
-intgo _wrap_dsgd_optimizer_set_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_optimizer_set_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1629,7 +1629,7 @@ intgo _wrap_dsgd_optimizer_set_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_learning_rate_set_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_learning_rate_set_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1646,7 +1646,7 @@ intgo _wrap_dsgd_learning_rate_set_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0
 }
 
 
-double _wrap_dsgd_loss_scale_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
+double _wrap_dsgd_loss_scale_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   double result;
   double _swig_go_result;
@@ -1659,7 +1659,7 @@ double _wrap_dsgd_loss_scale_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_strategy_set_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_strategy_set_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1695,7 +1695,7 @@ intgo _wrap_dsgd_strategy_set_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _go
 }
 
 
-intgo _wrap_dsgd_start_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_start_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -1710,7 +1710,7 @@ intgo _wrap_dsgd_start_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_error
 }
 
 
-intgo _wrap_dsgd_step_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_step_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_step_result *arg3 = 0 ;
@@ -1729,7 +1729,7 @@ intgo _wrap_dsgd_step_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, double _swi
 }
 
 
-intgo _wrap_dsgd_step_begin_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_step_begin_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_op_options *arg3 = 0 ;
@@ -1761,7 +1761,7 @@ intgo _wrap_dsgd_step_begin_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, doubl
 }
 
 
-intgo _wrap_dsgd_gradient_ready_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradient_ready_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1780,7 +1780,7 @@ intgo _wrap_dsgd_gradient_ready_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_stream_wait_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_stream_wait_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   void *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1797,7 +1797,7 @@ intgo _wrap_dsgd_stream_wait_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, void
 }
 
 
-intgo _wrap_dsgd_gradient_absent_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_gradient_absent_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1814,7 +1814,7 @@ intgo _wrap_dsgd_gradient_absent_raw_a8edcf942b5702e5(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_step_flush_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_step_flush_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -1829,7 +1829,7 @@ intgo _wrap_dsgd_step_flush_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_
 }
 
 
-intgo _wrap_dsgd_op_step_result_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_step_result_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_step_result *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1846,7 +1846,7 @@ intgo _wrap_dsgd_op_step_result_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0, dsgd_s
 }
 
 
-intgo _wrap_dsgd_stop_request_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_stop_request_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -1861,7 +1861,7 @@ intgo _wrap_dsgd_stop_request_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsg
 }
 
 
-long long _wrap_dsgd_op_id_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0) {
+long long _wrap_dsgd_op_id_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -1874,7 +1874,7 @@ long long _wrap_dsgd_op_id_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_op_user_data_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0) {
+void *_wrap_dsgd_op_user_data_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1887,7 +1887,7 @@ void *_wrap_dsgd_op_user_data_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_op_wait_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_wait_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1904,7 +1904,7 @@ intgo _wrap_dsgd_op_wait_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0, intgo _swig_g
 }
 
 
-intgo _wrap_dsgd_op_test_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_test_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1921,7 +1921,7 @@ intgo _wrap_dsgd_op_test_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0, int *_swig_go
 }
 
 
-void _wrap_dsgd_op_free_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0) {
+void _wrap_dsgd_op_free_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
 
   arg1 = *(dsgd_op **)&_swig_go_0;
@@ -1931,7 +1931,7 @@ void _wrap_dsgd_op_free_raw_a8edcf942b5702e5(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_queue_poll_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_queue_poll_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_op **arg2 = 0 ;
   size_t arg3 ;
@@ -1953,7 +1953,7 @@ intgo _wrap_dsgd_queue_poll_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gosl
 }
 
 
-intgo _wrap_dsgd_queue_fd_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_queue_fd_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1966,7 +1966,7 @@ intgo _wrap_dsgd_queue_fd_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SUM_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_SUM_raw_5a2f79631628b4b5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -1978,7 +1978,7 @@ intgo _wrap_DSGD_SUM_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_MIN_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_MIN_raw_5a2f79631628b4b5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -1990,7 +1990,7 @@ intgo _wrap_DSGD_MIN_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_MAX_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_MAX_raw_5a2f79631628b4b5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2002,7 +2002,7 @@ intgo _wrap_DSGD_MAX_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_PROD_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_PROD_raw_5a2f79631628b4b5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2014,7 +2014,7 @@ intgo _wrap_DSGD_PROD_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_DSGD_MEAN_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_MEAN_raw_5a2f79631628b4b5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2026,7 +2026,7 @@ intgo _wrap_DSGD_MEAN_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_dsgd_allreduce_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
+intgo _wrap_dsgd_allreduce_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2068,7 +2068,7 @@ intgo _wrap_dsgd_allreduce_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_broadcast_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
+intgo _wrap_dsgd_broadcast_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2108,7 +2108,7 @@ intgo _wrap_dsgd_broadcast_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_allgather_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
+intgo _wrap_dsgd_allgather_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2152,7 +2152,7 @@ intgo _wrap_dsgd_allgather_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_reduce_scatter_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
+intgo _wrap_dsgd_reduce_scatter_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2198,7 +2198,7 @@ intgo _wrap_dsgd_reduce_scatter_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_barrier_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_barrier_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2230,7 +2230,7 @@ intgo _wrap_dsgd_barrier_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, dsgd_gro
 }
 
 
-intgo _wrap_dsgd_object_put_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_object_put_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2258,7 +2258,7 @@ intgo _wrap_dsgd_object_put_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_object_get_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, dsgd_object **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_object_get_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, dsgd_object **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   int32_t arg3 ;
@@ -2286,7 +2286,7 @@ intgo _wrap_dsgd_object_get_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, _gost
 }
 
 
-void *_wrap_dsgd_object_data_raw_a8edcf942b5702e5(dsgd_object *_swig_go_0) {
+void *_wrap_dsgd_object_data_raw_5a2f79631628b4b5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2299,7 +2299,7 @@ void *_wrap_dsgd_object_data_raw_a8edcf942b5702e5(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_nbytes_raw_a8edcf942b5702e5(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_nbytes_raw_5a2f79631628b4b5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2312,7 +2312,7 @@ long long _wrap_dsgd_object_nbytes_raw_a8edcf942b5702e5(dsgd_object *_swig_go_0)
 }
 
 
-void _wrap_dsgd_object_free_raw_a8edcf942b5702e5(dsgd_object *_swig_go_0) {
+void _wrap_dsgd_object_free_raw_5a2f79631628b4b5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
 
   arg1 = *(dsgd_object **)&_swig_go_0;
@@ -2322,7 +2322,7 @@ void _wrap_dsgd_object_free_raw_a8edcf942b5702e5(dsgd_object *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_a8edcf942b5702e5() {
+intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_5a2f79631628b4b5() {
   enum dsgd_shard_flag result;
   intgo _swig_go_result;
 
@@ -2334,7 +2334,7 @@ intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_a8edcf942b5702e5() {
 }
 
 
-intgo _wrap_dsgd_shard_new_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_shard_new_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2357,7 +2357,7 @@ intgo _wrap_dsgd_shard_new_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_epoch_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_shard_epoch_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2374,7 +2374,7 @@ intgo _wrap_dsgd_shard_epoch_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_next_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_next_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   int64_t *arg2 = 0 ;
   size_t arg3 ;
@@ -2394,7 +2394,7 @@ intgo _wrap_dsgd_shard_next_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0, _goslic
 }
 
 
-long long _wrap_dsgd_shard_size_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_size_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2407,7 +2407,7 @@ long long _wrap_dsgd_shard_size_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_shard_free_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0) {
+void _wrap_dsgd_shard_free_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
 
   arg1 = *(dsgd_shard **)&_swig_go_0;
@@ -2417,7 +2417,7 @@ void _wrap_dsgd_shard_free_raw_a8edcf942b5702e5(dsgd_shard *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_digest_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_digest_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   uint64_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2434,7 +2434,7 @@ intgo _wrap_dsgd_digest_raw_a8edcf942b5702e5(dsgd_session *_swig_go_0, long long
 }
 
 
-intgo _wrap_dsgd_head_start_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_start_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_head **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2451,7 +2451,7 @@ intgo _wrap_dsgd_head_start_raw_a8edcf942b5702e5(dsgd_config *_swig_go_0, dsgd_h
 }
 
 
-_gostring_ _wrap_dsgd_head_address_raw_a8edcf942b5702e5(dsgd_head *_swig_go_0) {
+_gostring_ _wrap_dsgd_head_address_raw_5a2f79631628b4b5(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -2464,7 +2464,7 @@ _gostring_ _wrap_dsgd_head_address_raw_a8edcf942b5702e5(dsgd_head *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_head_wait_raw_a8edcf942b5702e5(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_wait_raw_5a2f79631628b4b5(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_head *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2481,7 +2481,7 @@ intgo _wrap_dsgd_head_wait_raw_a8edcf942b5702e5(dsgd_head *_swig_go_0, intgo _sw
 }
 
 
-void _wrap_dsgd_head_free_raw_a8edcf942b5702e5(dsgd_head *_swig_go_0) {
+void _wrap_dsgd_head_free_raw_5a2f79631628b4b5(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
 
   arg1 = *(dsgd_head **)&_swig_go_0;

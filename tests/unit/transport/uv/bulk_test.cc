@@ -10,7 +10,7 @@ class BulkTest : public NetworkTest {
     BulkHeader header;
     header.operation = operation;
     header.offset = offset;
-    header.epoch = 3;
+    header.view = 3;
     header.group = 2;
     header.source = 1;
     header.kind = 4;

@@ -32,20 +32,20 @@ TEST_F(ConnectionTest, RequestAndReplyArriveUnchanged) {
     auto& watch = std::get<Watch>(request);
     WatchReply reply;
     reply.sequence = watch.sequence + 1;
-    reply.epoch = channel.hello().epoch;
+    reply.view = channel.hello().view;
     reply.news =
         Status(Code::kWorkerLost, channel.hello().job + " " + channel.hello().worker_id).with_rank(5, "h");
     respond(Message(reply));
   };
   auto options = dial_options(*client);
   options.hello.worker_id = "w7";
-  options.hello.epoch = 77;
+  options.hello.view = 77;
   connect(options, listener->address());
   auto reply = call(*client, *channel, Watch{41});
   ASSERT_TRUE(reply.ok());
   auto& watch = std::get<WatchReply>(reply.value());
   EXPECT_EQ(watch.sequence, 42u);
-  EXPECT_EQ(watch.epoch, 77u);
+  EXPECT_EQ(watch.view, 77u);
   EXPECT_EQ(watch.news.message(), "test w7");
   EXPECT_EQ(watch.news.rank(), 5);
 }

@@ -50,31 +50,31 @@ public final class Channel {
   /**
    * {@code receive} gets every worker's {@code send}, in rank order.
    *
-   * @param counts elements of each rank; none when all send as many
+   * @param elementCounts elements of each rank; none when all send as many
    */
-  public void allGather(Buffer send, Buffer receive, long... counts) {
-    Collectives.run(session, Collectives.allGather(session, options, send, receive, counts));
+  public void allGather(Buffer send, Buffer receive, long... elementCounts) {
+    Collectives.run(session, Collectives.allGather(session, options, send, receive, elementCounts));
   }
 
   /** As {@link #allGather} in the background. */
-  public Operation<Void> allGatherAsync(Buffer send, Buffer receive, long... counts) {
-    return Collectives.begin(session, Collectives.allGather(session, options, send, receive, counts));
+  public Operation<Void> allGatherAsync(Buffer send, Buffer receive, long... elementCounts) {
+    return Collectives.begin(session, Collectives.allGather(session, options, send, receive, elementCounts));
   }
 
   /**
    * {@code send} is split in rank order; {@code receive} gets the reduction of this rank's part.
    *
-   * @param counts elements of each part; none when all are equal
+   * @param elementCounts elements of each part; none when all are equal
    */
-  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... counts) {
-    Collectives.run(session, Collectives.reduceScatter(session, options, send, receive, reduction, counts));
+  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... elementCounts) {
+    Collectives.run(session, Collectives.reduceScatter(session, options, send, receive, reduction, elementCounts));
   }
 
   /** As {@link #reduceScatter} in the background. */
   public Operation<Void> reduceScatterAsync(
-      Buffer send, Buffer receive, Reduction reduction, long... counts) {
+      Buffer send, Buffer receive, Reduction reduction, long... elementCounts) {
     return Collectives.begin(
-        session, Collectives.reduceScatter(session, options, send, receive, reduction, counts));
+        session, Collectives.reduceScatter(session, options, send, receive, reduction, elementCounts));
   }
 
   /** Ends when all workers have called it. */

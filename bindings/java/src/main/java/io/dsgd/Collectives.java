@@ -41,11 +41,11 @@ final class Collectives {
   }
 
   static Call allGather(
-      Session session, long[] options, Buffer send, Buffer receive, long... counts) {
+      Session session, long[] options, Buffer send, Buffer receive, long... elementCounts) {
     DType type = DType.of(send, "send");
     Buffer from = Buffers.readable(send, type, "send");
     Buffer to = Buffers.writable(receive, type, "receive");
-    long[] parts = parts(session, counts);
+    long[] parts = parts(session, elementCounts);
     return new Call(
         (s, op) -> Raw.dsgd_allgather(s, WORLD, from, to, parts, type.code, options, op), from, to);
   }
@@ -56,11 +56,11 @@ final class Collectives {
       Buffer send,
       Buffer receive,
       Reduction reduction,
-      long... counts) {
+      long... elementCounts) {
     DType type = DType.of(send, "send");
     Buffer from = Buffers.readable(send, type, "send");
     Buffer to = Buffers.writable(receive, type, "receive");
-    long[] parts = parts(session, counts);
+    long[] parts = parts(session, elementCounts);
     int code = code(reduction);
     return new Call(
         (s, op) -> Raw.dsgd_reduce_scatter(s, WORLD, from, to, parts, type.code, code, options, op),
@@ -81,24 +81,24 @@ final class Collectives {
   }
 
   /** C reads one count per rank, so their number is checked here. */
-  private static long[] parts(Session session, long... counts) {
-    if (counts == null || counts.length == 0) {
+  private static long[] parts(Session session, long... elementCounts) {
+    if (elementCounts == null || elementCounts.length == 0) {
       return null;
     }
-    if (counts.length != session.size()) {
+    if (elementCounts.length != session.size()) {
       throw DsgdException.invalid(
-          "counts has "
-              + counts.length
+          "elementCounts has "
+              + elementCounts.length
               + " numbers but there are "
               + session.size()
               + " workers; pass one for each");
     }
-    for (int rank = 0; rank < counts.length; rank++) {
-      if (counts[rank] < 0) {
+    for (int rank = 0; rank < elementCounts.length; rank++) {
+      if (elementCounts[rank] < 0) {
         throw DsgdException.invalid(
-            "counts[" + rank + "] is " + counts[rank] + "; pass 0 or more elements");
+            "elementCounts[" + rank + "] is " + elementCounts[rank] + "; pass 0 or more elements");
       }
     }
-    return counts.clone();
+    return elementCounts.clone();
   }
 }

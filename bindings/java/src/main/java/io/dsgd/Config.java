@@ -40,7 +40,7 @@ public final class Config implements AutoCloseable {
 
   /** Effective value of a key; null if there is no such key. */
   public synchronized String get(String key) {
-    return handle.get(c -> Raw.dsgd_config_get(c, key));
+    return handle.get(c -> Raw.dsgd_config_value(c, key));
   }
 
   /** Frees it now; the collector would do so later. Closing twice is fine. */

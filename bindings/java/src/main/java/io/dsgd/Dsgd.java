@@ -62,7 +62,7 @@ public final class Dsgd {
     List<ConfigKey> keys = new ArrayList<>();
     for (long i = 0; i < Raw.dsgd_config_key_count(); i++) {
       String[] row = new String[6];
-      Raw.dsgd_config_key_get(i, row);
+      Raw.dsgd_config_key_at(i, row);
       keys.add(new ConfigKey(row[0], row[1], row[2], row[3], row[4], row[5]));
     }
     return List.copyOf(keys);

@@ -57,9 +57,9 @@ public final class Session implements AutoCloseable {
   }
 
   /** Number of the view; only grows. */
-  public long epoch() {
-    long epoch = handle.get(Raw::dsgd_epoch);
-    return epoch < 0 ? Natives.checked((int) epoch, "epoch") : epoch;
+  public long view() {
+    long view = handle.get(Raw::dsgd_view);
+    return view < 0 ? Natives.checked((int) view, "view") : view;
   }
 
   /**
@@ -310,31 +310,31 @@ public final class Session implements AutoCloseable {
   /**
    * {@code receive} gets every worker's {@code send}, in rank order.
    *
-   * @param counts elements of each rank; none when all send as many
+   * @param elementCounts elements of each rank; none when all send as many
    */
-  public void allGather(Buffer send, Buffer receive, long... counts) {
-    Collectives.run(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, counts));
+  public void allGather(Buffer send, Buffer receive, long... elementCounts) {
+    Collectives.run(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, elementCounts));
   }
 
   /** As {@link #allGather} in the background. */
-  public Operation<Void> allGatherAsync(Buffer send, Buffer receive, long... counts) {
-    return Collectives.begin(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, counts));
+  public Operation<Void> allGatherAsync(Buffer send, Buffer receive, long... elementCounts) {
+    return Collectives.begin(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, elementCounts));
   }
 
   /**
    * {@code send} is split in rank order; {@code receive} gets the reduction of this rank's part.
    *
-   * @param counts elements of each part; none when all are equal
+   * @param elementCounts elements of each part; none when all are equal
    */
-  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... counts) {
-    Collectives.run(this, Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, counts));
+  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... elementCounts) {
+    Collectives.run(this, Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, elementCounts));
   }
 
   /** As {@link #reduceScatter} in the background. */
   public Operation<Void> reduceScatterAsync(
-      Buffer send, Buffer receive, Reduction reduction, long... counts) {
+      Buffer send, Buffer receive, Reduction reduction, long... elementCounts) {
     return Collectives.begin(
-        this, Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, counts));
+        this, Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, elementCounts));
   }
 
   /** Ends when all workers have called it. */

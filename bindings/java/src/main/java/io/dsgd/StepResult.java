@@ -4,7 +4,7 @@ package io.dsgd;
  * What one step did.
  *
  * @param step index of the step, from 0
- * @param epoch number of the view in which it completed
+ * @param view number of the view in which it completed
  * @param size workers in that view
  * @param applied whether values were updated; false when all weights were 0, or see {@link
  *     Session#lossScale}
@@ -16,7 +16,7 @@ package io.dsgd;
  */
 public record StepResult(
     long step,
-    long epoch,
+    long view,
     int size,
     boolean applied,
     boolean allDone,

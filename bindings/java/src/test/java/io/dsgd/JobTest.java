@@ -81,7 +81,7 @@ class JobTest {
           gradient.put(0, session.rank() == 0 ? 8 : 4).put(1, 1);
           StepResult result = session.step(session.rank() == 0 ? 1 : 3);
           assertEquals(
-              new StepResult(0, session.epoch(), 2, true, false, false, 4, result.gradientNorm()),
+              new StepResult(0, session.view(), 2, true, false, false, 4, result.gradientNorm()),
               result);
           assertArrayEquals(new float[] {5, -1}, Job.array(value), "10 - (1 * 8 + 3 * 4) / 4");
           session.setStrategy("allreduce", "algorithm=ring");

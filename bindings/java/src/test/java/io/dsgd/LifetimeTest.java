@@ -198,7 +198,7 @@ class LifetimeTest {
       session::size,
       session::localRank,
       session::localSize,
-      session::epoch,
+      session::view,
       () -> session.abort("late"),
       () -> session.addParameter("another", DType.FLOAT32, 1),
       session::addReplica,

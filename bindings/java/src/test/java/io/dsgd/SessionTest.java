@@ -34,7 +34,7 @@ class SessionTest {
     assertEquals(1, session.size());
     assertEquals(0, session.localRank());
     assertEquals(1, session.localSize());
-    assertTrue(session.epoch() >= 0);
+    assertTrue(session.view() >= 0);
     assertTrue(session.queueFd() >= 0);
   }
 
@@ -129,7 +129,7 @@ class SessionTest {
     StepResult result = session.step(7);
     assertArrayEquals(new float[] {0, 0, -1}, Job.array(value));
     assertEquals(
-        new StepResult(0, session.epoch(), 1, true, false, false, 7, Math.sqrt(84)), result);
+        new StepResult(0, session.view(), 1, true, false, false, 7, Math.sqrt(84)), result);
     session.setLearningRate(1);
     session.step(1);
     assertArrayEquals(new float[] {-2, -4, -9}, Job.array(value));
