@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"time"
 
 	"dsgd.io/dsgd/internal/raw"
 )
@@ -18,17 +19,31 @@ const (
 	LogDebug   LogLevel = 3
 )
 
+// LogRecord is one record of a session's log.
+type LogRecord struct {
+	Level   LogLevel
+	Message string
+	Time    time.Time
+	Session uint64 // number of the session, unique in the process
+	Rank    int    // of the session; -1 as long as it is not known
+}
+
 // LogFunc is given log records.
-type LogFunc func(level LogLevel, message string)
+type LogFunc func(record LogRecord)
 
 func logTo(logger *slog.Logger) LogFunc {
 	levels := map[LogLevel]slog.Level{LogError: slog.LevelError, LogWarning: slog.LevelWarn, LogInfo: slog.LevelInfo}
-	return func(level LogLevel, message string) {
-		to, known := levels[level]
+	return func(r LogRecord) {
+		to, known := levels[r.Level]
 		if !known {
 			to = slog.LevelDebug
 		}
-		logger.Log(context.Background(), to, message)
+		if !logger.Enabled(context.Background(), to) {
+			return
+		}
+		record := slog.NewRecord(r.Time, to, r.Message, 0)
+		record.AddAttrs(slog.Uint64("session", r.Session), slog.Int("rank", r.Rank))
+		_ = logger.Handler().Handle(context.Background(), record) // slog drops this error, too
 	}
 }
 
@@ -44,8 +59,14 @@ func (c *core) drainLog(log LogFunc) {
 		if status != 0 {
 			return
 		}
-		level, message := LogLevel(raw.Dsgd_log_record_level(record)), raw.Dsgd_log_record_message(record)
+		made := LogRecord{
+			Level:   LogLevel(raw.Dsgd_log_record_level(record)),
+			Message: strings.TrimSuffix(raw.Dsgd_log_record_message(record), "\n"),
+			Time:    time.Unix(0, raw.Dsgd_log_record_time_ns(record)),
+			Session: raw.Dsgd_log_record_session(record),
+			Rank:    int(raw.Dsgd_log_record_rank(record)),
+		}
 		raw.Dsgd_log_record_free(record)
-		log(level, strings.TrimSuffix(message, "\n"))
+		log(made)
 	}
 }

@@ -6,17 +6,18 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 func TestLogRecordsReachTheFunction(t *testing.T) {
 	var mu sync.Mutex
-	var levels []LogLevel
-	var messages []string
+	var records []LogRecord
+	begin := time.Now()
 	config := configure(t, bounded, settings{"log_level": "debug", "head": "127.0.0.1:0"})
-	config.SetLog(func(level LogLevel, message string) {
+	config.SetLog(func(record LogRecord) {
 		mu.Lock()
 		defer mu.Unlock()
-		levels, messages = append(levels, level), append(messages, message)
+		records = append(records, record)
 	})
 	session, err := Init(config)
 	if err != nil {
@@ -27,13 +28,19 @@ func TestLogRecordsReachTheFunction(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if len(messages) == 0 {
+	if len(records) == 0 {
 		t.Fatal("joining and leaving a job left nothing in the log, at level debug")
 	}
-	for i, message := range messages {
-		if message == "" || strings.HasSuffix(message, "\n") || levels[i] < LogError || levels[i] > LogDebug {
-			t.Errorf("record %d: level %d, %q", i, levels[i], message)
+	for i, r := range records {
+		if r.Message == "" || strings.HasSuffix(r.Message, "\n") || r.Level < LogError || r.Level > LogDebug {
+			t.Errorf("record %d: level %d, %q", i, r.Level, r.Message)
 		}
+		if r.Time.Before(begin) || r.Time.After(time.Now()) || r.Session != records[0].Session || r.Session == 0 {
+			t.Errorf("record %d: session %d at %v", i, r.Session, r.Time)
+		}
+	}
+	if first, last := records[0].Rank, records[len(records)-1].Rank; first != -1 || last != 0 {
+		t.Errorf("rank %d before joining, %d after", first, last)
 	}
 }
 
@@ -58,9 +65,12 @@ func TestLogLevelsBecomeThoseOfSlog(t *testing.T) {
 	log := logTo(slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	for level, name := range map[LogLevel]string{LogError: "ERROR", LogWarning: "WARN", LogInfo: "INFO", LogDebug: "DEBUG", 9: "DEBUG"} {
 		text.Reset()
-		log(level, "hello")
+		log(LogRecord{Level: level, Message: "hello", Time: time.Unix(1, 0), Session: 3, Rank: 2})
 		if !strings.Contains(text.String(), "level="+name+" ") {
 			t.Errorf("level %d is written as %q", level, text.String())
+		}
+		if want := "session=3 rank=2"; !strings.Contains(text.String(), want) || !strings.Contains(text.String(), "time=19") {
+			t.Errorf("%q lacks %s or the record's time", text.String(), want)
 		}
 	}
 }
@@ -68,7 +78,7 @@ func TestLogLevelsBecomeThoseOfSlog(t *testing.T) {
 func TestASessionWithALoggerIsFreedWhenForgotten(t *testing.T) {
 	noCores(t)
 	config := configure(t, bounded)
-	config.SetLog(func(LogLevel, string) {})
+	config.SetLog(func(LogRecord) {})
 	if _, err := Init(config); err != nil {
 		t.Fatal(err)
 	}

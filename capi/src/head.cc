@@ -30,7 +30,7 @@ int32_t dsgd_head_start(const dsgd_config* config, dsgd_head** head, dsgd_error*
     const Config values = config ? config->values : dsgd::capi::environment_config();
     DSGD_RETURN_IF_ERROR(values.validate(true));
     // A head has no log queue: without a hook its records have nowhere to go.
-    auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, nullptr);
+    auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, nullptr, 0);
     auto started = dsgd::HeadProcess::start(values, dsgd::transport::make_uv_environment(), std::move(log));
     if (!started.ok()) return started.status();
     *head = new dsgd_head(std::move(started).value());

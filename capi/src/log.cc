@@ -5,14 +5,23 @@
 #include "capi/src/call.h"
 #include "capi/src/session.h"
 
+dsgd_log_record::dsgd_log_record(const dsgd::LogRecord& record, uint64_t session)
+    : Handle(kTag),
+      level(static_cast<int32_t>(record.level)),
+      message(record.message),
+      time_ns(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+                  .count()),
+      session(session),
+      rank(record.rank) {}
+
 namespace dsgd::capi {
 
-void LogQueue::push(int32_t level, const std::string& message) {
-  auto record = std::make_unique<dsgd_log_record>(level, message);
+void LogQueue::push(std::unique_ptr<dsgd_log_record> record) {
   {
     std::lock_guard lock(mutex_);
     if (records_.size() == kCapacity) records_.pop_front();
     records_.push_back(std::move(record));
+    if (records_.size() == 1) notifier_->set();
   }
   changed_.notify_one();
 }
@@ -28,6 +37,7 @@ Result<std::unique_ptr<dsgd_log_record>> LogQueue::pop(std::chrono::milliseconds
   if (!records_.empty()) {
     auto record = std::move(records_.front());
     records_.pop_front();
+    if (records_.empty()) notifier_->clear();
     return record;
   }
   if (closed_)
@@ -55,22 +65,23 @@ void write_to_stderr(LogLevel level, const std::string& message) {
 
 }  // namespace
 
-std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_ptr<LogQueue> queue) {
+std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_ptr<LogQueue> queue, uint64_t session) {
   const std::string& name = config.text("log_level");
   const LogLevel threshold = name == "debug"     ? LogLevel::kDebug
                              : name == "info"    ? LogLevel::kInfo
                              : name == "warning" ? LogLevel::kWarning
                                                  : LogLevel::kError;
   if (hook.function) {
-    return std::make_shared<Log>(threshold, [hook](LogLevel level, const std::string& message) {
-      hook.function(static_cast<int32_t>(level), message.c_str(), hook.user);
+    return std::make_shared<Log>(threshold, [hook, session](const LogRecord& made) {
+      const dsgd_log_record record(made, session);
+      hook.function(&record, hook.user);
     });
   }
   const bool to_stderr = config.text("log_to") == "stderr";
   if (!queue && !to_stderr) return std::make_shared<Log>();
-  return std::make_shared<Log>(threshold, [queue, to_stderr](LogLevel level, const std::string& message) {
-    if (to_stderr) write_to_stderr(level, message);
-    if (queue) queue->push(static_cast<int32_t>(level), message);
+  return std::make_shared<Log>(threshold, [queue, to_stderr, session](const LogRecord& made) {
+    if (to_stderr) write_to_stderr(made.level, made.message);
+    if (queue) queue->push(std::make_unique<dsgd_log_record>(made, session));
   });
 }
 
@@ -79,6 +90,7 @@ std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_pt
 using dsgd::Status;
 using dsgd::capi::Call;
 using dsgd::capi::guard;
+using dsgd::capi::guard_number;
 using dsgd::capi::is_handle;
 
 extern "C" {
@@ -96,6 +108,14 @@ int32_t dsgd_log_poll(dsgd_session* session, int32_t timeout_ms, dsgd_log_record
   });
 }
 
+int32_t dsgd_log_fd(const dsgd_session* session) {
+  return guard_number<int32_t>(__func__, [&](const Call& call, int32_t* fd) -> Status {
+    DSGD_RETURN_IF_ERROR(call.local(session));
+    *fd = session->log->fd();
+    return {};
+  });
+}
+
 int32_t dsgd_log_record_level(const dsgd_log_record* record) {
   return is_handle(record) ? record->level : static_cast<int32_t>(DSGD_ERR_INVALID_ARGUMENT);
 }
@@ -103,6 +123,12 @@ int32_t dsgd_log_record_level(const dsgd_log_record* record) {
 const char* dsgd_log_record_message(const dsgd_log_record* record) {
   return is_handle(record) ? record->message.c_str() : "";
 }
+
+int64_t dsgd_log_record_time_ns(const dsgd_log_record* record) { return is_handle(record) ? record->time_ns : 0; }
+
+uint64_t dsgd_log_record_session(const dsgd_log_record* record) { return is_handle(record) ? record->session : 0; }
+
+int32_t dsgd_log_record_rank(const dsgd_log_record* record) { return is_handle(record) ? record->rank : -1; }
 
 void dsgd_log_record_free(dsgd_log_record* record) { dsgd::capi::free_handle(record); }
 

@@ -1,6 +1,7 @@
 // Joining and leaving a job.
 #include "capi/src/session.h"
 
+#include <atomic>
 #include <memory>
 
 #include "capi/src/backends.h"
@@ -13,6 +14,11 @@ using dsgd::Status;
 using dsgd::capi::Call;
 using dsgd::capi::guard;
 using dsgd::capi::guard_number;
+
+uint64_t dsgd::capi::next_session_id() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
 
 namespace {
 
@@ -40,13 +46,16 @@ int32_t dsgd_init(const dsgd_config* config, dsgd_session** session, dsgd_error*
     const auto launcher = values.apply_launcher();
     DSGD_RETURN_IF_ERROR(launcher.status());
     DSGD_RETURN_IF_ERROR(values.validate());
-    auto made = std::make_unique<dsgd_session>();
-    auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, made->log);
+    auto environment = dsgd::transport::make_uv_environment();
+    auto notifier = environment->new_notifier();
+    DSGD_RETURN_IF_ERROR(notifier.status());
+    auto made = std::make_unique<dsgd_session>(std::move(notifier).value());
+    auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, made->log, made->id);
     if (const auto& [text, warning] = launcher.value(); !text.empty()) warning ? log->warning(text) : log->info(text);
     dsgd::Registered registered = config ? config->registered : dsgd::Registered{};
     registered.backends.emplace("cuda", dsgd::capi::load_cuda);
     registered.check_host_memory = dsgd::capi::check_host_memory;
-    auto opened = dsgd::Session::open(values, dsgd::transport::make_uv_environment(), std::move(log), registered);
+    auto opened = dsgd::Session::open(values, std::move(environment), std::move(log), registered);
     if (!opened.ok()) return opened.status();
     made->core = std::move(opened).value();
     *session = made.release();

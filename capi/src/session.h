@@ -35,16 +35,22 @@ struct dsgd_replica : dsgd::capi::Handle {
   std::set<uint32_t> read_only_gradients;                          // from dsgd_bind_dlpack
 };
 
+namespace dsgd::capi {
+uint64_t next_session_id();  // unique in the process; from 1
+}
+
 struct dsgd_session : dsgd::capi::Handle {
   static constexpr uint64_t kTag = dsgd::capi::tag_of("session ");
   static constexpr const char* kName = "dsgd_session";
-  dsgd_session() : Handle(kTag) {}
+  explicit dsgd_session(std::unique_ptr<dsgd::transport::Notifier> log_notifier)
+      : Handle(kTag), log(std::make_shared<dsgd::capi::LogQueue>(std::move(log_notifier))) {}
   ~dsgd_session() {
     core.reset();  // first: what follows are the things that its operations use
     log->close();
   }
 
-  const std::shared_ptr<dsgd::capi::LogQueue> log = std::make_shared<dsgd::capi::LogQueue>();
+  const uint64_t id = dsgd::capi::next_session_id();
+  const std::shared_ptr<dsgd::capi::LogQueue> log;
   const std::shared_ptr<dsgd::capi::OpTable> ops = std::make_shared<dsgd::capi::OpTable>();
   std::shared_ptr<dsgd::Session> core;
 

@@ -30,9 +30,9 @@ void set(const OwnedConfig& config, const std::string& key, const std::string& v
   check(dsgd_config_set(config.get(), key.c_str(), value.c_str(), &error), error);
 }
 
-void print_log(int32_t level, const char* message, void*) {
+void print_log(const dsgd_log_record* record, void*) {
   static const char* const kNames[] = {"error", "warning", "info", "debug"};
-  std::fprintf(stderr, "dsgd: %s: %s\n", kNames[level], message);
+  std::fprintf(stderr, "dsgd: %s: %s\n", kNames[dsgd_log_record_level(record)], dsgd_log_record_message(record));
 }
 
 // An address that stands for all of this machine's is none that workers elsewhere can use.

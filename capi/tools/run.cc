@@ -183,11 +183,12 @@ void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& co
 // The log of the head in this process. Nothing is logged after its start if no worker comes.
 struct HeadLog {
   explicit HeadLog(bool print) : print(print) {}
-  static void take(int32_t level, const char* message, void* user) {
+  static void take(const dsgd_log_record* record, void* user) {
     static const char* const kNames[] = {"error", "warning", "info", "debug"};
     auto* log = static_cast<HeadLog*>(user);
     ++log->records;
-    if (log->print) std::fprintf(stderr, "dsgd run: %s: %s\n", kNames[level], message);
+    if (!log->print) return;
+    std::fprintf(stderr, "dsgd run: %s: %s\n", kNames[dsgd_log_record_level(record)], dsgd_log_record_message(record));
   }
   const bool print;
   std::atomic<int> records{0};

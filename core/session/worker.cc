@@ -294,6 +294,7 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
   if (solo_) {
     view_.view = 1;
     view_.rank = 0;
+    log_->set_rank(0);
     view_.members.resize(1);
     view_.members[0] = {0, "solo", environment_.host_name(), environment_.machine(), {}, environment_.process_id()};
     return std::exchange(joined_, nullptr)({});
@@ -339,6 +340,7 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
     Status status = reply.status();
     if (reply.ok()) {
       view_ = reply.value();
+      log_->set_rank(view_.rank);
       choose_spin();
       status = engine_->open(view_);
     }

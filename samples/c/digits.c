@@ -148,9 +148,9 @@ static const char *option(int argc, char **argv, const char *name, const char *o
   return otherwise;
 }
 
-static void show_warning(int32_t level, const char *message, void *user) {
+static void show_warning(const dsgd_log_record *record, void *user) {
   (void)user;
-  if (level <= DSGD_LOG_WARNING) fprintf(stderr, "digits: %s\n", message);
+  if (dsgd_log_record_level(record) <= DSGD_LOG_WARNING) fprintf(stderr, "digits: %s\n", dsgd_log_record_message(record));
 }
 
 int main(int argc, char **argv) {

@@ -72,8 +72,8 @@ Cluster::~Cluster() {
 
 void Cluster::run_worker(int rank) {
   const auto at = static_cast<size_t>(rank);
-  auto log = std::make_shared<Log>(LogLevel::kDebug, [this, at](LogLevel, const std::string& message) {
-    logs_[at].push_back(message);
+  auto log = std::make_shared<Log>(LogLevel::kDebug, [this, at](const LogRecord& record) {
+    logs_[at].push_back(record.message);
   });
   std::shared_ptr<Session> session;
   note(rank, "open", [&] {

@@ -56,8 +56,8 @@ class Job {
       EXPECT_TRUE(set.ok()) << set.message();
     }
     transport::Time began{};
-    auto log = std::make_shared<Log>(LogLevel::kWarning, [&](LogLevel, const std::string& text) {
-      warnings[worker].push_back({world.now() - began, text});
+    auto log = std::make_shared<Log>(LogLevel::kWarning, [&](const LogRecord& record) {
+      warnings[worker].push_back({world.now() - began, record.message});
     });
     auto opened = Session::open(config, world.environment(process), log);
     ASSERT_TRUE(opened.ok()) << opened.status().message();

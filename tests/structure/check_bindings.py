@@ -34,6 +34,7 @@ COMMON = {
     "dsgd_schedule_add": PLUGIN,
     "dsgd_strategy_init": PLUGIN,
     "dsgd_strategy_register": PLUGIN,
+    "dsgd_log_fd": "the layer waits with dsgd_log_poll",
     "dsgd_config_log_hook": "no callbacks from foreign threads into a runtime; records come by dsgd_log_poll",
     "dsgd_error_code": STATUS,
     "dsgd_op_user_data": "the layer has a table of its operations, by id or handle",

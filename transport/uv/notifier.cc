@@ -35,7 +35,7 @@ Result<std::unique_ptr<Notifier>> make_notifier() {
   Fd fd = above_standard_streams([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (!fd) {
     const Code code = errno == EMFILE || errno == ENFILE ? Code::kLimit : Code::kInternal;
-    return Status(code, std::string("the completion queue gets no file descriptor: ") + std::strerror(errno));
+    return Status(code, std::string("no file descriptor is left for an event queue: ") + std::strerror(errno));
   }
   return std::unique_ptr<Notifier>(std::make_unique<EventNotifier>(std::move(fd)));
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional
 
 from . import _raw
 from ._errors import Error, WaitTimeoutError
 from ._handle import Handle
+from ._types import LogRecord
 
 logger = logging.getLogger("dsgd")
 logger.addHandler(logging.NullHandler())  # a host that has not set up logging wants nothing on its stderr
@@ -20,12 +21,17 @@ _POLL_MS = 200
 _threads: List[threading.Thread] = []
 
 
-def poll(session: Any, timeout_ms: int) -> Tuple[int, str]:
-    """The next record as (logging's level, message)."""
+def poll(session: Any, timeout_ms: int) -> LogRecord:
     record = _raw.dsgd_log_poll(session, timeout_ms)
     try:
         level = _raw.dsgd_log_record_level(record)
-        return _LEVELS[min(max(level, 0), 3)], _raw.dsgd_log_record_message(record)
+        return LogRecord(
+            _LEVELS[min(max(level, 0), 3)],
+            _raw.dsgd_log_record_message(record),
+            _raw.dsgd_log_record_time_ns(record),
+            _raw.dsgd_log_record_session(record),
+            _raw.dsgd_log_record_rank(record),
+        )
     finally:
         _raw.dsgd_log_record_free(record)
 
@@ -38,13 +44,22 @@ def forward(handle: Handle) -> None:
     thread.start()
 
 
+def _log(made: LogRecord) -> None:
+    if not logger.isEnabledFor(made.level):
+        return
+    extra = {"session": made.session, "rank": made.rank}
+    record = logger.makeRecord(logger.name, made.level, "(dsgd)", 0, made.message, (), None, extra=extra)
+    record.created, record.msecs = made.time_ns / 1e9, made.time_ns // 1_000_000 % 1000
+    logger.handle(record)
+
+
 def _run(reference: "weakref.ref[Handle]") -> None:
     while True:
         handle: Optional[Handle] = reference()
         if handle is None:
             return
         try:
-            level, message = poll(handle.pointer, _POLL_MS)
+            made = poll(handle.pointer, _POLL_MS)
         except WaitTimeoutError:
             continue
         except Error:
@@ -52,7 +67,7 @@ def _run(reference: "weakref.ref[Handle]") -> None:
         finally:
             del handle
         try:
-            logger.log(level, "%s", message)
+            _log(made)
         except Exception:  # a handler of the host's must not end the forwarding
             logging.getLogger(__name__).debug("a log handler failed", exc_info=True)
 

@@ -19,7 +19,7 @@ from ._nccl import wheel_nccl
 from ._operation import StepOperation
 from ._replica import Parameter, Replica
 from ._shard import Shard
-from ._types import DType, StepResult, dtype_of
+from ._types import DType, LogRecord, StepResult, dtype_of
 
 
 class Session(Collectives):
@@ -246,8 +246,8 @@ class Session(Collectives):
         """This worker's part of a data set of `samples` samples; the order depends on seed and epoch alone."""
         return Shard(self._handle, samples, seed, shuffle)
 
-    def poll_log(self, timeout: float = 0.0) -> Optional[Tuple[int, str]]:
-        """The next log record as (level of `logging`, message), None if none comes: for sessions made with
+    def poll_log(self, timeout: float = 0.0) -> Optional[LogRecord]:
+        """The next log record, None if none comes: for sessions made with
         forward_logs=False."""
         try:
             return _logs.poll(self._handle.pointer, milliseconds(timeout))

@@ -75,6 +75,17 @@ class StepResult:
 
 
 @dataclass(frozen=True)
+class LogRecord:
+    """One record of a session's log."""
+
+    level: int  #: of `logging`
+    message: str
+    time_ns: int  #: Unix time of its making, in nanoseconds
+    session: int  #: number of the session, unique in the process
+    rank: int  #: of the session; -1 as long as it is not known
+
+
+@dataclass(frozen=True)
 class ConfigKey:
     """One row of the table of configuration keys."""
 

@@ -34,6 +34,7 @@
 %ignore dsgd_finalize;
 %ignore dsgd_step_result;
 %ignore dsgd_config_key;
+%ignore dsgd_log_fd;
 %ignore dsgd_memory_value;
 %ignore dsgd_memory_gradient;
 %ignore dsgd_memory_nbytes;
@@ -69,6 +70,7 @@ DSGD_RETURNS_NUMBER(int32_t, dsgd_local_rank)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_local_size)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_queue_fd)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_log_record_level)
+%typemap(out) int32_t dsgd_log_record_rank "$result = PyLong_FromLong($1);" /* -1 is no error */
 DSGD_RETURNS_NUMBER(int64_t, dsgd_view)
 DSGD_RETURNS(double, dsgd_loss_scale, PyFloat_FromDouble($1))
 

@@ -204,10 +204,19 @@ DSGD_API int32_t dsgd_config_key_at(size_t index, dsgd_config_key *key, dsgd_err
 
 enum dsgd_log_level { DSGD_LOG_ERROR = 0, DSGD_LOG_WARNING = 1, DSGD_LOG_INFO = 2, DSGD_LOG_DEBUG = 3 };
 
+/* One record of the log of a session or a head. Any thread. */
+typedef struct dsgd_log_record dsgd_log_record;
+DSGD_API int32_t dsgd_log_record_level(const dsgd_log_record *record);       /* enum dsgd_log_level */
+DSGD_API const char *dsgd_log_record_message(const dsgd_log_record *record); /* "" for NULL */
+DSGD_API int64_t dsgd_log_record_time_ns(const dsgd_log_record *record);     /* Unix time of its making, in nanoseconds */
+DSGD_API uint64_t dsgd_log_record_session(const dsgd_log_record *record);    /* number unique in the process; 0: a head */
+DSGD_API int32_t dsgd_log_record_rank(const dsgd_log_record *record); /* of the session; -1: not known yet, or a head */
+DSGD_API void dsgd_log_record_free(dsgd_log_record *record);          /* NULL is fine */
+
 /* Called for each record at or above `log_level`, from any of dsgd's threads or the caller's, one call at a time per
- * session. It must return soon, must not call dsgd functions on the session, and must not throw or longjmp. The strings
- * are valid during the call. */
-typedef void (*dsgd_log_function)(int32_t level, const char *message, void *user);
+ * session. It must return soon, must not call dsgd functions on the session, and must not throw or longjmp. The record
+ * is valid during the call and is not freed by it. */
+typedef void (*dsgd_log_function)(const dsgd_log_record *record, void *user);
 
 /* Sets the log hook of sessions and heads made from this configuration; NULL removes it. `user` must outlive them.
  * Without a hook, records of a session wait in its log queue (the newest 1024) for dsgd_log_poll; a head has no
@@ -269,15 +278,14 @@ DSGD_API int32_t dsgd_local_rank(const dsgd_session *session); /* rank among the
 DSGD_API int32_t dsgd_local_size(const dsgd_session *session); /* number of workers on this node */
 DSGD_API int64_t dsgd_view(const dsgd_session *session);       /* number of the view; only grows */
 
-/* Records of the session's log queue, oldest first; see dsgd_config_log_hook. */
-typedef struct dsgd_log_record dsgd_log_record;
-/* The next record, waiting up to timeout_ms (-1: until one comes or the session closes). DSGD_ERR_WAIT_TIMEOUT if none
- * came. Works after close until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */
+/* Takes the oldest record out of the session's log queue (see dsgd_config_log_hook); the caller frees it. Waits up to
+ * timeout_ms for one (-1: until one comes or the session closes), then returns DSGD_ERR_WAIT_TIMEOUT. Works after close
+ * until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */
 DSGD_API int32_t dsgd_log_poll(dsgd_session *session, int32_t timeout_ms, dsgd_log_record **record,
                                dsgd_error **error);
-DSGD_API int32_t dsgd_log_record_level(const dsgd_log_record *record);
-DSGD_API const char *dsgd_log_record_message(const dsgd_log_record *record);
-DSGD_API void dsgd_log_record_free(dsgd_log_record *record); /* NULL is fine */
+/* A file descriptor that is readable while the log queue is not empty, as dsgd_queue_fd is for the completion queue.
+ * Negative: a code. Valid until the session is freed. Any thread. */
+DSGD_API int32_t dsgd_log_fd(const dsgd_session *session);
 
 /* ---- Parameters ------------------------------------------------------------------------------------------------- */
 

@@ -29,9 +29,10 @@ static int failures = 0;
   } while (0)
 
 static int records = 0;
-static void count_record(int32_t level, const char *message, void *user) {
-  CHECK(level >= DSGD_LOG_ERROR && level <= DSGD_LOG_DEBUG);
-  CHECK(strlen(message) > 0 && user == &records);
+static void count_record(const dsgd_log_record *record, void *user) {
+  CHECK(dsgd_log_record_level(record) >= DSGD_LOG_ERROR && dsgd_log_record_level(record) <= DSGD_LOG_DEBUG);
+  CHECK(dsgd_log_record_time_ns(record) > 0 && dsgd_log_record_session(record) > 0 && dsgd_log_record_rank(record) <= 0);
+  CHECK(strlen(dsgd_log_record_message(record)) > 0 && user == &records);
   records++;
 }
 

@@ -31,6 +31,7 @@ std::vector<Call> calls() {
       {"dsgd_local_size", false, [](W w, E) { return dsgd_local_size(w.running.session); }},
       {"dsgd_view", false, [](W w, E) { return static_cast<double>(dsgd_view(w.running.session)); }},
       {"dsgd_loss_scale", false, [](W w, E) { return dsgd_loss_scale(w.running.session); }},
+      {"dsgd_log_fd", false, [](W w, E) { return dsgd_log_fd(w.running.session); }},
       {"dsgd_log_poll", true, [](W w, E e) { return dsgd_log_poll(w.running.session, 0, &record, e); }},
 
       {"dsgd_parameter_add", true,

@@ -32,6 +32,7 @@ const std::map<std::string, std::string> kExceptions = {
     {"dsgd_memory_get", "reads what is here"},
     {"dsgd_export_dlpack", "reads what is here"},
     {"dsgd_shard_new", "computes with the rank alone"},
+    {"dsgd_log_fd", "constant"},
     {"dsgd_log_poll", "tells what has happened"},
     {"dsgd_queue_poll", "tells how an operation has ended"},
     {"dsgd_op_wait", "tells how an operation has ended"},

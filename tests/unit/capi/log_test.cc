@@ -3,10 +3,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <future>
 #include <mutex>
@@ -17,19 +19,33 @@
 
 #include "tests/unit/capi/world.h"
 #include "tests/unit/session/job.h"
+#include "transport/uv/environment.h"
 
 namespace dsgd::capi {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Pair;
+
+std::unique_ptr<transport::Notifier> notifier() { return transport::make_uv_environment()->new_notifier().value(); }
+
+std::unique_ptr<dsgd_log_record> record(const std::string& message) {
+  return std::make_unique<dsgd_log_record>(LogRecord{LogLevel::kInfo, message, 0}, 1);
+}
+
+bool readable(int fd) {
+  pollfd wanted{fd, POLLIN, 0};
+  return poll(&wanted, 1, 0) == 1;
+}
 
 TEST(LogQueue, keeps_the_newest) {
-  LogQueue queue;
-  for (size_t i = 0; i < LogQueue::kCapacity + 10; ++i) queue.push(DSGD_LOG_INFO, std::to_string(i));
+  LogQueue queue(notifier());
+  for (size_t i = 0; i < LogQueue::kCapacity + 10; ++i) queue.push(record(std::to_string(i)));
   auto first = queue.pop(std::chrono::milliseconds(0));
   ASSERT_TRUE(first.ok());
   EXPECT_EQ(first.value()->message, "10");
@@ -39,48 +55,79 @@ TEST(LogQueue, keeps_the_newest) {
 }
 
 TEST(LogQueue, gives_what_is_left_after_close) {
-  LogQueue queue;
+  LogQueue queue(notifier());
   EXPECT_EQ(queue.pop(std::chrono::milliseconds(0)).status().code(), Code::kWaitTimeout);
-  queue.push(DSGD_LOG_ERROR, "last words");
+  queue.push(record("last words"));
   queue.close();
   EXPECT_EQ(queue.pop(std::chrono::milliseconds(-1)).value()->message, "last words");
   EXPECT_EQ(queue.pop(std::chrono::milliseconds(-1)).status().code(), Code::kClosed);
 }
 
+TEST(LogQueue, its_descriptor_is_readable_while_it_is_not_empty) {
+  LogQueue queue(notifier());
+  EXPECT_FALSE(readable(queue.fd()));
+  for (size_t i = 0; i < LogQueue::kCapacity + 1; ++i) queue.push(record("x"));
+  for (size_t left = LogQueue::kCapacity; left > 0; --left) {
+    ASSERT_TRUE(readable(queue.fd())) << left << " are left";
+    ASSERT_TRUE(queue.pop(std::chrono::milliseconds(0)).ok());
+  }
+  EXPECT_FALSE(readable(queue.fd()));
+  queue.push(record("y"));
+  queue.close();
+  EXPECT_TRUE(readable(queue.fd()));
+}
+
+struct Record {
+  int32_t level;
+  std::string message;
+  int64_t time_ns;
+  uint64_t session;
+  int32_t rank;
+};
+
+Record copy(const dsgd_log_record* record) {
+  return {dsgd_log_record_level(record), dsgd_log_record_message(record), dsgd_log_record_time_ns(record),
+          dsgd_log_record_session(record), dsgd_log_record_rank(record)};
+}
+
+int64_t unix_time_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 struct Records {
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::pair<int32_t, std::string>> all;
+  std::vector<Record> all;
 
-  std::vector<std::pair<int32_t, std::string>> now() {
+  std::vector<Record> now() {
     std::lock_guard lock(mutex);
     return all;
   }
   std::set<int32_t> levels() {
     std::set<int32_t> seen;
-    for (const auto& [level, message] : now()) seen.insert(level);
+    for (const Record& record : now()) seen.insert(record.level);
     return seen;
   }
   size_t with(const std::string& text) {
     const auto records = now();
     return static_cast<size_t>(std::count_if(records.begin(), records.end(), [&](const auto& record) {
-      return record.second.find(text) != std::string::npos;
+      return record.message.find(text) != std::string::npos;
     }));
   }
   void wait_for(const std::string& text) {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] {
       return std::any_of(all.begin(), all.end(), [&](const auto& record) {
-        return record.second.find(text) != std::string::npos;
+        return record.message.find(text) != std::string::npos;
       });
     });
   }
 };
 
-void remember(int32_t level, const char* message, void* user) {
+void remember(const dsgd_log_record* record, void* user) {
   auto* records = static_cast<Records*>(user);
   std::lock_guard lock(records->mutex);
-  records->all.emplace_back(level, message);
+  records->all.push_back(copy(record));
   records->changed.notify_all();
 }
 
@@ -133,16 +180,17 @@ TEST(LogHook, gets_what_the_threshold_lets_through) {
   Config config;
   ASSERT_TRUE(config.set("log_level", "warning").ok());
   Records records;
-  const auto log = make_log(config, {remember, &records}, nullptr);
+  const auto log = make_log(config, {remember, &records}, nullptr, 1);
   log->error("e");
   log->warning("w");
   log->info("i");
   log->debug("d");
-  EXPECT_THAT(records.all, ElementsAre(Pair(DSGD_LOG_ERROR, "e"), Pair(DSGD_LOG_WARNING, "w")));
+  EXPECT_THAT(records.all, ElementsAre(AllOf(Field(&Record::level, DSGD_LOG_ERROR), Field(&Record::message, "e")),
+                                       AllOf(Field(&Record::level, DSGD_LOG_WARNING), Field(&Record::message, "w"))));
 }
 
 TEST(LogHook, without_hook_and_queue_nothing_is_made) {
-  EXPECT_FALSE(make_log(Config(), {}, nullptr)->enabled(LogLevel::kError));
+  EXPECT_FALSE(make_log(Config(), {}, nullptr, 0)->enabled(LogLevel::kError));
 }
 
 TEST(LogHook, gets_the_records_of_its_own_session_alone) {
@@ -159,12 +207,38 @@ TEST(LogHook, gets_the_records_of_its_own_session_alone) {
       },
       hooks(records));
   for (Records& one : records) {
-    for (const auto& [level, message] : one.now()) {
-      EXPECT_NE(message, "");
-      EXPECT_GE(level, DSGD_LOG_ERROR) << message;
-      EXPECT_LE(level, DSGD_LOG_DEBUG) << message;
+    for (const Record& record : one.now()) {
+      EXPECT_NE(record.message, "");
+      EXPECT_GE(record.level, DSGD_LOG_ERROR) << record.message;
+      EXPECT_LE(record.level, DSGD_LOG_DEBUG) << record.message;
     }
   }
+}
+
+TEST(LogHook, gets_the_time_the_session_and_its_rank_once_known) {
+  const int64_t before = unix_time_ns();
+  std::vector<Records> records(2);
+  dsgd_test::run_job(
+      2, {{"log_level", "debug"}}, [](dsgd_session* session, int) { start(session); }, hooks(records));
+  const int64_t after = unix_time_ns();
+  std::set<uint64_t> sessions;
+  for (Records& one : records) {
+    int32_t rank = -1;
+    int64_t last = before;
+    for (const Record& record : one.now()) {
+      SCOPED_TRACE(record.message);
+      sessions.insert(record.session);
+      EXPECT_LE(last, record.time_ns);
+      EXPECT_LE(record.time_ns, after);
+      last = record.time_ns;
+      const size_t joined = record.message.find(" of 2, view 1");
+      if (joined != std::string::npos) rank = record.message[joined - 1] - '0';
+      EXPECT_EQ(record.rank, rank);
+    }
+    EXPECT_NE(rank, -1);
+  }
+  EXPECT_EQ(sessions.size(), 2u);
+  EXPECT_EQ(sessions.count(0), 0u);
 }
 
 TEST(LogHook, gets_what_is_at_or_above_the_level_of_its_configuration) {
@@ -261,7 +335,7 @@ TEST(LogHook, is_not_called_once_its_session_is_freed) {
     EXPECT_EQ(dsgd_abort(stayed, "afterwards", nullptr), DSGD_OK);
     EXPECT_LT(dsgd_barrier(stayed, nullptr, nullptr, nullptr, nullptr), 0);
     dsgd_finalize(stayed);
-    EXPECT_EQ(leaving.now().size(), before) << leaving.now().back().second;
+    EXPECT_EQ(leaving.now().size(), before) << leaving.now().back().message;
   }
 }
 
@@ -277,10 +351,11 @@ TEST(LogHook, of_a_head_gets_what_the_head_says_until_it_is_freed) {
   }
   EXPECT_EQ(of_head.with("head: all 2 workers have come, the job begins"), 1u);
   EXPECT_EQ(of_head.with("left in good order"), 2u);
-  EXPECT_EQ(of_head.now().back().second, "head: all workers have left, the job is over");
+  EXPECT_EQ(of_head.now().back().message, "head: all workers have left, the job is over");
   EXPECT_EQ(of_head.levels(), std::set<int32_t>{DSGD_LOG_INFO});
   EXPECT_EQ(of_head.with("rank 0 of 2"), 0u) << "a worker's";
   EXPECT_EQ(first.with("head: "), 0u) << "the head's";
+  EXPECT_THAT(of_head.now(), Each(AllOf(Field(&Record::session, 0u), Field(&Record::rank, -1))));
 }
 
 TEST(LogHook, null_removes_it_and_records_wait_in_the_queue_again) {
@@ -316,6 +391,46 @@ TEST(LogPoll, gives_the_records_in_order) {
       }
     }
   });
+}
+
+TEST(LogPoll, gives_the_session_its_rank_and_the_time) {
+  dsgd_config* config = quiet_config();
+  const int64_t before = unix_time_ns();
+  dsgd_session* sessions[] = {open_session(config), open_session(config)};
+  dsgd_config_free(config);
+  uint64_t numbers[2];
+  for (int i = 0; i < 2; ++i) {
+    start(sessions[i]);
+    dsgd_log_record* record = nullptr;
+    ASSERT_EQ(dsgd_log_poll(sessions[i], 0, &record, nullptr), DSGD_OK);
+    EXPECT_EQ(dsgd_log_record_rank(record), 0);
+    EXPECT_GE(dsgd_log_record_time_ns(record), before);
+    EXPECT_LE(dsgd_log_record_time_ns(record), unix_time_ns());
+    numbers[i] = dsgd_log_record_session(record);
+    dsgd_log_record_free(record);
+    dsgd_finalize(sessions[i]);
+  }
+  EXPECT_NE(numbers[0], numbers[1]);
+  EXPECT_NE(numbers[0], 0u);
+}
+
+TEST(LogPoll, the_descriptor_tells_when_a_record_can_be_taken) {
+  dsgd_config* config = quiet_config();
+  dsgd_session* session = open_session(config);
+  dsgd_config_free(config);
+  const int fd = dsgd_log_fd(session);
+  ASSERT_GE(fd, 0);
+  EXPECT_NE(fd, dsgd_queue_fd(session));
+  EXPECT_FALSE(readable(fd));
+  start(session);
+  EXPECT_TRUE(readable(fd));
+  EXPECT_EQ(dsgd_close(session, -1, nullptr), DSGD_OK);
+  EXPECT_EQ(dsgd_log_fd(session), fd) << "after close records may be left";
+  EXPECT_TRUE(readable(fd));
+  int32_t ended = 0;
+  drain(session, 0, &ended);
+  EXPECT_FALSE(readable(fd));
+  dsgd_session_free(session);
 }
 
 TEST(LogPoll, without_records_ends_when_its_time_is_over) {

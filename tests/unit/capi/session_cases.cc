@@ -72,6 +72,12 @@ std::vector<BadCall> session_cases() {
        [](W, E) { return dsgd_log_record_level(nullptr); }},
       {"dsgd_log_record_message", "NULL", 0, nullptr,
        [](W, E) { return std::strlen(dsgd_log_record_message(nullptr)); }},
+      {"dsgd_log_record_time_ns", "NULL", 0, nullptr, [](W, E) { return dsgd_log_record_time_ns(nullptr); }},
+      {"dsgd_log_record_session", "NULL", 0, nullptr, [](W, E) { return dsgd_log_record_session(nullptr); }},
+      {"dsgd_log_record_rank", "NULL", -1, nullptr, [](W, E) { return dsgd_log_record_rank(nullptr); }},
+      {"dsgd_log_fd", "NULL", kInvalid, nullptr, [](W, E) { return dsgd_log_fd(nullptr); }},
+      {"dsgd_log_fd", "foreign session", kInvalid, nullptr,
+       [](W w, E) { return dsgd_log_fd(foreign<dsgd_session>(w.config)); }},
       {"dsgd_log_record_free", "NULL", 0, nullptr, [](W, E) { return dsgd_log_record_free(nullptr), 0; }},
 
       {"dsgd_head_start", "NULL head", kInvalid, "'head' is NULL",

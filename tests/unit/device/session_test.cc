@@ -742,8 +742,8 @@ TEST_F(GpuSession, ADeviceThatDoesNotComeIsATimeoutThatNamesIt) {
 TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
   const auto before = fake_cuda::alive();
   std::atomic<int> warnings{0};
-  const auto log = std::make_shared<Log>(LogLevel::kWarning, [&](LogLevel, const std::string& message) {
-    if (message.find("cuda:0 does not end what was entered into it") != std::string::npos) ++warnings;
+  const auto log = std::make_shared<Log>(LogLevel::kWarning, [&](const LogRecord& record) {
+    if (record.message.find("cuda:0 does not end what was entered into it") != std::string::npos) ++warnings;
   });
   {
     auto trainer = std::make_unique<Trainer>(open({{"step_timeout", "200ms"}}, "", log), std::vector<std::string>{"cuda:0"});

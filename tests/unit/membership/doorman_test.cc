@@ -23,7 +23,7 @@ class DoormanTest : public testing::Test {
   Head peer_handler_{loop_, HeadOptions{1, 1s}, nullptr};
   std::vector<std::string> logged_;
   std::shared_ptr<Log> log_ = std::make_shared<Log>(
-      LogLevel::kWarning, [this](LogLevel, const std::string& message) { logged_.push_back(message); });
+      LogLevel::kWarning, [this](const LogRecord& record) { logged_.push_back(record.message); });
   Doorman::Route head_{network_at(0x1000), &head_handler_};
   Doorman::Route peer_{network_at(0x2000), &peer_handler_};
 

@@ -49,41 +49,43 @@ typedef long long swig_type_19;
 typedef long long swig_type_20;
 typedef _gostring_ swig_type_21;
 typedef long long swig_type_22;
-typedef _gostring_ swig_type_23;
-typedef long long swig_type_24;
-typedef _gostring_ swig_type_25;
-typedef _goslice_ swig_type_26;
+typedef long long swig_type_23;
+typedef _gostring_ swig_type_24;
+typedef long long swig_type_25;
+typedef long long swig_type_26;
 typedef _gostring_ swig_type_27;
-typedef _gostring_ swig_type_28;
+typedef _goslice_ swig_type_28;
 typedef _gostring_ swig_type_29;
 typedef _gostring_ swig_type_30;
-typedef long long swig_type_31;
-typedef long long swig_type_32;
+typedef _gostring_ swig_type_31;
+typedef _gostring_ swig_type_32;
 typedef long long swig_type_33;
-typedef _gostring_ swig_type_34;
-typedef _gostring_ swig_type_35;
+typedef long long swig_type_34;
+typedef long long swig_type_35;
 typedef _gostring_ swig_type_36;
 typedef _gostring_ swig_type_37;
-typedef long long swig_type_38;
-typedef _goslice_ swig_type_39;
+typedef _gostring_ swig_type_38;
+typedef _gostring_ swig_type_39;
 typedef long long swig_type_40;
-typedef long long swig_type_41;
+typedef _goslice_ swig_type_41;
 typedef long long swig_type_42;
 typedef long long swig_type_43;
-typedef _goslice_ swig_type_44;
+typedef long long swig_type_44;
 typedef long long swig_type_45;
-typedef long long swig_type_46;
-typedef _goslice_ swig_type_47;
-typedef _gostring_ swig_type_48;
-typedef long long swig_type_49;
+typedef _goslice_ swig_type_46;
+typedef long long swig_type_47;
+typedef long long swig_type_48;
+typedef _goslice_ swig_type_49;
 typedef _gostring_ swig_type_50;
 typedef long long swig_type_51;
-typedef long long swig_type_52;
+typedef _gostring_ swig_type_52;
 typedef long long swig_type_53;
 typedef long long swig_type_54;
-typedef _goslice_ swig_type_55;
+typedef long long swig_type_55;
 typedef long long swig_type_56;
-typedef _gostring_ swig_type_57;
+typedef _goslice_ swig_type_57;
+typedef long long swig_type_58;
+typedef _gostring_ swig_type_59;
 extern void _wrap_Swig_free_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern uintptr_t _wrap_Swig_malloc_raw_5a2f79631628b4b5(swig_intgo arg1);
 
@@ -143,20 +145,24 @@ extern swig_intgo _wrap_DSGD_LOG_ERROR_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_LOG_WARNING_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_LOG_INFO_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_LOG_DEBUG_raw_5a2f79631628b4b5(void);
+extern swig_intgo _wrap_dsgd_log_record_level_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_type_21 _wrap_dsgd_log_record_message_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_type_22 _wrap_dsgd_log_record_time_ns_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_type_23 _wrap_dsgd_log_record_session_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_log_record_rank_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern void _wrap_dsgd_log_record_free_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_init_raw_5a2f79631628b4b5(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_close_raw_5a2f79631628b4b5(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern void _wrap_dsgd_session_free_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern void _wrap_dsgd_finalize_raw_5a2f79631628b4b5(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_abort_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_21 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_abort_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_24 arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_rank_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_size_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_local_rank_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_local_size_raw_5a2f79631628b4b5(uintptr_t arg1);
-extern swig_type_22 _wrap_dsgd_view_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_type_25 _wrap_dsgd_view_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_log_poll_raw_5a2f79631628b4b5(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_log_record_level_raw_5a2f79631628b4b5(uintptr_t arg1);
-extern swig_type_23 _wrap_dsgd_log_record_message_raw_5a2f79631628b4b5(uintptr_t arg1);
-extern void _wrap_dsgd_log_record_free_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_log_fd_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_FLOAT32_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_FLOAT64_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_INT32_raw_5a2f79631628b4b5(void);
@@ -164,27 +170,27 @@ extern swig_intgo _wrap_DSGD_INT64_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_UINT8_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_FLOAT16_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_BFLOAT16_raw_5a2f79631628b4b5(void);
-extern swig_type_24 _wrap_dsgd_dtype_size_raw_5a2f79631628b4b5(swig_intgo arg1);
+extern swig_type_26 _wrap_dsgd_dtype_size_raw_5a2f79631628b4b5(swig_intgo arg1);
 extern swig_intgo _wrap_DSGD_UNTRAINED_raw_5a2f79631628b4b5(void);
-extern swig_intgo _wrap_dsgd_parameter_add_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_25 arg2, swig_intgo arg3, swig_type_26 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
-extern swig_intgo _wrap_dsgd_parameter_set_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_27 arg2, swig_voidp arg3);
-extern swig_type_28 _wrap_dsgd_parameter_name_raw_5a2f79631628b4b5(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_replica_add_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_29 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_30 _wrap_dsgd_replica_device_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_parameter_add_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_27 arg2, swig_intgo arg3, swig_type_28 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_parameter_set_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_29 arg2, swig_voidp arg3);
+extern swig_type_30 _wrap_dsgd_parameter_name_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_replica_add_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_31 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_32 _wrap_dsgd_replica_device_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_replica_weight_raw_5a2f79631628b4b5(uintptr_t arg1, double arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_bind_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_31 arg4, uintptr_t arg5, swig_type_32 arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_bind_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_33 arg4, uintptr_t arg5, swig_type_34 arg6, swig_voidp arg7);
 extern swig_intgo _wrap_dsgd_alloc_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_memory_get_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4);
 extern uintptr_t _wrap_dsgd_memory_value_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern uintptr_t _wrap_dsgd_memory_gradient_raw_5a2f79631628b4b5(uintptr_t arg1);
-extern swig_type_33 _wrap_dsgd_memory_nbytes_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_type_35 _wrap_dsgd_memory_nbytes_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern void _wrap_dsgd_memory_free_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_bind_dlpack_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_export_dlpack_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_optimizer_set_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_34 arg2, swig_type_35 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_optimizer_set_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_36 arg2, swig_type_37 arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_learning_rate_set_raw_5a2f79631628b4b5(uintptr_t arg1, double arg2, swig_voidp arg3);
 extern double _wrap_dsgd_loss_scale_raw_5a2f79631628b4b5(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_strategy_set_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_36 arg2, swig_type_37 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_strategy_set_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_38 arg2, swig_type_39 arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_start_raw_5a2f79631628b4b5(uintptr_t arg1, swig_voidp arg2);
 extern swig_intgo _wrap_dsgd_step_raw_5a2f79631628b4b5(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_step_begin_raw_5a2f79631628b4b5(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
@@ -194,37 +200,37 @@ extern swig_intgo _wrap_dsgd_gradient_absent_raw_5a2f79631628b4b5(uintptr_t arg1
 extern swig_intgo _wrap_dsgd_step_flush_raw_5a2f79631628b4b5(uintptr_t arg1, swig_voidp arg2);
 extern swig_intgo _wrap_dsgd_op_step_result_raw_5a2f79631628b4b5(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_stop_request_raw_5a2f79631628b4b5(uintptr_t arg1, swig_voidp arg2);
-extern swig_type_38 _wrap_dsgd_op_id_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_type_40 _wrap_dsgd_op_id_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern uintptr_t _wrap_dsgd_op_user_data_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_op_wait_raw_5a2f79631628b4b5(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_op_test_raw_5a2f79631628b4b5(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern void _wrap_dsgd_op_free_raw_5a2f79631628b4b5(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_queue_poll_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_39 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_queue_poll_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_41 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_queue_fd_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SUM_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_MIN_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_MAX_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_PROD_raw_5a2f79631628b4b5(void);
 extern swig_intgo _wrap_DSGD_MEAN_raw_5a2f79631628b4b5(void);
-extern swig_intgo _wrap_dsgd_allreduce_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_type_40 arg5, swig_intgo arg6, swig_intgo arg7, swig_voidp arg8, swig_voidp arg9, swig_voidp arg10);
-extern swig_intgo _wrap_dsgd_broadcast_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_41 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
-extern swig_intgo _wrap_dsgd_allgather_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_42 arg4, uintptr_t arg5, swig_type_43 arg6, swig_type_44 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
-extern swig_intgo _wrap_dsgd_reduce_scatter_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_45 arg4, uintptr_t arg5, swig_type_46 arg6, swig_type_47 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
+extern swig_intgo _wrap_dsgd_allreduce_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_type_42 arg5, swig_intgo arg6, swig_intgo arg7, swig_voidp arg8, swig_voidp arg9, swig_voidp arg10);
+extern swig_intgo _wrap_dsgd_broadcast_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_43 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
+extern swig_intgo _wrap_dsgd_allgather_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_44 arg4, uintptr_t arg5, swig_type_45 arg6, swig_type_46 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
+extern swig_intgo _wrap_dsgd_reduce_scatter_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_47 arg4, uintptr_t arg5, swig_type_48 arg6, swig_type_49 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
 extern swig_intgo _wrap_dsgd_barrier_raw_5a2f79631628b4b5(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_object_put_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_48 arg2, uintptr_t arg3, swig_type_49 arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_object_get_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_50 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_object_put_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_50 arg2, uintptr_t arg3, swig_type_51 arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_object_get_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_52 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
 extern uintptr_t _wrap_dsgd_object_data_raw_5a2f79631628b4b5(uintptr_t arg1);
-extern swig_type_51 _wrap_dsgd_object_nbytes_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_type_53 _wrap_dsgd_object_nbytes_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern void _wrap_dsgd_object_free_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_5a2f79631628b4b5(void);
-extern swig_intgo _wrap_dsgd_shard_new_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_52 arg2, swig_type_53 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_shard_epoch_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_54 arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_shard_next_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_55 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_56 _wrap_dsgd_shard_size_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_shard_new_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_54 arg2, swig_type_55 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_shard_epoch_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_56 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_shard_next_raw_5a2f79631628b4b5(uintptr_t arg1, swig_type_57 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_58 _wrap_dsgd_shard_size_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern void _wrap_dsgd_shard_free_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_digest_raw_5a2f79631628b4b5(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_head_start_raw_5a2f79631628b4b5(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_type_57 _wrap_dsgd_head_address_raw_5a2f79631628b4b5(uintptr_t arg1);
+extern swig_type_59 _wrap_dsgd_head_address_raw_5a2f79631628b4b5(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_head_wait_raw_5a2f79631628b4b5(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern void _wrap_dsgd_head_free_raw_5a2f79631628b4b5(uintptr_t arg1);
 #undef intgo
@@ -752,6 +758,49 @@ func _swig_getDSGD_LOG_DEBUG() (_swig_ret Dsgd_log_level) {
 }
 
 var DSGD_LOG_DEBUG Dsgd_log_level = _swig_getDSGD_LOG_DEBUG()
+func Dsgd_log_record_level(arg1 uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	swig_r = (int)(C._wrap_dsgd_log_record_level_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0)))
+	return swig_r
+}
+
+func Dsgd_log_record_message(arg1 uintptr) (_swig_ret string) {
+	var swig_r string
+	_swig_i_0 := arg1
+	swig_r_p := C._wrap_dsgd_log_record_message_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0))
+	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
+	var swig_r_1 string
+ swig_r_1 = swigCopyString(swig_r)
+	return swig_r_1
+}
+
+func Dsgd_log_record_time_ns(arg1 uintptr) (_swig_ret int64) {
+	var swig_r int64
+	_swig_i_0 := arg1
+	swig_r = (int64)(C._wrap_dsgd_log_record_time_ns_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0)))
+	return swig_r
+}
+
+func Dsgd_log_record_session(arg1 uintptr) (_swig_ret uint64) {
+	var swig_r uint64
+	_swig_i_0 := arg1
+	swig_r = (uint64)(C._wrap_dsgd_log_record_session_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0)))
+	return swig_r
+}
+
+func Dsgd_log_record_rank(arg1 uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	swig_r = (int)(C._wrap_dsgd_log_record_rank_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0)))
+	return swig_r
+}
+
+func Dsgd_log_record_free(arg1 uintptr) {
+	_swig_i_0 := arg1
+	C._wrap_dsgd_log_record_free_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0))
+}
+
 func Dsgd_init(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
@@ -785,7 +834,7 @@ func Dsgd_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_abort_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_21)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_abort_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_24)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -837,26 +886,11 @@ func Dsgd_log_poll(arg1 uintptr, arg2 int, arg3 *uintptr, arg4 *uintptr) (_swig_
 	return swig_r
 }
 
-func Dsgd_log_record_level(arg1 uintptr) (_swig_ret int) {
+func Dsgd_log_fd(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_log_record_level_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_log_fd_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0)))
 	return swig_r
-}
-
-func Dsgd_log_record_message(arg1 uintptr) (_swig_ret string) {
-	var swig_r string
-	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_log_record_message_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0))
-	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
-	var swig_r_1 string
- swig_r_1 = swigCopyString(swig_r)
-	return swig_r_1
-}
-
-func Dsgd_log_record_free(arg1 uintptr) {
-	_swig_i_0 := arg1
-	C._wrap_dsgd_log_record_free_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0))
 }
 
 type Dsgd_dtype int
@@ -933,7 +967,7 @@ func Dsgd_parameter_add(arg1 uintptr, arg2 string, arg3 int, arg4 []int64, arg5 
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_parameter_add_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_25)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), *(*C.swig_type_26)(unsafe.Pointer(&_swig_i_3)), C.swig_intgo(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_parameter_add_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_27)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), *(*C.swig_type_28)(unsafe.Pointer(&_swig_i_3)), C.swig_intgo(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -948,7 +982,7 @@ func Dsgd_parameter_set(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_parameter_set_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_27)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_parameter_set_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_29)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -971,7 +1005,7 @@ func Dsgd_replica_add(arg1 uintptr, arg2 string, arg3 *uintptr, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_replica_add_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_29)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_replica_add_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_31)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1006,7 +1040,7 @@ func Dsgd_bind(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 uintpt
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_bind_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_31(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_32(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_bind_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_33(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_34(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	return swig_r
 }
 
@@ -1085,7 +1119,7 @@ func Dsgd_optimizer_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_34)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_35)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_36)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_37)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1117,7 +1151,7 @@ func Dsgd_strategy_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_36)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_37)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_38)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1254,7 +1288,7 @@ func Dsgd_queue_poll(arg1 uintptr, arg2 []uintptr, arg3 int, arg4 *uint64, arg5 
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_41)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1316,7 +1350,7 @@ func Dsgd_allreduce(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 uintptr, arg5
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
-	swig_r = (int)(C._wrap_dsgd_allreduce_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_type_40(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_intgo(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
+	swig_r = (int)(C._wrap_dsgd_allreduce_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_type_42(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_intgo(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
 	return swig_r
 }
 
@@ -1331,7 +1365,7 @@ func Dsgd_broadcast(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 i
 	_swig_i_6 := arg7
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
-	swig_r = (int)(C._wrap_dsgd_broadcast_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_41(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
+	swig_r = (int)(C._wrap_dsgd_broadcast_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_43(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
 	return swig_r
 }
 
@@ -1348,7 +1382,7 @@ func Dsgd_allgather(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 u
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
-	swig_r = (int)(C._wrap_dsgd_allgather_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_42(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_43(_swig_i_5), *(*C.swig_type_44)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
+	swig_r = (int)(C._wrap_dsgd_allgather_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_44(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_45(_swig_i_5), *(*C.swig_type_46)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1369,7 +1403,7 @@ func Dsgd_reduce_scatter(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, a
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
 	_swig_i_11 := arg12
-	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_45(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_46(_swig_i_5), *(*C.swig_type_47)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10), C.swig_voidp(_swig_i_11)))
+	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_47(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_48(_swig_i_5), *(*C.swig_type_49)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10), C.swig_voidp(_swig_i_11)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1394,7 +1428,7 @@ func Dsgd_object_put(arg1 uintptr, arg2 string, arg3 uintptr, arg4 int64, arg5 *
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_object_put_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_48)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_49(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_object_put_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_50)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_51(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1408,7 +1442,7 @@ func Dsgd_object_get(arg1 uintptr, arg2 string, arg3 int, arg4 *uintptr, arg5 *u
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_object_get_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_50)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_object_get_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_52)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1450,7 +1484,7 @@ func Dsgd_shard_new(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 uint, arg5 *uin
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_shard_new_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.swig_type_52(_swig_i_1), C.swig_type_53(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_shard_new_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.swig_type_54(_swig_i_1), C.swig_type_55(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	return swig_r
 }
 
@@ -1459,7 +1493,7 @@ func Dsgd_shard_epoch(arg1 uintptr, arg2 uint64, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.swig_type_54(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), C.swig_type_56(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1469,7 +1503,7 @@ func Dsgd_shard_next(arg1 uintptr, arg2 []int64, arg3 *uint64, arg4 *uintptr) (_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_next_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_55)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_next_raw_5a2f79631628b4b5(C.uintptr_t(_swig_i_0), *(*C.swig_type_57)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}

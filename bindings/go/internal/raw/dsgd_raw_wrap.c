@@ -995,6 +995,81 @@ intgo _wrap_DSGD_LOG_DEBUG_raw_5a2f79631628b4b5() {
 }
 
 
+intgo _wrap_dsgd_log_record_level_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+  dsgd_log_record *arg1 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_log_record **)&_swig_go_0;
+
+  result = (int32_t)dsgd_log_record_level((struct dsgd_log_record const *)arg1);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+_gostring_ _wrap_dsgd_log_record_message_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+  dsgd_log_record *arg1 = 0 ;
+  char *result = 0 ;
+  _gostring_ _swig_go_result;
+
+  arg1 = *(dsgd_log_record **)&_swig_go_0;
+
+  result = (char *)dsgd_log_record_message((struct dsgd_log_record const *)arg1);
+  _swig_go_result = Swig_AllocateString((char*)result, result ? strlen((char*)result) : 0);
+  return _swig_go_result;
+}
+
+
+long long _wrap_dsgd_log_record_time_ns_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+  dsgd_log_record *arg1 = 0 ;
+  int64_t result;
+  long long _swig_go_result;
+
+  arg1 = *(dsgd_log_record **)&_swig_go_0;
+
+  result = (int64_t)dsgd_log_record_time_ns((struct dsgd_log_record const *)arg1);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+long long _wrap_dsgd_log_record_session_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+  dsgd_log_record *arg1 = 0 ;
+  uint64_t result;
+  long long _swig_go_result;
+
+  arg1 = *(dsgd_log_record **)&_swig_go_0;
+
+  result = (uint64_t)dsgd_log_record_session((struct dsgd_log_record const *)arg1);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_log_record_rank_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+  dsgd_log_record *arg1 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_log_record **)&_swig_go_0;
+
+  result = (int32_t)dsgd_log_record_rank((struct dsgd_log_record const *)arg1);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+void _wrap_dsgd_log_record_free_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+  dsgd_log_record *arg1 = 0 ;
+
+  arg1 = *(dsgd_log_record **)&_swig_go_0;
+
+  dsgd_log_record_free(arg1);
+
+}
+
+
 intgo _wrap_dsgd_init_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_session **arg2 = 0 ;
@@ -1160,39 +1235,16 @@ intgo _wrap_dsgd_log_poll_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, intgo _
 }
 
 
-intgo _wrap_dsgd_log_record_level_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
-  dsgd_log_record *arg1 = 0 ;
+intgo _wrap_dsgd_log_fd_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+  dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
 
-  arg1 = *(dsgd_log_record **)&_swig_go_0;
+  arg1 = *(dsgd_session **)&_swig_go_0;
 
-  result = (int32_t)dsgd_log_record_level((struct dsgd_log_record const *)arg1);
+  result = (int32_t)dsgd_log_fd((struct dsgd_session const *)arg1);
   _swig_go_result = result;
   return _swig_go_result;
-}
-
-
-_gostring_ _wrap_dsgd_log_record_message_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
-  dsgd_log_record *arg1 = 0 ;
-  char *result = 0 ;
-  _gostring_ _swig_go_result;
-
-  arg1 = *(dsgd_log_record **)&_swig_go_0;
-
-  result = (char *)dsgd_log_record_message((struct dsgd_log_record const *)arg1);
-  _swig_go_result = Swig_AllocateString((char*)result, result ? strlen((char*)result) : 0);
-  return _swig_go_result;
-}
-
-
-void _wrap_dsgd_log_record_free_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
-  dsgd_log_record *arg1 = 0 ;
-
-  arg1 = *(dsgd_log_record **)&_swig_go_0;
-
-  dsgd_log_record_free(arg1);
-
 }
 
 

@@ -3,6 +3,7 @@ package io.dsgd;
 import java.nio.Buffer;
 import java.nio.ByteBuffer;
 import java.time.Duration;
+import java.time.Instant;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.locks.ReentrantLock;
@@ -508,7 +509,12 @@ public final class Session implements AutoCloseable {
     long record = pointer[0];
     try {
       LogRecord.Level level = LogRecord.Level.of(Raw.dsgd_log_record_level(record));
-      return new LogRecord(level, Raw.dsgd_log_record_message(record));
+      return new LogRecord(
+          level,
+          Raw.dsgd_log_record_message(record),
+          Instant.ofEpochSecond(0, Raw.dsgd_log_record_time_ns(record)),
+          Raw.dsgd_log_record_session(record),
+          Raw.dsgd_log_record_rank(record));
     } finally {
       Raw.dsgd_log_record_free(record);
     }

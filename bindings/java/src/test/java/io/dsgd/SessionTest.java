@@ -358,6 +358,11 @@ class SessionTest {
     assertFalse(records.isEmpty());
     assertTrue(
         records.stream().noneMatch(record -> record.message().isEmpty()), records.toString());
+    assertTrue(
+        records.stream()
+            .allMatch(r -> r.session() > 0 && r.rank() <= 0 && r.time().getEpochSecond() > 0),
+        records.toString());
+    assertEquals(0, records.get(records.size() - 1).rank());
     assertNull(session.pollLog(Duration.ofMillis(1)), "the queue is empty");
     session.close();
     session.drainLog(records::add); // what was said while closing; never throws
