@@ -112,7 +112,7 @@ func TestConfigOfNobody(t *testing.T) {
 		if value, known := config.Get("num_workers"); known {
 			t.Errorf("%s: Get gave %q", name, value)
 		}
-		config.SetLog(func(LogLevel, string) {})
+		config.SetLog(func(LogRecord) {})
 		config.SetLogger(nil)
 	}
 	if _, err := Init(&Config{}); !errors.Is(err, ErrInvalidArgument) {
