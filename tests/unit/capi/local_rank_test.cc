@@ -40,7 +40,7 @@ TEST(LocalRank, counts_the_workers_of_the_same_machine) {
       }
       auto opened = Session::open(own, std::make_unique<NodeEnvironment>(place.machine), std::make_shared<Log>());
       ASSERT_TRUE(opened.ok()) << opened.status().message();
-      auto* session = new dsgd_session;
+      auto* session = new dsgd_session(nullptr);
       session->core = std::move(opened).value();
       EXPECT_EQ(dsgd_rank(session), rank);
       EXPECT_EQ(dsgd_size(session), workers);
