@@ -55,13 +55,20 @@ struct Probe : std::enable_shared_from_this<Probe> {
 
 }  // namespace
 
+namespace {
+Status reached() { return Status(Code::kState, "the worker can be reached; a probe's connection serves nothing else"); }
+}  // namespace
+
+// The refusal is the answer, and closes the connection: it needs no descriptor and no memory afterwards.
+Status ProbeHandler::on_open(transport::ServerChannel&) { return reached(); }
+
 void ProbeHandler::on_call(transport::ServerChannel&, transport::Message, transport::Responder respond) {
-  respond(Status(Code::kUnsupported, "this connection only tells that the worker can be reached"));
+  respond(reached());
 }
 
 void ProbeHandler::on_bulk_end(transport::ServerChannel&, const transport::BulkHeader&,
                                std::unique_ptr<transport::BulkReceipt> receipt) {
-  receipt->finish(Status(Code::kUnsupported, "this connection only tells that the worker can be reached"));
+  receipt->finish(reached());
 }
 
 void probe(transport::Network& network, transport::Hello hello, std::string token, std::vector<std::string> addresses, transport::Time deadline,

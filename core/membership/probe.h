@@ -10,9 +10,10 @@
 
 namespace dsgd {
 
-// Accepts a probe. The dialling side needs no more than that its hello is answered. It has no state: any thread.
+// Answers a probe with a refusal: the dialling side needs no more than that its hello is answered. It has no state: any thread.
 class ProbeHandler final : public transport::ServerHandler {
  public:
+  Status on_open(transport::ServerChannel&) override;
   void on_call(transport::ServerChannel&, transport::Message, transport::Responder respond) override;
   void on_bulk_end(transport::ServerChannel&, const transport::BulkHeader&,
                    std::unique_ptr<transport::BulkReceipt> receipt) override;

@@ -210,12 +210,19 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   loop().run([look] { (*look)(); }, *idle, std::max(deadline, loop().now() + kLeaving) + kSlack);
   // Leave. The head answers at once, if it runs and, where it lives here, once the others know or have left, too.
   const transport::Time now = loop().now();
-  const transport::Time leave_until =
+  transport::Time leave_until =
       std::min(std::max(deadline, now + kLeaving), std::min(since->load(), now) + Member::host_patience(worker->lease()));
+  // After a failure there is no more to agree on: only a head in this process still has to tell the other workers.
+  if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeaving);
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
   leave_surely(compare, [left] { *left = true; }, leave_until);
   loop().wait(*left, leave_until);
+}
+
+bool Session::Impl::has_failed() {
+  std::lock_guard lock(failure_mutex);
+  return !failure.ok();
 }
 
 void Session::Impl::leave_surely(bool compare, std::function<void()> left, transport::Time until) {

@@ -109,6 +109,7 @@ struct Session::Impl {
   }
   Status join();
   void leave(transport::Time deadline, bool compare);
+  bool has_failed();
   void leave_surely(bool compare, std::function<void()> left, transport::Time until);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);

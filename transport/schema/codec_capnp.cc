@@ -17,6 +17,36 @@ capnp::Data::Reader data_of(const Bytes& from) {
   return {reinterpret_cast<const kj::byte*>(from.data()), from.size()};
 }
 
+// Bytes of the character of UTF-8 that the text begins with; 0 if there is none.
+size_t character_bytes(std::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const auto continues = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  if (first >= 0xc2 && first < 0xe0 && continues(1)) return 2;
+  if (first >= 0xe0 && first < 0xf0 && continues(1) && continues(2)) {
+    const bool shorter = first == 0xe0 && byte(1) < 0xa0, surrogate = first == 0xed && byte(1) >= 0xa0;
+    return shorter || surrogate ? 0 : 3;
+  }
+  if (first >= 0xf0 && first < 0xf5 && continues(1) && continues(2) && continues(3)) {
+    const bool shorter = first == 0xf0 && byte(1) < 0x90, beyond = first == 0xf4 && byte(1) >= 0x90;
+    return shorter || beyond ? 0 : 4;
+  }
+  return 0;
+}
+
+// What another process says goes into messages and logs: bytes that are no UTF-8, and control characters but for the new
+// line, become '?'.
+std::string clean(std::string text) {
+  for (size_t i = 0; i < text.size();) {
+    const size_t bytes = character_bytes(std::string_view(text).substr(i));
+    const bool control = bytes == 1 && ((static_cast<unsigned char>(text[i]) < 0x20 && text[i] != '\n') || text[i] == 0x7f);
+    if (bytes == 0 || control) text[i] = '?';
+    i += std::max<size_t>(bytes, 1);
+  }
+  return text;
+}
+
 // Collects the first thing that is wrong, so that readers can be written one field a line.
 class Check {
  public:
@@ -64,10 +94,10 @@ class Check {
     text(from.getOperation(), &operation, "operation");
     text(from.getParameter(), &parameter, "parameter");
     text(from.getMessage(), &message, "status message", kMaxTextBytes);
-    *to = Status(static_cast<Code>(code), std::move(message))
-              .with_rank(from.getRank(), std::move(host))
-              .with_operation(std::move(operation))
-              .with_parameter(std::move(parameter));
+    *to = Status(code_of(code), clean(std::move(message)))
+              .with_rank(from.getRank(), clean(std::move(host)))
+              .with_operation(clean(std::move(operation)))
+              .with_parameter(clean(std::move(parameter)));
   }
 
   void member(schema::MemberInfo::Reader from, MemberInfo* to) {

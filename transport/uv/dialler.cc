@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "transport/authentication.h"
@@ -127,10 +129,23 @@ void Dialler::step() {
   }
 }
 
+namespace {
+
+// The refusal of a process that has not proved that it knows the token: it may say no more than a listener would.
+Status unproved(const Status& refused) {
+  const Code code = refused.code();
+  const bool known = code == Code::kMismatch || code == Code::kState || code == Code::kExists || code == Code::kLimit;
+  std::string message = refused.message();
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  return Status(known ? code : Code::kUnauthorized, message);
+}
+
+}  // namespace
+
 void Dialler::challenged() {
   auto challenge = decode_challenge(handshake_.take_received());
   if (!challenge.ok()) return malformed(challenge.status());
-  if (!challenge.value().refused.ok()) return finish(challenge.value().refused);
+  if (const Status& refused = challenge.value().refused; !refused.ok()) return finish(unproved(refused));
   challenge_ = challenge.value().nonce;
   send(Stage::kSendingProof, encode(prove_as(Side::kDialling)));
 }

@@ -213,9 +213,9 @@ FrameReader::Step FrameReader::read_table(int fd, Status* error) {
     sizes_[i] = number(i + 1);
     total += sizes_[i] * kWord;
   }
-  if (total > kMaxFrameBytes) {
+  if (total > largest_) {
     *error = Status(Code::kLimit, "a message has " + std::to_string(total) + " bytes, at most " +
-                                      std::to_string(kMaxFrameBytes) + " are accepted");
+                                      std::to_string(largest_) + " are accepted");
     return Step::kError;
   }
   stage_begin_ += bytes + checksum;

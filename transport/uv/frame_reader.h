@@ -104,6 +104,7 @@ class FrameReader {
   void on_readable();  // the socket has something again, and the reader's share of this turn is fresh
   // Before the first frame. Sections of a frame are followed by checksums (frame_writer.h); one that does not fit is kCorrupted.
   void use_checksums() { checksums_ = true; }
+  void limit_frames(size_t nbytes) { largest_ = nbytes; }
 
   // No sink of this operation is used after this; what is under way is read and thrown away.
   void discard(uint64_t operation, const Status& why);
@@ -149,6 +150,7 @@ class FrameReader {
   State state_ = State::kTable;
   uint32_t segments_ = 0;
   std::array<uint32_t, FrameWriter::kMaxSegments> sizes_{};  // words
+  size_t largest_ = kMaxFrameBytes;  // frame that is accepted
   kj::Own<Frame> frame_;
   size_t want_ = 0, got_ = 0;  // bytes of body or payload
 

@@ -52,6 +52,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   bool span_consumed() const { return span_id_ == 0; }
 
   void send_raw(std::vector<uint8_t> bytes);
+  void limit_frames(size_t nbytes) { reader_.limit_frames(nbytes); }
   void use_checksums() { reader_.use_checksums(), writer_.use_checksums(); }  // both sides, from the first frame on
   void send_goodbye();  // the last message; what RPC sends after it is dropped
   void push_out();      // writes what is held back for something to ride with

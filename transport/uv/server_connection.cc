@@ -120,6 +120,9 @@ ServerConnection::ServerConnection(NetworkShared shared, Greeting greeting, Serv
 
 ServerConnection::~ServerConnection() noexcept { drop_rpc(); }
 
+// What a worker sends to the head is small. Without a limit, connections of strangers could hold much memory.
+constexpr size_t kLargestControlFrame = size_t{256} << 10;
+
 void ServerConnection::start() {
   need_room();
   const Status refused = handler_->on_open(*this);
@@ -129,6 +132,7 @@ void ServerConnection::start() {
     return close_link(false);  // the verdict has been written: it is small, and the first thing on the socket
   }
   if (hello_.checksum) link_->use_checksums();
+  if (hello_.role != Role::kPeer) link_->limit_frames(kLargestControlFrame);
   rpc_.emplace(*link_,
                kj::Maybe<capnp::Capability::Client>(schema::Wire::Client(kj::heap<WireServer>(anchor_))));
 }

@@ -466,8 +466,9 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * returns. One thread at a time.
  * With `reproducible`, the bits of the outcome (values, mean gradients, weight and gradient norm in `result`) do not
  * depend on strategy, algorithm or the split of the replicas over workers, whatever their weights. The sum of c*g of
- * each element differs from the exact sum by at most 2^-24 of the element's own largest |c*g|; for float64 by 2^-53 of
- * it with up to 32 replicas, more above. It is divided by the exact sum of c, and rounded to the dtype. No element is
+ * each element differs from the exact sum by at most 2^-24 of the element's own largest |c*g|. For float64, each
+ * c*g is first rounded to float64; the sum of these differs from their exact sum by at most 2^-53 of the largest with
+ * up to 32 replicas, more above. The sum is divided by the exact sum of c, and rounded to the dtype. No element is
  * lost beside a larger one. A c*g that is not finite makes its own element NaN; a sum of zeros is +0.
  * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing, and the
  * session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a failure

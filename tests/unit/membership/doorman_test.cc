@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/membership/head.h"
+#include "core/membership/retry.h"
 #include "tests/unit/membership/fakes.h"
 
 namespace dsgd {
@@ -46,6 +47,19 @@ TEST_F(DoormanTest, RoutesByRole) {
     EXPECT_EQ(decision.value().network, expected.network);
     EXPECT_EQ(decision.value().handler, expected.handler);
   }
+  EXPECT_TRUE(logged_.empty());
+}
+
+// An answer is all that a probe is for: its connection is not kept.
+TEST_F(DoormanTest, AProbeIsAnsweredWithARefusalThatIsFinal) {
+  Doorman doorman(loop_, "digits", "secret", head_, peer_, log_);
+  doorman.accept_probes(network_at(0x3000));
+  auto decision = doorman.on_hello(good(Role::kProbe), "10.0.0.7:99");
+  ASSERT_TRUE(decision.ok()) << decision.status().message();
+  FakeChannel channel("w1", Role::kProbe);
+  const Status refused = decision.value().handler->on_open(channel);
+  EXPECT_FALSE(refused.ok());
+  EXPECT_TRUE(is_final(refused)) << "the dialling side would try again";
   EXPECT_TRUE(logged_.empty());
 }
 

@@ -156,6 +156,7 @@ void Conformance::drop(std::shared_ptr<Client>& client) {
 std::shared_ptr<Client> Conformance::dial(DialOptions options, std::string address) {
   auto client = std::make_shared<Client>();
   if (address.empty()) address = listener_->address();
+  options.hello.role = Role::kPeer;  // which may send anything
   on(*serving_, [] {});  // what the test has set up is seen by the serving thread
   if (options.deadline == kNever) options.deadline = dialling_->loop().now() + kPatience;
   options.closed = [raw = client.get()](const Status& why) { raw->closed.push_back(why); };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
@@ -13,7 +13,7 @@ from .._session import Session
 
 class TrainedParameter:
     """`tensor` is the module's parameter. `value` and `gradient` are tensors over dsgd's memory; `tensor.data` is
-    `value`, and `tensor.grad` is `gradient` once a backward pass has run."""
+    `value`, and `tensor.grad` shares the memory of `gradient` once a backward pass has run."""
 
     def __init__(self, session: Session, replica: Replica, name: str, tensor: torch.nn.Parameter) -> None:
         self.name = name
@@ -23,7 +23,7 @@ class TrainedParameter:
         with torch.no_grad():
             self.value.copy_(tensor)
         tensor.data = self.value
-        self.pointer = tensor.data_ptr()
+        self._pointers = self._addresses()
         if tensor.grad is not None:
             self.take_gradient()
         self.used = False  # a backward pass has reached it since the last step
@@ -32,20 +32,49 @@ class TrainedParameter:
     def take_gradient(self) -> None:
         """Puts the gradient into dsgd's memory. Autograd adds in place to a gradient that is there, but makes a new
         tensor after zero_grad(), which sets `.grad` to None."""
+        self._check_memory()
         gradient = self.tensor.grad
-        if gradient is self.gradient:
+        if self._shares_memory(gradient):
             return
         with torch.no_grad():
             if gradient is None:
                 self.gradient.zero_()
             else:
                 self.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-        self.tensor.grad = self.gradient
+        # Another tensor over the same memory, and with the same version counter: `.grad.data = ...`, as Module.to() does
+        # it, changes that one and leaves `gradient` where it is.
+        self.tensor.grad = self.gradient.detach()
+
+    def _addresses(self) -> Tuple[int, int]:
+        return self.value.data_ptr(), self.gradient.data_ptr()
+
+    def _check_memory(self) -> None:
+        if self._addresses() != self._pointers:
+            raise StateError(
+                f"value or gradient of parameter {self.name!r} was moved out of dsgd's memory, as Module.share_memory() "
+                "does; call it before the module is attached",
+                parameter=self.name,
+            )
+
+    def _shares_memory(self, gradient: Optional[torch.Tensor]) -> bool:
+        ours = self.gradient
+        return (
+            gradient is not None
+            and not gradient.is_sparse
+            and gradient.data_ptr() == ours.data_ptr()
+            and (gradient.dtype, gradient.shape, gradient.stride()) == (ours.dtype, ours.shape, ours.stride())
+        )
 
     def check_value(self) -> None:
         """Takes back a value that was moved to other memory, as `parameter.data = ...` does."""
+        self._check_memory()
         tensor = self.tensor
-        if tensor.data_ptr() == self.pointer and tensor.dtype == self.value.dtype and tensor.shape == self.value.shape:
+        ours = self.value
+        if tensor.data_ptr() == ours.data_ptr() and (tensor.dtype, tensor.shape, tensor.stride()) == (
+            ours.dtype,
+            ours.shape,
+            ours.stride(),
+        ):
             return
         if (tensor.dtype, tensor.device, tensor.shape) != (self.value.dtype, self.value.device, self.value.shape):
             raise StateError(
@@ -59,7 +88,7 @@ class TrainedParameter:
 
     def check_gradient(self) -> None:
         """The gradient is dsgd's from its mark to the end of the step."""
-        if self.tensor.grad is not self.gradient or self.gradient._version != self.marked_version:
+        if not self._shares_memory(self.tensor.grad) or self.gradient._version != self.marked_version:
             raise StateError(
                 f"the gradient of parameter {self.name!r} was changed between backward and the end of the step, while "
                 "dsgd sends it; call zero_grad() after the step, and clip or scale gradients with the optimizer 'none', "

@@ -237,6 +237,47 @@ def test_a_parameter_that_is_replaced_or_added_is_an_error(attached, batches):
         attachment.step()
 
 
+def replace_data(module):
+    for parameter in module.parameters():
+        parameter.grad.data = torch.zeros_like(parameter)
+
+
+def replace_storage(module):
+    for parameter in module.parameters():
+        parameter.grad.set_(torch.zeros_like(parameter))
+
+
+def convert_layout(module):
+    module.zero_grad(set_to_none=False)
+    module.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("replace", [replace_data, replace_storage, convert_layout])
+def test_a_gradient_whose_memory_is_replaced_trains(session, batches, replace):
+    module = convolution()
+    attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=0.1)
+    session.start()
+    for step in range(3):
+        if step > 0:
+            replace(module)
+        before = values(module)
+        loss_of(module, batches).backward()
+        gradients = [parameter.grad.clone() for parameter in module.parameters()]
+        attachment.step()
+        for parameter, value, gradient in zip(module.parameters(), before, gradients):
+            assert gradient.abs().sum() > 0 and torch.allclose(parameter, value - 0.1 * gradient)
+
+
+def test_moving_the_module_to_shared_memory_is_an_error(attached, batches):
+    module, attachment = attached
+    loss_of(module, batches).backward()
+    attachment.step()
+    module.share_memory()
+    with pytest.raises(dsgd.StateError, match="share_memory"):
+        loss_of(module, batches).backward()
+
+
 def test_a_value_that_is_put_elsewhere_is_taken_back(attached, batches):
     module, attachment = attached
     for parameter in module.parameters():

@@ -198,6 +198,27 @@ TEST_F(HostileTest, ADialFailsWhenTheOtherSideCannotProveTheToken) {
       << dialled.status().message();
 }
 
+// It has proved nothing, and so may not choose what the host is told.
+TEST_F(HostileTest, ARefusalBeforeAnyProofHasAKnownCodeAndOneLine) {
+  start();
+  for (const auto& [sent, told] : {std::pair(Code::kAborted, Code::kUnauthorized), {Code::kMismatch, Code::kMismatch}}) {
+    int port;
+    uv::Fd listening = listen_raw(&port);
+    std::thread impostor([&, code = sent] {
+      uv::Fd fd(::accept(listening.get(), nullptr, nullptr));
+      receive(fd);
+      put(fd, encode(Challenge{Status(code, "one\ntwo\x1b[31m").with_rank(3, "elsewhere"), {}}));
+      EXPECT_TRUE(shown_out(fd));
+    });
+    auto dialled = dial(*client, "127.0.0.1:" + std::to_string(port), dial_options(*client));
+    impostor.join();
+    ASSERT_FALSE(dialled.ok());
+    EXPECT_EQ(dialled.status().code(), told);
+    EXPECT_NE(dialled.status().message().find("one two?[31m"), std::string::npos) << dialled.status().message();
+    EXPECT_EQ(dialled.status().rank(), -1);
+  }
+}
+
 TEST_F(HostileTest, TheTokenNeverTravelsAndARecordedStreamIsRefused) {
   door.secret = "correct horse battery staple";
   start();
@@ -237,6 +258,22 @@ TEST_F(HostileTest, AFrameBeyondTheLimitsIsRefusedBeforeMemoryIsTaken) {
   on(*server, [&] {
     for (auto& why : handler.closes) EXPECT_FALSE(why.ok());
   });
+}
+
+// Connections of strangers to a head would else hold as much memory as they like.
+TEST_F(HostileTest, AControlConnectionTakesNoLargeFrame) {
+  start();
+  for (const auto& [role, served] : {std::pair(Role::kControl, false), {Role::kHeartbeat, false}, {Role::kPeer, true}}) {
+    auto options = dial_options(*client);
+    options.hello.role = role;
+    auto dialled = dial(*client, listener->address(), options);
+    ASSERT_TRUE(dialled.ok()) << dialled.status().message();
+    ObjectPart part;
+    part.data.resize(1 << 20);
+    EXPECT_EQ(call(*client, *dialled.value(), part).ok(), served) << static_cast<int>(role);
+    on(*client, [&] { dialled.value().reset(); });
+  }
+  still_works();
 }
 
 TEST_F(HostileTest, RandomFramesAfterAGoodHelloBreakTheirOwnConnectionAtMost) {

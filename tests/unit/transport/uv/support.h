@@ -184,6 +184,7 @@ struct OpenDoor : AcceptHandler {
 inline DialOptions dial_options(Network& network) {
   DialOptions options;
   options.hello.job = "test";
+  options.hello.role = Role::kPeer;  // which may send anything
   options.token = "secret";
   options.deadline = network.loop().now() + kLong;
   return options;
