@@ -13,6 +13,7 @@ namespace {
 // dsgd_close may always take a second to leave in good order (dsgd.h).
 constexpr transport::Duration kSlack = std::chrono::milliseconds(50);  // protocol timers, whose messages say more, come first
 constexpr transport::Duration kLeaving = std::chrono::seconds(1);
+constexpr transport::Duration kLeavingFailed = std::chrono::milliseconds(500);
 // Intervals of polling; no promise depends on them.
 constexpr transport::Duration kLookAgain = std::chrono::milliseconds(200);  // whether the head's address is free
 constexpr transport::Duration kDrained = std::chrono::milliseconds(100);    // whether the process is exiting
@@ -213,7 +214,7 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   transport::Time leave_until =
       std::min(std::max(deadline, now + kLeaving), std::min(since->load(), now) + Member::host_patience(worker->lease()));
   // After a failure there is no more to agree on: only a head in this process still has to tell the other workers.
-  if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeaving);
+  if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
   leave_surely(compare, [left] { *left = true; }, leave_until);

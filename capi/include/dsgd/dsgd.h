@@ -241,10 +241,10 @@ typedef struct dsgd_op dsgd_op;
  * DSGD_ERR_TIMEOUT (the message says how many have come), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
 
-/* Ends the membership in good order: waits up to timeout_ms (-1: `step_timeout`) for operations in flight, then ends
- * them with DSGD_ERR_CLOSED, tells the peers and the head, and frees the network. A worker or head that does not
- * answer, stopped for example, holds that up until timeout_ms or for a second, whichever is longer, but never longer
- * than `lease` plus 100 ms, and another second for what was written to it. Afterwards every call on the session
+/* Ends the membership in good order. Operations in flight may end within timeout_ms (-1: `step_timeout`); then they
+ * end with DSGD_ERR_CLOSED. The peers and the head are told. One that does not answer, stopped for example, is waited
+ * for until timeout_ms has passed, but at least a second and at most `lease` plus 100 ms; after a failure of the
+ * session half a second. What was written to a connection may take another second. Afterwards every call on the session
  * returns DSGD_ERR_CLOSED, but for those that tell how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result,
  * and dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing marks no
  * gradient. A step whose gradients are all marked may still end within timeout_ms. A step with unmarked gradients
