@@ -18,9 +18,9 @@ func TestCollectivesOverEveryType(t *testing.T) {
 				collectives[int32](w)
 				collectives[int64](w)
 				collectives[uint8](w)
-				halves := []Float16{0x3c00, 0x4000} // 1, 2
+				halves := []Float16Bits{0x3c00, 0x4000} // 1, 2
 				w.ok(AllReduce(background, w.Session, halves, Sum))
-				w.expect(halves[0] == []Float16{0x3c00, 0x4000, 0x4200}[w.Size()-1], "the sum of ones is %x", halves[0])
+				w.expect(halves[0] == []Float16Bits{0x3c00, 0x4000, 0x4200}[w.Size()-1], "the sum of ones is %x", halves[0])
 				data := []float64{float64(w.Rank())}
 				w.ok(AllReduce(background, w.Session, data, Mean))
 				w.expect(data[0] == float64(w.Size()-1)/2, "the mean of the ranks is %v", data[0])

@@ -167,5 +167,5 @@ func (c *core) poll(handles []uintptr, timeoutMS int) bool {
 			f.ended()
 		}
 	}
-	return status == 0 || Code(status) == ErrWaitTimeout
+	return status == 0 || Status(status) == ErrWaitTimeout
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestErrorsAreToldApartByCode(t *testing.T) {
+func TestErrorsAreToldApartByStatus(t *testing.T) {
 	err := fmt.Errorf("training: %w", NewConfig().Set("num_worker", "3"))
 	if !errors.Is(err, ErrInvalidArgument) {
 		t.Errorf("errors.Is(%v, ErrInvalidArgument) is false", err)
@@ -20,7 +20,7 @@ func TestErrorsAreToldApartByCode(t *testing.T) {
 	if !errors.As(err, &failed) {
 		t.Fatalf("%v holds no *Error", err)
 	}
-	if failed.Code != ErrInvalidArgument || failed.Rank != -1 || failed.Parameter != "num_worker" || failed.Message == "" {
+	if failed.Status != ErrInvalidArgument || failed.Rank != -1 || failed.Parameter != "num_worker" || failed.Message == "" {
 		t.Errorf("%+v", failed)
 	}
 	if !strings.Contains(err.Error(), failed.Message) {
@@ -28,15 +28,30 @@ func TestErrorsAreToldApartByCode(t *testing.T) {
 	}
 }
 
-func TestCodesHaveTheirNames(t *testing.T) {
-	for code, name := range map[Code]string{ErrTimeout: "DSGD_ERR_TIMEOUT", ErrInternal: "DSGD_ERR_INTERNAL",
-		-12345: "DSGD_ERR_UNKNOWN"} {
-		if code.Error() != name {
-			t.Errorf("code %d is %q, want %q", int(code), code.Error(), name)
+func TestStatusesHaveTheirNames(t *testing.T) {
+	for status, name := range map[Status]string{ErrTimeout: "ErrTimeout", ErrIO: "ErrIO", -12345: "unknown Status -12345"} {
+		if status.Error() != name {
+			t.Errorf("status %d is %q, want %q", int(status), status.Error(), name)
 		}
 	}
-	if text := (&Error{Code: ErrTorn, Rank: -1}).Error(); text != "dsgd: DSGD_ERR_TORN" {
+	if text := (&Error{Status: ErrTorn, Rank: -1}).Error(); text != "dsgd: ErrTorn" {
 		t.Errorf("an error without a message reads %q", text)
+	}
+}
+
+func TestMessagesUseTheNamesOfGo(t *testing.T) {
+	single(t, func(w *worker) {
+		_, err := w.Step(background, 1)
+		failed := w.failing(err, ErrState)
+		w.expect(strings.Contains(failed.Message, "a step needs Session.Start first"), "%q", failed.Message)
+		w.ok(w.Close())
+		failed = w.failing(w.Barrier(background), ErrClosed)
+		w.expect(strings.Contains(failed.Message, "call Init for a new one"), "%q", failed.Message)
+	})
+	const text = "dsgd_bind: parameter 'dsgd_step' of dsgd_alloc, '/tmp/dsgd_init', DSGD_HEAD, dsgd_unknown"
+	const want = "Bind: parameter 'dsgd_step' of Alloc, '/tmp/dsgd_init', DSGD_HEAD, dsgd_unknown"
+	if got := inGo(text); got != want {
+		t.Errorf("%q became %q", text, got)
 	}
 }
 

@@ -48,7 +48,7 @@ func (h *Head) Wait(ctx context.Context) error {
 		h.mu.RLock()
 		defer h.mu.RUnlock()
 		if h.handle == 0 {
-			return &Error{Code: ErrClosed, Rank: -1, Message: "the head was closed: start another with StartHead"}
+			return &Error{Status: ErrClosed, Rank: -1, Message: "the head was closed: start another with StartHead"}
 		}
 		var e failure
 		return e.check(raw.Dsgd_head_wait(h.handle, timeoutMS, &e.handle), h)

@@ -35,11 +35,11 @@ func (w *worker) expect(holds bool, format string, values ...any) {
 }
 
 // failing is the *Error of a call that must fail with a code.
-func (w *worker) failing(err error, code Code) *Error {
+func (w *worker) failing(err error, status Status) *Error {
 	w.t.Helper()
 	failed, is := err.(*Error)
-	w.expect(is && failed.Code == code, "got error %v, want %v", err, code)
-	w.expect(failed.Message != "", "%v has no message", code)
+	w.expect(is && failed.Status == status, "got error %v, want %v", err, status)
+	w.expect(failed.Message != "", "%v has no message", status)
 	return failed
 }
 

@@ -54,7 +54,7 @@ func TestChannelsNeedNoCommonOrder(t *testing.T) {
 			w.ok(ops[n].Wait(background))
 			w.expect(data[n][0] == float64(2*n), "channel %d: %v", n, data[n])
 		}
-		w.expect(Code(w.Channel(4).Barrier(background).(*Error).Code) == ErrInvalidArgument, "channel 4")
+		w.expect(errors.Is(w.Channel(4).Barrier(background), ErrInvalidArgument), "channel 4")
 	})
 }
 
@@ -226,8 +226,8 @@ func TestJoiningFailsWithAReason(t *testing.T) {
 	defer head.Close()
 	at := settings{"head": head.Address(), "num_workers": "2", "token": "secret", "init_timeout": "300ms"}
 	for name, c := range map[string]struct {
-		with settings
-		code Code
+		with   settings
+		status Status
 	}{
 		"wrong token":      {settings{"token": "guess"}, ErrUnauthorized},
 		"other job":        {settings{"job": "another"}, ErrUnauthorized},
@@ -238,8 +238,8 @@ func TestJoiningFailsWithAReason(t *testing.T) {
 		"not a host":       {settings{"head": "no-such-host.invalid:7700"}, ErrUnreachable},
 		"min over workers": {settings{"min_workers": "5"}, ErrInvalidArgument},
 	} {
-		if session, err := Init(configure(t, at, c.with)); !errors.Is(err, c.code) {
-			t.Errorf("%s: Init gave %v, %v; want %v", name, session, err, c.code)
+		if session, err := Init(configure(t, at, c.with)); !errors.Is(err, c.status) {
+			t.Errorf("%s: Init gave %v, %v; want %v", name, session, err, c.status)
 		}
 	}
 }

@@ -9,16 +9,6 @@ import (
 	"dsgd.io/dsgd/internal/raw"
 )
 
-// LogLevel of a record; lower is more important.
-type LogLevel int32
-
-const (
-	LogError   LogLevel = 0
-	LogWarning LogLevel = 1
-	LogInfo    LogLevel = 2
-	LogDebug   LogLevel = 3
-)
-
 // LogRecord is one record of a session's log.
 type LogRecord struct {
 	Level   LogLevel
@@ -61,7 +51,7 @@ func (c *core) drainLog(log LogFunc) {
 		}
 		made := LogRecord{
 			Level:   LogLevel(raw.Dsgd_log_record_level(record)),
-			Message: strings.TrimSuffix(raw.Dsgd_log_record_message(record), "\n"),
+			Message: inGo(strings.TrimSuffix(raw.Dsgd_log_record_message(record), "\n")),
 			Time:    time.Unix(0, raw.Dsgd_log_record_time_ns(record)),
 			Session: raw.Dsgd_log_record_session(record),
 			Rank:    int(raw.Dsgd_log_record_rank(record)),

@@ -55,7 +55,7 @@ func untilCancelled(ctx context.Context, wait func(timeoutMS int) error) error {
 	}
 	for {
 		err := wait(timeoutMS)
-		if code, ok := err.(*Error); !ok || code.Code != ErrWaitTimeout {
+		if failed, ok := err.(*Error); !ok || failed.Status != ErrWaitTimeout {
 			return err
 		}
 		if ctx.Err() != nil {

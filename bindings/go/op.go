@@ -49,7 +49,7 @@ func (o *Op) StepResult() (StepResult, error) {
 	f := o.flight
 	switch {
 	case !f.ended():
-		return StepResult{}, &Error{Code: ErrState, Rank: -1,
+		return StepResult{}, &Error{Status: ErrState, Rank: -1,
 			Message: "the operation has not ended: wait for it before asking for its step result"}
 	case f.err != nil:
 		return StepResult{}, f.err
@@ -102,7 +102,7 @@ func (f *flight) wait(ctx context.Context) error {
 		if f.ended() {
 			return f.err
 		}
-		if Code(status) != ErrWaitTimeout { // the session is being closed, and will end it
+		if Status(status) != ErrWaitTimeout { // the session is being closed, and will end it
 			select {
 			case <-f.done:
 				return f.err
@@ -176,7 +176,7 @@ func (f *flight) finish() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.over {
-		f.end(&Error{Code: ErrClosed, Rank: -1, Message: "the session was closed before the operation ended"})
+		f.end(&Error{Status: ErrClosed, Rank: -1, Message: "the session was closed before the operation ended"})
 	}
 }
 

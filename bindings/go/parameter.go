@@ -6,12 +6,6 @@ import (
 	"dsgd.io/dsgd/internal/raw"
 )
 
-// ParameterFlag says what is special about a parameter.
-type ParameterFlag uint32
-
-// Untrained is state without gradient, such as batch-norm's running mean: given out at start, not stepped.
-const Untrained ParameterFlag = 1
-
 // Parameter is a named tensor that is trained.
 type Parameter struct {
 	session *Session

@@ -51,7 +51,7 @@ func processWorker(role string) error {
 		if _, err := session.Step(background, float64(session.Rank()+1)); err != nil {
 			var failed *Error
 			if errors.As(err, &failed) {
-				fmt.Printf("error %s rank %d\n", failed.Code, failed.Rank)
+				fmt.Printf("error %s rank %d\n", failed.Status, failed.Rank)
 			}
 			return err
 		}
@@ -151,7 +151,7 @@ func TestAKilledWorkerIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, survivor := range []int{0, 2} {
-		if got := all[survivor].line(t, "error"); got != "error DSGD_ERR_WORKER_LOST rank 1" {
+		if got := all[survivor].line(t, "error"); got != "error ErrWorkerLost rank 1" {
 			t.Errorf("rank %d says '%s'", survivor, got)
 		}
 	}

@@ -34,7 +34,7 @@ func (r *Replica) Device() string { return raw.Dsgd_replica_device(r.pointer()) 
 // Memory of a GPU is none that a slice can stand for.
 func (r *Replica) requireHost() error {
 	if device := r.Device(); device != "cpu" {
-		return &Error{Code: ErrUnsupported, Rank: -1, Message: fmt.Sprintf(
+		return &Error{Status: ErrUnsupported, Rank: -1, Message: fmt.Sprintf(
 			"buffers of a replica on %s cannot be slices; train on GPUs from C or Python, in the same job", device)}
 	}
 	return nil
@@ -55,7 +55,7 @@ func Bind[T Element](r *Replica, p *Parameter, value, gradient []T) error {
 		return err
 	}
 	if gradient == nil && !p.untrained && len(value) > 0 {
-		return &Error{Code: ErrInvalidArgument, Rank: -1, Parameter: p.Name(), Message: fmt.Sprintf(
+		return &Error{Status: ErrInvalidArgument, Rank: -1, Parameter: p.Name(), Message: fmt.Sprintf(
 			"parameter '%s' is trained and needs a slice for its gradient: give one, or add the parameter as Untrained", p.Name())}
 	}
 	pins := pinned(value, gradient)
@@ -72,7 +72,7 @@ func Bind[T Element](r *Replica, p *Parameter, value, gradient []T) error {
 	var e failure
 	err := e.check(raw.Dsgd_bind(r.handle, p.handle, valueAt, nbytes(value), gradientAt, nbytes(gradient), &e.handle), r)
 	if err == nil && core.closed { // closed since: nobody would unpin them later
-		err = &Error{Code: ErrClosed, Rank: -1, Message: "the session was closed while buffers were bound"}
+		err = &Error{Status: ErrClosed, Rank: -1, Message: "the session was closed while buffers were bound"}
 	}
 	if err != nil {
 		pins.Unpin()
@@ -196,7 +196,7 @@ func checkPair[T Element](r *Replica, p *Parameter) error {
 		return missing()
 	}
 	if got := dtypeOf[T](); got != p.dtype {
-		return &Error{Code: ErrInvalidArgument, Rank: -1, Parameter: p.Name(), Message: fmt.Sprintf(
+		return &Error{Status: ErrInvalidArgument, Rank: -1, Parameter: p.Name(), Message: fmt.Sprintf(
 			"parameter '%s' has elements of %v, the buffers have %v: give slices of %v", p.Name(), p.dtype, got, p.dtype)}
 	}
 	return r.requireHost()

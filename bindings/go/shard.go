@@ -6,12 +6,6 @@ import (
 	"dsgd.io/dsgd/internal/raw"
 )
 
-// ShardFlag changes how a data set is read.
-type ShardFlag uint32
-
-// Sequential does not shuffle.
-const Sequential ShardFlag = 1
-
 // Shard is the data shard of this worker: which sample indices it reads in an epoch. Over all workers every index
 // 0 .. samples-1 comes exactly once per epoch. One goroutine at a time.
 type Shard struct {

@@ -23,6 +23,7 @@ PARTS = {
 PLUGIN = "plug-ins are tables of C functions; registering them is C's"
 STATUS = "the failed call has returned it"
 STRUCT = "dsgd.i's constructor of the struct calls it"
+TABLES = "the generated tables have it"
 COMMON = {
     "dsgd_algorithm_init": PLUGIN,
     "dsgd_algorithm_register": PLUGIN,
@@ -38,14 +39,14 @@ COMMON = {
     "dsgd_config_log_hook": "no callbacks from foreign threads into a runtime; records come by dsgd_log_poll",
     "dsgd_error_code": STATUS,
     "dsgd_op_user_data": "the layer has a table of its operations, by id or handle",
+    "dsgd_dtype_size": TABLES,
+    "dsgd_status_name": TABLES,
     "dsgd_finalize": "closing and freeing are two things where a collector frees",
 }
 NOT_OFFERED = {
     "python": {
         **COMMON,
-        "dsgd_dtype_size": "DType has it",
         "dsgd_parameter_name": "the object of the parameter keeps its name",
-        "dsgd_status_name": "errors are classes",
         "dsgd_step": "dsgd_step_begin and waits in slices, between which Python handles signals",
         "dsgd_version": "dsgd_version_string serves",
     },

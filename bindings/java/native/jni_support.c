@@ -67,7 +67,7 @@ void jni_throw(JNIEnv* env, int32_t status, dsgd_error* error) {
   const char* message = dsgd_error_message(error);
   throw_new(env, status, error == NULL ? -1 : dsgd_error_rank(error), dsgd_error_host(error),
             dsgd_error_operation(error), dsgd_error_parameter(error),
-            message != NULL && *message != '\0' ? message : dsgd_status_name(status));
+            message != NULL ? message : "");
   dsgd_error_free(error);
 }
 

@@ -21,27 +21,12 @@ except ImportError as _error:
 
 from ._config import Config, config_keys
 from ._errors import (
-    AbortedError,
-    AddressInUseError,
     ClosedError,
-    CorruptedError,
-    DivergedError,
     Error,
-    ExistsError,
-    FileError,
-    ForkedError,
-    InternalError,
     InvalidArgumentError,
-    LimitError,
     MismatchError,
-    NoMemoryError,
-    NotFoundError,
     StateError,
     TimeoutError,
-    TornError,
-    UnauthorizedError,
-    UnreachableError,
-    UnsupportedError,
     WaitTimeoutError,
     WorkerLostError,
 )
@@ -51,31 +36,21 @@ from ._operation import Operation, StepOperation
 from ._replica import Parameter, Replica, Tensor
 from ._session import Session, init
 from ._shard import Shard
-from ._types import ConfigKey, DType, Reduction, StepResult
+from ._tables import DType, Reduction, Status
+from ._types import ConfigKey, StepResult
 
 __version__: str = _raw.dsgd_version_string()
 
 __all__ = [
-    "AbortedError",
-    "AddressInUseError",
     "Channel",
     "ClosedError",
     "Config",
     "ConfigKey",
-    "CorruptedError",
     "DType",
-    "DivergedError",
     "Error",
-    "ExistsError",
-    "FileError",
-    "ForkedError",
     "Head",
-    "InternalError",
     "InvalidArgumentError",
-    "LimitError",
     "MismatchError",
-    "NoMemoryError",
-    "NotFoundError",
     "Operation",
     "Parameter",
     "Reduction",
@@ -83,14 +58,11 @@ __all__ = [
     "Session",
     "Shard",
     "StateError",
+    "Status",
     "StepOperation",
     "StepResult",
     "Tensor",
     "TimeoutError",
-    "TornError",
-    "UnauthorizedError",
-    "UnreachableError",
-    "UnsupportedError",
     "WaitTimeoutError",
     "WorkerLostError",
     "config_keys",

@@ -7,28 +7,14 @@ from typing import Any, Dict, Optional, Tuple
 
 from . import _raw
 from ._errors import InvalidArgumentError
-from ._types import DType
+from ._tables import DType
 
-_FORMATS = {
-    ("f", 4): DType.float32,
-    ("d", 8): DType.float64,
-    ("i", 4): DType.int32,
-    ("l", 4): DType.int32,
-    ("l", 8): DType.int64,
-    ("q", 8): DType.int64,
-    ("B", 1): DType.uint8,
-    ("e", 2): DType.float16,
-}
-# By DLPack's type code and bits.
-_DLPACK_TYPES = {
-    (2, 32): DType.float32,
-    (2, 64): DType.float64,
-    (0, 32): DType.int32,
-    (0, 64): DType.int64,
-    (1, 8): DType.uint8,
-    (2, 16): DType.float16,
-    (4, 16): DType.bfloat16,
-}
+# By the struct module's letter and size. bfloat16 has no letter of its own, and is taken over DLPack alone.
+_FORMATS = {(dtype.format, dtype.itemsize): dtype for dtype in DType if dtype is not DType.bfloat16}
+# C's long, which has the size of one of the others.
+_FORMATS.update({("l", dtype.itemsize): dtype for dtype in DType if dtype.format in "iq"})
+_FORMATS.update({("L", dtype.itemsize): dtype for dtype in DType if dtype.format in "IQ"})
+_DLPACK_TYPES = {dtype.dlpack: dtype for dtype in DType}
 _DEVICE_CPU, _DEVICE_CUDA, _DEVICE_CUDA_HOST, _DEVICE_CUDA_MANAGED = 1, 2, 3, 13
 
 

@@ -9,7 +9,8 @@ from ._buffers import Buffer, numpy_or_none
 from ._errors import InvalidArgumentError
 from ._handle import Handle
 from ._operation import Operation
-from ._types import Reduction, reduction_of
+from ._tables import Reduction
+from ._types import reduction_of
 
 
 class Collectives:

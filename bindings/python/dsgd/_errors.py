@@ -1,27 +1,30 @@
-"""The exceptions: one class per status code of dsgd.h."""
+"""The exceptions: Error with a Status, and subclasses for the errors that programs catch."""
 
 from __future__ import annotations
 
 import builtins
+import re
 from typing import Any, Dict, Optional, Type
+
+from ._tables import NAMES, Status
 
 
 class Error(Exception):
     """What went wrong, where, and what to do.
 
-    code: the number of dsgd.h, negative.  status: its name.  rank: the rank concerned, or None.  host, operation,
-    parameter: what is concerned, "" if nothing.  message: the whole sentence.
+    status: the kind of the error.  code: its number in dsgd.h, negative.  rank: the rank concerned, or None.  host,
+    operation, parameter: what is concerned, "" if nothing.  message: the whole sentence.
     """
 
     __module__ = "dsgd"  # tracebacks name the exceptions as hosts import them
 
-    code: int = 0
-    status: str = "DSGD_ERR_UNKNOWN"
+    status: Status = Status.UNKNOWN
 
     def __init__(
         self,
         message: str = "",
         *,
+        status: Optional[Status] = None,
         code: Optional[int] = None,
         rank: Optional[int] = None,
         host: str = "",
@@ -29,8 +32,9 @@ class Error(Exception):
         parameter: str = "",
     ) -> None:
         super().__init__(message)
-        if code is not None:
-            self.code = code
+        if status is not None:
+            self.status = status
+        self.code = int(self.status) if code is None else code
         self.message = message
         self.rank = rank
         self.host = host
@@ -54,131 +58,80 @@ def _rebuild(kind: Type[Error], message: str, attributes: Dict[str, Any]) -> Err
 class InvalidArgumentError(Error, ValueError):
     """An argument, key, option or size is wrong."""
 
+    status = Status.INVALID_ARGUMENT
+
 
 class StateError(Error, RuntimeError):
     """The right call at the wrong moment: a step before start, a gradient ready twice."""
+
+    status = Status.STATE
 
 
 class ClosedError(Error):
     """The session was closed."""
 
-
-class ForkedError(Error):
-    """Called in a forked child of the process that made the object."""
+    status = Status.CLOSED
 
 
 class TimeoutError(Error, builtins.TimeoutError):
     """The operation's deadline passed; the message names who is missing."""
 
+    status = Status.TIMEOUT
+
 
 class WaitTimeoutError(Error, builtins.TimeoutError):
     """This wait ran out; the operation goes on and its buffers stay dsgd's."""
 
-
-class AbortedError(Error):
-    """A worker called abort; the message says who and why."""
+    status = Status.WAIT_TIMEOUT
 
 
 class WorkerLostError(Error, ConnectionError):
     """A worker or the head died, stopped, left or cannot be reached."""
 
+    status = Status.WORKER_LOST
+
 
 class MismatchError(Error, ValueError):
     """Workers disagree: names, shapes, dtypes, order of operations, settings."""
 
-
-class NotFoundError(Error, LookupError):
-    """No such name, file or object."""
+    status = Status.MISMATCH
 
 
-class ExistsError(Error):
-    """The name or the worker id is taken."""
+SUBCLASSES = (
+    InvalidArgumentError,
+    StateError,
+    ClosedError,
+    TimeoutError,
+    WaitTimeoutError,
+    WorkerLostError,
+    MismatchError,
+)
+for _kind in SUBCLASSES:
+    _kind.__module__ = Error.__module__
+_BY_STATUS: Dict[Status, Type[Error]] = {kind.status: kind for kind in SUBCLASSES}
+
+# A value in a message is quoted, and stays as it is.
+_C_NAME = re.compile(r"(?<![\w'/.-])(?:dsgd|DSGD)_\w+")
 
 
-class UnauthorizedError(Error, PermissionError):
-    """Wrong token or job name."""
+def in_python(text: str) -> str:
+    """A text of the library with Python's names in the place of C's."""
+    return _C_NAME.sub(lambda match: NAMES.get(match[0], match[0]), text)
 
 
-class UnreachableError(Error, ConnectionError):
-    """An address cannot be resolved or connected to."""
-
-
-class AddressInUseError(Error, OSError):
-    """The address to listen on is taken."""
-
-
-class NoMemoryError(Error, MemoryError):
-    """Memory is exhausted."""
-
-
-class LimitError(Error):
-    """A limit of the system or of dsgd is reached."""
-
-
-class FileError(Error, OSError):
-    """Reading or writing a file failed."""
-
-
-class UnsupportedError(Error):
-    """Known, but not in this build or not for these arguments."""
-
-
-class TornError(Error):
-    """An earlier step failed half-way; load a checkpoint or start a new session."""
-
-
-class InternalError(Error):
-    """A defect of dsgd; please report the message."""
-
-
-class DivergedError(Error):
-    """Workers or replicas hold different models; load a checkpoint or start a new session."""
-
-
-class CorruptedError(Error, OSError):
-    """Received bytes failed their checksum."""
-
-
-_CLASSES: Dict[int, Type[Error]] = {}
-
-
-def _number(kind: Type[Error], code: int, status: str) -> None:
-    kind.code, kind.status, kind.__module__ = code, status, Error.__module__
-    _CLASSES[code] = kind
-
-
-_number(InvalidArgumentError, -1, "DSGD_ERR_INVALID_ARGUMENT")
-_number(StateError, -2, "DSGD_ERR_STATE")
-_number(ClosedError, -3, "DSGD_ERR_CLOSED")
-_number(ForkedError, -4, "DSGD_ERR_FORKED")
-_number(TimeoutError, -5, "DSGD_ERR_TIMEOUT")
-_number(WaitTimeoutError, -6, "DSGD_ERR_WAIT_TIMEOUT")
-_number(AbortedError, -7, "DSGD_ERR_ABORTED")
-_number(WorkerLostError, -8, "DSGD_ERR_WORKER_LOST")
-_number(MismatchError, -9, "DSGD_ERR_MISMATCH")
-_number(NotFoundError, -10, "DSGD_ERR_NOT_FOUND")
-_number(ExistsError, -11, "DSGD_ERR_EXISTS")
-_number(UnauthorizedError, -12, "DSGD_ERR_UNAUTHORIZED")
-_number(UnreachableError, -13, "DSGD_ERR_UNREACHABLE")
-_number(AddressInUseError, -14, "DSGD_ERR_ADDRESS_IN_USE")
-_number(NoMemoryError, -15, "DSGD_ERR_NO_MEMORY")
-_number(LimitError, -16, "DSGD_ERR_LIMIT")
-_number(FileError, -17, "DSGD_ERR_IO")
-_number(UnsupportedError, -18, "DSGD_ERR_UNSUPPORTED")
-_number(TornError, -19, "DSGD_ERR_TORN")
-_number(InternalError, -20, "DSGD_ERR_INTERNAL")
-_number(DivergedError, -21, "DSGD_ERR_DIVERGED")
-_number(CorruptedError, -22, "DSGD_ERR_CORRUPTED")
+def status_of(code: int) -> Status:
+    return Status(code) if code < 0 and code in Status._value2member_map_ else Status.UNKNOWN
 
 
 def from_status(code: int, message: str, rank: int, host: str, operation: str, parameter: str) -> Error:
-    """Called by the raw module. A newer library may return codes without a class here: they are plain Errors."""
-    kind = _CLASSES.get(code, Error)
-    return kind(
-        message or (kind.__doc__ or kind.status).strip(),
+    """Called by the raw module."""
+    status = status_of(code)
+    return _BY_STATUS.get(status, Error)(
+        in_python(message) or f"the call failed with status {status.name} ({code})",
+        status=status,
         code=code,
         rank=rank if rank >= 0 else None,
         host=host,
-        operation=operation,
+        operation=in_python(operation),
         parameter=parameter,
     )

@@ -8,14 +8,15 @@ import weakref
 from typing import Any, List, Optional
 
 from . import _raw
-from ._errors import Error, WaitTimeoutError
+from ._errors import Error, WaitTimeoutError, in_python
 from ._handle import Handle
+from ._tables import LogLevel
 from ._types import LogRecord
 
 logger = logging.getLogger("dsgd")
 logger.addHandler(logging.NullHandler())  # a host that has not set up logging wants nothing on its stderr
 
-_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+_LEVELS = {level.value: getattr(logging, level.name) for level in LogLevel}  # the names are the same
 _POLL_MS = 200
 
 _threads: List[threading.Thread] = []
@@ -26,8 +27,8 @@ def poll(session: Any, timeout_ms: int) -> LogRecord:
     try:
         level = _raw.dsgd_log_record_level(record)
         return LogRecord(
-            _LEVELS[min(max(level, 0), 3)],
-            _raw.dsgd_log_record_message(record),
+            _LEVELS.get(level, logging.DEBUG),
+            in_python(_raw.dsgd_log_record_message(record)),
             _raw.dsgd_log_record_time_ns(record),
             _raw.dsgd_log_record_session(record),
             _raw.dsgd_log_record_rank(record),

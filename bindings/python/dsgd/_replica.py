@@ -10,7 +10,7 @@ from ._buffers import Buffer, as_array, dlpack_device
 from ._config import options_text
 from ._errors import InvalidArgumentError
 from ._handle import Handle
-from ._types import DType
+from ._tables import DType
 
 
 class Parameter:

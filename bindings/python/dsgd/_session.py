@@ -19,7 +19,8 @@ from ._nccl import wheel_nccl
 from ._operation import StepOperation
 from ._replica import Parameter, Replica
 from ._shard import Shard
-from ._types import DType, LogRecord, StepResult, dtype_of
+from ._tables import DType, Status
+from ._types import LogRecord, StepResult, dtype_of
 
 
 class Session(Collectives):
@@ -114,7 +115,7 @@ class Session(Collectives):
         try:
             return f"<dsgd.Session rank {self.rank} of {self.size}>"
         except Error as error:
-            return f"<dsgd.Session {error.status}>"
+            return f"<dsgd.Session {error.status.name}>"
 
     # ---- The model ----
 
@@ -125,7 +126,7 @@ class Session(Collectives):
         gradient, such as a running mean, that is given out at start and not stepped."""
         sizes = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
         kind = dtype_of(dtype)
-        pointer = _raw.dsgd_parameter_add(self._handle.pointer, name, kind, sizes, 0 if trained else 1)
+        pointer = _raw.dsgd_parameter_add(self._handle.pointer, name, kind, sizes, 0 if trained else _raw.DSGD_UNTRAINED)
         parameter = Parameter(self._handle, pointer, name, sizes, kind, trained)
         self._parameters.append(parameter)
         return parameter
@@ -252,7 +253,7 @@ class Session(Collectives):
         try:
             return _logs.poll(self._handle.pointer, milliseconds(timeout))
         except Error as error:
-            if error.status in ("DSGD_ERR_WAIT_TIMEOUT", "DSGD_ERR_CLOSED"):
+            if error.status in (Status.WAIT_TIMEOUT, Status.CLOSED):
                 return None
             raise
 

@@ -20,7 +20,7 @@ class Shard:
 
     def __init__(self, handle: Handle, samples: int, seed: int, shuffle: bool) -> None:
         self._handle = handle
-        self._pointer = _raw.dsgd_shard_new(handle.pointer, samples, seed, 0 if shuffle else 1)
+        self._pointer = _raw.dsgd_shard_new(handle.pointer, samples, seed, 0 if shuffle else _raw.DSGD_SHARD_SEQUENTIAL)
         weakref.finalize(self, _raw.dsgd_shard_free, self._pointer).atexit = False
 
     def __len__(self) -> int:

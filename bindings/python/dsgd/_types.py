@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Any, Union
 
 from ._errors import InvalidArgumentError
-
-
-class DType(enum.IntEnum):
-    """Element types; the numbers are dsgd.h's."""
-
-    float32 = 0
-    float64 = 1
-    int32 = 2
-    int64 = 3
-    uint8 = 4
-    float16 = 5
-    bfloat16 = 6
-
-    @property
-    def itemsize(self) -> int:
-        return (4, 8, 4, 8, 1, 2, 2)[self]
-
-    @property
-    def format(self) -> str:
-        """The struct module's letter; it has none for bfloat16, whose bits are given as numbers of 16 bits."""
-        return "fdiqBeH"[self]
-
-
-class Reduction(enum.IntEnum):
-    sum = 0
-    min = 1
-    max = 2
-    prod = 3
-    mean = 4
+from ._tables import DType, Reduction
 
 
 def dtype_of(dtype: Any) -> DType:

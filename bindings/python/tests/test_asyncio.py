@@ -99,13 +99,13 @@ def aborted(session):
         await asyncio.sleep(0)
         await asyncio.get_running_loop().run_in_executor(None, session.put, "go", b"")
         errors = await asyncio.gather(*waiting, return_exceptions=True)
-        return [(type(error).__name__, error.rank, "no more data" in str(error)) for error in errors]
+        return [(error.status.name, error.rank, "no more data" in str(error)) for error in errors]
 
     return asyncio.run(main())
 
 
 def test_awaiting_an_operation_that_fails_raises():
-    assert jobs.run(aborted)[0] == [("AbortedError", 1, True)] * 3
+    assert jobs.run(aborted)[0] == [("ABORTED", 1, True)] * 3
 
 
 def closed(session):

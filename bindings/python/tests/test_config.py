@@ -3,6 +3,7 @@ import datetime
 import pytest
 
 import dsgd
+from raising import raises
 
 
 def test_every_key_of_the_table_can_be_read_and_its_default_set():
@@ -72,7 +73,7 @@ def test_wrong_types():
 
 def test_files_that_are_missing_or_wrong(tmp_path):
     config = dsgd.Config()
-    with pytest.raises(dsgd.NotFoundError, match="absent.conf"):
+    with raises(dsgd.Status.NOT_FOUND, match="absent.conf"):
         config.load(tmp_path / "absent.conf")
     file = tmp_path / "job.conf"
     file.write_text("job = fine\nlease = soon\n")

@@ -14,6 +14,7 @@ import pytest
 
 import dsgd
 import jobs
+from raising import raises
 
 
 def train(session, strategy, algorithm):
@@ -274,7 +275,7 @@ def test_an_exception_in_the_block_reaches_the_peers():
         error = job.failure(0)
         with pytest.raises(jobs.WorkerFailed, match="the disk is full"):
             job.result(1)
-    assert isinstance(error, dsgd.AbortedError) and error.rank == 1
+    assert error.status is dsgd.Status.ABORTED and error.rank == 1
     assert "RuntimeError: the disk is full" in str(error)
 
 
@@ -282,7 +283,7 @@ def test_wrong_token_and_wrong_job():
     with dsgd.Head(head="127.0.0.1:0", num_workers=2, token="right", job="ours") as head:
         good = dict(head=head.address, num_workers=2, token="right", job="ours", embed_head="never", init_timeout="5s")
         for wrong in ({"token": "wrong"}, {"job": "theirs"}):
-            with pytest.raises(dsgd.UnauthorizedError):
+            with raises(dsgd.Status.UNAUTHORIZED):
                 dsgd.init(**{**good, **wrong})
 
 
@@ -296,7 +297,7 @@ def test_of_two_workers_with_one_rank_or_id_one_is_refused_and_the_other_joins(t
         begun = [threads.submit(dsgd.init, **options, **taken) for _ in range(2)]
         done, waiting = concurrent.futures.wait(begun, timeout=60, return_when=concurrent.futures.FIRST_COMPLETED)
         (refused,), (other,) = done, waiting
-        with pytest.raises(dsgd.ExistsError, match=message):
+        with raises(dsgd.Status.EXISTS, match=message):
             refused.result()
         with dsgd.init(**options) as last, other.result() as first:
             assert {first.rank, last.rank} == {0, 1}
@@ -305,7 +306,7 @@ def test_of_two_workers_with_one_rank_or_id_one_is_refused_and_the_other_joins(t
 
 def test_an_unreachable_head():
     begin = time.monotonic()
-    with pytest.raises((dsgd.UnreachableError, dsgd.TimeoutError), match="127.0.0.1"):
+    with raises(dsgd.Status.UNREACHABLE, dsgd.Status.TIMEOUT, match="127.0.0.1"):
         dsgd.init(head="127.0.0.1:9", num_workers=2, embed_head="never", init_timeout="300ms")
     assert time.monotonic() - begin < 20
 
@@ -334,7 +335,7 @@ def test_a_head_ends_with_its_job():
 
 def test_an_address_in_use():
     with dsgd.Head(head="127.0.0.1:0", num_workers=2) as head:
-        with pytest.raises(dsgd.AddressInUseError, match=head.address):
+        with raises(dsgd.Status.ADDRESS_IN_USE, match=head.address):
             dsgd.Head(head=head.address, num_workers=2)
     with pytest.raises(dsgd.InvalidArgumentError):
         dsgd.Head(head="no address")

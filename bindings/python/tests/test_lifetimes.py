@@ -239,15 +239,15 @@ def test_a_forked_child_is_told_and_harms_nothing(session):
             try:
                 call()
                 said.append("nothing")
-            except dsgd.ForkedError:
-                said.append("forked")
+            except dsgd.Error as error:
+                said.append(error.status.name)
             except BaseException as error:
                 said.append(repr(error))
         os.write(write, ",".join(said).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        assert pipe.read() == "forked,forked,forked,forked"
+        assert pipe.read() == "FORKED,FORKED,FORKED,FORKED"
     assert os.waitpid(pid, 0)[1] == 0
     assert session.step().applied
 

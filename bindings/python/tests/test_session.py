@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 import dsgd
+from raising import raises
 
 
 def trained(session, count=4, replicas=1, optimizer="sgd"):
@@ -234,7 +235,7 @@ def test_bad_parameters_and_devices(session):
             session.add_parameter(*arguments)
     with pytest.raises(TypeError):
         session.add_parameter(None, "three")
-    with pytest.raises((dsgd.UnsupportedError, dsgd.InvalidArgumentError), match="cuda:0"):
+    with raises(dsgd.Status.UNSUPPORTED, dsgd.Status.INVALID_ARGUMENT, match="cuda:0"):
         session.add_replica("cuda:0")
     assert session.parameters == () and session.replicas == ()
 
@@ -249,7 +250,7 @@ def test_objects_are_read_in_place(session):
     assert found.readonly and bytes(found) == b"a b c"
     assert numpy.frombuffer(session.get("numbers"), numpy.int64).tolist() == [0, 1, 2]
     assert bytes(session.get("nothing")) == b""
-    with pytest.raises(dsgd.ExistsError, match="vocabulary"):
+    with raises(dsgd.Status.EXISTS, match="vocabulary"):
         session.put("vocabulary", b"again")
     with pytest.raises(TypeError):
         session.put("text", "not bytes")

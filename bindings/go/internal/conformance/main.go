@@ -107,7 +107,7 @@ func (w *worker) try(words []string) (string, error) {
 	if !is {
 		return "", fmt.Errorf("must fail with an error of dsgd, gave %v", err)
 	}
-	return fmt.Sprintf("error=%d", failed.Code), nil
+	return fmt.Sprintf("error=%d", failed.Status), nil
 }
 
 // begin begins one operation of an asynchronous group, and waits for all after the last.

@@ -9,7 +9,7 @@ import torch
 from .._collectives import Collectives
 from .._replica import Replica
 from .._session import Session
-from .._types import DType
+from .._tables import DType
 
 
 class Buffers:

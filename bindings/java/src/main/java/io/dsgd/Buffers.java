@@ -27,7 +27,7 @@ final class Buffers {
               + " is a heap buffer; dsgd reads and writes buffers in place: make it with"
               + " ByteBuffer.allocateDirect(n).order(ByteOrder.nativeOrder()) or Replica.alloc");
     }
-    DType elements = DType.of(buffer, name);
+    DType elements = typeOf(buffer, name);
     if (elements != type && elements != DType.UINT8) {
       throw DsgdException.invalid(
           name
@@ -58,6 +58,47 @@ final class Buffers {
           name + " is read-only but dsgd writes to it; pass a writable buffer");
     }
     return checked;
+  }
+
+  /** The type that a buffer's elements have by its class; an unsigned byte for a ByteBuffer. */
+  static DType typeOf(Buffer buffer, String name) {
+    for (DType type : DType.values()) {
+      Class<? extends Buffer> holder = holder(type);
+      if (holder != null && holder.isInstance(buffer)) {
+        return type;
+      }
+    }
+    throw DsgdException.invalid(
+        name
+            + (buffer == null
+                ? " is null; pass a direct buffer"
+                : " is a "
+                    + buffer.getClass().getSimpleName()
+                    + "; dsgd takes a direct FloatBuffer, DoubleBuffer, IntBuffer, LongBuffer,"
+                    + " ShortBuffer or ByteBuffer"));
+  }
+
+  /**
+   * The class of buffers of these elements: a ShortBuffer has the bits of float16. Null where only a
+   * ByteBuffer, passed for any type, has their bits.
+   */
+  private static Class<? extends Buffer> holder(DType type) {
+    switch (type.kind + "" + type.size()) {
+      case "f2":
+        return ShortBuffer.class;
+      case "f4":
+        return FloatBuffer.class;
+      case "f8":
+        return DoubleBuffer.class;
+      case "i4":
+        return IntBuffer.class;
+      case "i8":
+        return LongBuffer.class;
+      case "u1":
+        return ByteBuffer.class;
+      default:
+        return null;
+    }
   }
 
   private static ByteOrder order(Buffer buffer) {

@@ -26,14 +26,14 @@ final class Collectives {
   }
 
   static Call allReduce(long[] options, Buffer data, Reduction reduction) {
-    DType type = DType.of(data, "data");
+    DType type = Buffers.typeOf(data, "data");
     Buffer d = Buffers.writable(data, type, "data");
     int code = code(reduction);
     return new Call((s, op) -> Raw.dsgd_allreduce(s, WORLD, d, d, type.code, code, options, op), d);
   }
 
   static Call broadcast(long[] options, Buffer data, int root) {
-    DType type = DType.of(data, "data");
+    DType type = Buffers.typeOf(data, "data");
     Buffer d =
         Buffers.writable(
             data, type, "data"); // the root's is only read, but who is root is C's to say
@@ -42,7 +42,7 @@ final class Collectives {
 
   static Call allGather(
       Session session, long[] options, Buffer send, Buffer receive, long... elementCounts) {
-    DType type = DType.of(send, "send");
+    DType type = Buffers.typeOf(send, "send");
     Buffer from = Buffers.readable(send, type, "send");
     Buffer to = Buffers.writable(receive, type, "receive");
     long[] parts = parts(session, elementCounts);
@@ -57,7 +57,7 @@ final class Collectives {
       Buffer receive,
       Reduction reduction,
       long... elementCounts) {
-    DType type = DType.of(send, "send");
+    DType type = Buffers.typeOf(send, "send");
     Buffer from = Buffers.readable(send, type, "send");
     Buffer to = Buffers.writable(receive, type, "receive");
     long[] parts = parts(session, elementCounts);

@@ -15,7 +15,7 @@ public final class Config implements AutoCloseable {
   public Config() {
     long config = Raw.dsgd_config_new();
     if (config == 0) {
-      throw DsgdException.ofCode(dsgd_status.DSGD_ERR_NO_MEMORY, "new Config()");
+      throw DsgdException.ofCode(Status.NO_MEMORY.code, "new Config()");
     }
     handle = new Handle(config, "the configuration", Raw::dsgd_config_free);
     Natives.CLEANER.register(this, handle::close);

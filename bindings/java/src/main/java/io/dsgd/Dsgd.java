@@ -52,18 +52,13 @@ public final class Dsgd {
     return Raw.dsgd_version_string();
   }
 
-  /** Name of a code, such as {@code DSGD_ERR_TIMEOUT}; {@code DSGD_ERR_UNKNOWN} for others. */
-  public static String statusName(int code) {
-    return Raw.dsgd_status_name(code);
-  }
-
   /** All configuration keys, in alphabetical order. */
   public static List<ConfigKey> configKeys() {
     List<ConfigKey> keys = new ArrayList<>();
     for (long i = 0; i < Raw.dsgd_config_key_count(); i++) {
       String[] row = new String[6];
       Raw.dsgd_config_key_at(i, row);
-      keys.add(new ConfigKey(row[0], row[1], row[2], row[3], row[4], row[5]));
+      keys.add(new ConfigKey(row));
     }
     return List.copyOf(keys);
   }

@@ -106,11 +106,13 @@ final class InFlight {
           }
         }
       }
-    } catch (DsgdException.Closed e) {
-      // dsgd_close has begun; until it returns, operations may go on and use their buffers.
-      awaitClosed();
-    } catch (DsgdException e) { // nobody would learn any more how operations end
-      abort(pointer, "the completion queue failed: " + e.getMessage());
+    } catch (DsgdException e) {
+      if (e.status() == Status.CLOSED) {
+        // dsgd_close has begun; until it returns, operations may go on and use their buffers.
+        awaitClosed();
+      } else { // nobody would learn any more how operations end
+        abort(pointer, "the completion queue failed: " + e.getMessage());
+      }
     } finally {
       endAll();
       session.release();
@@ -130,8 +132,8 @@ final class InFlight {
   private static void abort(long session, String reason) {
     try {
       Raw.dsgd_abort(session, reason);
-    } catch (DsgdException.Closed e) {
-      // Then nothing runs any more.
+    } catch (DsgdException e) {
+      // The session is closed or has failed: nothing runs any more.
     }
   }
 

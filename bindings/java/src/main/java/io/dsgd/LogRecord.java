@@ -2,27 +2,49 @@ package io.dsgd;
 
 import java.time.Instant;
 
-/**
- * One line of a session's log.
- *
- * @param level how important it is
- * @param message the line
- * @param time when it was made
- * @param session number of the session, unique in the process
- * @param rank of the session; -1 as long as it is not known
- */
-public record LogRecord(Level level, String message, Instant time, long session, int rank) {
-  /** Levels, the most important first. */
-  public enum Level {
-    ERROR,
-    WARNING,
-    INFO,
-    DEBUG;
+/** One line of a session's log. */
+public final class LogRecord {
+  private final LogLevel level;
+  private final String message;
+  private final Instant time;
+  private final long session;
+  private final int rank;
 
-    static Level of(int code) {
-      return code <= dsgd_log_level.DSGD_LOG_ERROR
-          ? ERROR
-          : code >= DEBUG.ordinal() ? DEBUG : values()[code];
-    }
+  LogRecord(LogLevel level, String message, Instant time, long session, int rank) {
+    this.level = level;
+    this.message = message;
+    this.time = time;
+    this.session = session;
+    this.rank = rank;
+  }
+
+  /** How severe it is. */
+  public LogLevel level() {
+    return level;
+  }
+
+  /** The line. */
+  public String message() {
+    return message;
+  }
+
+  /** When it was made. */
+  public Instant time() {
+    return time;
+  }
+
+  /** Number of the session, unique in the process. */
+  public long session() {
+    return session;
+  }
+
+  /** Rank of the session; -1 as long as it is not known. */
+  public int rank() {
+    return rank;
+  }
+
+  @Override
+  public String toString() {
+    return level + ": " + message;
   }
 }

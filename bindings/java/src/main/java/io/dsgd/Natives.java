@@ -46,7 +46,7 @@ final class Natives {
     if (nbytes > Integer.MAX_VALUE) {
       free.run();
       throw DsgdException.of(
-          dsgd_status.DSGD_ERR_UNSUPPORTED,
+          Status.UNSUPPORTED.code,
           -1,
           "",
           "",

@@ -123,11 +123,7 @@ public final class Operation<T> {
   private void checkMayWait() {
     if (inFlight.isPoller(Thread.currentThread()) && !isDone()) {
       throw DsgdException.of(
-          dsgd_status.DSGD_ERR_STATE,
-          -1,
-          "",
-          "",
-          "",
+          Status.STATE,
           "waiting for an operation in an action of another operation's future would wait forever;"
               + " chain the futures with thenCompose, or use the Async methods of"
               + " CompletableFuture");

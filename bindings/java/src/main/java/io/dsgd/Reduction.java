@@ -1,15 +1,16 @@
+// Made from dsgd.h by bindings/tables/generate; do not edit.
 package io.dsgd;
 
 /**
- * How the data of several workers become one. Integer sums wrap around; {@code MEAN} is for
- * floating point only.
+ * How a collective combines the elements of the workers; integer sums wrap around, and the mean is
+ * for floating point.
  */
 public enum Reduction {
-  SUM(dsgd_reduction.DSGD_SUM),
-  MIN(dsgd_reduction.DSGD_MIN),
-  MAX(dsgd_reduction.DSGD_MAX),
-  PROD(dsgd_reduction.DSGD_PROD),
-  MEAN(dsgd_reduction.DSGD_MEAN);
+  SUM(0),
+  MIN(1),
+  MAX(2),
+  PROD(3),
+  MEAN(4);
 
   final int code;
 

@@ -21,7 +21,8 @@ public final class Replica {
   private void requireHost() {
     String device = Raw.dsgd_replica_device(pointer);
     if (!device.equals("cpu")) {
-      throw DsgdException.unsupported(
+      throw DsgdException.of(
+          Status.UNSUPPORTED,
           "buffers of a replica on "
               + device
               + " cannot be Java buffers; train on GPUs from C or Python, in the same job");

@@ -73,8 +73,8 @@ public final class Session implements AutoCloseable {
 
   /**
    * Ends the membership in good order: waits for operations in flight, ends those left with {@link
-   * DsgdException.Closed}, tells the peers and the head, and frees the network. Every later call
-   * throws {@link DsgdException.Closed}. Closing twice is fine. Memory from {@link Replica#alloc}
+   * Status#CLOSED}, tells the peers and the head, and frees the network. Every later call
+   * throws a {@link DsgdException} of that status. Closing twice is fine. Memory from {@link Replica#alloc}
    * stays mapped while its buffers are reachable.
    *
    * @param timeout how long to wait; null: {@code step_timeout}
@@ -103,7 +103,7 @@ public final class Session implements AutoCloseable {
   }
 
   /**
-   * Ends all operations here with {@link DsgdException.Aborted} and tells every other worker the
+   * Ends all operations here with {@link Status#ABORTED} and tells every other worker the
    * same. Never blocks.
    */
   public void abort(String reason) {
@@ -378,18 +378,14 @@ public final class Session implements AutoCloseable {
    * The object of that name.
    *
    * @param timeout how long to wait for it; null: {@code step_timeout}
-   * @throws DsgdException.WaitTimeout nobody has put it yet
+   * @throws DsgdException of {@link Status#WAIT_TIMEOUT}: no worker has put it yet
    */
   public SharedObject getObject(String name, Duration timeout) {
     long[] object = new long[1];
     int status = handle.get(s -> Raw.dsgd_object_get(s, name, Natives.millis(timeout), object));
     if (status == dsgd_status.DSGD_ERR_WAIT_TIMEOUT) {
       throw DsgdException.of(
-          status,
-          -1,
-          "",
-          "",
-          "",
+          Status.WAIT_TIMEOUT,
           "no worker has put object '"
               + name
               + "'"
@@ -423,7 +419,7 @@ public final class Session implements AutoCloseable {
 
   /**
    * The next line of the log, waiting up to {@code timeout}; null if none came. After close it
-   * gives the lines that are left, then throws {@link DsgdException.Closed}.
+   * gives the lines that are left, then throws a {@link DsgdException} of {@link Status#CLOSED}.
    */
   public LogRecord pollLog(Duration timeout) {
     if (handle.isClosed()) {
@@ -447,8 +443,11 @@ public final class Session implements AutoCloseable {
           record = pollLog(Duration.ZERO)) {
         consumer.accept(record);
       }
-    } catch (DsgdException.Closed e) {
-      return; // closed, and nothing is left
+    } catch (DsgdException e) {
+      if (e.status() != Status.CLOSED) {
+        throw e;
+      }
+      // Closed, and no record is left.
     }
   }
 
@@ -508,10 +507,9 @@ public final class Session implements AutoCloseable {
     }
     long record = pointer[0];
     try {
-      LogRecord.Level level = LogRecord.Level.of(Raw.dsgd_log_record_level(record));
       return new LogRecord(
-          level,
-          Raw.dsgd_log_record_message(record),
+          LogLevel.of(Raw.dsgd_log_record_level(record)),
+          DsgdException.inJava(Raw.dsgd_log_record_message(record)),
           Instant.ofEpochSecond(0, Raw.dsgd_log_record_time_ns(record)),
           Raw.dsgd_log_record_session(record),
           Raw.dsgd_log_record_rank(record));

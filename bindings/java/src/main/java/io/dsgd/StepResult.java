@@ -1,25 +1,82 @@
 package io.dsgd;
 
-/**
- * What one step did.
- *
- * @param step index of the step, from 0
- * @param view number of the view in which it completed
- * @param size workers in that view
- * @param applied whether values were updated; false when all weights were 0, or see {@link
- *     Session#lossScale}
- * @param allDone whether every worker gave weight 0: nobody has data left
- * @param stop whether some worker asked to stop before this step
- * @param weight sum of all contribution weights
- * @param gradientNorm L2 norm of the mean gradient; NaN unless {@code gradient_norm} or {@code loss_scale} is
- *     configured
- */
-public record StepResult(
-    long step,
-    long view,
-    int size,
-    boolean applied,
-    boolean allDone,
-    boolean stop,
-    double weight,
-    double gradientNorm) {}
+/** What one step did. */
+public final class StepResult {
+  private final long step;
+  private final long view;
+  private final int size;
+  private final boolean applied;
+  private final boolean allDone;
+  private final boolean stop;
+  private final double weight;
+  private final double gradientNorm;
+
+  /** Called from the native code. */
+  StepResult(
+      long step,
+      long view,
+      int size,
+      boolean applied,
+      boolean allDone,
+      boolean stop,
+      double weight,
+      double gradientNorm) {
+    this.step = step;
+    this.view = view;
+    this.size = size;
+    this.applied = applied;
+    this.allDone = allDone;
+    this.stop = stop;
+    this.weight = weight;
+    this.gradientNorm = gradientNorm;
+  }
+
+  /** Index of the step, from 0. */
+  public long step() {
+    return step;
+  }
+
+  /** Number of the view in which it completed. */
+  public long view() {
+    return view;
+  }
+
+  /** Workers in that view. */
+  public int size() {
+    return size;
+  }
+
+  /** Whether values were updated; false when all weights were 0, or see {@link Session#lossScale}. */
+  public boolean applied() {
+    return applied;
+  }
+
+  /** Whether every worker gave weight 0: none has data left. */
+  public boolean allDone() {
+    return allDone;
+  }
+
+  /** Whether some worker asked to stop before this step. */
+  public boolean stop() {
+    return stop;
+  }
+
+  /** Sum of all contribution weights. */
+  public double weight() {
+    return weight;
+  }
+
+  /**
+   * L2 norm of the mean gradient; NaN unless {@code gradient_norm} or {@code loss_scale} is
+   * configured.
+   */
+  public double gradientNorm() {
+    return gradientNorm;
+  }
+
+  @Override
+  public String toString() {
+    return "StepResult[step=" + step + ", view=" + view + ", size=" + size + ", applied=" + applied + ", allDone="
+        + allDone + ", stop=" + stop + ", weight=" + weight + ", gradientNorm=" + gradientNorm + "]";
+  }
+}

@@ -47,10 +47,10 @@ class BufferTest {
   void badBufferIsRefusedWithTheRemedy(String name, Buffer buffer, String said) {
     for (DsgdException e :
         new DsgdException[] {
-          assertThrows(
-              DsgdException.InvalidArgument.class, () -> session.allReduce(buffer, Reduction.SUM)),
-          assertThrows(
-              DsgdException.InvalidArgument.class, () -> session.broadcastAsync(buffer, 0)),
+          Fails.with(
+              Status.INVALID_ARGUMENT, () -> session.allReduce(buffer, Reduction.SUM)),
+          Fails.with(
+              Status.INVALID_ARGUMENT, () -> session.broadcastAsync(buffer, 0)),
         }) {
       assertTrue(e.getMessage().contains("data") && e.getMessage().contains(said), e.getMessage());
       assertTrue(e.getMessage().contains(";"), "no remedy: " + e.getMessage());
@@ -59,8 +59,8 @@ class BufferTest {
 
   @Test
   void nativeGuardRefusesHeapBuffersToo() { // were the Java check ever forgotten
-    assertThrows(
-        DsgdException.InvalidArgument.class,
+    Fails.with(
+        Status.INVALID_ARGUMENT,
         () ->
             session.use(
                 s -> {
@@ -115,8 +115,8 @@ class BufferTest {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
     Replica replica = session.addReplica();
     DsgdException e =
-        assertThrows(
-            DsgdException.InvalidArgument.class, () -> replica.bind(weight, Job.floats(1, 2)));
+        Fails.with(
+            Status.INVALID_ARGUMENT, () -> replica.bind(weight, Job.floats(1, 2)));
     assertEquals("weight", e.parameter());
     assertTrue(
         e.getMessage().contains("'weight' is trained") && e.getMessage().contains("addUntrained"),
@@ -128,26 +128,26 @@ class BufferTest {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
     Replica replica = session.addReplica();
     DsgdException e =
-        assertThrows(
-            DsgdException.InvalidArgument.class,
+        Fails.with(
+            Status.INVALID_ARGUMENT,
             () -> replica.bind(weight, Job.doubles(1), Job.doubles(1)));
     assertTrue(
         e.getMessage().contains("weight") && e.getMessage().contains("FLOAT64"), e.getMessage());
-    assertThrows(
-        DsgdException.InvalidArgument.class,
+    Fails.with(
+        Status.INVALID_ARGUMENT,
         () -> replica.bind(weight, Job.floats(1, 2), Job.floats(1)));
-    assertThrows(DsgdException.InvalidArgument.class, () -> replica.bind(weight, Job.floats(1, 2)));
-    assertThrows(
-        DsgdException.InvalidArgument.class, () -> replica.bind(weight, null, Job.floats(1, 2)));
+    Fails.with(Status.INVALID_ARGUMENT, () -> replica.bind(weight, Job.floats(1, 2)));
+    Fails.with(
+        Status.INVALID_ARGUMENT, () -> replica.bind(weight, null, Job.floats(1, 2)));
     replica.bind(weight, Job.bytes(8), Job.floats(1, 2)); // the same bytes, as another class
   }
 
   @Test
   void receiveOfAnotherTypeIsRefused() {
-    assertThrows(
-        DsgdException.InvalidArgument.class, () -> session.allGather(Job.floats(1), Job.ints(0)));
-    assertThrows(
-        DsgdException.InvalidArgument.class,
+    Fails.with(
+        Status.INVALID_ARGUMENT, () -> session.allGather(Job.floats(1), Job.ints(0)));
+    Fails.with(
+        Status.INVALID_ARGUMENT,
         () -> session.reduceScatter(Job.floats(1), Job.doubles(0), Reduction.SUM));
   }
 }

@@ -45,8 +45,8 @@ class ConfigTest {
   void unknownKeyNamesTheNearest() {
     try (Config config = new Config()) {
       DsgdException e =
-          assertThrows(DsgdException.InvalidArgument.class, () -> config.set("leese", "1s"));
-      assertEquals("DSGD_ERR_INVALID_ARGUMENT", e.codeName());
+          Fails.with(Status.INVALID_ARGUMENT, () -> config.set("leese", "1s"));
+      assertEquals(Status.INVALID_ARGUMENT, e.status());
       assertTrue(
           e.getMessage().contains("leese") && e.getMessage().contains("'lease'"), e.getMessage());
     }
@@ -56,7 +56,7 @@ class ConfigTest {
   void badValueIsNamed() {
     try (Config config = new Config()) {
       DsgdException e =
-          assertThrows(DsgdException.InvalidArgument.class, () -> config.set("lease", "soon"));
+          Fails.with(Status.INVALID_ARGUMENT, () -> config.set("lease", "soon"));
       assertTrue(
           e.getMessage().contains("lease") && e.getMessage().contains("soon"), e.getMessage());
       assertEquals("10s", config.get("lease"));
@@ -66,9 +66,9 @@ class ConfigTest {
   @Test
   void nullsAreRefused() {
     try (Config config = new Config()) {
-      assertThrows(DsgdException.InvalidArgument.class, () -> config.set(null, "1"));
-      assertThrows(DsgdException.InvalidArgument.class, () -> config.set("lease", null));
-      assertThrows(DsgdException.InvalidArgument.class, () -> config.load(null));
+      Fails.with(Status.INVALID_ARGUMENT, () -> config.set(null, "1"));
+      Fails.with(Status.INVALID_ARGUMENT, () -> config.set("lease", null));
+      Fails.with(Status.INVALID_ARGUMENT, () -> config.load(null));
       assertNull(config.get(null));
     }
   }
@@ -78,7 +78,7 @@ class ConfigTest {
     Path file = Files.writeString(folder.resolve("jöb.conf"), "# a comment\nlease = 3s\n");
     try (Config config = new Config().load(file)) {
       assertEquals("3s", config.get("lease"));
-      assertThrows(DsgdException.NotFound.class, () -> config.load(folder.resolve("missing.conf")));
+      Fails.with(Status.NOT_FOUND, () -> config.load(folder.resolve("missing.conf")));
     }
   }
 
@@ -89,7 +89,7 @@ class ConfigTest {
       assertEquals(token, config.set("token", token).get("token"));
       assertEquals("\uFFFD", config.set("token", "\uD83D").get("token"), "half a surrogate pair");
       DsgdException e =
-          assertThrows(DsgdException.InvalidArgument.class, () -> config.set("token", "a\0b"));
+          Fails.with(Status.INVALID_ARGUMENT, () -> config.set("token", "a\0b"));
       assertTrue(e.getMessage().contains("U+0000"), e.getMessage());
     }
   }
@@ -99,9 +99,9 @@ class ConfigTest {
     Config config = new Config();
     config.close();
     config.close();
-    assertThrows(DsgdException.Closed.class, () -> config.set("lease", "1s"));
-    assertThrows(DsgdException.Closed.class, () -> config.get("lease"));
-    assertThrows(DsgdException.Closed.class, () -> Dsgd.init(config));
-    assertThrows(DsgdException.Closed.class, () -> Head.start(config));
+    Fails.with(Status.CLOSED, () -> config.set("lease", "1s"));
+    Fails.with(Status.CLOSED, () -> config.get("lease"));
+    Fails.with(Status.CLOSED, () -> Dsgd.init(config));
+    Fails.with(Status.CLOSED, () -> Head.start(config));
   }
 }

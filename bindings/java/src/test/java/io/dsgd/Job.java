@@ -86,7 +86,7 @@ final class Job {
       Throwable first = null;
       for (FutureTask<Void> task : tasks) {
         Throwable failure = outcome(task);
-        if (first == null || first instanceof DsgdException.Aborted) {
+        if (first == null || Fails.is(first, Status.ABORTED)) {
           first = failure == null ? first : failure;
         }
       }

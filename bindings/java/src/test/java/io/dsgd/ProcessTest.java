@@ -99,7 +99,7 @@ class ProcessTest {
         assertTrue(lines.readLine().matches("-?\\d+"));
         Operation<Void> barrier = session.barrierAsync();
         victim.destroyForcibly();
-        DsgdException e = assertThrows(DsgdException.WorkerLost.class, barrier::join);
+        DsgdException e = Fails.with(Status.WORKER_LOST, barrier::join);
         assertEquals(1 - session.rank(), e.rank(), e.getMessage());
         assertThrows(DsgdException.class, () -> session.step(1));
       } finally {

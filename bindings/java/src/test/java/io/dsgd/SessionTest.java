@@ -29,6 +29,39 @@ class SessionTest {
   }
 
   @Test
+  void messagesUseTheNamesOfJava() {
+    Session closed = Dsgd.init();
+    DsgdException early = Fails.with(Status.STATE, () -> closed.step(1));
+    assertTrue(early.getMessage().contains("a step needs Session.start first"), early.toString());
+    closed.close();
+    String text = "dsgd_bind: parameter 'dsgd_step' of dsgd_alloc, '/tmp/dsgd_init', DSGD_HEAD, dsgd_new";
+    assertEquals(
+        "Replica.bind: parameter 'dsgd_step' of Replica.alloc, '/tmp/dsgd_init', DSGD_HEAD, dsgd_new",
+        DsgdException.inJava(text));
+  }
+
+  @Test
+  void statusesAreThoseOfTheLibrary() {
+    int known = 0;
+    for (int code = -1; code > -100; code--) {
+      String name = Raw.dsgd_status_name(code);
+      Status status = Status.of(code);
+      assertEquals("DSGD_ERR_" + status, name);
+      known += status == Status.UNKNOWN ? 0 : 1;
+      DsgdException e = DsgdException.of(code, 2, "node7", "step 17", "weight", "rank 2 is gone");
+      assertEquals(status, e.status());
+      assertEquals(code, e.code());
+      assertEquals(status == Status.WORKER_LOST, e instanceof DsgdException.WorkerLost);
+      assertEquals(status == Status.TIMEOUT, e instanceof DsgdException.Timeout);
+      assertEquals(status == Status.MISMATCH, e instanceof DsgdException.Mismatch);
+    }
+    assertEquals(Status.values().length - 1, known);
+    for (DType type : DType.values()) {
+      assertEquals(Raw.dsgd_dtype_size(type.code), type.size(), type.toString());
+    }
+  }
+
+  @Test
   void aloneIsRankZeroOfOne() {
     assertEquals(0, session.rank());
     assertEquals(1, session.size());
@@ -61,39 +94,39 @@ class SessionTest {
   @Test
   void badParametersAreRefused() {
     session.addParameter("weight", DType.FLOAT32, 2);
-    assertThrows(
-        DsgdException.Exists.class, () -> session.addParameter("weight", DType.FLOAT32, 2));
-    assertThrows(
-        DsgdException.InvalidArgument.class, () -> session.addParameter(null, DType.FLOAT32, 2));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.addParameter("a", null, 2));
-    assertThrows(
-        DsgdException.InvalidArgument.class,
+    Fails.with(
+        Status.EXISTS, () -> session.addParameter("weight", DType.FLOAT32, 2));
+    Fails.with(
+        Status.INVALID_ARGUMENT, () -> session.addParameter(null, DType.FLOAT32, 2));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.addParameter("a", null, 2));
+    Fails.with(
+        Status.INVALID_ARGUMENT,
         () -> session.addParameter("a", DType.FLOAT32, (long[]) null));
-    assertThrows(
-        DsgdException.InvalidArgument.class, () -> session.addParameter("a", DType.FLOAT32, -2));
-    assertThrows(
-        DsgdException.InvalidArgument.class, () -> session.addParameter("a", DType.INT32, 2));
-    assertThrows(DsgdException.Unsupported.class, () -> session.addReplica("toaster:0"));
+    Fails.with(
+        Status.INVALID_ARGUMENT, () -> session.addParameter("a", DType.FLOAT32, -2));
+    Fails.with(
+        Status.INVALID_ARGUMENT, () -> session.addParameter("a", DType.INT32, 2));
+    Fails.with(Status.UNSUPPORTED, () -> session.addReplica("toaster:0"));
   }
 
   @Test
   void badSettingsAreRefused() {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
     Replica replica = session.addReplica();
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.setOptimizer("sdg", null));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.setOptimizer("sgd", "lr=fast"));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.setOptimizer(null, null));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.setStrategy("pss"));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.setLearningRate(Double.NaN));
-    assertThrows(DsgdException.InvalidArgument.class, () -> weight.set("speed=1"));
-    assertThrows(
-        DsgdException.InvalidArgument.class, () -> replica.setWeight(Double.POSITIVE_INFINITY));
-    assertThrows(DsgdException.State.class, () -> session.step(1));
-    assertThrows(DsgdException.State.class, () -> session.beginStep(1));
-    assertThrows(DsgdException.State.class, session::start, "a parameter is not bound");
-    assertThrows(DsgdException.InvalidArgument.class, () -> replica.alloc(null));
-    assertThrows(
-        DsgdException.State.class, () -> replica.exportValue(weight), "nothing was allocated");
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.setOptimizer("sdg", null));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.setOptimizer("sgd", "lr=fast"));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.setOptimizer(null, null));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.setStrategy("pss"));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.setLearningRate(Double.NaN));
+    Fails.with(Status.INVALID_ARGUMENT, () -> weight.set("speed=1"));
+    Fails.with(
+        Status.INVALID_ARGUMENT, () -> replica.setWeight(Double.POSITIVE_INFINITY));
+    Fails.with(Status.STATE, () -> session.step(1));
+    Fails.with(Status.STATE, () -> session.beginStep(1));
+    Fails.with(Status.STATE, session::start, "a parameter is not bound");
+    Fails.with(Status.INVALID_ARGUMENT, () -> replica.alloc(null));
+    Fails.with(
+        Status.STATE, () -> replica.exportValue(weight), "nothing was allocated");
   }
 
   @Test
@@ -102,12 +135,12 @@ class SessionTest {
       Parameter theirs = other.addParameter("theirs", DType.FLOAT32, 2);
       Replica replica = session.addReplica();
       DsgdException e =
-          assertThrows(DsgdException.InvalidArgument.class, () -> replica.alloc(theirs));
+          Fails.with(Status.INVALID_ARGUMENT, () -> replica.alloc(theirs));
       assertEquals("theirs", e.parameter());
-      assertThrows(DsgdException.InvalidArgument.class, () -> replica.ready(theirs));
-      assertThrows(DsgdException.InvalidArgument.class, () -> replica.absent(theirs));
-      assertThrows(
-          DsgdException.InvalidArgument.class,
+      Fails.with(Status.INVALID_ARGUMENT, () -> replica.ready(theirs));
+      Fails.with(Status.INVALID_ARGUMENT, () -> replica.absent(theirs));
+      Fails.with(
+          Status.INVALID_ARGUMENT,
           () -> replica.bind(theirs, Job.floats(1, 2), Job.floats(1, 2)));
     }
   }
@@ -129,7 +162,8 @@ class SessionTest {
     StepResult result = session.step(7);
     assertArrayEquals(new float[] {0, 0, -1}, Job.array(value));
     assertEquals(
-        new StepResult(0, session.view(), 1, true, false, false, 7, Math.sqrt(84)), result);
+        new StepResult(0, session.view(), 1, true, false, false, 7, Math.sqrt(84)).toString(),
+        result.toString());
     session.setLearningRate(1);
     session.step(1);
     assertArrayEquals(new float[] {-2, -4, -9}, Job.array(value));
@@ -177,7 +211,7 @@ class SessionTest {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
     Replica first = session.addReplica("cpu");
     Replica second = session.addReplica("cpu");
-    DsgdException e = assertThrows(DsgdException.InvalidArgument.class, session::addReplica);
+    DsgdException e = Fails.with(Status.INVALID_ARGUMENT, session::addReplica);
     assertTrue(e.getMessage().contains("devices"), e.getMessage());
     Memory one = first.alloc(weight);
     Memory two = second.alloc(weight);
@@ -211,8 +245,8 @@ class SessionTest {
     assertFalse(nothing.applied());
     assertTrue(nothing.allDone());
     assertEquals(0, a.value().getFloat(0));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.step(-1));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.step(Double.NaN));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.step(-1));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.step(Double.NaN));
   }
 
   @Test
@@ -226,7 +260,7 @@ class SessionTest {
       step = closed.beginStep(1);
       memory.gradient().putFloat(0, 1);
     }
-    DsgdException why = assertThrows(DsgdException.Closed.class, step::join);
+    DsgdException why = Fails.with(Status.CLOSED, step::join);
     assertTrue(
         why.getMessage().contains("during step 0; gradient 'weight' was not marked"),
         why.getMessage());
@@ -242,13 +276,13 @@ class SessionTest {
     Memory b = replica.alloc(other);
     session.setOptimizer("sgd", "lr=1");
     session.start();
-    assertThrows(DsgdException.State.class, () -> replica.ready(weight), "no step begun");
+    Fails.with(Status.STATE, () -> replica.ready(weight), "no step begun");
     Operation<StepResult> step = session.beginStep(2);
     assertSame(session, step.session());
     assertNotEquals(0, step.id());
     a.gradient().putFloat(0, 1);
     replica.ready(weight);
-    DsgdException twice = assertThrows(DsgdException.State.class, () -> replica.ready(weight));
+    DsgdException twice = Fails.with(Status.STATE, () -> replica.ready(weight));
     assertTrue(twice.getMessage().contains("weight"), twice.getMessage());
     assertFalse(step.isDone(), "one gradient is missing");
     b.gradient().putFloat(0, 3);
@@ -262,7 +296,7 @@ class SessionTest {
     assertFalse(flushed.await(Duration.ofMillis(20)));
     session.flushStep();
     assertEquals(1, flushed.join().step());
-    assertThrows(DsgdException.State.class, session::flushStep);
+    Fails.with(Status.STATE, session::flushStep);
   }
 
   @Test
@@ -303,13 +337,13 @@ class SessionTest {
       shard.epoch(0);
       assertEquals(3, shard.next(three));
       assertEquals(first.get(2), three[2]);
-      assertThrows(DsgdException.InvalidArgument.class, () -> shard.epoch(-1));
-      assertThrows(DsgdException.InvalidArgument.class, () -> shard.next(-1));
-      assertThrows(DsgdException.InvalidArgument.class, () -> shard.next((long[]) null));
+      Fails.with(Status.INVALID_ARGUMENT, () -> shard.epoch(-1));
+      Fails.with(Status.INVALID_ARGUMENT, () -> shard.next(-1));
+      Fails.with(Status.INVALID_ARGUMENT, () -> shard.next((long[]) null));
     }
     assertArrayEquals(new long[] {0, 1, 2, 3}, session.shard(4, 1, false).next(9), "in order");
     assertEquals(0, session.shard(0, 1).size());
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.shard(-1, 1));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.shard(-1, 1));
   }
 
   private static List<Long> indices(Shard shard) {
@@ -336,17 +370,17 @@ class SessionTest {
     ByteBuffer part = Job.bytes(4).put(new byte[] {9, 8, 7, 6}).position(1).limit(3);
     session.putObject("part", part);
     assertArrayEquals(new byte[] {8, 7}, session.getObject("part").toByteArray());
-    assertThrows(DsgdException.Exists.class, () -> session.putObject("words", new byte[1]));
+    Fails.with(Status.EXISTS, () -> session.putObject("words", new byte[1]));
     DsgdException e =
-        assertThrows(
-            DsgdException.WaitTimeout.class,
+        Fails.with(
+            Status.WAIT_TIMEOUT,
             () -> session.getObject("missing", Duration.ofMillis(1)));
     assertTrue(e.getMessage().contains("missing"), e.getMessage());
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.putObject("n", (byte[]) null));
-    assertThrows(
-        DsgdException.InvalidArgument.class, () -> session.putObject("n", ByteBuffer.allocate(3)));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.putObject(null, new byte[1]));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.getObject(null));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.putObject("n", (byte[]) null));
+    Fails.with(
+        Status.INVALID_ARGUMENT, () -> session.putObject("n", ByteBuffer.allocate(3)));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.putObject(null, new byte[1]));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.getObject(null));
   }
 
   @Test
@@ -366,7 +400,7 @@ class SessionTest {
     assertNull(session.pollLog(Duration.ofMillis(1)), "the queue is empty");
     session.close();
     session.drainLog(records::add); // what was said while closing; never throws
-    assertThrows(DsgdException.Closed.class, () -> session.pollLog(Duration.ZERO));
+    Fails.with(Status.CLOSED, () -> session.pollLog(Duration.ZERO));
   }
 
   @Test
@@ -378,16 +412,16 @@ class SessionTest {
     FloatBuffer part = Job.floats(0, 0);
     session.reduceScatter(data, part, Reduction.MAX, 2);
     assertArrayEquals(new float[] {1, 2}, Job.array(part));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.broadcast(data, 1));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.allReduce(data, null));
-    assertThrows(
-        DsgdException.InvalidArgument.class, () -> session.allReduce(Job.ints(1), Reduction.MEAN));
-    assertThrows(
-        DsgdException.InvalidArgument.class,
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.broadcast(data, 1));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.allReduce(data, null));
+    Fails.with(
+        Status.INVALID_ARGUMENT, () -> session.allReduce(Job.ints(1), Reduction.MEAN));
+    Fails.with(
+        Status.INVALID_ARGUMENT,
         () -> session.allGather(data, part, 1, 1),
         "two ranks");
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.allGather(data, part, -2));
-    assertThrows(DsgdException.InvalidArgument.class, () -> session.allGather(data, Job.floats(1)));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.allGather(data, part, -2));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.allGather(data, Job.floats(1)));
   }
 
   @Test
@@ -404,16 +438,16 @@ class SessionTest {
       DlpackTensor gradient = replica.exportGradient(weight);
       assertNotEquals(0, value.data());
       assertNotEquals(value.data(), gradient.data());
-      assertThrows(
-          DsgdException.InvalidArgument.class,
+      Fails.with(
+          Status.INVALID_ARGUMENT,
           () -> borrower.bindDlpack(larger, value, gradient),
           "the shape");
       assertNotEquals(0, value.address(), "still ours");
-      assertThrows(
-          DsgdException.InvalidArgument.class, () -> borrower.bindDlpack(theirs, value, value));
+      Fails.with(
+          Status.INVALID_ARGUMENT, () -> borrower.bindDlpack(theirs, value, value));
       borrower.bindDlpack(theirs, value, gradient);
       assertEquals(0, value.address(), "handed over");
-      assertThrows(DsgdException.Closed.class, () -> borrower.bindDlpack(theirs, value, gradient));
+      Fails.with(Status.CLOSED, () -> borrower.bindDlpack(theirs, value, gradient));
       borrower.alloc(larger);
       other.setOptimizer("sgd", "lr=1");
       other.start();
@@ -428,7 +462,7 @@ class SessionTest {
     tensor.close();
     tensor.close();
     assertEquals(0, tensor.data());
-    assertThrows(DsgdException.InvalidArgument.class, () -> new DlpackTensor(0));
+    Fails.with(Status.INVALID_ARGUMENT, () -> new DlpackTensor(0));
   }
 
   @Test
@@ -451,6 +485,6 @@ class SessionTest {
       assertTrue(scaled.step(1).applied());
       assertEquals(-0.01f, value.get(1));
     }
-    assertThrows(DsgdException.Closed.class, scaled::lossScale);
+    Fails.with(Status.CLOSED, scaled::lossScale);
   }
 }
