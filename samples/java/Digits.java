@@ -137,7 +137,7 @@ public final class Digits {
     return otherwise;
   }
 
-  private void train(String[] args) throws IOException {
+  private void train(String[] args) throws IOException, InterruptedException {
     Data train = new Data(), test = new Data();
     read(Path.of(option(args, "--data", "digits.csv")), train, test);
     int epochs = Integer.parseInt(option(args, "--epochs", "40"));
@@ -181,7 +181,7 @@ public final class Digits {
     }
   }
 
-  public static void main(String[] args) throws IOException {
+  public static void main(String[] args) throws IOException, InterruptedException {
     for (int i = 0; i < args.length; i += 2) {
       if (!OPTIONS.contains(args[i]) || i + 1 == args.length) {
         System.err.println("digits: '" + args[i] + "' is no option, or has no value; options: " + OPTIONS);

@@ -25,7 +25,7 @@ public final class Step {
     return ordered[Math.max((ordered.length * percent + 99) / 100 - 1, 0)];
   }
 
-  public static void main(String[] args) {
+  public static void main(String[] args) throws InterruptedException {
     if (args.length != 0 && !(args.length == 2 && args[0].equals("--steps"))) {
       System.err.println("Step [--steps N]");
       System.exit(2);

@@ -52,7 +52,7 @@ NOT_OFFERED = {
     },
     "java": {
         **COMMON,
-        "dsgd_op_test": "isDone() asks the future, which the thread that polls the queue completes",
+        "dsgd_step": "step() begins an operation and waits for it in slices, between which it notices an interrupt",
     },
     "go": {
         **COMMON,

@@ -28,7 +28,7 @@ public final class Channel {
   }
 
   /** In place: every worker ends with the reduction of all workers' data. */
-  public void allReduce(Buffer data, Reduction reduction) {
+  public void allReduce(Buffer data, Reduction reduction) throws InterruptedException {
     Collectives.run(session, Collectives.allReduce(options, data, reduction));
   }
 
@@ -38,7 +38,7 @@ public final class Channel {
   }
 
   /** In place: every worker ends with the data of rank {@code root}. */
-  public void broadcast(Buffer data, int root) {
+  public void broadcast(Buffer data, int root) throws InterruptedException {
     Collectives.run(session, Collectives.broadcast(options, data, root));
   }
 
@@ -52,7 +52,7 @@ public final class Channel {
    *
    * @param elementCounts elements of each rank; none when all send as many
    */
-  public void allGather(Buffer send, Buffer receive, long... elementCounts) {
+  public void allGather(Buffer send, Buffer receive, long... elementCounts) throws InterruptedException {
     Collectives.run(session, Collectives.allGather(session, options, send, receive, elementCounts));
   }
 
@@ -66,7 +66,8 @@ public final class Channel {
    *
    * @param elementCounts elements of each part; none when all are equal
    */
-  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... elementCounts) {
+  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... elementCounts)
+      throws InterruptedException {
     Collectives.run(session, Collectives.reduceScatter(session, options, send, receive, reduction, elementCounts));
   }
 
@@ -78,7 +79,7 @@ public final class Channel {
   }
 
   /** Ends when all workers have called it. */
-  public void barrier() {
+  public void barrier() throws InterruptedException {
     Collectives.run(session, Collectives.barrier(options));
   }
 

@@ -12,13 +12,13 @@ final class Collectives {
   /** Options of an operation: user data, timeout_ms, channel. Null is the defaults. */
   static final long[] DEFAULTS = null;
 
-  /** One checked call; {@code operation} null blocks. The buffers are those that C sees. */
+  /** One checked call. The buffers are those that C sees. */
   record Call(InFlight.Start start, Buffer... buffers) {}
 
   private Collectives() {}
 
-  static void run(Session session, Call call) {
-    session.use(s -> call.start.with(s, null));
+  static void run(Session session, Call call) throws InterruptedException {
+    session.inFlight().run(session, call.start, op -> null, call.buffers);
   }
 
   static Operation<Void> begin(Session session, Call call) {

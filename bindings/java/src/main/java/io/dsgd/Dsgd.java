@@ -1,5 +1,6 @@
 package io.dsgd;
 
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 
@@ -26,7 +27,7 @@ public final class Dsgd {
   private Dsgd() {}
 
   /** Joins a job with what the environment and the defaults say. */
-  public static Session init() {
+  public static Session init() throws InterruptedException {
     return init(null);
   }
 
@@ -35,8 +36,14 @@ public final class Dsgd {
    * learns its rank. Blocks up to {@code init_timeout}.
    *
    * @param config null: environment and defaults
+   * @throws InterruptedException at once when the thread is interrupted; if the attempt to join then
+   *     succeeds, the session is closed
    */
-  public static Session init(Config config) {
+  public static Session init(Config config) throws InterruptedException {
+    return Natives.interruptibly("init", () -> join(config), session -> session.close(Duration.ZERO));
+  }
+
+  private static Session join(Config config) {
     long[] session = new long[1];
     Config.with(config, c -> Raw.dsgd_init(c, session));
     return new Session(session[0]);

@@ -46,8 +46,26 @@ final class InFlight {
     bound.put(new Slot(replica, parameter), buffers);
   }
 
+  /** Begins an operation that the thread that polls the queue ends. */
   <T> Operation<T> begin(Session owner, Start start, LongFunction<T> result, Buffer... buffers) {
     startPoller();
+    return add(owner, start, result, buffers);
+  }
+
+  /** Begins an operation and waits for it. */
+  <T> T run(Session owner, Start start, LongFunction<T> result, Buffer... buffers)
+      throws InterruptedException {
+    return addAwaited(owner, start, result, buffers).joinInC();
+  }
+
+  /** As begin, for an operation that the caller waits for with joinInC. */
+  <T> Operation<T> addAwaited(
+      Session owner, Start start, LongFunction<T> result, Buffer... buffers) {
+    checkMayWait(); // before the operation has begun
+    return add(owner, start, result, buffers);
+  }
+
+  private <T> Operation<T> add(Session owner, Start start, LongFunction<T> result, Buffer... buffers) {
     long[] pointer = new long[1];
     session.use(s -> start.with(s, pointer));
     Operation<T> operation = new Operation<>(owner, this, pointer[0], result, buffers);
@@ -64,9 +82,30 @@ final class InFlight {
     return operation;
   }
 
+  /**
+   * A thread that waits in C has found that the operation has ended. With a poller the operation is
+   * the poller's to end, which may hold its pointer already.
+   */
+  synchronized void ended(Operation<?> operation) {
+    if (poller == null && running.remove(operation.pointer()) != null) {
+      operation.end();
+    }
+  }
+
+  /** Number of operations that have not ended; for tests. */
+  synchronized int size() {
+    return running.size();
+  }
+
   /** Waiting in the poller for what only the poller can bring would never end. */
-  synchronized boolean isPoller(Thread thread) {
-    return thread == poller;
+  synchronized void checkMayWait() {
+    if (Thread.currentThread() == poller) {
+      throw DsgdException.of(
+          Status.STATE,
+          "waiting for an operation in an action of another operation's future would wait forever;"
+              + " chain the futures with thenCompose, or use the Async methods of"
+              + " CompletableFuture");
+    }
   }
 
   /** dsgd_close has returned: every operation has ended, and buffers are the host's again. */
@@ -79,7 +118,7 @@ final class InFlight {
     ALL.remove(this);
   }
 
-  private synchronized void startPoller() {
+  synchronized void startPoller() {
     if (poller != null) {
       return;
     }

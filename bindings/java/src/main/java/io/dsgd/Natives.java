@@ -4,6 +4,9 @@ import java.lang.ref.Cleaner;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.time.Duration;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.function.Consumer;
 
 /** Small things that several classes need on the way to C. */
 final class Natives {
@@ -27,6 +30,54 @@ final class Natives {
     } catch (ArithmeticException e) { // more than 292 million years
       return Integer.MAX_VALUE;
     }
+  }
+
+  /** A call that C offers only as one that blocks. */
+  interface Blocking<T> {
+    T call();
+  }
+
+  /**
+   * Runs a call of C that blocks in a thread of its own, so that an interrupt ends the wait for it at
+   * once. The call itself goes on then, and {@code abandoned} gets its result.
+   */
+  static <T> T interruptibly(String name, Blocking<T> blocking, Consumer<T> abandoned)
+      throws InterruptedException {
+    if (Thread.interrupted()) {
+      throw new InterruptedException("interrupted before " + name);
+    }
+    CompletableFuture<T> result = new CompletableFuture<>();
+    Thread thread =
+        new Thread(
+            () -> {
+              try {
+                result.complete(blocking.call());
+              } catch (Throwable e) {
+                result.completeExceptionally(e);
+              }
+            },
+            "dsgd-" + name);
+    thread.setDaemon(true);
+    thread.start();
+    try {
+      return result.get();
+    } catch (InterruptedException e) {
+      result.thenAccept(abandoned);
+      throw e;
+    } catch (ExecutionException e) {
+      throw rethrown(e.getCause());
+    }
+  }
+
+  /** A failure of another thread, with the stack of this one. */
+  static RuntimeException rethrown(Throwable failure) {
+    if (failure instanceof DsgdException dsgd) {
+      return dsgd.rethrown();
+    }
+    if (failure instanceof Error error) {
+      throw error;
+    }
+    return new IllegalStateException(failure);
   }
 
   /** A number that C returned in place of an error. */

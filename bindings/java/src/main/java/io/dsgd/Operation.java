@@ -3,7 +3,6 @@ package io.dsgd;
 import java.nio.Buffer;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
@@ -16,9 +15,13 @@ import java.util.function.LongFunction;
  * @param <T> what it ends with: {@link StepResult} for a step, {@link Void} for a collective
  */
 public final class Operation<T> {
+  // How late a wait in C notices an interrupt.
+  private static final int SLICE_MS = 20;
+
   private final Session session; // a session with running operations is not abandoned
   private final InFlight inFlight;
   private final Handle handle;
+  private final long pointer; // as the queue knows it
   private final long id;
   private final LongFunction<T> result;
   private final CompletableFuture<T> ended = new CompletableFuture<>();
@@ -28,10 +31,15 @@ public final class Operation<T> {
       Session session, InFlight inFlight, long pointer, LongFunction<T> result, Buffer... buffers) {
     this.session = session;
     this.inFlight = inFlight;
+    this.pointer = pointer;
     this.handle = new Handle(pointer, "the operation", Raw::dsgd_op_free);
     this.id = Raw.dsgd_op_id(pointer);
     this.result = result;
     this.buffers = buffers;
+  }
+
+  long pointer() {
+    return pointer;
   }
 
   /** Number of the operation, unique in its session. */
@@ -65,13 +73,58 @@ public final class Operation<T> {
    *
    * @return the result
    * @throws DsgdException how it failed
+   * @throws InterruptedException at once when the thread is interrupted; the operation goes on, and
+   *     its buffers stay dsgd's
    */
-  public T join() {
+  public T join() throws InterruptedException {
     checkMayWait();
     try {
-      return ended.join();
-    } catch (CompletionException e) {
-      throw failure(e);
+      return ended.get();
+    } catch (ExecutionException e) {
+      throw Natives.rethrown(e.getCause());
+    }
+  }
+
+  /**
+   * Waits as {@link #join}, but in C, which takes less time than a way through the thread that polls
+   * the queue.
+   */
+  T joinInC() throws InterruptedException {
+    checkMayWait();
+    while (!hasEndedInC()) {
+      if (Thread.interrupted()) {
+        inFlight.startPoller(); // it ends the operation
+        throw new InterruptedException("interrupted while waiting; the operation goes on");
+      }
+    }
+    inFlight.ended(this);
+    return join();
+  }
+
+  /** Waits for a slice. */
+  private boolean hasEndedInC() throws InterruptedException {
+    long p;
+    try {
+      p = handle.acquire();
+    } catch (DsgdException e) { // another thread has taken the outcome
+      return true;
+    }
+    try {
+      return Raw.dsgd_op_wait(p, SLICE_MS) == dsgd_status.DSGD_OK;
+    } catch (DsgdException e) { // how it failed; or the session is being closed, which will end it
+      return hasFailed(p) || await(Duration.ofMillis(SLICE_MS));
+    } finally {
+      handle.release();
+    }
+  }
+
+  private static boolean hasFailed(long pointer) {
+    try {
+      int[] done = new int[1];
+      Raw.dsgd_op_test(pointer, done);
+      return done[0] != 0;
+    } catch (DsgdException e) {
+      return true;
     }
   }
 
@@ -91,13 +144,13 @@ public final class Operation<T> {
     } catch (TimeoutException e) {
       return false;
     } catch (ExecutionException e) {
-      throw failure(e);
+      throw Natives.rethrown(e.getCause());
     }
   }
 
   /**
    * Takes the outcome from C, once it has ended; frees the C side and lets the buffers go before
-   * anyone is told.
+   * anyone is told. Called once.
    */
   void end() {
     T value = null;
@@ -121,19 +174,8 @@ public final class Operation<T> {
   }
 
   private void checkMayWait() {
-    if (inFlight.isPoller(Thread.currentThread()) && !isDone()) {
-      throw DsgdException.of(
-          Status.STATE,
-          "waiting for an operation in an action of another operation's future would wait forever;"
-              + " chain the futures with thenCompose, or use the Async methods of"
-              + " CompletableFuture");
+    if (!isDone()) {
+      inFlight.checkMayWait();
     }
-  }
-
-  private static DsgdException failure(Exception e) {
-    if (e.getCause() instanceof DsgdException failure) {
-      return failure.rethrown();
-    }
-    throw new IllegalStateException(e.getCause());
   }
 }

@@ -16,14 +16,25 @@ import java.util.function.LongFunction;
  *
  * <p>All methods may be called from any thread: those that C wants one at a time (setting up,
  * steps) take turns. Workers must still call collectives, and {@link #start} and steps, in the same
- * order. Blocking calls end by themselves, at {@code step_timeout} at the latest, and pin the
+ * order. Blocking calls end by themselves, at {@code step_timeout} at the latest, and when another
+ * thread closes the session. An interrupt ends them at once with an InterruptedException; what they
+ * began goes on, and its buffers stay dsgd's until it ends or the session is closed. They pin the
  * carrier of a virtual thread; operations do not.
  */
 public final class Session implements AutoCloseable {
+  // The limit on the wait of close() for operations in flight.
+  private static final Duration CLOSING = Duration.ofSeconds(1);
+
+  private static final LongFunction<StepResult> STEP_RESULT =
+      op -> {
+        StepResult[] result = new StepResult[1];
+        Raw.dsgd_op_step_result(op, result);
+        return result[0];
+      };
+
   private final Handle handle;
   private final InFlight inFlight;
   private final ReentrantLock turn = new ReentrantLock();
-  private final ReentrantLock closing = new ReentrantLock();
   private final Queue<LogRecord> lastWords = new ConcurrentLinkedQueue<>();
 
   Session(long pointer) {
@@ -64,36 +75,54 @@ public final class Session implements AutoCloseable {
   }
 
   /**
-   * Ends the membership in good order, waiting up to {@code step_timeout} for operations in flight.
+   * Ends the membership in good order. Operations in flight have a second to end, so that the end of
+   * a try statement does not wait for workers that do not come. {@link #close(Duration)} gives them
+   * longer.
    */
   @Override
   public void close() {
-    close(null);
+    close(CLOSING);
   }
 
   /**
    * Ends the membership in good order: waits for operations in flight, ends those left with {@link
-   * Status#CLOSED}, tells the peers and the head, and frees the network. Every later call
-   * throws a {@link DsgdException} of that status. Closing twice is fine. Memory from {@link Replica#alloc}
-   * stays mapped while its buffers are reachable.
+   * Status#CLOSED}, tells the peers and the head, and frees the network. Every later call throws a
+   * {@link DsgdException} of that status. Closing twice is fine: a caller waits no longer than the
+   * last caller will. An interrupt ends the wait for operations; the session is then closed, and the
+   * thread is still interrupted. Memory from {@link Replica#alloc} stays mapped while its buffers are
+   * reachable.
    *
-   * @param timeout how long to wait; null: {@code step_timeout}
+   * @param timeout how long to wait for operations; null: {@code step_timeout}
    */
   public void close(Duration timeout) {
-    closing.lock(); // a second one returns when the first has closed
+    int timeoutMs = Natives.millis(timeout);
+    if (timeoutMs >= 0 && timeoutMs <= CLOSING.toMillis()) {
+      closeNow(timeoutMs);
+      return;
+    }
     try {
-      if (!handle.isClosed()) {
-        closeNow(timeout);
-      }
-    } finally {
-      closing.unlock();
+      Natives.interruptibly(
+          "close",
+          () -> {
+            closeNow(timeoutMs);
+            return true;
+          },
+          closed -> {});
+    } catch (InterruptedException e) {
+      closeNow(0);
+      Thread.currentThread().interrupt();
     }
   }
 
-  private void closeNow(Duration timeout) {
-    long s = handle.acquire();
+  private void closeNow(int timeoutMs) {
+    long s;
     try {
-      Raw.dsgd_close(s, Natives.millis(timeout));
+      s = handle.acquire();
+    } catch (DsgdException e) { // closed before
+      return;
+    }
+    try {
+      Raw.dsgd_close(s, timeoutMs);
     } finally {
       keepLastWords(s);
       handle.close();
@@ -198,7 +227,7 @@ public final class Session implements AutoCloseable {
   }
 
   /** As {@link #setStrategy(String, String)} without options. */
-  public void setStrategy(String name) {
+  public void setStrategy(String name) throws InterruptedException {
     setStrategy(name, null);
   }
 
@@ -206,16 +235,16 @@ public final class Session implements AutoCloseable {
    * How gradients become new values: {@code simple}, {@code ps} or {@code allreduce}. After start
    * it is collective and holds from the next step on.
    */
-  public void setStrategy(String name, String options) {
-    inTurn(s -> Raw.dsgd_strategy_set(s, name, options));
+  public void setStrategy(String name, String options) throws InterruptedException {
+    inTurnInterruptibly("setStrategy", s -> Raw.dsgd_strategy_set(s, name, options));
   }
 
   /**
    * Checks that all workers agree, then gives every replica of every worker the values of rank 0's
    * first replica.
    */
-  public void start() {
-    inTurn(Raw::dsgd_start);
+  public void start() throws InterruptedException {
+    inTurnInterruptibly("start", Raw::dsgd_start);
   }
 
   // ---- Steps
@@ -227,10 +256,23 @@ public final class Session implements AutoCloseable {
    * @param weight this worker's contribution weight, usually its number of samples; 0 when it has
    *     no data left, until {@link StepResult#allDone}
    */
-  public StepResult step(double weight) {
-    StepResult[] result = new StepResult[1];
-    inTurn(s -> Raw.dsgd_step(s, weight, result));
-    return result[0];
+  public StepResult step(double weight) throws InterruptedException {
+    turn.lockInterruptibly();
+    try {
+      Operation<StepResult> step = inFlight.addAwaited(this, beginning(weight), STEP_RESULT);
+      try {
+        flushStep();
+      } catch (DsgdException e) {
+        // The step has ended already; joinInC tells how.
+      }
+      return step.joinInC();
+    } finally {
+      turn.unlock();
+    }
+  }
+
+  private static InFlight.Start beginning(double weight) {
+    return (s, op) -> Raw.dsgd_step_begin(s, weight, Collectives.DEFAULTS, op);
   }
 
   /**
@@ -241,14 +283,7 @@ public final class Session implements AutoCloseable {
   public Operation<StepResult> beginStep(double weight) {
     turn.lock();
     try {
-      return inFlight.begin(
-          this,
-          (s, op) -> Raw.dsgd_step_begin(s, weight, Collectives.DEFAULTS, op),
-          op -> {
-            StepResult[] result = new StepResult[1];
-            Raw.dsgd_op_step_result(op, result);
-            return result[0];
-          });
+      return inFlight.begin(this, beginning(weight), STEP_RESULT);
     } finally {
       turn.unlock();
     }
@@ -289,7 +324,7 @@ public final class Session implements AutoCloseable {
   // element type ----------------
 
   /** In place: every worker ends with the reduction of all workers' data. */
-  public void allReduce(Buffer data, Reduction reduction) {
+  public void allReduce(Buffer data, Reduction reduction) throws InterruptedException {
     Collectives.run(this, Collectives.allReduce(Collectives.DEFAULTS, data, reduction));
   }
 
@@ -299,7 +334,7 @@ public final class Session implements AutoCloseable {
   }
 
   /** In place: every worker ends with the data of rank {@code root}. */
-  public void broadcast(Buffer data, int root) {
+  public void broadcast(Buffer data, int root) throws InterruptedException {
     Collectives.run(this, Collectives.broadcast(Collectives.DEFAULTS, data, root));
   }
 
@@ -313,7 +348,8 @@ public final class Session implements AutoCloseable {
    *
    * @param elementCounts elements of each rank; none when all send as many
    */
-  public void allGather(Buffer send, Buffer receive, long... elementCounts) {
+  public void allGather(Buffer send, Buffer receive, long... elementCounts)
+      throws InterruptedException {
     Collectives.run(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, elementCounts));
   }
 
@@ -327,8 +363,10 @@ public final class Session implements AutoCloseable {
    *
    * @param elementCounts elements of each part; none when all are equal
    */
-  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... elementCounts) {
-    Collectives.run(this, Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, elementCounts));
+  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... elementCounts)
+      throws InterruptedException {
+    Collectives.run(
+        this, Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, elementCounts));
   }
 
   /** As {@link #reduceScatter} in the background. */
@@ -339,7 +377,7 @@ public final class Session implements AutoCloseable {
   }
 
   /** Ends when all workers have called it. */
-  public void barrier() {
+  public void barrier() throws InterruptedException {
     Collectives.run(this, Collectives.barrier(Collectives.DEFAULTS));
   }
 
@@ -355,13 +393,19 @@ public final class Session implements AutoCloseable {
    * Gives {@code data}, from position to limit, to every worker under {@code name}; returns when
    * all have it.
    */
-  public void putObject(String name, ByteBuffer data) {
+  public void putObject(String name, ByteBuffer data) throws InterruptedException {
     Buffer checked = Buffers.readable(data, DType.UINT8, "data of object '" + name + "'");
-    use(s -> Raw.dsgd_object_put(s, name, checked));
+    Natives.interruptibly(
+        "putObject",
+        () -> {
+          use(s -> Raw.dsgd_object_put(s, name, checked));
+          return true;
+        },
+        put -> {});
   }
 
   /** As {@link #putObject(String, ByteBuffer)}, with a copy of an array. */
-  public void putObject(String name, byte[] data) {
+  public void putObject(String name, byte[] data) throws InterruptedException {
     if (data == null) {
       throw DsgdException.invalid(
           "data of object '" + name + "' is null; pass an array, which may be empty");
@@ -370,7 +414,7 @@ public final class Session implements AutoCloseable {
   }
 
   /** The object of that name, waiting up to {@code step_timeout} for it. */
-  public SharedObject getObject(String name) {
+  public SharedObject getObject(String name) throws InterruptedException {
     return getObject(name, null);
   }
 
@@ -380,10 +424,13 @@ public final class Session implements AutoCloseable {
    * @param timeout how long to wait for it; null: {@code step_timeout}
    * @throws DsgdException of {@link Status#WAIT_TIMEOUT}: no worker has put it yet
    */
-  public SharedObject getObject(String name, Duration timeout) {
+  public SharedObject getObject(String name, Duration timeout) throws InterruptedException {
     long[] object = new long[1];
-    int status = handle.get(s -> Raw.dsgd_object_get(s, name, Natives.millis(timeout), object));
-    if (status == dsgd_status.DSGD_ERR_WAIT_TIMEOUT) {
+    Natives.interruptibly(
+        "getObject",
+        () -> handle.get(s -> Raw.dsgd_object_get(s, name, Natives.millis(timeout), object)),
+        status -> Raw.dsgd_object_free(object[0]));
+    if (object[0] == 0) {
       throw DsgdException.of(
           Status.WAIT_TIMEOUT,
           "no worker has put object '"
@@ -481,6 +528,17 @@ public final class Session implements AutoCloseable {
     }
   }
 
+  /** As inTurn, for calls that block: an interrupt ends the wait, and the call goes on. */
+  private void inTurnInterruptibly(String name, Handle.Use use) throws InterruptedException {
+    Natives.interruptibly(
+        name,
+        () -> {
+          inTurn(use);
+          return true;
+        },
+        done -> {});
+  }
+
   <T> T inTurnGet(LongFunction<T> use) {
     turn.lock();
     try {
@@ -490,7 +548,7 @@ public final class Session implements AutoCloseable {
     }
   }
 
-  private void keepLastWords(long s) {
+  private synchronized void keepLastWords(long s) {
     try {
       for (LogRecord record = nextRecord(s, 0); record != null; record = nextRecord(s, 0)) {
         lastWords.add(record);

@@ -20,8 +20,10 @@ import org.junit.jupiter.params.provider.MethodSource;
 class BufferTest {
   private final Session session = Job.alone();
 
+  BufferTest() throws Exception {}
+
   @AfterEach
-  void close() {
+  void close() throws Exception {
     session.close();
   }
 
@@ -44,7 +46,7 @@ class BufferTest {
 
   @ParameterizedTest(name = "{0}")
   @MethodSource("badBuffers")
-  void badBufferIsRefusedWithTheRemedy(String name, Buffer buffer, String said) {
+  void badBufferIsRefusedWithTheRemedy(String name, Buffer buffer, String said) throws Exception {
     for (DsgdException e :
         new DsgdException[] {
           Fails.with(
@@ -70,7 +72,7 @@ class BufferTest {
   }
 
   @Test
-  void positionAndLimitChooseTheRange() {
+  void positionAndLimitChooseTheRange() throws Exception {
     FloatBuffer send = Job.floats(1, 2, 3, 4, 5);
     FloatBuffer receive = Job.floats(0, 0, 0, 0, 0);
     send.position(1).limit(4);
@@ -82,7 +84,7 @@ class BufferTest {
   }
 
   @Test
-  void rangeOfAByteBufferIsInBytes() {
+  void rangeOfAByteBufferIsInBytes() throws Exception {
     ByteBuffer receive = Job.bytes(12);
     receive.position(4);
     session.allGather(Job.ints(7, 8), receive);
@@ -90,14 +92,14 @@ class BufferTest {
   }
 
   @Test
-  void readOnlyBufferMayBeSent() {
+  void readOnlyBufferMayBeSent() throws Exception {
     FloatBuffer receive = Job.floats(0, 0);
     session.allGather(Job.floats(1, 2).asReadOnlyBuffer(), receive);
     assertArrayEquals(new float[] {1, 2}, Job.array(receive));
   }
 
   @Test
-  void bigEndianBytesAreFineAsUint8() {
+  void bigEndianBytesAreFineAsUint8() throws Exception {
     ByteBuffer data =
         ByteBuffer.allocateDirect(3).order(ByteOrder.BIG_ENDIAN).put(new byte[] {1, 2, 3}).flip();
     session.allReduce(data, Reduction.SUM);
@@ -105,13 +107,13 @@ class BufferTest {
   }
 
   @Test
-  void emptyBufferIsFine() {
+  void emptyBufferIsFine() throws Exception {
     session.allReduce(Job.floats(), Reduction.SUM);
     session.broadcast(Job.bytes(0), 0);
   }
 
   @Test
-  void trainedParameterNeedsAGradient() {
+  void trainedParameterNeedsAGradient() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
     Replica replica = session.addReplica();
     DsgdException e =
@@ -124,7 +126,7 @@ class BufferTest {
   }
 
   @Test
-  void anotherTypeThanTheParametersIsRefused() {
+  void anotherTypeThanTheParametersIsRefused() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
     Replica replica = session.addReplica();
     DsgdException e =
@@ -143,7 +145,7 @@ class BufferTest {
   }
 
   @Test
-  void receiveOfAnotherTypeIsRefused() {
+  void receiveOfAnotherTypeIsRefused() throws Exception {
     Fails.with(
         Status.INVALID_ARGUMENT, () -> session.allGather(Job.floats(1), Job.ints(0)));
     Fails.with(

@@ -28,7 +28,7 @@ final class Job {
   private Job() {}
 
   /** A session of its own: no head, no network. */
-  static Session alone(String... keysAndValues) {
+  static Session alone(String... keysAndValues) throws InterruptedException {
     try (Config config = config(keysAndValues)) {
       return Dsgd.init(config);
     }
@@ -116,6 +116,15 @@ final class Job {
   }
 
   static CompletableFuture<Void> async(Runnable body) {
+    return start(body::run);
+  }
+
+  /** A call without a result. */
+  interface Call {
+    void run() throws Exception;
+  }
+
+  static CompletableFuture<Void> start(Call body) {
     return async(
         () -> {
           body.run();

@@ -300,7 +300,7 @@ class JobTest {
   }
 
   @Test
-  void missingWorkersAreCounted() {
+  void missingWorkersAreCounted() throws Exception {
     try (Head head = Job.head(2)) {
       DsgdException e =
           Fails.with(
@@ -311,7 +311,7 @@ class JobTest {
   }
 
   @Test
-  void unreachableHeadIsNamed() {
+  void unreachableHeadIsNamed() throws Exception {
     DsgdException e =
         Fails.with(
             Status.UNREACHABLE,

@@ -23,7 +23,7 @@ import org.junit.jupiter.api.function.Executable;
 /** What the collector may take and when, and calls on what is closed. */
 class LifetimeTest {
   /** Collects until `condition` holds. */
-  private static void collectUntil(BooleanSupplier condition) {
+  private static void collectUntil(BooleanSupplier condition) throws Exception {
     long end = System.nanoTime() + 30_000_000_000L;
     while (!condition.getAsBoolean()) {
       if (System.nanoTime() > end) {
@@ -35,7 +35,7 @@ class LifetimeTest {
   }
 
   /** Collects until everything that can go is gone: something made now has gone, twice. */
-  private static void collectAll() {
+  private static void collectAll() throws Exception {
     for (int i = 0; i < 2; i++) {
       WeakReference<ByteBuffer> control = new WeakReference<>(ByteBuffer.allocateDirect(8));
       collectUntil(() -> control.get() == null);
@@ -43,7 +43,7 @@ class LifetimeTest {
   }
 
   @Test
-  void memoryOutlivesItsSession() {
+  void memoryOutlivesItsSession() throws Exception {
     FloatBuffer value = valueOfAClosedSession();
     collectAll();
     assertEquals(3, value.get(1000), "still mapped");
@@ -51,7 +51,7 @@ class LifetimeTest {
     assertEquals(5, value.get(0));
   }
 
-  private static FloatBuffer valueOfAClosedSession() {
+  private static FloatBuffer valueOfAClosedSession() throws Exception {
     try (Session session = Job.alone()) {
       Memory memory =
           session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 100_000));
@@ -61,7 +61,7 @@ class LifetimeTest {
   }
 
   @Test
-  void memoryOutlivesItsParameterReplicaAndForgottenSession() {
+  void memoryOutlivesItsParameterReplicaAndForgottenSession() throws Exception {
     List<FloatBuffer> values = new ArrayList<>();
     WeakReference<Session> session = forgottenSession(values);
     collectUntil(() -> session.get() == null);
@@ -69,7 +69,7 @@ class LifetimeTest {
     assertEquals(2, values.get(0).get(0));
   }
 
-  private static WeakReference<Session> forgottenSession(List<FloatBuffer> values) {
+  private static WeakReference<Session> forgottenSession(List<FloatBuffer> values) throws Exception {
     Session session = Job.alone();
     Memory memory = session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 10));
     memory.value().putFloat(0, 2);
@@ -78,7 +78,7 @@ class LifetimeTest {
   }
 
   @Test
-  void objectDataOutlivesObjectAndSession() {
+  void objectDataOutlivesObjectAndSession() throws Exception {
     ByteBuffer data;
     try (Session session = Job.alone()) {
       session.putObject("words", new byte[] {1, 2, 3});
@@ -90,7 +90,7 @@ class LifetimeTest {
 
   @Test
   @SuppressWarnings("try") // close() is what is tested
-  void boundBuffersStayReachableUntilTheSessionCloses() {
+  void boundBuffersStayReachableUntilTheSessionCloses() throws Exception {
     try (Session session = Job.alone()) {
       Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
       Replica replica = session.addReplica();
@@ -109,7 +109,7 @@ class LifetimeTest {
     }
   }
 
-  private static WeakReference<FloatBuffer> bindDropped(Replica replica, Parameter weight) {
+  private static WeakReference<FloatBuffer> bindDropped(Replica replica, Parameter weight) throws Exception {
     FloatBuffer value = Job.floats(0, 0);
     replica.bind(weight, value, Job.floats(3, 3));
     return new WeakReference<>(value);
@@ -133,7 +133,7 @@ class LifetimeTest {
     }
   }
 
-  private static WeakReference<IntBuffer> reduceDropped(Session session) {
+  private static WeakReference<IntBuffer> reduceDropped(Session session) throws Exception {
     IntBuffer data = Job.ints(7);
     session.allReduceAsync(data, Reduction.SUM); // the operation is dropped too
     return new WeakReference<>(data);
@@ -155,14 +155,14 @@ class LifetimeTest {
   }
 
   @Test
-  void everythingMayBeForgottenAtOnce() {
+  void everythingMayBeForgottenAtOnce() throws Exception {
     for (int i = 0; i < 20; i++) {
       forgetEverything();
     }
     collectAll();
   }
 
-  private static void forgetEverything() {
+  private static void forgetEverything() throws Exception {
     Session session = Job.alone();
     session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 10));
     session.putObject("words", new byte[3]);
@@ -174,7 +174,7 @@ class LifetimeTest {
   }
 
   @Test
-  void everythingMayBeClosedInAnyOrderAndTwice() {
+  void everythingMayBeClosedInAnyOrderAndTwice() throws Exception {
     Session session = Job.alone();
     Shard shard = session.shard(10, 1);
     Operation<Void> barrier = session.barrierAsync();
@@ -187,7 +187,7 @@ class LifetimeTest {
   }
 
   @Test
-  void everyCallOnAClosedSessionIsRefused() {
+  void everyCallOnAClosedSessionIsRefused() throws Exception {
     Session session = Job.alone();
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
     Replica replica = session.addReplica();
@@ -243,7 +243,7 @@ class LifetimeTest {
       CompletableFuture<Session> other = Job.async(() -> Dsgd.init(config));
       try (Session mine = Dsgd.init(config);
           Session theirs = other.join()) {
-        CompletableFuture<Void> blocked = Job.async((Runnable) mine::barrier);
+        CompletableFuture<Void> blocked = Job.start(mine::barrier);
         CompletableFuture<Void> closing = Job.async(() -> mine.close(Duration.ZERO));
         closing.join();
         Throwable e =
@@ -260,7 +260,7 @@ class LifetimeTest {
   }
 
   @Test
-  void sessionsMayBeOpenedAgain() {
+  void sessionsMayBeOpenedAgain() throws Exception {
     for (int i = 0; i < 10; i++) {
       try (Session first = Job.alone();
           Session second = Job.alone()) {
@@ -270,7 +270,7 @@ class LifetimeTest {
   }
 
   @Test
-  void handleIsFreedOnceAfterTheLastCall() {
+  void handleIsFreedOnceAfterTheLastCall() throws Exception {
     AtomicInteger frees = new AtomicInteger();
     Handle handle = new Handle(7, "the thing", pointer -> frees.addAndGet((int) pointer));
     assertEquals(7, handle.acquire());
@@ -284,7 +284,7 @@ class LifetimeTest {
   }
 
   @Test
-  void hugeMemoryIsRefusedAndLetGo() {
+  void hugeMemoryIsRefusedAndLetGo() throws Exception {
     AtomicInteger frees = new AtomicInteger();
     DsgdException e =
         Fails.with(

@@ -75,7 +75,9 @@ class OperationTest {
             operations.get(i).join();
             assertEquals(1000 + i, buffers.get(i).get(0));
           }
-          others.forEach(Operation::join);
+          for (Operation<Void> operation : others) {
+            operation.join();
+          }
           assertEquals(200, operations.stream().map(Operation::id).distinct().count());
         });
   }
@@ -102,7 +104,15 @@ class OperationTest {
         });
   }
 
-  private static void both(Operation<Void> first, Operation<Void> second) {
+  private static void joined(Operation<Void> operation) {
+    try {
+      operation.join();
+    } catch (InterruptedException e) {
+      throw new AssertionError(e);
+    }
+  }
+
+  private static void both(Operation<Void> first, Operation<Void> second) throws Exception {
     first.join();
     second.join();
   }
@@ -153,11 +163,39 @@ class OperationTest {
   }
 
   @Test
+  void blockingInsideAnActionIsRefusedBeforeItBegins() throws Exception {
+    pair(
+        (zero, one) -> {
+          Operation<Void> first = zero.barrierAsync();
+          CompletableFuture<Void> action =
+              first
+                  .future()
+                  .thenRun(
+                      () -> {
+                        try {
+                          zero.barrier();
+                        } catch (InterruptedException e) {
+                          throw new AssertionError(e);
+                        }
+                      });
+          one.barrierAsync().join();
+          CompletionException e = assertThrows(CompletionException.class, action::join);
+          assertTrue(Fails.is(e.getCause(), Status.STATE));
+          // With a barrier begun before, this would disagree.
+          IntBuffer data = Job.ints(1);
+          both(
+              zero.allReduceAsync(data, Reduction.SUM),
+              one.allReduceAsync(Job.ints(2), Reduction.SUM));
+          assertEquals(3, data.get(0));
+        });
+  }
+
+  @Test
   void waitingInsideAnActionIsRefused() throws Exception {
     pair(
         (zero, one) -> {
           Operation<Void> first = zero.barrierAsync();
-          CompletableFuture<Void> action = first.future().thenRun(() -> zero.barrierAsync().join());
+          CompletableFuture<Void> action = first.future().thenRun(() -> joined(zero.barrierAsync()));
           one.barrierAsync().join();
           CompletionException e = assertThrows(CompletionException.class, action::join);
           assertTrue(Fails.is(e.getCause(), Status.STATE));
@@ -211,7 +249,7 @@ class OperationTest {
               marks.add(() -> replica.ready(parameter));
             }
             session.setOptimizer("sgd", "lr=1");
-            starts.add(Job.async((Runnable) session::start));
+            starts.add(Job.start(session::start));
           }
           starts.forEach(CompletableFuture::join);
           for (Session session : List.of(zero, one)) {

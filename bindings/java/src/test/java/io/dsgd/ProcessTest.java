@@ -20,7 +20,7 @@ class ProcessTest {
    * step that never ends.
    */
   public static final class Worker {
-    public static void main(String[] arguments) {
+    public static void main(String[] arguments) throws Exception {
       try (Session session = Dsgd.init()) {
         Parameter weight = session.addParameter("weight", DType.FLOAT32, 1000);
         Memory memory = session.addReplica().alloc(weight);
@@ -38,7 +38,7 @@ class ProcessTest {
 
   private static final String LEASE = "2s"; // short, as one worker is killed; equal everywhere
 
-  private static ProcessBuilder java(List<String> options, String... command) {
+  private static ProcessBuilder java(List<String> options, String... command) throws Exception {
     List<String> words = new ArrayList<>();
     words.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
     words.addAll(
@@ -53,7 +53,7 @@ class ProcessTest {
     return new ProcessBuilder(words).redirectErrorStream(true);
   }
 
-  private static Head head() {
+  private static Head head() throws Exception {
     return Head.start(Job.config("head", "127.0.0.1:0", "num_workers", "2", "lease", LEASE));
   }
 
@@ -143,7 +143,7 @@ class ProcessTest {
   }
 
   public static final class Version {
-    public static void main(String[] arguments) {
+    public static void main(String[] arguments) throws Exception {
       System.out.println(Dsgd.versionString());
     }
   }

@@ -23,13 +23,15 @@ import org.junit.jupiter.api.Test;
 class SessionTest {
   private final Session session = Job.alone("log_level", "debug", "gradient_norm", "1");
 
+  SessionTest() throws Exception {}
+
   @AfterEach
-  void close() {
+  void close() throws Exception {
     session.close();
   }
 
   @Test
-  void messagesUseTheNamesOfJava() {
+  void messagesUseTheNamesOfJava() throws Exception {
     Session closed = Dsgd.init();
     DsgdException early = Fails.with(Status.STATE, () -> closed.step(1));
     assertTrue(early.getMessage().contains("a step needs Session.start first"), early.toString());
@@ -41,7 +43,7 @@ class SessionTest {
   }
 
   @Test
-  void statusesAreThoseOfTheLibrary() {
+  void statusesAreThoseOfTheLibrary() throws Exception {
     int known = 0;
     for (int code = -1; code > -100; code--) {
       String name = Raw.dsgd_status_name(code);
@@ -62,7 +64,7 @@ class SessionTest {
   }
 
   @Test
-  void aloneIsRankZeroOfOne() {
+  void aloneIsRankZeroOfOne() throws Exception {
     assertEquals(0, session.rank());
     assertEquals(1, session.size());
     assertEquals(0, session.localRank());
@@ -72,7 +74,7 @@ class SessionTest {
   }
 
   @Test
-  void parameterTellsWhatItIs() {
+  void parameterTellsWhatItIs() throws Exception {
     Parameter weight = session.addParameter("größe-\uD83D\uDE00", DType.FLOAT64, 3, 4);
     assertEquals("größe-\uD83D\uDE00", weight.name());
     assertEquals(DType.FLOAT64, weight.type());
@@ -85,14 +87,14 @@ class SessionTest {
   }
 
   @Test
-  void typesHaveTheirSizes() {
+  void typesHaveTheirSizes() throws Exception {
     assertArrayEquals(
         new int[] {4, 8, 4, 8, 1, 2, 2},
         java.util.Arrays.stream(DType.values()).mapToInt(DType::size).toArray());
   }
 
   @Test
-  void badParametersAreRefused() {
+  void badParametersAreRefused() throws Exception {
     session.addParameter("weight", DType.FLOAT32, 2);
     Fails.with(
         Status.EXISTS, () -> session.addParameter("weight", DType.FLOAT32, 2));
@@ -110,7 +112,7 @@ class SessionTest {
   }
 
   @Test
-  void badSettingsAreRefused() {
+  void badSettingsAreRefused() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
     Replica replica = session.addReplica();
     Fails.with(Status.INVALID_ARGUMENT, () -> session.setOptimizer("sdg", null));
@@ -130,7 +132,7 @@ class SessionTest {
   }
 
   @Test
-  void handlesOfAnotherSessionAreRefused() {
+  void handlesOfAnotherSessionAreRefused() throws Exception {
     try (Session other = Job.alone()) {
       Parameter theirs = other.addParameter("theirs", DType.FLOAT32, 2);
       Replica replica = session.addReplica();
@@ -146,7 +148,7 @@ class SessionTest {
   }
 
   @Test
-  void stepUpdatesAllocatedMemoryInPlace() {
+  void stepUpdatesAllocatedMemoryInPlace() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 3);
     Parameter mean = session.addUntrained("mean", DType.INT32, 2);
     Replica replica = session.addReplica("cpu");
@@ -174,7 +176,7 @@ class SessionTest {
   }
 
   @Test
-  void boundBuffersAreUsedWithoutCopies() {
+  void boundBuffersAreUsedWithoutCopies() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT64, 2);
     Replica replica = session.addReplica();
     var value = Job.doubles(1, 1);
@@ -192,7 +194,7 @@ class SessionTest {
   }
 
   @Test
-  void frozenParameterStandsStill() {
+  void frozenParameterStandsStill() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
     Memory memory = session.addReplica().alloc(weight);
     session.setOptimizer("sgd", "lr=1");
@@ -207,7 +209,7 @@ class SessionTest {
   }
 
   @Test
-  void replicasAreReducedByTheirWeights() {
+  void replicasAreReducedByTheirWeights() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
     Replica first = session.addReplica("cpu");
     Replica second = session.addReplica("cpu");
@@ -227,7 +229,7 @@ class SessionTest {
   }
 
   @Test
-  void absentGradientAndNoWeightAreNotRead() {
+  void absentGradientAndNoWeightAreNotRead() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
     Parameter other = session.addParameter("other", DType.FLOAT32, 1);
     Replica replica = session.addReplica();
@@ -250,7 +252,7 @@ class SessionTest {
   }
 
   @Test
-  void closingAppliesNoGradientThatWasNotMarked() {
+  void closingAppliesNoGradientThatWasNotMarked() throws Exception {
     Memory memory;
     Operation<StepResult> step;
     try (Session closed = Job.alone()) {
@@ -300,7 +302,7 @@ class SessionTest {
   }
 
   @Test
-  void digestTellsValuesApart() {
+  void digestTellsValuesApart() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
     Memory memory = session.addReplica().alloc(weight);
     session.start();
@@ -312,7 +314,7 @@ class SessionTest {
   }
 
   @Test
-  void stopIsSeenInTheNextResult() {
+  void stopIsSeenInTheNextResult() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
     session.addReplica().alloc(weight);
     session.start();
@@ -322,7 +324,7 @@ class SessionTest {
   }
 
   @Test
-  void shardGivesEveryIndexOncePerEpoch() {
+  void shardGivesEveryIndexOncePerEpoch() throws Exception {
     try (Shard shard = session.shard(10, 42)) {
       assertEquals(10, shard.size());
       List<Long> first = indices(shard);
@@ -346,7 +348,7 @@ class SessionTest {
     Fails.with(Status.INVALID_ARGUMENT, () -> session.shard(-1, 1));
   }
 
-  private static List<Long> indices(Shard shard) {
+  private static List<Long> indices(Shard shard) throws Exception {
     List<Long> all = new ArrayList<>();
     for (long[] some = shard.next(3); some.length > 0; some = shard.next(3)) {
       for (long index : some) {
@@ -357,7 +359,7 @@ class SessionTest {
   }
 
   @Test
-  void objectsAreShared() {
+  void objectsAreShared() throws Exception {
     session.putObject("words", new byte[] {1, 2, 3});
     session.putObject("nothing", new byte[0]);
     SharedObject words = session.getObject("words");
@@ -384,7 +386,7 @@ class SessionTest {
   }
 
   @Test
-  void logIsDrained() {
+  void logIsDrained() throws Exception {
     session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 1));
     session.start();
     List<LogRecord> records = new ArrayList<>();
@@ -404,7 +406,7 @@ class SessionTest {
   }
 
   @Test
-  void collectivesOfOneAreTheIdentity() {
+  void collectivesOfOneAreTheIdentity() throws Exception {
     FloatBuffer data = Job.floats(1, 2);
     session.allReduce(data, Reduction.MEAN);
     session.broadcast(data, 0);
@@ -425,7 +427,7 @@ class SessionTest {
   }
 
   @Test
-  void dlpackTensorsGoOutAndIn() {
+  void dlpackTensorsGoOutAndIn() throws Exception {
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
     Replica replica = session.addReplica();
     Memory memory = replica.alloc(weight);
@@ -466,7 +468,7 @@ class SessionTest {
   }
 
   @Test
-  void aStepWhoseGradientOverflowsChangesNothingAndHalvesTheLossScale() {
+  void aStepWhoseGradientOverflowsChangesNothingAndHalvesTheLossScale() throws Exception {
     assertEquals(1, session.lossScale());
     Session scaled = Job.alone("loss_scale", "dynamic");
     try (scaled) {

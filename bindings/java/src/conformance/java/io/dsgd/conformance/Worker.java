@@ -33,7 +33,7 @@ public final class Worker {
   private final StringBuilder results = new StringBuilder();
   private Session session;
 
-  public static void main(String[] arguments) throws IOException {
+  public static void main(String[] arguments) throws IOException, InterruptedException {
     if (arguments.length != 2) {
       System.err.println("usage: Worker SCRIPT RESULT");
       System.exit(2);
@@ -43,7 +43,7 @@ public final class Worker {
     Files.writeString(Path.of(arguments[1]), worker.results);
   }
 
-  private void run(List<String> script) {
+  private void run(List<String> script) throws InterruptedException {
     for (int i = 0; i < script.size(); i++) {
       String line = script.get(i);
       try {
@@ -67,7 +67,7 @@ public final class Worker {
   }
 
   /** Begins all of them before it waits for the first. */
-  private void async(int firstLine, List<String> lines) {
+  private void async(int firstLine, List<String> lines) throws InterruptedException {
     List<Operation<Void>> operations = new ArrayList<>();
     List<Supplier<String>> words = new ArrayList<>();
     for (String line : lines) {
@@ -81,7 +81,7 @@ public final class Worker {
     }
   }
 
-  private String execute(String line, boolean trying) {
+  private String execute(String line, boolean trying) throws InterruptedException {
     String[] word = line.split(" ");
     switch (word[0]) {
       case "try" -> {
@@ -167,7 +167,7 @@ public final class Worker {
     return "";
   }
 
-  private String attempt(String line) {
+  private String attempt(String line) throws InterruptedException {
     try {
       execute(line, true);
     } catch (DsgdException e) {
@@ -176,10 +176,14 @@ public final class Worker {
     throw new IllegalStateException("it did not fail");
   }
 
-  private record Collective(
-      Runnable block, Supplier<Operation<Void>> begin, Supplier<String> words) {}
+  private interface Call {
+    void run() throws InterruptedException;
+  }
 
-  private Collective collective(String[] word) {
+  private record Collective(
+      Call block, Supplier<Operation<Void>> begin, Supplier<String> words) {}
+
+  private Collective collective(String[] word) throws InterruptedException {
     if (word[0].equals("barrier")) {
       return new Collective(session::barrier, session::barrierAsync, () -> "");
     }
