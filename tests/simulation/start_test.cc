@@ -25,7 +25,7 @@ TEST_P(StoppedInStart, TheOthersNameItAndCloseWithinALease) {
   const auto [separate_head, victim] = GetParam();
   const auto program = [](Cluster& cluster, Session& session, int rank) { Cluster::train(cluster, session, rank, 0); };
   int failed = 0, states = 0;
-  for (uint64_t seed = 1; seed <= 2; ++seed) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
     const ClusterOptions options{.workers = 3, .separate_head = separate_head, .seed = seed, .settings = {{"lease", "3s"}}};
     Time begin = transport::kNever, end{};
     {
