@@ -32,8 +32,9 @@ Algorithm algorithm_of(const AlgorithmChoice& choice, int32_t workers) {
 }
 
 Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader shape, const AlgorithmChoice& choice,
-                                              AllReducePlan plan, Task::Done done) {
-  const Algorithm algorithm = algorithm_of(choice, mesh.size());
+                                              AllReducePlan plan, Task::Done done, std::shared_ptr<const Group> group) {
+  if (!group) group = mesh.world();
+  const Algorithm algorithm = algorithm_of(choice, group->size());
   shape.algorithm = static_cast<uint8_t>(algorithm);
   const size_t element = dtype_size(plan.dtype);
   // Only a registered algorithm may add the same two in either order on different workers.
@@ -42,28 +43,28 @@ Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader 
     (symmetric ? reduce_symmetric : reduce_into)(dtype, reduction, destination, source, count);
   };
   if (algorithm == Algorithm::kScheduled) {
-    auto schedule = choice.registered->schedule(mesh.rank(), mesh.size(), plan.count);
+    auto schedule = choice.registered->schedule(group->own_place, group->size(), plan.count);
     if (!schedule.ok()) return schedule.status();
     shape.tag = Scheduled::tag(mesh, *schedule.value());
     done = finish_all(plan, std::move(done));
     return std::unique_ptr<Task>(std::make_unique<Scheduled>(
-        mesh, shape, ScheduledPlan{schedule.value(), element, plan.data, add}, std::move(done)));
+        mesh, shape, ScheduledPlan{schedule.value(), element, plan.data, add}, std::move(done), std::move(group)));
   }
   if (algorithm == Algorithm::kRing) {
     shape.tag = mesh.chunk_bytes();
     done = finish_all(plan, std::move(done));
     return std::unique_ptr<Task>(std::make_unique<Ring>(
-        mesh, shape, RingPlan{plan.count, element, plan.data, add}, std::move(done)));
+        mesh, shape, RingPlan{plan.count, element, plan.data, add}, std::move(done), std::move(group)));
   }
   DirectPlan direct;
-  direct.slices = slices_between(balanced_slices(plan.count, mesh.size()));
+  direct.slices = slices_between(balanced_slices(plan.count, group->size()));
   direct.element = direct.result_element = element;
   direct.data = direct.result = plan.data;
   direct.ordered = is_floating(plan.dtype);
   direct.add = add;
   direct.transform = std::move(plan.finish);
   shape.tag = Direct::tag(mesh, direct);
-  return std::unique_ptr<Task>(std::make_unique<Direct>(mesh, shape, std::move(direct), false, std::move(done)));
+  return std::unique_ptr<Task>(std::make_unique<Direct>(mesh, shape, std::move(direct), false, std::move(done), std::move(group)));
 }
 
 }  // namespace dsgd

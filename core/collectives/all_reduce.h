@@ -31,6 +31,6 @@ struct AllReducePlan {
 
 // `shape`: all but algorithm and tag. Fails only where a registered algorithm is wrong for this size.
 Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader shape, const AlgorithmChoice& choice,
-                                              AllReducePlan plan, Task::Done done);
+                                              AllReducePlan plan, Task::Done done, std::shared_ptr<const Group> group = nullptr);
 
 }  // namespace dsgd

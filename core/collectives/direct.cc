@@ -26,8 +26,12 @@ std::vector<Slice> slices_between(const std::vector<size_t>& bounds) {
   return slices;
 }
 
-Direct::Direct(Mesh& mesh, const BulkHeader& shape, DirectPlan plan, bool hold, Done done)
-    : Task(mesh, shape, std::move(done)), plan_(std::move(plan)), hold_(hold), rank_(mesh.rank()), size_(mesh.size()) {
+Direct::Direct(Mesh& mesh, const BulkHeader& shape, DirectPlan plan, bool hold, Done done, std::shared_ptr<const Group> group)
+    : Task(mesh, shape, std::move(done), std::move(group)),
+      plan_(std::move(plan)),
+      hold_(hold),
+      rank_(group_->own_place),
+      size_(group_->size()) {
   chunk_ = mesh.chunk_bytes() / std::max(plan_.element, plan_.result_element);
   first_ = plan_.slices[rank_].begin;
   if (!plan_.own) plan_.own = plan_.data + first_ * plan_.element;
@@ -131,10 +135,10 @@ void Direct::send_range(int32_t rank, Phase phase, size_t begin, size_t end) {
   header.phase = phase;
   header.offset = begin * element;
   const std::span<const std::byte> data(base + begin * element, (end - begin) * element);
-  if (data.size() <= transport::kSmallBytes) return mesh_.send_small(rank, header, data);
+  if (data.size() <= transport::kSmallBytes) return send_small(rank, header, data);
   ++sends_;
   ++sends_to_[rank];
-  mesh_.send(rank, header, data, [this, rank](const Status&) {
+  send(rank, header, data, [this, rank](const Status&) {
     --sends_;
     --sends_to_[rank];
     check_end();

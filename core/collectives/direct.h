@@ -19,8 +19,8 @@ struct Slice {
 };
 
 struct DirectPlan {
-  std::vector<Slice> slices;         // by rank: what it owns; together all elements, each once
-  std::vector<Slice> parts = {};     // by rank: what it contributes and gets; empty: everything
+  std::vector<Slice> slices;         // by place: what it owns; together all elements, each once
+  std::vector<Slice> parts = {};     // by place: what it contributes and gets; empty: everything
   size_t element = 4;                // bytes of an element in the reduce phase
   std::byte* data = nullptr;         // contributions, at their positions
   std::byte* own = nullptr;          // this rank's slice, where its sum is made; null: its place in `data`
@@ -44,7 +44,8 @@ std::vector<Slice> slices_between(const std::vector<size_t>& bounds);
 class Direct final : public Task {
  public:
   // `hold`: sums are made but not transformed until release() is called (a step's header must come first).
-  Direct(Mesh& mesh, const transport::BulkHeader& shape, DirectPlan plan, bool hold, Done done);
+  Direct(Mesh& mesh, const transport::BulkHeader& shape, DirectPlan plan, bool hold, Done done,
+         std::shared_ptr<const Group> group = nullptr);
   void release();
 
   void start() override;

@@ -4,23 +4,25 @@
 
 namespace dsgd {
 
-Exchange::Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<std::byte> mine, Gathered done)
-    : Task(mesh, shape, [this, done = std::move(done)](const Status& status) { done(status, parts_); }),
-      parts_(mesh.size()),
-      have_(mesh.size(), 0),
-      waiting_(mesh.size() - 1) {
-  parts_[mesh.rank()] = std::move(mine);
-  have_[mesh.rank()] = 1;
+Exchange::Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<std::byte> mine, Gathered done,
+                   std::shared_ptr<const Group> group, bool optional)
+    : Task(mesh, shape, [this, done = std::move(done)](const Status& status) { done(status, parts_); }, std::move(group)),
+      parts_(group_->size()),
+      have_(group_->size(), 0),
+      waiting_(group_->size() - 1),
+      optional_(optional) {
+  parts_[group_->own_place] = std::move(mine);
+  have_[group_->own_place] = 1;
 }
 
 void Exchange::start() {
-  const int32_t size = mesh_.size(), rank = mesh_.rank();
-  if (parts_[rank].size() > transport::kSmallBytes) {  // told at once, rather than waited for until the deadline
-    return mesh_.fail(*this, Status(Code::kInternal, name() + ": " + std::to_string(parts_[rank].size()) +
+  const int32_t size = group_->size(), own = group_->own_place;
+  if (parts_[own].size() > transport::kSmallBytes) {  // told at once, rather than waited for until the deadline
+    return mesh_.fail(*this, Status(Code::kInternal, name() + ": " + std::to_string(parts_[own].size()) +
                                                          " bytes are too many for an exchange in one hop"));
   }
   for (int32_t hop = 1; hop < size; ++hop) {  // everybody begins with another peer
-    mesh_.send_small((rank + hop) % size, shape_, parts_[rank]);
+    send_small((own + hop) % size, shape_, parts_[own]);
   }
   finish_if_complete();
 }
@@ -44,11 +46,20 @@ void Exchange::finish_if_complete() {
 }
 
 std::vector<int32_t> Exchange::missing() const {
-  std::vector<int32_t> ranks;
-  for (int32_t rank = 0; rank < static_cast<int32_t>(have_.size()); ++rank) {
-    if (!have_[rank]) ranks.push_back(rank);
+  std::vector<int32_t> places;
+  for (int32_t place = 0; place < static_cast<int32_t>(have_.size()); ++place) {
+    if (!have_[place]) places.push_back(place);
   }
-  return ranks;
+  return places;
+}
+
+bool Exchange::leave_out(int32_t place) {
+  if (!optional_) return false;
+  if (!std::exchange(have_[place], 1)) {
+    --waiting_;
+    finish_if_complete();
+  }
+  return true;
 }
 
 }  // namespace dsgd

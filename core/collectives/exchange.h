@@ -9,9 +9,11 @@ namespace dsgd {
 
 class Exchange final : public Task {
  public:
-  // Bytes of each rank; valid during the call.
+  // Bytes of each worker, by place; valid during the call.
   using Gathered = std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)>;
-  Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<std::byte> mine, Gathered done);
+  // `optional`: who has closed its session before this call is not waited for, and gives no bytes.
+  Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<std::byte> mine, Gathered done,
+           std::shared_ptr<const Group> group = nullptr, bool optional = false);
   // Sizes may differ from rank to rank; a size that must be equal belongs into the shape.
 
   void start() override;
@@ -19,12 +21,14 @@ class Exchange final : public Task {
   void on_chunk(int32_t source, const transport::BulkHeader& header,
                 std::unique_ptr<transport::BulkReceipt> receipt) override;
   std::vector<int32_t> missing() const override;
+  bool leave_out(int32_t place) override;
 
  private:
   void finish_if_complete();
   std::vector<std::vector<std::byte>> parts_;
   std::vector<char> have_;
   int32_t waiting_;
+  const bool optional_;
 };
 
 }  // namespace dsgd

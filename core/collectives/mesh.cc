@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
 
 #include "core/base/surely.h"
 #include "core/base/text.h"
@@ -69,6 +70,10 @@ Status Mesh::open(const transport::JoinReply& view) {
   const size_t peers = view_.members.size() - 1;
   outgoing_.resize(view_.members.size());
   left_.assign(view_.members.size(), 0);
+  first_call_not_made_.assign(view_.members.size(), 0);
+  std::vector<int32_t> all(view_.members.size());
+  std::iota(all.begin(), all.end(), 0);
+  world_ = std::make_shared<const Group>(std::move(all), view_.rank);
   // Everything a peer may have on its way or parked here, at the worst, stays within receive_memory.
   size_t share = options_.receive_memory / std::max<size_t>(1, peers * kOpenAtOnce);
   chunk_bytes_ = std::min(kLargestChunk, share / 2 / kSmallestChunk * kSmallestChunk);
@@ -250,12 +255,14 @@ void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data
   header.view = view_.view;
   note_sent(rank, header.operation);
   std::weak_ptr<int> alive = alive_;
-  auto finished = [this, alive, operation = header.operation, done = std::move(done)](const Status& status) {
+  auto finished = [this, alive, rank, operation = header.operation, done = std::move(done)](const Status& status) {
     if (alive.expired()) return;
     Task* task = find(operation);
     if (!task) return;
     if (status.ok()) return done(status);
-    if (!is_break(status)) fail(*task, status);  // a break is told by `closed`
+    if (!is_break(status)) return fail(*task, status);
+    if (has_made_step(rank, *task)) return done({});
+    tasks_[operation].cut_off.emplace_back(rank, done);  // the break is told by `closed`
   };
   with_channel(rank, {header.operation,
                       [header, data, finished](ClientChannel& channel) { channel.send(header, data, finished); }});
@@ -357,7 +364,9 @@ Task* Mesh::begin(Task* task, transport::Time deadline) {
   }
   // A peer that has left may have done its part before.
   for (int32_t rank = 0; rank < size() && find(operation); ++rank) {
-    if (left_[rank]) fail_tasks_that_need(rank);
+    if (!left_[rank]) continue;
+    leave_out(rank);
+    fail_tasks_that_need(rank);
   }
   return find(operation);
 }
@@ -419,7 +428,7 @@ const Status* Mesh::failure_of(uint64_t operation) const {
 void Mesh::give(Task& task, int32_t source, const BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) {
   const uint64_t operation = task.operation();
   tasks_[operation].heard[source] = 1;
-  in_task(task, [&] { task.on_chunk(source, header, std::move(receipt)); });
+  in_task(task, [&] { task.on_chunk(task.group().place_of(source), header, std::move(receipt)); });
   has_agreed(operation, source);
 }
 
@@ -482,6 +491,18 @@ Status Mesh::too_late(const std::string& what, const std::string& limit, std::sp
 void Mesh::fail(Task& task, const Status& cause) {
   tell_peers(task.operation(), false, cause);
   task.end(cause);
+}
+
+void Mesh::drop(uint64_t first, uint64_t last) {
+  const Status dropped(Code::kClosed, "this attempt at the step was dropped, since a worker had left before it");
+  for (auto it = tasks_.lower_bound(first); it != tasks_.end() && it->first < last; it = tasks_.lower_bound(first)) {
+    it->second.task->end(dropped);
+  }
+  remember_failure(first, dropped);
+  for (uint64_t operation = first; operation < last; ++operation) {
+    ended_.insert(operation);
+    drop_parked(operation, dropped);
+  }
 }
 
 void Mesh::end_call(uint64_t call, const Status& cause) {
@@ -611,6 +632,8 @@ Status Mesh::unreachable(int32_t rank, const std::string& why) const {
 void Mesh::peer_left(int32_t rank) {
   if (rank < 0 || rank >= size() || left_[rank]) return;
   left_[rank] = 1;
+  leave_out(rank);
+  answer_cut_off(rank);
   const Outgoing& out = outgoing_[rank];
   if (!out.broken.ok() || (!out.channel && !out.dialling)) return fail_tasks_that_need(rank);
   std::weak_ptr<int> alive = alive_;
@@ -619,11 +642,45 @@ void Mesh::peer_left(int32_t rank) {
   });
 }
 
+// Steps begin without a worker that has left before.
+void Mesh::leave_out(int32_t rank) {
+  std::vector<uint64_t> open;
+  for (const auto& [operation, entry] : tasks_) {
+    if (is_first(operation) && left_before(rank, operation)) open.push_back(operation);
+  }
+  for (uint64_t operation : open) {
+    Task* task = find(operation);
+    if (task && in_task(*task, [&] { return task->leave_out(task->group().place_of(rank)); })) has_agreed(operation, rank);
+  }
+}
+
+// Whoever closes its session in good order has made its steps with success. So it has used all that it was sent for them, though
+// its last answers may have been lost with its connections.
+bool Mesh::has_made_step(int32_t rank, const Task& task) const {
+  const Kind kind = static_cast<Kind>(task.shape().kind);
+  return left_[rank] && (kind == Kind::kBucket || kind == Kind::kHeader) && call_of(task.operation()) < first_call_not_made_[rank];
+}
+
+void Mesh::answer_cut_off(int32_t rank) {
+  std::vector<std::pair<uint64_t, std::function<void(const Status&)>>> answered;
+  for (auto& [operation, entry] : tasks_) {
+    if (!has_made_step(rank, *entry.task)) continue;
+    for (auto& [to, done] : entry.cut_off) {
+      if (to == rank) answered.emplace_back(operation, std::move(done));
+    }
+    std::erase_if(entry.cut_off, [rank](const auto& send) { return send.first == rank; });
+  }
+  for (auto& [operation, done] : answered) {
+    if (find(operation)) done({});
+  }
+}
+
 void Mesh::fail_tasks_that_need(int32_t rank) {
   std::vector<uint64_t> stuck;
   for (auto& [operation, entry] : tasks_) {
     const auto needed = missing(entry);
-    if (std::find(needed.begin(), needed.end(), rank) != needed.end()) stuck.push_back(operation);
+    const bool needs = std::find(needed.begin(), needed.end(), rank) != needed.end();
+    if (needs && !has_made_step(rank, *entry.task)) stuck.push_back(operation);
   }
   for (uint64_t operation : stuck) {
     Task* task = find(operation);  // the failure of one may have ended another
@@ -635,13 +692,14 @@ void Mesh::fail_tasks_that_need(int32_t rank) {
   }
 }
 
-void Mesh::close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests) {
+void Mesh::close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests, uint64_t first_call_not_made) {
   if (closed_) return;
   fail_session(cause.ok() ? Status(Code::kClosed, "the session was closed") : cause);
   for (int32_t rank = 0; rank < static_cast<int32_t>(outgoing_.size()); ++rank) {
     Outgoing& out = outgoing_[rank];
     if (!out.channel || !out.broken.ok()) continue;
-    out.channel->call(transport::Goodbye{view_.view, view_.rank, cause, steps, digests}, transport::kNever, [](Result<Message>) {});
+    out.channel->call(transport::Goodbye{view_.view, view_.rank, cause, steps, digests, first_call_not_made}, transport::kNever,
+                      [](Result<Message>) {});
     out.channel->close(true);
   }
   closed_ = true;
@@ -663,7 +721,7 @@ void Mesh::drop_channels() {
 Status Mesh::on_open(ServerChannel& channel) {
   Status refused = check_claim(channel);
   if (refused.ok()) {
-    incoming_[&channel] = {channel.hello().rank, false, {}};
+    incoming_[&channel] = {.rank = channel.hello().rank};
   } else {
     const bool second = refused.code() == Code::kExists;
     refusals_.note(second ? "second connections of one worker" : "connections of workers that are not in this job",
@@ -680,7 +738,7 @@ transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& hea
   }
   // Chunks that wait for their turn stay in order: none may overtake them.
   Task* task = header.phase == kSignaturePhase ? nullptr : match(header.source, header);
-  return task ? in_task(*task, [&] { return task->on_bulk(header.source, header, nbytes); }) : nullptr;
+  return task ? in_task(*task, [&] { return task->on_bulk(task->group().place_of(header.source), header, nbytes); }) : nullptr;
 }
 
 void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
@@ -759,6 +817,7 @@ void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder
     if (auto it = incoming_.find(&channel); it != incoming_.end()) {
       it->second.goodbye = true;
       it->second.cause = goodbye->cause;
+      it->second.first_call_not_made = goodbye->first_call_not_made;
       if (opened_ && is_peer(it->second.rank)) events_.on_goodbye(it->second.rank, goodbye->steps, std::move(goodbye->digests));
     }
     respond(Message(transport::Empty{}));
@@ -777,7 +836,10 @@ void Mesh::on_close(ServerChannel& channel, const Status& why) {
   if (const Status& cause = node.mapped().cause; !cause.ok()) {  // its news may be ahead of the head's
     return events_.on_peer_failure(cause.rank() >= 0 ? cause.rank() : rank, cause);
   }
-  if (node.mapped().goodbye) return events_.on_peer_left(rank);
+  if (node.mapped().goodbye) {
+    first_call_not_made_[rank] = node.mapped().first_call_not_made;
+    return events_.on_peer_left(rank);
+  }
   peer_gone(rank, lost(rank, why.ok() ? Status(Code::kWorkerLost, "its connection was closed without a goodbye") : why));
 }
 

@@ -71,6 +71,7 @@ class Mesh final : public transport::ServerHandler {
   Status open(const transport::JoinReply& view);
   int32_t rank() const { return view_.rank; }
   int32_t size() const { return static_cast<int32_t>(view_.members.size()); }
+  const std::shared_ptr<const Group>& world() const { return world_; }  // all workers of the view
   const transport::JoinReply& view() const { return view_; }
   transport::Loop& loop() { return network_.loop(); }
   size_t chunk_bytes() const { return chunk_bytes_; }  // the same on all workers: from receive_memory and size
@@ -102,6 +103,9 @@ class Mesh final : public transport::ServerHandler {
 
   // Takes the task and starts it; null if it ended at once. No number is used twice.
   Task* add(std::unique_ptr<Task> task, transport::Time deadline);
+  // Ends the operations [first, last) of one call here, those to come, too, and tells nobody: the peers that take part end
+  // them by themselves. What they send for them until then is thrown away.
+  void drop(uint64_t first, uint64_t last);
   // Fails a task here and on all peers. `cause` is what everybody is told.
   void fail(Task& task, const Status& cause);
   // The same for one that will not begin here.
@@ -133,13 +137,20 @@ class Mesh final : public transport::ServerHandler {
             std::function<void(Result<transport::Message>)> done);
 
   bool alone() const;  // all others have left
+  bool has_left(int32_t rank) const { return left_[rank]; }
+  // It closed its session in good order, before it made the call of this operation. All workers that get its goodbye answer
+  // alike; who does not get it loses the worker.
+  bool left_before(int32_t rank, uint64_t operation) const {
+    return left_[rank] && first_call_not_made_[rank] != 0 && call_of(operation) >= first_call_not_made_[rank];
+  }
   // A rank has left in good order: tasks that need it fail.
   void peer_left(int32_t rank);
   // The head says that a rank has left. Its own goodbye comes behind its data and is waited for, if it ever connected, for
   // a lease.
   void told_left(int32_t rank);
-  // Says goodbye and closes all connections after flushing.
-  void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests);
+  // Says goodbye and closes all connections after flushing. `first_call_not_made`: steps of this and later calls may go on
+  // without this worker; 0: none may.
+  void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests, uint64_t first_call_not_made);
   // Before the network ends: nothing of it is used afterwards.
   void drop_channels();
 
@@ -169,7 +180,8 @@ class Mesh final : public transport::ServerHandler {
   struct Incoming {
     int32_t rank = -1;
     bool goodbye = false;
-    Status cause;  // why it said goodbye
+    Status cause = {};  // why it said goodbye
+    uint64_t first_call_not_made = 0;
   };
   struct Parked {
     int32_t source;
@@ -184,6 +196,7 @@ class Mesh final : public transport::ServerHandler {
     bool asked = false;       // its deadline has passed, here or at a peer
     std::vector<int32_t> not_begun;  // who has answered so
     int32_t unanswered = 0;
+    std::vector<std::pair<int32_t, std::function<void(const Status&)>>> cut_off;  // sends whose connection has ended, by rank
     bool unsound = false;  // it had not the memory to go on: only its end is to come
     // Comparison of a call's first operation (mesh_compare.cc).
     std::vector<char> agreed;      // by rank: a chunk from it has shown the same signature
@@ -239,6 +252,9 @@ class Mesh final : public transport::ServerHandler {
   void show_out(transport::ServerChannel& channel);  // it is none of this job's
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
   void fail_tasks_that_need(int32_t rank);
+  void leave_out(int32_t rank);
+  bool has_made_step(int32_t rank, const Task& task) const;
+  void answer_cut_off(int32_t rank);
   bool is_connected(int32_t rank) const;  // to here
   void await_goodbye(int32_t rank);
   void watch_peers();
@@ -251,11 +267,13 @@ class Mesh final : public transport::ServerHandler {
   std::shared_ptr<Log> log_;
   RefusalLog refusals_;
   transport::JoinReply view_;
+  std::shared_ptr<const Group> world_;
   bool opened_ = false, closed_ = false;
   size_t chunk_bytes_ = 0;
   size_t window_ = 0;
   std::vector<Outgoing> outgoing_;
   std::vector<char> left_;
+  std::vector<uint64_t> first_call_not_made_;  // by rank, as its goodbye says; 0: unknown
   std::vector<char> probed_;      // by rank: a probe is under way
   std::set<int32_t> waited_for_;  // by operations, when watch_peers() last looked
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;

@@ -43,7 +43,7 @@ bool Mesh::finish(Task& task) {
 }
 
 std::vector<int32_t> Mesh::missing(const Entry& entry) const {
-  std::vector<int32_t> ranks = entry.task->missing();
+  std::vector<int32_t> ranks = entry.task->missing_ranks();
   for (int32_t rank = 0; rank < size() && entry.to_agree > 0; ++rank) {
     if (rank != view_.rank && !entry.agreed[rank]) ranks.push_back(rank);
   }
@@ -65,7 +65,7 @@ Task* Mesh::match(int32_t source, const BulkHeader& header) {
   const auto entry = tasks_.find(header.operation);
   if (entry == tasks_.end() || entry->second.unsound) return nullptr;
   Task* task = entry->second.task.get();
-  if (same_operation(header, task->shape())) return task;
+  if (same_operation(header, task->shape()) && task->group().place_of(source) >= 0) return task;
   mismatch(*task, source, header);
   return nullptr;
 }
@@ -99,7 +99,8 @@ std::unique_ptr<transport::BulkReceipt> Mesh::take_dispute(int32_t source, const
   if (header.offset != 0 || view_.rank != 0 || !is_first(header.operation) ||
       !read_signature(header, data, view_.members.size(), &theirs)) {
     receipt->finish(Status(Code::kInternal, "unexpected chunk"));
-    if (Task* task = find(header.operation)) task->protocol_error(source, header, data.size());
+    Task* task = find(header.operation);
+    if (task && task->group().place_of(source) >= 0) task->protocol_error(task->group().place_of(source), header, data.size());
     return nullptr;
   }
   if (has_ended(header.operation)) {

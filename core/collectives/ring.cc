@@ -11,11 +11,11 @@ namespace dsgd {
 using transport::BulkHeader;
 using transport::BulkReceipt;
 
-Ring::Ring(Mesh& mesh, const BulkHeader& shape, RingPlan plan, Done done)
-    : Task(mesh, shape, std::move(done)),
+Ring::Ring(Mesh& mesh, const BulkHeader& shape, RingPlan plan, Done done, std::shared_ptr<const Group> group)
+    : Task(mesh, shape, std::move(done), std::move(group)),
       plan_(std::move(plan)),
-      rank_(mesh.rank()),
-      size_(mesh.size()),
+      rank_(group_->own_place),
+      size_(group_->size()),
       rounds_(2 * (size_ - 1)),
       left_((rank_ + size_ - 1) % size_),
       right_((rank_ + 1) % size_),
@@ -48,9 +48,9 @@ void Ring::send_chunk(int32_t round, size_t chunk) {
   header.phase = static_cast<uint16_t>(round);
   header.offset = begin * plan_.element;
   const std::span<const std::byte> data(plan_.data + header.offset, (end - begin) * plan_.element);
-  if (data.size() <= transport::kSmallBytes) return mesh_.send_small(right_, header, data);
+  if (data.size() <= transport::kSmallBytes) return send_small(right_, header, data);
   ++sends_;
-  mesh_.send(right_, header, data, [this](const Status&) {
+  send(right_, header, data, [this](const Status&) {
     --sends_;
     check_end();
   });

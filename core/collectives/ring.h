@@ -16,7 +16,7 @@ struct RingPlan {
 
 class Ring final : public Task {
  public:
-  Ring(Mesh& mesh, const transport::BulkHeader& shape, RingPlan plan, Done done);
+  Ring(Mesh& mesh, const transport::BulkHeader& shape, RingPlan plan, Done done, std::shared_ptr<const Group> group = nullptr);
 
   void start() override;
   transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;

@@ -296,7 +296,7 @@ std::shared_ptr<const Schedule> Check::schedule(int32_t rank) const {
 }  // namespace
 
 Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::schedule(int32_t rank, int32_t size, uint64_t count) {
-  auto kept = kept_.find({size, count});
+  auto kept = kept_.find({rank, size, count});
   if (kept != kept_.end()) return kept->second;
   auto made = make(rank, size, count);
   if (!made.ok()) return made;
@@ -305,7 +305,7 @@ Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::schedule(int32_t rank
     kept_.clear();
     entries_ = made.value()->entries.size() + 1;
   }
-  kept_[{size, count}] = made.value();
+  kept_[{rank, size, count}] = made.value();
   return made;
 }
 

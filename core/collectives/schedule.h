@@ -12,7 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "transport/base/status.h"
@@ -65,7 +65,7 @@ class ScheduleAlgorithm {
 
   std::string name_;
   Write write_;
-  std::map<std::pair<int32_t, uint64_t>, std::shared_ptr<const Schedule>> kept_;  // by size, count
+  std::map<std::tuple<int32_t, int32_t, uint64_t>, std::shared_ptr<const Schedule>> kept_;  // by rank, size, count
   size_t entries_ = 0;
 };
 

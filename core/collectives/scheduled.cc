@@ -13,16 +13,16 @@ using transport::BulkReceipt;
 // What is larger is sent from its place: there may be any number of transfers, and copies of all of them at once.
 constexpr size_t kCopied = 4096;
 
-Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Done done)
-    : Task(mesh, shape, std::move(done)), plan_(std::move(plan)), chunk_(mesh.chunk_bytes() / plan_.element) {}
+Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Done done, std::shared_ptr<const Group> group)
+    : Task(mesh, shape, std::move(done), std::move(group)), plan_(std::move(plan)), chunk_(mesh.chunk_bytes() / plan_.element) {}
 
 uint64_t Scheduled::tag(const Mesh& mesh, const Schedule& schedule) { return schedule.digest ^ mesh.chunk_bytes(); }
 
 void Scheduled::start() {
   const auto& entries = plan_.schedule->entries;
   states_.resize(entries.size());
-  receives_from_.resize(mesh_.size());
-  sinks_.resize(mesh_.size());
+  receives_from_.resize(group_->size());
+  sinks_.resize(group_->size());
   left_ = entries.size();
   for (size_t entry = 0; entry < entries.size(); ++entry) {
     State& state = states_[entry];
@@ -65,7 +65,7 @@ void Scheduled::begin(size_t entry) {
       const std::byte* data = place_of(entry, 0);
       state.copy.assign(data, data + transfer(entry).count * plan_.element);
     }
-    send(entry);
+    send_entry(entry);
     if (planned.copied) release(planned.before);
     release(planned.following);
     return;
@@ -79,7 +79,7 @@ void Scheduled::begin(size_t entry) {
   }
 }
 
-void Scheduled::send(size_t entry) {
+void Scheduled::send_entry(size_t entry) {
   const Transfer& out = transfer(entry);
   const size_t chunks = chunks_of(entry);
   State& state = states_[entry];
@@ -98,12 +98,12 @@ void Scheduled::send(size_t entry) {
     const std::byte* base = state.copy.empty() ? plan_.data + out.begin * plan_.element : state.copy.data();
     const std::span<const std::byte> data(base + begin * plan_.element, count * plan_.element);
     if (data.size() <= kCopied) {
-      mesh_.send_small(out.peer, header, data);
+      send_small(out.peer, header, data);
       over();
       if (ended()) return;  // the peer is gone
       continue;
     }
-    mesh_.send(out.peer, header, data, [this, over](const Status&) {
+    send(out.peer, header, data, [this, over](const Status&) {
       over();
       begin_ready();
     });

@@ -17,7 +17,7 @@ struct ScheduledPlan {
 
 class Scheduled final : public Task {
  public:
-  Scheduled(Mesh& mesh, const transport::BulkHeader& shape, ScheduledPlan plan, Done done);
+  Scheduled(Mesh& mesh, const transport::BulkHeader& shape, ScheduledPlan plan, Done done, std::shared_ptr<const Group> group = nullptr);
 
   void start() override;
   transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
@@ -48,7 +48,7 @@ class Scheduled final : public Task {
   void release(const std::vector<uint32_t>& entries);
   void begin_ready();
   void begin(size_t entry);
-  void send(size_t entry);
+  void send_entry(size_t entry);
   void use(size_t entry, size_t chunk, std::span<const std::byte> data);
   void received(size_t entry, size_t chunk);
   void check_end();

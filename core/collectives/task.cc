@@ -57,6 +57,24 @@ std::string describe(const transport::BulkHeader& shape, const std::string& part
   return text + ')';
 }
 
+Task::Task(Mesh& mesh, const transport::BulkHeader& shape, Done done, std::shared_ptr<const Group> group)
+    : mesh_(mesh), shape_(shape), group_(group ? std::move(group) : mesh.world()), done_(std::move(done)) {}
+
+std::vector<int32_t> Task::missing_ranks() const {
+  std::vector<int32_t> ranks = missing();
+  for (int32_t& rank : ranks) rank = group_->ranks[rank];
+  return ranks;
+}
+
+void Task::send(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data,
+                std::function<void(const Status&)> done) {
+  mesh_.send(group_->ranks[place], header, data, std::move(done));
+}
+
+void Task::send_small(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data) {
+  mesh_.send_small(group_->ranks[place], header, data);
+}
+
 std::string Task::name() const {
   if (!name_.empty()) return name_;
   return std::string(kind_name(static_cast<Kind>(shape_.kind))) + " (" + Mesh::call_name(Mesh::call_of(shape_.operation)) + ")";
@@ -68,7 +86,8 @@ void Task::end(const Status& status) {
   mesh_.ended(*this, status);
 }
 
-void Task::protocol_error(int32_t source, const transport::BulkHeader& header, size_t nbytes) {
+void Task::protocol_error(int32_t place, const transport::BulkHeader& header, size_t nbytes) {
+  const int32_t source = group_->ranks[place];
   mesh_.fail(*this, Status(Code::kInternal, name() + ": " + mesh_.member_name(source) + " sent " +
                                                 std::to_string(nbytes) + " bytes at offset " +
                                                 std::to_string(header.offset) + " of phase " +

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/collectives/group.h"
 #include "transport/network.h"
 
 namespace dsgd {
@@ -57,8 +58,8 @@ class Task {
  public:
   using Done = std::function<void(const Status&)>;
   // `shape`: view, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the mesh.
-  Task(Mesh& mesh, const transport::BulkHeader& shape, Done done)
-      : mesh_(mesh), shape_(shape), done_(std::move(done)) {}
+  // `group`: who takes part; null: all workers. Tasks know their peers by their places in it.
+  Task(Mesh& mesh, const transport::BulkHeader& shape, Done done, std::shared_ptr<const Group> group = nullptr);
   virtual ~Task() = default;
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
@@ -73,14 +74,18 @@ class Task {
   // Elements of each rank, for the message when workers disagree; the tag of the shape covers them.
   void set_counts(std::vector<uint64_t> counts) { counts_ = std::move(counts); }
   const std::vector<uint64_t>& counts() const { return counts_; }
+  const Group& group() const { return *group_; }
 
   virtual void start() = 0;
   // A chunk whose shape agrees. Offsets and sizes are still unchecked.
   virtual transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) = 0;
   virtual void on_chunk(int32_t source, const transport::BulkHeader& header,
                         std::unique_ptr<transport::BulkReceipt> receipt) = 0;
-  // Ranks that this task still waits for; empty once it has ended.
+  // Places that this task still waits for; empty once it has ended.
   virtual std::vector<int32_t> missing() const = 0;
+  std::vector<int32_t> missing_ranks() const;
+  // The worker at this place closed its session before it made this call. The task goes on without it, or cannot (false).
+  virtual bool leave_out(int32_t /*place*/) { return false; }
   // The task has failed: chunks that it holds are answered with the cause, so that their senders learn it too.
   virtual void drop_chunks(const Status& /*cause*/) {}
 
@@ -89,11 +94,15 @@ class Task {
   // Once; the mesh removes and destroys the task afterwards. Success waits until all peers have agreed on the operation.
   void end(const Status& status);
   bool ended() const { return ended_; }
+  void send(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data,
+            std::function<void(const Status&)> done);
+  void send_small(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data);
   // The peer broke the rules: its chunk lies outside what was agreed.
-  void protocol_error(int32_t source, const transport::BulkHeader& header, size_t nbytes);
+  void protocol_error(int32_t place, const transport::BulkHeader& header, size_t nbytes);
 
   Mesh& mesh_;
   const transport::BulkHeader shape_;
+  const std::shared_ptr<const Group> group_;
 
  private:
   Done done_;

@@ -411,6 +411,7 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
   stalls_.begin(call);
   step_.begin(std::move(request), [this, call, done = std::move(done)](const Status& status, const StepResult& result) {
     stalls_.end(call);
+    last_step_failed_ = !status.ok();
     if (status.ok()) {
       ++next_step_;
       compared_ = result.all_done;
@@ -493,17 +494,17 @@ void Engine::compare_at_close() {
 
 void Engine::compare_goodbyes() {
   if (last_digests_.empty() || !divergence_.ok()) return;
-  std::map<int32_t, std::vector<uint64_t>> digests = goodbyes_;
-  digests[rank()] = last_digests_;
+  std::map<int32_t, std::vector<uint64_t>> digests = {{rank(), last_digests_}};
+  for (const auto& [other, goodbye] : goodbyes_) {
+    if (goodbye.steps == next_step_) digests[other] = goodbye.digests;
+  }
   divergence_ = find_divergence(model_, digests, "dsgd_close after step " + std::to_string(next_step_ - 1));
   if (!divergence_.ok()) log_->error(divergence_.message());
 }
 
 void Engine::on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) {
   if (digests.empty() || !started_) return;
-  // It may be ahead by a step whose end this worker does not know of yet.
-  if (steps != next_step_ + (step_.running() ? 1 : 0)) return;
-  goodbyes_[rank] = std::move(digests);
+  goodbyes_[rank] = {steps, std::move(digests)};
   compare_goodbyes();
 }
 
@@ -513,10 +514,12 @@ void Engine::close(const Status& cause, bool compare) {
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
   if (broken_.ok()) broken_ = closed;
   bool all = surely([&] { cause.ok() ? step_.fail(closed) : step_.abort(cause); });
+  // The others can train on without this worker, unless it leaves them in mid-step. They rely on it that its steps have succeeded.
+  const bool may_go_on = started_ && torn_.ok() && !last_step_failed_;
   all &= surely([&] { waiter_.fail(closed); });
   all &= surely([&] { fail_pending(closed); });
   all &= surely([&] { objects_.fail(closed); });
-  all &= surely([&] { if (mesh_) mesh_->close(cause, next_step_, last_digests_); });
+  all &= surely([&] { if (mesh_) mesh_->close(cause, next_step_, last_digests_, may_go_on ? next_call() : 0); });
   if (!all) throw std::bad_alloc();
 }
 

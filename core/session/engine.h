@@ -221,9 +221,14 @@ class Engine final : public MeshEvents {
   bool started_ = false;
   uint64_t next_step_ = 0, strategy_version_ = 0;
   uint32_t total_replicas_ = 1;
+  bool last_step_failed_ = false;
   bool compared_ = false;               // the last step has compared all values
   std::vector<uint64_t> last_digests_;  // of this worker's values, as it closes
-  std::map<int32_t, std::vector<uint64_t>> goodbyes_;  // of those that have closed after the same step, by rank
+  struct LastDigests {
+    uint64_t steps;  // made before
+    std::vector<uint64_t> digests;
+  };
+  std::map<int32_t, LastDigests> goodbyes_;  // of those that have closed, by rank
   Status divergence_;
 };
 

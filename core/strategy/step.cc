@@ -53,12 +53,13 @@ Status Step::set_plan(Plan plan, uint64_t version) {
   return ensure_state();
 }
 
-// Numbers: the header, the norms, then per bucket its exponents (when reproducible) and the bucket itself; last, that all is
-// entered.
+// Numbers: the header, the norms, then per bucket its exponents (when reproducible) and the bucket itself; then, that all is
+// entered; and all but the first two again, for a second attempt.
 uint64_t Step::header_operation() const { return Mesh::operation(request_.call, 0); }
 uint64_t Step::norms_operation() const { return Mesh::operation(request_.call, 1); }
-uint64_t Step::operation_of(size_t bucket, bool exponents) const {
-  return Mesh::operation(request_.call, 2 + 2 * bucket + (exponents ? 0 : 1));
+uint64_t Step::operation_of(size_t bucket, bool exponents, bool second_attempt) const {
+  const size_t place = bucket + (second_attempt ? plan_.size() + 1 : 0);
+  return Mesh::operation(request_.call, 2 + 2 * place + (exponents ? 0 : 1));
 }
 
 void Step::begin(StepRequest request, Done done) {
@@ -68,14 +69,15 @@ void Step::begin(StepRequest request, Done done) {
   result_.step = static_cast<int64_t>(request_.step);
   result_.view = mesh_ ? static_cast<int64_t>(mesh_->view().view) : 1;
   result_.size = mesh_ ? mesh_->size() : 1;
-  header_done_ = norms_done_ = agreed_ = committed_ = false;
+  header_done_ = norms_done_ = agreed_ = committed_ = second_attempt_ = false;
+  if (mesh_ && !group_) group_ = mesh_->world();
   bucket_failure_ = {};
   clip_divisor_ = 1;
   next_ = open_ = reduced_ = next_gather_ = 0;
   all_entered_ = false;
   for (size_t b = 0; b < plan_.size(); ++b) {
     buffers_[b].pending = static_cast<int>(plan_[b].parameters.size());
-    buffers_[b].reduced = buffers_[b].travelled = buffers_[b].returned = false;
+    buffers_[b].reduced = buffers_[b].travelled = buffers_[b].returned = buffers_[b].travels = false;
     buffers_[b].held = nullptr;
     buffers_[b].norms.clear();
   }
@@ -97,19 +99,27 @@ Task* Step::add(std::unique_ptr<Task> task) {
 }
 
 void Step::exchange(const transport::BulkHeader& shape, std::vector<std::byte> mine, Exchange::Gathered done) {
-  add(std::make_unique<Exchange>(*mesh_, shape, std::move(mine), std::move(done)));
+  add(std::make_unique<Exchange>(*mesh_, shape, std::move(mine), std::move(done), group_));
 }
 
 void Step::send_header() {
-  exchange(shape_of(header_operation(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0), make_header(),
-           [this](const Status& status, const auto& all) { on_header(status, all); });
+  const auto shape = shape_of(header_operation(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0);
+  add(std::make_unique<Exchange>(*mesh_, shape, make_header(), [this](const Status& status, const auto& all) { on_header(status, all); },
+                                 mesh_->world(), true));
 }
 
 void Step::on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers) {
   if (!done_) return;
   // Whoever calls something else has sent no header, so nobody goes on with this step.
   agreed_ = status.code() == Code::kMismatch;
-  if (!status.ok()) return fail(status);
+  if (!status.ok()) {
+    if (!agreed_ && members_have_left()) refuse(status);
+    return fail(status);
+  }
+  if (Status gone = regroup(); !gone.ok()) {  // all find the same
+    agreed_ = true;
+    return fail(gone);
+  }
   Status agreed = read_headers(headers);
   if (!agreed.ok()) {
     agreed_ = true;
@@ -117,8 +127,9 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
     if (values_differ_) return compare_values([this, agreed] { fail(agreed); });
     return fail(agreed);
   }
-  if (!bucket_failure_.ok()) return fail(bucket_failure_);
+  if (!bucket_failure_.ok() && !second_attempt_) return fail(bucket_failure_);
   header_done_ = true;
+  if (second_attempt_) restart_buckets();
   for (Buffers& buffers : buffers_) {
     if (Direct* held = std::exchange(buffers.held, nullptr)) held->release();
     if (!done_) return;
@@ -137,6 +148,7 @@ void Step::launch() {
   if (options_.reproducible && !header_done_) return;  // weights set the units of the sums
   // What a team has begun it cannot take back, so all must have agreed.
   if (by_teams() && !header_done_) return;
+  if (!header_done_ && members_have_left()) return;  // the header will say who is left
   if (std::exchange(launching_, true)) return;  // from a bucket that was done at once: the loop below goes on
   while (done_ && next_ < plan_.size() && open_ < Mesh::kOpenTasks && buffers_[next_].pending == 0) {
     ++open_;
@@ -161,7 +173,7 @@ void Step::exchange_exponents(size_t index) {
   auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), [this, index](const Status& status) {
     if (!done_) return;
     status.ok() ? contribute(index) : fail(status);
-  });
+  }, group_);
   if (!made.ok()) return fail(made.status());
   add(std::move(made).value());
 }
@@ -171,19 +183,22 @@ void Step::reduce(size_t index) {
   Buffers& buffers = buffers_[index];
   if (!mesh_) return bucket_done(index, {});
 
+  buffers.travels = true;
   const DType sum_type = data_type(bucket);
   auto shape = shape_of(operation_of(index, false), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
-  auto done = [this, index](const Status& status) { bucket_done(index, status); };
+  auto done = [this, index, attempt = second_attempt_](const Status& status) {
+    if (attempt == second_attempt_) bucket_done(index, status);
+  };
   std::unique_ptr<Task> task;
   Direct* held = nullptr;
   if (!transforms() && !by_teams()) {
     AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, bytes(buffers.data), nullptr};
-    auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), done);
+    auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), done, group_);
     if (!made.ok()) return fail(made.status());
     task = std::move(made).value();
   } else {
     DirectPlan direct;
-    direct.slices = transforms() ? slices_between(bucket.bounds) : teams_.owners(bucket.elements);
+    direct.slices = transforms() ? slices_of(bucket) : teams_.owners(bucket.elements);
     if (by_teams()) direct.parts = teams_.parts(bucket.elements);
     direct.element = dtype_size(sum_type);
     direct.data = bytes(buffers.data);
@@ -195,7 +210,7 @@ void Step::reduce(size_t index) {
     direct.result = result_of(buffers);
     if (transforms()) direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };
     shape.tag = Direct::tag(*mesh_, direct);
-    auto owned = std::make_unique<Direct>(*mesh_, shape, std::move(direct), !header_done_, done);
+    auto owned = std::make_unique<Direct>(*mesh_, shape, std::move(direct), !header_done_, done, group_);
     if (!header_done_) held = owned.get();
     task = std::move(owned);
   }
@@ -355,8 +370,11 @@ void Step::refuse(const Status& why) {
   if (!header_done_) mesh_->refuse(header_operation(), why);
   for (size_t b = 0; b < plan_.size() && b <= next_; ++b) {
     if (buffers_[b].reduced) continue;
-    if (options_.reproducible) mesh_->refuse(operation_of(b, true), why);
-    mesh_->refuse(operation_of(b, false), why);
+    for (const bool second : {false, true}) {
+      if (second != second_attempt_ && (header_done_ || !members_have_left())) continue;  // nobody will make it
+      if (options_.reproducible) mesh_->refuse(operation_of(b, true, second), why);
+      mesh_->refuse(operation_of(b, false, second), why);
+    }
   }
   if (by_teams()) mesh_->refuse(operation_of(plan_.size(), true), why);
 }

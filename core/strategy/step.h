@@ -7,6 +7,9 @@
 //   return     a bucket's result goes to the devices, into the memory of their sums
 //   commit     once the header agrees and every bucket is in: values and optimizer state change, on every device
 //
+// When workers have closed their sessions before this step, the others find it in the header's exchange, and buckets travel among
+// those that are left (step_group.cc).
+//
 // Until the commit nothing of the model has changed, so a step that fails leaves values and state as they were. Gradients
 // are read once, when their bucket is reduced locally. With one worker and one device that is not the host, sums stay there.
 //
@@ -152,6 +155,7 @@ class Step {
     bool reduced = false;           // its sums are complete on this worker
     bool travelled = false;         // and waits for its turn to be gathered by a team's devices
     bool returned = false;          // results are on their way to the devices
+    bool travels = false;           // its contribution is ready, and may have been used
     Direct* held = nullptr;         // waits for the header
     std::vector<double> norms;      // sum of squares of what this rank transformed
     // Where the first device computes the norm: sums of squares by range; the last are on the host.
@@ -162,6 +166,13 @@ class Step {
   // A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found within K steps
   // for 1/K of a pass over the values.
   static constexpr uint64_t kDigestParts = 64;
+
+  // who takes part (step_group.cc)
+  Status regroup();
+  bool members_have_left() const;
+  Status check_needless(int32_t rank) const;
+  void restart_buckets();
+  std::vector<Slice> slices_of(const Bucket& bucket) const;
 
   // devices (step_devices.cc)
   Status fetch_digest_values(uint64_t part);
@@ -299,7 +310,8 @@ class Step {
   void copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done);
   uint64_t header_operation() const;
   uint64_t norms_operation() const;
-  uint64_t operation_of(size_t bucket, bool exponents) const;
+  uint64_t operation_of(size_t bucket, bool exponents) const { return operation_of(bucket, exponents, second_attempt_); }
+  uint64_t operation_of(size_t bucket, bool exponents, bool second_attempt) const;
 
   transport::Loop& loop_;
   Mesh* mesh_ = nullptr;
@@ -328,6 +340,8 @@ class Step {
   std::vector<void*> targets_;
   device::Waiter waiter_;
 
+  std::shared_ptr<const Group> group_;  // who gave the last header; null without a mesh, and before the first step
+
   // of the step in flight
   StepRequest request_;
   Done done_;
@@ -337,6 +351,7 @@ class Step {
   bool settings_differ_ = false, values_differ_ = false;
   std::vector<std::unique_ptr<ValueDigest>> digests_;  // by parameter, while all values are compared
   Status bucket_failure_;  // came before the header
+  bool second_attempt_ = false;  // buckets travel among fewer workers than in the step before
   bool launching_ = false;
   size_t next_ = 0;     // next bucket to start
   size_t open_ = 0;     // buckets started and not in

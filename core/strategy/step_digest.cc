@@ -69,10 +69,10 @@ void Step::compare_values(std::function<void()> agreed) {
                if (!done_) return;
                if (!status.ok()) return fail(status);
                std::map<int32_t, std::vector<uint64_t>> digests;
-               for (size_t rank = 0; rank < all.size(); ++rank) {
-                 std::vector<uint64_t>& theirs = digests[static_cast<int32_t>(rank)];
-                 theirs.resize(all[rank].size() / sizeof theirs[0]);
-                 if (!theirs.empty()) std::memcpy(theirs.data(), all[rank].data(), theirs.size() * sizeof theirs[0]);
+               for (size_t place = 0; place < all.size(); ++place) {
+                 std::vector<uint64_t>& theirs = digests[group_->ranks[place]];
+                 theirs.resize(all[place].size() / sizeof theirs[0]);
+                 if (!theirs.empty()) std::memcpy(theirs.data(), all[place].data(), theirs.size() * sizeof theirs[0]);
                }
                const Status same = find_divergence(model_, digests, name());
                same.ok() ? agreed() : fail(same);

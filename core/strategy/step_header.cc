@@ -64,12 +64,13 @@ void Step::compare_settings() {
              if (!done_) return;
              if (!status.ok()) return fail(status);
              const std::string operation = name();
-             for (size_t rank = 1; rank < all.size(); ++rank) {
-               const std::string difference = first_difference(text_of(all[0]), text_of(all[rank]), static_cast<int32_t>(rank));
+             for (size_t place = 1; place < all.size(); ++place) {
+               const int32_t rank = group_->ranks[place];
+               const std::string difference = first_difference(text_of(all[0]), text_of(all[place]), rank, group_->ranks[0]);
                if (difference.empty()) continue;
                return fail(Status(Code::kMismatch, operation + ": workers disagree on settings: " + difference +
                                                        "; call dsgd_parameter_set alike on all workers")
-                               .with_rank(static_cast<int32_t>(rank))
+                               .with_rank(rank)
                                .with_operation(operation));
              }
              fail(Status(Code::kMismatch, operation + ": workers disagree on settings of parameters; call dsgd_parameter_set alike on "
@@ -101,7 +102,9 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
   result_.stop = settings_differ_ = values_differ_ = false;
   HeaderWire first{};
   const std::string operation = name();
-  for (size_t rank = 0; rank < headers.size(); ++rank) {
+  const size_t first_rank = group_ ? static_cast<size_t>(group_->ranks.front()) : 0;
+  for (size_t rank = first_rank; rank < headers.size(); ++rank) {
+    if (group_ && group_->place_of(static_cast<int32_t>(rank)) < 0) continue;
     HeaderWire wire;
     if (headers[rank].size() < sizeof wire) {
       return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a step header of " +
@@ -110,11 +113,11 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
           .with_operation(operation);
     }
     std::memcpy(&wire, headers[rank].data(), sizeof wire);
-    if (rank == 0) first = wire;
+    if (rank == first_rank) first = wire;
     auto differs = [&](const std::string& what, const std::string& zero, const std::string& here,
                        const std::string& remedy) {
-      return Status(Code::kMismatch, operation + ": workers disagree on " + what + ": rank 0 has " + zero + ", rank " +
-                                         std::to_string(rank) + " has " + here + "; " + remedy)
+      return Status(Code::kMismatch, operation + ": workers disagree on " + what + ": rank " + std::to_string(first_rank) + " has " + zero +
+                                         ", rank " + std::to_string(rank) + " has " + here + "; " + remedy)
           .with_rank(static_cast<int32_t>(rank))
           .with_operation(operation);
     };
@@ -142,7 +145,7 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
     }
     if (wire.values != first.values) {
       values_differ_ = true;
-      return diverged(operation, "values of rank " + std::to_string(rank) + " against rank 0").with_rank(static_cast<int32_t>(rank));
+      return diverged(operation, "values of rank " + std::to_string(rank) + " against rank " + std::to_string(first_rank)).with_rank(static_cast<int32_t>(rank));
     }
     if (headers[rank].size() != sizeof wire + wire.replicas * sizeof(double)) {
       return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a malformed step header")

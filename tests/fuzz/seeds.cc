@@ -35,7 +35,7 @@ std::vector<Message> messages() {
           Report{1, 1, problem(), 2},
           OperationFailed{1, 1, 17, true, problem()},
           ObjectPart{1, 1, "name", 100, 0, {1, 2, 3, 4, 5}},
-          Goodbye{1, 1, {}, 5, {1, 2}}};
+          Goodbye{1, 1, {}, 5, {1, 2}, 7}};
 }
 
 BulkHeader header(uint64_t operation) {

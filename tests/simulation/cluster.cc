@@ -15,6 +15,7 @@ namespace {
 
 Config config_of(const ClusterOptions& options, int rank) {
   Config config;
+  for (const auto& [name, algorithm] : options.registered.algorithms) config.allow("algorithm", name);
   std::map<std::string, std::string> values = {{"head", "node0:7700"},
                                                {"token", "secret"},
                                                {"num_workers", std::to_string(options.workers)},
@@ -77,7 +78,7 @@ void Cluster::run_worker(int rank) {
   });
   std::shared_ptr<Session> session;
   note(rank, "open", [&] {
-    auto opened = Session::open(config_of(options_, rank), world.environment(processes_[at]), log);
+    auto opened = Session::open(config_of(options_, rank), world.environment(processes_[at]), log, options_.registered);
     if (opened.ok()) session = std::move(opened).value();
     return opened.status();
   });

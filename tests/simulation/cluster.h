@@ -19,6 +19,7 @@ struct ClusterOptions {
   uint64_t seed = 1;
   std::map<std::string, std::string> settings = {};
   transport::SimOptions network = {};
+  Registered registered = {};  // of all workers
 };
 
 struct NotedCall {

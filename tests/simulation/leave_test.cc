@@ -1,5 +1,6 @@
 // A worker leaves the job in good order while the others use collectives: whatever they call and whatever the moment, their
-// calls end with an error that names the worker and says that it has closed its session. Nobody takes it for lost.
+// calls end with an error that names the worker and says that it has closed its session. Nobody takes it for lost. Steps go on
+// (departure_test.cc).
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -44,7 +45,6 @@ const std::vector<Call>& calls() {
          const size_t mine = counts[s.rank()] * 4;
          return ended(s, s.allgather(memory.data() + kLarge, mine, memory.data(), 4 * kLarge, counts, DType::kFloat32, Mode::kWait));
        }},
-      {"step", true, [](Session& s, auto&) { return s.step(1, nullptr); }},
       {"strategy", true, [](Session& s, auto&) { return s.set_strategy("ps", ""); }},
   };
   return all;

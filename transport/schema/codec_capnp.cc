@@ -122,6 +122,7 @@ class Check {
     status(from.getCause(), &to.cause);
     if constexpr (std::is_same_v<T, Goodbye>) {
       to.steps = from.getSteps();
+      to.first_call_not_made = from.getFirstCallNotMade();
       const auto digests = from.getDigests();
       if (!length(digests.size(), kMaxDigests, "list of digests", "entries")) return to;
       for (const uint64_t digest : digests) to.digests.push_back(digest);
@@ -228,6 +229,7 @@ void write_departure(const T& from, schema::Departure::Builder to) {
   if (!from.cause.ok()) write(from.cause, to.initCause());
   if constexpr (std::is_same_v<T, Goodbye>) {
     to.setSteps(from.steps);
+    to.setFirstCallNotMade(from.first_call_not_made);
     auto digests = to.initDigests(static_cast<unsigned>(from.digests.size()));
     for (size_t i = 0; i < from.digests.size(); ++i) digests.set(static_cast<unsigned>(i), from.digests[i]);
   }

@@ -96,6 +96,7 @@ struct Departure {  # Leave, Report and Goodbye
   steps @3 :UInt64;           # Goodbye only, as the following
   digests @4 :List(UInt64);
   peer @5 :Int32 = -1;  # Report
+  firstCallNotMade @6 :UInt64;  # Goodbye
 }
 
 struct OperationFailed {

@@ -43,7 +43,7 @@ std::vector<Message> samples() {
           Report{6, kBig, detailed(), 7},
           OperationFailed{kBig, 7, kBig - 1, true, detailed()},
           ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}},
-          Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}}};
+          Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4}};
 }
 
 bool same(const Status& a, const Status& b) {
@@ -78,7 +78,8 @@ bool same(const Report& a, const Report& b) {
   return a.peer == b.peer && a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
 }
 bool same(const Goodbye& a, const Goodbye& b) {
-  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) && a.steps == b.steps && a.digests == b.digests;
+  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) && a.steps == b.steps && a.digests == b.digests &&
+         a.first_call_not_made == b.first_call_not_made;
 }
 bool same(const OperationFailed& a, const OperationFailed& b) {
   return a.view == b.view && a.rank == b.rank && a.operation == b.operation && a.session == b.session &&
