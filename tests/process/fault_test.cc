@@ -286,6 +286,24 @@ TEST(Close, WithoutPatienceDoesNotWaitForAStoppedWorker) {
   }
 }
 
+// Each element of each mean is checked by the workers (worker.c).
+TEST(Departure, BetweenStepsLetsTheOthersTrainOn) {
+  for (const char* algorithm : {"direct", "ring"}) {
+    for (const bool head_in_worker : {false, true}) {
+      for (size_t leaver : {0, 2}) {
+        SCOPED_TRACE(std::string(algorithm) + ", rank " + std::to_string(leaver) + " leaves" + (head_in_worker ? ", the head is rank 0" : ""));
+        Job job(3, {"depart", std::to_string(leaver)}, head_in_worker, {std::string("DSGD_ALGORITHM=") + algorithm});
+        for (size_t rank = 0; rank < 3; ++rank) {
+          Process& process = *job.processes[rank];
+          EXPECT_TRUE(process.expect(rank == leaver ? "closed" : "trained", Clock::now() + std::chrono::seconds(60)))
+              << "rank " << rank << " said:\n" << process.said();
+          EXPECT_EQ(process.wait(), 0);
+        }
+      }
+    }
+  }
+}
+
 TEST(Abort, EveryWorkerLearnsWhoAbortedAndWhy) {
   Job job(3, {"abort", "1"}, false);
   job.expect_all("going");

@@ -11,6 +11,7 @@
  *   process_worker absent-rank R       all but rank R wait in a barrier; rank R sleeps
  *   process_worker abort R             rank R aborts after three steps
  *   process_worker wait                joins, and starts once SIGUSR1 comes
+ *   process_worker depart R            rank R closes after three steps; the others make six more and check values, then give weight 0
  *   process_worker close               three steps, then closes without waiting once SIGUSR1 comes, and says "closed"
  */
 #include <signal.h>
@@ -36,6 +37,44 @@ static void say(const char *word) {
   fflush(stdout);
 }
 
+/* One element of the mean gradient when workers 0 .. size - 1 but `absent` (-1: none) contribute, worker r with weight and gradient
+ * r + 1. */
+static float mean_gradient(int size, int absent) {
+  float sum = 0, weights = 0;
+  for (int r = 0; r < size; ++r) {
+    if (r == absent) continue;
+    sum += (float)((r + 1) * (r + 1));
+    weights += (float)(r + 1);
+  }
+  return sum / weights;
+}
+
+/* Three steps of all workers, six without `leaver`, one in which nobody has data. The optimizer `none` gives out means. */
+static void depart(dsgd_session *session, int leaver, float *gradients[4], size_t elements) {
+  dsgd_error *error = NULL;
+  const int rank = (int)dsgd_rank(session), size = (int)dsgd_size(session);
+  for (int step = 0; step < 10; ++step) {
+    if (step == 3 && rank == leaver) {
+      if (!report(dsgd_close(session, -1, &error), &error)) say("closed");
+      return;
+    }
+    for (int p = 0; p < 4; ++p) {
+      for (size_t i = 0; i < elements; ++i) gradients[p][i] = (float)(rank + 1);
+    }
+    dsgd_step_result result;
+    dsgd_step_result_init(&result, sizeof result);
+    if (report(dsgd_step(session, step < 9 ? rank + 1 : 0, &result, &error), &error)) return;
+    if (result.all_done != (step == 9)) return say("wrong all_done");
+    const float want = step == 9 ? (float)(rank + 1) : mean_gradient(size, step < 3 ? -1 : leaver);
+    for (int p = 0; p < 4; ++p) {
+      for (size_t i = 0; i < elements; ++i) {
+        if (gradients[p][i] != want) return say("wrong mean");
+      }
+    }
+  }
+  if (!report(dsgd_close(session, -1, &error), &error)) say("trained");
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   const char *mode = argv[1];
@@ -44,7 +83,7 @@ int main(int argc, char **argv) {
   sigemptyset(&told);
   sigaddset(&told, SIGUSR1);
   pthread_sigmask(SIG_BLOCK, &told, NULL);
-  const size_t elements = number > 0 ? (size_t)number : 1;
+  const size_t elements = strcmp(mode, "depart") == 0 ? 100000 : number > 0 ? (size_t)number : 1;
   dsgd_error *error = NULL;
   dsgd_config *config = dsgd_config_new();
   dsgd_session *session = NULL;
@@ -61,6 +100,7 @@ int main(int argc, char **argv) {
   const int64_t shape[1] = {(int64_t)elements};
   dsgd_parameter *parameters[4];
   dsgd_replica *replica;
+  float *gradients[4];
   failed = report(dsgd_replica_add(session, "cpu", &replica, &error), &error);
   for (int p = 0; p < 4 && !failed; ++p) {
     char name[8];
@@ -68,7 +108,12 @@ int main(int argc, char **argv) {
     void *value, *gradient;
     failed = report(dsgd_parameter_add(session, name, DSGD_FLOAT32, shape, 1, 0, &parameters[p], &error), &error) ||
              report(dsgd_alloc(replica, parameters[p], &value, &gradient, &error), &error);
-    if (!failed) memset(gradient, 0, elements * sizeof(float));
+    if (failed) break;
+    gradients[p] = gradient;
+    memset(gradient, 0, elements * sizeof(float));
+  }
+  if (!failed && strcmp(mode, "depart") == 0) {
+    failed = report(dsgd_optimizer_set(session, "none", NULL, &error), &error);
   }
   if (!failed) failed = report(dsgd_start(session, &error), &error);
   if (!failed) say("started");
@@ -77,6 +122,10 @@ int main(int argc, char **argv) {
   for (long round = 0; !failed; ++round) {
     if (round == 3) say("going");
     if (strcmp(mode, "init") == 0) break;
+    if (strcmp(mode, "depart") == 0) {
+      depart(session, (int)number, gradients, elements);
+      break;
+    }
     if (strcmp(mode, "close") == 0 && round >= 3) {
       int signal;
       sigwait(&told, &signal);

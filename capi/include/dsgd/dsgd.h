@@ -249,7 +249,8 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * and dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing marks no
  * gradient. A step whose gradients are all marked may still end within timeout_ms. A step with unmarked gradients
  * fails on all workers at once and changes nothing: here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST
- * and this worker's rank. Unless timeout_ms is 0, values on the cpu in memory of dsgd_alloc or DLPack tensors are
+ * and this worker's rank. A worker whose last step has succeeded, and that closes before it begins another, leaves the
+ * others' later steps to them: see dsgd_step. Unless timeout_ms is 0, values on the cpu in memory of dsgd_alloc or DLPack tensors are
  * compared with those of the other workers that close after the same step; a step with all_done = 1 has compared them
  * already. Memory of dsgd_bind is not read, since the host may have freed it. If they differ, the session is
  * closed, and the worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step). Closing twice is fine: a caller
@@ -447,7 +448,7 @@ typedef struct dsgd_step_result {
   int64_t view;         /* view in which it completed */
   int32_t size;         /* workers in that view */
   int32_t applied;      /* 1: values were updated; 0: skipped, since all weights were 0, or see dsgd_loss_scale */
-  int32_t all_done;     /* 1: every worker gave weight 0: nobody has data left */
+  int32_t all_done;     /* 1: every worker that is left gave weight 0: nobody has data left */
   int32_t stop;         /* 1: some worker called dsgd_stop_request before this step */
   double weight;        /* sum of all contribution weights */
   double gradient_norm; /* L2 norm of the mean gradient, before clipping; NaN if all weights were 0, or without
@@ -474,6 +475,12 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a failure
  * in mid-step the session is torn: later steps return DSGD_ERR_TORN, or the session's own failure if it has failed as
  * a whole.
+ * Workers that have closed their sessions between steps (see dsgd_close) take no part in later steps, which go on as if
+ * they gave weight 0. Ranks, dsgd_size and `size` in `result` stay. Other collectives and dsgd_strategy_set need all
+ * workers, and fail from then on with DSGD_ERR_WORKER_LOST and the rank. Steps fail so, too, on all workers and before
+ * anything changes, if the worker that left owns a part of the parameters (rank 0 under "simple"; "ps" and registered
+ * strategies as they place ranges), or if GPUs are added up by NCCL. A registered algorithm is asked for schedules of
+ * fewer workers; if it fails, the step does.
  * All workers hold equal values of trained parameters, and dsgd compares those of their first replicas: each step
  * 1/64 of the elements of each parameter, as they are before the step, so that a difference that lasts is found
  * within 64 steps; the step with all_done = 1 all of them, and dsgd_close some (see there). The step with
