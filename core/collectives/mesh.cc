@@ -255,14 +255,20 @@ void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data
   header.view = view_.view;
   note_sent(rank, header.operation);
   std::weak_ptr<int> alive = alive_;
-  auto finished = [this, alive, rank, operation = header.operation, done = std::move(done)](const Status& status) {
+  const uint64_t number = next_send_++;
+  const auto entry = tasks_.find(header.operation);
+  if (entry == tasks_.end()) return;  // it has failed
+  entry->second.sends[number] = {rank, std::move(done)};
+  auto finished = [this, alive, number, operation = header.operation](const Status& status) {
     if (alive.expired()) return;
     Task* task = find(operation);
     if (!task) return;
-    if (status.ok()) return done(status);
-    if (!is_break(status)) return fail(*task, status);
-    if (has_made_step(rank, *task)) return done({});
-    tasks_[operation].cut_off.emplace_back(rank, done);  // the break is told by `closed`
+    if (!status.ok()) {
+      if (!is_break(status)) fail(*task, status);  // a break is told by `closed`
+      return;
+    }
+    const auto send = tasks_[operation].sends.extract(number);
+    if (!send.empty()) send.mapped().done(status);
   };
   with_channel(rank, {header.operation,
                       [header, data, finished](ClientChannel& channel) { channel.send(header, data, finished); }});
@@ -633,7 +639,7 @@ void Mesh::peer_left(int32_t rank) {
   if (rank < 0 || rank >= size() || left_[rank]) return;
   left_[rank] = 1;
   leave_out(rank);
-  answer_cut_off(rank);
+  answer_for(rank);
   const Outgoing& out = outgoing_[rank];
   if (!out.broken.ok() || (!out.channel && !out.dialling)) return fail_tasks_that_need(rank);
   std::weak_ptr<int> alive = alive_;
@@ -654,21 +660,23 @@ void Mesh::leave_out(int32_t rank) {
   }
 }
 
-// Whoever closes its session in good order has made its steps with success. So it has used all that it was sent for them, though
-// its last answers may have been lost with its connections.
-bool Mesh::has_made_step(int32_t rank, const Task& task) const {
+// Whoever closes its session in good order has made its start and its steps with success. So it has used all that it was sent for
+// them, though its last answers may have been lost with its connections.
+bool Mesh::has_made(int32_t rank, const Task& task) const {
   const Kind kind = static_cast<Kind>(task.shape().kind);
-  return left_[rank] && (kind == Kind::kBucket || kind == Kind::kHeader) && call_of(task.operation()) < first_call_not_made_[rank];
+  const bool is_of_training = kind == Kind::kStart || kind == Kind::kHeader || kind == Kind::kBucket;
+  return left_[rank] && is_of_training && call_of(task.operation()) < first_call_not_made_[rank];
 }
 
-void Mesh::answer_cut_off(int32_t rank) {
+void Mesh::answer_for(int32_t rank) {
   std::vector<std::pair<uint64_t, std::function<void(const Status&)>>> answered;
   for (auto& [operation, entry] : tasks_) {
-    if (!has_made_step(rank, *entry.task)) continue;
-    for (auto& [to, done] : entry.cut_off) {
-      if (to == rank) answered.emplace_back(operation, std::move(done));
+    if (!has_made(rank, *entry.task)) continue;
+    for (auto& [number, send] : entry.sends) {
+      if (send.rank == rank) answered.emplace_back(operation, std::move(send.done));
     }
-    std::erase_if(entry.cut_off, [rank](const auto& send) { return send.first == rank; });
+    std::erase_if(entry.sends, [rank](const auto& send) { return send.second.rank == rank; });
+    if (outgoing_[rank].channel) outgoing_[rank].channel->revoke(operation);  // or a late answer would come twice
   }
   for (auto& [operation, done] : answered) {
     if (find(operation)) done({});
@@ -680,7 +688,7 @@ void Mesh::fail_tasks_that_need(int32_t rank) {
   for (auto& [operation, entry] : tasks_) {
     const auto needed = missing(entry);
     const bool needs = std::find(needed.begin(), needed.end(), rank) != needed.end();
-    if (needs && !has_made_step(rank, *entry.task)) stuck.push_back(operation);
+    if (needs && !has_made(rank, *entry.task)) stuck.push_back(operation);
   }
   for (uint64_t operation : stuck) {
     Task* task = find(operation);  // the failure of one may have ended another

@@ -196,7 +196,11 @@ class Mesh final : public transport::ServerHandler {
     bool asked = false;       // its deadline has passed, here or at a peer
     std::vector<int32_t> not_begun;  // who has answered so
     int32_t unanswered = 0;
-    std::vector<std::pair<int32_t, std::function<void(const Status&)>>> cut_off;  // sends whose connection has ended, by rank
+    struct Send {
+      int32_t rank;
+      std::function<void(const Status&)> done;
+    };
+    std::map<uint64_t, Send> sends;  // not yet answered, by number
     bool unsound = false;  // it had not the memory to go on: only its end is to come
     // Comparison of a call's first operation (mesh_compare.cc).
     std::vector<char> agreed;      // by rank: a chunk from it has shown the same signature
@@ -253,8 +257,8 @@ class Mesh final : public transport::ServerHandler {
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
   void fail_tasks_that_need(int32_t rank);
   void leave_out(int32_t rank);
-  bool has_made_step(int32_t rank, const Task& task) const;
-  void answer_cut_off(int32_t rank);
+  bool has_made(int32_t rank, const Task& task) const;
+  void answer_for(int32_t rank);
   bool is_connected(int32_t rank) const;  // to here
   void await_goodbye(int32_t rank);
   void watch_peers();
@@ -279,6 +283,7 @@ class Mesh final : public transport::ServerHandler {
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
   std::map<uint64_t, Entry> tasks_;
   std::multimap<uint64_t, Entry> buried_;  // tasks that have ended, and may be running one of their own functions
+  uint64_t next_send_ = 0;
   bool burial_ = false;                    // posted
   std::map<uint64_t, std::vector<Parked>> parked_;
   std::map<uint64_t, Status> failed_;  // newest failed operations, so that latecomers learn the cause

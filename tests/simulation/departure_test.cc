@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <optional>
 #include <random>
@@ -20,6 +21,12 @@ namespace {
 using namespace std::chrono_literals;
 using transport::Death;
 using transport::Duration;
+
+// Of each test that draws them.
+uint64_t jobs() {
+  const char* more = std::getenv("DSGD_SIMULATION_JOBS");
+  return more ? std::strtoull(more, nullptr, 10) : DSGD_SIMULATION_DEPARTURES;
+}
 
 constexpr int kStays = 1'000;
 constexpr std::array<int64_t, 3> kCounts = {5, 6'000, 70'000};  // with buckets of 64 KiB: several, some larger than a small chunk
@@ -189,17 +196,24 @@ ClusterOptions options_of(const Job& job) {
   return options;
 }
 
+std::string histories(const Job& job, const Cluster& cluster) {
+  std::string text;
+  for (int rank = 0; rank < job.workers; ++rank) text += cluster.history(rank);
+  return text;
+}
+
 // All that stay train to the end, and nothing fails anywhere.
 bool goes_on(const Job& job) {
   Cluster cluster(options_of(job), trainer_of(job));
   if (!cluster.run_until_ended(600s)) {
-    ADD_FAILURE() << job.describe() << ": hangs\n" << cluster.history(0) << cluster.history(1);
+    ADD_FAILURE() << job.describe() << ": hangs\n" << histories(job, cluster);
     return false;
   }
   for (int rank = 0; rank < job.workers; ++rank) {
     if (const NotedCall* failure = cluster.first_failure(rank)) {
       ADD_FAILURE() << job.describe() << ": rank " << rank << ", " << failure->name << ": " << code_name(failure->status.code()) << " "
-                    << failure->status.message();
+                    << failure->status.message() << "\n"
+                    << histories(job, cluster);
       return false;
     }
   }
@@ -260,7 +274,7 @@ TEST(Departure, OfAllButOne) {
 // Whoever ends its last step first closes at once. Its last answers are lost with its connections, and the others need none.
 TEST(Departure, OfAllAtOnce) {
   for (const char* algorithm : {"direct", "ring", "doubling"}) {
-    for (uint64_t seed = 1; seed <= DSGD_SIMULATION_DEPARTURES; ++seed) {
+    for (uint64_t seed = 1; seed <= jobs(); ++seed) {
       Job job = job_of(3, 9);
       job.leaves = {3, 3, 3};
       job.seed = seed;
@@ -327,7 +341,7 @@ Job drawn(uint64_t seed) {
 }
 
 TEST(Departure, WheneverItComes) {
-  for (uint64_t seed = 1; seed <= DSGD_SIMULATION_DEPARTURES; ++seed) {
+  for (uint64_t seed = 1; seed <= jobs(); ++seed) {
     if (!goes_on(drawn(seed))) return;
   }
 }
@@ -336,7 +350,7 @@ TEST(Departure, WheneverItComes) {
 // wrong, and no call hangs.
 TEST(Departure, OfAWorkerThatDiesMeanwhile) {
   int went_on = 0, failed = 0;
-  for (uint64_t seed = 1; seed <= DSGD_SIMULATION_DEPARTURES; ++seed) {
+  for (uint64_t seed = 1; seed <= jobs(); ++seed) {
     Job job = drawn(seed);
     if (*std::min_element(job.leaves.begin(), job.leaves.end()) == kStays) job.leaves[0] = 1;
     Random random(seed + 1'000'000);
@@ -344,9 +358,7 @@ TEST(Departure, OfAWorkerThatDiesMeanwhile) {
     job.death = random.one_in(2) ? Death::kReset : Death::kSilent;
     Cluster cluster(options_of(job), trainer_of(job));
     if (!cluster.run_until_ended(30s)) {
-      std::string histories;
-      for (int rank = 0; rank < job.workers; ++rank) histories += cluster.history(rank);
-      FAIL() << job.describe() << ": hangs\n" << histories;
+      FAIL() << job.describe() << ": hangs\n" << histories(job, cluster);
     }
     bool any_failed = false;
     for (int rank = 0; rank < job.workers; ++rank) {
