@@ -249,11 +249,11 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * and dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing marks no
  * gradient. A step whose gradients are all marked may still end within timeout_ms. A step with unmarked gradients
  * fails on all workers at once and changes nothing: here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST
- * and this worker's rank. A worker whose last step has succeeded, and that closes before it begins another, leaves the
- * others' later steps to them: see dsgd_step. Unless timeout_ms is 0, values on the cpu in memory of dsgd_alloc or DLPack tensors are
- * compared with those of the other workers that close after the same step; a step with all_done = 1 has compared them
- * already. Memory of dsgd_bind is not read, since the host may have freed it. If they differ, the session is
- * closed, and the worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step). Closing twice is fine: a caller
+ * and this worker's rank. A worker that closes between steps takes no part in later steps; those of the others go on
+ * (see dsgd_step). Unless timeout_ms is 0, values on the cpu in memory of dsgd_alloc or DLPack tensors are compared
+ * with those of the other workers that close after the same step; a step with all_done = 1 has compared them already.
+ * Memory of dsgd_bind is not read, since the host may have freed it. If they differ, the session is closed, and the
+ * worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step). Closing twice is fine: a caller
  * waits no longer than the last caller will; and dsgd_abort ends the waiting. A GPU that has not ended after 5 s what
  * was entered into it, or into the host's streams, is not waited for (a further one no more than 0.1 s), and the log
  * warns: it may still use buffers, and memory of dsgd's is released when it has. Any thread. */
