@@ -1,13 +1,16 @@
 // All that a peer may write to a socket: the hello, then RPC with calls and pushes whose payload lands. A
 // real listener of the libuv network reads it; whatever comes, the connection ends and the next one works.
 //
-// The first byte says whether a right handshake is put before the input, so that the fuzzer need not find one.
+// The first byte says whether a right handshake is put before the input, so that the fuzzer need not find one, and whether that
+// asks for checksums. The input is then a list of sections, two bytes of length before each, and each is sent with its CRC32C
+// behind it, or with a wrong one where the length's highest bit is set.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +20,7 @@
 #include <vector>
 
 #include "transport/authentication.h"
+#include "transport/base/crc32c.h"
 #include "transport/network.h"
 #include "transport/schema/codec.h"
 #include "transport/uv/environment.h"
@@ -100,7 +104,10 @@ class Server final : public AcceptHandler {
     listener_ = std::move(listener).value();
     const std::string address = listener_->address();
     port_ = static_cast<uint16_t>(std::atoi(address.c_str() + address.rfind(':') + 1));
-    hello_ = encode(Hello());
+    Hello hello;
+    hello_ = encode(hello);
+    hello.checksum = true;
+    summed_hello_ = encode(hello);
   }
   const std::string& token() const override { return token_; }
   Status on_wrong_token(const Hello&, const std::string&) override { return Status(Code::kUnauthorized, "fuzz"); }
@@ -109,7 +116,8 @@ class Server final : public AcceptHandler {
     return Decision{network_.get(), &handler_};
   }
 
-  void feed(bool greet, const uint8_t* data, size_t size) {
+  // `checksums`: only with a greeting.
+  void feed(bool greet, bool checksums, const uint8_t* data, size_t size) {
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) fail("no socket");
     // Thousands of connections a second would leave one source address no port that is not in TIME_WAIT.
@@ -134,7 +142,12 @@ class Server final : public AcceptHandler {
     }
     if (problem != 0) fail(("the listener takes no connection: " + std::string(std::strerror(problem))).c_str());
     bool open = true;
-    if (greet) open = this->greet(fd);
+    std::vector<uint8_t> summed;
+    if (greet && checksums) {
+      summed = with_checksums(data, size);
+      data = summed.data(), size = summed.size();
+    }
+    if (greet) open = this->greet(fd, checksums ? summed_hello_ : hello_);
     if (open) open = write(fd, data, size);
     ::shutdown(fd, SHUT_WR);
     // The server must end the connection: it has read all there is.
@@ -154,14 +167,26 @@ class Server final : public AcceptHandler {
 
  private:
   // A right handshake, up to the verdict.
-  bool greet(int fd) {
-    if (!write(fd, hello_.data(), hello_.size())) return false;
+  bool greet(int fd, const std::vector<uint8_t>& hello) {
+    if (!write(fd, hello.data(), hello.size())) return false;
     std::vector<uint8_t> bytes(encode(Challenge()).size());
     if (::recv(fd, bytes.data(), bytes.size(), MSG_WAITALL) != static_cast<ssize_t>(bytes.size())) return false;
     const auto challenge = decode_challenge(bytes);
     if (!challenge.ok()) fail("no challenge came");
-    const auto proof = encode(prove(Side::kDialling, token_, "", hello_, challenge.value().nonce));
+    const auto proof = encode(prove(Side::kDialling, token_, "", hello, challenge.value().nonce));
     return write(fd, proof.data(), proof.size());
+  }
+  static std::vector<uint8_t> with_checksums(const uint8_t* data, size_t size) {
+    std::vector<uint8_t> stream;
+    while (size >= 2) {
+      const bool wrong = data[1] >= 128;
+      const size_t n = std::min<size_t>(size - 2, data[0] + (data[1] % 128) * 256);
+      const uint32_t checksum = crc32c(0, data + 2, n) + wrong;
+      stream.insert(stream.end(), data + 2, data + 2 + n);
+      for (int byte = 0; byte < 4; ++byte) stream.push_back(static_cast<uint8_t>(checksum >> 8 * byte));
+      data += 2 + n, size -= 2 + n;
+    }
+    return stream;
   }
   static bool write(int fd, const uint8_t* data, size_t size) {
     while (size > 0) {
@@ -180,7 +205,7 @@ class Server final : public AcceptHandler {
   std::unique_ptr<Listener> listener_;
   uint16_t port_ = 0;
   uint32_t connections_ = 0;
-  std::vector<uint8_t> hello_;
+  std::vector<uint8_t> hello_, summed_hello_;  // the second asks for checksums
   const std::string token_ = "secret";
 };
 
@@ -190,6 +215,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static Server* server =
       new Server;  // never destroyed: its thread would outlive what static destructors take away
   if (size == 0) return 0;
-  server->feed(data[0] % 8 != 0, data + 1, size - 1);
+  server->feed(data[0] % 8 != 0, data[0] >= 128, data + 1, size - 1);
   return 0;
 }

@@ -61,6 +61,7 @@ def main():
     parser.add_argument("--go", default="go")
     parser.add_argument("languages", nargs="+", choices=["header", "c", "python", "java", "go"])
     options = parser.parse_args()
+    options.cc = shutil.which(options.cc) or options.cc  # a wrapper named cc comes first in PATH
     programs = dict(re.findall(r"^```(c|python|java|go)\n(.*?)^```$", (options.source / "README.md").read_text(),
                                re.MULTILINE | re.DOTALL))
     header = program_of(options.source / "capi/include/dsgd/dsgd.h")
