@@ -455,8 +455,9 @@ Status Session::step_flush() {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   std::lock_guard lock(impl_->step_mutex);
-  if (!impl_->in_step) return impl_->no_step();
-  return impl_->flush();
+  if (impl_->in_step) return impl_->flush();
+  if (impl_->step_failure.ok() && impl_->next_step > 0) return {};  // its last mark has ended the step
+  return impl_->no_step();
 }
 
 // Not an Impl::Call, which takes a lock: the signal may have come while this thread holds it.

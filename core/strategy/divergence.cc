@@ -79,7 +79,7 @@ Status find_divergence(const Model& model, const std::map<int32_t, std::vector<u
   return diverged(when, what).with_rank(others.front()).with_parameter(name);
 }
 
-Status compare_replicas(const Model& model, const std::string& when) {
+Status compare_replicas(const Model& model, int32_t rank, const std::string& when) {
   for (const Parameter* parameter : trained(model)) {
     const std::byte* first = nullptr;
     size_t first_replica = 0;
@@ -91,7 +91,8 @@ Status compare_replicas(const Model& model, const std::string& when) {
         first_replica = r;
       } else if (std::memcmp(first, values, parameter->nbytes()) != 0) {
         return diverged(when, "parameter '" + parameter->name + "' of replica " + std::to_string(r) + " against replica " +
-                                  std::to_string(first_replica) + " of the same worker")
+                                  std::to_string(first_replica) + " of rank " + std::to_string(rank))
+            .with_rank(rank)
             .with_parameter(parameter->name);
       }
     }

@@ -18,8 +18,8 @@ std::vector<uint64_t> fold_digests(const std::vector<uint64_t>& by_parameter);
 // there is none, and the first parameter in which they do. `when`: "step 7", "dsgd_close".
 Status find_divergence(const Model& model, const std::map<int32_t, std::vector<uint64_t>>& digests, const std::string& when);
 
-// The same for the replicas of one worker, as far as they are on the host.
-Status compare_replicas(const Model& model, const std::string& when);
+// The same for the replicas of this worker, as far as they are on the host.
+Status compare_replicas(const Model& model, int32_t rank, const std::string& when);
 
 // Error of a session whose models differ; `what` says where.
 Status diverged(const std::string& when, const std::string& what);

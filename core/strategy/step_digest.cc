@@ -104,7 +104,7 @@ void Step::digest_from(uint64_t part, std::function<void()> digested) {
 
 // No worker has data left, and perhaps all workers meet for the last time. With the optimizer `none` the host updates its replicas.
 void Step::all_done() {
-  const Status same = model_.optimizer->is_none() ? Status() : compare_replicas(model_, name());
+  const Status same = model_.optimizer->is_none() ? Status() : compare_replicas(model_, rank(), name());
   if (!same.ok()) return on_device_failure_ ? on_device_failure_(same) : fail(same);
   const auto end_step = [this] { request_.wait_for_devices ? end_when_reached(false) : end(); };
   mesh_ ? compare_values(end_step) : end_step();

@@ -526,8 +526,8 @@ DSGD_API int32_t dsgd_stream_wait(dsgd_replica *replica, void *stream, dsgd_erro
  * PyTorch's find_unused_parameters. Absent on all replicas of all workers, value and optimizer state stand still.
  * Any thread. Errors: as dsgd_gradient_ready. */
 DSGD_API int32_t dsgd_gradient_absent(dsgd_replica *replica, dsgd_parameter *parameter, dsgd_error **error);
-/* Marks all gradients that are not marked yet as ready. Any thread, never blocks.
- * Errors: DSGD_ERR_STATE (no step is in flight), the failure of the step begun, if it has failed. */
+/* Marks all gradients that are not marked yet as ready. Does nothing if the step has ended, since all were marked. Any
+ * thread, never blocks. Errors: DSGD_ERR_STATE (no step was begun), the failure of the step begun, if it has failed. */
 DSGD_API int32_t dsgd_step_flush(dsgd_session *session, dsgd_error **error);
 /* Result of a step's op that has ended without error. Any thread. */
 DSGD_API int32_t dsgd_op_step_result(const dsgd_op *op, dsgd_step_result *result, dsgd_error **error);

@@ -182,7 +182,7 @@ std::vector<BadCall> step_cases() {
       {"dsgd_step_flush", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) { return dsgd_step_flush(nullptr, e); }},
       {"dsgd_step_flush", "no step begun", kState, {"no step is in flight", "dsgd_step_begin"},
-       [](W w, E e) { return dsgd_step_flush(w.running.session, e); }},
+       [](W w, E e) { return dsgd_step_flush(w.fresh.session, e); }},
       {"dsgd_step_flush", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_step_flush(w.closed.session, e); }},
       {"dsgd_stop_request", "NULL session", kInvalid, "'session' is NULL",

@@ -126,7 +126,9 @@ TEST(Integrity, ReplicasOfOneWorkerAreComparedWhenNobodyHasDataLeft) {
       if (rank == workers - 1) trainer.flip(1, 0, 4999);
       Error error;
       ASSERT_EQ(trainer.step(0, error), DSGD_ERR_DIVERGED) << error.message();
-      expect_names(error, {"'dense.weight' of replica 1 against replica 0"});
+      const std::string last = std::to_string(workers - 1);
+      expect_names(error, {"'dense.weight' of replica 1 against replica 0 of rank " + last});
+      EXPECT_EQ(error.rank(), workers - 1);
       ++told;
     });
     EXPECT_EQ(told, workers);

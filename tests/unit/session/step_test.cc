@@ -1299,6 +1299,25 @@ TEST(FailedSession, AnswersMarksInTheMiddleOfAStepWithTheFailure) {
   });
 }
 
+// A trainer whose last act is to flush need not know whether its last mark has ended the step already.
+TEST(Flush, AfterTheLastMarkDoesNothing) {
+  run_job(1, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({4}, "sgd", "lr=1", "allreduce");
+    Error none;
+    EXPECT_EQ(dsgd_step_flush(session, none), DSGD_ERR_STATE);
+    for (int step = 0; step < 3; ++step) {
+      dsgd_op* op = nullptr;
+      DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
+      if (step > 0) DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));  // the step has ended then, and may have ended otherwise
+      DSGD_OK_OR_FAIL(dsgd_step_flush(session, error_));
+      DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
+      dsgd_op_free(op);
+    }
+  });
+}
+
 // The session goes on, but the step in which gradients are marked has failed.
 TEST(FailedStep, AnswersMarksWithItsFailure) {
   run_job(2, {}, [&](dsgd_session* session, int rank) {
