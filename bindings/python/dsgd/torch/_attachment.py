@@ -39,6 +39,7 @@ def attach(
     gradient; one that no worker has keeps its value and its `.grad`. It costs a small all-reduce per step. Without it, a
     parameter that gets no gradient is an error.
     """
+    check_arguments(session, module, "dsgd.torch.attach(session, module)")
     return Attachment(
         session,
         module,
@@ -46,6 +47,14 @@ def attach(
         broadcast_buffers=broadcast_buffers,
         find_unused_parameters=find_unused_parameters,
     )
+
+
+def check_arguments(session: Any, module: Any, call: str) -> None:
+    """Raises TypeError that shows the right `call`, in particular where the two arguments are swapped."""
+    for name, value, kind in (("module", module, torch.nn.Module), ("session", session, Session)):
+        if not isinstance(value, kind):
+            wanted = "a torch.nn.Module" if kind is torch.nn.Module else "a dsgd.Session"
+            raise TypeError(f"argument {name!r} must be {wanted}, not {type(value).__name__!r}; call {call}")
 
 
 class Attachment:

@@ -8,7 +8,7 @@ import torch
 
 from .._errors import StateError
 from .._session import Session
-from ._attachment import attach
+from ._attachment import attach, check_arguments
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -29,6 +29,7 @@ class DistributedDataParallel(torch.nn.Module):
         find_unused_parameters: bool = False,
     ) -> None:
         super().__init__()
+        check_arguments(session, module, "dsgd.torch.DistributedDataParallel(module, session)")
         if session._optimizer_chosen and not session._optimizer_is_none:
             raise StateError(
                 "the session has an optimizer of dsgd, and this class leaves the update to one of PyTorch; use "

@@ -357,6 +357,17 @@ def test_copies_of_the_module_are_not_attached(wrapped, batches):
 # ---- The session
 
 
+def test_swapped_arguments_are_an_error_that_shows_the_call(session):
+    module = mlp()
+    with pytest.raises(TypeError, match=r"'module' must be a torch.nn.Module, not 'Session'; call dsgd.torch.attach\(session, module\)"):
+        dsgd.torch.attach(module, session)
+    with pytest.raises(TypeError, match=r"not 'Session'; call dsgd.torch.DistributedDataParallel\(module, session\)"):
+        dsgd.torch.DistributedDataParallel(session, module)
+    with pytest.raises(TypeError, match="argument 'session' must be a dsgd.Session, not 'list'"):
+        dsgd.torch.attach([0], module)
+    assert not session.replicas and not session.parameters
+
+
 def test_a_module_is_attached_before_the_start(session):
     session.add_replica().alloc(session.add_parameter("weight", 1))
     session.start()
