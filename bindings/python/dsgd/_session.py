@@ -147,7 +147,8 @@ class Session(Collectives):
 
     def set_optimizer(self, name: str, options: Optional[str] = None, **values: Any) -> None:
         """`set_optimizer("sgd", lr=0.1, momentum=0.9)`, before start. Names: sgd, adam, adamw, none (the mean gradient
-        is written to the gradient buffers). Definitions and defaults are PyTorch's."""
+        is written to the gradient buffers). Definitions and defaults are PyTorch's. Without this call it is sgd with
+        lr=0.01; a session to which dsgd.torch has attached a module needs the call."""
         _raw.dsgd_optimizer_set(self._handle.pointer, name, options_text(options, values))
         self._optimizer_is_none = name == "none"
         self._optimizer_chosen = True
@@ -171,6 +172,11 @@ class Session(Collectives):
     def start(self) -> None:
         """Checks that all workers agree, then gives every replica of every worker the values of rank 0's first; on a GPU,
         those that the default stream leaves there."""
+        if self._attached and not self._optimizer_chosen:
+            raise StateError(
+                "a module is attached to this session, but no optimizer was chosen; call set_optimizer before start: "
+                "set_optimizer('sgd', lr=0.1), or set_optimizer('none') where an optimizer of PyTorch updates the module"
+            )
         self._check_gradients()
         _raw.dsgd_start(self._handle.pointer)
 

@@ -27,6 +27,8 @@ def attach(
 ) -> "Attachment":
     """Makes `module` a replica of the session's model. Before Session.start.
 
+    A session with an attached module has no default optimizer: call Session.set_optimizer before the start, too.
+
     Parameters that require a gradient are trained; their values and gradients move into dsgd's memory. Frozen parameters
     and buffers get rank 0's values when the session starts. All workers attach modules of the same structure.
 

@@ -314,6 +314,7 @@ def test_another_memory_layout_trains(session, batches):
     module = convolution().to(memory_format=torch.channels_last)
     before = values(module)
     attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=0.01)
     session.start()
     loss_of(module, batches).backward()
     attachment.step()
@@ -389,6 +390,17 @@ def test_a_module_on_another_device_is_an_error(session):
         dsgd.torch.attach(session, module)
 
 
+def test_an_attached_module_needs_an_optimizer(session, batches):
+    module = mlp()
+    attachment = dsgd.torch.attach(session, module)
+    with pytest.raises(dsgd.StateError, match="no optimizer was chosen; call set_optimizer before start"):
+        session.start()
+    session.set_optimizer("sgd", lr=0.1)
+    session.start()
+    loss_of(module, batches).backward()
+    assert attachment.step().applied
+
+
 def test_the_wrapper_replaces_no_optimizer_of_dsgd(session):
     session.set_optimizer("sgd", lr=0.1)
     with pytest.raises(dsgd.StateError, match="use dsgd.torch.attach"):
@@ -441,6 +453,7 @@ def test_a_step_that_is_not_applied_leaves_no_gradient(wrapped, batches):
 def test_a_closed_session_is_named(session, batches):
     module = mlp()
     attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=0.1)
     session.start()
     session.close()
     with pytest.raises(dsgd.ClosedError, match="call detach"):
