@@ -33,7 +33,9 @@ def attach(
     and buffers get rank 0's values when the session starts. All workers attach modules of the same structure.
 
     With the optimizer "none", each backward pass ends with the mean gradient of all workers in `.grad`, for an optimizer
-    of PyTorch. With another one, call Attachment.step after backward.
+    of PyTorch. With another one, call Attachment.step after backward. Until then dsgd sends this worker's gradient, which
+    is in `.grad`: it may be read, not changed. Changes through exported memory (DLPack, data_ptr(), storage(), or a NumPy
+    array that was made before backward) and by C++ extensions are not found. No optimizer of PyTorch may step.
 
     device: where the module is; by default found from its parameters.
     broadcast_buffers: after each step all workers hold rank 0's buffers, such as the running means of batch norm.
@@ -156,6 +158,8 @@ class Attachment:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        for entry in self._trained:
+            entry.release_gradient()
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy of the module, also a pickled one, is not attached
@@ -206,7 +210,7 @@ class Attachment:
 
     def _mark(self, entry: TrainedParameter) -> None:
         entry.used = True
-        entry.take_gradient()
+        entry.take_gradient(local=not self.session._optimizer_is_none)
         stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None
         self._replica.gradient_ready(entry.parameter, stream)
         entry.marked_version = entry.gradient._version

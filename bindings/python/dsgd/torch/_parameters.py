@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Optional, Tuple
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from .._errors import StateError
 from .._replica import Replica
 from .._session import Session
+from ._gradient import LocalGradient, changed_error, plain_tensor
 
 
 class TrainedParameter:
@@ -29,21 +31,29 @@ class TrainedParameter:
         self.used = False  # a backward pass has reached it since the last step
         self.marked_version: Optional[int] = None  # of the gradient when it was given to dsgd in this step
 
-    def take_gradient(self) -> None:
+    def take_gradient(self, local: bool = False) -> None:
         """Puts the gradient into dsgd's memory. Autograd adds in place to a gradient that is there, but makes a new
-        tensor after zero_grad(), which sets `.grad` to None."""
+        tensor after zero_grad(), which sets `.grad` to None. `local`: `.grad` stays the gradient of this worker."""
         self._check_memory()
         gradient = self.tensor.grad
         if self._shares_memory(gradient):
+            if local and not isinstance(gradient, LocalGradient):
+                self.tensor.grad = LocalGradient.over(self.gradient, weakref.ref(self))
             return
         with torch.no_grad():
             if gradient is None:
                 self.gradient.zero_()
             else:
+                gradient = plain_tensor(gradient)
                 self.gradient.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         # Another tensor over the same memory, and with the same version counter: `.grad.data = ...`, as Module.to() does
         # it, changes that one and leaves `gradient` where it is.
-        self.tensor.grad = self.gradient.detach()
+        self.tensor.grad = LocalGradient.over(self.gradient, weakref.ref(self)) if local else self.gradient.detach()
+
+    def release_gradient(self) -> None:
+        """Leaves an ordinary tensor in `.grad`, which an optimizer of PyTorch may use."""
+        if isinstance(self.tensor.grad, LocalGradient):
+            self.tensor.grad = plain_tensor(self.tensor.grad)
 
     def _addresses(self) -> Tuple[int, int]:
         return self.value.data_ptr(), self.gradient.data_ptr()
@@ -58,9 +68,11 @@ class TrainedParameter:
 
     def _shares_memory(self, gradient: Optional[torch.Tensor]) -> bool:
         ours = self.gradient
+        if gradient is None:
+            return False
+        gradient = plain_tensor(gradient)
         return (
-            gradient is not None
-            and not gradient.is_sparse
+            not gradient.is_sparse
             and gradient.data_ptr() == ours.data_ptr()
             and (gradient.dtype, gradient.shape, gradient.stride()) == (ours.dtype, ours.shape, ours.stride())
         )
@@ -89,12 +101,7 @@ class TrainedParameter:
     def check_gradient(self) -> None:
         """The gradient is dsgd's from its mark to the end of the step."""
         if not self._shares_memory(self.tensor.grad) or self.gradient._version != self.marked_version:
-            raise StateError(
-                f"the gradient of parameter {self.name!r} was changed between backward and the end of the step, while "
-                "dsgd sends it; call zero_grad() after the step, and clip or scale gradients with the optimizer 'none', "
-                "where backward ends with the mean gradient",
-                parameter=self.name,
-            )
+            raise changed_error(self.name)
 
     def on_gradient(self, function: Callable[["TrainedParameter"], None]) -> Any:
         """Calls `function(self)` whenever autograd has accumulated the gradient. Returns the hook's handle."""

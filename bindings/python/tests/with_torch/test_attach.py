@@ -3,6 +3,7 @@
 import copy
 import io
 
+import numpy
 import pytest
 import torch
 from models import CLASSES, Batches, Branches, convolution, mlp
@@ -120,15 +121,103 @@ def test_a_second_backward_in_a_step_is_an_error(attached, batches):
         lambda module: nn.utils.clip_grad_norm_(module.parameters(), 1e-3),
         lambda module: setattr(module[1].weight, "grad", torch.zeros_like(module[1].weight)),
         lambda module: module[1].bias.grad.mul_(2),
+        lambda module: nn.utils.clip_grad_value_(module.parameters(), 1e-3),
+        lambda module: module[1].weight.grad.data.mul_(2),
+        lambda module: setattr(module[1].weight.grad, "data", torch.zeros_like(module[1].weight)),
+        lambda module: module[1].weight.grad[0].data.zero_(),
+        lambda module: module[1].weight.grad.detach().view(-1).chunk(2)[1].zero_(),
+        lambda module: module[1].weight.grad.__setitem__(0, 0.0),
+        lambda module: module[1].weight.grad.__imul__(2),
+        lambda module: torch.zeros(CLASSES, out=module[3].bias.grad),
+        lambda module: torch._foreach_mul_([parameter.grad for parameter in module.parameters()], 2.0),
+        lambda module: unscale(module),
     ],
-    ids=["zero_grad", "zero_grad_to_none", "clip_grad_norm", "assignment", "scaling"],
-)
+    ids=["zero_grad", "zero_grad_to_none", "clip_grad_norm", "assignment", "scaling", "clip_grad_value", "data", "new_data",
+         "data_of_a_view", "views", "item", "operator", "out", "foreach", "unscale"],
+)  # fmt: skip
 def test_changing_a_gradient_before_the_step_is_an_error(attached, batches, change):
     module, attachment = attached
     loss_of(module, batches).backward()
-    change(module)
     with pytest.raises(dsgd.StateError, match="was changed between backward and the end of the step"):
+        change(module)
         attachment.step()
+
+
+def unscale(module):
+    """As GradScaler.unscale_."""
+    gradients = [parameter.grad for parameter in module.parameters()]
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, torch.zeros(1), torch.ones(1))
+
+
+@pytest.mark.parametrize("array", [lambda gradient: gradient.numpy(), lambda gradient: numpy.asarray(gradient.cpu().data)])
+def test_arrays_of_a_gradient_are_read_only_before_the_step(attached, batches, array):
+    module, attachment = attached
+    loss_of(module, batches).backward()
+    with pytest.raises(ValueError, match="read-only"):
+        array(module[1].weight.grad)[:] = 0
+    attachment.step()
+    array(module[1].weight.grad)[:] = 0
+    assert module[1].weight.grad.abs().sum() == 0
+
+
+def test_a_gradient_may_be_read_before_the_step(attached, batches):
+    module, attachment = attached
+    before = module[1].weight.detach().clone()
+    loss_of(module, batches).backward()
+    gradient, copied = module[1].weight.grad, module[1].weight.grad.clone()
+    norms = [gradient.norm(), gradient.data.norm(2), torch.norm(gradient.detach()), gradient.pow(2).sum().sqrt()]
+    norms.append(torch.stack([torch.norm(one) for one in gradient]).norm())
+    assert all(type(norm) is torch.Tensor and torch.allclose(norm, copied.norm()) for norm in norms)
+    file = io.BytesIO()
+    torch.save(gradient, file)
+    file.seek(0)
+    copies = [copied, copy.deepcopy(gradient), torch.load(file), torch.from_numpy(gradient.numpy().copy()), gradient + 0]
+    for other in copies:
+        assert type(other) is torch.Tensor and torch.equal(other, copied) and other.data_ptr() != gradient.data_ptr()
+    copied.mul_(0.1).neg_().add_(gradient).sub_(gradient)  # in place, but into a copy
+    assert repr(gradient) == repr(gradient.clone()) and f"{gradient[0, 0]:.3f}" == f"{gradient[0, 0].item():.3f}"
+    assert gradient.tolist() == gradient.numpy().tolist() and gradient.isfinite().all() and not gradient.is_sparse
+    assert attachment.step().applied
+    assert torch.allclose(module[1].weight, before - 0.1 * gradient)
+    gradient.mul_(2)  # between steps it is the host's
+    gradient.data.zero_()
+
+
+OPTIMIZERS = [
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
+    lambda parameters: torch.optim.AdamW(parameters),
+    lambda parameters: torch.optim.Adam(parameters, foreach=True),
+]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS, ids=["sgd", "sgd_foreach", "adamw", "adam_foreach"])
+def test_a_step_of_an_optimizer_of_pytorch_is_an_error(attached, batches, make):
+    module, attachment = attached
+    optimizer = make(module.parameters())
+    for before_the_step in (True, False):
+        optimizer.zero_grad()
+        loss_of(module, batches).backward()
+        if not before_the_step:
+            attachment.step()
+            before = values(module)
+        with pytest.raises(dsgd.StateError, match="an optimizer of PyTorch updates parameter '1.weight', which the session's"):
+            optimizer.step()
+        if before_the_step:
+            assert attachment.step().applied
+        else:
+            assert not any(changed(module, before))
+
+
+def test_a_detached_module_trains_with_an_optimizer_of_pytorch(attached, batches):
+    module, attachment = attached
+    loss_of(module, batches).backward()
+    attachment.step()
+    attachment.detach()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    before = values(module)
+    optimizer.step()
+    assert all(changed(module, before)) and all(type(parameter.grad) is torch.Tensor for parameter in module.parameters())
 
 
 def test_a_parameter_without_gradient_is_an_error_that_names_it(session, batches):
