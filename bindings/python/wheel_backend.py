@@ -101,13 +101,13 @@ def tag():
     return f"{abi.rstrip('t')}-{abi}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
 
-def metadata():
+def metadata(licenses):
     return (
-        "Metadata-Version: 2.1\n"
+        "Metadata-Version: 2.4\n"
         "Name: dsgd\n"
         f"Version: {version()}\n"
         "Summary: Embeddable runtime for data-parallel stochastic gradient descent\n"
-        "License-File: LICENSE\n"
+        + "".join(f"License-File: {name}\n" for name in licenses) +
         "Requires-Python: >=3.9\n"
         "Provides-Extra: numpy\n"
         'Requires-Dist: numpy; extra == "numpy"\n'
@@ -121,8 +121,10 @@ def pack(staging, output):
     info = f"dsgd-{version()}.dist-info"
     files = {str(path.relative_to(staging)): path.read_bytes() for path in sorted(staging.rglob("*")) if path.is_file()}
     executable = {name for name in files if os.access(staging / name, os.X_OK)}
-    files[f"{info}/METADATA"] = metadata().encode()
-    files[f"{info}/LICENSE"] = (ROOT / "LICENSE").read_bytes()
+    licenses = [name for name in files if name.startswith("licenses/")]  # of dsgd, and of the libraries inside
+    for name in licenses:
+        files[f"{info}/{name}"] = files.pop(name)
+    files[f"{info}/METADATA"] = metadata([name.partition("/")[2] for name in licenses]).encode()
     files[f"{info}/entry_points.txt"] = ENTRY_POINTS.encode()
     files[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: dsgd build-wheel\nRoot-Is-Purelib: false\nTag: {tag()}\n"

@@ -8,3 +8,25 @@ if(NOT status EQUAL 0)
 endif()
 set(ENV{PKG_CONFIG_PATH} ${DSGD_BUNDLE_PREFIX}/lib/pkgconfig)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/build-deps)
+
+# The licences of the project and of the libraries inside libdsgd, for wheel and jar. Debian's copyright files carry the texts.
+# LIBRARY=PACKAGE for each library that is linked or compiled in.
+set(DSGD_NOTICES capnproto=libcapnp-dev libuv=libuv1-dev libsodium=libsodium-dev xxhash=libxxhash-dev)
+set(DSGD_TOOL_NOTICES cli11=libcli11-dev)  # inside the dsgd tool
+set(DSGD_LICENSES ${CMAKE_BINARY_DIR}/licenses)
+set(DSGD_TOOL_LICENSES ${CMAKE_BINARY_DIR}/tool-licenses)
+
+function(dsgd_collect_licenses folder)
+  foreach(notice ${ARGN})
+    string(REGEX MATCH "^(.+)=(.+)$" _ ${notice})
+    set(copyright /usr/share/doc/${CMAKE_MATCH_2}/copyright)
+    if(NOT EXISTS ${copyright})
+      message(FATAL_ERROR "'${copyright}' is missing, the licence that a package must carry; "
+                          "install it with: apt-get install --reinstall ${CMAKE_MATCH_2}")
+    endif()
+    configure_file(${copyright} ${folder}/${CMAKE_MATCH_1}.txt COPYONLY)
+  endforeach()
+endfunction()
+dsgd_collect_licenses(${DSGD_LICENSES} ${DSGD_NOTICES})
+dsgd_collect_licenses(${DSGD_TOOL_LICENSES} ${DSGD_TOOL_NOTICES})
+configure_file(${PROJECT_SOURCE_DIR}/LICENSE ${DSGD_LICENSES}/LICENSE COPYONLY)

@@ -1,6 +1,7 @@
 """Run by test-wheel: an installed dsgd, whose Cap'n Proto is hidden inside, and pycapnp with its own, in one process."""
 
 import asyncio
+import importlib.metadata
 import pathlib
 import sys
 import tempfile
@@ -67,6 +68,27 @@ async def rpc(schema):
     del server
 
 
+# A phrase from the licence of the project and of each library that is inside the wheel.
+LICENSES = {
+    "LICENSE": "Apache License",
+    "capnproto.txt": "Sandstorm Development Group",
+    "libuv.txt": "Joyent",
+    "libsodium.txt": "Frank Denis",
+    "xxhash.txt": "Yann Collet",
+    "cli11.txt": "University of Cincinnati",
+}
+
+
+def licenses(plugin):
+    expected = {**LICENSES, "cuda.txt": "NVIDIA"} if plugin else LICENSES
+    package = importlib.metadata.distribution("dsgd")
+    texts = {path.name: path.read_text(encoding="utf-8") for path in package.files if path.parent.name == "licenses"}
+    assert texts.keys() == expected.keys(), sorted(texts)
+    for name, phrase in expected.items():
+        assert phrase in texts[name], name
+    assert sorted(package.metadata.get_all("License-File")) == sorted(expected)
+
+
 def gpus():
     """A wheel with the plug-in says what the machine lacks, or takes the replica; one without says that."""
     plugin = pathlib.Path(dsgd.__file__).with_name("libdsgd_cuda.so.1").exists()
@@ -92,6 +114,7 @@ def main():
                 assert read.x == 1.5 and read.name == "a" and list(read.values) == list(range(1000))
             asyncio.run(capnp.run(rpc(schema)))
     plugin = gpus()
+    licenses(plugin == "with")
     # libdsgd must bring no Cap'n Proto that another could capture, nor take the other's.
     maps = pathlib.Path("/proc/self/maps").read_text()
     libraries = {line.split()[-1] for line in maps.splitlines() if ".so" in line}

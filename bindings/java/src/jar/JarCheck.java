@@ -3,12 +3,23 @@ import io.dsgd.Dsgd;
 import io.dsgd.Memory;
 import io.dsgd.Parameter;
 import io.dsgd.Session;
+import java.io.InputStream;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 
 /** Uses nothing but a bundled jar: takes a step, and looks at which libraries that loaded. */
 public final class JarCheck {
+  /** A phrase from the licence of the project and of each library that is inside the jar. */
+  private static final String[][] LICENSES = {
+    {"LICENSE", "Apache License"},
+    {"capnproto.txt", "Sandstorm Development Group"},
+    {"libuv.txt", "Joyent"},
+    {"libsodium.txt", "Frank Denis"},
+    {"xxhash.txt", "Yann Collet"},
+  };
+
   public static void main(String[] arguments) throws Exception {
     try (Session session = Dsgd.init()) {
       Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
@@ -27,6 +38,14 @@ public final class JarCheck {
       check(
           maps.stream().noneMatch(line -> line.contains(name)),
           name + " is loaded but should be inside");
+    }
+    for (String[] license : LICENSES) {
+      try (InputStream text = Session.class.getResourceAsStream("/META-INF/licenses/" + license[0])) {
+        check(text != null, "the jar has no META-INF/licenses/" + license[0]);
+        check(
+            new String(text.readAllBytes(), StandardCharsets.UTF_8).contains(license[1]),
+            license[0] + " does not name " + license[1]);
+      }
     }
     System.out.println("dsgd " + Dsgd.versionString() + " works from the jar alone");
   }
