@@ -40,8 +40,8 @@ def attach(
     device: where the module is; by default found from its parameters.
     broadcast_buffers: after each step all workers hold rank 0's buffers, such as the running means of batch norm.
     find_unused_parameters: a backward pass may leave out parameters. They count as zero where another worker has a
-    gradient; one that no worker has keeps its value and its `.grad`. It costs a small all-reduce per step. Without it, a
-    parameter that gets no gradient is an error.
+    gradient; one that no worker has keeps its value and its `.grad`. A pass that uses none at all is an error. It costs a
+    small all-reduce per step. Without it, a parameter that gets no gradient is an error.
     """
     check_arguments(session, module, "dsgd.torch.attach(session, module)")
     return Attachment(
@@ -99,7 +99,9 @@ class Attachment:
 
         self._known = {id(tensor) for _, tensor in named}
         self._hooks = [entry.on_gradient(self._on_gradient) for entry in self._trained]
-        self._hooks.append(module.register_forward_pre_hook(_ForwardHook(self)))
+        self._hooks.append(module.register_forward_pre_hook(_ForwardHook(self, "_before_forward")))
+        if find_unused_parameters:
+            self._hooks.append(module.register_forward_hook(_ForwardHook(self, "_after_forward")))
         session._attached = True  # steps are begun here from now on
 
     # ---- What the host calls ----
@@ -166,12 +168,24 @@ class Attachment:
 
     # ---- Around the passes ----
 
-    def _before_forward(self) -> None:
+    def _before_forward(self, *_: Any) -> None:
         if not torch.is_grad_enabled():
             return
         if self._operation is None:
             self._check_module()
         self._synchronizing = self._next_synchronizes
+
+    def _after_forward(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        """A pass that uses no parameter has no backward pass, which would begin the step that the others wait for."""
+        if not (torch.is_grad_enabled() and self._synchronizing and module.training):
+            return
+        needs = list(_need_gradient(output))
+        if needs and not any(needs):
+            raise StateError(
+                "this forward pass used no parameter that requires a gradient, so there is no backward pass that takes part "
+                "in the step of the other workers; add 0 * sum(p.sum() for p in module.parameters()) to its output, or call "
+                "eval() or use torch.no_grad() for a pass that does not train"
+            )
 
     def _on_gradient(self, entry: TrainedParameter) -> None:
         """Autograd has accumulated a gradient, perhaps on a thread of its own."""
@@ -300,15 +314,16 @@ class Attachment:
 
 
 class _ForwardHook:
-    """The hook before the module's forward. A copy of the module, such as a moving average, is not attached."""
+    """A hook of the module's forward. A copy of the module, such as a moving average, is not attached."""
 
-    def __init__(self, attachment: Optional[Attachment] = None) -> None:
+    def __init__(self, attachment: Optional[Attachment] = None, method: str = "") -> None:
         self._attachment = (lambda: None) if attachment is None else weakref.ref(attachment)
+        self._method = method
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, *arguments: Any) -> None:
         attachment = self._attachment()
         if attachment is not None:
-            attachment._before_forward()
+            getattr(attachment, self._method)(*arguments)
 
     def __reduce__(self) -> Any:
         return _ForwardHook, ()
@@ -325,6 +340,17 @@ def _device_of(trained: List[Any], wanted: Optional[str]) -> torch.device:
     if wanted is not None and torch.device(wanted) != first.device:
         raise InvalidArgumentError(f"the module is on {first.device}, not on {wanted!r}; move it first: module.to({wanted!r})")
     return first.device
+
+
+def _need_gradient(output: Any) -> Iterator[bool]:
+    """Of each tensor in the output of a module; True where its type is unknown."""
+    if isinstance(output, torch.Tensor):
+        yield output.requires_grad
+    elif isinstance(output, (list, tuple, dict)):
+        for part in output.values() if isinstance(output, dict) else output:
+            yield from _need_gradient(part)
+    elif output is not None:
+        yield True
 
 
 def _in_nested_backward() -> bool:

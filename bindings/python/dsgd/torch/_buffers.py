@@ -10,6 +10,7 @@ from .._collectives import Collectives
 from .._replica import Replica
 from .._session import Session
 from .._tables import DType
+from ._parameters import registered_name
 
 
 class Buffers:
@@ -49,4 +50,4 @@ def add_untrained(session: Session, replica: Replica, name: str, tensor: torch.T
     memory = tensor.detach()
     if str(memory.dtype).rpartition(".")[2] not in DType.__members__:
         memory = as_bytes(memory)  # such as bool
-    replica.bind(session.add_parameter(name, tuple(memory.shape), memory.dtype, trained=False), memory)
+    replica.bind(session.add_parameter(registered_name(name), tuple(memory.shape), memory.dtype, trained=False), memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from typing import Any, Callable, Optional, Tuple
 
@@ -20,7 +21,7 @@ class TrainedParameter:
     def __init__(self, session: Session, replica: Replica, name: str, tensor: torch.nn.Parameter) -> None:
         self.name = name
         self.tensor = tensor
-        self.parameter = session.add_parameter(name, tuple(tensor.shape), tensor.dtype)
+        self.parameter = session.add_parameter(registered_name(name), tuple(tensor.shape), tensor.dtype)
         self.value, self.gradient = (torch.from_dlpack(memory) for memory in replica.alloc_tensors(self.parameter))
         with torch.no_grad():
             self.value.copy_(tensor)
@@ -112,6 +113,11 @@ class TrainedParameter:
         with torch.enable_grad():
             self._accumulator = self.tensor.expand_as(self.tensor).grad_fn.next_functions[0][0]
         return self._accumulator.register_hook(lambda *_: function(self))
+
+
+def registered_name(name: str) -> str:
+    """Names of modules may have spaces and control characters, those of dsgd's parameters not: "a b" becomes "a%20b"."""
+    return re.sub(r"[\x00-\x20\x7f]", lambda match: f"%{ord(match[0]):02X}", name)
 
 
 def _described(tensor: torch.Tensor) -> str:

@@ -243,6 +243,47 @@ def test_a_parameter_that_no_worker_uses_keeps_value_and_gradient(session, batch
     assert module.first.weight.grad is not None
 
 
+@pytest.mark.parametrize("wrap", [lambda output: output, lambda output: [{"output": output, "loss": None}]])
+def test_a_pass_that_uses_no_parameter_is_an_error(session, batches, wrap):
+    class Sometimes(Branches):
+        def forward(self, pixels, use):
+            return wrap(super().forward(pixels) if use else pixels.sum())
+
+    module = Sometimes()
+    model = dsgd.torch.DistributedDataParallel(module, session, find_unused_parameters=True)
+    pixels, _ = batches.next()
+    with pytest.raises(dsgd.StateError, match="this forward pass used no parameter that requires a gradient"):
+        model(pixels, use=False)
+    model(pixels, use=True)
+    with torch.no_grad():
+        model(pixels, use=False)
+    with model.no_sync():
+        model(pixels, use=False)
+    model.eval()
+    model(pixels, use=False)
+    model.attachment.detach()
+    model.train()
+    model(pixels, use=False)
+
+
+def test_a_module_whose_output_has_an_unknown_type_is_no_error(session, batches):
+    class Result:
+        def __init__(self, logits):
+            self.logits = logits
+
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, pixels):
+            return Result(self.inner(pixels)), pixels.sum()
+
+    model = dsgd.torch.DistributedDataParallel(Module(), session, find_unused_parameters=True)
+    model(batches.next()[0])[0].logits.sum().backward()
+    assert model.attachment.result.applied
+
+
 def test_freezing_after_attaching_leaves_a_parameter_out(attached, batches):
     module, attachment = attached
     module[1].requires_grad_(False)
@@ -428,6 +469,22 @@ def test_scalars_and_empty_parameters_train(session):
         module(torch.tensor(2.0)).backward()
         attachment.step()
         assert module.scale.item() == expected
+
+
+def test_names_with_spaces_train(session, batches):
+    module = mlp()
+    module.add_module("last layer", nn.Linear(CLASSES, CLASSES))
+    module.register_buffer("a\nbuffer", torch.zeros(1))
+    attachment = dsgd.torch.attach(session, module)
+    assert {"last%20layer.weight", "a%0Abuffer"} <= {parameter.name for parameter in session.parameters}
+    session.set_optimizer("sgd", lr=0.1)
+    session.start()
+    before = values(module)
+    loss_of(module, batches).backward()
+    with pytest.raises(dsgd.StateError, match="of parameter 'last layer.weight' was changed"):
+        module[4].weight.grad.zero_()
+    attachment.step()
+    assert all(changed(module, before))
 
 
 def test_copies_of_the_module_are_not_attached(wrapped, batches):
