@@ -28,8 +28,7 @@ class LocalGradient(torch.Tensor):
     def over(memory: torch.Tensor, entry: Any) -> "LocalGradient":
         """A tensor over `memory`, with its version counter. `entry`: a weak reference to the TrainedParameter, since a
         tensor's `.grad` is invisible to the garbage collector."""
-        with _as_tensor():
-            gradient = memory.detach().as_subclass(LocalGradient)
+        gradient = torch.Tensor._make_subclass(LocalGradient, memory)  # as nn.Parameter is made; no view, unlike as_subclass()
         gradient._entry = entry
         return gradient
 
@@ -65,9 +64,7 @@ class LocalGradient(torch.Tensor):
         if isinstance(result, torch.Tensor):
             if isinstance(result, LocalGradient) and hasattr(result, "_entry") or not self._shares_memory(result):
                 return result
-            view = result.as_subclass(LocalGradient)
-            view._entry = self._entry
-            return view
+            return LocalGradient.over(result, self._entry)
         if isinstance(result, (list, tuple)) and any(isinstance(part, torch.Tensor) for part in result):
             parts = [self._guarded(part) for part in result]
             return parts if isinstance(result, list) else tuple(parts)
@@ -103,7 +100,7 @@ def plain_tensor(gradient: torch.Tensor) -> torch.Tensor:
     if not isinstance(gradient, LocalGradient):
         return gradient
     with _as_tensor():
-        return gradient.as_subclass(torch.Tensor)
+        return gradient.detach()
 
 
 def changed_error(name: str) -> StateError:

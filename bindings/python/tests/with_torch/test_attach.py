@@ -183,6 +183,22 @@ def test_a_gradient_may_be_read_before_the_step(attached, batches):
     gradient.data.zero_()
 
 
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="PyTorch before 2 has no compile")
+def test_a_compiled_module_trains(attached, batches):
+    module, attachment = attached
+    loss_of(module, batches).backward()  # compile looks at the gradients that are there, too
+    attachment.step()
+    compiled = torch.compile(module, backend="aot_eager")
+    for count in (8, 4, 3):  # each is compiled anew
+        module.zero_grad(set_to_none=False)
+        before = values(module)
+        pixels, labels = batches.next(count)
+        nn.functional.cross_entropy(compiled(pixels), labels).backward()
+        attachment.step()
+        for parameter, value in zip(module.parameters(), before):
+            assert parameter.grad.abs().sum() > 0 and torch.allclose(parameter, value - 0.1 * parameter.grad)
+
+
 OPTIMIZERS = [
     lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
