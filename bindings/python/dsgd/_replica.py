@@ -80,8 +80,9 @@ class Replica:
 
     def alloc(self, parameter: Parameter) -> Tuple[Any, Any]:
         """Buffers of dsgd's own, zeroed: the fastest. Returns (value, gradient) as NumPy arrays (memoryviews where there
-        is no NumPy; for a replica on a GPU as of alloc_tensors), gradient None for an untrained parameter. They stay
-        good after close, as long as they are referred to. Calling again returns arrays over the same memory."""
+        is no NumPy, to which no lists or tuples can be assigned; for a replica on a GPU as of alloc_tensors), gradient
+        None for an untrained parameter. They stay good after close, as long as they are referred to. Calling again
+        returns arrays over the same memory."""
         if self.device != "cpu":
             return self.alloc_tensors(parameter)
         self._alloc(parameter)

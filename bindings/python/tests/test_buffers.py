@@ -2,6 +2,7 @@
 
 import array
 import gc
+import sys
 
 import numpy
 import pytest
@@ -47,6 +48,24 @@ def test_alloc_is_one_memory_of_dsgds(session):
     assert again[0].ctypes.data == value.ctypes.data and again[1].ctypes.data == gradient.ctypes.data
     step_once(session, gradient)
     assert (value == -2).all()
+
+
+def test_without_numpy_alloc_gives_memoryviews(session, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)  # importing it fails
+    replica = session.add_replica()
+    value, gradient = replica.alloc(session.add_parameter("w", (2, 2)))
+    session.set_optimizer("sgd", lr=1)
+    session.start()
+    gradient.cast("B")[:] = array.array("f", [1, 2, 3, 4]).tobytes()
+    gradient[0, 1] = 1.5
+    session.step()
+    assert value.tolist() == [[-1, -1.5], [-3, -4]]
+    flat = gradient.cast("B").cast("f")
+    flat[:] = array.array("f", [0, 0, 0, 1])
+    with pytest.raises(TypeError, match="a bytes-like object is required, not 'tuple'"):
+        flat[:] = 0.0, 0.0, 0.0, 2.0
+    session.step()
+    assert value[1, 1] == -5
 
 
 def test_allocated_memory_outlives_the_session():

@@ -59,6 +59,8 @@ def test_an_error_from_the_library_carries_its_parameter(session):
 def test_messages_use_the_names_of_python(session):
     with pytest.raises(dsgd.StateError, match="a step needs Session.start first"):
         session.step()
+    with pytest.raises(dsgd.StateError, match="there is no replica; call Session.add_replica first"):
+        session.start()
     session.close()
     with pytest.raises(dsgd.ClosedError, match="call dsgd.init for a new one"):
         session.start()
