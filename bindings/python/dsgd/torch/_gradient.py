@@ -10,6 +10,7 @@ import torch
 
 from .._errors import StateError
 
+# Within it, functions take a LocalGradient for an ordinary tensor.
 _as_tensor = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
 _IN_PLACE = {f"__i{name}__" for name in "add sub mul div truediv floordiv mod pow and or xor lshift rshift".split()}
 _HARMLESS = {"requires_grad_", "detach_"}  # called by zero_grad(); they change no number
