@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/base/text.h"
 #include "core/reduce/value_digest.h"
 #include "core/session/arguments.h"
 #include "core/session/session_impl.h"
@@ -23,7 +24,7 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
   std::lock_guard lock(impl_->model_mutex);
   Model& model = impl_->model;
   auto bad = [&](Code code, const std::string& text) {
-    return Status(code, "parameter '" + name + "': " + text).with_parameter(name);
+    return Status(code, "parameter '" + printable(name) + "': " + text).with_parameter(name);
   };
   if (impl_->started) return bad(Code::kState, "parameters are added before dsgd_start");
   Status named = check_name("parameter", name);
