@@ -127,12 +127,18 @@ Result<LauncherNote> Config::apply_launcher() {
   fill("num_workers", std::to_string(launch.size));
   fill("rank", std::to_string(launch.rank));
   if (!given("head")) {
-    if (launch.host.empty())
-      return invalid("head", launch.launcher + " has started " + std::to_string(launch.size) +
-                                 " workers on several hosts, and its environment does not name the host of rank 0: "
-                                 "set head (or DSGD_HEAD) to an address of that host, HOST:PORT, on all workers");
-    const int64_t port = integer("launcher_port");
-    fill("head", launch.host + ":" + std::to_string(port ? port : launch.port));
+    const int64_t port = integer("launcher_port") ? integer("launcher_port") : launch.port;
+    if (launch.host.empty() || port == 0) {
+      std::string problem = launch.host.empty() ? launch.no_host : launch.no_port;
+      problem += problem.empty()
+                     ? "they run on several hosts, and the environment does not name the host of rank 0: "
+                     : ", or ";
+      return invalid("head", launch.launcher + ": this is one of " + std::to_string(launch.size) +
+                                 " workers, but " + problem +
+                                 "set head (DSGD_HEAD) to HOST:PORT, an address of rank 0's host, on all workers; "
+                                 "num_workers=1 (DSGD_NUM_WORKERS=1) trains alone");
+    }
+    fill("head", launch.host + ":" + std::to_string(port));
     fill("job", launch.job);
   }
   for (const auto& [key, value] : launcher_)

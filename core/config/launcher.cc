@@ -28,12 +28,29 @@ int64_t derived_port(std::string_view job) {
   return kFirst + hash % kCount;
 }
 
-// Torch's own store listens on MASTER_PORT.
-void read_torchrun(const Variables& variables, const std::string&, Launch* launch) {
+// The head's address next to PyTorch's own store, which listens on MASTER_PORT.
+void read_master(const Variables& variables, Launch* launch) {
   launch->host = text(variables, "MASTER_ADDR");
+  if (launch->host.empty()) launch->no_host = "MASTER_ADDR is not set: set MASTER_ADDR to the host of rank 0";
+  const std::string written = text(variables, "MASTER_PORT");
   const int64_t port = number(variables, "MASTER_PORT").value_or(0);
-  launch->port = port < 65535 ? port + 1 : port - 1;
+  if (1 <= port && port <= 65535)
+    launch->port = port < 65535 ? port + 1 : port - 1;
+  else
+    launch->no_port = (written.empty() ? "MASTER_PORT is not set" : "MASTER_PORT='" + written + "' is not a port") +
+                      ": set MASTER_PORT to a port of that host, from 1 to 65535";
+}
+
+void read_torchrun(const Variables& variables, const std::string&, Launch* launch) {
+  read_master(variables, launch);
   launch->job = text(variables, "TORCHELASTIC_RUN_ID") + "." + text(variables, "TORCHELASTIC_RESTART_COUNT");
+}
+
+// This environment has no name for the job. MASTER_ADDR cannot be part of one: some launchers give rank 0 another
+// name for its own host.
+void read_pytorch(const Variables& variables, const std::string&, Launch* launch) {
+  read_master(variables, launch);
+  launch->job = "pytorch." + text(variables, "MASTER_PORT");
 }
 
 // Its environment names the host of mpirun, which need not be the host of rank 0.
@@ -61,16 +78,18 @@ void read_mpich(const Variables&, const std::string& launcher_process, Launch* l
 // A launcher that dsgd understands. A launcher sets all of `needed` for each process that it starts.
 struct Known {
   const char* name;
-  const char* needed[3];
+  const char* needed[3];  // null: no further one
   const char *rank, *size;
   const char *on_host, *hosts;  // number of processes on this host, number of hosts; one of them may be null
   void (*read)(const Variables&, const std::string& launcher_process, Launch*);
 };
 
-// The innermost comes first: a process inherits the variables of the outer ones.
+// The innermost comes first: a process inherits the variables of the outer ones. "PyTorch" is the environment of
+// env://, PyTorch's initialization method, as Kubeflow's PyTorchJob and scripts set it.
 constexpr Known kKnown[] = {
     {"torchrun", {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"},
      "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", nullptr, read_torchrun},
+    {"PyTorch", {"RANK", "WORLD_SIZE"}, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", nullptr, read_pytorch},
     {"Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"},
      "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr, read_open_mpi},
     // A batch script has SLURM_PROCID, too; only a step that srun starts has SLURM_STEP_ID.
@@ -105,8 +124,13 @@ constexpr Unknown kUnknown[] = {
 };
 
 bool started_by(const Known& known, const Variables& variables) {
+  if (known.read == read_pytorch) {
+    // These names are common, and a WORLD_SIZE of 1 is often inherited by another launcher's processes.
+    const std::string size = text(variables, known.size);
+    if (size.empty() || size == "0" || size == "1") return false;
+  }
   return std::all_of(std::begin(known.needed), std::end(known.needed),
-                     [&](const char* name) { return has(variables, name); });
+                     [&](const char* name) { return !name || has(variables, name); });
 }
 
 // One of `size` on this host, or one host: then the loopback interface will do.

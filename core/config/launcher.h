@@ -1,5 +1,5 @@
-// Launchers of other projects (torchrun, mpirun, srun): what their environment says about a process that they
-// started.
+// Launchers of other projects (torchrun, PyTorchJob, mpirun, srun): what their environment says about a process that
+// they started.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ struct Launch {
   std::string launcher;       // for messages: "torchrun"
   int64_t rank = 0, size = 1;
   std::string host;           // of rank 0, the loopback address if the job has one host; "": not known
-  int64_t port = 0;           // derived; equal on all workers
+  int64_t port = 0;           // derived; equal on all workers; 0: not known
+  std::string no_host, no_port;  // for messages: why it is not known, and the variable to set
   std::string job;            // differs from one start to the next
 };
 

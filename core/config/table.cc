@@ -137,7 +137,7 @@ constexpr Rule kRules[] = {
      false},
     {{"launcher", "choice", "auto", "auto | none",
       "Whether num_workers, rank, head and job, where nothing else gives them, come from the environment of torchrun, "
-      "Open MPI, MPICH or Slurm (auto) or not (none).",
+      "PyTorch (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open MPI, MPICH or Slurm (auto) or not (none).",
       "DSGD_LAUNCHER"},
      Type::kChoice,
      0,
@@ -145,8 +145,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"launcher_port", "integer", "0", "0..65535",
-      "Port of `head` where its host comes from a launcher's environment; 0: MASTER_PORT + 1 with torchrun, else a number "
-      "from 20000 to 29999 that the launcher's name for the job decides.",
+      "Port of `head` where its host comes from a launcher's environment; 0: MASTER_PORT + 1 with torchrun and PyTorch, else a "
+      "number from 20000 to 29999 that the launcher's name for the job decides.",
       "DSGD_LAUNCHER_PORT"},
      Type::kInteger,
      0,

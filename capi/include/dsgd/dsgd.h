@@ -163,10 +163,11 @@ DSGD_API void dsgd_error_free(dsgd_error *error);                    /* NULL is 
 /* How to join a job: string keys with string values. `dsgd config` prints all keys with type, default, range and
  * help. A value comes from dsgd_config_set, else from the environment (key heartbeat_interval:
  * DSGD_HEARTBEAT_INTERVAL), else from a file, else from the default; a DSGD_* variable that names no key is a warning
- * in the log. In a process that torchrun, mpirun or srun has started, dsgd_init takes num_workers, rank, head and job
- * from their environment where nothing else gives them (key `launcher`), and the log says so. Durations are written
- * "500ms", "10s", "5m"; sizes "64K", "4M", "1G" (powers of 1024); switches 0 or 1. A configuration may be used for
- * several sessions and freed right after dsgd_init. One thread at a time per configuration. */
+ * in the log. In a process that torchrun, mpirun or srun has started, or that has PyTorch's variables RANK, WORLD_SIZE,
+ * MASTER_ADDR and MASTER_PORT, dsgd_init takes num_workers, rank, head and job from the environment where nothing else
+ * gives them (key `launcher`), and the log says so. Durations are written "500ms", "10s", "5m"; sizes "64K", "4M", "1G"
+ * (powers of 1024); switches 0 or 1. A configuration may be used for several sessions and freed right after dsgd_init.
+ * One thread at a time per configuration. */
 typedef struct dsgd_config dsgd_config;
 
 /* A configuration with what the environment holds at this moment; NULL only when memory is exhausted. */

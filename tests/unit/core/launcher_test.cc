@@ -21,6 +21,9 @@ const Variables kTorchrun = {
     {"RANK", "1"},             {"TORCHELASTIC_RESTART_COUNT", "0"},
     {"TORCHELASTIC_RUN_ID", "ceef75a6-8d33-433c-a549-3762e6bbb34f"}, {"WORLD_SIZE", "2"}};
 
+// The variables of env://, PyTorch's initialization method. Kubeflow's PyTorchJob sets these four for each pod.
+const Variables kPyTorch = {{"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}, {"RANK", "1"}, {"WORLD_SIZE", "2"}};
+
 const Variables kOpenMpi = {
     {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_NODE_RANK", "1"},
     {"OMPI_COMM_WORLD_RANK", "1"},        {"OMPI_COMM_WORLD_SIZE", "2"},       {"OMPI_UNIVERSE_SIZE", "2"},
@@ -86,6 +89,11 @@ TEST(Launcher, GivesSizeRankHeadAndJob) {
       {"torchrun, the last port", with(kTorchrun, {{"MASTER_PORT", "65535"}}), {"2", "1", "127.0.0.1:65534", torch_job}},
       {"torchrun, started again", with(kTorchrun, {{"TORCHELASTIC_RESTART_COUNT", "3"}}),
        {"2", "1", "127.0.0.1:39340", "ceef75a6-8d33-433c-a549-3762e6bbb34f.3"}},
+      {"PyTorch", kPyTorch, {"2", "1", "job-master-0:23457", "pytorch.23456"}},
+      {"PyTorch, one host", with(kPyTorch, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}),
+       {"2", "1", "127.0.0.1:23457", "pytorch.23456"}},
+      {"PyTorch, IPv6", with(kPyTorch, {{"MASTER_ADDR", "fd00::7"}}), {"2", "1", "[fd00::7]:23457", "pytorch.23456"}},
+      {"PyTorch, the last port", with(kPyTorch, {{"MASTER_PORT", "65535"}}), {"2", "1", "job-master-0:65534", "pytorch.65535"}},
       {"Open MPI", kOpenMpi, {"2", "1", "127.0.0.1:22170", "openmpi.1760493569"}},
       {"MPICH", kMpich, {"2", "1", "127.0.0.1:24567", "mpich.4711"}},
       {"Slurm", kSlurm, {"4", "3", "n1:24567", "slurm.1.0."}},
@@ -101,7 +109,8 @@ TEST(Launcher, GivesSizeRankHeadAndJob) {
     ASSERT_TRUE(note.ok()) << test.name << ": " << note.status().message();
     Place found = place(config), wanted = test.wanted;
     // Derived ports: only their range is promised.
-    if (const size_t at = wanted.head.find(":2"); at != std::string::npos && wanted.head.substr(at) != ":29501") {
+    if (const size_t at = wanted.head.find(":2");
+        at != std::string::npos && wanted.head.substr(at) != ":29501" && wanted.head.substr(at) != ":23457") {
       const int64_t port = std::stoll(found.head.substr(found.head.rfind(':') + 1));
       EXPECT_TRUE(20000 <= port && port < 30000) << port;
       found.head.resize(found.head.rfind(':'));
@@ -132,7 +141,12 @@ TEST(Launcher, InnermostCounts) {
   const struct {
     const char* name;
     Variables outer, inner;
-  } cases[] = {{"torchrun: ", kSlurm, kTorchrun}, {"Open MPI: ", kSlurm, kOpenMpi}, {"Slurm: ", kMpich, kSlurm}};
+  } cases[] = {{"torchrun: ", kSlurm, kTorchrun},
+               {"torchrun: ", kPyTorch, kTorchrun},
+               {"PyTorch: ", kSlurm, kPyTorch},
+               {"Slurm: ", with(kPyTorch, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kSlurm},
+               {"Open MPI: ", kSlurm, kOpenMpi},
+               {"Slurm: ", kMpich, kSlurm}};
   for (const auto& test : cases) {
     const auto note = started(with(test.outer, test.inner)).apply_launcher();
     ASSERT_TRUE(note.ok());
@@ -161,6 +175,9 @@ TEST(Launcher, ExplicitKeysWin) {
     EXPECT_TRUE(config.apply_launcher().ok()) << test.name;
     EXPECT_EQ(place(config), test.wanted) << test.name;
   }
+  Config own = started(with(kPyTorch, {{"DSGD_HEAD", "h:1"}, {"DSGD_NUM_WORKERS", "8"}, {"DSGD_RANK", "5"}}));
+  EXPECT_EQ(own.apply_launcher().value().text, "");
+  EXPECT_EQ(place(own), (Place{"8", "5", "h:1", "default"}));
   Config config = started(kTorchrun);
   ASSERT_TRUE(config.set("num_workers", "1").ok());
   EXPECT_EQ(config.apply_launcher().value().text, "");
@@ -169,7 +186,8 @@ TEST(Launcher, ExplicitKeysWin) {
 
 TEST(Launcher, OneProcessNeedsNoNote) {
   for (const auto& variables :
-       {with(kTorchrun, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}), with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}),
+       {with(kTorchrun, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}), with(kPyTorch, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}),
+        without(kPyTorch, "WORLD_SIZE"), with(kPyTorch, {{"WORLD_SIZE", ""}}), with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}),
         with(kHorovodrun, {{"HOROVOD_SIZE", "1"}}), Variables{}, Variables{{"HOME", "/root"}, {"PET_NNODES", "1:4"}}}) {
     Config config = started(variables);
     const auto note = config.apply_launcher();
@@ -191,12 +209,45 @@ TEST(Launcher, UnknownHeadIsAnError) {
   }
 }
 
+TEST(Launcher, UnknownMasterIsAnError) {
+  const struct {
+    const char* name;
+    Variables variables;
+    const char *problem, *remedy;
+  } cases[] = {
+      {"no address", without(kPyTorch, "MASTER_ADDR"), "MASTER_ADDR is not set", "set MASTER_ADDR to the host of rank 0"},
+      {"empty address", with(kPyTorch, {{"MASTER_ADDR", ""}}), "MASTER_ADDR is not set", "set MASTER_ADDR to the host of rank 0"},
+      {"no port", without(kPyTorch, "MASTER_PORT"), "MASTER_PORT is not set", "set MASTER_PORT to a port of that host"},
+      {"port is no number", with(kPyTorch, {{"MASTER_PORT", "http"}}), "MASTER_PORT='http' is not a port", "from 1 to 65535"},
+      {"port is out of range", with(kPyTorch, {{"MASTER_PORT", "70000"}}), "MASTER_PORT='70000' is not a port", "from 1 to 65535"},
+      {"no port, one host", with(without(kPyTorch, "MASTER_PORT"), {{"LOCAL_WORLD_SIZE", "2"}}), "MASTER_PORT is not set", "MASTER_PORT"},
+      {"port of torchrun", with(kTorchrun, {{"MASTER_PORT", "x"}}), "MASTER_PORT='x' is not a port", "from 1 to 65535"},
+  };
+  for (const auto& test : cases) {
+    const auto note = started(test.variables).apply_launcher();
+    ASSERT_EQ(note.status().code(), Code::kInvalidArgument) << test.name;
+    EXPECT_EQ(note.status().parameter(), "head") << test.name;
+    EXPECT_THAT(note.status().message(), AllOf(HasSubstr("2 workers"), HasSubstr(test.problem), HasSubstr(test.remedy),
+                                               HasSubstr("DSGD_HEAD"), HasSubstr("DSGD_NUM_WORKERS=1")))
+        << test.name;
+    // Each remedy that the message names is one.
+    EXPECT_TRUE(started(with(test.variables, {{"DSGD_HEAD", "h:1"}})).apply_launcher().ok()) << test.name;
+    EXPECT_TRUE(started(with(test.variables, {{"DSGD_NUM_WORKERS", "1"}})).apply_launcher().ok()) << test.name;
+    EXPECT_TRUE(started(with(test.variables, {{"DSGD_LAUNCHER", "none"}})).apply_launcher().ok()) << test.name;
+  }
+  // With launcher_port the port of PyTorch's store does not matter.
+  Config config = started(with(without(kPyTorch, "MASTER_PORT"), {{"DSGD_LAUNCHER_PORT", "7700"}}));
+  EXPECT_TRUE(config.apply_launcher().ok());
+  EXPECT_EQ(place(config), (Place{"2", "1", "job-master-0:7700", "pytorch."}));
+}
+
 TEST(Launcher, BadNumberIsAnError) {
   for (const char* bad : {"", "x", "-1", "1.5"}) {
     const auto note = started(with(kTorchrun, {{"RANK", bad}})).apply_launcher();
     ASSERT_EQ(note.status().code(), Code::kInvalidArgument) << bad;
     EXPECT_THAT(note.status().message(), AllOf(HasSubstr("RANK"), HasSubstr(std::string("'") + bad + "'"), HasSubstr("launcher=none")));
   }
+  EXPECT_THAT(started(with(kPyTorch, {{"WORLD_SIZE", "two"}})).apply_launcher().status().message(), HasSubstr("WORLD_SIZE of PyTorch: 'two'"));
   EXPECT_EQ(started(with(kTorchrun, {{"WORLD_SIZE", "70000"}})).apply_launcher().status().parameter(), "num_workers");
 }
 
@@ -206,7 +257,7 @@ TEST(Launcher, OthersAreAWarning) {
       {"Slurm", {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "1"}}},  // a batch script
       {"Open MPI", without(kOpenMpi, "OMPI_COMM_WORLD_RANK")},
       {"PMI", without(kMpich, "PMI_FD")},
-      {"PyTorch", without(kTorchrun, "TORCHELASTIC_RUN_ID")},
+      {"PyTorch", without(kPyTorch, "RANK")},  // some programs give the rank as an argument
       {"MVAPICH2", {{"MV2_COMM_WORLD_SIZE", "2"}}},
       {"Flux", {{"FLUX_JOB_SIZE", "2"}}},
       {"jsrun", {{"JSM_NAMESPACE_SIZE", "2"}}},
