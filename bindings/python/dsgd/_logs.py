@@ -13,8 +13,8 @@ from ._handle import Handle
 from ._tables import LogLevel
 from ._types import LogRecord
 
+# It has no handler: a program that has not configured logging sees warnings and errors on stderr (logging.lastResort).
 logger = logging.getLogger("dsgd")
-logger.addHandler(logging.NullHandler())  # a host that has not set up logging wants nothing on its stderr
 
 _LEVELS = {level.value: getattr(logging, level.name) for level in LogLevel}  # the names are the same
 _POLL_MS = 200
@@ -37,24 +37,29 @@ def poll(session: Any, timeout_ms: int) -> LogRecord:
         _raw.dsgd_log_record_free(record)
 
 
-def forward(handle: Handle) -> None:
-    """Starts the thread that forwards a session's records. It ends when the session is closed or dropped."""
-    thread = threading.Thread(target=_run, args=(weakref.ref(handle),), name="dsgd-logs", daemon=True)
+def forward(handle: Handle, on_stderr: bool = False) -> None:
+    """Starts the thread that forwards a session's records. It ends when the session is closed or dropped.
+
+    on_stderr: dsgd itself writes the records to standard error (log_to=stderr).
+    """
+    thread = threading.Thread(target=_run, args=(weakref.ref(handle), on_stderr), name="dsgd-logs", daemon=True)
     _threads[:] = [known for known in _threads if known.is_alive()]
     _threads.append(thread)
     thread.start()
 
 
-def _log(made: LogRecord) -> None:
+def _log(made: LogRecord, on_stderr: bool) -> None:
     if not logger.isEnabledFor(made.level):
         return
+    if on_stderr and not logger.hasHandlers():
+        return  # logging.lastResort would write it to stderr again
     extra = {"session": made.session, "rank": made.rank}
     record = logger.makeRecord(logger.name, made.level, "(dsgd)", 0, made.message, (), None, extra=extra)
     record.created, record.msecs = made.time_ns / 1e9, made.time_ns // 1_000_000 % 1000
     logger.handle(record)
 
 
-def _run(reference: "weakref.ref[Handle]") -> None:
+def _run(reference: "weakref.ref[Handle]", on_stderr: bool) -> None:
     while True:
         handle: Optional[Handle] = reference()
         if handle is None:
@@ -68,7 +73,7 @@ def _run(reference: "weakref.ref[Handle]") -> None:
         finally:
             del handle
         try:
-            _log(made)
+            _log(made, on_stderr)
         except Exception:  # a handler of the host's must not end the forwarding
             logging.getLogger(__name__).debug("a log handler failed", exc_info=True)
 

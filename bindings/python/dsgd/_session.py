@@ -268,7 +268,7 @@ def init(config: Optional[Config] = None, *, forward_logs: bool = True, **option
     """Joins a job and waits until it is complete: `dsgd.init(head="10.0.0.1:7700", num_workers=4)`, or with a Config.
 
     Without either, the DSGD_* variables of the environment are read. forward_logs: dsgd's log records go to
-    logging.getLogger("dsgd"), from a thread.
+    logging.getLogger("dsgd"), from a thread; without a configuration of `logging`, Python writes warnings and errors to stderr.
     """
     joined = config_from(config, options)  # must live until the call has ended
     given = joined["nccl_library"]
@@ -279,7 +279,7 @@ def init(config: Optional[Config] = None, *, forward_logs: bool = True, **option
         joined["nccl_library"] = given  # it may be the caller's
     session = Session(handle)
     if forward_logs:
-        _logs.forward(handle)
+        _logs.forward(handle, on_stderr=joined["log_to"] == "stderr")
     return session
 
 
