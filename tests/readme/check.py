@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes the programs out of README.md and dsgd.h, compiles them, and runs each alone and as two workers.
+"""Takes the programs out of README.md and dsgd.h, and runs each with README.md's commands, alone and as two workers.
 
 check.py --source DIR --build DIR --work DIR LANGUAGE...
 """
@@ -13,36 +13,38 @@ import subprocess
 import sys
 
 
-def compile_program(language, text, options, work):
-    """Writes and compiles a program; returns the command that runs it."""
-    build, source = options.build, options.source
-    environment = dict(os.environ)
-    if language in ("c", "header"):
-        file = work / "line.c"
-        file.write_text(text)
-        # No -std: as a user would call the compiler.
-        subprocess.run([options.cc, "-Wall", "-Wextra", "-Werror", file, "-o", work / "line", f"-I{source}/capi/include",
-                        f"-L{build}/lib", f"-Wl,-rpath,{build}/lib", "-ldsgd"], check=True)
-        return [work / "line"], environment
-    if language == "python":
-        file = work / "line.py"
-        file.write_text(text)
-        environment["PYTHONPATH"] = str(build / "python")
-        return [sys.executable, file], environment
-    if language == "java":
-        (work / "Line.java").write_text(text)
-        jar = build / "java" / "dsgd.jar"
-        subprocess.run(["javac", "-Xlint:all", "-Werror", "-cp", jar, "-d", work, work / "Line.java"], check=True)
-        return ["java", f"-Ddsgd.library.path={build}/lib", "-cp", f"{jar}:{work}", "Line"], environment
-    module = work / "line"
-    module.mkdir()
-    (module / "main.go").write_text(text)
-    (module / "go.mod").write_text("module line\n\ngo 1.21\n\nrequire dsgd.io/dsgd v1.0.0\n\n"
-                                   f"replace dsgd.io/dsgd => {source}/bindings/go\n")
-    environment.update(PKG_CONFIG_PATH=str(build / "bindings/go/pkgconfig"), GOPROXY="off", GOTOOLCHAIN="local",
-                       GOFLAGS="-mod=mod", CGO_LDFLAGS=f"-Wl,-rpath,{build}/lib")
-    subprocess.run([options.go, "build", "-o", work / "line_go", "."], cwd=module, env=environment, check=True)
-    return [work / "line_go"], environment
+FILES = {"c": "line.c", "header": "line.c", "python": "line.py", "java": "Line.java", "go": "main.go"}
+FIRST_WORDS = {"c": "cc ", "header": "cc ", "python": "PYTHONPATH=", "java": "javac ", "go": "go "}
+
+
+def commands_of(readme, language):
+    """The line of README.md that compiles and runs a program: the commands before the last one, and the last one."""
+    block = re.search(r"^```sh\nCLONE=.*\n((?:.*\n)*?)```$", readme, re.MULTILINE)
+    lines = [line for line in block[1].splitlines() if line.startswith(FIRST_WORDS[language])] if block else []
+    if len(lines) != 1:
+        sys.exit(f"README.md has {len(lines)} lines of commands for '{language}', not one")
+    *steps, last = re.sub(r"\s+# .*", "", lines[0]).split(" && ")
+    return steps, last
+
+
+def installed(options, work):
+    """Installs the build into a prefix. Returns the environment that has it as the system would have /usr/local."""
+    prefix, tools, clone = work / "prefix", work / "tools", work / "clone"
+    subprocess.run(["cmake", "--install", options.build, "--prefix", prefix], check=True, stdout=subprocess.DEVNULL)
+    clone.mkdir()
+    (clone / "build").symlink_to(options.build)
+    (clone / "bindings").symlink_to(options.source / "bindings")
+    tools.mkdir()
+    for name, wanted in {"cc": options.cc, "go": options.go}.items():
+        if program := shutil.which(wanted):
+            strict = "-Wall -Wextra -Werror" if name == "cc" else ""
+            (tools / name).write_text(f'#!/bin/sh\nexec "{program}" {strict} "$@"\n')
+            (tools / name).chmod(0o755)
+    path = [str(tools), str(prefix / "bin"), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]
+    library = next(prefix.glob("lib*/**/libdsgd.so")).parent
+    return dict(os.environ, PATH=":".join(path), CLONE=str(clone), PREFIX=str(prefix), LD_LIBRARY_PATH=str(library),
+                PKG_CONFIG_PATH=str(library / "pkgconfig"), JDK_JAVAC_OPTIONS="-Xlint:all -Werror",
+                GOPROXY="off", GOTOOLCHAIN="local", GOFLAGS="-mod=mod", CGO_LDFLAGS=f"-Wl,-rpath,{library}")
 
 
 def program_of(header):
@@ -61,9 +63,8 @@ def main():
     parser.add_argument("--go", default="go")
     parser.add_argument("languages", nargs="+", choices=["header", "c", "python", "java", "go"])
     options = parser.parse_args()
-    options.cc = shutil.which(options.cc) or options.cc  # a wrapper named cc comes first in PATH
-    programs = dict(re.findall(r"^```(c|python|java|go)\n(.*?)^```$", (options.source / "README.md").read_text(),
-                               re.MULTILINE | re.DOTALL))
+    readme = (options.source / "README.md").read_text()
+    programs = dict(re.findall(r"^```(c|python|java|go)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL))
     header = program_of(options.source / "capi/include/dsgd/dsgd.h")
     if header:
         programs["header"] = header
@@ -73,11 +74,17 @@ def main():
             sys.exit(f"there is no program for '{language}' in README.md or dsgd.h")
         work = options.work / language
         shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        command, environment = compile_program(language, programs[language], options, work)
+        folder = work / "line"
+        folder.mkdir(parents=True)
+        (folder / FILES[language]).write_text(programs[language])
+        environment = installed(options, work)
+        steps, last = commands_of(readme, language)
+        for step in steps:
+            subprocess.run(step, shell=True, cwd=folder, env=environment, check=True)
         # With prefixes, for then `dsgd run` writes whole lines; without, two workers' lines may mix.
-        for prefix in ([], [options.build / "bin" / "dsgd", "run", "-n", "2", "--"]):
-            run = subprocess.run([*prefix, *command], env=environment, capture_output=True, text=True, timeout=120)
+        for prefix in ([], ["dsgd", "run", "-n", "2", "--"]):
+            run = subprocess.run([*prefix, "sh", "-c", last], cwd=folder, env=environment, capture_output=True, text=True,
+                                 timeout=120)
             workers = 2 if prefix else 1
             good = run.returncode == 0 and run.stdout.count("y = 2.00 x + 1.00\n") == workers
             print(f"{language}, {workers} worker(s): {'ok' if good else 'FAILED'}")
