@@ -226,7 +226,7 @@ int main(int argc, char** argv) {
 
   const auto began = std::chrono::steady_clock::now();
   const std::string title = "digits, strategy " + options.strategy + ", " + std::to_string(workers.size()) +
-                            " workers, " + options.optimizer + " " + options.optimizer_options;
+                            (workers.size() == 1 ? " worker, " : " workers, ") + options.optimizer + " " + options.optimizer_options;
   std::string failure;
   const int status = run(command_line(options, workers), workers, curves, options.epochs, &failure);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -254,7 +254,8 @@ int main(int argc, char** argv) {
                                  {"digest", worker.digest}});
   }
   report["samples_per_second"] = speed;
-  std::printf("%s after %.1f s\n", equal ? "All workers hold the same bits" : "The workers' bits DIFFER", seconds);
+  const char* end = !equal ? "The workers' bits DIFFER" : workers.size() == 1 ? "Trained" : "All workers hold the same bits";
+  std::printf("%s after %.1f s\n", end, seconds);
   std::fflush(stdout);
   bool written = job::write_plot(options.plot, title, curve);
   (written ? std::cout << "plot: " : std::cerr << "samples/run: cannot write ") << options.plot << std::endl;

@@ -263,6 +263,10 @@ def failures_are_told(options, work):
     job(good, 0, "All workers hold the same bits")  # without which what follows would fail for another reason
     expect((build / "digits.svg").exists(), "without --plot, the plot is in the build folder")
 
+    status, output = run(*["1" if before == "--workers" else word for before, word in zip([None, *command], command)])
+    expect(status == 0 and re.search(r"^Trained after [\d.]+ s$", output, re.MULTILINE), "one worker is compared with none", output)
+    expect(", 1 worker, " in (build / "digits.svg").read_text(), "the plot of one worker says so")
+
     report = work / "unequal.json"
     output = job(ends % "${DSGD_RANK}123456789abcdef", 1, "The workers' bits DIFFER", "--report", report)
     expect("hold the same bits" not in output, "unequal bits are not called the same", output)
