@@ -102,7 +102,7 @@ Command add_head(CLI::App& app) {
   app.add_option("--listen", options->listen,
                  "Address to listen on, host:port; port 0: any (default: DSGD_HEAD)");
   app.add_option("--num-workers", options->num_workers, "Workers of the job (default: DSGD_NUM_WORKERS)")
-      ->check(CLI::Range(1, kMostWorkers));
+      ->check(whole_number(1, kMostWorkers));
   app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
   app.add_option("--token", options->token,
                  "Secret of the job; DSGD_TOKEN keeps it out of the process list (default: DSGD_TOKEN)");

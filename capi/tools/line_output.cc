@@ -71,7 +71,7 @@ void LineOutput::write_lines(bool all) {
     take_line(pending_, &text);
     pending_.clear();
   }
-  write_all(to_, text);
+  if (!discard_) write_all(to_, text);
 }
 
 }  // namespace dsgd_tool

@@ -21,6 +21,7 @@ class LineOutput {
 
   int fd() const { return from_; }  // -1 after the end
   const std::string& last_line() const { return last_line_; }
+  void discard() { discard_ = true; }  // writes no further line
   void copy();                      // what there is, without waiting
   void finish();                    // copies what there is, and an unfinished line too
 
@@ -33,6 +34,7 @@ class LineOutput {
   const std::string prefix_;
   const std::function<void(const std::string&)> on_line_;
   std::string pending_, last_line_;
+  bool discard_ = false;
 };
 
 }  // namespace dsgd_tool

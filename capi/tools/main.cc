@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstdio>
 #include <exception>
 #include <utility>
@@ -30,6 +31,15 @@ Setting parse_setting(const std::string& text) {
   if (equals == std::string::npos || equals == 0)
     throw CLI::ValidationError("--set", "'" + text + "' is not KEY=VALUE; `dsgd config` lists the keys");
   return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+std::function<std::string(const std::string&)> whole_number(int least, int most) {
+  return [least, most](const std::string& text) -> std::string {
+    int number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error == std::errc() && end == text.data() + text.size() && least <= number && number <= most) return "";
+    return "'" + text + "' is not a whole number from " + std::to_string(least) + " to " + std::to_string(most);
+  };
 }
 
 namespace {

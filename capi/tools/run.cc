@@ -37,19 +37,23 @@ struct Part {
   std::vector<std::string> command;
 };
 
+// What is wrong with the value of -n; "" if nothing is. CLI11 reads mpirun's -np as -n with the value p.
+std::string count_fault(const std::string& text) {
+  std::string fault = whole_number(1, kMostWorkers)(text);
+  if (!fault.empty() && text.starts_with('p')) fault += "; the option is -n, not -np";
+  return fault;
+}
+
 uint32_t parse_count(const std::string& text) {
-  char* end = nullptr;
-  const unsigned long count = std::strtoul(text.c_str(), &end, 10);
-  if (text.empty() || *end || text[0] == '-' || count < 1 || count > kMostWorkers)
-    throw CLI::ValidationError("-n", "'" + text + "' is no number of workers (1 to " +
-                                         std::to_string(kMostWorkers) + ")");
-  return static_cast<uint32_t>(count);
+  if (const std::string fault = count_fault(text); !fault.empty()) throw CLI::ValidationError("-n", fault);
+  return static_cast<uint32_t>(std::stoul(text));
 }
 
 // After the first: [-n N] [--] COMMAND ARGUMENT...
 Part parse_part(std::vector<std::string> words) {
   Part part{1, {}};
   size_t next = 0;
+  if (!words.empty() && words[0] == "-np") throw CLI::ValidationError("-n", "the option is -n, not -np");
   if (next < words.size() && (words[next] == "-n" || words[next] == "--workers")) {
     if (words.size() < 2) throw CLI::ValidationError("-n", "a number of workers must follow");
     part.workers = parse_count(words[1]);
@@ -293,17 +297,17 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
   auto options = std::make_shared<RunOptions>();
   app.formatter(std::make_shared<Usage>());
   app.add_option("-n,--workers", options->workers, "Workers of the first command (default 1)")
-      ->check(CLI::Range(1, kMostWorkers));
+      ->check(count_fault);
   app.add_option("--init", options->init,
                  "Shell command to run once on this node before the workers; if it fails, nothing else runs");
   app.add_option("--head", options->head,
                  "Address of a head that runs elsewhere (default: DSGD_HEAD; else a head is started here)");
   app.add_option("--num-workers", options->num_workers,
                  "Workers of the whole job, with --head (default: those here)")
-      ->check(CLI::Range(1, kMostWorkers));
+      ->check(whole_number(1, kMostWorkers));
   app.add_option("--first-rank", options->first_rank,
                  "Rank of the first worker here, with --head (default 0)")
-      ->check(CLI::Range(0, kMostWorkers - 1));
+      ->check(whole_number(0, kMostWorkers - 1));
   app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
   app.add_option("--set", options->settings,
                  "Another configuration key for head and workers, KEY=VALUE; may be repeated")

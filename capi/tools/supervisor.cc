@@ -218,6 +218,9 @@ void Supervisor::handle_signals() {
   while (::read(signal_fd_, &info, sizeof info) == sizeof info) {
     const int number = static_cast<int>(info.ssi_signo);
     if (status_ == 0) status_ = 128 + number;
+    // A service sees the others go, and would report as a failure what the user has asked for.
+    for (const auto& child : children_)
+      if (child->service) child->errors->discard();
     end_all(ending_ ? SIGKILL : number);
   }
 }

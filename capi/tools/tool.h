@@ -1,6 +1,7 @@
 // The subcommands of `dsgd`. They use the C ABI and nothing else of this project, as any host does.
 #pragma once
 
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@ namespace dsgd_tool {
 
 inline constexpr int kExitUsage = 2;
 inline constexpr int kMostWorkers = 65536;  // of one job
+
+// A check of an option whose value is a whole number within these bounds.
+std::function<std::string(const std::string&)> whole_number(int least, int most);
 
 // A failure of a dsgd call, or of the system, with what the user has to know.
 struct Failure : std::runtime_error {

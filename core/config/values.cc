@@ -31,6 +31,7 @@ std::optional<int64_t> parse_scaled(std::string_view text,
 std::string address_fault(std::string_view text) {
   if (text.starts_with("unix:")) return text.size() > 5 ? "" : "has no path; write unix:PATH";
   const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos && parse_integer(text)) return "has no host; write HOST:PORT";
   if (colon == std::string_view::npos || text.ends_with(']')) return "has no port; write HOST:PORT";
   const std::string_view host = text.substr(0, colon), port = text.substr(colon + 1);
   if (host.empty()) return "has no host; write HOST:PORT";

@@ -32,10 +32,16 @@ Status check_descriptors(transport::Environment& environment, int64_t num_worker
       .with_parameter("num_workers");
 }
 
+namespace {
+
+std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+}  // namespace
+
 Status check_token(const std::string& token, const std::string& head) {
   if (!token.empty() || is_loopback(head)) return {};
   return Status(Code::kInvalidArgument, "`token` is not set: without one the head listens on the loopback interface only, not on " +
-                                            head + "; set `token` to the same secret on the head and all workers")
+                                            host_of(head) + "; set `token` to the same secret on the head and all workers")
       .with_parameter("token");
 }
 
@@ -64,8 +70,6 @@ EngineOptions engine_options(const Config& config, const AlgorithmChoice& algori
   options.library_version = library_version();
   return options;
 }
-
-std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
 }  // namespace
 
@@ -239,7 +243,7 @@ Status Worker::listen_for_peers() {
   if (!status.ok()) return status;
   if (config_.text("listen").empty() && config_.text("token").empty() && !is_loopback(address)) {
     return Status(Code::kInvalidArgument, "`token` is not set: without one, dsgd listens on the loopback interface only, "
-                                          "not on " + address + "; set `token` on all workers (or `listen`, to take the "
+                                          "not on " + host_of(address) + "; set `token` on all workers (or `listen`, to take the "
                                           "risk)")
         .with_parameter("token");
   }

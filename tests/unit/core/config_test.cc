@@ -193,6 +193,7 @@ TEST(Config, messages_name_the_remedy) {
       {"loss_scale", "0.5", "key 'loss_scale': '0.5' is not a whole number, nor one of the words (range off | dynamic | 1..1000000000000)"},
       {"strategy", "allreduec", "did you mean 'allreduce'?"},
       {"head", "10.0.0.1", "'10.0.0.1' has no port; write HOST:PORT"},
+      {"head", "7700", "'7700' has no host; write HOST:PORT"},
       {"head", "::1:7700", "write an IPv6 address as [IPV6]:PORT"},
       {"head", "h:70000", "has a bad port '70000'; ports are 0..65535"},
       {"hearbeat_interval", "1s", "unknown key 'hearbeat_interval'; did you mean 'heartbeat_interval'?"},
