@@ -411,7 +411,7 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
   stalls_.begin(call);
   step_.begin(std::move(request), [this, call, done = std::move(done)](const Status& status, const StepResult& result) {
     stalls_.end(call);
-    last_step_failed_ = !status.ok();
+    last_step_failed_ = !status.ok() && !step_.failed_in_agreement();
     if (status.ok()) {
       ++next_step_;
       compared_ = result.all_done;

@@ -92,8 +92,8 @@ class Trainer {
     if (!cluster_.note(rank_, "start", [&] { return session_.start(); })) return;
     for (int step = 0;; ++step) {
       pause();
-      if (job_.leaves[static_cast<size_t>(rank_)] == step) return leave();
       before(step);
+      if (job_.leaves[static_cast<size_t>(rank_)] == step) return leave();
       StepResult result;
       const std::string name = "step " + std::to_string(step);
       if (!cluster_.note(rank_, name, [&] { return make(step, &result); })) return;
@@ -414,11 +414,30 @@ TEST(Departure, OfAnOwnerEndsTheSteps) {
 }
 
 // Collectives need all members of the group. They fail, and steps still go on.
+// All workers refuse a step alike, which changes nothing; one of them leaves then.
+TEST(Departure, AfterAStepThatWasRefused) {
+  const Job job{3, {kStays, 1, kStays}, {3, 1, 3}};
+  Cluster cluster(options_of(job), [&job](Cluster& cluster, Session& session, int rank) {
+    Trainer trainer(job, cluster, session, rank);
+    trainer.run([&](int step) {
+      if (step != 1) return;
+      cluster.note(rank, "refused", [&] {
+        if (Status status = session.set_learning_rate(rank == 1 ? 2 : 1); !status.ok()) return status;
+        const Status status = session.step(1, nullptr);
+        return status.code() == Code::kMismatch ? session.set_learning_rate(1) : Status(Code::kInternal, "it ended so: " + status.message());
+      });
+    });
+  });
+  ASSERT_TRUE(cluster.run_until_ended(600s)) << cluster.history(0);
+  for (int rank = 0; rank < job.workers; ++rank) EXPECT_EQ(cluster.first_failure(rank), nullptr) << cluster.history(rank);
+}
+
 TEST(Departure, LeavesStepsBetweenFailedCollectives) {
   const Job job{3, {kStays, 0, kStays}, {3, 0, 3}};
   Cluster cluster(options_of(job), [&job](Cluster& cluster, Session& session, int rank) {
     Trainer trainer(job, cluster, session, rank);
     trainer.run([&](int step) {
+      if (rank == 1) return;
       const Status status = step == 0 ? session.set_strategy("simple", "") : session.wait(*session.barrier(Session::Mode::kWait).value(), -1ms);
       cluster.note(rank, "collective", [&] {
         const bool named = status.code() == Code::kWorkerLost && status.rank() == 1 && status.message().find("closed its session") != std::string::npos;
