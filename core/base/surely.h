@@ -1,11 +1,11 @@
-// What is done on the way out, part by part, whatever another part has had no memory for.
+// Runs a part of a shutdown so that an allocation failure in it does not keep the other parts from running.
 #pragma once
 
 #include <new>
 
 namespace dsgd {
 
-// False: there was no memory for it.
+// Runs `work`. Returns false if it threw std::bad_alloc.
 template <typename Work>
 bool surely(const Work& work) {
   try {

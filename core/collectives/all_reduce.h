@@ -1,4 +1,5 @@
-// Which algorithm an all-reduce takes, and its task: for a bucket of a step as for a call of the host's.
+// Chooses the algorithm of an all-reduce and makes its task, for a bucket of a step or for a call of the
+// host.
 #pragma once
 
 #include <string>
@@ -10,14 +11,15 @@ namespace dsgd {
 
 struct AlgorithmChoice {
   std::string name = "auto";                      // auto, direct, ring, nccl, or a registered one
-  std::shared_ptr<ScheduleAlgorithm> registered;  // which is this
+  std::shared_ptr<ScheduleAlgorithm> registered;  // the registered algorithm of that name, else null
 };
 
-// May devices add up among themselves what they can, before the host has it? That is all that `nccl` says beyond `auto`: it is
-// an error where they cannot.
+// Returns whether NCCL may reduce GPU gradients: with `auto` where possible, with `nccl` always (an error
+// where it is impossible).
 inline bool goes_by_nccl(const AlgorithmChoice& choice) { return choice.name == "auto" || choice.name == "nccl"; }
 
-// Of what is on the host. auto: direct, and beyond 32 workers the ring, whose fewer messages win there.
+// Returns the algorithm for data on the host. auto: direct, and beyond 32 workers the ring, which sends fewer
+// messages.
 Algorithm algorithm_of(const AlgorithmChoice& choice, int32_t workers);
 
 struct AllReducePlan {
@@ -29,7 +31,8 @@ struct AllReducePlan {
   std::function<void(size_t begin, size_t end)> finish;
 };
 
-// `shape`: all but algorithm and tag. Fails only where a registered algorithm is wrong for this size.
+// `shape`: all fields but algorithm and tag. Fails only if a registered algorithm gives no valid schedule for
+// this size.
 Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader shape, const AlgorithmChoice& choice,
                                               AllReducePlan plan, Task::Done done, std::shared_ptr<const Group> group = nullptr);
 

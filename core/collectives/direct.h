@@ -1,12 +1,10 @@
 // Direct reduce-scatter and all-gather over given slices: two rounds, every owner adds the contributions to its slice in
 // rank order (so the bits do not depend on arrival), then gives the result to all. One state machine serves all-reduce,
 // reduce-scatter, all-gather and the buckets of the strategies: with balanced slices it is the direct all-reduce, with
-// everything in rank 0's slice it is `simple`, with slices placed by consistent hashing and an update at the owner it is
-// the parameter server's push and pull. Where workers have added up their data among themselves before, each contributes and
-// gets a part only: then it is the way between nodes of a hierarchical all-reduce.
+// all elements in rank 0's slice it is `simple`, with slices placed by consistent hashing and an update at
+// the owner it is the parameter server's push and pull. If workers have already reduced within their node,
+// each contributes and receives only its part: the phase between nodes of a hierarchical all-reduce.
 #pragma once
-
-#include <optional>
 
 #include "core/collectives/sink.h"
 #include "core/collectives/task.h"
@@ -19,12 +17,12 @@ struct Slice {
 };
 
 struct DirectPlan {
-  std::vector<Slice> slices;         // by place: what it owns; together all elements, each once
-  std::vector<Slice> parts = {};     // by place: what it contributes and gets; empty: everything
+  std::vector<Slice> slices;         // by place: the elements it owns; together all elements, each once
+  std::vector<Slice> parts = {};     // by place: the elements it contributes and gets; empty: all
   size_t element = 4;                // bytes of an element in the reduce phase
   std::byte* data = nullptr;         // contributions, at their positions
   std::byte* own = nullptr;          // this rank's slice, where its sum is made; null: its place in `data`
-  bool reduce = true;                // else the own slice of `result` already holds what is to be given out
+  bool reduce = true;                // false: the own slice of `result` already holds the results
   bool ordered = true;               // false: the sum does not depend on the order (integers)
   // sum(destination, source, count): destination += source, in elements
   Add add;
@@ -55,7 +53,7 @@ class Direct final : public Task {
   std::vector<int32_t> missing() const override;
   void drop_chunks(const Status& cause) override;
 
-  // What else must agree, for the shape's tag.
+  // Returns a digest of the other properties that must agree, for the shape's tag.
   static uint64_t tag(const Mesh& mesh, const DirectPlan& plan);
 
  private:
@@ -64,14 +62,14 @@ class Direct final : public Task {
   struct Segment {
     Slice slice;
     std::vector<int32_t> ranks;
-    int32_t turn_of(int32_t rank) const;  // its place among them; -1: none
+    int32_t turn_of(int32_t rank) const;  // its index among them; -1 if it is not among them
   };
-  // What one message carries of an owner's slice.
+  // The range of an owner's slice that one message carries.
   struct Cut {
     size_t begin, end;
     const Segment* segment;
   };
-  // One cut of the own slice.
+  // The state of one cut of the own slice.
   struct Chunk {
     std::vector<std::unique_ptr<transport::BulkReceipt>> parked;  // by turn, arrived before it
     std::vector<char> added;                                     // by turn
@@ -83,10 +81,11 @@ class Direct final : public Task {
   };
 
   void cut_slices();
-  // The cut that begins there.
+  // Finds the cut of `owner` that begins at `begin`.
   bool find_cut(int32_t owner, size_t begin, size_t* index) const;
   bool locate(const transport::BulkHeader& header, size_t nbytes, int32_t source, size_t* chunk) const;
   int32_t turn_of(size_t chunk, int32_t source) const { return cuts_[rank_][chunk].segment->turn_of(source); }
+  std::byte* own_at(size_t position) const { return plan_.own + (position - first_) * plan_.element; }
   bool eligible(const Chunk& chunk, int32_t turn) const;
   std::byte* target(size_t chunk, bool* copy);
   void added(size_t chunk, int32_t turn);
@@ -100,7 +99,6 @@ class Direct final : public Task {
   const int32_t rank_, size_;
   size_t chunk_ = 0;        // elements
   size_t first_ = 0;  // of the own slice
-  std::byte* own_at(size_t position) const { return plan_.own + (position - first_) * plan_.element; }
   std::vector<Segment> segments_;
   std::vector<std::vector<Cut>> cuts_;  // by owner
   std::vector<Chunk> chunks_;

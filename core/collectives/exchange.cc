@@ -17,11 +17,11 @@ Exchange::Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<s
 
 void Exchange::start() {
   const int32_t size = group_->size(), own = group_->own_place;
-  if (parts_[own].size() > transport::kSmallBytes) {  // told at once, rather than waited for until the deadline
+  if (parts_[own].size() > transport::kSmallBytes) {  // fail now instead of at the deadline
     return mesh_.fail(*this, Status(Code::kInternal, name() + ": " + std::to_string(parts_[own].size()) +
                                                          " bytes are too many for an exchange in one hop"));
   }
-  for (int32_t hop = 1; hop < size; ++hop) {  // everybody begins with another peer
+  for (int32_t hop = 1; hop < size; ++hop) {  // each worker begins with another peer
     send_small((own + hop) % size, shape_, parts_[own]);
   }
   finish_if_complete();

@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kLargestChunk = 1 << 20;  // a prototype lost 2-3x with 64 KiB; more than 1 MiB gains nothing
 constexpr size_t kSmallestChunk = 4096;
 constexpr size_t kChunksInWindow = 4;
-// Tasks that a peer may send for at once.
+// Largest number of operations for which a peer may have unanswered chunks at once.
 constexpr size_t kOpenAtOnce = 2 * Mesh::kOpenTasks + (Mesh::kChannels - 1) * Mesh::kOpenTasksOfAChannel;
 constexpr size_t kClaimsOfARank = 4;   // connections that may wait for the view, of one rank
 // Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline, whatever the lease.
@@ -199,34 +199,33 @@ void Mesh::dial(int32_t rank) {
     if (alive.expired() || closed_ || is_break(why)) return;
     if (Task* task = find(operation)) fail(*task, why);
   };
-  // The first address that works: a peer on this node may offer a Unix socket besides its TCP address.
-  const auto& addresses = view_.members[rank].addresses;
-  auto attempt = std::make_shared<std::function<void(size_t, Status)>>();
-  *attempt = [this, alive, rank, dial, addresses, weak = std::weak_ptr(attempt)](size_t index, Status last) {
-    auto self = weak.lock();
-    if (alive.expired() || closed_ || !self) return;
-    if (index >= addresses.size()) {
-      if (last.ok()) last = Status(Code::kUnreachable, "it has given no address");
-      outgoing_[rank].dialling = false;
-      return peer_gone(rank, unreachable(rank, last.message()));
-    }
-    network_.dial(addresses[index], dial, [this, alive, rank, self, index](Result<std::unique_ptr<ClientChannel>> r) {
-      if (alive.expired() || closed_) return;
-      if (!r.ok()) return (*self)(index + 1, r.status());
-      Outgoing& out = outgoing_[rank];
-      out.dialling = false;
-      out.channel = std::move(r).value();
-      auto waiting = std::move(out.waiting);
-      out.waiting.clear();
-      for (Waiting& one : waiting) one.use(*out.channel);
-    });
-  };
-  (*attempt)(0, Status());
+  dial_address(rank, dial, 0, Status(Code::kUnreachable, "it has no address"));
 }
 
-// A connection to or from a peer is gone. That is how a peer looks that closes its session, too, or that ends because the job
-// is broken already: its goodbye is on its own connection, if it ever made one, else the head's news says that it has left or
-// why. Either was sent before, but may be unread.
+// Dials the peer's addresses from `index` on and takes the first that works: a peer on this node may offer a
+// Unix socket besides its TCP address. `last` is the error of the address before.
+void Mesh::dial_address(int32_t rank, const transport::DialOptions& dial, size_t index, const Status& last) {
+  const auto& addresses = view_.members[rank].addresses;
+  if (index >= addresses.size()) {
+    outgoing_[rank].dialling = false;
+    return peer_gone(rank, unreachable(rank, last.message()));
+  }
+  std::weak_ptr<int> alive = alive_;
+  network_.dial(addresses[index], dial, [this, alive, rank, dial, index](Result<std::unique_ptr<ClientChannel>> r) {
+    if (alive.expired() || closed_) return;
+    if (!r.ok()) return dial_address(rank, dial, index + 1, r.status());
+    Outgoing& out = outgoing_[rank];
+    out.dialling = false;
+    out.channel = std::move(r).value();
+    auto waiting = std::move(out.waiting);
+    out.waiting.clear();
+    for (Waiting& one : waiting) one.use(*out.channel);
+  });
+}
+
+// A connection to or from a peer has ended. The peer may have closed in good order, or because the job has
+// failed. Then its goodbye (on its own connection) or the head's news was sent earlier, but may still be
+// unread. So a quarter of a lease passes before the peer is reported as unreachable.
 void Mesh::peer_gone(int32_t rank, const Status& status) {
   if (closed_) return;
   outgoing_[rank].broken = status;
@@ -243,7 +242,7 @@ void Mesh::peer_gone(int32_t rank, const Status& status) {
 
 void Mesh::with_channel(int32_t rank, Waiting waiting) {
   Outgoing& out = outgoing_[rank];
-  if (!out.broken.ok() || closed_ || left_[rank]) return;  // who waits for it will be told
+  if (!out.broken.ok() || closed_ || left_[rank]) return;  // operations that need the peer fail, or end without it
   if (out.channel) return waiting.use(*out.channel);
   out.waiting.push_back(std::move(waiting));
   if (!out.dialling) dial(rank);
@@ -388,7 +387,8 @@ void Mesh::ended(Task& task, const Status& status) {
   Task& last = *node.mapped().task;
   buried_.insert(std::move(node));
   const auto done = std::move(last.done_);
-  // Whatever there is no memory for: once `done` is called, nothing touches the host's buffers any more.
+  // Each part runs even if another runs out of memory. Once `done` is called, nothing uses the host's buffers
+  // any more.
   bool whole = true;
   if (!status.ok()) {
     for (Outgoing& out : outgoing_) {
@@ -438,8 +438,8 @@ void Mesh::give(Task& task, int32_t source, const BulkHeader& header, std::uniqu
   has_agreed(operation, source);
 }
 
-// Whom this worker waits for may itself wait for another, as in a ring. So all are asked whether they have begun, and those who
-// have not are named; who is told so times out, too.
+// A peer may itself be blocked, as in a ring. Asks every peer whether it has begun this operation; the error
+// names those that have not. A peer that receives the question ends the operation with a timeout, too.
 void Mesh::deadline_passed(uint64_t operation) {
   Task* task = find(operation);
   if (!task || tasks_[operation].asked) return;
@@ -472,7 +472,7 @@ void Mesh::time_out(uint64_t operation) {
   Task* task = find(operation);
   if (!task) return;
   const Entry& entry = tasks_[operation];
-  // Who says that it has not begun is known to hold the others up; who says nothing may only be slow to answer.
+  // A peer that answers "not begun" holds up the others. A peer that does not answer may only be slow.
   std::vector<int32_t> missing = entry.not_begun, silent;
   std::sort(missing.begin(), missing.end());
   for (int32_t rank = 0; rank < size(); ++rank) {
@@ -487,10 +487,14 @@ void Mesh::time_out(uint64_t operation) {
 Status Mesh::too_late(const std::string& what, const std::string& limit, std::span<const int32_t> missing,
                       std::span<const int32_t> silent) const {
   const int32_t first = missing.empty() ? -1 : missing.front();
-  return Status(Code::kTimeout, what + " within " + limit + "; still waiting for " +
-                                    (missing.empty() ? "this worker itself" : member_names(missing)) +
-                                    (silent.empty() ? "" : "; no answer yet from " + member_names(silent)) +
-                                    "; look at what these workers do, or raise " + limit.substr(0, limit.find(' ')))
+  const std::string key = limit.substr(0, limit.find(' '));
+  std::string waits = "; no peer is missing, but this worker has not finished its part; raise ";
+  if (!missing.empty()) {
+    waits = "; still waiting for " + member_names(missing) +
+            (silent.empty() ? "" : "; no answer yet from " + member_names(silent)) +
+            "; look at what these workers do, or raise ";
+  }
+  return Status(Code::kTimeout, what + " within " + limit + waits + key)
       .with_rank(first, host_of(first));
 }
 
@@ -542,7 +546,8 @@ Status Mesh::refusal(int32_t source, const BulkHeader& header) const {
 void Mesh::tell_peers(uint64_t operation, bool session, const Status& cause) {
   transport::OperationFailed message{view_.view, view_.rank, operation, session, cause};
   for (int32_t rank = 0; rank < size(); ++rank) {
-    // Who is lost and was never connected will not hear it, but closing would wait for the dialling to end.
+    // A lost worker without a connection would not receive it, and closing would wait for the end of the
+    // dialling.
     const bool out_of_reach = cause.code() == Code::kWorkerLost && rank == cause.rank() && !outgoing_[rank].channel;
     if (rank == view_.rank || left_[rank] || out_of_reach) continue;
     call(rank, message, loop().now() + options_.lease, nullptr);
@@ -580,22 +585,23 @@ bool Mesh::is_connected(int32_t rank) const {
   return std::any_of(incoming_.begin(), incoming_.end(), [rank](const auto& item) { return item.second.rank == rank; });
 }
 
-// What it said to the head has arrived, what it sent to us is to come: unless its machine died in between, and then nobody
-// watches over it any more.
+// The head knows that this peer left, but its goodbye to this worker has not arrived. Waits a lease for it:
+// the peer's machine may have died in between, and the head no longer watches a worker that has left.
 void Mesh::await_goodbye(int32_t rank) {
   const transport::Time due = loop().now() + options_.lease;
   std::weak_ptr<int> alive = alive_;
   loop().schedule(due, [this, alive, rank, due] {
     if (alive.expired() || closed_ || left_[rank] || !is_connected(rank)) return;
-    if (loop().now() - due > options_.lease / 2) return await_goodbye(rank);  // we were stopped: it may lie here unread
-    events_.on_peer_unreachable(rank, lost(rank, Status(Code::kWorkerLost, "it has left the job, but what it sent before that "
-                                                                       "has not come within the lease")));
+    if (loop().now() - due > options_.lease / 2) return await_goodbye(rank);  // this process was stopped
+    const Status late(Code::kWorkerLost, "it has left the job, but its goodbye has not arrived within the lease");
+    events_.on_peer_unreachable(rank, lost(rank, late));
   });
 }
 
-// The head notices a worker that is lost, unless it has gone in good order itself; nobody but this worker notices that
-// the way to a peer is cut. So a peer that operations wait for, and have waited for a while, is probed. From the beginning
-// of the wait to on_peer_unreachable() it takes nine to ten tenths of a lease. A probe survives a cut of eight tenths.
+// The head notices a lost worker, unless the head itself has left in good order. But only this worker notices
+// that its way to a peer is cut. So it probes a peer that operations have waited for since the last look, a
+// tenth of a lease ago. From the beginning of the wait to on_peer_unreachable() it takes 0.9 to 1 lease. A
+// probe survives a cut of 0.8 leases.
 void Mesh::watch_peers() {
   if (closed_) return;
   std::set<int32_t> needed;
@@ -620,7 +626,7 @@ void Mesh::probe(int32_t rank) {
     if (alive.expired() || closed_) return;
     probed_[rank] = 0;
     if (answer.ok() || left_[rank]) return;
-    if (loop().now() - due > options_.lease / 2) return probe(rank);  // we were stopped: the answer may lie here unread
+    if (loop().now() - due > options_.lease / 2) return probe(rank);  // this process was stopped
     events_.on_peer_unreachable(rank, unreachable(rank, answer.message()));
   });
 }
@@ -633,8 +639,9 @@ Status Mesh::unreachable(int32_t rank, const std::string& why) const {
       .with_rank(rank, host_of(rank));
 }
 
-// Its goodbye came over its own connection; answers to what we sent come over ours, and have all come when that one ends,
-// which it does as soon as the peer's session is closed. Only a peer that is stopped just then lets us wait.
+// The goodbye came over the peer's connection. The answers to this worker's chunks come over this worker's
+// connection, and are all in when that one ends. Normally that is at once; a peer that is stopped just then
+// delays it by a lease at most.
 void Mesh::peer_left(int32_t rank) {
   if (rank < 0 || rank >= size() || left_[rank]) return;
   left_[rank] = 1;
@@ -648,7 +655,8 @@ void Mesh::peer_left(int32_t rank) {
   });
 }
 
-// Steps begin without a worker that has left before.
+// Removes a departed worker from the first operations of open calls that can go on without it, such as step
+// headers.
 void Mesh::leave_out(int32_t rank) {
   std::vector<uint64_t> open;
   for (const auto& [operation, entry] : tasks_) {
@@ -660,8 +668,8 @@ void Mesh::leave_out(int32_t rank) {
   }
 }
 
-// Whoever closes its session in good order has made its start and its steps with success. So it has used all that it was sent for
-// them, though its last answers may have been lost with its connections.
+// Returns whether a departed worker has completed the start or step that the task belongs to, as its goodbye
+// says. It has then received everything that was sent to it for these; only its last answers may be lost.
 bool Mesh::has_made(int32_t rank, const Task& task) const {
   const Kind kind = static_cast<Kind>(task.shape().kind);
   const bool is_of_training = kind == Kind::kStart || kind == Kind::kHeader || kind == Kind::kBucket;
@@ -676,7 +684,7 @@ void Mesh::answer_for(int32_t rank) {
       if (send.rank == rank) answered.emplace_back(operation, std::move(send.done));
     }
     std::erase_if(entry.sends, [rank](const auto& send) { return send.second.rank == rank; });
-    if (outgoing_[rank].channel) outgoing_[rank].channel->revoke(operation);  // or a late answer would come twice
+    if (outgoing_[rank].channel) outgoing_[rank].channel->revoke(operation);  // else a late answer would call `done` twice
   }
   for (auto& [operation, done] : answered) {
     if (find(operation)) done({});
@@ -775,7 +783,8 @@ void Mesh::take(int32_t source, const ServerChannel* channel, const BulkHeader& 
   }
   if (task) return give(*task, source, header, std::move(receipt));
   if (has_ended(header.operation)) return receipt->finish(refusal(source, header));
-  if (!opened_ && bytes_of(parked_) + receipt->data().size() > options_.receive_memory) {  // no honest worker sends so much
+  // A worker of dsgd never sends so much before the job begins.
+  if (!opened_ && bytes_of(parked_) + receipt->data().size() > options_.receive_memory) {
     return receipt->finish(Status(Code::kLimit, "the chunks that came before the job began would take more than receive_memory"));
   }
   parked_[header.operation].push_back({source, channel, header, std::move(receipt)});
@@ -813,7 +822,11 @@ void Mesh::drop_parked(uint64_t operation, const Status& cause) {
 void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
   if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
     const bool begun = opened_ && (failed->session || find(failed->operation) || has_ended(failed->operation));
-    respond(begun ? Result<Message>(Message(transport::Empty{})) : Status(Code::kState, "this worker has not begun it"));
+    if (begun) {
+      respond(Message(transport::Empty{}));
+    } else {
+      respond(Status(Code::kState, "this worker has not begun operation " + std::to_string(failed->operation)));
+    }
     if (opened_ && failed->view == view_.view) failure_from_peer(*failed);
   } else if (auto* part = std::get_if<transport::ObjectPart>(&request)) {
     if (opened_ && (part->view != view_.view || !is_peer(part->rank))) {
@@ -838,10 +851,11 @@ void Mesh::on_close(ServerChannel& channel, const Status& why) {
   auto node = incoming_.extract(&channel);
   if (node.empty() || closed_) return;
   const int32_t rank = node.mapped().rank;
-  if (!opened_) return drop_chunks(parked_, channel, why);  // it can no longer be checked that they came from this rank
+  if (!opened_) return drop_chunks(parked_, channel, why);  // their rank can no longer be checked
   if (!is_peer(rank)) return;
   if (left_[rank]) return;
-  if (const Status& cause = node.mapped().cause; !cause.ok()) {  // its news may be ahead of the head's
+  // The peer's cause may arrive before the head's news.
+  if (const Status& cause = node.mapped().cause; !cause.ok()) {
     return events_.on_peer_failure(cause.rank() >= 0 ? cause.rank() : rank, cause);
   }
   if (node.mapped().goodbye) {

@@ -5,7 +5,7 @@
 // so that workers whose calls differ stand at the same number again after it, however many operations each of
 // the calls would have had. A chunk for an operation that has not begun here is parked in pooled memory; the
 // sender's windows (per operation, see ClientChannel::send) and the number of tasks open at once bound how
-// much that can be, so a worker that is ahead waits, and one that is behind finds its data there.
+// much is parked. So a worker that is ahead waits, and the data of one that is behind is already there.
 #pragma once
 
 #include <array>
@@ -35,17 +35,18 @@ struct MeshOptions {
   uint64_t receive_memory = 256 << 20;
   transport::Duration lease = std::chrono::seconds(10);  // limit of every wait for a peer that does not answer
   // Finds out whether a peer can be reached, by a new connection (core/membership/probe.h); `done` comes on the session's
-  // loop. Without it, nobody looks.
+  // loop. Null: peers are not probed.
   std::function<void(const transport::MemberInfo& peer, transport::Time deadline, std::function<void(const Status&)> done)> probe = {};
 };
 
-// What the mesh tells its owner.
+// Events that the mesh reports to its owner.
 class MeshEvents {
  public:
   virtual ~MeshEvents() = default;
   // A peer says that its session is broken: the session here cannot go on.
   virtual void on_peer_failure(int32_t rank, const Status& why) = 0;
-  // This worker cannot reach a peer, or hears no more of it. Which of the two is cut off is not known.
+  // This worker cannot reach a peer, or a connection with it has ended without a goodbye. Which of the two is
+  // cut off is unknown.
   virtual void on_peer_unreachable(int32_t rank, const Status& why) = 0;
   // A peer closed its session in good order; all that it sent has arrived.
   virtual void on_peer_left(int32_t rank) = 0;
@@ -92,31 +93,34 @@ class Mesh final : public transport::ServerHandler {
   // succeed anywhere unless all workers make the same call.
   static constexpr bool is_first(uint64_t operation) { return operation % kOperationsOfACall == 0; }
 
-  // "WHAT within LIMIT; still waiting for ...": the error that names who is missing.
+  // Returns the timeout error "WHAT within LIMIT; still waiting for ...", which names the missing peers.
+  // `limit` begins with the name of the setting that the deadline comes from ("step_timeout = 300.0 s").
   Status too_late(const std::string& what, const std::string& limit, std::span<const int32_t> missing,
                   std::span<const int32_t> silent = {}) const;
-  // What ended a call to a peer: its own answer, or the loss of the worker if it is the connection that ended.
+  // Returns why a call to a peer failed: the peer's answer, or the loss of the worker if the connection
+  // ended.
   Status blame(int32_t rank, const Status& status) const;
-  // The connection has ended, and it is not known yet whether the worker has left or is lost.
+  // Returns whether the connection has ended and the worker may have left or be lost.
   bool undecided(int32_t rank, const Status& status) const;
   Status has_closed(int32_t rank) const;
 
   // Takes the task and starts it; null if it ended at once. No number is used twice.
   Task* add(std::unique_ptr<Task> task, transport::Time deadline);
-  // Ends the operations [first, last) of one call here, those to come, too, and tells nobody: the peers that take part end
-  // them by themselves. What they send for them until then is thrown away.
+  // Ends the operations [first, last) of one call on this worker only, including those not yet begun. Peers
+  // do the same by themselves; their chunks are discarded.
   void drop(uint64_t first, uint64_t last);
-  // Fails a task here and on all peers. `cause` is what everybody is told.
+  // Fails a task here and on all peers, with `cause`.
   void fail(Task& task, const Status& cause);
-  // The same for one that will not begin here.
+  // Fails an operation on all peers that will not begin here.
   void refuse(uint64_t operation, const Status& cause) { tell_peers(operation, false, cause); }
-  // Every call ends once, when its last operation here has; what peers send for others of it is refused from then
-  // on. With a cause its open operations end here, without telling the peers, who know by themselves.
+  // Ends a call, once, when its last operation here has ended. Chunks for other operations of the call are
+  // refused from then on. With a cause, its open operations end here; the peers end theirs by themselves and
+  // get no message.
   void end_call(uint64_t call, const Status& cause);
   // Fails all tasks; tells the peers that this session is broken. Later operations are refused by the owner.
   void fail_session(const Status& cause);
   void tell_failure(const Status& cause);
-  // No message waits for a connection that is being dialled.
+  // Returns whether no message waits for a connection.
   bool sent() const;
 
   // Peers that the open operations of a call wait for.
@@ -138,15 +142,15 @@ class Mesh final : public transport::ServerHandler {
 
   bool alone() const;  // all others have left
   bool has_left(int32_t rank) const { return left_[rank]; }
-  // It closed its session in good order, before it made the call of this operation. All workers that get its goodbye answer
-  // alike; who does not get it loses the worker.
+  // Returns whether `rank` closed its session in good order before it made the call of this operation. All
+  // workers that have its goodbye agree; a worker without it loses the connection instead.
   bool left_before(int32_t rank, uint64_t operation) const {
     return left_[rank] && first_call_not_made_[rank] != 0 && call_of(operation) >= first_call_not_made_[rank];
   }
   // A rank has left in good order: tasks that need it fail.
   void peer_left(int32_t rank);
-  // The head says that a rank has left. Its own goodbye comes behind its data and is waited for, if it ever connected, for
-  // a lease.
+  // The head says that a rank has left. If the rank is connected to this worker, waits at most a lease for
+  // its goodbye, which comes behind its data.
   void told_left(int32_t rank);
   // Says goodbye and closes all connections after flushing. `first_call_not_made`: steps of this and later calls may go on
   // without this worker; 0: none may.
@@ -169,7 +173,7 @@ class Mesh final : public transport::ServerHandler {
   struct Waiting {
     uint64_t operation;
     std::function<void(transport::ClientChannel&)> use;
-    std::function<void(Result<transport::Message>)> answered = {};  // of a call: hears that there will be no connection
+    std::function<void(Result<transport::Message>)> answered = {};  // of a call: gets the error
   };
   struct Outgoing {
     std::unique_ptr<transport::ClientChannel> channel;
@@ -185,34 +189,35 @@ class Mesh final : public transport::ServerHandler {
   };
   struct Parked {
     int32_t source;
-    const transport::ServerChannel* channel;  // to compare, it may be gone
+    const transport::ServerChannel* channel;  // only for comparison; it may have been destroyed
     transport::BulkHeader header;
     std::unique_ptr<transport::BulkReceipt> receipt;
   };
   struct Entry {
     std::unique_ptr<Task> task;
     transport::TimerId timer = 0;
-    std::vector<char> heard;  // by rank: it has begun there, as a chunk or an answer tells
+    std::vector<char> heard;  // by rank: a chunk or an answer shows that it has begun there
     bool asked = false;       // its deadline has passed, here or at a peer
-    std::vector<int32_t> not_begun;  // who has answered so
+    std::vector<int32_t> not_begun;  // peers that have answered "not begun"
     int32_t unanswered = 0;
     struct Send {
       int32_t rank;
       std::function<void(const Status&)> done;
     };
     std::map<uint64_t, Send> sends;  // not yet answered, by number
-    bool unsound = false;  // it had not the memory to go on: only its end is to come
+    bool unsound = false;  // out of memory in the task: it can only be ended
     // Comparison of a call's first operation (mesh_compare.cc).
     std::vector<char> agreed;      // by rank: a chunk from it has shown the same signature
     int32_t to_agree = 0;          // peers that have not
     std::vector<char> sent_to;     // by rank: it has been sent a chunk, which carries the signature
     bool finished = false;         // the task has succeeded, and waits for the comparison
-    Status disagreement;           // with a peer, as far as its header says
-    transport::TimerId verdict = 0;  // how long rank 0 is waited for, which tells all workers the same sentence
+    Status disagreement;           // with a peer, from the header of its chunk
+    transport::TimerId verdict = 0;  // limit of the wait for rank 0, which sends all workers the same error
   };
 
   void with_channel(int32_t rank, Waiting waiting);
   void dial(int32_t rank);
+  void dial_address(int32_t rank, const transport::DialOptions& dial, size_t index, const Status& last);
   void ended(Task& task, const Status& status);  // called by Task::end
   void give(Task& task, int32_t source, const transport::BulkHeader& header,
             std::unique_ptr<transport::BulkReceipt> receipt);
@@ -241,25 +246,25 @@ class Mesh final : public transport::ServerHandler {
             std::unique_ptr<transport::BulkReceipt> receipt);
   std::unique_ptr<transport::BulkReceipt> take_dispute(int32_t source, const transport::BulkHeader& header,
                                                        std::unique_ptr<transport::BulkReceipt> receipt);
-  bool settle(uint64_t operation);  // at rank 0: true if it has ended by that
+  bool settle(uint64_t operation);  // at rank 0; returns whether the operation ended
   void end_with(uint64_t operation, const Status& cause);
   void drop_parked(uint64_t operation, const Status& cause);
   void failure_from_peer(const transport::OperationFailed& message);
   void tell_peers(uint64_t operation, bool session, const Status& cause);
   Status lost(int32_t rank, const Status& why) const;
   void peer_gone(int32_t rank, const Status& status);
-  std::string host_of(int32_t rank) const;  // empty for who is not in the view
+  std::string host_of(int32_t rank) const;  // empty for a rank that is not in the view
   bool is_in_view(const transport::Hello& hello) const;
-  // Whether a connection may be what it claims: of this job, and the only one of its worker.
+  // Returns an error unless the connection belongs to this job and is the only one of its worker.
   Status check_claim(const transport::ServerChannel& channel) const;
   Status not_in_job(const transport::ServerChannel& channel) const;
-  void show_out(transport::ServerChannel& channel);  // it is none of this job's
+  void show_out(transport::ServerChannel& channel);  // closes a connection that does not belong to this job
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
   void fail_tasks_that_need(int32_t rank);
   void leave_out(int32_t rank);
   bool has_made(int32_t rank, const Task& task) const;
   void answer_for(int32_t rank);
-  bool is_connected(int32_t rank) const;  // to here
+  bool is_connected(int32_t rank) const;  // has a connection to this worker
   void await_goodbye(int32_t rank);
   void watch_peers();
   void probe(int32_t rank);
@@ -282,17 +287,17 @@ class Mesh final : public transport::ServerHandler {
   std::set<int32_t> waited_for_;  // by operations, when watch_peers() last looked
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
   std::map<uint64_t, Entry> tasks_;
-  std::multimap<uint64_t, Entry> buried_;  // tasks that have ended, and may be running one of their own functions
+  std::multimap<uint64_t, Entry> buried_;  // ended tasks that may be on the call stack
   uint64_t next_send_ = 0;
-  bool burial_ = false;                    // posted
+  bool burial_ = false;                    // a task that destroys them is posted
   std::map<uint64_t, std::vector<Parked>> parked_;
-  std::map<uint64_t, Status> failed_;  // newest failed operations, so that latecomers learn the cause
+  std::map<uint64_t, Status> failed_;  // causes of the newest failed operations, for chunks that come late
   std::map<uint64_t, Status> failed_early_;  // failed by a peer before they began here
-  std::map<uint64_t, std::map<int32_t, Signature>> disputes_;  // at rank 0: operation -> rank -> what it calls
-  Entry* starting_ = nullptr;          // whose task is in start()
+  std::map<uint64_t, std::map<int32_t, Signature>> disputes_;  // at rank 0: operation -> rank -> signature
+  Entry* starting_ = nullptr;          // the entry whose task is in start()
   std::array<uint64_t, kChannels> calls_ended_below_;  // by channel: all calls below this one have ended here
   std::set<uint64_t> calls_ended_;     // ended ones at or above it
-  std::set<uint64_t> ended_;           // operations that have, of calls that have not
+  std::set<uint64_t> ended_;           // ended operations of calls that have not ended
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 

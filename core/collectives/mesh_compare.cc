@@ -90,7 +90,7 @@ void Mesh::mismatch(Task& task, int32_t source, const BulkHeader& header) {
   send_small(0, mine.header, signature_payload(mine));
 }
 
-// Takes the chunk if it is a full signature, or none that a worker of dsgd would send; else gives it back.
+// Consumes a chunk that carries a full signature or is invalid, and returns null; returns any other chunk.
 std::unique_ptr<transport::BulkReceipt> Mesh::take_dispute(int32_t source, const BulkHeader& header,
                                                            std::unique_ptr<transport::BulkReceipt> receipt) {
   const auto data = receipt->data();
@@ -116,7 +116,8 @@ std::unique_ptr<transport::BulkReceipt> Mesh::take_dispute(int32_t source, const
   return nullptr;
 }
 
-// Names the two lowest ranks that differ, as soon as two are known.
+// If two of the known signatures differ, sends all workers an error that names the lowest rank and the lowest
+// one that differs from it. Returns whether the operation ended.
 bool Mesh::settle(uint64_t operation) {
   const auto disputed = disputes_.find(operation);
   if (disputed == disputes_.end()) return false;

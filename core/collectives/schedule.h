@@ -34,8 +34,8 @@ struct Schedule {
     Transfer transfer;
     uint32_t number = 0;        // among the transfers from the same sender to the same receiver
     uint32_t waits_for = 0;     // how many entries name it below
-    // A send whose elements are overwritten in its own round sends a copy: waiting for the peer, who would wait the same
-    // way, could last for ever.
+    // The elements of this send are overwritten in its own round, so it sends a copy. Otherwise both sides
+    // could wait for ever, each for the other to read its elements first.
     bool copied = false;
     std::vector<uint32_t> before;    // begin when this one is over (when it has begun, if it is copied)
     std::vector<uint32_t> following; // begin when this one has begun: sends to one peer begin in their order

@@ -35,12 +35,14 @@ enum class Algorithm : uint8_t { kAuto = 0, kDirect = 1, kRing = 2, kOneHop = 3,
 const char* kind_name(Kind kind);
 const char* algorithm_name(Algorithm algorithm);
 
-// What all workers must agree on; fields that are not given here are filled in by who knows them.
+// Returns the header with the fields that all workers must agree on; other fields are set by the caller or by
+// the mesh.
 transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count);
-// In words: "all-reduce (float32, sum, 1024 elements)". `parts` stands in place of the number of elements.
+// "all-reduce (float32, sum, 1024 elements)"; `parts`, unless empty, replaces the number of elements.
 std::string describe(const transport::BulkHeader& shape, const std::string& parts = {});
 
-// Which chunk a sink was given out for: a chunk without pooled data is taken for landed only if it is that one.
+// Remembers the chunk for which a sink was given, to match it with the chunk that arrives without pooled
+// data.
 class Landing {
  public:
   void begin(const transport::BulkHeader& header) { active_ = true, phase_ = header.phase, offset_ = header.offset; }
@@ -58,7 +60,7 @@ class Task {
  public:
   using Done = std::function<void(const Status&)>;
   // `shape`: view, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the mesh.
-  // `group`: who takes part; null: all workers. Tasks know their peers by their places in it.
+  // `group`: the workers that take part; null: all. Tasks know their peers by their places in it.
   Task(Mesh& mesh, const transport::BulkHeader& shape, Done done, std::shared_ptr<const Group> group = nullptr);
   virtual ~Task() = default;
   Task(const Task&) = delete;
@@ -68,7 +70,8 @@ class Task {
   uint64_t operation() const { return shape_.operation; }
   std::string name() const;  // "all-reduce 7"
   void rename(std::string name) { name_ = std::move(name); }
-  // The setting that its deadline comes from, for the message when the deadline has passed.
+  // The setting that its deadline comes from ("step_timeout = 300.0 s"), for the message when the deadline
+  // has passed.
   const std::string& limit() const { return limit_; }
   void set_limit(std::string limit) { limit_ = std::move(limit); }
   // Elements of each rank, for the message when workers disagree; the tag of the shape covers them.
@@ -84,9 +87,10 @@ class Task {
   // Places that this task still waits for; empty once it has ended.
   virtual std::vector<int32_t> missing() const = 0;
   std::vector<int32_t> missing_ranks() const;
-  // The worker at this place closed its session before it made this call. The task goes on without it, or cannot (false).
+  // The worker at this place closed its session before it made this call. Returns whether the task goes on
+  // without it.
   virtual bool leave_out(int32_t /*place*/) { return false; }
-  // The task has failed: chunks that it holds are answered with the cause, so that their senders learn it too.
+  // The task has failed. Answers the chunks that it holds with the cause.
   virtual void drop_chunks(const Status& /*cause*/) {}
 
  protected:
