@@ -130,7 +130,7 @@ Status Mesh::check_claim(const ServerChannel& channel) const {
 
 void Mesh::show_out(ServerChannel& channel) {
   const Status why = not_in_job(channel);
-  refusals_.note("connections of workers that are not in this job", why.message());
+  refusals_.note("they are not from workers of this job", why.message());
   incoming_.erase(&channel);
   drop_chunks(parked_, channel, why);
   channel.close();
@@ -740,7 +740,7 @@ Status Mesh::on_open(ServerChannel& channel) {
     incoming_[&channel] = {.rank = channel.hello().rank};
   } else {
     const bool second = refused.code() == Code::kExists;
-    refusals_.note(second ? "second connections of one worker" : "connections of workers that are not in this job",
+    refusals_.note(second ? "their worker has a connection already" : "they are not from workers of this job",
                    refused.message());
   }
   return refused;

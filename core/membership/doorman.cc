@@ -29,11 +29,11 @@ Result<Doorman::Decision> Doorman::on_hello(const transport::Hello& hello, const
   return decision;
 }
 
-// Says nothing about this job.
+// The message goes to a process that may not know the token, so it names only what that process has sent.
 Status Doorman::on_wrong_token(const transport::Hello& hello, const std::string& from) {
-  Status why(Code::kUnauthorized, name_of(hello, from) + " is not let in: its token is wrong for job '" + printable(hello.job) +
+  Status why(Code::kUnauthorized, name_of(hello, from) + " was refused: its token is wrong for job '" + printable(hello.job) +
                                       "'; give every process of the job the same `token` and `job`");
-  refused("wrong token", why);
+  refused("their token is wrong", why);
   return why;
 }
 
@@ -46,20 +46,20 @@ Result<Doorman::Decision> Doorman::decide(const transport::Hello& hello, const s
   const std::string who = name_of(hello, from);
   *cause = "they want another job";
   if (hello.job != job_) {
-    return Status(Code::kUnauthorized, who + " is not let in: it wants job '" + printable(hello.job) +
+    return Status(Code::kUnauthorized, who + " was refused: it wants job '" + printable(hello.job) +
                                            "', this is job '" + job_ +
                                            "'; set `job` to the same name everywhere, or `head` to another address");
   }
   const std::string version = printable(hello.library_version);
   *cause = "they have another version of dsgd";
   if (hello.protocol != transport::kProtocolVersion) {
-    return Status(Code::kMismatch, who + " is not let in: it speaks protocol " + std::to_string(hello.protocol) +
+    return Status(Code::kMismatch, who + " was refused: it speaks protocol " + std::to_string(hello.protocol) +
                                        " (dsgd " + version + "), this process speaks protocol " +
                                        std::to_string(transport::kProtocolVersion) + " (dsgd " + library_version() +
                                        "); install the same version of dsgd everywhere");
   }
   if (major_version(hello.library_version) != major_version(library_version())) {
-    return Status(Code::kMismatch, who + " is not let in: it has dsgd " + version + ", this process has dsgd " +
+    return Status(Code::kMismatch, who + " was refused: it has dsgd " + version + ", this process has dsgd " +
                                        library_version() +
                                        "; major versions must be the same: install one version of dsgd everywhere");
   }

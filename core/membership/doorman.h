@@ -1,4 +1,4 @@
-// The doorman: the first look at every connection of a process, before any RPC is possible on it.
+// Admission: checks the hello of every connection to this process, before any RPC is possible on it.
 #pragma once
 
 #include <functional>
@@ -20,10 +20,11 @@ class Doorman final : public transport::AcceptHandler {
     transport::Network* network = nullptr;  // null: this process has no such role
     transport::ServerHandler* handler = nullptr;
   };
-  // Where probes live (probe.h). Without it, they are refused.
+  // Routes probes (probe.h) to this network. Without it, they are refused.
   void accept_probes(transport::Network* network) { probe_ = {network, &probe_handler_}; }
-  // Routes by role. The transport has checked the token; then come the job, the protocol and the library's major version.
-  // Refusals are logged, at a limited rate (`log` null: not at all). `loop`: of the listening network.
+  // Routes by role. The transport has checked the token; the doorman checks the job, the protocol and the
+  // library's major version. Refusals are logged, at a limited rate (`log` null: not at all). `loop`: of the
+  // listening network.
   Doorman(transport::Loop& loop, std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log);
   // Called for each refusal, on the listening network's loop.
   void on_refused(std::function<void(const std::string& why)> refused) { refused_ = std::move(refused); }

@@ -72,11 +72,12 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   Leases leases;
   std::vector<Worker> workers;  // by rank
   std::string job_nonce;        // of the running job
+  bool end_timer_set = false;   // all workers have left; the job ends a lease later at the latest
   std::list<ServerChannel*> idle;  // control connections that have not asked to join, or were refused; the oldest first
   int32_t head_rank = -1;
   std::vector<transport::WatchReply> news;  // news[i] has sequence i + 1
   Status cause;                             // what broke the job
-  Responder host_leave;  // the answer to the head's own worker, held back until the others know
+  Responder host_leave;  // the answer to the Leave of the head's host, held back until the others know
   std::set<std::pair<int32_t, int32_t>> cut_pairs;  // workers that cannot reach each other, the lower rank first
   std::string cut_detail;                           // what the first of them said
   Time cut_reported{};
@@ -131,7 +132,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (known) return {};
     Status why(Code::kState, "a heartbeat from " + from + " claims to be rank " + std::to_string(hello.rank) + ", worker '" +
                                  printable(hello.worker_id) + "', which is not in the running job");
-    refusals.note("heartbeats of workers that are not in the job", "head: " + why.message());
+    refusals.note("they are heartbeats of workers that are not in the job", "head: " + why.message());
     return why;
   }
 
@@ -145,7 +146,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     }
     const MemberInfo member = request.member;
     Status refused;
-    if (request.lease != options.lease) {  // who renews less often than the head expects would be taken for lost
+    if (request.lease != options.lease) {  // a worker that renews less often would be lost
       refused = Status(Code::kMismatch, "worker " + describe_candidate(member) + " says lease = " +
                                             describe_duration(request.lease) + ", the head says lease = " +
                                             describe_duration(options.lease) + "; set `lease` to the same time everywhere")
@@ -173,10 +174,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   Status refusal(const MemberInfo& late) const {
-    const bool ending = phase != Phase::kRunning ||
+    const bool job_is_ending = phase != Phase::kRunning ||
                         std::any_of(workers.begin(), workers.end(), [](const Worker& w) { return w.left; });
-    if (ending) {  // the next job may begin at this address as soon as this one is gone: worth another
-                   // attempt
+    if (job_is_ending) {  // kUnreachable, so that the worker tries again: the next job may begin at this address
       return Status(Code::kUnreachable, "worker " + describe_candidate(late) +
                                             " cannot join: the job at this head is ending" +
                                             (cause.ok() ? "" : " (" + cause.message() + ")") +
@@ -307,7 +307,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   bool has_renewed_since(Time when, int32_t rank) const {
     const Worker& worker = workers[static_cast<size_t>(rank)];
-    return worker.left || leases.silence(static_cast<size_t>(rank), loop.now()) < loop.now() - when;
+    const Time renewed = loop.now() - leases.silence(static_cast<size_t>(rank), loop.now());
+    return worker.left || renewed > when;
   }
 
   void decide_cut() {
@@ -368,9 +369,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   void on_watch(ServerChannel& channel, const transport::Watch& watch, const Responder& respond) {
+    // Before the job begins there is no news: a Watch asks for the progress. By protocol the answer is an
+    // error with kTimeout whose text is the progress (Joiner::ask_progress).
     if (phase == Phase::kGathering && rendezvous.holds(channel)) {
-      return respond(Status(Code::kTimeout,
-                            rendezvous.progress()));  // it has no news to wait for: it asks how far we are
+      return respond(Status(Code::kTimeout, rendezvous.progress()));
     }
     Worker* worker = by_control(channel);
     Result<Worker*> known = speaker(worker, worker ? worker->info.rank : -1, kFirstView);
@@ -413,10 +415,12 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     break_job(cause_from(known.value()->info, report.cause, ""));
   }
 
-  // Of one that has lost the head: the head is here, and hears it, so it is this worker that does not hear the head.
+  // A worker reports that the head is lost. The head is here and received the report, so only the direction
+  // to that worker is broken.
   Status cause_from(const MemberInfo& from, const Status& why, const std::string& prefix) const {
     if (why.code() != Code::kWorkerLost || why.rank() != head_rank || from.rank == head_rank) return relayed_cause(from, why, prefix);
-    return lost_worker(from, "it does not hear the head, which hears it (" + why.message() + "); a firewall may be between them");
+    return lost_worker(from, "it does not hear the head, but the head hears it (" + why.message() +
+                                 "); a firewall may be between them");
   }
 
   void on_leave(ServerChannel& channel, const transport::Leave& leave, const Responder& respond) {
@@ -444,7 +448,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   // ---- the end
 
-  // After each change: may the head's own worker go, and is the job over?
+  // After each change: answers the Leave of the head's host if all others know, and ends the job if it is
+  // over.
   void settle() {
     if (host_leave) {
       const MemberInfo& host = workers[static_cast<size_t>(head_rank)].info;
@@ -457,15 +462,14 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       }
     }
     if (phase != Phase::kRunning && phase != Phase::kBroken) return;
-    const bool gone = std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return !w.control; });
-    if (gone) return end();
+    const bool all_closed = std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return !w.control; });
+    if (all_closed) return end();
     const bool all_left = std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return w.left; });
-    if (all_left && phase == Phase::kRunning && !ending) {
-      ending = true;
+    if (all_left && phase == Phase::kRunning && !end_timer_set) {
+      end_timer_set = true;
       end_after_lease();
     }
   }
-  bool ending = false;
 
   void end_after_lease() {
     loop.schedule(loop.now() + options.lease, [weak = weak_from_this()] {
@@ -497,7 +501,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     gone_timer = loop.schedule(loop.now() + options.init_timeout, [weak = weak_from_this(), gone] {
       auto self = weak.lock();
       if (!self || self->phase != Phase::kGathering) return;
-      self->cause = Status(Code::kTimeout, "worker " + describe_candidate(gone) + " has gone before the job began, and no other has come for " +
+      self->cause = Status(Code::kTimeout, "worker " + describe_candidate(gone) + " disconnected before the job began, and no worker has joined for " +
                                                describe_duration(self->options.init_timeout) + " (init_timeout): " +
                                                self->rendezvous.progress());
       self->end();
@@ -509,26 +513,32 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     MemberInfo gone;
     if (rendezvous.remove(channel, &gone)) {
       log->warning("head: worker " + describe_candidate(gone) +
-                   " has gone before the job began; its place is free again");
+                   " disconnected before the job began; its place is free again");
       if (options.init_timeout > transport::Duration{}) await_another(gone);
       return;
     }
-    for (Worker& w : workers) {
-      if (w.control != &channel && !w.heartbeats.contains(&channel)) continue;
-      if (w.heartbeats.erase(&channel) > 0 && !w.heartbeats.empty()) return;  // it has another
-      const std::string which = w.control == &channel ? "its connection" : "its heartbeat connection";
-      if (w.control == &channel) {
-        w.control = nullptr;
-        w.watch = nullptr;
+    for (Worker& worker : workers) {
+      if (worker.control == &channel) {
+        worker.control = nullptr;
+        worker.watch = nullptr;
+        return on_connection_lost(worker, "its connection", why);
       }
-      if (!w.left && !w.lost && phase == Phase::kRunning) {
-        w.lost = true;
-        break_job(lost_worker(w.info, why.ok() ? which + " to the head was closed without leaving the job"
-                                               : which + " to the head broke (" + why.message() + ")",
-                              code_of_break(why)));
+      if (worker.heartbeats.erase(&channel) > 0) {
+        if (worker.heartbeats.empty()) on_connection_lost(worker, "its heartbeat connection", why);
+        return;
       }
-      return settle();
     }
+  }
+
+  // The worker's control connection or its last heartbeat connection has ended.
+  void on_connection_lost(Worker& worker, const std::string& which, const Status& why) {
+    if (!worker.left && !worker.lost && phase == Phase::kRunning) {
+      worker.lost = true;
+      break_job(lost_worker(worker.info, why.ok() ? which + " to the head was closed without leaving the job"
+                                                  : which + " to the head broke (" + why.message() + ")",
+                            code_of_break(why)));
+    }
+    settle();
   }
 };
 

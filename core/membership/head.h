@@ -1,4 +1,4 @@
-// The head: the one place that decides who is in the job.
+// The head: decides which workers are in the job.
 #pragma once
 
 #include <functional>
@@ -13,16 +13,18 @@ namespace dsgd {
 struct HeadOptions {
   uint32_t num_workers = 1;
   transport::Duration lease{};
-  // A head of its own ends when no worker has come for so long after one has gone from the rendezvous. 0: never.
+  // A head that runs outside the workers ends when a worker disconnects before the job begins and no worker
+  // joins within this time. 0: never.
   transport::Duration init_timeout{};
 };
 
 // Complete when num_workers have joined. Ranks: a worker that asks for a rank gets it; the others get the
 // free ranks in the order of their worker ids, so that the same ids give the same ranks in every run. After
-// completion a silent worker (no Renew within `lease`), one whose heartbeat or control connection breaks
-// without Leave, or a Report breaks the job: all Watch calls are answered with the news. A head that itself
-// was late (its timer fired more than lease/2 after it was due) first gives everybody one more lease, since
-// renewals may wait unread.
+// completion, a worker that does not renew its lease, whose heartbeat or control connection ends without
+// Leave, or that reports a broken job ends the job: all Watch calls are answered with the cause. A report of
+// an unreachable peer makes the head decide which of the two is cut off. A head that itself was late (its
+// timer fired more than lease/2 after it was due) first gives every worker one more lease, since renewals may
+// be unread.
 //
 // The head may be destroyed before or after the network that carries it; it touches neither loop nor channels
 // then.
@@ -36,13 +38,12 @@ class Head final : public transport::ServerHandler {
                    std::unique_ptr<transport::BulkReceipt>) override;
   void on_close(transport::ServerChannel&, const Status& why) override;
 
-  // Called once, on the loop, when the job is over: OK when all workers have left in good order, else what
-  // broke it. By then every worker has been told and is gone, or had a lease's time for it: the process may
-  // end.
+  // `ended` is called once, on the loop, when the job is over: OK when all workers have left in good order,
+  // else the cause. By then every worker has disconnected, or had a lease's time for it: the process may end.
   void on_end(std::function<void(const Status&)> ended);
   // "2 of 4 workers have come: 'w0' (host nodea, pid 17), ..." for time-out messages. Loop only.
   std::string progress() const;
-  // Somebody was not let in, which those who wait are told. Loop only.
+  // Counts a refused connection, for the progress message of waiting workers. Loop only.
   void note_refused(const std::string& why);
 
  private:

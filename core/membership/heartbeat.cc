@@ -86,7 +86,7 @@ void Heartbeat::on_dialled(uint64_t number, Result<std::unique_ptr<transport::Cl
   arm();
 }
 
-// Of the newest, it is a loss; an older one may well not have outlived a cut.
+// If the newest connection closes, the head is lost. An older one may close because of a cut; it is ignored.
 void Heartbeat::on_closed(uint64_t number, const Status& why) {
   if (over_ || channels_.empty()) return;
   if (number == channels_.rbegin()->first) {
@@ -124,9 +124,12 @@ void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::M
       loop().post([channel = std::move(node.mapped())] {});
     }
     arm();
-  } else if (answer.status().rank() >= 0) {
-    fail(answer.status());  // the head's own words: this worker was declared lost
-  } else if (answer.status().code() == Code::kTimeout || !channels_.contains(number) || number != channels_.rbegin()->first) {
+    return;
+  }
+  // A status with a rank comes from the head, not from the transport: the head has declared this worker lost.
+  if (answer.status().rank() >= 0) return fail(answer.status());
+  const bool newest = !channels_.empty() && number == channels_.rbegin()->first;
+  if (answer.status().code() == Code::kTimeout || !newest) {
     last_error_ = answer.status().message();
   } else {
     lose("does not take this worker's heartbeat: " + answer.status().message(), code_of_break(answer.status()));

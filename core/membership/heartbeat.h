@@ -25,12 +25,13 @@ struct HeartbeatOptions {
   std::vector<std::vector<std::string>> peers;  // addresses of the workers that are not on the head's machine
 };
 
-// A head that leaves a renewal unanswered for half an interval is dialled anew, every quarter of an interval, and renewals
-// go by the newest connection: after a cut, TCP may not send again on an old one for as long as the cut was. So a cut that is
-// shorter than the lease less 1.25 intervals is survived, whenever it begins.
+// If the head does not answer a renewal for half an interval, the heartbeat dials it anew, every quarter of
+// an interval, and sends renewals on the newest connection: after a cut, TCP may wait as long as the cut
+// lasted before it sends again on an old one. So a cut shorter than the lease less 1.25 intervals does not
+// end the job, whenever it begins.
 //
-// After half a lease without an answer the peers are asked, too: if none of them answers either, it is this worker that is
-// cut off.
+// After half a lease without an answer the heartbeat probes the peers, too. If none of them answers either,
+// this worker is cut off.
 //
 // The lease is counted from the sending of the last renewal that was acknowledged: so it never outlasts the
 // head's own count, which begins when the renewal arrives.
@@ -65,7 +66,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   std::function<void(const Status&)> failed_;
 
   bool over_ = false;     // failed or stopped
-  bool drained_ = false;  // the lease is over; answers that wait unread get a last chance
+  bool drained_ = false;  // the lease is over; answers that have arrived are read before it fails
   uint64_t dials_ = 0;
   // By number of the dial. Renewals are sent on the newest; the others are kept until it has been answered.
   std::map<uint64_t, std::shared_ptr<transport::ClientChannel>> channels_;  // shared only so that a task may hold one

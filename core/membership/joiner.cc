@@ -71,7 +71,7 @@ void Joiner::ask_progress() {
   channel_->call(transport::Watch{}, options_.deadline,
                  guard([](Joiner& self, const Result<Message>& answer) {
                    if (answer.ok() || answer.status().code() != Code::kTimeout) return;
-                   if (self.loop_.now() >= self.options_.deadline) return;  // not the head's words
+                   if (self.loop_.now() >= self.options_.deadline) return;  // the call's deadline
                    if (self.progress_ == answer.status().message()) return;
                    self.progress_ = answer.status().message();
                    self.log_.info("waiting at the head at " + self.options_.head + ": " + self.progress_);
@@ -83,10 +83,11 @@ void Joiner::ask_progress() {
 }
 
 void Joiner::attempt_failed(const Status& why) {
-  if (why.code() == Code::kTimeout && loop_.now() >= options_.deadline) return out_of_time();  // the wait's end, not the channel's
+  // The call ended at the join's deadline; the connection has not failed.
+  if (why.code() == Code::kTimeout && loop_.now() >= options_.deadline) return out_of_time();
   loop_.cancel(progress_timer_);
   drop_channel();
-  ++attempt_;
+  ++attempt_;  // callbacks of this attempt are ignored from here on (guard())
   if (is_final(why)) return end(why);
   last_error_ = why;
   if (loop_.now() >= options_.deadline) return out_of_time();
@@ -105,7 +106,7 @@ void Joiner::out_of_time() {
     return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" +
                                           within + ": " + progress_ + remedy));
   }
-  if (!progress_.empty()) {  // an embedded head ends with its worker, who may have waited a little less
+  if (!progress_.empty()) {  // an embedded head ends with its worker, whose deadline may be earlier
     return end(Status(Code::kUnreachable, "the head at " + options_.head + " has gone (" + last_error_.message() +
                                               ") and the job was not complete" + within +
                                               ": when the head was last heard, " + progress_ + remedy));
@@ -113,15 +114,14 @@ void Joiner::out_of_time() {
   end(Status(Code::kUnreachable,
              "worker " + describe_candidate(options_.join.member) + " could not reach the head at " + options_.head + within + ": " +
                  (last_error_.ok() ? "it does not answer" : last_error_.message()) +
-                 "; check that it runs, that `head` is its address and that no firewall is between"));
+                 "; check that the head runs, that `head` is its address, and that no firewall blocks it"));
 }
 
 void Joiner::on_answer(Message message) {
   auto* reply = std::get_if<JoinReply>(&message);
   if (!reply || !is_sound(*reply, options_.join)) {
-    return end(Status(Code::kMismatch, "the head at " + options_.head + " answered the join of worker '" +
-                                           options_.join.member.worker_id +
-                                           "' with nonsense; does another program listen there?"));
+    return end(Status(Code::kMismatch, "the head at " + options_.head + " sent an invalid reply to the join of worker '" +
+                                           options_.join.member.worker_id + "'; another program may listen there"));
   }
   end(Joined{std::exchange(channel_, nullptr), std::move(*reply)});
 }

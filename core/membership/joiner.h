@@ -1,4 +1,4 @@
-// Gets a worker into the job: dials the head, again and again, and waits in the rendezvous.
+// Joins a worker to the job: dials the head until it answers, and waits in the rendezvous.
 #pragma once
 
 #include <functional>

@@ -14,7 +14,7 @@ class Leases {
 
   void begin(size_t workers, transport::Time now);  // all of them
   void renew(size_t rank, transport::Time now);
-  void end(size_t rank) { entries_[rank].held = false; }  // left or lost: not looked at any more
+  void end(size_t rank) { entries_[rank].held = false; }  // left or lost: no longer checked
   transport::Duration silence(size_t rank, transport::Time now) const { return now - entries_[rank].renewed; }
 
   // When to call check: at the next lease's end, and often enough in between to notice that the head itself
@@ -22,10 +22,10 @@ class Leases {
   transport::Time next_check(transport::Time now) const;
 
   struct Verdict {
-    bool late = false;         // the head was: everybody has one more lease, since renewals may wait unread
+    bool late = false;         // the head was late: every worker gets one more lease, since renewals may be unread
     std::vector<size_t> lost;  // the one that has been silent for longest first
   };
-  // `due`: what next_check said. A lease that is over is looked at once more after a few milliseconds, in
+  // `due`: the result of next_check. A lease that is over is checked once more after a few milliseconds, in
   // which renewals that have arrived are read, and only then lost.
   Verdict check(transport::Time now, transport::Time due);
 

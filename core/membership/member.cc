@@ -164,8 +164,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     request.sequence = sequence;
     channel->call(request, transport::kNever, [weak = weak_from_this()](Result<Message> answer) {
       auto self = weak.lock();
-      if (!self || self->over() || !self->channel)
-        return;  // who is leaving waits for the answer to that alone
+      if (!self || self->over() || !self->channel) return;  // while leaving, only the answer to Leave matters
       if (!answer.ok()) return self->head_lost("was lost: " + answer.status().message(), code_of_break(answer.status()));
       if (auto* news = std::get_if<transport::WatchReply>(&answer.value())) self->on_news(*news);
     });

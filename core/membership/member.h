@@ -49,13 +49,14 @@ class Member {
   // Tells the head that the job broke; with a `peer`, that this worker cannot reach it. The head then decides which of
   // the two is cut off, and says so by on_broken. Returns whether there is a head that may decide.
   bool report(const Status& cause, int32_t peer = -1);
-  bool has_head() const;  // it has joined, and the head is not known to be lost or to have gone
-  // Leaves; a join under way ends with kClosed. `done` is called within lease at the latest. When this worker
-  // hosts the head, it is called after the other workers have learnt of it, within host_patience at the latest,
-  // and only then may the head be destroyed.
-  // Longer than a lease: the head has still to notice who was lost when its host began to leave. The 100 ms are those of
-  // dsgd_close's promise.
+  bool has_head() const;  // it has joined, and the head is not known to be lost or closed
+  // The longest time that leave() takes on the worker that hosts the head. Longer than a lease: the head must
+  // still notice workers that were lost when its host began to leave. The 100 ms are those of dsgd_close's
+  // promise.
   static transport::Duration host_patience(transport::Duration lease) { return lease + std::chrono::milliseconds(100); }
+  // Leaves; a join under way ends with kClosed. `done` is called within a lease. When this worker hosts the
+  // head, it is called after the other workers have learnt of it, within host_patience; only then may the
+  // head be destroyed.
   void leave(const Status& cause, std::function<void()> done);
 
  private:

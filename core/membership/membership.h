@@ -1,4 +1,4 @@
-// Membership: who is in the job. Pure state machines over transport's Loop and Network.
+// Membership: the set of workers in the job. Pure state machines over transport's Loop and Network.
 //
 //   Head       rendezvous, ranks, leases, news; lives on one loop
 //   Member     a worker's side: join, watch for news, leave; lives on the session's loop

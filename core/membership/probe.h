@@ -1,5 +1,6 @@
-// Whether a worker can be reached: a new connection to the address at which it takes its peers. The heartbeat's thread
-// dials and answers, so that neither bulk data nor a busy session delays it, and no retransmission of an old connection.
+// Finds out whether a worker can be reached, by a new connection to the address at which it accepts its
+// peers. The heartbeat's thread dials and answers, so neither bulk data, a busy session, nor TCP
+// retransmission on an old connection delays it.
 #pragma once
 
 #include <functional>
@@ -10,7 +11,7 @@
 
 namespace dsgd {
 
-// Answers a probe with a refusal: the dialling side needs no more than that its hello is answered. It has no state: any thread.
+// Refuses each probe: the dialling side needs only an answer to its hello. It has no state: any thread.
 class ProbeHandler final : public transport::ServerHandler {
  public:
   Status on_open(transport::ServerChannel&) override;
@@ -21,7 +22,8 @@ class ProbeHandler final : public transport::ServerHandler {
 };
 
 // Dials the addresses in turn, on the network's loop, again and again until one answers. `done` is called once, on that loop: OK when one
-// has answered, be it with a refusal; else why the last one has not. `hello` is a peer's; its role is set here.
+// has answered, even with a refusal; else the error of the last one. `hello` is a peer's; its role is set
+// here.
 void probe(transport::Network& network, transport::Hello hello, std::string token, std::vector<std::string> addresses, transport::Time deadline,
            std::function<void(const Status&)> done);
 

@@ -6,7 +6,7 @@
 namespace dsgd {
 namespace {
 
-constexpr transport::Duration kWindow = std::chrono::seconds(10);
+constexpr std::chrono::seconds kWindow{10};
 
 }  // namespace
 
@@ -32,7 +32,8 @@ struct RefusalLog::State : std::enable_shared_from_this<State> {
     }
     entry->second = 0;
     log->warning(std::to_string(count) + (count == 1 ? " further connection was" : " further connections were") +
-                 " refused in the last 10 s: " + cause);
+                 " refused in the last " + std::to_string(kWindow.count()) +
+                 " s because " + cause);
     open_window(cause);
   }
 };

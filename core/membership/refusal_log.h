@@ -13,7 +13,8 @@ namespace dsgd {
 class RefusalLog {
  public:
   RefusalLog(transport::Loop& loop, std::shared_ptr<Log> log);
-  // Loop only. `cause`: one of a few fixed texts; `message`: all that is known of this one.
+  // Loop only. `cause`: one of a few fixed clauses, such as "their token is wrong"; `message`: the details of
+  // this refusal.
   void note(const std::string& cause, const std::string& message);
 
  private:

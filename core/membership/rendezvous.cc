@@ -170,7 +170,7 @@ std::string Rendezvous::progress() const {
     text += list("; missing: rank ", missing);
   }
   if (refused_ > 0) {
-    text += "; turned away: " + std::to_string(refused_) + (refused_ > 1 ? ", at last because " : ", because ") + last_refusal_;
+    text += "; refused: " + std::to_string(refused_) + " (" + (refused_ > 1 ? "last: " : "") + last_refusal_ + ")";
   }
   return text;
 }

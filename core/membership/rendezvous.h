@@ -1,4 +1,4 @@
-// The list at the door: workers that wait for the job to be complete. Pure data; the head owns it.
+// The workers that wait for the job to begin. Pure data; the head owns it.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,24 @@ class Rendezvous {
 
   explicit Rendezvous(uint32_t num_workers) : num_workers_(num_workers) {}
 
-  // Takes a worker in, or says why not (its `respond` is then untouched). The same worker (id, host, machine
-  // and pid) takes the place it holds already: its connection broke, and it asks again before the head has
-  // seen that. `replaced` is then what the place held.
+  // Admits a worker, or returns why not (its `respond` is then untouched). The same worker (id, host, machine
+  // and pid) replaces its own entry: its connection broke, and it asks again before the head has seen that.
+  // `replaced` is then the old entry.
   Status admit(Candidate& candidate, Candidate* replaced);
-  // The channel is gone: the place of its worker is free again. Null when it held none.
+  // Removes the worker of this channel and gives it in `gone`. Returns false if the channel has no place.
   bool remove(const transport::ServerChannel& channel, transport::MemberInfo* gone);
 
   bool holds(const transport::ServerChannel& channel) const;
-  // Why the workers that have come cannot reach each other: one listens where only its own machine reaches it.
+  // Returns an error if a worker listens where only its own machine reaches it, and another is on a different
+  // machine.
   Status check_reachable() const;
   bool complete() const { return candidates_.size() == num_workers_; }
-  // Once complete: everybody by rank, with request.member.rank set. Who asked for a rank has it; the others
-  // have the free ranks in the order of their ids.
+  // Once complete: removes and returns all workers by rank, with request.member.rank set. A worker that asked
+  // for a rank has it; the others have the free ranks in the order of their ids.
   std::vector<Candidate> take_by_rank();
 
   std::string progress() const;
-  void note_refused(const std::string& why);  // part of the progress, since it may be why others wait
+  void note_refused(const std::string& why);  // shown in progress(): it may be why others wait
 
  private:
   Status check(const transport::JoinRequest& request) const;
@@ -43,7 +44,7 @@ class Rendezvous {
   const uint32_t num_workers_;
   size_t refused_ = 0;
   std::string last_refusal_;
-  std::vector<Candidate> candidates_;  // in the order of their coming; few enough to search
+  std::vector<Candidate> candidates_;  // in the order of arrival; few enough to search
 };
 
 }  // namespace dsgd

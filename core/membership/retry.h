@@ -5,7 +5,7 @@
 
 namespace dsgd {
 
-// The other side said no, or nothing will change by asking again.
+// Returns whether another attempt is pointless: the other side has refused, or nothing will change.
 inline bool is_final(const Status& status) {
   switch (status.code()) {
     case Code::kUnreachable:
@@ -13,7 +13,7 @@ inline bool is_final(const Status& status) {
     case Code::kWorkerLost:  // the connection broke
     case Code::kClosed:
     case Code::kIo:
-    case Code::kInternal:  // the answer was dropped: the head went away
+    case Code::kInternal:  // the answer was dropped: the head ended
       return false;
     default:
       return true;

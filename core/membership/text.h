@@ -21,16 +21,16 @@ std::string describe_head(const std::string& address, const transport::JoinReply
 // Is this an address that only its own machine reaches ("127.0.0.1:7700", "[::1]:0", "localhost:7700", "unix:...")?
 bool is_loopback(const std::string& address);
 
-// Appended where two workers claim one place.
+// Appended to errors about two workers that claim one id or rank.
 inline constexpr const char* kFirstRankHint = "; where another `dsgd run` has started the other one, give --first-rank";
 
 // "rank 2 (worker ...) was lost: <why>"
 Status lost_worker(const transport::MemberInfo& member, const std::string& why, Code code = Code::kWorkerLost);
-// Of the loss of somebody whose connection ended with `why`: kWorkerLost, or kCorrupted.
+// The code for the loss of a worker or head whose connection ended with `why`: kWorkerLost, or kCorrupted.
 Code code_of_break(const Status& why);
-// What others are told of a cause that `from` has given: names `from` where the cause names no rank. A closed
-// session is no cause to be returned by another session, where it would mean that itself was closed: it
-// becomes a lost worker.
+// Turns a cause that `from` has given into the cause that other workers get: it names `from` if the cause
+// names no rank. kClosed becomes kWorkerLost: in another session, kClosed would mean that this other session
+// is closed.
 Status relayed_cause(const transport::MemberInfo& from, const Status& cause, const std::string& prefix);
 
 }  // namespace dsgd

@@ -146,10 +146,10 @@ TEST_F(RendezvousTest, ProgressSaysWhoHasComeAndWhichRanksAreMissing) {
 TEST_F(RendezvousTest, ProgressSaysWhoWasTurnedAway) {
   Rendezvous rendezvous(2);
   rendezvous.note_refused("worker 'x' has a wrong token");
-  EXPECT_EQ(rendezvous.progress(), "0 of 2 workers have come; turned away: 1, because worker 'x' has a wrong token");
+  EXPECT_EQ(rendezvous.progress(), "0 of 2 workers have come; refused: 1 (worker 'x' has a wrong token)");
   rendezvous.note_refused(std::string(398, 'a') + "\u00e4\u00e4");
   EXPECT_EQ(rendezvous.progress(),
-            "0 of 2 workers have come; turned away: 2, at last because " + std::string(398, 'a') + "\u00e4");
+            "0 of 2 workers have come; refused: 2 (last: " + std::string(398, 'a') + "\u00e4)");
 }
 
 TEST_F(RendezvousTest, ProgressOfALargeJobStaysReadable) {
