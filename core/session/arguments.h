@@ -1,4 +1,4 @@
-// Checks of what users give, where several calls take the same kind of thing.
+// Checks of arguments that several calls have in common.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace dsgd {
 
-// A contribution weight: 0, or within bounds that leave c*g and the sums of it their place in float32.
+// Checks a contribution weight: 0, or within bounds so that c*g and its sums do not overflow float32.
 Status check_weight(double weight);
 
-// A name of a parameter or an object ("parameter", "object"): it stands in messages and logs of all workers.
+// Checks the name of a parameter or an object (`what`): it appears in messages and logs of all workers.
 Status check_name(const std::string& what, const std::string& name);
 
 }  // namespace dsgd

@@ -10,6 +10,7 @@
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
 #include "core/collectives/exchange.h"
+#include "core/membership/text.h"
 #include "core/reduce/kernels.h"
 #include "core/strategy/divergence.h"
 
@@ -41,6 +42,11 @@ std::shared_ptr<std::vector<float>> widened_copy(std::span<const std::byte> data
 }
 
 constexpr const char* kCommunication = "what its communication needs";
+
+// "step_timeout = 300.0 s" or "timeout_ms = 500"
+std::string limit_of(const CallOptions& options, transport::Duration step_timeout) {
+  return options.timeout.count() > 0 ? options.limit() : "step_timeout = " + describe_duration(step_timeout);
+}
 
 std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
   std::vector<size_t> bounds(counts.size() + 1, 0);
@@ -80,18 +86,19 @@ std::shared_ptr<Engine::Call> Engine::begin_call(Done* done, const CallOptions& 
     if (mesh_) mesh_->end_call(number, status);
     done(status);
   };
-  return std::make_shared<Call>(Call{number, deadline(options), options.limit()});
+  return std::make_shared<Call>(Call{number, deadline(options), limit_of(options, options_.step_timeout)});
 }
 
 void Engine::enqueue(std::shared_ptr<Call> call, MakeTask make, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
   const uint64_t operation = Mesh::operation(call->number, call->next++);
   const uint32_t channel = Mesh::channel_of(call->number);
-  // In the order of the calls: a call's second operation goes before what was called after it, whose workers may wait for it.
+  // In the order of the calls: a call's second operation goes before later calls, since other workers may
+  // wait for it.
   auto& pending = channels_[channel].pending;
-  auto place = pending.end();
-  while (place != pending.begin() && std::prev(place)->operation > operation) --place;
-  pending.insert(place, {std::move(make), std::move(done), operation, call->deadline, call->limit});
+  auto position = pending.end();
+  while (position != pending.begin() && std::prev(position)->operation > operation) --position;
+  pending.insert(position, {std::move(make), std::move(done), operation, call->deadline, call->limit});
   pump(channel);
 }
 
@@ -101,7 +108,7 @@ Status Engine::no_memory(const std::string& what) const {
 
 Status Engine::open(const transport::JoinReply& view) {
   Status status = mesh_ ? mesh_->open(view) : Status();
-  if (view.members.size() == 1) use_mesh(nullptr);  // nobody else will come
+  if (view.members.size() == 1) use_mesh(nullptr);  // this worker is the whole job
   exhausted_ = no_memory(kCommunication);
   return status;
 }
@@ -120,7 +127,7 @@ Result<std::unique_ptr<Task>> Engine::made(const Pending& pending, const Done& e
 void Engine::pump(uint32_t channel) {
   const size_t limit = channel == 0 ? Mesh::kOpenTasks : Mesh::kOpenTasksOfAChannel;
   auto& [next_call, pending, running] = channels_[channel];
-  while (broken_.ok() && running < limit && !pending.empty()) {  // what is left of a broken session is failed
+  while (broken_.ok() && running < limit && !pending.empty()) {  // fail() ends the rest of a broken session
     Pending next = std::move(pending.front());
     pending.pop_front();
     ++running;
@@ -181,10 +188,12 @@ void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> dat
   }
   const size_t count = data.size() / dtype_size(wide(dtype));
   if (!options_.algorithm.registered) return reduce_all(std::move(call), data, dtype, reduction, std::move(done));
-  // A function that answers differently here and there would leave workers waiting for each other. Compared each time: which
-  // calls are the first of their size is not the same where calls block and where they do not.
+  // If the function gave different schedules on different workers, they would wait for each other. So they
+  // are compared, in each call: blocking and asynchronous callers may not agree on which call is the first of
+  // its size.
   compare_schedules(call, dtype, reduction, count, [=, this](const Status& status) {
-    status.ok() ? reduce_all(call, data, dtype, reduction, done) : done(status);
+    if (!status.ok()) return done(status);
+    reduce_all(call, data, dtype, reduction, done);
   });
 }
 
@@ -219,7 +228,7 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
                if (theirs.digest != first) {
                  return failed(Code::kMismatch, "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
                                                     std::to_string(count) + " elements rank 0 and rank " + std::to_string(rank) +
-                                                    " have unlike schedules; register the same function everywhere");
+                                                    " have different schedules; register the same function on all workers");
                }
              }
              done({});
@@ -238,10 +247,12 @@ void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> dat
             *mesh_, header, std::vector<std::byte>(data.begin(), data.end()),
             [this, data, type, reduction, count, ended](const Status& status, const auto& all) {
               if (!status.ok()) return ended(status);
-              for (const auto& part : all) {
-                if (part.size() != data.size()) {
-                  return ended(Status(Code::kInternal, "a worker sent another number of bytes than it said"));
-                }
+              for (size_t r = 0; r < all.size(); ++r) {
+                if (all[r].size() == data.size()) continue;
+                return ended(Status(Code::kInternal, "rank " + std::to_string(r) + " sent " + std::to_string(all[r].size()) +
+                                                         " bytes, expected " + std::to_string(data.size()) +
+                                                         "; all workers must run the same version of dsgd")
+                                 .with_rank(static_cast<int32_t>(r)));
               }
               if (count > 0) std::memcpy(data.data(), all[0].data(), data.size());
               for (size_t r = 1; r < all.size(); ++r) reduce_into(type, reduction, data.data(), all[r].data(), count);
@@ -405,7 +416,7 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
   request.stop = stop;
   request.wait_for_devices = wait_for_devices;
   request.deadline = deadline(options);
-  request.limit = options.limit();
+  request.limit = limit_of(options, options_.step_timeout);
   const uint64_t call = request.call;
   ++channels_[0].next_call;
   stalls_.begin(call);
@@ -419,7 +430,7 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
       torn_ = status;
     } else if (!step_.failed_in_agreement()) {
       torn_ = Status(Code::kTorn, "step " + std::to_string(next_step_) +
-                                      " failed half-way, so workers may stand at different steps: " + status.message() +
+                                      " failed half-way, so workers may be at different steps: " + status.message() +
                                       "; start a new session from a checkpoint")
                   .with_rank(status.rank(), status.host())
                   .with_operation(status.operation());
@@ -448,7 +459,7 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<O
 
 // ---- failure and end
 
-// Each part is done, whatever another has not the memory for. What was not is done when this is called again.
+// Runs every part even if another runs out of memory. The next call runs the parts that failed.
 void Engine::fail(const Status& cause, bool tell_peers) {
   const std::function<void()> parts[] = {
       [this] { log_->error(broken_.message()); },
@@ -514,7 +525,8 @@ void Engine::close(const Status& cause, bool compare) {
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
   if (broken_.ok()) broken_ = closed;
   bool all = surely([&] { cause.ok() ? step_.fail(closed) : step_.abort(cause); });
-  // The others can train on without this worker, unless it leaves them in mid-step. They rely on it that its steps have succeeded.
+  // The others can go on without this worker only if its start and all its steps succeeded, and it is not in
+  // mid-step.
   const bool may_go_on = started_ && torn_.ok() && !last_step_failed_;
   all &= surely([&] { waiter_.fail(closed); });
   all &= surely([&] { fail_pending(closed); });
@@ -524,12 +536,17 @@ void Engine::close(const Status& cause, bool compare) {
 }
 
 void Engine::on_peer_failure(int32_t, const Status& why) {
-  why.code() == Code::kWorkerLost ? await_verdict(why, -1) : fail(why, true);
+  if (why.code() == Code::kWorkerLost) {
+    await_verdict(why, -1);
+  } else {
+    fail(why, true);
+  }
 }
 
 void Engine::on_peer_unreachable(int32_t rank, const Status& why) { await_verdict(why, rank); }
 
-// Two workers that cannot reach each other would each name the other; the head knows both sides, and all get its verdict.
+// Two workers that cannot reach each other would each name the other. The head has both reports, and all
+// workers get its verdict.
 void Engine::await_verdict(const Status& why, int32_t peer) {
   if (!broken_.ok()) return;
   if (!on_loss_ || !on_loss_(why, peer)) return fail(why, true);

@@ -1,6 +1,6 @@
 // The engine: a worker's whole protocol state after it has joined, on the session's loop. Each function starts work and
-// returns; its end is told through `done`, from the loop. The session (threads, blocking) and the simulation (neither)
-// both drive it.
+// returns; the loop calls `done` when the work has ended. The session (threads, blocking) and the simulation
+// (neither) both drive it.
 #pragma once
 
 #include <array>
@@ -38,29 +38,31 @@ class Engine final : public MeshEvents {
   using Done = std::function<void(const Status&)>;
   using StepDone = Step::Done;
 
-  // Without a mesh (one worker) collectives are local. `broken` is called once, when the session cannot go on, for a
-  // reason that this worker saw itself (true) or was told.
+  // Without a mesh (one worker) collectives are local.
   Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log);
   ~Engine() override;
+  // `broken` is called once, when the session has failed, with the cause.
   void on_broken(std::function<void(const Status&)> broken) { on_broken_ = std::move(broken); }
   // `failed` is called once, before any operation ends with the failure; it must not throw.
   void on_failed(std::function<void(const Status&)> failed) { on_failed_ = std::move(failed); }
   // Tells which gradients of the step in flight are not marked.
   void name_unmarked(std::function<UnmarkedGradients()> name) { step_.name_unmarked(std::move(name)); }
-  // A worker seems lost. `peer`: this worker itself cannot reach it; -1: another one says so. True: the head decides who is
-  // lost, and fail() follows. Without an answer of the head, the session fails after a lease.
+  // A worker seems lost. `peer`: this worker cannot reach it; -1: another worker reports it. `loss` returns
+  // true if the head will decide which worker is lost; then fail() follows, or the session fails after a
+  // lease.
   void on_loss(std::function<bool(const Status& why, int32_t peer)> loss) { on_loss_ = std::move(loss); }
 
   // The mesh exists before the view does, since peers may dial early.
   void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh); }
   Status open(const transport::JoinReply& view);
-  // This worker cannot make the call `name`, which all make together: it fails on the others, too, and the session goes on.
+  // This worker rejects the call `name`, which all workers make together. The call fails on the others, too;
+  // the session goes on.
   void refuse(const std::string& name, const Status& why);
 
   int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
   int32_t size() const { return mesh_ ? mesh_->size() : 1; }
   const Status& broken() const { return broken_; }
-  // It is broken, and whatever fail() had no memory for, all operations that it knows of have ended.
+  // The session has failed and all operations have ended, even if a part of fail() ran out of memory.
   bool at_rest() const { return !broken_.ok() && (undone_ & kOperations) == 0; }
 
   // Collectives on the world. Buffers are untouched after `done`.
@@ -77,17 +79,17 @@ class Engine final : public MeshEvents {
   bool started() const { return started_; }
   Status replan();  // settings of parameters have changed
   const Step& steps() const { return step_; }
-  // Of the host's, which the step in flight was to wait for.
+  // A stream of the host, which the step in flight was to wait for, has failed.
   void stream_failed(const Status& why) { step_.device_failed(why); }
 
   // `weights` by replica. Marks may come before or after begin; flush marks the rest.
-  // `wait_for_devices`: `done` comes when new values are there, not only entered into the devices' queues.
+  // `wait_for_devices`: `done` is called when the new values are in memory, not only enqueued on the devices.
   void step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop, bool wait_for_devices,
                   StepDone done, const CallOptions& options = {});
   void parameter_ready(uint32_t parameter) { step_.parameter_ready(parameter); }
   void mark_absent(uint32_t replica, uint32_t parameter) { step_.mark_absent(replica, parameter); }
 
-  // `done` comes when what was entered into the place's queue is done, or is not within step_timeout.
+  // Calls `done` when the work enqueued on the place has ended, or not within step_timeout.
   void when_reached(Place& place, Done done) {
     waiter_.after(place.device->name(), *place.queue, *place.reached, deadline(), std::move(done));
   }
@@ -96,20 +98,21 @@ class Engine final : public MeshEvents {
   uint64_t get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done);
   Objects& objects() { return objects_; }
 
-  // The number of a channel's next call, and what a call waits for: a sentence, the first rank that is missing, and a
-  // parameter; OK if nothing is known (engine_waiting.cc).
+  // The number of a channel's next call. And what a call waits for: a sentence with the first missing rank
+  // and a parameter, or OK if nothing is known (engine_waiting.cc).
   uint64_t next_call(uint32_t channel = 0) const { return Mesh::call_number(channel, channels_[channel].next_call); }
   Status waiting(uint64_t call) const;
 
-  // The session cannot go on. `tell_peers`: this worker is the first to know.
+  // Fails the session with `cause`. `tell_peers`: the other workers do not know the cause yet.
   void fail(const Status& cause, bool tell_peers);
-  // Who has no memory for what the others have begun, or will, cannot go on, and they must know. exhausted() is the same, made before.
+  // Fails the session on all workers: this worker cannot allocate what a collective needs. exhausted() is
+  // that status, preallocated.
   void out_of_memory(const std::string& what);
   const Status& exhausted() const { return exhausted_; }
   void peer_left(int32_t rank) { if (mesh_) mesh_->told_left(rank); }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
-  // `compare`: values with those of the workers that close, too.
+  // `compare`: compares the values with those of the other workers that close.
   void close(const Status& cause, bool compare);
   const Status& divergence() const { return divergence_; }  // found as it closed
   void leave_loop() { waiter_.close(), step_.close(), stalls_.close(); }  // the last call on it
@@ -125,7 +128,7 @@ class Engine final : public MeshEvents {
 
  private:
   using MakeTask = std::function<Result<std::unique_ptr<Task>>(uint64_t operation, const Done& done)>;
-  // What the user called, whatever operations it takes; see Mesh::operation.
+  // One call of the user, which may take several operations; see Mesh::operation.
   struct Call {
     uint64_t number;
     transport::Time deadline;
@@ -135,7 +138,7 @@ class Engine final : public MeshEvents {
   // `done` will end the call.
   std::shared_ptr<Call> begin_call(Done* done, const CallOptions& options = {});
   // The collectives of a channel run in issue order, a few at a time.
-  // `make(operation, done)` gives the task, of whatever class, or why there is none.
+  // `make(operation, done)` returns the task or an error.
   template <typename Make>
   void schedule(std::shared_ptr<Call> call, Make make, Done done) {
     enqueue(std::move(call),
@@ -163,7 +166,7 @@ class Engine final : public MeshEvents {
   std::string signature(const std::string& strategy) const;
   void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
   // engine_teams.cc; `gpus_of`: by rank
-  std::vector<std::shared_ptr<device::Device>> gpus() const;  // that replicas are on, in the order of the first of each
+  std::vector<std::shared_ptr<device::Device>> gpus() const;  // of the replicas, each once, in the order of the replicas
   Result<device::Device::CommunicatorLibrary> communicator_library() const;
   void form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of, Done done);
   Result<Teams> seat_all(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of, bool demanded);
@@ -174,7 +177,8 @@ class Engine final : public MeshEvents {
   using HostValues = std::vector<std::shared_ptr<void>>;
   Result<HostValues> host_values();
   Status spread_values(const HostValues& values);
-  // Fails where its algorithm cannot serve it, too. `frozen_too`: with parameters that no step moves, but whose state may.
+  // Fails also if the strategy's algorithm cannot run this job. `frozen_too`: includes frozen parameters,
+  // whose state may move.
   Result<Plan> plan_of(const StrategySpec& strategy, bool frozen_too = false) const;
   Status apply_plan(Plan plan);
   void replace_plan(std::shared_ptr<const Plan> plan, Done done);
@@ -190,8 +194,8 @@ class Engine final : public MeshEvents {
   device::Waiter waiter_;
   Step step_;
   Status broken_, exhausted_;
-  static constexpr unsigned kOperations = 0b0111'1100;  // the parts of fail() that end operations
-  unsigned undone_ = 0;  // parts of fail() for which there was no memory
+  static constexpr unsigned kOperations = 0b0111'1100;  // the parts 2 to 6 of fail(), which end operations
+  unsigned undone_ = 0;  // parts of fail() that have not run, since memory ran out; bit i is part i
   bool failing_ = false;
   bool tell_peers_ = false;
   Status torn_;  // a step failed half-way
@@ -228,7 +232,7 @@ class Engine final : public MeshEvents {
     uint64_t steps;  // made before
     std::vector<uint64_t> digests;
   };
-  std::map<int32_t, LastDigests> goodbyes_;  // of those that have closed, by rank
+  std::map<int32_t, LastDigests> goodbyes_;  // of workers that have closed, by rank
   Status divergence_;
 };
 

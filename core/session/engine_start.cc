@@ -40,7 +40,7 @@ std::string describe(const Result<Plan>& plan, const StrategySpec& strategy) {
 
 }  // namespace
 
-// One line for each thing that must be equal, so that the first unequal line says what to mend.
+// One line for each setting that must be equal, so that the first unequal line names the setting to correct.
 std::string Engine::signature(const std::string& strategy) const {
   std::string text = "library " + options_.library_version + "\n";
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
@@ -66,8 +66,8 @@ void Engine::refuse(const std::string& name, const Status& why) {
   if (!mesh_ || !torn_.ok() || !usable().ok()) return;
   Done end = [](const Status&) {};
   const std::shared_ptr<Call> call = begin_call(&end);
-  const Status told = Status(Code::kMismatch, name + ": " + mesh_->member_name(rank()) + " cannot make this call: " + why.message() +
-                                                  "; afterwards all workers make it again")
+  const Status told = Status(Code::kMismatch, name + ": " + mesh_->member_name(rank()) + " rejected this call: " + why.message() +
+                                                  "; correct it there and repeat the call on all workers")
                           .with_rank(rank(), mesh_->view().members[static_cast<size_t>(rank())].host)
                           .with_operation(name)
                           .with_parameter(why.parameter());
@@ -80,7 +80,7 @@ void Engine::start(const StrategySpec& strategy, Done done) {
   const std::shared_ptr<Call> call = begin_call(&done);
   auto planned = plan_of(strategy);
   const std::string mine = signature(describe(planned, strategy));
-  const Status unusable = planned.status();  // told when the others have been: one worker's plug-in may be the only one
+  const Status unusable = planned.status();  // reported after the exchange, since only this worker's plug-in may fail
   if (!mesh_ && !unusable.ok()) return done(unusable);
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   const uint32_t replicas = static_cast<uint32_t>(model_.replicas.size());
@@ -97,7 +97,7 @@ void Engine::start(const StrategySpec& strategy, Done done) {
   const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, own_gpus};
   std::vector<std::byte> bytes(sizeof wire);
   std::memcpy(bytes.data(), &wire, sizeof wire);
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes), "start",
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes), "dsgd_start",
            [this, call, mine, unusable, agreed, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              bool equal = true;
@@ -121,10 +121,11 @@ void Engine::start(const StrategySpec& strategy, Done done) {
            });
 }
 
-// Rank 0's signature goes to all; each says what differs; all report the first difference of the lowest rank.
+// Sends rank 0's signature to all workers. Each answers with its first difference; all report that of the
+// lowest rank.
 void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done) {
   if (length > Objects::kLargest) {
-    return done(Status(Code::kMismatch, "start: rank 0 runs another version of dsgd; use the same everywhere"));
+    return done(Status(Code::kMismatch, "dsgd_start: rank 0 runs another version of dsgd; install the same version on all workers"));
   }
   auto theirs = std::make_shared<std::vector<std::byte>>(length);
   if (rank() == 0) *theirs = bytes_of(mine);
@@ -134,13 +135,13 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
         BulkHeader header = shape_of(operation, Kind::kStart, DType::kUint8, Algorithm::kChain, theirs->size());
         header.root = 0;
         auto task = std::make_unique<Broadcast>(*mesh_, header, std::span<std::byte>(*theirs), ended);
-        task->rename("start");
+        task->rename("dsgd_start");
         return task;
       },
       [this, call, mine, theirs, done](const Status& status) {
         if (!status.ok()) return done(status);
         const std::string difference = first_difference(text_of(*theirs), mine, rank());
-        exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference), "start",
+        exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference), "dsgd_start",
                  [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
                    if (!status.ok()) return done(status);
                    for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -150,14 +151,14 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
                      if (const size_t at = text.find("'parameter "); at != std::string::npos) {
                        parameter = text.substr(at + 11, text.find(' ', at + 11) - at - 11);
                      }
-                     return done(Status(Code::kMismatch, "start: workers disagree: " + text +
+                     return done(Status(Code::kMismatch, "dsgd_start: workers disagree: " + text +
                                                              "; register the same parameters in the same order and set the "
                                                              "same options on all workers")
                                      .with_rank(static_cast<int32_t>(rank))
-                                     .with_operation("start")
+                                     .with_operation("dsgd_start")
                                      .with_parameter(parameter));
                    }
-                   done(Status(Code::kInternal, "start: signatures differ but no line does"));
+                   done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
                  });
       });
 }
@@ -195,7 +196,7 @@ void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan>
             BulkHeader header = shape_of(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
             header.root = 0;
             auto task = std::make_unique<Broadcast>(*mesh_, header, data, ended);
-            task->rename("start");
+            task->rename("dsgd_start");
             return task;
           },
           one_given);
@@ -246,8 +247,8 @@ Status Engine::spread_values(const HostValues& values) {
 
 Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) const {
   if (started_ && strategy.kind == StrategyKind::kAllReduce && strategy.algorithm.name == "nccl" && !step_.has_teams()) {
-    return Status(Code::kUnsupported, "algorithm = nccl cannot be used: no GPUs that NCCL could add up over were found at start, or its "
-                                      "algorithm kept to the host; start with algorithm=nccl, which says why, or use auto")
+    return Status(Code::kUnsupported, "algorithm = nccl cannot be used: no GPU team was formed at start; start with algorithm=nccl to see "
+                                      "why, or use auto")
         .with_parameter("algorithm");
   }
   std::vector<PlanParameter> planned;
@@ -261,12 +262,12 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) cons
   const bool on_one_gpu = std::all_of(replicas.begin(), replicas.end(), [&](const auto& replica) {
     return !replica->device->is_host() && replica->device == replicas.front()->device;
   });
-  // Nothing travels, and what a step costs the host grows with the number of buckets.
+  // Nothing is sent, and the cost of a step on the host grows with the number of buckets.
   if (!mesh_ && on_one_gpu) options.bucket_bytes = std::max(options.bucket_bytes, kBucketOfOneGpu);
   if (options_.step.reproducible) options.trailer = kExactTrailer;
   auto plan = make_plan(planned, strategy, options);
   if (!plan.ok() || size() == 1 || !strategy.algorithm.registered) return plan;
-  for (Bucket& bucket : plan.value().buckets) {  // before the first step, rather than in it
+  for (Bucket& bucket : plan.value().buckets) {  // compute now, so that the first step does not
     auto schedule = strategy.algorithm.registered->schedule(rank(), size(), bucket.elements);
     if (!schedule.ok()) return schedule.status();
     bucket.schedule = schedule.value()->digest;
@@ -274,7 +275,7 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) cons
   return plan;
 }
 
-// Who has no memory for what all have agreed on cannot go on, and the others must know.
+// A failed allocation here fails the session on all workers, since they have agreed on the plan.
 Status Engine::apply_plan(Plan plan) {
   step_.set_replicas(total_replicas_);
   Status status = step_.set_plan(std::move(plan), strategy_version_);

@@ -1,4 +1,4 @@
-// Which workers add up the gradients of their GPUs among themselves: agreed on at start, by all alike.
+// Forms the teams of workers whose GPU gradients NCCL reduces. All workers agree on them at start.
 
 #include <algorithm>
 #include <cstring>
@@ -9,13 +9,13 @@
 namespace dsgd {
 namespace {
 
-// What a worker says of its devices; their identities follow.
+// A worker's message about its devices; their identities follow.
 struct DevicesWire {
   int32_t code = 0;  // why they can be in no team, or 0
   int32_t version = 0;
   char text[496] = {};
 };
-// What the first of a team says to its members.
+// The message of a team's first worker to its members.
 struct CommunicatorWire {
   int32_t code = 0;
   char text[500] = {};
@@ -28,7 +28,7 @@ void say(const Status& status, Wire* wire) {
   std::strncpy(wire->text, status.message().c_str(), sizeof wire->text - 1);
 }
 
-// False: these are not what a worker of this version says.
+// Returns false if the bytes are not a message of this version.
 template <typename Wire>
 bool hear(const std::vector<std::byte>& bytes, size_t more, int32_t rank, Wire* wire, Status* status) {
   if (bytes.size() != sizeof *wire + more) return false;
@@ -54,7 +54,7 @@ struct OfWorker {
 
 bool less(const device::DeviceId& a, const device::DeviceId& b) { return std::memcmp(a.bytes, b.bytes, sizeof a.bytes) < 0; }
 
-// Why these workers cannot be one team.
+// Returns why these workers cannot be one team, else OK.
 Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ranks) {
   std::map<device::DeviceId, int32_t, decltype(&less)> holders(&less);
   const int32_t first = ranks.front(), version = all[static_cast<size_t>(first)].version;
@@ -64,15 +64,15 @@ Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ra
     if (!worker.unusable.ok()) return worker.unusable;
     if (worker.version != version) {
       return of_rank(Code::kMismatch, "rank " + std::to_string(first) + " and rank " + std::to_string(rank) +
-                                          " have unlike versions of NCCL (" + std::to_string(version) + " and " +
-                                          std::to_string(worker.version) + "); install the same everywhere");
+                                          " have different versions of NCCL (" + std::to_string(version) + " and " +
+                                          std::to_string(worker.version) + "); install the same version on all workers");
     }
     for (const device::DeviceId& id : worker.ids) {
       const auto [holder, fresh] = holders.emplace(id, rank);
       if (fresh) continue;
       return of_rank(Code::kUnsupported, "rank " + std::to_string(holder->second) + " and rank " + std::to_string(rank) +
-                                             " use one GPU, which NCCL does not take; give each worker GPUs of its own, or one "
-                                             "worker several replicas");
+                                             " use one GPU, which NCCL does not allow; give each worker GPUs of its own, or "
+                                             "give one worker several replicas");
     }
   }
   return {};
@@ -89,29 +89,29 @@ std::vector<std::shared_ptr<device::Device>> Engine::gpus() const {
   return devices;
 }
 
-// What this worker's devices can take part with.
+// The library that this worker's devices reduce with, or why they cannot be in a team.
 Result<device::Device::CommunicatorLibrary> Engine::communicator_library() const {
   for (const auto& replica : model_.replicas) {
     if (!replica->device->is_host()) continue;
-    return Status(Code::kUnsupported, "this worker has replicas on cpu and on GPUs, whose gradients are added up on the host; give "
-                                      "each a worker of its own");
+    return Status(Code::kUnsupported, "this worker has replicas on cpu and on GPUs, so the CPU reduces their gradients; use one worker for "
+                                      "the cpu and another one for the GPUs");
   }
   return gpus().front()->load_communicators(options_.nccl_library);
 }
 
-// By the strategy that training begins with; a later one may use the teams or not.
+// Forms teams for the strategy that training begins with. A later strategy may use them or not.
 void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of, Done done) {
   const AlgorithmChoice& algorithm = strategy.kind == StrategyKind::kAllReduce ? strategy.algorithm : options_.algorithm;
   const bool demanded = algorithm.name == "nccl";
   size_t all_gpus = 0;
   for (uint32_t gpus : gpus_of) all_gpus += gpus;
   if (demanded && all_gpus == 0) {
-    return done(Status(Code::kInvalidArgument, "algorithm = nccl adds up gradients of GPUs, and no worker has a replica on one; "
+    return done(Status(Code::kInvalidArgument, "algorithm = nccl reduces gradients of GPUs, but no worker has a replica on a GPU; "
                                                "use auto")
                     .with_parameter("algorithm"));
   }
   if (demanded && options_.step.reproducible) {
-    return done(Status(Code::kUnsupported, "algorithm = nccl cannot be used with reproducible = 1, whose sums are made on the host; "
+    return done(Status(Code::kUnsupported, "algorithm = nccl cannot be used with reproducible = 1, which reduces on the CPU; "
                                            "use auto")
                     .with_parameter("algorithm"));
   }
@@ -138,10 +138,10 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
     join_team(call, std::move(teams).value(), done);
   };
   if (!mesh_) return heard({}, {mine});
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2), std::move(mine), "start", heard);
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2), std::move(mine), "dsgd_start", heard);
 }
 
-// From what all have said, so all come to the same.
+// Computes the teams from the messages of all workers, so all workers get the same result.
 Result<Teams> Engine::seat_all(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of, bool demanded) {
   std::vector<OfWorker> workers(said.size());
   std::map<std::string, std::vector<int32_t>> candidates;
@@ -164,8 +164,8 @@ Result<Teams> Engine::seat_all(const std::vector<std::vector<std::byte>>& said, 
     for (int32_t r : ranks) devices += static_cast<int32_t>(gpus_of[static_cast<size_t>(r)]);
     if (devices < 2) continue;
     if (Status why = obstacle(workers, ranks); !why.ok()) {
-      if (demanded) return std::move(why).with_parameter("algorithm").with_operation("start");
-      log_->warning("gradients of " + std::to_string(devices) + " GPUs are added up through host memory: " + why.message());
+      if (demanded) return std::move(why).with_parameter("algorithm").with_operation("dsgd_start");
+      log_->warning("the CPU reduces the gradients of " + std::to_string(devices) + " GPUs: " + why.message());
       continue;
     }
     int32_t first = 0;
@@ -179,9 +179,9 @@ Result<Teams> Engine::seat_all(const std::vector<std::vector<std::byte>>& said, 
 }
 
 Status Engine::other_version(int32_t rank) const {
-  return Status(Code::kMismatch, "start: rank " + std::to_string(rank) + " runs another version of dsgd; use the same everywhere")
+  return Status(Code::kMismatch, "dsgd_start: rank " + std::to_string(rank) + " runs another version of dsgd; install the same version on all workers")
       .with_rank(rank)
-      .with_operation("start");
+      .with_operation("dsgd_start");
 }
 
 void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
@@ -191,16 +191,17 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
   device::CollectiveQueue* const joining = queue.get();
   step_.set_teams(std::move(teams), std::move(queue));
 
-  // All have joined, or nobody goes on: who waits for one that cannot would do so until its time is over.
+  // Either all join or the session fails: a worker that waits for one that cannot join would wait until its
+  // deadline.
   const auto joined = [this, call, done](const Status& status) {
     if (!mesh_) return done(status);
     if (status.ok()) {
-      return exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 4), {}, "start",
+      return exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 4), {}, "dsgd_start",
                       [done](const Status& met, const auto&) { done(met); });
     }
-    const Status why = Status(status.code(), "start: rank " + std::to_string(rank()) + ": " + status.message())
+    const Status why = Status(status.code(), "dsgd_start: rank " + std::to_string(rank()) + ": " + status.message())
                            .with_rank(rank())
-                           .with_operation("start");
+                           .with_operation("dsgd_start");
     fail(why, true);
     done(why);
   };
@@ -218,11 +219,11 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
     if (!hear(all[static_cast<size_t>(seat.team)], 0, seat.team, &theirs, &failed)) return done(other_version(seat.team));
     if (!failed.ok()) return joined(failed);
     log_->info("GPUs " + std::to_string(seat.first) + " to " + std::to_string(seat.first + seat.devices - 1) + " of " +
-               std::to_string(seat.size) + " whose gradients NCCL adds up");
+               std::to_string(seat.size) + " whose gradients NCCL reduces");
     joining->join(theirs.id, seat.first, seat.size, deadline(), joined);
   };
   if (!mesh_) return told({}, {bytes_of(mine)});
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), bytes_of(mine), "start", told);
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), bytes_of(mine), "dsgd_start", told);
 }
 
 }  // namespace dsgd

@@ -1,4 +1,4 @@
-// Describes what a call of this worker waits for, for stall warnings and for waits that run out.
+// Describes what a call of this worker waits for, for stall warnings and for waits that time out.
 
 #include <string>
 

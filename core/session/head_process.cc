@@ -1,4 +1,4 @@
-// The coordinator alone (dsgd_head_start).
+// A head that runs outside the workers (dsgd_head_start).
 
 #include "core/membership/membership.h"
 #include "core/session/session.h"

@@ -16,7 +16,7 @@ Status exists(const std::string& name) {
 }  // namespace
 
 struct Objects::Sending {
-  static constexpr int32_t kJudge = 0;  // the rank that gives each name to one worker
+  static constexpr int32_t kNameOwner = 0;  // the rank that gives each name to one worker
 
   Mesh* mesh;
   std::string name;
@@ -24,8 +24,8 @@ struct Objects::Sending {
   transport::Time deadline;
   std::function<void(const Status&)> done;
   std::vector<size_t> offset;  // by rank, next part
-  bool spreading = false;      // the judge has given the name
-  std::set<int32_t> waiting;   // peers that do not have all yet, of those that are sent to now
+  bool spreading = false;      // rank 0 has given the name
+  std::set<int32_t> waiting;   // peers that parts are sent to and that do not have all yet
   std::set<int32_t> cut_off;   // those of them whose connection has ended; they have left, or else the session fails
   Status failure;
 };
@@ -56,9 +56,9 @@ void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Tim
     if (!late || !late->done) return;
     finish(late, too_late(*late));
   });
-  if (mesh->rank() == Sending::kJudge) return spread(sending);
-  sending->waiting = {Sending::kJudge};
-  send_parts(sending, Sending::kJudge);
+  if (mesh->rank() == Sending::kNameOwner) return spread(sending);
+  sending->waiting = {Sending::kNameOwner};
+  send_parts(sending, Sending::kNameOwner);
 }
 
 // The name is this worker's: it keeps the object, and so do all others that do not have it yet.
@@ -69,7 +69,7 @@ void Objects::spread(const std::shared_ptr<Sending>& sending) {
   std::vector<int32_t> others;  // beginning with the next one, so that putters do not all begin with the same
   for (int32_t hop = 1; hop < mesh.size(); ++hop) {
     const int32_t rank = (mesh.rank() + hop) % mesh.size();
-    if (rank != Sending::kJudge) others.push_back(rank);
+    if (rank != Sending::kNameOwner) others.push_back(rank);
   }
   if (others.empty()) return finish(sending, {});
   sending->waiting.insert(others.begin(), others.end());

@@ -1,6 +1,7 @@
-// Named blobs that every worker holds. Who puts one sends it in parts, each answered once it is held: first to rank 0, which
-// gives a name to the first who asks for it, then to the others. So two workers that put the same name at once never
-// leave different objects behind. Everything is on the session's loop.
+// Named blobs that every worker holds. The putter sends an object in parts; each part is answered when
+// stored. Parts go to rank 0 first, which gives a name to the first putter, then to the others. So two
+// workers that put the same name at once never leave different objects behind. Everything is on the session's
+// loop.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@ struct UnmarkedGradients {
   bool empty() const { return text.empty(); }
 };
 
-// Options of a call that makes an operation.
+// Options of a call that starts an operation.
 struct CallOptions {
   transport::Duration timeout = {};  // 0: step_timeout
   uint32_t channel = 0;              // see Mesh
@@ -61,11 +61,11 @@ class Operation {
 
   // Engine only, on its loop.
   void end(Status status) {
-    if (done()) return;  // a failure that could not be told to all for want of memory is told again
+    if (done()) return;  // fail() may run again after an allocation failure
     status_ = std::move(status);
     if (!status_.ok() && status_.operation().empty() && !name_.empty()) {
       try {
-        Status named = status_;  // the session's failure ends many operations, and names none
+        Status named = status_;  // the session's failure names no operation
         status_ = std::move(named).with_operation(name_);
       } catch (const std::bad_alloc&) {
       }

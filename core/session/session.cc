@@ -88,7 +88,7 @@ Status Session::Impl::join() {
     if (!joined->done()) {
       return Status(Code::kTimeout, "joining the job at " + config.text("head") + " did not end within init_timeout");
     }
-    // Who held the head's address, an earlier job's head or whoever, has let it go; one of those who wait takes it.
+    // The head address has been released; a waiting worker may claim it.
     if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline) return joined->status();
     if (Status status = worker->setup_again(); !status.ok()) return status;
   }
@@ -97,8 +97,8 @@ Status Session::Impl::join() {
 Session::~Session() {
   if (!impl_) return;
   if (!impl_->environment->alive().ok()) {
-    // In a forked child the threads and the state behind the locks are the parent's; what is here is a copy that nobody can end
-    // properly.
+    // In a forked child the threads and the state behind the locks are the parent's. The child's copy cannot
+    // be destroyed.
     (void)impl_.release();
     return;
   }
@@ -117,8 +117,8 @@ Session::Impl::Call::Call(Impl& impl, Use use) : impl_(impl) {
   if (!status_.ok()) return;  // in a forked child the parent's locks may be held for ever
   std::lock_guard lock(impl_.call_mutex);
   if (impl_.opened && !impl_.ended && impl_.loop().on_loop()) {  // it would wait for itself
-    status_ = Status(Code::kState, "called from a function that dsgd has called, a plug-in's or the log hook, which must return "
-                                   "first");
+    status_ = Status(Code::kState, "dsgd calls are not allowed inside a plug-in function or the log hook; call after it has "
+                                   "returned");
     return;
   }
   if (use == kWait ? impl_.ended : impl_.closing) {
@@ -141,7 +141,7 @@ Session::Impl::Call::~Call() {
   try {
     impl_.loop().post([&impl = impl_] { impl.drained = true; });
   } catch (const std::bad_alloc&) {
-    impl_.drained = true;  // who waits for it looks from time to time
+    impl_.drained = true;  // close() also checks it from time to time
   }
 }
 
@@ -157,7 +157,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
     impl.closing = true;
     const transport::Time until =
         impl.loop().now() + (timeout.count() < 0 ? impl.config.duration("step_timeout") : transport::Duration(timeout));
-    impl.close_until = std::min(impl.close_until.load(), until);  // who is closing already may wait no longer
+    impl.close_until = std::min(impl.close_until.load(), until);  // also for a close() in progress
   }
   std::lock_guard closing(impl.close_mutex);
   if (impl.closed) return {};
@@ -171,7 +171,8 @@ Status Session::close(std::chrono::milliseconds timeout) {
   Status diverged;
   const auto look = [&] { diverged = impl.engine().divergence(); };
   transport::run_surely(impl.loop(), look, impl.loop().now() + kLeaving);
-  // Callers that were waiting have been told; when the last one is out, nobody uses the loop any more.
+  // The operations of waiting callers have ended. When the last caller has returned, the loop is no longer
+  // used.
   {
     std::lock_guard lock(impl.call_mutex);
     impl.ended = true;
@@ -181,16 +182,17 @@ Status Session::close(std::chrono::milliseconds timeout) {
   while (!impl.loop().wait(impl.drained, impl.loop().now() + kDrained)) {
     if (!impl.environment->alive().ok()) break;
   }
-  std::lock_guard lock(impl.call_mutex);  // the last one is out of post(), too
+  std::lock_guard lock(impl.call_mutex);  // the last caller has left post(), too
   impl.closed = true;
   impl.worker.reset();
   return diverged;
 }
 
 void Session::Impl::leave(transport::Time deadline, bool compare) {
-  // Operations in flight, until the deadline, which another close() may bring forward. Then messages of operations that have
-  // ended, for peers that are still being dialled: they may take a second whatever the deadline, since the peers' operations
-  // need them. A peer that does not answer holds up this and the leaving for one lease together.
+  // First wait for operations in flight, until the deadline, which another close() may bring forward. Then
+  // wait for messages of ended operations to peers that are still being dialled, for a second whatever the
+  // deadline, since the peers' operations need them. A peer that does not answer delays this and the leaving
+  // for one lease together.
   auto idle = std::make_shared<std::atomic<bool>>(false);
   auto since = std::make_shared<std::atomic<transport::Time>>(transport::kNever);  // when the last operation ended
   auto look = std::make_shared<std::function<void()>>();
@@ -209,11 +211,12 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
     }
   };
   loop().run([look] { (*look)(); }, *idle, std::max(deadline, loop().now() + kLeaving) + kSlack);
-  // Leave. The head answers at once, if it runs and, where it lives here, once the others know or have left, too.
+  // Then leave. The head answers at once; if this worker hosts it, when the others know or have left, too.
   const transport::Time now = loop().now();
   transport::Time leave_until =
       std::min(std::max(deadline, now + kLeaving), std::min(since->load(), now) + Member::host_patience(worker->lease()));
-  // After a failure there is no more to agree on: only a head in this process still has to tell the other workers.
+  // After a failure the workers have nothing to agree on; only a head in this process must still tell the
+  // others.
   if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;

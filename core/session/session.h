@@ -80,8 +80,8 @@ class Session {
                                                     Reduction reduction, Mode mode, const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> barrier(Mode mode, const CallOptions& options = {});
 
-  // Waits for the end of an operation. timeout < 0: until it ends (its own deadline sees to that). Code::kWaitTimeout when
-  // it goes on; for a step its message names the gradients that are not marked yet.
+  // Waits for the end of an operation. timeout < 0: until it ends (its own deadline sees to that).
+  // Code::kWaitTimeout if it has not ended; the message names the missing workers and gradients.
   Status wait(Operation& operation, std::chrono::milliseconds timeout);
   // Operations that have ended and that still are in the queue, oldest first; removes them from it.
   Result<std::vector<std::shared_ptr<Operation>>> queue_poll(size_t max, std::chrono::milliseconds timeout);
@@ -100,7 +100,7 @@ class Session {
   std::unique_ptr<Impl> impl_;
 };
 
-// The coordinator alone (dsgd_head_start).
+// A head that runs outside the workers (dsgd_head_start).
 class HeadProcess {
  public:
   static Result<std::unique_ptr<HeadProcess>> start(const Config& config,

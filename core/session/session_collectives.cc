@@ -61,7 +61,7 @@ Result<std::vector<size_t>> part_counts(const char* operation, const size_t* ele
   }
   if (total % static_cast<size_t>(size) != 0) {
     return Status(Code::kInvalidArgument, std::string(operation) + ": " + std::to_string(total) +
-                                              " elements are no equal parts for " + std::to_string(size) +
+                                              " elements cannot be split evenly among " + std::to_string(size) +
                                               " workers; give `element_counts`")
         .with_operation(operation);
   }

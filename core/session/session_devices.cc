@@ -17,15 +17,15 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
   const auto backend = backends.find(name.substr(0, colon));
   if (backend == backends.end()) {
     std::string known = "cpu";
-    for (const auto& [other, open] : backends) known += ", and " + other + ":0, " + other + ":1, ... for GPUs";
-    return Status(Code::kUnsupported, "'" + name + "' is no name of a device; they are " + known).with_parameter("devices");
+    for (const auto& [other, open] : backends) known += " or " + other + ":N";
+    return Status(Code::kUnsupported, "unknown device '" + name + "'; use " + known).with_parameter("devices");
   }
   int32_t index = 0;
   const char* const end = name.data() + name.size();
   const auto read = colon == std::string::npos ? std::from_chars_result{end, std::errc::invalid_argument}
                                                : std::from_chars(name.data() + colon + 1, end, index);
   if (read.ec == std::errc::result_out_of_range) {
-    return Status(Code::kInvalidArgument, "there is no device '" + name + "': no machine has so many").with_parameter("devices");
+    return Status(Code::kInvalidArgument, "device '" + name + "' does not exist: its index is too large; use a smaller one").with_parameter("devices");
   }
   if (read.ec != std::errc() || read.ptr != end || name[colon + 1] == '-') {
     const bool several = name.find_first_of(",;") != std::string::npos;

@@ -1,9 +1,8 @@
-// What a session holds. Split over session.cc (life, waiting, queue), session_model.cc (parameters, buffers), session_step.cc
-// (start, steps) and session_collectives.cc.
+// The state of a session. Its functions are in session.cc (life, waiting, queue), session_model.cc
+// (parameters, buffers), session_step.cc (start, steps) and session_collectives.cc.
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <list>
 #include <map>
 #include <memory>
@@ -23,7 +22,7 @@ struct Session::Impl {
       : config(config), environment(std::move(environment)), log(std::move(log)), strategies(registered),
         backends(registered.backends), check_host_memory(registered.check_host_memory) {}
 
-  // Calls in progress, so that close() knows when nobody uses the loop any more.
+  // A call in progress. close() waits until there is none, since calls use the loop.
   class Call {
    public:
     enum Use {
@@ -44,7 +43,8 @@ struct Session::Impl {
   transport::Loop& loop() { return worker->loop(); }
   Engine& engine() { return worker->engine(); }
 
-  // Runs start(done) on the loop and blocks until done was called, which the operation's own deadline sees to.
+  // Runs start(done) on the loop and blocks until `done` was called, at the latest at the operation's own
+  // deadline.
   template <typename Start>
   void run(const std::shared_ptr<Operation>& operation, Start start) {
     run_task(operation, [this, start, operation] {
@@ -54,7 +54,7 @@ struct Session::Impl {
   // On the loop.
   template <typename Start, typename End>
   void begin(const Start& start, const std::shared_ptr<Operation>& operation, End end) {
-    if (operation->done()) return;  // by end_lost(), and the caller has gone
+    if (operation->done()) return;  // ended by end_lost(); its caller has returned
     try {
       return start(end);
     } catch (const std::bad_alloc&) {
@@ -77,12 +77,12 @@ struct Session::Impl {
     Impl& impl_;
     std::list<std::shared_ptr<Operation>>::iterator at_;
   };
-  // The session has failed, and so all operations have, but those whose end was lost for want of memory.
+  // Ends the operations that an allocation failure left open after the session failed.
   void end_lost(const Status& why);
   void run_task(const std::shared_ptr<Operation>& operation, transport::Task task) {
     const Waited waited(*this, operation);
     const bool ended = loop().run(std::move(task), operation->done_flag(), transport::kNever);
-    if (!ended) operation->end(environment->alive());  // the process exits, and nobody drives the loop any more
+    if (!ended) operation->end(environment->alive());  // the process exits, and the loop no longer runs
   }
   template <typename Start>
   Status block(Start start) {
@@ -90,7 +90,7 @@ struct Session::Impl {
     run(operation, start);
     return operation->status();
   }
-  // An operation of the host's: made here, ended on the loop.
+  // Makes an operation of the host; it ends on the loop.
   template <typename Start>
   std::shared_ptr<Operation> launch(const char* kind, Mode mode, const CallOptions& options, Start start) {
     auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false, options.user_data);
@@ -118,14 +118,16 @@ struct Session::Impl {
 
   // "cpu", or a device of a backend: "cuda:0". One object for each name.
   Result<std::shared_ptr<device::Device>> device(const std::string& name);
-  // Gives `use` the bytes of a replica's buffer, part by part. Blocks until what was entered before is done, or step_timeout.
+  // Gives `use` the bytes of a replica's buffer, part by part. Blocks until the work enqueued before has
+  // ended, or step_timeout.
   Status read(const Replica& replica, const std::byte* data, size_t nbytes, const std::function<void(const void*, size_t)>& use);
 
-  Status check_model() const;          // it can be started
+  Status check_model() const;          // an error if the model cannot be started
   Status check_buffers_apart() const;  // no two of all bound buffers share memory
-  Status refused(const char* call, Status why);  // `why`, of which the others are told
+  Status refused(const char* call, Status why);  // tells the other workers that this one rejected the call; returns `why`
   Status writable(const char* what);  // kState while a step is in flight
-  // What the engine is told of gradients that have been marked. Nothing is marked that it could not be told of.
+  // The message to the engine about marked gradients. A gradient is marked only if this message could be
+  // posted.
   struct Marked {
     std::vector<std::pair<uint32_t, uint32_t>> absent;  // replica, parameter
     std::vector<uint32_t> complete;                     // parameters marked on all replicas
@@ -141,9 +143,9 @@ struct Session::Impl {
   Status no_step() const;  // why no gradient can be marked while no step is in flight; step_mutex is held
   Status flush();  // marks the rest of the step in flight
   void tell_engine(const Marked& marked);
-  // On the loop: there is a plan, so marks are made for it, unless `status` says that there is none. Then `done`.
+  // Sizes the marks for the new plan if `status` is OK, then calls `done`. Loop only.
   void planned(const Status& status, const std::function<void(const Status&)>& done);
-  void clear_marks(bool absences);  // or only what is ready
+  void clear_marks(bool absences);  // else only the ready ones, not the absences
   void count_marks();
   Result<std::vector<double>> split_weight(double weight);
   std::string next_step_name();
@@ -157,7 +159,7 @@ struct Session::Impl {
   const Config config;
   const std::unique_ptr<transport::Environment> environment;
   const std::shared_ptr<Log> log;
-  bool devices_taken = false;  // an entry of `devices`, by a replica that was added without a name
+  bool devices_taken = false;  // a replica without a device name has taken an entry of `devices`
   const device::Patience patience{.warn = [log = log](const std::string& message) { log->warning(message); }};  // with all devices
   const Strategies strategies;
   const std::map<std::string, Registered::OpenBackend> backends;
@@ -169,7 +171,7 @@ struct Session::Impl {
   int64_t view = 1;
   StrategySpec strategy;
 
-  std::mutex close_mutex;          // who closes too, waits for the end
+  std::mutex close_mutex;          // a second close() waits for the first
   std::mutex call_mutex;
   int calls = 0;                   // in progress
   std::atomic<bool> closing{false};  // written under call_mutex; no new work begins
@@ -184,11 +186,12 @@ struct Session::Impl {
 
   std::mutex model_mutex;  // registering and binding
   std::mutex step_mutex;   // marks and the step in flight
-  std::vector<std::vector<char>> marks;  // by replica, by parameter: 0 none, 1 ready, 2 absent
+  static constexpr char kNotMarked = 0, kReady = 1, kAbsent = 2;
+  std::vector<std::vector<char>> marks;  // by replica, by parameter: one of these
   std::vector<uint32_t> unmarked;        // by parameter: replicas that have not marked it
   std::vector<std::vector<uint32_t>> buckets_of;  // by parameter: buckets of the plan
   std::vector<uint32_t> incomplete;      // by bucket: parameters that are not marked on all replicas
-  std::vector<uint32_t> untold;          // parameters marked on all replicas in this step, of which the engine does not know
+  std::vector<uint32_t> untold;          // parameters marked on all replicas in this step, not yet posted to the engine
   std::shared_ptr<Operation> step_operation;
   bool in_step = false;
   int64_t next_step = 0;  // index of the step in flight, or of the next one

@@ -51,7 +51,7 @@ Status Session::start() {
   {
     std::lock_guard lock(impl_->model_mutex);
     if (impl_->started) return Status(Code::kState, "dsgd_start was called before; a session is started once");
-    if (Status whole = impl_->check_model(); !whole.ok()) return impl_->refused("start", std::move(whole));
+    if (Status whole = impl_->check_model(); !whole.ok()) return impl_->refused("dsgd_start", std::move(whole));
   }
   Status status = impl_->block([this](auto done) {
     impl_->engine().start(impl_->strategy, [this, done](const Status& status) { impl_->planned(status, done); });
@@ -59,7 +59,7 @@ Status Session::start() {
   if (!status.ok()) return status;
   impl_->started = true;
   if (const std::string& devices = impl_->config.text("devices"); !impl_->devices_taken && devices != "cpu") {
-    impl_->log->warning("devices = '" + devices + "' has chosen nothing: it is for replicas that are added without naming a device");
+    impl_->log->warning("devices = '" + devices + "' is unused: it applies only to replicas that are added without a device name");
   }
   return {};
 }
@@ -90,7 +90,9 @@ void Session::Impl::count_marks() {
 
 void Session::Impl::clear_marks(bool absences) {
   for (auto& of_replica : marks) {
-    for (char& mark : of_replica) mark = absences || mark != 2 ? 0 : mark;
+    for (char& mark : of_replica) {
+      if (absences || mark == kReady) mark = kNotMarked;
+    }
   }
   untold.clear();
   count_marks();
@@ -108,33 +110,34 @@ std::string gradient_text(const Parameter& parameter, size_t replica) {
 }
 }  // namespace
 
-// The step reads the gradient after what is in the stream when its bucket is complete: one mark does for all of them. It is recorded
-// now, too, so that who gives a stream that cannot be used is told, and nothing is noted.
+// The step reads the gradients of a bucket after all work that a stream has when the bucket is complete. So
+// one event serves all gradients of the bucket in a stream. The event is also recorded now: an invalid stream
+// is reported to the caller and not remembered.
 Status Session::Impl::note_stream(const Replica& replica, const Parameter& parameter, void* stream) {
   StreamMarks& of_replica = model.stream_marks[replica.index];
   if (device::is_default_stream(stream)) stream = nullptr;
   for (uint32_t bucket : buckets_of[parameter.index]) {
-    auto& [streams, marks] = of_replica.buckets[bucket];
+    auto& [streams, events] = of_replica.buckets[bucket];
     if (std::any_of(streams.begin(), streams.end(), [stream](const auto& known) { return known.stream == stream; })) continue;
-    if (marks.size() == streams.size()) {
+    if (events.size() == streams.size()) {
       auto made = replica.device->new_mark();
       if (!made.ok()) return made.status();
-      marks.push_back(std::move(made).value());
+      events.push_back(std::move(made).value());
     }
-    if (Status status = replica.device->record_stream(*marks[streams.size()], stream); !status.ok()) {
+    if (Status status = replica.device->record_stream(*events[streams.size()], stream); !status.ok()) {
       return Status(status.code(), "the stream given for " + gradient_text(parameter, replica.index) + " cannot be used: " + status.message())
           .with_parameter(parameter.name);
     }
     streams.push_back({stream, parameter.index});
   }
-  if (!stream) return {};  // new values come before what the default stream does next in any case
+  if (!stream) return {};  // the default stream always sees the new values
   std::lock_guard lock(model.streams_mutex);
   auto& streams = of_replica.streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   return {};
 }
 
-// What fails now had been good before: the step cannot go on, and ends.
+// The stream was valid when marked, so a failure here is fatal: the session fails.
 Status Session::Impl::record_streams(uint32_t bucket) {
   for (size_t r = 0; r < model.replicas.size(); ++r) {
     if (model.replicas[r]->device->is_host()) continue;
@@ -144,7 +147,7 @@ Status Session::Impl::record_streams(uint32_t bucket) {
       Status status = model.replicas[r]->device->record_stream(*of_bucket.marks[s], stream);
       if (status.ok()) continue;
       const Status why = Status(status.code(), "the stream in which " + gradient_text(*model.parameters[parameter], r) +
-                                                   " was marked can no longer be used; it is to live until the step has ended: " +
+                                                   " was marked can no longer be used; keep it until the step has ended: " +
                                                    status.message())
                              .with_parameter(model.parameters[parameter]->name);
       loop().post([this, why] { engine().stream_failed(why); });
@@ -159,7 +162,7 @@ Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, b
   char& mark = marks[replica.index][index];
   if (mark) {
     return Status(Code::kState, gradient_text(parameter, replica.index) + " was marked " +
-                                    (mark == 2 ? "absent" : "ready") + " before in this step; mark each once")
+                                    (mark == kAbsent ? "absent" : "ready") + " before in this step; mark each once")
         .with_parameter(parameter.name);
   }
   const bool in_stream = !replica.device->is_host();
@@ -167,14 +170,14 @@ Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, b
     if (Status status = note_stream(replica, parameter, stream); !status.ok()) return status;
   }
   const bool complete = unmarked[index] == 1;
-  bool ends_bucket = false;  // only then is there something to do for the engine, and reason to wake it
+  bool ends_bucket = false;  // only then must the engine be woken
   for (uint32_t bucket : buckets_of[index]) {
     if (!in_step || !complete || incomplete[bucket] > 1) continue;
     ends_bucket = true;
     if (Status status = record_streams(bucket); !status.ok()) return status;
   }
-  // Before the engine is told, since it reads this from then on.
-  mark = absent ? 2 : 1;
+  // Set before the engine is told, since the engine reads it from then on.
+  mark = absent ? kAbsent : kReady;
   if (in_stream) model.stream_marks[replica.index].marked[index] = 1;
   if (ends_bucket) {
     try {
@@ -182,7 +185,7 @@ Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, b
       all.push_back(index);
       tell(std::move(all));
     } catch (const std::bad_alloc&) {
-      mark = 0;
+      mark = kNotMarked;
       if (in_stream) model.stream_marks[replica.index].marked[index] = 0;
       throw;
     }
@@ -201,7 +204,7 @@ UnmarkedGradients Session::Impl::unmarked_gradients() const {
   size_t count = 0;
   for (size_t p = 0; p < unmarked.size(); ++p) {
     for (size_t r = 0; r < marks.size(); ++r) {
-      if (buckets_of[p].empty() || marks[r][p] != 0 || ++count > kNamed) continue;
+      if (buckets_of[p].empty() || marks[r][p] != kNotMarked || ++count > kNamed) continue;
       const std::string& name = model.parameters[p]->name;
       if (count == 1) found.parameter = name;
       found.text += (count == 1 ? "'" : ", '") + name + "'" + (marks.size() > 1 ? " of replica " + std::to_string(r) : "");
@@ -247,7 +250,7 @@ void Session::Impl::tell(std::vector<uint32_t> complete) {
   Marked marked{{}, std::move(complete)};
   for (uint32_t p : marked.complete) {
     for (uint32_t r = 0; r < marks.size(); ++r) {
-      if (marks[r][p] == 2) marked.absent.emplace_back(r, p);
+      if (marks[r][p] == kAbsent) marked.absent.emplace_back(r, p);
     }
   }
   loop().post([this, marked = std::move(marked)] { tell_engine(marked); });
@@ -306,9 +309,9 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   // Absences may have been marked before the step began.
   std::vector<std::vector<char>> absent(marks.size(), std::vector<char>(model.parameters.size(), 0));
   for (size_t r = 0; r < marks.size(); ++r) {
-    for (size_t p = 0; p < marks[r].size(); ++p) absent[r][p] = marks[r][p] == 2;
+    for (size_t p = 0; p < marks[r].size(); ++p) absent[r][p] = marks[r][p] == kAbsent;
   }
-  // Of buckets that are complete already; of others when they are.
+  // Record the streams of buckets that are complete already; mark() records those of the others.
   for (uint32_t bucket = 0; bucket < incomplete.size() && !blocking; ++bucket) {
     if (incomplete[bucket] > 0) continue;
     if (Status status = record_streams(bucket); !status.ok()) return status;
@@ -323,11 +326,13 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   step_operation = operation;
   if (blocking) {
     mark_rest();
-    lock.unlock();  // else kept: what others mark from now on is told after the beginning
+    lock.unlock();
   }
+  // An asynchronous step keeps the lock, so that marks of other threads are posted after the beginning of the
+  // step.
   try {
     return post_step(operation, blocking, std::move(weights).value(), std::move(absent), std::move(marked), options);
-  } catch (const std::bad_alloc&) {  // it has not begun
+  } catch (const std::bad_alloc&) {  // the step has not begun
     if (blocking) lock.lock();
     in_step = false;
     step_operation.reset();
@@ -339,12 +344,12 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
 Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
                                 std::vector<std::vector<char>> absent, Marked marked, const CallOptions& options) {
   auto task = [this, operation, blocking, options, weights = std::move(weights), absent = std::move(absent), marked = std::move(marked)] {
-    if (operation->done()) return;  // by end_lost(), and the caller has gone
+    if (operation->done()) return;  // ended by end_lost(); its caller has returned
     const bool stopping = stop.exchange(false);
     operation->set_call(engine().next_call());
     engine().step_begin(weights, absent, stopping, blocking,
                         [this, operation, blocking, stopping](const Status& status, const StepResult& result) {
-                          if (status.code() == Code::kMismatch && stopping) stop = true;  // nobody has heard it
+                          if (status.code() == Code::kMismatch && stopping) stop = true;  // no worker has seen it
                           step_ended(operation, status, result, blocking);
                         },
                         options);
@@ -366,7 +371,7 @@ void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, cons
     step_failure = status;
     if (status.ok()) ++next_step;
     step_operation.reset();
-    clear_marks(status.code() != Code::kMismatch);  // if all have refused the step alike, they may make it again
+    clear_marks(status.code() != Code::kMismatch);  // after a mismatch the workers may repeat the step
   }
   operation->mutable_step_result() = result;
   if (blocking) {

@@ -1,5 +1,5 @@
-// Warns of calls that wait for long: once after an interval, then again after twice as long each time. One timer serves all
-// calls, and none runs while no call is open.
+// Warns of calls that have not ended: once after an interval, then again after twice as long each time. One
+// timer serves all calls, and none runs while no call is open.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace dsgd {
 
 class StallWatch {
  public:
-  // Tells what a call waits for, with the operation's name; OK if that is not worth a warning.
+  // Returns what a call waits for, with the operation's name; OK if there is nothing to warn of.
   using Ask = std::function<Status(uint64_t call)>;
   StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log, Ask ask);
   void begin(uint64_t call);

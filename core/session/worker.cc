@@ -25,9 +25,10 @@ Status check_descriptors(transport::Environment& environment, int64_t num_worker
   const int64_t wanted = descriptors_of_job(num_workers, as_head, as_worker);
   const int64_t free = environment.free_descriptors();
   if (free >= wanted) return {};
-  return Status(Code::kLimit, "a job of " + std::to_string(num_workers) + " workers may take this process " +
-                                  std::to_string(wanted) + " connections, and only " + std::to_string(std::max<int64_t>(free, 0)) +
-                                  " more files may be open in it; raise the limit of open files (ulimit -n) by " +
+  return Status(Code::kLimit, "a job of " + std::to_string(num_workers) + " workers needs up to " +
+                                  std::to_string(wanted) + " connections in this process, but only " +
+                                  std::to_string(std::max<int64_t>(free, 0)) +
+                                  " more descriptors are available; raise the limit of open files (ulimit -n) by " +
                                   std::to_string(wanted - free) + " or more")
       .with_parameter("num_workers");
 }
@@ -103,13 +104,13 @@ Status Worker::setup() {
   solo_ = num_workers == 1 && head.empty();
   if (!solo_ && head.empty()) {
     return Status(Code::kInvalidArgument, "num_workers = " + std::to_string(num_workers) +
-                                              " but `head` is not set; give the coordinator's address, for example "
+                                              " but `head` is not set; set it to the address of the head, for example "
                                               "head = 10.0.0.1:7700, or start the workers with `dsgd run`")
         .with_parameter("head");
   }
   if (const std::string host = host_of(head); host == "0.0.0.0" || host == "[::]") {
     return Status(Code::kInvalidArgument, "head = " + head + " names no machine: give the address at which all workers reach the "
-                                                             "coordinator")
+                                                             "head")
         .with_parameter("head");
   }
   auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
@@ -161,16 +162,17 @@ Status Worker::setup() {
   return head_ && !listens_apart() ? Status() : listen_for_peers();
 }
 
-// Where ranks are given, rank 0 is the one: workers on machines where `head` names different addresses cannot become two heads.
+// If ranks are given, only rank 0 may host the head: else workers on machines that resolve `head` differently
+// could become two heads.
 bool Worker::may_embed_head() const { return config_.text("embed_head") == "auto" && config_.integer("rank") <= 0; }
 
-// Peers do not use the head's listener where the configuration says where they are accepted.
+// Peers use the head's listener unless the configuration names another address for them.
 bool Worker::listens_apart() const {
   return !config_.text("listen").empty() || !config_.text("interface").empty() || !config_.text("ports").empty();
 }
 
-// The process that can bind `head` becomes it; the others find it taken, or not theirs, and dial. Who finds it taken by somebody who
-// does not stay tries again.
+// The process that can bind `head` becomes the head; the others connect to it. If the address is released
+// before the head answers, a waiting worker tries to bind it again.
 Status Worker::embed_head() {
   auto network = environment_.new_network("dsgd-head", 4 << 20);
   if (!network.ok()) return network.status();
@@ -201,7 +203,7 @@ Status Worker::embed_head() {
     network.value().reset();
     return status;
   }
-  if (!listens_apart()) listener_.reset();  // nobody knows of it yet
+  if (!listens_apart()) listener_.reset();  // its address has not been published
   head_network_ = std::move(network).value();
   head_ = std::move(head);
   head_doorman_ = std::move(doorman);
@@ -356,7 +358,7 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
   });
 }
 
-// A thread that spins where another wants to run only delays what it waits for.
+// Spinning helps only if each local worker has a core of its own.
 void Worker::choose_spin() {
   Duration spin = config_.duration("spin");
   if (config_.text("spin").empty()) {

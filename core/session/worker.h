@@ -1,9 +1,10 @@
-// A worker put together: its networks, its listener, the head if it lives here, membership and the engine. Nothing blocks
-// but the bind in setup(), so that the simulation runs the very same thing without threads.
+// Assembles a worker: its networks, its listener, the head if this worker hosts it, membership and the
+// engine. Only the bind in setup() blocks, so the simulation runs the same code without threads.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/base/log.h"
@@ -21,7 +22,8 @@ class Worker {
   Worker(transport::Environment& environment, const Config& config, AlgorithmChoice algorithm, Model& model,
          std::shared_ptr<Log> log);
   ~Worker();  // on no loop; ends the networks' threads
-  // Told on the loop when the session has failed for want of memory: what has not ended then will not by itself.
+  // Called on the loop when the session failed because memory ran out; the owner must end the remaining
+  // operations.
   void on_exhausted(std::function<void(const Status&)> then) { on_exhausted_ = std::move(then); }
 
   // Makes networks and listeners; decides whether the head lives here. Not on a loop.
@@ -30,14 +32,15 @@ class Worker {
   transport::Network& network() { return *network_; }
   Engine& engine() { return *engine_; }
 
-  // Loop only. `joined` is called once. If the head is not there after `look_again`, it ends with kUnreachable.
+  // Loop only. `joined` is called once. If the head cannot be reached after `look_again`, the join ends with
+  // kUnreachable.
   void join(transport::Time deadline, std::function<void(const Status&)> joined, transport::Time look_again = transport::kNever);
-  // Somebody listened at the head's address when this process tried to; if nobody does any more, this one may. Then join() is
-  // called again. Not on a loop.
+  // may_host(): the head address was in use at setup(), so this process may become the head once the address
+  // is free. setup_again() tries to; then call join() again. Not on a loop.
   bool may_host() const { return taken_ && !head_; }
   Status setup_again();
   // Loop only: leaves in good order or because of `cause`; `done` within Member::host_patience at the latest.
-  // `compare`: values with those of the workers that leave, too (Engine::divergence).
+  // `compare`: compares the values with those of the other workers that leave (Engine::divergence).
   void leave(const Status& cause, bool compare, std::function<void()> done);
 
   const transport::JoinReply& view() const { return view_; }
@@ -62,7 +65,7 @@ class Worker {
   Model& model_;
   std::shared_ptr<Log> log_;
   bool solo_ = false;
-  bool taken_ = false;  // the head's address, by another process
+  bool taken_ = false;  // another process has the head's address
   std::optional<transport::Time> began_;  // the first join
   transport::Duration lease_{}, heartbeat_interval_{};
   std::string worker_id_;
@@ -80,11 +83,11 @@ class Worker {
   std::unique_ptr<transport::Listener> head_listener_, listener_;  // the head's takes peers, too, if there is no other
 };
 
-// The descriptors that the connections of such a job take in one process.
+// Returns the number of descriptors that the connections of such a job need in one process.
 int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker);
 
-// A job of so many workers may take a process one connection to and one from each of them. Refused at once, with what to do,
-// where the process could not hold them: running out later would stop a job in mid-step.
+// A process of the job may need one connection to and one from each worker. Returns an error if its limit of
+// open files is too low: to run out later would stop the job in mid-step.
 Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head, bool as_worker);
 
 // Without a token a head listens on the loopback interface only.

@@ -73,7 +73,7 @@ def devices_come_from_the_configuration(options):
     expect("`devices` gives this worker cpu, and a GPU is needed" in output, "a worker without a GPU says so", output)
     ended, output = run(options.build / "bin/digits_c", "--data", options.source / "samples/data/digits.csv", "--epochs", "1",
                         DSGD_DEVICES="cuda:0,cuda:1")
-    expect(ended == 0 and "digits: devices = 'cuda:0,cuda:1' has chosen nothing" in output, "devices for nobody are a warning", output)
+    expect(ended == 0 and "digits: devices = 'cuda:0,cuda:1' is unused" in output, "devices for nobody are a warning", output)
 
 
 def gpu_jobs_are_checked(options):
