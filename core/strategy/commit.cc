@@ -107,7 +107,8 @@ void Step::transform(size_t index, size_t begin, size_t end) {
   alignas(64) std::array<float, kScratch> widened;
   double norm = 0;
   for (const Piece& piece : bucket.pieces) {
-    // Trailers come first in a slice; they travel on, so that everybody knows what was absent.
+    // Trailers come first in a slice; they travel with the result, so that every worker knows which gradients
+    // were absent.
     if (options_.reproducible && piece.trailer >= begin && piece.trailer < end) {
       const double weight = exact_weight(bucket, buffers, piece);
       write_element(bucket.dtype, result, piece.trailer, weight > 0 ? 1 : 0);
@@ -146,7 +147,7 @@ void Step::transform(size_t index, size_t begin, size_t end) {
             follow(dtype, master, static_cast<const float*>(value), count);
             state_in.pop_back(), state_out.pop_back();
             apply(rule, bucket.dtype, count, scratch.data(), master, master, state_in, state_out);
-            std::array<uint16_t, kScratch> narrowed;  // what travels is what values will be
+            std::array<uint16_t, kScratch> narrowed;  // the values that the others get
             narrow(dtype, narrowed.data(), master, count);
             widen(dtype, reinterpret_cast<float*>(out), narrowed.data(), count);
           }
@@ -158,8 +159,8 @@ void Step::transform(size_t index, size_t begin, size_t end) {
   if (measures_norm() && update) buffers.norms.push_back(norm);
 }
 
-// With a loss scale, or with clipping, nothing changes before the norm of the whole gradient is known; else each bucket is done
-// with in turn.
+// With a loss scale, or with clipping, nothing changes before the norm of the whole gradient is known; else
+// each bucket is updated in turn.
 void Step::commit() {
   if (positive_ == 0) return all_done();
   squares_ = 0;
@@ -182,7 +183,7 @@ void Step::commit() {
   });
 }
 
-// What a bucket's sums say of its mean: of which parameters there is one, and its part of the norm.
+// Finds which parameters of a bucket have a mean, and adds the bucket's part of the norm.
 Status Step::measure(size_t index) {
   const Bucket& bucket = plan_[index];
   Buffers& buffers = buffers_[index];
@@ -241,7 +242,8 @@ double Step::norm_of_devices() const {
 void Step::update_by_norm() {
   double& norm = result_.gradient_norm;
   if (model_.loss_scale.on()) {
-    // A norm beyond float32 comes of sums that the division by less than 1 may make infinite.
+    // float32 sums divided by a weight below 1 may overflow, so a norm beyond float32's range counts as
+    // infinite.
     const bool narrow = std::any_of(plan_.begin(), plan_.end(), [](const Bucket& bucket) { return bucket.dtype == DType::kFloat32; });
     if (narrow && norm > std::numeric_limits<float>::max()) norm = std::numeric_limits<double>::infinity();
     const bool finite = std::isfinite(norm);
@@ -337,14 +339,19 @@ void Step::make_updates(size_t index, Place& place) {
       const auto& state = state_at(place)[piece.parameter];
       for (size_t s = 0; s < state.size(); ++s) {
         void* elements = bytes(state[s]) + piece.begin * element;
-        (s < update.rule.state_count ? update.state[s] : update.master) = elements;
+        if (s < update.rule.state_count) {
+          update.state[s] = elements;
+        } else {
+          update.master = elements;
+        }
       }
     }
     update_pieces_.push_back(update);
   }
 }
 
-// What the host enters from now on into its default stream, and into those on which it marked gradients, sees the new values.
+// Orders the new values before all work that the host enqueues from now on into its default stream and into
+// the streams on which it marked gradients.
 Status Step::give_to_streams() {
   for (Place& place : places_) {
     if (place.is_host()) continue;

@@ -19,7 +19,7 @@ std::vector<const Parameter*> trained(const Model& model) {
   return parameters;
 }
 
-// Of the digest that parameter `index` of `count` goes into.
+// Returns the index of the digest that covers parameter `index` of `count`.
 size_t place_of(size_t index, size_t count) { return count <= kMaxDigests ? index : index * kMaxDigests / count; }
 
 std::string ranks_text(const std::vector<int32_t>& ranks) {
@@ -74,7 +74,8 @@ Status find_divergence(const Model& model, const std::map<int32_t, std::vector<u
   const std::string& name = parameters[first]->name;
   const bool folded = parameters.size() > kMaxDigests;
   std::string what = "parameter '" + name + "'" + (folded ? ", or one that follows it," : "") +
-                     (differing > 1 ? " and " + std::to_string(differing - 1) + " more" : "") + " of " + ranks_text(others) +
+                     (differing > 1 ? " and " + std::string(folded ? "at least " : "") + std::to_string(differing - 1) + " more" : "") +
+                     " of " + ranks_text(others) +
                      " against " + ranks_text(most->second);
   return diverged(when, what).with_rank(others.front()).with_parameter(name);
 }

@@ -1,5 +1,5 @@
-// Consistent hashing with virtual nodes (Karger et al. 1997): which server owns a key. When one of k servers joins or
-// leaves, about 1/k of the keys move, and only to or from that server.
+// Consistent hashing with virtual nodes (Karger et al. 1997); it finds the server that owns a key. When one
+// of k servers joins or leaves, about 1/k of the keys move, and only to or from that server.
 #pragma once
 
 #include <cstdint>

@@ -17,10 +17,11 @@ class LossScale {
   // "off", "dynamic" or a number, as the configuration has checked it.
   void configure(std::string text);
   const std::string& text() const { return text_; }
-  // Are gradients looked at, and divided? With a factor of 1 they are, too.
+  // Returns whether loss scaling is configured; gradients are then checked for overflow even if the factor is
+  // 1.
   bool on() const { return text_ != "off"; }
   double factor() const { return factor_.load(std::memory_order_relaxed); }  // any thread
-  // A step has ended in which somebody had a gradient.
+  // A step has ended in which at least one replica had a weight above 0.
   void stepped(bool finite);
 
  private:

@@ -41,13 +41,14 @@ struct Binding {
   std::byte* value = nullptr;
   std::byte* gradient = nullptr;
   bool bound = false;
-  std::function<void()> release;         // called when bound no more
+  std::function<void()> release;         // called when the buffers are unbound
   std::shared_ptr<TensorMemory> memory;  // of dsgd_alloc
 };
 
-// Where the gradients of a replica that is not on the host stand in the host's streams. Written by who marks gradients, under
-// the session's lock, before the step is told of them; then the step's, but for `streams`: gradients that no step waits for, of
-// frozen parameters, may be marked at any time.
+// Events in the host's streams after which the gradients of a replica that is not on the host are complete.
+// Written when gradients are marked, under the session's lock, before the step is told of them; then only the
+// step uses them. `streams` is an exception: gradients of frozen parameters, which no step waits for, may be
+// marked at any time.
 struct StreamMarks {
   struct OfBucket {                 // one mark for all of its gradients in a stream
     struct Stream {
@@ -60,7 +61,7 @@ struct StreamMarks {
   std::vector<OfBucket> buckets;         // of the plan
   std::vector<char> marked;              // by parameter, in this step; else the default stream counts
   std::vector<void*> streams;            // of this step's marks, each once; under Model::streams_mutex
-  std::unique_ptr<device::Mark> values;  // where the default stream has come to; for streams without marks
+  std::unique_ptr<device::Mark> values;  // recorded in the default stream; for streams without marks
 };
 
 // By parameter, by tensor of the optimizer. Zeroed.

@@ -1,4 +1,4 @@
-// A device that this worker has replicas on, as the steps of a job use it.
+// A device that this worker has replicas on, with the queues and events that steps use.
 #pragma once
 
 #include <cstdint>

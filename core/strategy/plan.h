@@ -1,5 +1,5 @@
 // The plan of a strategy: how parameters are laid out in buckets and which rank owns which part of a bucket. All workers
-// compute the same plan from the same facts, so nothing of it travels.
+// compute the same plan from the same inputs, so no plan is sent.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct Piece {
   uint32_t parameter;
   size_t begin, count;  // in the parameter
   size_t position;
-  size_t trailer;  // position of its trailer: which weights its sums have
+  size_t trailer;  // position of its trailer (count and sum of the weights in its sums)
   int32_t owner;   // of the whole piece, unless the strategy is allreduce
 };
 

@@ -53,8 +53,9 @@ Status Step::set_plan(Plan plan, uint64_t version) {
   return ensure_state();
 }
 
-// Numbers: the header, the norms, then per bucket its exponents (when reproducible) and the bucket itself; then, that all is
-// entered; and all but the first two again, for a second attempt.
+// Operation numbers within the call: 0 the header; 1 one more exchange (norms, settings or digests, at most
+// one of them in a step); then two per bucket: exponents (when reproducible) and data; then one for "all
+// enqueued". A second attempt has the numbers after these, again two per bucket and one for "all enqueued".
 uint64_t Step::header_operation() const { return Mesh::operation(request_.call, 0); }
 uint64_t Step::norms_operation() const { return Mesh::operation(request_.call, 1); }
 uint64_t Step::operation_of(size_t bucket, bool exponents, bool second_attempt) const {
@@ -110,13 +111,14 @@ void Step::send_header() {
 
 void Step::on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers) {
   if (!done_) return;
-  // Whoever calls something else has sent no header, so nobody goes on with this step.
+  // A mismatch means that some worker made another call, so no worker has all headers: none goes on with this
+  // step.
   agreed_ = status.code() == Code::kMismatch;
   if (!status.ok()) {
     if (!agreed_ && members_have_left()) refuse(status);
     return fail(status);
   }
-  if (Status gone = regroup(); !gone.ok()) {  // all find the same
+  if (Status gone = regroup(); !gone.ok()) {  // the same on all workers
     agreed_ = true;
     return fail(gone);
   }
@@ -143,17 +145,21 @@ void Step::parameter_ready(uint32_t parameter) {
   launch();
 }
 
-// Starts buckets in index order whatever order they become ready in, so that all workers open the same ones.
+// Starts buckets in index order, in whatever order they become ready, so that all workers open the same ones.
 void Step::launch() {
   if (options_.reproducible && !header_done_) return;  // weights set the units of the sums
-  // What a team has begun it cannot take back, so all must have agreed.
+  // A team cannot take back a collective, so all workers must have agreed before.
   if (by_teams() && !header_done_) return;
-  if (!header_done_ && members_have_left()) return;  // the header will say who is left
+  if (!header_done_ && members_have_left()) return;  // the header decides which workers remain
   if (std::exchange(launching_, true)) return;  // from a bucket that was done at once: the loop below goes on
   while (done_ && next_ < plan_.size() && open_ < Mesh::kOpenTasks && buffers_[next_].pending == 0) {
     ++open_;
     const size_t index = next_++;
-    in_team() ? fetch_together(index) : fetch(index);
+    if (in_team()) {
+      fetch_together(index);
+    } else {
+      fetch(index);
+    }
   }
   launching_ = false;
   if (!done_) return;
@@ -172,7 +178,8 @@ void Step::exchange_exponents(size_t index) {
   AllReducePlan all{bucket.elements, dtype, Reduction::kMax, bytes(buffers_[index].exponents), nullptr};
   auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), [this, index](const Status& status) {
     if (!done_) return;
-    status.ok() ? contribute(index) : fail(status);
+    if (!status.ok()) return fail(status);
+    contribute(index);
   }, group_);
   if (!made.ok()) return fail(made.status());
   add(std::move(made).value());
@@ -240,7 +247,7 @@ void Step::bucket_done(size_t index, const Status& status) {
   launch();
 }
 
-// Digits from every rank: of the slices it transformed.
+// Each rank sends the digits of the sum of squares of the slices that it transformed.
 void Step::exchange_exact_squares() {
   open_ = 1;
   std::vector<std::byte> mine(sizeof exact_squares_);
@@ -265,7 +272,7 @@ void Step::exchange_exact_squares() {
 }
 
 void Step::exchange_norms() {
-  // One number from every rank: of the slices it transformed.
+  // Each rank sends one number: the sum of squares of the slices that it transformed.
   norms_done_ = true;
   if (options_.reproducible) return exchange_exact_squares();
   double sum = 0;
@@ -296,7 +303,7 @@ void Step::exchange_norms() {
 
 void Step::finish() {
   if (!done_ || !header_done_ || reduced_ < plan_.size() || open_ > 0 || committed_) return;
-  // Without owners everybody has the whole mean, and no message is needed.
+  // Without owners every worker has the whole mean, and no message is needed.
   if (measures_norm() && positive_ > 0 && !norms_done_ && updates_at_owner()) return exchange_norms();
   committed_ = true;
   commit();
@@ -320,7 +327,7 @@ void Step::end() {
   done({}, result_);
 }
 
-// Nobody else knows, and nothing that this worker says of its values can be trusted any more.
+// The other workers do not know of the failure, and this worker's values may be wrong: the session fails.
 void Step::device_failed(const Status& cause) {
   if (!done_) return;
   const Status why = Status(cause.code(), name() + ": " + cause.message()).with_operation(name()).with_parameter(cause.parameter());
@@ -339,7 +346,7 @@ void Step::watch() {
 void Step::deadline_passed() {
   const bool waits_for_host =
       std::any_of(buffers_.begin(), buffers_.end(), [](const Buffers& buffers) { return buffers.pending > 0; });
-  if (mesh_ && !(waits_for_host && header_done_)) return;  // an exchange is late, and tells
+  if (mesh_ && !(waits_for_host && header_done_)) return;  // an exchange is late; its error names the workers
   const UnmarkedGradients unmarked = waits_for_host && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
   const std::string who = mesh_ ? mesh_->member_name(mesh_->rank()) + ": " : "";
   const Status why = Status(Code::kTimeout, name() + " has not ended within " + request_.limit +

@@ -7,14 +7,15 @@
 //   return     a bucket's result goes to the devices, into the memory of their sums
 //   commit     once the header agrees and every bucket is in: values and optimizer state change, on every device
 //
-// When workers have closed their sessions before this step, the others find it in the header's exchange, and buckets travel among
-// those that are left (step_group.cc).
+// If workers have closed their sessions before this step, the others find this in the header's exchange, and
+// buckets travel among the remaining workers (step_group.cc).
 //
 // Until the commit nothing of the model has changed, so a step that fails leaves values and state as they were. Gradients
 // are read once, when their bucket is reduced locally. With one worker and one device that is not the host, sums stay there.
 //
-// Workers whose devices form a team (teams.h) add up a bucket among these first. Where all workers are one team and nobody is
-// to compute for the others, that is all; else each takes its part to the host, parts travel, and are gathered by the devices.
+// Workers whose devices form a team (teams.h) first reduce a bucket over these devices. If all workers are
+// one team and no owner computes for the others, that is all. Else each worker copies its part to the host,
+// parts travel, and the devices gather them.
 #pragma once
 
 #include <functional>
@@ -42,7 +43,7 @@ struct StepOptions {
   bool reproducible = false;
   bool gradient_norm = false;  // always with a loss scale
   bool absent_is_zero = false;  // a gradient that is absent on some replicas counts as zero there, with its weight
-  transport::Duration lease{};  // within which somebody says which worker is lost
+  transport::Duration lease{};  // time for the head or a peer to name a lost worker
 };
 
 struct StepRequest {
@@ -51,9 +52,11 @@ struct StepRequest {
   std::vector<double> weights;       // by local replica
   std::vector<std::vector<char>> absent;  // by replica, by parameter; filled in as gradients are marked
   bool stop = false;
-  bool wait_for_devices = true;  // it ends when new values are there; else when they come before what the host's streams do next
+  // true: the step ends when the new values are in memory; false: when they are enqueued ahead of later work
+  // on the host's streams
+  bool wait_for_devices = true;
   transport::Time deadline{};
-  std::string limit = "step_timeout";  // the setting that the deadline comes from
+  std::string limit = "step_timeout";  // the setting that the deadline comes from, with its value
 };
 
 class Step {
@@ -63,7 +66,8 @@ class Step {
   Step(transport::Loop& loop, Model& model, StepOptions options);
   ~Step();
   void use_mesh(Mesh* mesh) { mesh_ = mesh; }  // null: one worker
-  // Called in a step whose device has failed; is to end the session, and with it the step.
+  // `failed` is called when a device fails in a step, or when the values of replicas differ. It must fail the
+  // session, which ends the step.
   void on_device_failure(std::function<void(const Status&)> failed) { on_device_failure_ = std::move(failed); }
   // Tells which gradients of the step in flight are not marked.
   void name_unmarked(std::function<UnmarkedGradients()> name) { name_unmarked_ = std::move(name); }
@@ -72,7 +76,7 @@ class Step {
   UnmarkedGradients unmarked() const { return running() && name_unmarked_ ? name_unmarked_() : UnmarkedGradients(); }
   // "parameters 'a', 'b' and 3 more", of the buckets that these operations move; empty if they move none.
   std::string parameters_text(const std::vector<uint64_t>& operations) const;
-  // The session has failed: whatever devices are waiting for is broken off.
+  // Aborts the step and all waits on devices, since the session has failed.
   void abort(const Status& cause);
 
   // The devices that replicas are on; known from start.
@@ -101,11 +105,11 @@ class Step {
   void leave(const UnmarkedGradients& unmarked);
   // A device, or a stream of the host's, has failed: the session ends, and with it the step.
   void device_failed(const Status& cause);
-  // The loop may end: no device rings it any more.
+  // The loop may end afterwards: devices no longer post to it.
   void close();
   // Digests of the values of replica 0, as divergence.h compares them; none if it is not on the host. Not during a step.
   std::vector<uint64_t> digests_on_host() const;
-  // The last failure was found by all workers alike before anything changed: the next step may be tried.
+  // The last step failed on all workers alike, before anything changed, so the workers may try again.
   bool failed_in_agreement() const { return agreed_; }
 
   // Does optimizer state live with the owners of ranges, rather than on every worker? Not with clipping: the norm is known when
@@ -136,8 +140,8 @@ class Step {
     Memory sums;                  // there; laid out as the bucket
     Memory fetched_sums;          // on the host, of its replicas; null: they are Buffers::data
     std::vector<Memory> fetched;  // on the host, by replica of the place: gradients, when reproducible
-    std::unique_ptr<device::Mark> summed, reached;  // local sums are there; and what comes behind them is
-    std::unique_ptr<device::Mark> returned;         // results are, for the update
+    std::unique_ptr<device::Mark> summed, reached;  // after the local sums; after the copies behind them
+    std::unique_ptr<device::Mark> returned;         // after the copy of the results, for the update
   };
   struct PieceMean {
     bool present;
@@ -167,10 +171,10 @@ class Step {
   // for 1/K of a pass over the values.
   static constexpr uint64_t kDigestParts = 64;
 
-  // who takes part (step_group.cc)
+  // the group of workers of a step (step_group.cc)
   Status regroup();
   bool members_have_left() const;
-  Status check_needless(int32_t rank) const;
+  Status check_needless(int32_t rank) const;  // fails if the step needs the departed rank
   void restart_buckets();
   std::vector<Slice> slices_of(const Bucket& bucket) const;
 
@@ -277,30 +281,30 @@ class Step {
     return bytes(buffers.exponents) + position * dtype_size(reproducible::exponent_type(bucket.dtype));
   }
   bool transforms() const { return mesh_ && strategy_.kind != StrategyKind::kAllReduce; }
-  // Is the mean, before an update, in result_of()? Else sums are there, which are divided as they are used.
+  // Whether result_of() has the mean before an update. Else it has sums, which are divided as they are used.
   bool have_mean() const { return transforms() || options_.reproducible; }
   bool host_is_place() const { return places_.front().is_host(); }
-  // Does a part of the gradients go through teams, of this worker or of others?
+  // Whether teams, of this worker or of others, reduce a part of the gradients.
   bool by_teams() const {
     return teams_.any() && (strategy_.kind != StrategyKind::kAllReduce || goes_by_nccl(strategy_.algorithm));
   }
   bool in_team() const { return collective_queue_ && by_teams(); }
-  // Do results come from the host to the devices? And are they what the devices need as soon as a bucket is in?
+  // Whether results come from the host to the devices; and whether they are final as soon as a bucket is in.
   bool returns_results() const { return !stays_on_device() && !in_team(); }
   bool returns_early() const { return returns_results() && (transforms() || !options_.reproducible); }
-  // Nothing that the host would have to compute, or carry to others: sums stay where they are.
+  // Whether sums stay on the devices: the host has nothing to compute or to send.
   bool stays_on_device() const {
     if (by_teams()) return teams_.everybody() && !transforms();
     return !mesh_ && places_.size() == 1 && !host_is_place() && !options_.reproducible;
   }
   bool alone_on_device() const { return stays_on_device() && !mesh_; }
-  // The host has no sums of all elements, or nobody has any more: owners give out values.
+  // Whether the devices compute the norm, since the host does not have the sums of all elements.
   bool norms_on_device() const {
     return measures_norm() && !updates_at_owner() && (stays_on_device() || in_team());
   }
   bool clips() const { return model_.optimizer->clip_norm() > 0; }
   bool measures_norm() const { return options_.gradient_norm || clips(); }
-  // Must the norm be known before anything changes?
+  // Whether the norm must be known before anything changes.
   bool norm_comes_first() const { return model_.loss_scale.on() || clips(); }
   int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
   size_t team_bytes(const Bucket& bucket) const;
@@ -327,7 +331,7 @@ class Step {
   std::vector<std::vector<uint32_t>> buckets_of_;  // by parameter
   uint32_t total_replicas_ = 1;
   std::vector<Place> places_;
-  std::vector<std::pair<size_t, size_t>> where_;  // by replica: its place, and the how manyth it is there
+  std::vector<std::pair<size_t, size_t>> where_;  // by replica: its place, and its index among the replicas there
   OptimizerState host_state_;
   OptimizerState next_state_;  // what the owner computes until the commit (ps)
   size_t buffer_bytes_ = 0;
@@ -340,18 +344,18 @@ class Step {
   std::vector<void*> targets_;
   device::Waiter waiter_;
 
-  std::shared_ptr<const Group> group_;  // who gave the last header; null without a mesh, and before the first step
+  std::shared_ptr<const Group> group_;  // the workers of the last header; null without a mesh, and before the first step
 
   // of the step in flight
   StepRequest request_;
   Done done_;
   StepResult result_;
   bool header_done_ = false;
-  bool agreed_ = false;
+  bool agreed_ = false;  // failed_in_agreement()
   bool settings_differ_ = false, values_differ_ = false;
   std::vector<std::unique_ptr<ValueDigest>> digests_;  // by parameter, while all values are compared
   Status bucket_failure_;  // came before the header
-  bool second_attempt_ = false;  // buckets travel among fewer workers than in the step before
+  bool second_attempt_ = false;  // this step's buckets were restarted, without a worker that had left
   bool launching_ = false;
   size_t next_ = 0;     // next bucket to start
   size_t open_ = 0;     // buckets started and not in
@@ -360,7 +364,7 @@ class Step {
   bool all_entered_ = false;  // and told
   bool norms_done_ = false;
   bool committed_ = false;
-  bool disturbed_ = false;  // the step before has updated nothing, so that its copies may still be under way
+  bool disturbed_ = false;  // the previous step changed nothing, so its copies may still be in progress
   double total_weight_ = 0;
   uint32_t positive_ = 0;  // replicas with weight > 0
   double squares_ = 0;  // of the mean, as far as the host computes them
@@ -368,7 +372,7 @@ class Step {
   double clip_divisor_ = 1;  // of the mean, so that it has the norm that it may have
 
   Teams teams_;
-  transport::TimerId patience_ = 0;  // for a name of who is lost
+  transport::TimerId patience_ = 0;  // of the wait for the name of the lost worker
   transport::TimerId limit_ = 0;     // of a step that waits for the host's gradients, or for devices
   std::unique_ptr<device::CollectiveQueue> collective_queue_;  // ends first: then no device uses any of the above
 };

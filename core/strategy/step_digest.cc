@@ -75,7 +75,8 @@ void Step::compare_values(std::function<void()> agreed) {
                  if (!theirs.empty()) std::memcpy(theirs.data(), all[place].data(), theirs.size() * sizeof theirs[0]);
                }
                const Status same = find_divergence(model_, digests, name());
-               same.ok() ? agreed() : fail(same);
+               if (!same.ok()) return fail(same);
+               agreed();
              });
   });
 }
@@ -105,7 +106,8 @@ void Step::digest_from(uint64_t part, std::function<void()> digested) {
 // No worker has data left, and perhaps all workers meet for the last time. With the optimizer `none` the host updates its replicas.
 void Step::all_done() {
   const Status same = model_.optimizer->is_none() ? Status() : compare_replicas(model_, rank(), name());
-  if (!same.ok()) return on_device_failure_ ? on_device_failure_(same) : fail(same);
+  if (!same.ok() && on_device_failure_) return on_device_failure_(same);  // fails the session, as a failed device does
+  if (!same.ok()) return fail(same);
   const auto end_step = [this] { request_.wait_for_devices ? end_when_reached(false) : end(); };
   mesh_ ? compare_values(end_step) : end_step();
 }

@@ -3,9 +3,10 @@
 // headers therefore knows the same group of workers as all others that do, and nothing changes before it is complete.
 //
 // Buckets may travel before that. They do so among the group of the last header, and if it turns out that one of these workers
-// has left, no such bucket can have been completed, since that worker contributed nothing. All drop what they have begun, and
-// buckets travel again among those that are left, from the same gradients, by operations with other numbers. So the two attempts
-// never mix, whichever worker knows of the departure first.
+// has left, no such bucket can have been completed, since that worker contributed nothing. All workers drop
+// these operations, and buckets travel again among the remaining workers, from the same gradients, by
+// operations with other numbers. So the two attempts never mix, whichever worker knows of the departure
+// first.
 
 #include <algorithm>
 
@@ -17,7 +18,8 @@ bool Step::members_have_left() const {
   return group_ && std::any_of(group_->ranks.begin(), group_->ranks.end(), [this](int32_t rank) { return mesh_->has_left(rank); });
 }
 
-// The headers are in: finds who gave one. Fails, on all workers alike, if the step cannot do without one that did not.
+// The headers are in: makes the workers that sent one the new group. Fails, on all workers alike, if the step
+// needs a departed worker.
 Status Step::regroup() {
   if (!members_have_left()) return {};
   std::vector<int32_t> present;
@@ -34,16 +36,16 @@ Status Step::regroup() {
   return {};
 }
 
-// Values and state of a range live with its owner, and devices of a team have agreed on who is in it.
+// Fails if the departed rank owns values or state, or was in a GPU team.
 Status Step::check_needless(int32_t rank) const {
   const auto needed = [&](const std::string& why) {
     const Status closed = mesh_->has_closed(rank);
     return Status(Code::kWorkerLost, closed.message() + ", and " + name() + " needs it: " + why +
-                                         "; workers may leave early where the strategy is allreduce and no GPUs are added up by NCCL")
+                                         "; workers may leave early if the strategy is allreduce and NCCL reduces no GPU gradients")
         .with_rank(rank, closed.host())
         .with_operation(name());
   };
-  if (by_teams()) return needed("GPUs are added up in teams that were formed at start");
+  if (by_teams()) return needed("NCCL reduces over GPU teams that were formed at start");
   if (!transforms()) return {};
   for (const Bucket& bucket : plan_) {
     for (const Piece& piece : bucket.pieces) {
@@ -59,13 +61,13 @@ void Step::restart_buckets() {
   bucket_failure_ = {};
   for (Buffers& buffers : buffers_) buffers.held = nullptr;
   mesh_->drop(operation_of(0, true, false), operation_of(0, true, true));
-  const size_t begun = next_;  // others may begin as these end
+  const size_t begun = next_;  // fetch() may start further buckets
   for (size_t b = 0; b < begun && done_; ++b) {
     if (std::exchange(buffers_[b].travels, false)) fetch(b);  // one that is still being fetched goes on
   }
 }
 
-// By place. Who is not in the group owns nothing.
+// The slices of the group's workers, by place. Workers outside the group own nothing.
 std::vector<Slice> Step::slices_of(const Bucket& bucket) const {
   std::vector<Slice> slices;
   for (int32_t rank : group_->ranks) slices.push_back({bucket.bounds[static_cast<size_t>(rank)], bucket.bounds[static_cast<size_t>(rank) + 1]});

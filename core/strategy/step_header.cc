@@ -45,7 +45,8 @@ uint64_t Step::settings_digest() const {
   return digest;
 }
 
-// What it is about is too long for each step's header.
+// The settings are too long for each step's header, which has their digest. After a difference they are
+// exchanged.
 void Step::compare_settings() {
   // All settings, where they fit, which is the same on all workers; else the unusual ones.
   constexpr size_t kOptimizerText = 1000, kSettingsText = 100;
@@ -135,10 +136,10 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
     }
     if (wire.loss_scale != first.loss_scale) {
       return differs("the loss scale", number_text(first.loss_scale), number_text(wire.loss_scale),
-                     "it follows from what all have seen, so this is a defect of dsgd");
+                     "all workers compute it from the same results, so this is a defect of dsgd");
     }
     settings_differ_ = wire.settings != first.settings;
-    if (settings_differ_) return Status(Code::kMismatch, "settings differ");  // all see it, and will say in which
+    if (settings_differ_) return Status(Code::kMismatch, "settings differ");  // compare_settings() names the setting
     if (wire.plan != first.plan) {
       return differs("how the parameters are laid out and who owns what (digest)", hex(first.plan), hex(wire.plan),
                      "the functions of a plug-in must give the same answers on all workers");
@@ -156,8 +157,9 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
     for (uint32_t r = 0; r < wire.replicas; ++r) {
       double weight;
       std::memcpy(&weight, headers[rank].data() + sizeof wire + r * sizeof weight, sizeof weight);
-      if (!(weight == 0 || (weight >= kWeightLeast && weight < kWeightLimit))) {  // no worker of dsgd sends such a one
-        return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a step header with a weight that is none")
+      if (!(weight == 0 || (weight >= kWeightLeast && weight < kWeightLimit))) {
+        return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent an invalid weight in its step header; all workers must "
+                                         "run the same version of dsgd")
             .with_rank(static_cast<int32_t>(rank))
             .with_operation(operation);
       }

@@ -99,7 +99,7 @@ std::vector<device::CollectiveCopy> Step::part_copies(size_t index, bool to_devi
   return copies;
 }
 
-// Results go the way back once the sums of all buckets have been begun: so their order is the same everywhere.
+// Results return once the sums of all buckets have begun, so their order is the same on all workers.
 void Step::launch_gathers() {
   if (!in_team() || stays_on_device() || next_ < plan_.size()) return;
   while (done_ && next_gather_ < plan_.size() && buffers_[next_gather_].travelled) gather_together(next_gather_++);
@@ -117,8 +117,8 @@ void Step::gather_together(size_t index) {
   });
 }
 
-// Nobody can see from a device what it waits for. So who has begun all that others may wait for says so; if somebody does not,
-// its name is in the error.
+// A device does not show which peer it waits for. So each worker announces that it has enqueued all its work;
+// the error of this exchange names the workers that have not.
 void Step::tell_that_all_is_entered() {
   if (!mesh_ || std::exchange(all_entered_, true)) return;
   ++open_;
@@ -131,7 +131,8 @@ void Step::tell_that_all_is_entered() {
   });
 }
 
-// Whom NCCL has lost, or what it waits for, it does not say. Somebody will: who watches over the workers, or the exchange above.
+// NCCL does not report which peer is missing. Waits for the head or the exchange above to name it, then
+// fails.
 void Step::team_failed(const Status& cause) {
   const bool late = cause.code() == Code::kTimeout, lost = cause.code() == Code::kWorkerLost;
   if (!mesh_ || !(late || lost)) return device_failed(cause);

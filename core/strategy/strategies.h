@@ -1,4 +1,4 @@
-// Strategies and algorithms by name: those of dsgd.h, and what the host has registered under names of its own.
+// Strategies and algorithms by name: those of dsgd.h and those that the host has registered.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,8 @@ struct Registered {
   // Finds the table of devices that are named so ("cuda"), when the first of them is asked for.
   using OpenBackend = std::function<Result<const device::Backend*>()>;
   std::map<std::string, OpenBackend> backends;
-  // An error that says so if a buffer for a replica on the host is memory of a device. Null: nobody looks.
+  // An error that says so if a buffer for a replica on the host is memory of a device. Null: buffers are not
+  // checked.
   using CheckHostMemory = std::function<Status(const void* data, size_t nbytes)>;
   CheckHostMemory check_host_memory;
 };
@@ -42,7 +43,8 @@ struct StrategySpec {
   std::string describe() const;  // canonical, for the signature
 };
 
-// Names of strategies and algorithms: those of dsgd.h, aliases among them, and what the host has registered.
+// Names of strategies and algorithms: those of dsgd.h, aliases among them, and those that the host has
+// registered.
 class Strategies {
  public:
   explicit Strategies(const Registered& registered = {});

@@ -1,6 +1,6 @@
-// Which workers add up the gradients of their GPUs among themselves (by NCCL), before anything goes through host memory: those
-// of a node, or those of all nodes. What such a team has added up is divided over its devices, so that each takes a part to the
-// host and to the other teams: a hierarchical all-reduce.
+// Teams of workers whose GPU gradients NCCL reduces before anything goes through host memory: the workers of
+// a node, or of all nodes. A team's sums are divided over its devices; each copies a part to the host and
+// exchanges it with the other teams: a hierarchical all-reduce.
 #pragma once
 
 #include <cstddef>
@@ -22,17 +22,18 @@ class Teams {
  public:
   Teams() = default;
   explicit Teams(std::vector<Seat> seats);  // by rank
-  bool any() const { return any_; }              // is there a team of more than one device?
-  bool everybody() const { return everybody_; }  // are all workers one team?
+  bool any() const { return any_; }              // a team has more than one device
+  bool everybody() const { return everybody_; }  // all workers are one team
   const Seat& seat(int32_t rank) const { return seats_[static_cast<size_t>(rank)]; }
 
   // Elements of one device's part of a bucket; the last ones may be beyond its end.
   static size_t device_part(const Seat& seat, size_t elements);
-  // What the k-th device of a worker has of a bucket.
+  // The part of a bucket on the k-th device of a worker.
   static Slice part(const Seat& seat, int32_t k, size_t elements);
-  // By rank, of a bucket that all have a part of: what a worker takes to the host.
+  // By rank: the part of a bucket that each worker copies to the host.
   std::vector<Slice> parts(size_t elements) const;
-  // By rank: who adds up what between teams. Where teams are alike, only workers that have it; else everybody an equal part.
+  // By rank: the slice that each worker reduces between teams. If all teams have the same layout, a worker
+  // reduces only elements that it holds; else slices are equal.
   std::vector<Slice> owners(size_t elements) const;
 
  private:
