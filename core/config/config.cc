@@ -117,7 +117,7 @@ Result<LauncherNote> Config::apply_launcher() {
   }
   const config::Launch& launch = *found.value();
   if (launch.size <= 1) return LauncherNote{};
-  // A job of another size is not the launcher's.
+  // num_workers differs from the launcher's size, so this is not the launcher's job.
   if (given("num_workers") && integer("num_workers") != launch.size) return LauncherNote{};
   const auto fill = [this](const std::string& key, std::string value) {
     if (given(key)) return;
@@ -176,7 +176,7 @@ Status Config::check_together() const {
   const std::string of_workers = "num_workers is " + std::to_string(workers);
   if (workers > 1 && text("head").empty())
     return invalid("head", "key 'head' is not set, but " + of_workers +
-                               ": set head (or DSGD_HEAD) to the address of the coordinator, HOST:PORT");
+                               ": set head (or DSGD_HEAD) to the address of the head, HOST:PORT");
   if (integer("rank") >= workers)
     return invalid("rank", "key 'rank': " + text("rank") + " is too large, since " + of_workers +
                                " and ranks begin at 0; set rank lower or num_workers higher");

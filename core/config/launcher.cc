@@ -20,7 +20,8 @@ std::optional<int64_t> number(const Variables& variables, std::string_view name)
   return parse_integer(text(variables, name));
 }
 
-// Outside the range from which Linux takes ports for outgoing connections. FNV-1a.
+// Returns a port in 20000..29999, below Linux's range for outgoing connections, from the FNV-1a hash of the
+// job name.
 int64_t derived_port(std::string_view job) {
   constexpr uint32_t kFirst = 20000, kCount = 10000;
   uint32_t hash = 2166136261u;
@@ -133,7 +134,7 @@ bool started_by(const Known& known, const Variables& variables) {
                      [&](const char* name) { return !name || has(variables, name); });
 }
 
-// One of `size` on this host, or one host: then the loopback interface will do.
+// Returns whether all workers are on this host, so that the loopback address suffices.
 bool on_one_host(const Known& known, const Variables& variables, int64_t size) {
   return known.on_host ? number(variables, known.on_host) == size : number(variables, known.hosts) == 1;
 }
@@ -169,7 +170,7 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
       if (!value || *value < 0)
         return Status(Code::kInvalidArgument, "environment variable " + std::string(wanted.variable) + " of " +
                                                   known.name + ": '" + text(variables, wanted.variable) +
-                                                  "' is not a number from 0 on; set launcher=none to ignore it");
+                                                  "' is not a non-negative integer; set launcher=none to ignore it");
       *wanted.value = *value;
     }
     known.read(variables, launcher_process, &launch);

@@ -14,8 +14,8 @@ constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30, kTiB = kGiB * 
 // Alphabetical. The texts are what `dsgd config` and the documentation print.
 constexpr Rule kRules[] = {
     {{"absent", "choice", "skip", "skip | zero",
-      "What a gradient that a replica has marked absent means where another replica has one: skip leaves the replica's weight "
-      "out of the mean; zero counts a zero with its weight, as PyTorch's DistributedDataParallel does; equal on all workers.",
+      "How an absent gradient counts if another replica has one: skip leaves the replica's weight out of the mean; zero "
+      "counts it as zero with its weight (as PyTorch's DistributedDataParallel); equal on all workers.",
       "DSGD_ABSENT"},
      Type::kChoice,
      0,
@@ -23,8 +23,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"algorithm", "choice", "auto", "auto | direct | nccl | ring",
-      "How the allreduce strategy moves bytes between workers; auto picks by size and number of workers, and lets "
-      "NCCL add up what it can of GPUs; nccl: the same, but an error where it cannot; a host may register more.",
+      "How the allreduce strategy moves bytes between workers: auto chooses by size and number of workers and lets NCCL "
+      "reduce GPU gradients where possible; nccl is the same, but an error where not possible; a host may register more.",
       "DSGD_ALGORITHM"},
      Type::kChoice,
      0,
@@ -58,8 +58,7 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"devices_per_worker", "integer", "0", "0..1024",
-      "How many entries of `devices` each worker of a node takes, in the order of their local ranks; 0: all "
-      "workers "
+      "How many entries of `devices` each worker of a node takes, in the order of their local ranks; 0: all workers "
       "take all of them.",
       "DSGD_DEVICES_PER_WORKER"},
      Type::kInteger,
@@ -86,7 +85,7 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"head", "string", "", "HOST:PORT | [IPV6]:PORT | unix:PATH",
-      "Address of the coordinator, equal on all workers; needed as soon as num_workers is more than 1.",
+      "Address of the head, equal on all workers; needed if num_workers is more than 1.",
       "DSGD_HEAD"},
      Type::kAddress,
      0,
@@ -110,8 +109,7 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"interface", "string", "", "NAME | ADDRESS | ADDRESS/BITS",
-      "Network interface for the traffic between workers, by name, own address or CIDR prefix; empty: the "
-      "one that "
+      "Network interface for the traffic between workers, by name, own address or CIDR prefix; empty: the one that "
       "routes to the head.",
       "DSGD_INTERFACE"},
      Type::kText,
@@ -162,8 +160,7 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"listen", "string", "", "HOST:PORT | [IPV6]:PORT | unix:PATH",
-      "Address on which this worker accepts its peers, port 0 for any; empty: the address that reaches the "
-      "head, any "
+      "Address on which this worker accepts its peers, port 0 for any; empty: the address that reaches the head, any "
       "port.",
       "DSGD_LISTEN"},
      Type::kAddress,
