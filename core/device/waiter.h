@@ -1,5 +1,5 @@
-// Goes on, on a loop, when devices have come to a mark. The loop is rung by the device, so nobody polls; a timer looks now and
-// then for devices that have failed, which do not ring, and for those that are late.
+// Runs a callback on a loop when a device has passed a mark. The device posts to the loop. A timer checks for devices that have
+// failed, which do not post, and for those that are late.
 #pragma once
 
 #include <functional>
@@ -19,14 +19,14 @@ class Waiter {
   ~Waiter() { close(); }
   Waiter(const Waiter&) = delete;
 
-  // Records `mark` behind what was entered into `queue` and calls `then` when that is done, has failed, or is not done by the
-  // deadline: from within this call if it is known already, as on the host, else from the loop. The mark stays until then.
+  // Records `mark` behind the work in `queue` and calls `then` when that work has ended, has failed, or has not ended by the
+  // deadline: within this call if it is known already, as on the host, else from the loop. Keep the mark until then.
   // `name` is the device's, for messages.
   void after(const std::string& name, WorkQueue& queue, Mark& mark, transport::Time deadline,
              std::function<void(const Status&)> then);
-  // All that is waited for has failed.
+  // Ends all waits with `cause`.
   void fail(const Status& cause);
-  // Forgets what is waited for, and lets go of the loop, which may end before this does. Nothing may be waited for any more.
+  // Drops all waits and releases the loop, which may end before this object. No wait may be added afterwards.
   void close();
 
  private:
