@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What a step costs besides its arithmetic: one worker, one small parameter.
+// The cost of a step besides its arithmetic: one worker, one small parameter.
 func BenchmarkStep(b *testing.B) {
 	session, err := Init(NewConfig())
 	if err != nil {

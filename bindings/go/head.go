@@ -8,8 +8,8 @@ import (
 	"dsgd.io/dsgd/internal/raw"
 )
 
-// Head is the coordinator of a job as a thing of its own, for jobs that do not embed it in a worker. Keep it reachable: a
-// Head that the program forgot stops when the garbage collector finds it.
+// Head runs the head of a job outside the workers. Keep it reachable: a Head that the program forgot stops when the garbage
+// collector finds it.
 type Head struct {
 	mu      sync.RWMutex // writing: the handle is being freed
 	handle  uintptr      // 0 once closed

@@ -49,7 +49,7 @@ func untilCancelled(ctx context.Context, wait func(timeoutMS int) error) error {
 	if cancelled(ctx) == nil {
 		return wait(-1)
 	}
-	timeoutMS := milliseconds(slice)
+	timeoutMS := milliseconds(waitSlice)
 	if ctx.Err() != nil {
 		timeoutMS = 0 // looks once
 	}

@@ -37,7 +37,7 @@ func (o *Op) Err() error {
 	return o.flight.err
 }
 
-// Wait waits until the operation has ended and returns how. When the context ends first, its error is returned, some
+// Wait waits until the operation has ended and returns its error, if any. When the context ends first, its error is returned, some
 // milliseconds later, and the operation goes on. Waiting marks no gradients of a step.
 func (o *Op) Wait(ctx context.Context) error {
 	defer runtime.KeepAlive(o)
@@ -76,8 +76,8 @@ type flight struct {
 	result StepResult
 }
 
-// slice is how late a wait in C notices that its context has ended.
-const slice = 20 * time.Millisecond
+// waitSlice bounds a wait in C: after it, the wait checks whether its context has ended.
+const waitSlice = 20 * time.Millisecond
 
 // wait waits in C, where the caller's own thread can drive the operation: much shorter than through another goroutine.
 func (f *flight) wait(ctx context.Context) error {
@@ -92,7 +92,7 @@ func (f *flight) wait(ctx context.Context) error {
 
 	timeoutMS := -1
 	if cancelled(ctx) != nil {
-		timeoutMS = milliseconds(slice)
+		timeoutMS = milliseconds(waitSlice)
 		if ctx.Err() != nil { // looks once
 			timeoutMS = 0
 		}
@@ -122,7 +122,7 @@ func (f *flight) leave() {
 	f.free()
 }
 
-// ended looks whether the operation has ended, and if so sees to the rest of it.
+// ended asks C whether the operation has ended. If it has, ended frees its buffers and closes done.
 func (f *flight) ended() bool {
 	f.mu.Lock()
 	if f.over {

@@ -117,7 +117,7 @@ func (s *Session) SetLearningRate(rate float64) error {
 	return e.check(raw.Dsgd_learning_rate_set(s.pointer(), rate, &e.handle), s)
 }
 
-// LossScale is what the loss is to be multiplied by before the next step's backward pass: 1 unless `loss_scale` is
+// LossScale is the factor to multiply the loss by before the next backward pass; 1 unless `loss_scale` is
 // configured. A step whose mean gradient is not finite then changes nothing on any worker: its result has neither Applied nor
 // AllDone. -1 once the session is closed.
 func (s *Session) LossScale() float64 {

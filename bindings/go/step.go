@@ -6,7 +6,7 @@ import (
 	"dsgd.io/dsgd/internal/raw"
 )
 
-// StepResult is what became of a step.
+// StepResult is the result of a step.
 type StepResult struct {
 	Step         int64   // index of this step, from 0
 	View         int64   // view in which it completed
@@ -15,7 +15,7 @@ type StepResult struct {
 	AllDone      bool    // every worker gave weight 0: nobody has data left
 	Stop         bool    // some worker called RequestStop before this step
 	Weight       float64 // sum of all contribution weights
-	GradientNorm float64 // L2 norm of the mean gradient; NaN unless `gradient_norm` or `loss_scale` is configured
+	GradientNorm float64 // L2 norm of the mean gradient before clipping; NaN if all weights were 0, or without `gradient_norm`, `loss_scale` and clip_norm
 }
 
 func stepResult(r *raw.StepResult) StepResult {
@@ -25,8 +25,8 @@ func stepResult(r *raw.StepResult) StepResult {
 
 // Step is one synchronous step: the mean of all replicas' gradients over all workers updates every replica. weight is this
 // worker's contribution weight, usually its number of samples; 0 when it has no data left: go on calling until AllDone.
-// When the context ends first, the step goes on, and no other can begin before it has ended: end the session, or use
-// StepBegin to wait again.
+// If the context ends first, the step goes on, and Step returns the context's error. Then close the session; to be able to
+// wait again, use StepBegin instead.
 func (s *Session) Step(ctx context.Context, weight float64) (StepResult, error) {
 	if cancelled(ctx) != nil {
 		op, err := s.StepBegin(weight)

@@ -83,7 +83,7 @@ class Buffer:
             raise InvalidArgumentError(
                 f"{what} lies on {_device_text(where)}, its replica on {device}; give a tensor on that device"
             )
-        # What the producer has entered comes before what dsgd does, which begins behind the default stream.
+        # Stream 1 is the default stream: work that the producer has enqueued runs before the work of dsgd.
         self._take_capsule(owner, what, {"stream": 1})
 
     def _take_capsule(self, owner: Any, what: str, options: Dict[str, Any]) -> None:

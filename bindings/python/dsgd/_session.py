@@ -159,7 +159,7 @@ class Session(Collectives):
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is to be multiplied by before the next step's backward pass: 1 unless `loss_scale` is configured.
+        """Factor to multiply the loss by before the next backward pass; 1 unless `loss_scale` is configured.
         A step whose mean gradient is not finite then changes nothing on any worker: its result has neither `applied` nor
         `all_done`."""
         return float(_raw.dsgd_loss_scale(self._handle.pointer))

@@ -42,7 +42,7 @@ class StepResult:
     all_done: bool  #: every worker gave weight 0: nobody has data left
     stop: bool  #: some worker had called request_stop
     weight: float  #: sum of all contribution weights
-    gradient_norm: float  #: L2 norm of the mean gradient; NaN unless `gradient_norm` or `loss_scale` is configured
+    gradient_norm: float  #: L2 norm of the mean gradient before clipping; NaN if not measured, or all weights were 0
 
 
 @dataclass(frozen=True)

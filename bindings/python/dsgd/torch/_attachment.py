@@ -211,7 +211,7 @@ class Attachment:
     def _after_backward(self) -> None:
         self._end_queued = False
         if _in_nested_backward() and any(entry.marked_version is None for entry in self._trained):
-            return  # the pass around it goes on, and its next gradient queues another call
+            return  # the outer pass goes on, and its next gradient queues this callback again
         self._end_step()
 
     def _begin_step(self, weight: float) -> None:
@@ -267,7 +267,8 @@ class Attachment:
             elif self._find_unused or not entry.tensor.requires_grad:
                 self._replica.gradient_absent(entry.parameter)
             else:
-                self._failure = StateError(_missing_text([e for e in missing if e.tensor.requires_grad and not e.used]))
+                without = [e for e in missing if e.tensor.requires_grad and not e.used]
+                self._failure = StateError(_missing_text(without), parameter=without[0].name)
                 raise self._failure
 
     def _after_step(self, result: StepResult) -> None:
@@ -365,8 +366,9 @@ def _in_nested_backward() -> bool:
 
 def _missing_text(missing: List[TrainedParameter]) -> str:
     names = ", ".join(repr(entry.name) for entry in missing[:5]) + (", ..." if len(missing) > 5 else "")
+    count = "1 parameter" if len(missing) == 1 else f"{len(missing)} parameters"
     return (
-        f"{len(missing)} parameters got no gradient in this backward pass: {names}; give find_unused_parameters=True if "
+        f"{count} got no gradient in this backward pass: {names}; give find_unused_parameters=True if "
         "that may be, or freeze them with requires_grad_(False)"
     )
 

@@ -1,4 +1,4 @@
-"""The buffers of a module, such as batch-norm's running mean: rank 0's count, as in DistributedDataParallel."""
+"""The buffers of a module, such as batch-norm's running mean: all workers use rank 0's values, as in DistributedDataParallel."""
 
 from __future__ import annotations
 
