@@ -3,8 +3,8 @@ package io.dsgd;
 import java.util.regex.Pattern;
 
 /**
- * What went wrong, where, and what to do. {@link #status} tells the kinds of errors apart; those
- * that programs catch have a class of their own, too.
+ * An error of dsgd. Its message says what failed, where, and what to do. {@link #status} gives the
+ * kind of error; kinds that programs catch have a class of their own, too.
  */
 public class DsgdException extends RuntimeException {
   private static final long serialVersionUID = 2;

@@ -2,7 +2,7 @@ package io.dsgd;
 
 import java.time.Duration;
 
-/** The coordinator as a thing of its own, for jobs that do not embed it in a worker. */
+/** A head that runs outside the workers. */
 public final class Head implements AutoCloseable {
   // A wait is cut into parts, so that close() by another thread does not have to wait for its end.
   private static final int PART_MS = 100;

@@ -11,7 +11,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.LongFunction;
 
 /**
- * What the C library may still touch on behalf of one session: buffers that are bound, operations
+ * The objects that the C library may still use for one session: buffers that are bound, operations
  * that run and their buffers. It is reachable from a table of this package until the session is
  * closed, whatever the host has dropped, so that no collector unmaps a buffer in use. One daemon
  * thread, started with the first operation, waits on the session's completion queue and ends the
@@ -33,15 +33,14 @@ final class InFlight {
   private final Set<Long> endedEarly =
       new HashSet<>(); // ended before begin() could put them into `running`
   private Thread poller;
-  private boolean
-      over; // all operations have ended; one that is not in `running` yet ends where it began
+  private boolean over; // no operation runs any more; add() ends a new one at once
 
   InFlight(Handle session) {
     this.session = session;
     ALL.add(this);
   }
 
-  /** Keeps what was bound, in place of what was bound there before. */
+  /** Keeps the bound buffers reachable, in place of those bound to the same parameter before. */
   synchronized void keepBound(long replica, long parameter, Object... buffers) {
     bound.put(new Slot(replica, parameter), buffers);
   }
@@ -83,8 +82,8 @@ final class InFlight {
   }
 
   /**
-   * A thread that waits in C has found that the operation has ended. With a poller the operation is
-   * the poller's to end, which may hold its pointer already.
+   * Called by a thread that waits in C when the operation has ended. If there is a poller, only the
+   * poller ends operations, because it may already hold the pointer.
    */
   synchronized void ended(Operation<?> operation) {
     if (poller == null && running.remove(operation.pointer()) != null) {
@@ -97,7 +96,7 @@ final class InFlight {
     return running.size();
   }
 
-  /** Waiting in the poller for what only the poller can bring would never end. */
+  /** Throws on the poller thread, where the caller would wait for an operation that only it can end. */
   synchronized void checkMayWait() {
     if (Thread.currentThread() == poller) {
       throw DsgdException.of(

@@ -158,8 +158,8 @@ public final class Replica {
   }
 
   /**
-   * What the host enters into this stream afterwards comes after the new values of all steps that
-   * have ended, as it does in the default stream. For streams on which no gradient was marked. Any
+   * Makes this stream wait for the new values of all steps that have ended. Work that the host
+   * enqueues afterwards sees them, as in the default stream. For streams on which no gradient was marked. Any
    * thread; never blocks.
    *
    * @param stream the address of the stream, as in DLPack; 0 for host memory, where there is

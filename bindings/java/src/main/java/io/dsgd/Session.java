@@ -14,8 +14,8 @@ import java.util.function.LongFunction;
  * One worker's membership in a job; made by {@link Dsgd#init}. Several sessions in one process are
  * independent.
  *
- * <p>All methods may be called from any thread: those that C wants one at a time (setting up,
- * steps) take turns. Workers must still call collectives, and {@link #start} and steps, in the same
+ * <p>All methods may be called from any thread. Methods that C allows only one at a time (setup,
+ * steps) are serialized. Workers must still call collectives, and {@link #start} and steps, in the same
  * order. Blocking calls end by themselves, at {@code step_timeout} at the latest, and when another
  * thread closes the session. An interrupt ends them at once with an InterruptedException; what they
  * began goes on, and its buffers stay dsgd's until it ends or the session is closed. They pin the
@@ -35,7 +35,7 @@ public final class Session implements AutoCloseable {
   private final Handle handle;
   private final InFlight inFlight;
   private final ReentrantLock turn = new ReentrantLock();
-  private final Queue<LogRecord> lastWords = new ConcurrentLinkedQueue<>();
+  private final Queue<LogRecord> recordsAfterClose = new ConcurrentLinkedQueue<>();
 
   Session(long pointer) {
     Handle owned = new Handle(pointer, "the session", Raw::dsgd_session_free);
@@ -189,7 +189,8 @@ public final class Session implements AutoCloseable {
   /**
    * Adds a copy of the model on a device, before start.
    *
-   * @param device {@code cpu}; null: the next entry of the configuration's {@code devices}
+   * @param device {@code cpu}, {@code cuda:0} and so on; null: the next entry of the configuration's
+   *     {@code devices}
    */
   public Replica addReplica(String device) {
     return inTurnGet(
@@ -216,7 +217,7 @@ public final class Session implements AutoCloseable {
   }
 
   /**
-   * What the loss is to be multiplied by before the next step's backward pass: 1 unless {@code
+   * Factor to multiply the loss by before the next backward pass; 1 unless {@code
    * loss_scale} is configured. A step whose mean gradient is not finite then changes nothing on any
    * worker: its result is neither {@link StepResult#applied} nor {@link StepResult#allDone}. Any
    * thread.
@@ -470,7 +471,7 @@ public final class Session implements AutoCloseable {
    */
   public LogRecord pollLog(Duration timeout) {
     if (handle.isClosed()) {
-      LogRecord record = lastWords.poll();
+      LogRecord record = recordsAfterClose.poll();
       if (record == null) {
         throw DsgdException.closed("the session");
       }
@@ -499,9 +500,8 @@ public final class Session implements AutoCloseable {
   }
 
   /**
-   * The file descriptor that is readable while operations have ended that nobody has taken; for
-   * event loops in native code. With operations begun from Java it is drained by a thread of this
-   * library.
+   * A file descriptor that is readable while ended operations are in the queue; for event loops in
+   * native code. A thread of this library takes operations begun from Java out of the queue.
    */
   public int queueFd() {
     return handle.get(s -> Natives.checked(Raw.dsgd_queue_fd(s), "queue descriptor"));
@@ -551,7 +551,7 @@ public final class Session implements AutoCloseable {
   private synchronized void keepLastWords(long s) {
     try {
       for (LogRecord record = nextRecord(s, 0); record != null; record = nextRecord(s, 0)) {
-        lastWords.add(record);
+        recordsAfterClose.add(record);
       }
     } catch (DsgdException e) {
       return; // the queue is empty and closed

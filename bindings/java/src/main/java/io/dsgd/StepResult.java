@@ -1,6 +1,6 @@
 package io.dsgd;
 
-/** What one step did. */
+/** The result of one step. */
 public final class StepResult {
   private final long step;
   private final long view;
@@ -67,8 +67,8 @@ public final class StepResult {
   }
 
   /**
-   * L2 norm of the mean gradient; NaN unless {@code gradient_norm} or {@code loss_scale} is
-   * configured.
+   * L2 norm of the mean gradient before clipping; NaN if all weights were 0, or without {@code
+   * gradient_norm}, {@code loss_scale} and the optimizer's {@code clip_norm}.
    */
   public double gradientNorm() {
     return gradientNorm;
