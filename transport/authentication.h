@@ -1,4 +1,4 @@
-// How the two sides of a connection prove to each other that they know the job's token, which never travels:
+// Mutual proof that both sides of a connection know the job's token. The token itself never travels.
 //
 //   dialling side:   Hello with a nonce
 //   accepting side:  Challenge with a nonce
@@ -7,7 +7,7 @@
 //
 // A proof is an HMAC-SHA-256 over both nonces and every byte of the hello. It is good for this connection, job, role, rank and
 // worker only, so a recorded stream is refused when it is sent again. An eavesdropper cannot compute the token, but can try
-// guesses: a token has to be a random one. Nothing after the handshake is encrypted or authenticated.
+// guesses, so the token must be random. Nothing after the handshake is encrypted or authenticated.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ enum class Side : uint8_t { kDialling, kAccepting };
 Proof prove(Side side, std::string_view token, std::string_view job_nonce, std::span<const uint8_t> hello,
             const Nonce& challenge);
 
-// Takes the same time wherever the two differ.
+// Takes the same time whether and wherever the two differ.
 bool equal_proofs(const Proof& one, const Proof& other);
 
 Nonce make_nonce(Loop& loop);

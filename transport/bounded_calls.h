@@ -1,5 +1,5 @@
-// Calls that may wait for something for ever, such as a device that the host keeps busy: made by a thread of their own, in order,
-// and awaited for a bounded time.
+// Runs calls that may block for ever, for example on a device that the host keeps busy: in order, on a thread of their own. The
+// caller waits for a bounded time.
 #pragma once
 
 #include <chrono>
@@ -8,16 +8,16 @@
 
 namespace dsgd::transport {
 
-// Any thread. Its end waits for nothing that is late: such calls, and those behind them, are made as soon as that lets them.
+// Any thread. Destruction does not wait for a late call; it and the calls behind it still run later, on the thread.
 class BoundedCalls {
  public:
   BoundedCalls();
   ~BoundedCalls();
   BoundedCalls(const BoundedCalls&) = delete;
-  // True: `call` has been made. False: it has not ended within `patience`, or one before it has not; it will be made all the same.
-  // From within a call: true, and it is made after that.
+  // Returns true when `call` has ended. Returns false if it, or one before it, has not ended within `patience`; it still runs later.
+  // Called from within a call: queues `call` and returns true at once.
   bool run(std::chrono::nanoseconds patience, std::function<void()> call);
-  bool late() const;  // is one that was awaited still not made?
+  bool late() const;  // has a call for which run() returned false still not ended?
 
  private:
   struct State;

@@ -33,8 +33,8 @@ class Loop {
   virtual bool on_loop() const = 0;  // is the calling thread the one that runs the loop now?
 
   // Blocks the calling thread (never the loop's own) until `done` is true or `deadline` has passed; returns done.
-  // The waiting thread may drive the loop itself meanwhile, which saves two thread switches per call. Who sets `done`
-  // sets it on the loop and then returns to the loop; no notification is needed.
+  // The waiting thread may drive the loop itself meanwhile, which saves two thread switches per call. `done`
+  // must be set on the loop, by a task that then returns; no notification is needed.
   virtual bool wait(const std::atomic<bool>& done, Time deadline) = 0;
 
   // post(task) and wait(done, deadline) in one. A caller that goes on to drive the loop itself need not wake anybody
@@ -50,16 +50,16 @@ class Loop {
   virtual void set_busy(bool /*busy*/) {}
   virtual void set_spin(Duration /*spin*/) {}
 
-  // What to do once the loop's own work has met a lack of memory that nothing else has dealt with: something that somebody waits
-  // for may be lost. It is called on the loop, again after a while if it throws for the same reason. Loop only.
+  // Sets the task that the loop runs when an allocation has failed in its own work, so that an event may be lost. The task runs on
+  // the loop, and again after a while if it throws std::bad_alloc. Loop only.
   virtual void on_exhausted(Task /*then*/) {}
 
   // 64 random bits, from the system or from the simulation's seed. Any thread.
   virtual uint64_t random() = 0;
 };
 
-// Has work done on the loop that must be done, and returns then. Where memory is too short for it, it is begun again and again, until
-// it is done or that time has come. Not from the loop.
+// Runs `work` on the loop and returns when it is done. If memory is short, tries again every millisecond until `until`. Not from the
+// loop.
 template <typename Work>
 void run_surely(Loop& loop, const Work& work, Time until = kNever) {
   struct Attempt {
@@ -79,7 +79,7 @@ void run_surely(Loop& loop, const Work& work, Time until = kNever) {
     Attempt attempt{work};
     try {
       // One pointer, which a Task holds without memory of its own.
-      if (!loop.run([&attempt] { attempt.run(); }, attempt.over, kNever)) return;  // the process exits, and nobody drives the loop
+      if (!loop.run([&attempt] { attempt.run(); }, attempt.over, kNever)) return;  // the process exits: no thread drives the loop
     } catch (const std::bad_alloc&) {
     }
     if (attempt.done || loop.now() >= until) return;

@@ -1,5 +1,5 @@
-// What travels, as plain structs. transport/schema turns them into Cap'n Proto and back; both networks carry the same
-// serialised bytes. Every message has its view where a stale one could do harm.
+// The messages as plain structs. transport/schema turns them into Cap'n Proto and back; both networks carry the same
+// serialised bytes. A message names its view where a stale one could do harm.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ namespace dsgd::transport {
 
 inline constexpr uint32_t kProtocolVersion = 1;
 
-// What a connection is for. Each connection carries calls from the side that dialled to the side that accepted.
+// Purpose of a connection. Each connection carries calls from the side that dialled to the side that accepted.
 enum class Role : uint8_t {
   kControl = 0,    // worker -> head: join, watch, leave, abort
   kHeartbeat = 1,  // worker -> head: renew, from a thread of its own
@@ -24,7 +24,10 @@ enum class Role : uint8_t {
 };
 
 using Nonce = std::array<uint8_t, 32>;  // random, used once
-using Proof = std::array<uint8_t, 32>;  // authentication.h
+struct Proof {                          // of the token (authentication.h)
+  std::array<uint8_t, 32> mac{};
+  bool operator==(const Proof&) const = default;
+};
 
 // ---- the handshake: the first bytes of every connection, before any RPC is possible
 struct Hello {
@@ -40,7 +43,7 @@ struct Hello {
   Nonce nonce{};          // of this connection; the transport sets it
 };
 struct Challenge {
-  Status refused;  // not OK: the hello was not understood
+  Status refused;  // not OK: the accepting side cannot read the hello
   Nonce nonce{};
 };
 struct HelloReply {
@@ -98,9 +101,11 @@ struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head
 };
 
 // ---- worker -> worker
-struct OperationFailed {  // with a cause of kWaitTimeout: its deadline has passed; the answer is OK from who has begun it
+// The operation failed at the sender. With the cause kWaitTimeout it is a question instead: the sender's deadline has passed, and it
+// asks whether the receiver has begun the operation. The answer is OK if it has.
+struct OperationFailed {
   uint64_t view = 0;
-  int32_t rank = -1;  // who says so
+  int32_t rank = -1;  // the sender
   uint64_t operation = 0;
   bool session = false;  // true: the whole session failed, not this operation alone
   Status cause;
@@ -129,7 +134,7 @@ using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, R
 // ---- bulk: one chunk of an operation. The meaning of kind, dtype, reduction, phase is core's.
 struct BulkHeader {
   uint64_t view = 0;
-  uint64_t operation = 0;  // sequence number in its group
+  uint64_t operation = 0;  // number of the operation: channel, call, and index in the call; made by core
   uint32_t group = 0;      // 0: the world
   int32_t source = -1;     // rank of the sender
   uint8_t kind = 0, dtype = 0, reduction = 0, algorithm = 0;  // what the sender believes the operation is

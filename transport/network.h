@@ -1,5 +1,5 @@
 // Connections as core sees them. A connection is dialled by one side and carries calls and bulk data in that direction
-// only (two workers that both send have two connections), so nobody has to settle who dials. It is first-in-first-out
+// only (two workers that both send have two connections), so the two need not agree which of them dials. It is first-in-first-out
 // and delivers at most once; when it breaks, an unknown suffix is lost. Everything here is used on the network's loop.
 #pragma once
 
@@ -10,7 +10,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "transport/base/status.h"
 #include "transport/loop.h"
@@ -22,7 +21,7 @@ namespace dsgd::transport {
 // error. Answering after the connection closed is harmless.
 using Responder = std::function<void(Result<Message>)>;
 
-// Where a chunk's payload goes while it is read from the wire. Owned by the operation; the channel forgets it when the
+// Receives a chunk's payload while it is read from the wire. Owned by the operation; the channel forgets it when the
 // chunk is complete, when the connection closes (after on_close), or at ServerChannel::discard.
 class BulkSink {
  public:
@@ -54,7 +53,7 @@ class ServerChannel {
   virtual void close() = 0;  // on_close follows from the loop, once
 };
 
-// What the accepting side does with a connection. One handler may serve many channels. It outlives them.
+// Handles the accepting side of connections. One handler may serve many channels. It outlives them.
 class ServerHandler {
  public:
   virtual ~ServerHandler() = default;
@@ -105,8 +104,8 @@ struct DialOptions {
   std::string token;  // proved to the other side, which has to prove it, too; never sent
   Time deadline = kNever;
   size_t bulk_window = 4 << 20;   // unanswered bytes per operation
-  // Unanswered bytes of small chunks, all operations together; an operation that has none unanswered may have one more, or
-  // what a later operation has sent, and the peer keeps until it begins that, would hold up what the peer waits for.
+  // Unanswered bytes of small chunks, all operations together. Beyond it, each operation may have one unanswered chunk. Otherwise
+  // chunks of a later operation, which the peer keeps until it begins that operation, could block the chunk that the peer waits for.
   size_t small_window = 1 << 20;
   std::function<void(const Status& why)> closed;  // broken by the peer or the network; never from within a call
   std::function<void(uint64_t operation, const Status& why)> refused;  // a small chunk was answered with an error
@@ -117,15 +116,15 @@ class AcceptHandler {
  public:
   virtual ~AcceptHandler() = default;
   struct Decision {
-    class Network* network;  // where the connection shall live (may have another loop than the listener)
+    class Network* network;  // serves the connection; may have another loop than the listener
     ServerHandler* handler;  // called on that network's loop
   };
-  // The dialling side has to prove that it knows this. Empty: anybody may connect.
+  // The dialling side has to prove that it knows this. Empty: any process may connect.
   virtual const std::string& token() const = 0;
   // The dialling side has proved that it knows the token; the rest of the hello is for the handler to check. An error is sent
   // to the dialling side, which sees it as the result of its dial, and the connection is closed.
   virtual Result<Decision> on_hello(const Hello& hello, const std::string& from) = 0;
-  // It has not. Returns the error that is sent.
+  // The dialling side has not proved that it knows the token. Returns the error to send to it.
   virtual Status on_wrong_token(const Hello& hello, const std::string& from) = 0;
 };
 
@@ -197,10 +196,10 @@ class Environment {
   virtual int64_t process_id() = 0;
   virtual int processors() = 0;            // that this process may use
   virtual int64_t free_descriptors() = 0;  // that this process may still open
-  // kOk while the environment works; kForked in a child of the process that made it, kClosed once the process exits. Its
-  // threads do nothing then, and what it has made is left alone. Async-signal-safe.
+  // kOk while the environment works; kForked in a child of the process that made it; kClosed once the process exits. In the last
+  // two cases its threads do nothing, and its objects must not be used. Async-signal-safe.
   virtual Code life() const noexcept = 0;
-  // The same as an error.
+  // life() as a Status: OK, or the error to return to the host.
   Status alive() const {
     switch (life()) {
       case Code::kOk:

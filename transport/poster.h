@@ -1,4 +1,4 @@
-// Posts to a loop until that is about to end: for threads, and work of theirs, that outlive it.
+// Posts tasks to a loop until close(). For threads that may outlive the loop.
 #pragma once
 
 #include <mutex>
@@ -16,7 +16,7 @@ class Poster {
     std::lock_guard lock(mutex_);
     if (loop_) loop_->post(std::move(task));
   }
-  // The loop may end. What was posted and has not run will not.
+  // Before the loop ends. Tasks posted later are dropped.
   void close() {
     std::lock_guard lock(mutex_);
     loop_ = nullptr;

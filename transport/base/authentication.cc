@@ -3,23 +3,25 @@
 #include <sodium/crypto_auth_hmacsha256.h>
 #include <sodium/utils.h>
 
+#include <array>
 #include <cstring>
 #include <initializer_list>
 
 namespace dsgd::transport {
 namespace {
 
-static_assert(std::tuple_size_v<Proof> == crypto_auth_hmacsha256_BYTES);
+using Mac = decltype(Proof::mac);
+static_assert(std::tuple_size_v<Mac> == crypto_auth_hmacsha256_BYTES);
 
 using Bytes = std::span<const uint8_t>;
 
 Bytes bytes_of(std::string_view text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
 
-Proof hmac(Bytes key, std::initializer_list<Bytes> parts) {
+Mac hmac(Bytes key, std::initializer_list<Bytes> parts) {
   crypto_auth_hmacsha256_state state;
   crypto_auth_hmacsha256_init(&state, key.data(), key.size());
   for (Bytes part : parts) crypto_auth_hmacsha256_update(&state, part.data(), part.size());
-  Proof mac;
+  Mac mac;
   crypto_auth_hmacsha256_final(&state, mac.data());
   sodium_memzero(&state, sizeof state);
   return mac;
@@ -30,14 +32,14 @@ Proof hmac(Bytes key, std::initializer_list<Bytes> parts) {
 Proof prove(Side side, std::string_view token, std::string_view job_nonce, std::span<const uint8_t> hello,
             const Nonce& challenge) {
   const std::string_view label = side == Side::kDialling ? "dsgd dialling side" : "dsgd accepting side";
-  Proof key = hmac(bytes_of(token), {bytes_of("dsgd key"), bytes_of(job_nonce)});
-  const Proof proof = hmac(key, {bytes_of(label), challenge, hello});
+  Mac key = hmac(bytes_of(token), {bytes_of("dsgd key"), bytes_of(job_nonce)});
+  const Proof proof{hmac(key, {bytes_of(label), challenge, hello})};
   sodium_memzero(key.data(), key.size());
   return proof;
 }
 
 bool equal_proofs(const Proof& one, const Proof& other) {
-  return sodium_memcmp(one.data(), other.data(), one.size()) == 0;
+  return sodium_memcmp(one.mac.data(), other.mac.data(), one.mac.size()) == 0;
 }
 
 Nonce make_nonce(Loop& loop) {

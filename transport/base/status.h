@@ -1,4 +1,4 @@
-// Errors as values. A Status is OK or says what failed, who is concerned and what to do; Result<T> is a value or a
+// Errors as values. A Status is OK or says what failed, which worker is concerned and what to do; Result<T> is a value or a
 // Status. Nothing in transport or core throws to its caller: exceptions of libraries are turned into a Status where
 // they arise.
 #pragma once

@@ -1,4 +1,4 @@
-// The bytes of messages: standard Cap'n Proto framing, without any Cap'n Proto type in sight. Used where a
+// The bytes of messages: standard Cap'n Proto framing, without any Cap'n Proto type. Used where a
 // message travels alone (the hello of a connection, the simulated network, fuzzing); RPC uses codec_capnp.h.
 //
 // decode_* accept any bytes: they never throw, allocate at most a small multiple of bytes.size(), and name
@@ -15,7 +15,7 @@
 
 namespace dsgd::transport {
 
-// Limits on what is accepted from a peer. A sender that exceeds one is told by the receiver.
+// Limits on received messages. The receiver rejects a larger message with a Status.
 inline constexpr size_t kMaxHelloBytes = 32 * 1024;  // of a whole hello, and of its reply
 inline constexpr size_t kMaxNameBytes = 4 * 1024;    // job, worker id, host, object name, address, ...
 inline constexpr size_t kMaxJobNonceBytes = 64;

@@ -17,7 +17,7 @@ capnp::Data::Reader data_of(const Bytes& from) {
   return {reinterpret_cast<const kj::byte*>(from.data()), from.size()};
 }
 
-// Bytes of the character of UTF-8 that the text begins with; 0 if there is none.
+// Length of the UTF-8 character that the text begins with; 0 if it begins with none.
 size_t character_bytes(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const auto continues = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
@@ -35,9 +35,9 @@ size_t character_bytes(std::string_view text) {
   return 0;
 }
 
-// What another process says goes into messages and logs: bytes that are no UTF-8, and control characters but for the new
-// line, become '?'.
-std::string clean(std::string text) {
+// Makes text of another process safe for messages and logs: replaces invalid UTF-8, and control characters except the newline,
+// by '?'.
+std::string printable_text(std::string text) {
   for (size_t i = 0; i < text.size();) {
     const size_t bytes = character_bytes(std::string_view(text).substr(i));
     const bool control = bytes == 1 && ((static_cast<unsigned char>(text[i]) < 0x20 && text[i] != '\n') || text[i] == 0x7f);
@@ -47,7 +47,7 @@ std::string clean(std::string text) {
   return text;
 }
 
-// Collects the first thing that is wrong, so that readers can be written one field a line.
+// Reads fields and keeps the first error, so that a message is read one field a line.
 class Check {
  public:
   const Status& status() const { return status_; }
@@ -60,7 +60,7 @@ class Check {
     if (!ok() || !length(from.size(), limit, field, "bytes")) return;
     to->assign(from.cStr(), from.size());
   }
-  // Of exactly that size.
+  // Reads a field whose size must be that of `to`.
   template <typename Bytes>
   void fixed(capnp::Data::Reader from, Bytes* to, const char* field) {
     if (!ok()) return;
@@ -94,10 +94,10 @@ class Check {
     text(from.getOperation(), &operation, "operation");
     text(from.getParameter(), &parameter, "parameter");
     text(from.getMessage(), &message, "status message", kMaxTextBytes);
-    *to = Status(code_of(code), clean(std::move(message)))
-              .with_rank(from.getRank(), clean(std::move(host)))
-              .with_operation(clean(std::move(operation)))
-              .with_parameter(clean(std::move(parameter)));
+    *to = Status(code_of(code), printable_text(std::move(message)))
+              .with_rank(from.getRank(), printable_text(std::move(host)))
+              .with_operation(printable_text(std::move(operation)))
+              .with_parameter(printable_text(std::move(parameter)));
   }
 
   void member(schema::MemberInfo::Reader from, MemberInfo* to) {
@@ -279,12 +279,12 @@ void write(const Challenge& from, schema::Challenge::Builder to) {
   if (!from.refused.ok()) write(from.refused, to.initRefused());
 }
 
-void write(const Proof& from, schema::Proof::Builder to) { to.setMac(data_of(from)); }
+void write(const Proof& from, schema::Proof::Builder to) { to.setMac(data_of(from.mac)); }
 
 void write(const HelloReply& from, schema::HelloReply::Builder to) {
   to.setChecksum(from.checksum);
   if (from.status.ok()) {
-    to.setProof(data_of(from.proof));
+    to.setProof(data_of(from.proof.mac));
   } else {
     write(from.status, to.initStatus());
   }
@@ -444,7 +444,7 @@ Result<Challenge> read(schema::Challenge::Reader from) {
 
 Result<Proof> read(schema::Proof::Reader from) {
   Proof to{};
-  Status result = guarded([&](Check& check) { check.fixed(from.getMac(), &to, "proof"); });
+  Status result = guarded([&](Check& check) { check.fixed(from.getMac(), &to.mac, "proof"); });
   if (!result.ok()) return result;
   return to;
 }
@@ -454,7 +454,7 @@ Result<HelloReply> read(schema::HelloReply::Reader from) {
   Status result = guarded([&](Check& check) {
     check.status(from.getStatus(), &to.status);
     to.checksum = from.getChecksum();
-    if (to.status.ok()) check.fixed(from.getProof(), &to.proof, "proof");
+    if (to.status.ok()) check.fixed(from.getProof(), &to.proof.mac, "proof");
   });
   if (!result.ok()) return result;
   return to;

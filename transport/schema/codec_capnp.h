@@ -1,7 +1,7 @@
-// Between the structs of messages.h and their Cap'n Proto forms. Included inside transport only.
+// Conversion between the structs of messages.h and their Cap'n Proto forms. Included inside transport only.
 //
-// read() must not be trusted to be given valid data: it checks every length, and turns each exception of the
-// library into a Status. The bytes it allocates are bounded by the limits of codec.h and by the traversal
+// read() accepts untrusted input: it checks every length, and turns each exception of the library into a
+// Status. The bytes it allocates are bounded by the limits of codec.h and by the traversal
 // limit of the message.
 #pragma once
 

@@ -1,6 +1,6 @@
 @0x9d3a5cb2f1e60847;
-# What travels between the processes of a job. transport/messages.h says what the fields mean; codec_capnp.h turns the
-# one into the other. Fields and union members are only ever appended.
+# The messages between the processes of a job. transport/messages.h documents the fields; codec_capnp.h converts between
+# both forms. Fields and union members are only ever appended.
 
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("dsgd::transport::schema");
@@ -93,10 +93,10 @@ struct Departure {  # Leave, Report and Goodbye
   rank @0 :Int32 = -1;
   view @1 :UInt64;
   cause @2 :Status;
-  steps @3 :UInt64;           # Goodbye only, as the following
-  digests @4 :List(UInt64);
-  peer @5 :Int32 = -1;  # Report
-  firstCallNotMade @6 :UInt64;  # Goodbye
+  steps @3 :UInt64;             # Goodbye only
+  digests @4 :List(UInt64);     # Goodbye only
+  peer @5 :Int32 = -1;          # Report only
+  firstCallNotMade @6 :UInt64;  # Goodbye only
 }
 
 struct OperationFailed {

@@ -8,7 +8,6 @@
 #include <deque>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "transport/base/status.h"
@@ -73,7 +72,7 @@ class Pipe {
   Pipe(Kernel& kernel, Connection& connection, Process* from, Process* to)
       : kernel_(kernel), connection_(connection), from_(from), to_(to) {}
 
-  // Who writes and who reads, and on which loop; a reader may be set late.
+  // The writing and the reading end, each with its loop; a reader may be set late.
   void set_writer(std::shared_ptr<LoopState> loop, std::weak_ptr<End> end);
   void set_reader(std::shared_ptr<LoopState> loop, std::weak_ptr<End> end);
 

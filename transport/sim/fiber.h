@@ -41,7 +41,7 @@ class Fiber {
   }
   bool is_current() const { return std::this_thread::get_id() == thread_.get_id(); }
 
-  // What the program waits for; null: nothing (it has been told to go on, or has not begun to wait).
+  // The flag that the program waits for; null: it does not wait.
   const std::atomic<bool>* awaited = nullptr;
   uint64_t deadline_event = 0;
 

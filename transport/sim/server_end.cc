@@ -99,8 +99,10 @@ bool ServerEnd::receive_handshake(Packet& packet) {
   if (packet.kind != (challenged_ ? FrameKind::kProof : FrameKind::kHello) || !listener_->usable()) {
     listener_ = nullptr;
     over({Code::kIo, "the connection ended before its hello"}, true);
+  } else if (challenged_) {
+    take_proof(packet.head);
   } else {
-    challenged_ ? take_proof(packet.head) : take_hello(packet.head);
+    take_hello(packet.head);
   }
   return true;
 }

@@ -1,7 +1,6 @@
 // The accepting end of a simulated connection.
 #pragma once
 
-#include <map>
 #include <memory>
 
 #include "transport/sim/sim_network.h"

@@ -3,7 +3,6 @@
 
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 
 #include "transport/network.h"
@@ -36,8 +35,7 @@ class SimLoop final : public Loop {
   std::shared_ptr<LoopState> state_;
 };
 
-// What the ends of connections know of their network. Outlives it for those who still hold pooled data or an
-// end.
+// State of a network that the ends of its connections use. Outlives it while pooled data or an end is held.
 struct NetworkState {
   NetworkState(Kernel& kernel, Process& process, size_t receive_memory)
       : kernel(kernel), process(process), receive_memory(receive_memory) {}

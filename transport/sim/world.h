@@ -8,7 +8,7 @@
 //   world.at(world.now() + 5ms, [&] { world.kill(b, Death::kReset); });
 //   world.run_until([&] { return done; }, world.now() + 10s);
 //
-// What happens in virtual time costs no real time. The world outlives all that is made from it.
+// Virtual time costs no real time. The world must outlive everything made from it.
 #pragma once
 
 #include <cstdint>

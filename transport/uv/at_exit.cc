@@ -47,9 +47,9 @@ void rest_all() {
   for (UvLoop* loop : loops->loops) loop->await_rest(until);
 }
 
-// What is made while libraries are loaded is destroyed as they are finalized: after all that a program registers in main() and after
-// its destructors, which so find sessions alive; and a library before those that it links. KJ's objects must be made now, too:
-// made later, they would go first. (Not a function given to atexit(): ThreadSanitizer runs those after all libraries.)
+// Static objects of a library are destroyed when it is finalized: after everything that the program registers in main(), and after
+// its destructors, so these find sessions alive; and before the libraries that it links. KJ's static objects must be created here,
+// too: created later, they would be destroyed first. (atexit() does not serve: ThreadSanitizer runs its functions after all libraries.)
 const struct Registration {
   Registration() {
     (void)kj::runCatchingExceptions([] {

@@ -74,7 +74,7 @@ void BufferPool::put(std::byte* data, size_t size) {
         kept_ += rounded;
         return;
       }
-    } catch (const std::bad_alloc&) {  // who waits is told with the next one
+    } catch (const std::bad_alloc&) {  // the next buffer that comes back calls freed_
     }
   }
   ::operator delete(data, kAlign);

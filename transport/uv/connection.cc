@@ -7,11 +7,11 @@ namespace dsgd::transport::uv {
 
 namespace {
 
-// A peer that reads takes what is queued at once. One that takes nothing for kStall holds up dsgd_close no longer: its
-// promise is a second for what was written, whatever the lease, so these are constants.
+// A closing connection writes its queue first. It gives up when the peer takes nothing for kStall, and after kFlushLimit in any
+// case: dsgd_close promises at most a second for this, whatever the lease.
 constexpr Duration kStall = std::chrono::milliseconds(500);
-constexpr Duration kFlushLimit = std::chrono::seconds(3);
-// By then RPC has let go of every message that it has handled. No wait of a caller depends on it.
+constexpr Duration kFlushLimit = std::chrono::seconds(1);
+// RPC releases each message that it has handled long before this. No wait of a caller depends on it.
 constexpr Duration kStarving = std::chrono::seconds(1);
 
 }  // namespace
@@ -33,7 +33,7 @@ void Connection::kill() {
   finish();
 }
 
-// The network lets go of it, whatever dropping RPC comes to.
+// The network releases the connection, even if dropping RPC throws.
 void Connection::finish() {
   KJ_DEFER(if (auto ended = std::exchange(on_ended, nullptr)) ended(this));
   if (link_) link_->stop();
@@ -76,19 +76,19 @@ void Connection::advance() {
 
 void Connection::link_written() { advance(); }
 
-// A message that nobody here holds is held by RPC for the peer, as one may be whose results the peer wants to fetch later. Only
-// the peer can change that, by a message that there is no memory for; so it would stay so for ever.
+// RPC keeps a message as long as the peer may still use its results. If such messages fill the receive memory, the peer's message
+// that releases them cannot be read either, and the connection cannot recover.
 void Connection::link_starved() {
   if (state_ == State::kEnded || starving_) return;
-  starving_ = loop().schedule(loop().now() + kStarving, [this] { look_whether_starved(); });
+  starving_ = loop().schedule(loop().now() + kStarving, [this] { check_starved(); });
 }
 
-void Connection::look_whether_starved() {
+void Connection::check_starved() {
   starving_ = 0;
   if (!link_ || !link_->starved()) return;
   if (holds_messages()) return link_starved();
-  end(Status(Code::kIo, "the connection broke the RPC protocol: no memory is left for a message, since an earlier one is not let go "
-                        "of; are both sides of one version?"));
+  end(Status(Code::kIo, "the connection broke the RPC protocol: the receive memory is full, and the peer does not release earlier "
+                        "messages; do both sides run the same version of dsgd?"));
 }
 
 void Connection::cancel_timers() {

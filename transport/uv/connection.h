@@ -1,7 +1,6 @@
-// What both ends of a connection have in common: a link with RPC on it, and the way it ends. Ending in good
-// order means: all that is queued is written, then a goodbye, then the writing side is shut; what the peer
-// still sends is read until it ends too, or the kernel would answer unread bytes with a reset that can
-// overtake our last answers.
+// The common part of both ends of a connection: a link with RPC on it, and how the connection ends. In good order it writes its
+// queue, then a goodbye, then shuts its writing side. It still reads until the peer ends, too: the kernel answers unread bytes
+// with a reset, which can overtake our last answers.
 #pragma once
 
 #include <kj/async.h>
@@ -10,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "transport/network.h"
 #include "transport/uv/address.h"
@@ -21,7 +19,7 @@ namespace dsgd::transport::uv {
 
 class UvNetwork;
 
-// What a connection needs of its network.
+// The parts of a network that its connections use.
 struct NetworkShared {
   UvLoop& loop;
   ReadShared& read;
@@ -63,7 +61,7 @@ class Connection : public std::enable_shared_from_this<Connection>, protected Li
   void need_room();  // before anything is asked of RPC; throws std::bad_alloc
 
   virtual bool nothing_to_send() const = 0;
-  virtual bool holds_messages() const = 0;     // that came, and will be let go of
+  virtual bool holds_messages() const = 0;     // received ones that it will still release
   virtual void mute() = 0;                     // no callback to the user from now on
   virtual void broken(const Status& why) = 0;  // from the loop, once, unless closed here before
   virtual void tear_down() = 0;                // drop RPC; from the loop, outside of KJ's events
@@ -82,7 +80,7 @@ class Connection : public std::enable_shared_from_this<Connection>, protected Li
   void end(const Status& why);
   void finish();
   void watch();
-  void look_whether_starved();
+  void check_starved();
   void cancel_timers();
 
   State state_ = State::kOpen;

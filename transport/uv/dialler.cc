@@ -29,8 +29,8 @@ void Dialler::start() {
       timer_ = 0;
       const char* what = resolution_                       ? "its name was not resolved"
                          : stage_ == Stage::kConnecting    ? "nobody answered"
-                         : stage_ == Stage::kIdle          ? "the connection was not ready"
-                                                           : "it accepted but did not answer the hello";
+                         : stage_ == Stage::kIdle          ? "the RPC session was not established"
+                                                           : "it accepted the connection but did not complete the handshake";
       finish(Status(Code::kTimeout, "cannot connect to " + address_ + ": " + what + " in time" +
                                         (last_.ok() ? "" : " (before: " + last_.message() + ")")));
     });
@@ -102,42 +102,67 @@ void Dialler::attempt_failed(const Status& why) {
 
 void Dialler::step() {
   auto keep = shared_from_this();
+  switch (stage_) {
+    case Stage::kIdle:
+      return;
+    case Stage::kConnecting:
+      return finish_connecting();
+    case Stage::kSendingHello:
+      if (!write("hello")) return;
+      stage_ = Stage::kAwaitingChallenge;
+      [[fallthrough]];
+    case Stage::kAwaitingChallenge:
+      if (read("challenge")) challenged();
+      return;
+    case Stage::kSendingProof:
+      if (!write("proof")) return;
+      stage_ = Stage::kAwaitingReply;
+      [[fallthrough]];
+    case Stage::kAwaitingReply:
+      if (read("hello reply")) replied();
+      return;
+  }
+}
+
+void Dialler::finish_connecting() {
+  int code = 0;
+  socklen_t length = sizeof code;
+  getsockopt(poll_->fd(), SOL_SOCKET, SO_ERROR, &code, &length);
+  if (code != 0) return attempt_failed(Status(Code::kUnreachable, to_text(current_) + ": " + errno_text(code)));
+  poll_->want_write(false);
+  connected();
+}
+
+bool Dialler::write(const char* message) {
   Status error;
-  if (stage_ == Stage::kConnecting) {
-    int code = 0;
-    socklen_t length = sizeof code;
-    getsockopt(poll_->fd(), SOL_SOCKET, SO_ERROR, &code, &length);
-    if (code != 0)
-      return attempt_failed(Status(Code::kUnreachable, to_text(current_) + ": " + errno_text(code)));
-    poll_->want_write(false);
-    return connected();
+  const auto outcome = handshake_.write(poll_->fd(), message, &error);
+  if (outcome == Handshake::Outcome::kFailed) {
+    attempt_failed(Status(error.code(), to_text(current_) + ": " + error.message()));
+    return false;
   }
-  auto failed = [&] { attempt_failed(Status(error.code(), to_text(current_) + ": " + error.message())); };
-  if (stage_ == Stage::kSendingHello || stage_ == Stage::kSendingProof) {
-    const auto outcome = handshake_.write(poll_->fd(), &error);
-    if (outcome == Handshake::Outcome::kFailed) return failed();
-    const bool blocked = outcome == Handshake::Outcome::kBlocked;
-    poll_->want_write(blocked);
-    poll_->want_read(!blocked);
-    if (blocked) return;
-    stage_ = stage_ == Stage::kSendingHello ? Stage::kAwaitingChallenge : Stage::kAwaitingReply;
+  const bool done = outcome == Handshake::Outcome::kDone;
+  poll_->want_write(!done);
+  poll_->want_read(done);
+  return done;
+}
+
+bool Dialler::read(const char* message) {
+  Status error;
+  const auto outcome = handshake_.read(poll_->fd(), message, &error);
+  if (outcome == Handshake::Outcome::kFailed) {
+    attempt_failed(Status(error.code(), to_text(current_) + ": " + error.message()));
   }
-  if (stage_ == Stage::kAwaitingChallenge || stage_ == Stage::kAwaitingReply) {
-    const auto outcome = handshake_.read(poll_->fd(), &error);
-    if (outcome == Handshake::Outcome::kFailed) return failed();
-    if (outcome == Handshake::Outcome::kDone) stage_ == Stage::kAwaitingChallenge ? challenged() : replied();
-  }
+  return outcome == Handshake::Outcome::kDone;
 }
 
 namespace {
 
-// The refusal of a process that has not proved that it knows the token: it may say no more than a listener would.
-Status unproved(const Status& refused) {
-  const Code code = refused.code();
-  const bool known = code == Code::kMismatch || code == Code::kState || code == Code::kExists || code == Code::kLimit;
+// A refusal in the challenge comes before any proof of the token, so its code and its other fields are not trusted. A listener
+// sends one only for a hello that it cannot read.
+Status unproved(const std::string& address, const Status& refused) {
   std::string message = refused.message();
   std::replace(message.begin(), message.end(), '\n', ' ');
-  return Status(known ? code : Code::kUnauthorized, message);
+  return Status(Code::kIo, "the process at " + address + " cannot read the hello: " + message);
 }
 
 }  // namespace
@@ -145,7 +170,7 @@ Status unproved(const Status& refused) {
 void Dialler::challenged() {
   auto challenge = decode_challenge(handshake_.take_received());
   if (!challenge.ok()) return malformed(challenge.status());
-  if (const Status& refused = challenge.value().refused; !refused.ok()) return finish(unproved(refused));
+  if (const Status& refused = challenge.value().refused; !refused.ok()) return finish(unproved(address_, refused));
   challenge_ = challenge.value().nonce;
   send(Stage::kSendingProof, encode(prove_as(Side::kDialling)));
 }
@@ -167,8 +192,8 @@ void Dialler::replied() {
   const bool checksum = reply.value().checksum;
   if (options_.hello.checksum && !checksum) {
     return finish(Status(Code::kIo, "the answer of " + address_ +
-                                        " to the hello refuses checksums, which every version of dsgd gives if asked to; the answer "
-                                        "may have been changed on its way"));
+                                        " to the hello accepts no checksums although this side asked for them; the answer may "
+                                        "have been changed in transit"));
   }
   options_.hello.checksum = checksum;
   auto connection = ClientConnection::make(shared_, poll_->release(), to_text(current_), options_);

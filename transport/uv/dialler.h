@@ -1,4 +1,4 @@
-// One attempt to open a connection: look up the name, try each address, say hello, wait for the verdict.
+// One attempt to open a connection: resolves the name, tries each address, and does the handshake.
 #pragma once
 
 #include <deque>
@@ -32,6 +32,9 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
   void try_next();
   void connected();
   void step();
+  bool write(const char* message);  // false: blocked, or the attempt has failed
+  bool read(const char* message);   // false: blocked, or the attempt has failed
+  void finish_connecting();
   void send(Stage stage, std::vector<uint8_t> bytes);
   void challenged();
   Proof prove_as(Side side) const;

@@ -1,4 +1,4 @@
-// KJ's event loop on libuv's. Whoever drives the loop calls wait() or poll() and then runs KJ's events.
+// KJ's event loop on libuv's. The thread that drives the loop calls wait() or poll() and then runs KJ's events.
 #pragma once
 
 #include <kj/async.h>
@@ -45,7 +45,7 @@ class UvEventPort final : public kj::EventPort {
   bool wait() override;
   bool poll() override;
   void wake() const override;  // any thread; costs a system call only when none is under way
-  // Whoever drives asks the KJ loop itself whether it is runnable, so the edge is of no use here.
+  // The driver asks the KJ loop itself whether it is runnable, so this notice is not needed.
   void setRunnable(bool) override {}
 
   // The next wait() returns after `timeout` at the latest.
@@ -55,16 +55,18 @@ class UvEventPort final : public kj::EventPort {
 
   void alert() { alerted_ = true; }  // something happened: stop spinning
 
-  // The lack of memory has ended what was done for a task, a socket or for KJ. Whoever drives asks whether it was so since it last
-  // asked.
+  // ---- Out of memory. Work for a task, a socket or KJ runs in guarded() or noted(), which catch std::bad_alloc and record it
+  // (note_exhausted). The driver asks take_exhausted() for it. The first time, the port frees its reserve and calls `save`.
+
+  // Records that an allocation failed in work for a task, a socket or KJ.
   void note_exhausted() {
     exhausted_ = true;
     if (reserve_ && save_) save_();
     reserve_.reset();
   }
-  // Called when memory has run out for the first time: who keeps some for later gives it back.
+  // Sets the function that frees memory kept for later. It is called when memory has run out for the first time.
   void on_exhausted(std::function<void()> save) { save_ = std::move(save); }
-  // No exception may pass through libuv, and some of KJ's come from destructors, where nobody else is told. False: there was one.
+  // Runs `work` and catches its exceptions: none may pass through libuv, and some of KJ's come from destructors. False: there was one.
   template <typename Work>
   bool guarded(Work&& work) {
     try {
@@ -78,10 +80,10 @@ class UvEventPort final : public kj::EventPort {
     }
     return false;
   }
-  // Cap'n Proto ends the process where it has no memory for its own small objects. Before it is called, there is some, or the reserve
-  // is given back. False: there is none.
+  // Returns whether there is memory for the small objects of Cap'n Proto, which ends the process if it cannot allocate them. If
+  // there is none, frees the reserve. To be called before Cap'n Proto.
   bool make_room();
-  // The same for what KJ calls, which must hear of it, too, and goes on afterwards.
+  // Runs `work` of a function that KJ calls. Records std::bad_alloc and rethrows it to KJ, which continues.
   template <typename Work>
   auto noted(Work&& work) -> decltype(work()) {
     KJ_DEFER(make_room());
@@ -94,7 +96,7 @@ class UvEventPort final : public kj::EventPort {
     }
   }
   bool was_exhausted() const { return !reserve_; }  // ever
-  bool exhausted() const { return exhausted_; }  // and not yet asked
+  bool exhausted() const { return exhausted_; }     // since the last take_exhausted()
   bool take_exhausted() { return std::exchange(exhausted_, false); }
 
   void flush_later(Flushable* item) { dirty_.push_back(item); }
@@ -119,7 +121,7 @@ class UvEventPort final : public kj::EventPort {
   bool alerted_ = false;
   bool exhausted_ = false;
   std::function<void()> save_;
-  std::unique_ptr<std::byte[]> reserve_;  // given back when memory is short, for telling so and for closing in good order
+  std::unique_ptr<std::byte[]> reserve_;  // freed when memory is short, so that the error can be reported and connections closed
   std::atomic<int64_t> spin_{0};
   mutable std::atomic<bool> woken_{false};    // for KJ's executor
   mutable std::atomic<bool> pending_{false};  // an uv_async_send has not been seen by the loop yet

@@ -35,8 +35,8 @@ class Fd {
   int fd_ = -1;
 };
 
-// A host may run with its standard input, output or error closed; what it prints must not go into a socket of ours, and libuv
-// aborts the process when one of its own descriptors is among them. While this lives, what is free of the three is taken.
+// While this object lives, /dev/null occupies the free ones of descriptors 0, 1 and 2. A host may run with them closed. Its output
+// must not go into our sockets, and libuv aborts the process if its own descriptor is one of them.
 class StandardStreams {
  public:
   StandardStreams() {

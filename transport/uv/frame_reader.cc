@@ -83,7 +83,7 @@ void FrameReader::discard(uint64_t operation, const Status& why) {
     sink_ = nullptr;
     where_ = Where::kNowhere;
   }
-  // What has landed but has not been dispatched counts too.
+  // Chunks that have landed but are not dispatched yet are discarded, too.
   for (Landed& landed : slots_) {
     if (landed.header.operation == operation && !landed.discarded) {
       landed.discarded = true;
@@ -194,7 +194,10 @@ FrameReader::Step FrameReader::read_table(int fd, Status* error) {
   if (staged() >= kWord) {
     segments_ = number(0) + 1;
     if (segments_ == 0 || segments_ > FrameWriter::kMaxSegments) {
-      if (checksums_) return *error = corrupted(), Step::kError;
+      if (checksums_) {
+        *error = corrupted();
+        return Step::kError;
+      }
       *error = Status(Code::kIo, "a message has " + std::to_string(uint64_t{number(0)} + 1) +
                                      " segments, at most " + std::to_string(FrameWriter::kMaxSegments) +
                                      " are accepted; is the peer another program?");
@@ -267,7 +270,7 @@ FrameReader::Step FrameReader::read_body(int fd, Status* error) {
   return Step::kGo;
 }
 
-// Nothing of a section is used before its checksum has been looked at, but that payload is where it belongs already.
+// No byte of a section is used before its checksum is verified. Payload is in its final place by then.
 FrameReader::Step FrameReader::read_checksum(int fd, Status* error) {
   uint32_t sent;
   if (stage_end_ - stage_begin_ < sizeof sent) return fill_stage(fd, error);

@@ -27,7 +27,7 @@ class Starving {
   ~Starving() = default;
 };
 
-// What all connections of a network share. On the loop, but for the pool and the counters.
+// State that all connections of a network share. Used on the loop, except the pool and the counters.
 struct ReadShared {
   static constexpr size_t kScratchBytes = 256 << 10;  // stays in a core's cache between the read and the sum
 

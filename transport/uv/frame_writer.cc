@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <new>
 #include <utility>
 
@@ -73,9 +72,11 @@ Status FrameWriter::write(int fd, std::atomic<uint64_t>* sent) {
       if (count + (frame.count - frame.next) > kMaxParts) break;
       for (size_t i = frame.next; i < frame.count; ++i) {
         parts[count++] = frame.parts[i];
-        if (!checksums_ || !frame.span || !frame.payload_part || i != frame.span_part || sum_span(frame)) continue;
-        parts[count - 1].iov_len = frame.summed;
-        break;
+        const bool sums_now = checksums_ && frame.span && frame.payload_part && i == frame.span_part;
+        if (sums_now && !sum_span(frame)) {
+          parts[count - 1].iov_len = frame.summed;
+          break;
+        }
       }
       if (frame.span) break;  // the payload fills a call by itself
     }

@@ -27,8 +27,8 @@ bool is_exhaustion(const kj::Exception& exception) { return std::strstr(exceptio
 Status to_status(const kj::Exception& exception) {
   const std::string text = exception.getDescription().cStr();
   if (is_exhaustion(exception)) {
-    return Status(Code::kNoMemory, text.rfind("remote", 0) == 0 ? "there is no memory at the other end of the connection"
-                                                                 : "there is no memory for what a connection needs");
+    return Status(Code::kNoMemory, text.rfind("remote", 0) == 0 ? "there is no memory for the messages of a connection at its other end"
+                                                                 : "there is no memory for the messages of a connection");
   }
   switch (exception.getType()) {
     case kj::Exception::Type::DISCONNECTED:

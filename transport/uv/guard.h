@@ -1,5 +1,5 @@
-// What keeps KJ and the host apart on a thread that drives a loop: KJ's messages never reach stderr, floating
-// point arithmetic has its default rounding and denormals, and an exception ends as a Status.
+// Separates KJ and the host on a thread that drives a loop: KJ's messages never reach stderr, floating point arithmetic has its
+// default rounding and denormals, and exceptions become a Status.
 #pragma once
 
 #include <kj/exception.h>

@@ -12,7 +12,7 @@
 
 namespace dsgd::transport::uv {
 
-Handshake::Outcome Handshake::write(int fd, Status* error) {
+Handshake::Outcome Handshake::write(int fd, const char* message, Status* error) {
   while (sent_ < out_.size()) {
     const ssize_t n = ::send(fd, out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
     if (n >= 0) {
@@ -20,34 +20,34 @@ Handshake::Outcome Handshake::write(int fd, Status* error) {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return Outcome::kBlocked;
     } else if (errno != EINTR) {
-      *error = Status(Code::kUnreachable, "sending the hello failed: " + errno_text(errno));
+      *error = Status(Code::kUnreachable, std::string("sending the ") + message + " failed: " + errno_text(errno));
       return Outcome::kFailed;
     }
   }
   return Outcome::kDone;
 }
 
-Handshake::Outcome Handshake::read(int fd, Status* error) {
+Handshake::Outcome Handshake::read(int fd, const char* message, Status* error) {
   auto number = [this](size_t index) {
     uint32_t value;
     std::memcpy(&value, in_.data() + index * sizeof value, sizeof value);
     return uint64_t{value};
   };
   for (;;) {
-    // How much is known to belong to the message: the first word, then the table, then all of it.
+    // Bytes that are known to belong to the message: first one word, then the segment table, then all of it.
     size_t need = 8;
     if (got_ >= 8) {
       const uint64_t segments = number(0) + 1;
       if (segments > FrameWriter::kMaxSegments) {
-        *error = Status(Code::kIo, "what came is not a dsgd hello; is another program at this address?");
+        *error = Status(Code::kIo, std::string("the peer sent no valid ") + message + "; it may not be a dsgd process");
         return Outcome::kFailed;
       }
       need = (segments + 2) / 2 * 8;
       if (got_ >= need) {
         for (uint64_t i = 1; i <= segments; ++i) need += number(i) * 8;
         if (need > kMaxHelloBytes) {
-          *error = Status(Code::kIo, "a hello of " + std::to_string(need) + " bytes came, at most " +
-                                         std::to_string(kMaxHelloBytes) + " are accepted");
+          *error = Status(Code::kIo, std::string("the ") + message + " of the peer has " + std::to_string(need) +
+                                         " bytes; at most " + std::to_string(kMaxHelloBytes) + " are accepted");
           return Outcome::kFailed;
         }
         if (got_ == need) return Outcome::kDone;
@@ -58,12 +58,12 @@ Handshake::Outcome Handshake::read(int fd, Status* error) {
     if (n > 0) {
       got_ += static_cast<size_t>(n);
     } else if (n == 0) {
-      *error = Status(Code::kUnreachable, "the connection ended during the hello");
+      *error = Status(Code::kUnreachable, std::string("the peer closed the connection before its ") + message + " was complete");
       return Outcome::kFailed;
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return Outcome::kBlocked;
     } else if (errno != EINTR) {
-      *error = Status(Code::kUnreachable, "receiving the hello failed: " + errno_text(errno));
+      *error = Status(Code::kUnreachable, std::string("receiving the ") + message + " failed: " + errno_text(errno));
       return Outcome::kFailed;
     }
   }

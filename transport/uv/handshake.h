@@ -14,8 +14,9 @@ class Handshake {
  public:
   enum class Outcome { kDone, kBlocked, kFailed };
   void to_send(std::vector<uint8_t> bytes) { out_ = std::move(bytes), sent_ = 0; }
-  Outcome write(int fd, Status* error);
-  Outcome read(int fd, Status* error);  // bounded by the codec's kMaxHelloBytes
+  // `message`: its name in errors: "hello", "challenge", "proof" or "hello reply".
+  Outcome write(int fd, const char* message, Status* error);
+  Outcome read(int fd, const char* message, Status* error);  // of at most kMaxHelloBytes
   bool has_received() const { return got_ > 0; }
   std::vector<uint8_t> take_received() {  // what comes next is another message
     got_ = 0;

@@ -258,7 +258,7 @@ void Link::flush_held() {
 void Link::on_writable() { write(); }
 
 // RPC must not be entered again from inside its send(): it holds references into tables that a call would
-// make grow. So the owner, who answers link_written() with calls, hears of it from the loop only.
+// make grow. The owner answers link_written() with calls, so link_written() is called from the loop only.
 void Link::write_quietly() {
   if (stopped_ || down_) return;
   const size_t before = writer_.queued_bytes();
@@ -280,8 +280,8 @@ void Link::flush_soon() {
   flush_queued_ = true;
 }
 
-// A message that is half written cannot be taken back, so where memory is short, and what is left of it serves better to end in good
-// order elsewhere, the connection ends: the socket is shut, and who reads or writes it next finds that out.
+// The rest of a half-written message must be sent, so revoke() copies the spans in it. When memory is short there is no copy: the
+// socket is shut down, and the next read or write ends the connection.
 void Link::revoke(const std::function<bool(uint64_t)>& chosen) {
   if (!port_.was_exhausted() && writer_.revoke(chosen)) return;
   if (!writer_.has(chosen)) return;
@@ -304,7 +304,10 @@ bool Link::try_receive(Received* out) {
   Status error;
   switch (reader_.read(poll_->fd(), &frame, &error)) {
     case FrameReader::Outcome::kFrame:
-      if (is_abort(*frame)) return false;
+      if (const std::optional<Status> why = inspect(*frame)) {
+        down(*why);
+        return false;
+      }
       *out = kj::Own<capnp::IncomingRpcMessage>(kj::heap<Incoming>(kj::mv(frame)));
       return true;
     case FrameReader::Outcome::kBlocked:
@@ -332,9 +335,8 @@ bool Link::try_receive(Received* out) {
   return false;
 }
 
-bool Link::is_abort(Frame& frame) {
-  bool abort = false;
-  Status why;
+std::optional<Status> Link::inspect(Frame& frame) {
+  std::optional<Status> why;
   KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
                  auto message = frame.getRoot<capnp::rpc::Message>();
                  if (message.isCall() && frame.segment_count() == 1) {
@@ -345,22 +347,20 @@ bool Link::is_abort(Frame& frame) {
                      small_questions_[call.getQuestionId()] = nbytes;
                    }
                  }
-                 abort = message.isAbort();
-                 if (!abort) return;
+                 if (!message.isAbort()) return;
                  auto reason = message.getAbort().getReason();
                  if (reason == kCorrupted) {
                    why = Status(Code::kCorrupted, "the peer received a frame that failed its CRC32C check");
-                 } else if (reason != kGoodbye) {
+                 } else if (reason == kGoodbye) {
+                   why = Status();
+                 } else {
                    why = Status(Code::kWorkerLost,
                                 "the peer broke the connection off: " + std::string(reason.cStr()));
                  }
                })) {
-    abort = true;
-    why =
-        Status(Code::kIo, std::string("a malformed message arrived: ") + exception->getDescription().cStr());
+    why = Status(Code::kIo, std::string("a malformed message arrived: ") + exception->getDescription().cStr());
   }
-  if (abort) down(why);
-  return abort;
+  return why;
 }
 
 void Link::on_readable() {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 
@@ -83,7 +84,8 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   kj::Promise<Received> receive();
   // True: *out holds a message. False: there is none now, or the link is down.
   bool try_receive(Received* out);
-  bool is_abort(Frame& frame);  // then the link is down; also notes small chunks
+  // Records a small chunk. For an RPC Abort or a malformed message: why the link goes down (OK: a goodbye).
+  std::optional<Status> inspect(Frame& frame);
   bool can_wait(Outgoing& message);
   void rpc_gave_up();
   void write();          // and tells the owner

@@ -31,21 +31,22 @@ Status in_use(const std::string& address) {
 
 const char* path_of(const SocketAddress& address) { return reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path; }
 
-// A socket file whose process is gone stays behind. Nobody listening there means that it may go.
+// The socket file of a process that has died stays behind. It may be removed if no process listens on it.
 bool is_stale(const SocketAddress& address) {
   struct stat info {};
-  if (::stat(path_of(address), &info) != 0 || !S_ISSOCK(info.st_mode)) return false;  // any other file is somebody's
+  if (::stat(path_of(address), &info) != 0 || !S_ISSOCK(info.st_mode)) return false;  // any other file is kept
   auto probe = make_socket(AF_UNIX);
   if (!probe.ok()) return false;
   return ::connect(probe.value().get(), address.get(), address.length) != 0 && errno == ECONNREFUSED;
 }
 
-// Between bind() and listen() a socket looks as if its process were gone, and of two that find a stale one the second would take
-// away what the first has put there. So one process at a time does all this in a directory; where that cannot be had, at its own risk.
-class Turn {
+// A Unix socket between bind() and listen() looks stale. Two processes that replace the same stale socket could remove each other's
+// new one. So one process at a time binds in a directory: it holds a lock on the directory. If it cannot get the lock within
+// kTries milliseconds, it continues without.
+class DirectoryLock {
  public:
-  explicit Turn(const SocketAddress& address) {
-    constexpr int kTries = 1000;  // a millisecond each: who holds it may be stopped
+  explicit DirectoryLock(const SocketAddress& address) {
+    constexpr int kTries = 1000;  // one per millisecond; the process that holds the lock may be stopped
     if (address.family() != AF_UNIX) return;
     const std::string path = path_of(address);
     const size_t slash = path.rfind('/');
@@ -61,7 +62,7 @@ class Turn {
 };
 
 Status bind_once(const SocketAddress& address, const std::string& text, BoundSocket* bound, bool* both_refused) {
-  const Turn turn(address);
+  const DirectoryLock lock(address);
   auto fd = make_socket(address.family());
   if (!fd.ok()) return fd.status();
   const int on = 1;
@@ -78,7 +79,7 @@ Status bind_once(const SocketAddress& address, const std::string& text, BoundSoc
   if (failed != 0) {
     if (errno == EADDRINUSE) return in_use(text);
     if (errno == EADDRNOTAVAIL) {
-      return Status(Code::kUnreachable, "cannot listen on " + text + ": it is no address of this machine; give one that is");
+      return Status(Code::kUnreachable, "cannot listen on " + text + ": this machine does not have that address; use one of its own");
     }
     const char* remedy = errno == EACCES ? "; choose a port above 1023, or a directory that you may write to" : "";
     return Status(Code::kIo, "cannot listen on " + text + ": " + errno_text(errno) + remedy);
@@ -87,8 +88,8 @@ Status bind_once(const SocketAddress& address, const std::string& text, BoundSoc
   return {};
 }
 
-// Who may bind a port but not listen there has met somebody who did the same at the same moment; Linux may refuse both. The last
-// one that tries finds nobody.
+// bind() can succeed and listen() still fail with EADDRINUSE when another process does the same at the same time. Linux may refuse
+// both. Tries again; the last process to try succeeds.
 Status bind_one(const SocketAddress& address, const std::string& text, BoundSocket* bound) {
   constexpr int kTries = 1000;
   Status status;
@@ -110,8 +111,8 @@ Result<BoundSocket> bind_and_listen(const std::string& address) {
   if (!candidates.ok()) return candidates.status();
   BoundSocket bound;
   Status status;
-  // The first of its addresses that is one of this machine. One that is in use ends the search: of two processes that ask
-  // for "localhost:7700", the second must not take [::1] because the first has 127.0.0.1.
+  // Takes the first address that this machine has. An address in use ends the search: if two processes ask for
+  // "localhost:7700", the second must not take [::1] because the first has 127.0.0.1.
   for (const SocketAddress& candidate : candidates.value()) {
     status = bind_one(candidate, address, &bound);
     if (status.code() != Code::kUnreachable && status.code() != Code::kLimit) break;
@@ -134,12 +135,12 @@ Result<BoundSocket> bind_and_listen(const std::string& address) {
   return bound;
 }
 
-// ---- those who have connected
+// ---- connections whose handshake is not finished
 
-class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Guest>, private PollFd::Handler {
+class Acceptor::PendingConnection final : public std::enable_shared_from_this<Acceptor::PendingConnection>, private PollFd::Handler {
  public:
-  Guest(Acceptor& acceptor, std::string from) : acceptor_(acceptor), from_(std::move(from)) {}
-  ~Guest() {
+  PendingConnection(Acceptor& acceptor, std::string from) : acceptor_(acceptor), from_(std::move(from)) {}
+  ~PendingConnection() {
     if (timer_) acceptor_.loop_.cancel(timer_);
   }
 
@@ -150,19 +151,19 @@ class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Gues
     poll_->want_read(true);
     timer_ = acceptor_.loop_.schedule(acceptor_.loop_.now() + acceptor_.handshake_timeout_, [this] {
       timer_ = 0;
-      leave();
+      close();
     });
     return {};
   }
-  // The hello may have come before the connection was accepted.
-  void look() { on_readable(); }
-  bool has_spoken() const { return challenged_ || handshake_.has_received(); }
+  // Reads a hello that arrived before the connection was accepted.
+  void read_now() { on_readable(); }
+  bool has_received() const { return challenged_ || handshake_.has_received(); }
 
  private:
   void on_readable() override {
     auto keep = shared_from_this();
     Status error;
-    switch (handshake_.read(poll_->fd(), &error)) {
+    switch (handshake_.read(poll_->fd(), challenged_ ? "proof" : "hello", &error)) {
       case Handshake::Outcome::kBlocked:
         return;
       case Handshake::Outcome::kFailed:
@@ -170,21 +171,25 @@ class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Gues
       case Handshake::Outcome::kDone:
         break;
     }
-    challenged_ ? take_proof() : take_hello();
+    if (challenged_) {
+      on_proof();
+    } else {
+      on_hello();
+    }
   }
   void on_writable() override {}
 
-  void take_hello() {
+  void on_hello() {
     hello_bytes_ = handshake_.take_received();
     auto hello = decode_hello(hello_bytes_);
     if (!hello.ok()) return refuse(hello.status());
     hello_ = std::move(hello).value();
     challenge_ = make_nonce(acceptor_.loop_);
     challenged_ = true;
-    if (!send(encode(Challenge{{}, challenge_}))) leave();
+    if (!send("challenge", encode(Challenge{{}, challenge_}))) close();
   }
 
-  void take_proof() {
+  void on_proof() {
     AcceptHandler& handler = *acceptor_.handler_;
     auto proof = decode_proof(handshake_.received());
     if (!proof.ok()) return refuse(proof.status());
@@ -193,7 +198,7 @@ class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Gues
     if (!decision.ok()) return refuse(decision.status());
     auto* network = static_cast<UvNetwork*>(decision.value().network);
     network->adopt(poll_->release(), {from_, hello_, prove_as(Side::kAccepting)}, decision.value().handler);
-    leave();
+    close();
   }
 
   Proof prove_as(Side side) const {
@@ -201,18 +206,22 @@ class Acceptor::Guest final : public std::enable_shared_from_this<Acceptor::Gues
   }
 
   // The messages are small and the socket's buffer is empty: one attempt is enough.
-  bool send(std::vector<uint8_t> bytes) {
+  bool send(const char* message, std::vector<uint8_t> bytes) {
     Status ignored;
     handshake_.to_send(std::move(bytes));
-    return handshake_.write(poll_->fd(), &ignored) == Handshake::Outcome::kDone;
+    return handshake_.write(poll_->fd(), message, &ignored) == Handshake::Outcome::kDone;
   }
 
   void refuse(const Status& why) {
-    (void)send(challenged_ ? encode(HelloReply{why, {}}) : encode(Challenge{why, {}}));
-    leave();
+    if (challenged_) {
+      (void)send("hello reply", encode(HelloReply{why, {}}));
+    } else {
+      (void)send("challenge", encode(Challenge{why, {}}));
+    }
+    close();
   }
 
-  void leave() { acceptor_.done(this); }
+  void close() { acceptor_.done(this); }
 
   Acceptor& acceptor_;
   const std::string from_;
@@ -240,7 +249,7 @@ Acceptor::Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, con
 void Acceptor::stop() {
   if (timer_) loop_.cancel(std::exchange(timer_, 0));
   guests_.clear();
-  // Only if it is still ours; and while we listen, so that nobody takes the path over meanwhile.
+  // Removes the socket file only if it is still ours, and before the socket is closed, so that no other process can replace it meanwhile.
   const std::string path = std::exchange(socket_.unlink_path, {});
   struct stat info {};
   if (!path.empty() && ::stat(path.c_str(), &info) == 0 && info.st_dev == socket_.device && info.st_ino == socket_.inode) {
@@ -274,17 +283,17 @@ void Acceptor::on_readable() {
     if (guests_.size() >= max_guests_) evict();
     tune_socket(fd.get(), from.family());
     const bool is_unix = from.family() == AF_UNIX;
-    auto guest = std::make_shared<Guest>(*this, is_unix ? socket_.address : to_text(from));
+    auto guest = std::make_shared<PendingConnection>(*this, is_unix ? socket_.address : to_text(from));
     if (!guest->start(std::move(fd)).ok()) continue;
     guests_.push_back(guest);
-    if (!loop_.port().guarded([&guest] { guest->look(); })) done(guest.get());
+    if (!loop_.port().guarded([&guest] { guest->read_now(); })) done(guest.get());
   }
 }
 
 // Silent connections go first, so that they cannot push out those whose handshake is under way; then the oldest.
 bool Acceptor::evict() {
   if (guests_.empty()) return false;
-  auto victim = std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return !guest->has_spoken(); });
+  auto victim = std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return !guest->has_received(); });
   guests_.erase(victim == guests_.end() ? guests_.begin() : victim);
   return true;
 }
@@ -300,7 +309,7 @@ void Acceptor::pause() {
   });
 }
 
-void Acceptor::done(Guest* guest) {
+void Acceptor::done(PendingConnection* guest) {
   guests_.remove_if([guest](const auto& other) { return other.get() == guest; });
 }
 

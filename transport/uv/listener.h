@@ -1,4 +1,4 @@
-// A listening socket and the hellos of those who have just connected.
+// A listening socket and the handshakes of the connections that it accepts.
 #pragma once
 
 #include <atomic>
@@ -13,13 +13,13 @@
 
 namespace dsgd::transport::uv {
 
-// Binds and listens; any thread. Names the address and the remedy when it cannot.
 struct BoundSocket {
   Fd fd;
   std::string address;
   std::string unlink_path;  // of a Unix socket
-  uint64_t device = 0, inode = 0;
+  uint64_t device = 0, inode = 0;  // identity of the file of a Unix socket
 };
+// Binds and listens. An error names the address and what to do. Any thread.
 Result<BoundSocket> bind_and_listen(const std::string& address);
 
 struct AcceptCounters {
@@ -28,8 +28,8 @@ struct AcceptCounters {
 
 class Acceptor final : private PollFd::Handler {
  public:
-  // Bounds on the number of guests: connections whose handshake is not finished. Between the two it is half of the
-  // descriptors that were free at the start and are not reserved for the job.
+  // Bounds on the number of guests: connections whose handshake is not finished. The number is half of the descriptors that
+  // were free at the start and are not reserved for the job, within these bounds.
   static constexpr int64_t kFewestGuests = 4, kMostGuests = 64;
 
   Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, const ListenOptions& options,
@@ -39,12 +39,12 @@ class Acceptor final : private PollFd::Handler {
   void stop();  // on the loop; the handler is asked no more, and the socket is closed
 
  private:
-  class Guest;
+  class PendingConnection;
   void on_readable() override;
   void on_writable() override {}
   void pause();
   bool evict();  // closes one guest; false when there is none
-  void done(Guest* guest);
+  void done(PendingConnection* guest);
 
   UvLoop& loop_;
   BoundSocket socket_;
@@ -54,7 +54,7 @@ class Acceptor final : private PollFd::Handler {
   AcceptCounters& counters_;
   std::unique_ptr<PollFd> poll_;
   TimerId timer_ = 0;
-  std::list<std::shared_ptr<Guest>> guests_;  // the oldest first
+  std::list<std::shared_ptr<PendingConnection>> guests_;  // the oldest first
 };
 
 }  // namespace dsgd::transport::uv

@@ -7,7 +7,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 
-#include <cstring>
 #include <vector>
 
 #include "transport/uv/address.h"

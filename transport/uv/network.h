@@ -35,8 +35,7 @@ class UvNetwork final : public Network {
   void adopt(Fd fd, Greeting greeting, ServerHandler* handler);
 
  private:
-  // What listeners, which may be destroyed after the network, share with it. On the loop, but for the
-  // atomics.
+  // State that a network shares with its listeners, which may be destroyed after it. Used on the loop, except the atomics.
   class State {
    public:
     State(std::unique_ptr<UvLoop> loop, size_t receive_memory);

@@ -120,7 +120,7 @@ ServerConnection::ServerConnection(NetworkShared shared, Greeting greeting, Serv
 
 ServerConnection::~ServerConnection() noexcept { drop_rpc(); }
 
-// What a worker sends to the head is small. Without a limit, connections of strangers could hold much memory.
+// Messages of a worker to the head are small. The limit bounds the memory that connections of strangers can hold.
 constexpr size_t kLargestControlFrame = size_t{256} << 10;
 
 void ServerConnection::start() {
@@ -248,7 +248,7 @@ void ServerConnection::close() {
     if (std::exchange(server->handler_, nullptr) == nullptr) return;
     handler->on_close(*server, Status());
   });
-  // What has been answered is written first, the goodbye follows.
+  // Answers already given are written first; then the goodbye.
   close_link(true);
 }
 

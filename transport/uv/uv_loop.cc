@@ -4,7 +4,6 @@
 #include <sys/random.h>
 #include <time.h>
 
-#include <exception>
 #include <optional>
 #include <random>
 #include <system_error>

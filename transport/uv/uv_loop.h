@@ -45,8 +45,8 @@ class UvLoop final : public Loop {
 
   UvEventPort& port() { return *port_; }
 
-  // The process exits (at_exit.h): nobody drives from now on but, to the end of its task, who does now. Awaited from any thread; a
-  // loop whose task called exit() is at rest already.
+  // The process exits (at_exit.h). No thread drives the loop from now on, except that the current driver finishes its task.
+  // await_rest() waits for that; any thread. A loop whose task called exit() is at rest already.
   void begin_rest();
   void await_rest(std::chrono::steady_clock::time_point until);
 

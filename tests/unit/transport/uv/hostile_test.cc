@@ -146,7 +146,7 @@ TEST_F(HostileTest, GarbageInsteadOfAProofEndsTheConnectionOnly) {
   still_works();
 }
 
-// Whatever the proof is made of but for the right things.
+// Each proof differs from the right one in one of its parts.
 TEST_F(HostileTest, AProofForAnotherHelloChallengeTokenOrSideIsRefused) {
   start();
   Hello other;
@@ -198,10 +198,10 @@ TEST_F(HostileTest, ADialFailsWhenTheOtherSideCannotProveTheToken) {
       << dialled.status().message();
 }
 
-// It has proved nothing, and so may not choose what the host is told.
-TEST_F(HostileTest, ARefusalBeforeAnyProofHasAKnownCodeAndOneLine) {
+// A peer that has not proved that it knows the token cannot choose the code or the rank of the error.
+TEST_F(HostileTest, ARefusalBeforeTheProofIsAnIoErrorOfOneLine) {
   start();
-  for (const auto& [sent, told] : {std::pair(Code::kAborted, Code::kUnauthorized), {Code::kMismatch, Code::kMismatch}}) {
+  for (const Code sent : {Code::kAborted, Code::kMismatch, Code::kUnauthorized, Code::kIo}) {
     int port;
     uv::Fd listening = listen_raw(&port);
     std::thread impostor([&, code = sent] {
@@ -213,10 +213,21 @@ TEST_F(HostileTest, ARefusalBeforeAnyProofHasAKnownCodeAndOneLine) {
     auto dialled = dial(*client, "127.0.0.1:" + std::to_string(port), dial_options(*client));
     impostor.join();
     ASSERT_FALSE(dialled.ok());
-    EXPECT_EQ(dialled.status().code(), told);
+    EXPECT_EQ(dialled.status().code(), Code::kIo);
     EXPECT_NE(dialled.status().message().find("one two?[31m"), std::string::npos) << dialled.status().message();
     EXPECT_EQ(dialled.status().rank(), -1);
   }
+}
+
+// The listener cannot read this hello: the name of the job is longer than the limit. That says nothing about the token.
+TEST_F(HostileTest, AnUnreadableHelloIsNotReportedAsAWrongToken) {
+  start();
+  auto options = dial_options(*client);
+  options.hello.job.assign(kMaxNameBytes + 1, 'j');
+  auto dialled = dial(*client, listener->address(), std::move(options));
+  ASSERT_FALSE(dialled.ok());
+  EXPECT_EQ(dialled.status().code(), Code::kIo);
+  EXPECT_NE(dialled.status().message().find("job has 4097 bytes"), std::string::npos) << dialled.status().message();
 }
 
 TEST_F(HostileTest, TheTokenNeverTravelsAndARecordedStreamIsRefused) {
