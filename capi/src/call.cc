@@ -83,15 +83,15 @@ Status Call::wait_time(int32_t timeout_ms) const {
 
 Status Call::dtype(int32_t dtype) const {
   if (valid_dtype(dtype)) return {};
-  return invalid("dtype " + std::to_string(dtype) + " is none of enum dsgd_dtype (0 to 6)");
+  return invalid("unknown dtype " + std::to_string(dtype) + "; use a value of enum dsgd_dtype (0 to 6)");
 }
 
 Status Call::reduction(int32_t reduction, int32_t dtype) const {
   if (!valid_reduction(reduction))
-    return invalid("reduction " + std::to_string(reduction) + " is none of enum dsgd_reduction (0 to 4)");
+    return invalid("unknown reduction " + std::to_string(reduction) + "; use a value of enum dsgd_reduction (0 to 4)");
   if (static_cast<Reduction>(reduction) == Reduction::kMean && !is_floating(static_cast<DType>(dtype)))
-    return invalid(std::string("DSGD_MEAN of ") + dtype_name(static_cast<DType>(dtype)) +
-                   " is not exact; reduce with DSGD_SUM and divide, or use a floating-point dtype");
+    return invalid(std::string("DSGD_MEAN needs a floating-point dtype, not ") + dtype_name(static_cast<DType>(dtype)) +
+                   "; use DSGD_SUM and divide");
   return {};
 }
 
@@ -111,8 +111,8 @@ Status Call::buffer(const void* data, size_t nbytes, int32_t dtype, const char* 
   if (nbytes != 0) DSGD_RETURN_IF_ERROR(given(data, argument));
   if (nbytes % element == 0) return on_host(data, nbytes, argument);
   return invalid(std::string("argument '") + argument + "' has " + std::to_string(nbytes) +
-                 " bytes, which is no whole number of " + dtype_name(static_cast<DType>(dtype)) +
-                 " elements of " + std::to_string(element) + " bytes");
+                 " bytes, which is not a multiple of the element size (" + std::to_string(element) + " bytes, " +
+                 dtype_name(static_cast<DType>(dtype)) + ")");
 }
 
 }  // namespace dsgd::capi

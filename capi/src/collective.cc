@@ -15,7 +15,7 @@ using dsgd::capi::run_operation;
 
 namespace {
 
-// What all collectives with data have in common.
+// The checks that all collectives with data share.
 Status check_collective(const Call& call, const dsgd_session* session, const dsgd_group* group,
                         int32_t dtype) {
   DSGD_RETURN_IF_ERROR(call.open(session));

@@ -1,6 +1,5 @@
 #include "capi/src/error.h"
 
-#include <new>
 
 namespace dsgd::capi {
 namespace {

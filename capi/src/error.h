@@ -21,7 +21,7 @@ namespace dsgd::capi {
 
 // Hands a failure to the host: *error gets a new error object where the host wants one. Returns the code.
 int32_t give_error(const Status& status, dsgd_error** error) noexcept;
-// The same when there is no memory left to say more.
+// Like give_error, for DSGD_ERR_NO_MEMORY; allocates nothing.
 int32_t give_no_memory(dsgd_error** error) noexcept;
 
 }  // namespace dsgd::capi

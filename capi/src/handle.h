@@ -1,7 +1,6 @@
-// What every handle begins with: a tag that tells what it is. A handle that was freed, or one of another
-// kind, is recognised before anything else of it is read. That catches the mistakes of hosts without types (a
-// void * in a table of a foreign language); it is no protection against memory that was given back to the
-// system.
+// The base of every handle: a tag that names its kind. It is checked before anything else of the handle is read, so a freed handle
+// or one of another kind is detected. This catches mistakes of hosts without types (a void * in a table of a foreign language). It
+// does not protect against memory that was returned to the system.
 #pragma once
 
 #include <cstdint>

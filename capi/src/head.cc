@@ -1,4 +1,4 @@
-// The coordinator as a thing of its own.
+// A head that runs outside the workers.
 #include <memory>
 
 #include "capi/src/call.h"

@@ -19,7 +19,7 @@ struct dsgd_memory : dsgd::capi::Handle {
 
 namespace dsgd::capi {
 
-// What dsgd_alloc made for this parameter in this replica; Code::kState if it was not called.
+// Returns the memory that dsgd_alloc made for this parameter in this replica; Code::kState if it was not called.
 Result<std::shared_ptr<TensorMemory>> allocated_memory(const Call& call, dsgd_replica* replica,
                                                        dsgd_parameter* parameter);
 void remember_binding(dsgd_replica* replica, dsgd_parameter* parameter, bool read_only_gradient);

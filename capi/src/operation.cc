@@ -150,7 +150,7 @@ int32_t dsgd_queue_poll(dsgd_session* session, dsgd_op** ops, size_t max, int32_
         *count = filled;
         return {};
       }
-      // Only operations whose handles were just freed: not the host's.
+      // The host has freed the handles of all ops that ended. Wait for others.
       if (timeout_ms >= 0) {
         left = std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
         left = std::max(left, milliseconds(0));

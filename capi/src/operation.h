@@ -18,7 +18,7 @@ class OpTable {
  public:
   OpTable();
 
-  // Starts an operation and enters its handle in one breath, so that a poll that sees the operation end
+  // Starts an operation and registers its handle under one lock, so that a poll that sees the operation end
   // always finds the handle. `start` returns Result<std::shared_ptr<Operation>> and does not block.
   template <typename Start>
   Result<dsgd_op*> start(const std::shared_ptr<OpTable>& self, const std::shared_ptr<Session>& session,

@@ -54,8 +54,7 @@ int32_t dsgd_parameter_add(dsgd_session* session, const char* name, int32_t dtyp
       return call.invalid("ndim is " + std::to_string(ndim) + "; a parameter has at most " +
                           std::to_string(kMostDimensions) + " dimensions");
     if (flags & ~kKnownParameterFlags)
-      return call.invalid("flags " + std::to_string(flags) +
-                          " has bits that enum dsgd_parameter_flag has not");
+      return call.invalid("unknown bits in flags " + std::to_string(flags) + "; use values of enum dsgd_parameter_flag");
     auto added = session->core->add_parameter(name, static_cast<dsgd::DType>(dtype), std::span(shape, ndim),
                                               (flags & DSGD_UNTRAINED) == 0);
     if (!added.ok()) return added.status();

@@ -1,6 +1,5 @@
-// Algorithms and strategies of the host's own.
+// Algorithms and strategies that the host registers.
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,7 +10,7 @@
 #include "capi/src/sized.h"
 #include "core/base/text.h"
 
-// What an algorithm writes into.
+// Collects the transfers of an algorithm.
 struct dsgd_schedule : dsgd::capi::Handle {
   static constexpr uint64_t kTag = dsgd::capi::tag_of("schedule");
   static constexpr const char* kName = "dsgd_schedule";
@@ -86,11 +85,11 @@ Result<int32_t> ask(const std::string& who, Function&& function) {
   }
 }
 
-// What a plug-in answers instead of DSGD_OK.
+// The error for a code that a plug-in returned instead of DSGD_OK.
 Status refusal(const std::string& who, int32_t code) {
   const bool known = code < 0 && dsgd::code_of(code) == static_cast<Code>(code);
   const std::string text = who + " answered " + (known ? dsgd_status_name(code) : std::to_string(code));
-  switch (code) {  // what a function that only computes may complain of; the others say things of sessions and workers
+  switch (code) {  // the codes that a pure function may return; the others concern sessions and workers
     case DSGD_ERR_INVALID_ARGUMENT:
     case DSGD_ERR_STATE:
     case DSGD_ERR_NOT_FOUND:
@@ -120,9 +119,9 @@ int32_t dsgd_schedule_add(dsgd_schedule* schedule, int32_t transfer, int32_t rou
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(schedule, "schedule"));
     if (transfer < DSGD_TRANSFER_SEND || transfer > DSGD_TRANSFER_COPY) {
-      return call.invalid("transfer " + std::to_string(transfer) + " is none of DSGD_TRANSFER_*");
+      return call.invalid("unknown transfer " + std::to_string(transfer) + "; use a value of DSGD_TRANSFER_*");
     }
-    if (schedule->transfers->size() > dsgd::ScheduleAlgorithm::kMostTransfers) return {};  // one too many is told of
+    if (schedule->transfers->size() > dsgd::ScheduleAlgorithm::kMostTransfers) return {};  // the check of the schedule reports the excess
     schedule->transfers->push_back({static_cast<dsgd::TransferKind>(transfer), round, peer, begin, count});
     return {};
   });
@@ -190,7 +189,8 @@ int32_t dsgd_strategy_register(dsgd_config* config, const char* name, const dsgd
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_version(call, vtable.version, "strategy"));
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.owner != nullptr, "owner"));
     if (vtable.flags > DSGD_STRATEGY_UPDATE_AT_OWNER) {
-      return call.invalid("flags " + std::to_string(vtable.flags) + " are none of DSGD_STRATEGY_*");
+      return call.invalid("unknown flags " + std::to_string(vtable.flags) +
+                          "; use DSGD_STRATEGY_MEAN_AT_OWNER or DSGD_STRATEGY_UPDATE_AT_OWNER");
     }
     auto& registered = config->registered.strategies;
     DSGD_RETURN_IF_ERROR(

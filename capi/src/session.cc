@@ -76,7 +76,7 @@ int32_t dsgd_close(dsgd_session* session, int32_t timeout_ms, dsgd_error** error
 void dsgd_session_free(dsgd_session* session) { dsgd::capi::free_handle(session); }
 
 void dsgd_finalize(dsgd_session* session) {
-  // In a forked child, and on what is no session, there is nothing to close.
+  // In a forked child, and for an invalid handle, there is nothing to close.
   guard(__func__, nullptr, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
     return session->core->close(milliseconds(-1));

@@ -45,7 +45,7 @@ struct dsgd_session : dsgd::capi::Handle {
   explicit dsgd_session(std::unique_ptr<dsgd::transport::Notifier> log_notifier)
       : Handle(kTag), log(std::make_shared<dsgd::capi::LogQueue>(std::move(log_notifier))) {}
   ~dsgd_session() {
-    core.reset();  // first: what follows are the things that its operations use
+    core.reset();  // first: its operations use the members below
     log->close();
   }
 
@@ -54,7 +54,7 @@ struct dsgd_session : dsgd::capi::Handle {
   const std::shared_ptr<dsgd::capi::OpTable> ops = std::make_shared<dsgd::capi::OpTable>();
   std::shared_ptr<dsgd::Session> core;
 
-  std::mutex mutex;  // of what follows and of the replicas' maps; never held while core is called
+  std::mutex mutex;  // guards the members below and the replicas' maps; never held while core is called
   std::vector<std::unique_ptr<dsgd_parameter>> parameters;
   std::vector<std::unique_ptr<dsgd_replica>> replicas;
   bool optimizer_none = false;  // the mean is written to the gradient buffers

@@ -2,7 +2,6 @@
 #include "core/data/shard.h"
 
 #include <limits>
-#include <memory>
 #include <string>
 
 #include "capi/src/call.h"

@@ -1,6 +1,6 @@
 // Structs that begin with `size_t struct_size`. A caller compiled against an older header has a smaller
 // struct, which is never written beyond its end; one compiled against a newer header has a larger one, whose
-// unknown tail must be zero, since this library cannot do what is asked for there.
+// unknown tail must be zero, since this library does not know those fields.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,8 @@ Status init_sized(const Call& call, T* target, size_t struct_size, T defaults, s
                   const char* argument) {
   DSGD_RETURN_IF_ERROR(call.given(target, argument));
   if (struct_size < first_size || struct_size > kLargestStruct)
-    return call.invalid("struct_size " + std::to_string(struct_size) + " is no size of this struct (" +
-                        std::to_string(first_size) + " to " + std::to_string(kLargestStruct) +
-                        " bytes); pass its sizeof");
+    return call.invalid("struct_size " + std::to_string(struct_size) + " is outside " + std::to_string(first_size) + " to " +
+                        std::to_string(kLargestStruct) + "; pass sizeof of the struct");
   std::memset(static_cast<void*>(target), 0, struct_size);
   defaults.struct_size = struct_size;
   std::memcpy(static_cast<void*>(target), &defaults, std::min(struct_size, sizeof(T)));
@@ -54,7 +53,7 @@ void write_sized(T* target, T value) {
   std::memcpy(static_cast<void*>(target), &value, std::min(target->struct_size, sizeof(T)));
 }
 
-// What is in a struct that passed check_sized; what an older caller's does not have is zero.
+// Returns a copy of a struct that passed check_sized; fields that an older caller's struct does not have are zero.
 template <typename T>
 T read_sized(const T* given) {
   T value{};

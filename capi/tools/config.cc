@@ -78,7 +78,11 @@ Command add_config(CLI::App& app) {
       return 0;
     }
     const auto keys = name->empty() ? all_keys() : std::vector{find_key(*name)};
-    *markdown ? print_markdown(keys) : print_plain(keys);
+    if (*markdown) {
+      print_markdown(keys);
+    } else {
+      print_plain(keys);
+    }
     return 0;
   };
 }

@@ -15,8 +15,8 @@
 namespace dsgd_tool {
 namespace {
 
-// A positive number: watch this group; a negative one: forget it. The end of the pipe: the other side is
-// gone.
+// Reads commands from the pipe. A positive number: watch this group; a negative one: forget it. The end of the pipe: the launcher has
+// ended; kill the groups.
 [[noreturn]] void guard_groups(int pipe) {
   setsid();  // what ends the terminal's or the launcher's groups does not end the guard
   sigset_t all;
@@ -30,7 +30,11 @@ namespace {
     const ssize_t n = read(pipe, &number, sizeof number);
     if (n < 0 && errno == EINTR) continue;
     if (n != sizeof number) break;
-    number > 0 ? void(groups.insert(number)) : void(groups.erase(-number));
+    if (number > 0) {
+      groups.insert(number);
+    } else {
+      groups.erase(-number);
+    }
   }
   for (const pid_t group : groups) kill(-group, SIGKILL);
   _exit(0);

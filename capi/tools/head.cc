@@ -1,4 +1,4 @@
-// `dsgd head`: the coordinator of one job as a process of its own.
+// `dsgd head`: the head of one job as a process of its own.
 #include <poll.h>
 #include <unistd.h>
 
@@ -31,11 +31,10 @@ void set(const OwnedConfig& config, const std::string& key, const std::string& v
 }
 
 void print_log(const dsgd_log_record* record, void*) {
-  static const char* const kNames[] = {"error", "warning", "info", "debug"};
-  std::fprintf(stderr, "dsgd: %s: %s\n", kNames[dsgd_log_record_level(record)], dsgd_log_record_message(record));
+  std::fprintf(stderr, "dsgd: %s: %s\n", level_name(dsgd_log_record_level(record)), dsgd_log_record_message(record));
 }
 
-// An address that stands for all of this machine's is none that workers elsewhere can use.
+// 0.0.0.0 and [::] are not addresses that other machines can connect to. Prints those that are.
 void explain_any_address(const std::string& address) {
   const size_t colon = address.rfind(':');
   const std::string host = address.substr(0, colon), port = address.substr(colon);
@@ -46,7 +45,7 @@ void explain_any_address(const std::string& address) {
                host.c_str(), known.c_str());
 }
 
-// By the `dsgd run` that has started this head; see remote.h.
+// Has the `dsgd run` that started this head ended? See remote.h.
 bool is_abandoned(const Options& options) {
   pollfd input{STDIN_FILENO, POLLIN, 0};
   char byte;

@@ -1,4 +1,4 @@
-// Says from time to time that the head of a job, which runs elsewhere, cannot be reached.
+// Prints a message from time to time while a remote head cannot be reached.
 #pragma once
 
 #include <string>

@@ -30,7 +30,7 @@ Host parse_host(const std::string& where, const std::string& text) {
     const size_t colon = text.find(':');
     host = {text.substr(0, colon), parse_workers(where, text.substr(colon + 1))};
   }
-  if (host.name.empty() || host.name[0] == '-')  // ssh would take it for an option
+  if (host.name.empty() || host.name[0] == '-')  // ssh would read it as an option
     throw CLI::ValidationError(where, "'" + text + "' is not a host; write HOST or HOST:WORKERS");
   return host;
 }

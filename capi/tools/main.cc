@@ -26,6 +26,11 @@ std::string Setting::variable() const {
   return name;
 }
 
+const char* level_name(int32_t level) {
+  static constexpr const char* kNames[] = {"error", "warning", "info", "debug"};
+  return kNames[level];
+}
+
 Setting parse_setting(const std::string& text) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0)
@@ -44,11 +49,11 @@ std::function<std::string(const std::string&)> whole_number(int least, int most)
 
 namespace {
 
-// What is wrong with a command line that names no subcommand.
+// The error of a command line that names no subcommand.
 std::string without_subcommand(const CLI::App& app) {
   const auto words = app.remaining();
-  std::string text = words.empty() ? "a subcommand is missing" : "'" + words[0] + "' is no subcommand";
-  const char* before = "; there are ";
+  std::string text = words.empty() ? "a subcommand is missing" : "unknown subcommand '" + words[0] + "'";
+  const char* before = "; use ";
   for (const CLI::App* sub : app.get_subcommands(nullptr)) {
     text += before + sub->get_name();
     before = ", ";
@@ -57,7 +62,7 @@ std::string without_subcommand(const CLI::App& app) {
 }
 
 int run_tool(int argc, char** argv) {
-  // What follows the first "--" belongs to the command that is to be run, options and all.
+  // All words after the first "--" belong to the command to run, its options too.
   std::vector<std::string> own(argv + 1, argv + argc);
   const auto dashes = std::find(own.begin(), own.end(), "--");
   std::vector<std::string> words;
@@ -88,7 +93,7 @@ int run_tool(int argc, char** argv) {
     std::fprintf(stderr, "dsgd: %s; %s\n",
                  subcommand ? without_subcommand(app).c_str() : wrong.what(),
                  run.parsed() && extra ? "the workers' command comes after --: dsgd run [OPTIONS] -- COMMAND"
-                                       : "`dsgd --help` and `dsgd SUBCOMMAND --help` say what there is");
+                                       : "see `dsgd --help` and `dsgd SUBCOMMAND --help`");
     return kExitUsage;
   }
   return kExitUsage;
@@ -98,7 +103,7 @@ int run_tool(int argc, char** argv) {
 }  // namespace dsgd_tool
 
 int main(int argc, char** argv) {
-  // Started with a standard stream closed, the tool would take its number for a pipe to a worker.
+  // If a standard stream is closed, a pipe to a worker could get its number. Opens /dev/null in its place.
   for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = open("/dev/null", O_RDWR)) {
     if (fd <= STDERR_FILENO) continue;
     close(fd);

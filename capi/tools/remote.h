@@ -1,5 +1,5 @@
-// A `dsgd` on another host that this one supervises through its standard input: that carries environment
-// variables, which thus appear in no process list, and its end asks for the end of what runs there.
+// A `dsgd` on another host that this one supervises through its standard input. Standard input carries the environment variables, so
+// they appear in no process list. Closing it ends the remote workers.
 #pragma once
 
 #include <map>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -37,7 +38,7 @@ struct Part {
   std::vector<std::string> command;
 };
 
-// What is wrong with the value of -n; "" if nothing is. CLI11 reads mpirun's -np as -n with the value p.
+// Returns the error in the value of -n, or "". CLI11 reads mpirun's -np as -n with the value p.
 std::string count_fault(const std::string& text) {
   std::string fault = whole_number(1, kMostWorkers)(text);
   if (!fault.empty() && text.starts_with('p')) fault += "; the option is -n, not -np";
@@ -49,7 +50,7 @@ uint32_t parse_count(const std::string& text) {
   return static_cast<uint32_t>(std::stoul(text));
 }
 
-// After the first: [-n N] [--] COMMAND ARGUMENT...
+// A part after the first: [-n N] [--] COMMAND ARGUMENT...
 Part parse_part(std::vector<std::string> words) {
   Part part{1, {}};
   size_t next = 0;
@@ -88,7 +89,7 @@ void refuse_own_key(const std::string& where, const std::string& key) {
     throw CLI::ValidationError(where, "dsgd run sets " + key + " itself; " + own->second);
 }
 
-// What the file says and the environment does not: that is stronger, and the workers have it anyway.
+// Returns the settings of the file that the environment does not override; workers inherit the environment anyway.
 std::vector<Setting> file_settings(const std::string& path) {
   OwnedConfig without(dsgd_config_new()), with(dsgd_config_new());
   dsgd_error* error = nullptr;
@@ -103,7 +104,7 @@ std::vector<Setting> file_settings(const std::string& path) {
   return settings;
 }
 
-// Later ones are stronger.
+// Returns the settings of --config and --set; later entries override earlier ones.
 std::vector<Setting> given_settings(const RunOptions& options) {
   std::vector<Setting> settings;
   if (!options.file.empty()) settings = file_settings(options.file);
@@ -117,7 +118,7 @@ std::vector<Setting> given_settings(const RunOptions& options) {
   return settings;
 }
 
-// Of the whole job.
+// Returns the number of workers of the whole job.
 uint32_t count_workers(const RunOptions& options, uint32_t local_workers) {
   const uint32_t needed = options.first_rank + local_workers;
   const uint32_t all = options.num_workers ? options.num_workers : needed;
@@ -141,7 +142,7 @@ bool is_set(const char* variable) {
 
 std::string random_token() {
   unsigned char bytes[16];
-  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw Failure("the system gives no random bytes");
+  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw Failure(std::string("cannot read random bytes from the system: ") + std::strerror(errno) + "; give --set token=SECRET");
   std::string text;
   for (const unsigned char byte : bytes) {
     char pair[3];
@@ -164,7 +165,7 @@ void check_settings(const std::vector<Setting>& settings) {
   dsgd_error* error = nullptr;
   for (const auto& setting : settings) {
     const int32_t status = dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error);
-    // Workers may have registered other names, but hardly one that looks like a slip of the pen.
+    // Workers may register other names. A name close to a known one is reported as a typing error.
     const bool registrable = setting.key == "algorithm" || setting.key == "strategy";
     if (status != DSGD_OK && registrable && !std::strstr(dsgd_error_message(error), "did you mean")) {
       dsgd_error_free(error);
@@ -179,7 +180,7 @@ namespace {
 void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& config) {
   dsgd_error* error = nullptr;
   for (const auto& setting : settings) {
-    if (setting.key == "algorithm" || setting.key == "strategy") continue;  // a head has no use for them
+    if (setting.key == "algorithm" || setting.key == "strategy") continue;  // a head does not use them
     check(dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error), error);
   }
 }
@@ -188,11 +189,10 @@ void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& co
 struct HeadLog {
   explicit HeadLog(bool print) : print(print) {}
   static void take(const dsgd_log_record* record, void* user) {
-    static const char* const kNames[] = {"error", "warning", "info", "debug"};
     auto* log = static_cast<HeadLog*>(user);
     ++log->records;
     if (!log->print) return;
-    std::fprintf(stderr, "dsgd run: %s: %s\n", kNames[dsgd_log_record_level(record)], dsgd_log_record_message(record));
+    std::fprintf(stderr, "dsgd run: %s: %s\n", level_name(dsgd_log_record_level(record)), dsgd_log_record_message(record));
   }
   const bool print;
   std::atomic<int> records{0};
@@ -213,7 +213,7 @@ void start_head(std::vector<Setting>* settings, HeadLog* log, OwnedHead* head) {
   settings->push_back({"head", dsgd_head_address(head->get())});
 }
 
-// A head checks what must hold between keys. This one is gone before a worker could come.
+// Checks rules between keys: starts a head, which does the checks, and stops it at once.
 void check_together(std::vector<Setting> settings) {
   HeadLog log(false);
   OwnedHead head;
@@ -244,7 +244,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   if (!options.hosts.empty() || !options.hostfile.empty())
     return run_on_hosts(options, words, local_workers, parts.size() == 1);
   const uint32_t all_workers = count_workers(options, local_workers);
-  auto settings = worker_settings(options, all_workers);  // a wrong one is told before anything runs
+  auto settings = worker_settings(options, all_workers);  // reports wrong settings before anything runs
 
   // Before the head: it blocks signals, and threads inherit that.
   Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(options.grace_seconds)));

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -44,11 +45,11 @@ std::vector<Host> all_hosts(const RunOptions& options, bool one_command) {
   for (const auto& host : hosts)
     if (host.workers && !one_command)
       throw CLI::ValidationError("--hosts", "host '" + host.name +
-                                                "' has a number of workers, which several commands cannot share; use -n");
+                                                "' has a number of workers, which is not possible with several commands; give -n for each command");
   return hosts;
 }
 
-// Where the head on the first host listens.
+// Returns the address at which the head on the first host listens.
 std::string head_address(const RunOptions& options, const std::vector<Host>& hosts) {
   if (!options.head.empty()) return options.head;
   const std::string address = resolve(hosts[0].name);
@@ -56,7 +57,7 @@ std::string head_address(const RunOptions& options, const std::vector<Host>& hos
     for (const auto& host : hosts)
       if (!is_loopback(resolve(host.name)))
         throw Failure("the first host holds the head, but its address " + address + " cannot be reached from '" +
-                      host.name + "'; name it as the other hosts do, or give --head ADDRESS:PORT");
+                      host.name + "'; give it a name that resolves to an address the other hosts can reach, or pass --head ADDRESS:PORT");
   return address + ":0";
 }
 

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "capi/tools/line_output.h"
 
@@ -192,7 +193,7 @@ void Supervisor::handle_events() {
   }
   reap();
   if (Clock::now() >= kill_at_) {
-    std::fprintf(stderr, "dsgd run: killing what did not end in time\n");
+    std::fprintf(stderr, "dsgd run: killing the workers that did not end within --grace\n");
     kill_all(SIGKILL);
     kill_at_ = Clock::time_point::max();
   }

@@ -1,5 +1,5 @@
-// Child processes: started in process groups of their own, their output put line by line on ours, and ended
-// together. Nothing of them is left when wait() returns or when this process dies.
+// Child processes in process groups of their own. Their output is copied line by line. They are ended together: all have ended when
+// wait() returns, and all are killed when this process dies.
 #pragma once
 
 #include <signal.h>
@@ -22,11 +22,10 @@ struct Child {
   std::vector<std::string> command;
   std::vector<Setting> settings;      // added to the environment as DSGD_* variables
   std::optional<std::string> prefix;  // of each line of output; nothing: the child writes to our output itself
-  // Written to its standard input. That stays open until the child has to end: closing it, instead of SIGTERM,
-  // asks for the end.
+  // Written to its standard input. That stays open until the child has to end. Closing it takes the place of SIGTERM.
   std::optional<std::string> input = std::nullopt;
   std::function<void(const std::string&)> on_line = nullptr;  // takes the lines of its output
-  bool service = false;  // serves the others: it ends after them, and how it ends does not count
+  bool service = false;  // a helper (the head): it is stopped after the others, and its exit status is ignored
 };
 
 class Supervisor {
@@ -42,9 +41,9 @@ class Supervisor {
   void start(const Child& child);
   // Ends all children when the other side closes `fd`.
   void end_with(int fd) { lifeline_ = fd; }
-  // Until `enough`, or until all children have ended.
+  // Waits until `enough`, or until all children have ended.
   void wait_until(const std::function<bool()>& enough);
-  // Until all children have ended. 0 if all went well, else the status of the first that failed.
+  // Waits until all children have ended. Returns 0, or the exit status of the first child that failed.
   int wait();
 
  private:

@@ -36,6 +36,8 @@ Setting parse_setting(const std::string& text);  // throws a CLI::ValidationErro
 
 std::vector<dsgd_config_key> all_keys();
 
+const char* level_name(int32_t level);  // of enum dsgd_log_level: "warning"
+
 // Frees what it holds: Owned<dsgd_config, dsgd_config_free>.
 template <typename T, void (*kFree)(T*)>
 class Owned {
