@@ -239,8 +239,9 @@ def test_a_detached_module_trains_with_an_optimizer_of_pytorch(attached, batches
 def test_a_parameter_without_gradient_is_an_error_that_names_it(session, batches):
     module = Branches()
     model = dsgd.torch.DistributedDataParallel(module, session)
-    with pytest.raises(dsgd.StateError, match="2 parameters got no gradient .*'second.weight', 'second.bias'; give find_unused"):
+    with pytest.raises(dsgd.StateError, match="2 parameters got no gradient .*'second.weight', 'second.bias'; give find_unused") as caught:
         loss_of(model, batches, use=(True, False)).backward()
+    assert caught.value.parameter == "second.weight"
     with pytest.raises(dsgd.StateError, match="got no gradient"):
         loss_of(model, batches).backward()
 
