@@ -56,10 +56,12 @@
  *              frees; on success it is not touched. There is no last-error state anywhere.
  *   Output     Other output arguments are written only on success. NULL is allowed where the text says "may be NULL".
  *   NULL       A NULL handle or a NULL required argument gives DSGD_ERR_INVALID_ARGUMENT, never a crash. So does a
- *              handle of another kind, or one freed a moment ago, as far as memory allows; *_free leave it alone.
+ *              handle of another kind. A freed handle is detected while its memory has not been reused; *_free ignore
+ *              such handles.
  *   Strings    NUL-terminated UTF-8, copied if kept. Returned strings belong to the handle they came from.
- *   Names      dsgd_x_get returns a new reference to a dsgd_x, which the caller frees with dsgd_x_free. Functions that return
- *              a number, a pointer into a handle, or fill a struct of the caller have other names. A view is a numbered list of
+ *   Names      dsgd_x_get returns a new reference to a dsgd_x, which the caller frees with dsgd_x_free. No other function
+ *              is named dsgd_x_get: not those that return a number or a pointer into a handle, nor those that fill a
+ *              struct of the caller. A view is a numbered list of
  *              the workers in the job; an epoch is a pass over the data set.
  *   Sizes      nbytes counts bytes; count and element_counts count elements. A shape counts elements, outermost dimension
  *              first; the buffer is contiguous in that order (row-major).
@@ -69,18 +71,18 @@
  *              worker that dies or stops is noticed within `lease`. The error names who is missing. A step or another
  *              collective call that has not ended after `stall_warning` logs a warning. It names the missing workers
  *              and, of a step, the missing parameters.
- *   Mistakes   An argument that is refused concerns the worker that gave it: the others, if they have made the same collective
- *              call, wait for it to be made rightly, or to end. But dsgd_start of a model that cannot be started fails on
- *              all, as does dsgd_strategy_set for what there is not.
+ *   Mistakes   A rejected argument fails only the caller. The other workers, if they have made the same collective call,
+ *              wait until the caller repeats it correctly or they time out. A dsgd_start whose model cannot be started,
+ *              and a dsgd_strategy_set that names no known strategy, fail on all workers.
  *   Waiting    timeout_ms counts milliseconds; 0 does not wait; -1 means what each function says; below -1 is
  *              DSGD_ERR_INVALID_ARGUMENT.
  *   Security   Both sides of a connection prove that they know the job's `token`, which never travels. After this
  *              handshake a connection is neither encrypted nor authenticated: an attacker who can change packets can
  *              change gradients.
  *   Forking    In a child made by fork() every call on a session, a parameter, a replica, an op or a head of the parent
- *              returns DSGD_ERR_FORKED; *_free and dsgd_finalize work and touch nothing outside the process. What holds
- *              nothing outside of it (configurations, errors, objects, data shards, log records, dsgd_memory) goes on
- *              working, and the child may open sessions of its own.
+ *              returns DSGD_ERR_FORKED; *_free and dsgd_finalize work and touch nothing outside the process. Objects
+ *              without outside resources (configurations, errors, objects, data shards, log records, dsgd_memory) keep
+ *              working in the child, which may open sessions of its own.
  *   Host       dsgd installs no signal handler, never exits or aborts, prints nothing unless the key `log_to` says so, and
  *              lets no exception out. Where there is no memory left for its communication, the session fails on all
  *              workers with DSGD_ERR_NO_MEMORY.
@@ -110,7 +112,7 @@ extern "C" {
 
 /* Version of the library in use: major * 10000 + minor * 100 + patch. Any thread. */
 DSGD_API uint32_t dsgd_version(void);
-/* The same as text, "1.0.0". Static. Any thread. */
+/* The version as text: "1.0.0". Static. Any thread. */
 DSGD_API const char *dsgd_version_string(void);
 
 /* ---- Status ----------------------------------------------------------------------------------------------------- */
@@ -147,7 +149,7 @@ DSGD_API const char *dsgd_status_name(int32_t status);
 
 /* ---- Error ------------------------------------------------------------------------------------------------------ */
 
-/* What went wrong, where, and what to do. Immutable; owned by whoever got it. Any thread. */
+/* An error: what failed, where, and what to do. Immutable; the caller owns it and frees it. Any thread. */
 typedef struct dsgd_error dsgd_error;
 
 DSGD_API int32_t dsgd_error_code(const dsgd_error *error);           /* DSGD_ERR_*; DSGD_OK for NULL */
@@ -170,7 +172,7 @@ DSGD_API void dsgd_error_free(dsgd_error *error);                    /* NULL is 
  * One thread at a time per configuration. */
 typedef struct dsgd_config dsgd_config;
 
-/* A configuration with what the environment holds at this moment; NULL only when memory is exhausted. */
+/* Returns a new configuration with a copy of the current environment; NULL only when memory is exhausted. */
 DSGD_API dsgd_config *dsgd_config_new(void);
 DSGD_API void dsgd_config_free(dsgd_config *config); /* NULL is fine */
 /* Sets one key. Errors: DSGD_ERR_INVALID_ARGUMENT for an unknown key (the message names the nearest one) or a value
@@ -234,30 +236,34 @@ typedef struct dsgd_parameter dsgd_parameter;
 typedef struct dsgd_replica dsgd_replica;
 typedef struct dsgd_op dsgd_op;
 
-/* Joins a job: reaches the head (or becomes it: the process that can bind `head` and is told nothing else does), waits
- * until `num_workers` have come, and learns its rank. `config` may be NULL: environment and defaults. With
- * num_workers = 1 and no `head` nothing is listened on and nobody is contacted. Any thread; blocks up to `init_timeout`.
+/* Joins a job: connects to the head, or becomes the head if this process can bind `head` and `embed_head` allows it; waits
+ * until `num_workers` have joined; learns its rank. `config` may be NULL: environment and defaults. With num_workers = 1
+ * and no `head` it opens no socket. Any thread; blocks up to `init_timeout`.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job),
  * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_ADDRESS_IN_USE,
- * DSGD_ERR_TIMEOUT (the message says how many have come), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
+ * DSGD_ERR_TIMEOUT (the message says how many have joined), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
 
-/* Ends the membership in good order. Operations in flight may end within timeout_ms (-1: `step_timeout`); then they
- * end with DSGD_ERR_CLOSED. The peers and the head are told. One that does not answer, stopped for example, is waited
- * for until timeout_ms has passed, but at least a second and at most `lease` plus 100 ms; after a failure of the
- * session half a second. What was written to a connection may take another second. Afterwards every call on the session
- * returns DSGD_ERR_CLOSED, but for those that tell how things ended: dsgd_op_wait, dsgd_op_test, dsgd_op_step_result,
- * and dsgd_queue_poll and dsgd_log_poll until their queues are empty. Buffers are the host's again. Closing marks no
- * gradient. A step whose gradients are all marked may still end within timeout_ms. A step with unmarked gradients
- * fails on all workers at once and changes nothing: here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST
- * and this worker's rank. A worker that closes between steps takes no part in later steps; those of the others go on
- * (see dsgd_step). Unless timeout_ms is 0, values on the cpu in memory of dsgd_alloc or DLPack tensors are compared
- * with those of the other workers that close after the same step; a step with all_done = 1 has compared them already.
- * Memory of dsgd_bind is not read, since the host may have freed it. If they differ, the session is closed, and the
- * worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step). Closing twice is fine: a caller
- * waits no longer than the last caller will; and dsgd_abort ends the waiting. A GPU that has not ended after 5 s what
- * was entered into it, or into the host's streams, is not waited for (a further one no more than 0.1 s), and the log
- * warns: it may still use buffers, and memory of dsgd's is released when it has. Any thread. */
+/* Leaves the job in good order and closes the session. Any thread.
+ *   Operations  Those in flight may end within timeout_ms (-1: `step_timeout`); the others end with DSGD_ERR_CLOSED.
+ *   Peers       The call tells the peers and the head. One that does not answer delays it until timeout_ms has passed, but
+ *               at least one second and never more than `lease` + 100 ms. After a failure of the session the limit is
+ *               half a second, except on the worker that hosts the head. Queued bytes may take another second to write.
+ *   Afterwards  Every call on the session returns DSGD_ERR_CLOSED, except those that report results: dsgd_op_wait,
+ *               dsgd_op_test, dsgd_op_step_result, and dsgd_queue_poll and dsgd_log_poll until their queues are empty.
+ *               The host owns its buffers again.
+ *   Steps       Closing marks no gradient. A step whose gradients are all marked may still end within timeout_ms. A step
+ *               with unmarked gradients fails on all workers at once and changes nothing: here with DSGD_ERR_CLOSED,
+ *               elsewhere with DSGD_ERR_WORKER_LOST and this worker's rank. A worker that closes between steps takes no
+ *               part in later steps; those of the others go on (see dsgd_step).
+ *   Comparison  Unless timeout_ms is 0, values on the cpu in memory of dsgd_alloc or DLPack tensors are compared with those
+ *               of the other workers that close after the same step; a step with all_done = 1 has compared them already.
+ *               Memory of dsgd_bind is not read, since the host may have freed it. If values differ, the session is
+ *               closed, and the worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step).
+ *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed. dsgd_abort
+ *               ends the waiting.
+ *   GPUs        The call waits at most 5 s for work enqueued on a GPU (0.1 s for each further GPU), then logs a warning:
+ *               the GPU may still use the buffers, and dsgd frees its own memory when the GPU is done. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
  * not during another call on the same session. */
@@ -313,9 +319,10 @@ enum dsgd_parameter_flag {
 /* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
  * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces and control characters;
  * "['dense']['kernel']" is fine. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32,
- * DSGD_FLOAT64, DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any dtype. Gradients of the half types are added up and
- * travel in float32, and their values are kept in float32 beside (master values, as in Micikevicius et al. 2018), from which `value` is rounded after each
- * update; where the host has written another `value` since, that counts. `parameter` may be NULL. One thread at a time.
+ * DSGD_FLOAT64, DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any dtype. Gradients of the half types are summed
+ * and sent as float32. dsgd keeps float32 master values (Micikevicius et al. 2018) and rounds `value` from them after each
+ * update. If the host has changed `value` since, its master value is reset from it. `parameter` may be NULL. One thread at
+ * a time.
  * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (after start). */
 DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int32_t dtype, const int64_t *shape,
                                     size_t ndim, uint32_t flags, dsgd_parameter **parameter, dsgd_error **error);
@@ -338,16 +345,17 @@ DSGD_API int32_t dsgd_replica_add(dsgd_session *session, const char *device, dsg
                                   dsgd_error **error);
 DSGD_API const char *dsgd_replica_device(const dsgd_replica *replica); /* "cpu", "cuda:0"; "" for NULL; any thread */
 /* Contribution weight of one replica from the next step on, instead of an equal part of the step's weight; a negative
- * number goes back to that. 0, or from 1e-12 to 1e12. Once one replica has a weight of its own, all replicas of the
- * worker must have, and the step's weight argument must be their sum or 0 (0: the worker contributes nothing). One
- * thread at a time. */
+ * weight restores that default. Otherwise 0, or from 1e-12 to 1e12. Once one replica has a weight of its own, all
+ * replicas of the worker must have, and the step's weight argument must be their sum or 0 (0: the worker contributes
+ * nothing). One thread at a time. */
 DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_error **error);
 
 /* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an untrained
  * parameter). Both hold exactly the parameter's bytes, are aligned to the element, and stay valid until the session is
- * closed or others are bound; may be called again between steps. During start and steps dsgd reads the gradient
- * and writes the values. With optimizer "none" dsgd writes the mean into the gradient. Both
- * are memory of the replica's device, and no two buffers share memory (only dsgd_start checks). One thread at a time.
+ * closed or others are bound; may be called again between steps. dsgd_start reads the values of rank 0's
+ * first replica and writes all others. A step reads the gradient and writes the value; with optimizer "none" it writes the
+ * mean into the gradient instead. Value and gradient are memory of the replica's device, and no two
+ * buffers share memory (only dsgd_start checks). One thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE (during a
  * step). */
 DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, void *value, size_t value_nbytes,
@@ -397,8 +405,8 @@ DSGD_API int32_t dsgd_export_dlpack(dsgd_replica *replica, dsgd_parameter *param
 DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
 /* Learning rate from the next step on, equal on all workers (the step checks). One thread at a time. */
 DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd_error **error);
-/* The factor by which the next step takes its gradients to be multiplied: the host multiplies its loss by it before the
- * backward pass. 1 unless `loss_scale` is configured: then the mean is divided by the factor, and a step whose mean is not
+/* Returns the factor by which the host multiplies its loss before the next backward pass: 1 unless `loss_scale` is
+ * configured. The step divides the mean by it, and a step whose mean is not
  * finite changes nothing on any worker (applied = 0 where all_done = 0), after which a dynamic factor is halved. It changes
  * as a step ends. As in PyTorch's GradScaler; Micikevicius et al. 2018. Positive, or a negative code. Any thread. */
 DSGD_API double dsgd_loss_scale(const dsgd_session *session);
@@ -409,15 +417,15 @@ DSGD_API double dsgd_loss_scale(const dsgd_session *session);
  * dsgd_start: sets the strategy to start with. After: collective, called by all workers between steps with equal
  * arguments; optimizer state moves to where the new strategy keeps it; holds from the next step on; blocks up to
  * `step_timeout`. One thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_UNSUPPORTED (what is asked for cannot serve this job), DSGD_ERR_MISMATCH,
- * DSGD_ERR_STATE (a step is in flight), and those of dsgd_step. */
+ * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_UNSUPPORTED (this strategy or algorithm cannot run this job),
+ * DSGD_ERR_MISMATCH, DSGD_ERR_STATE (a step is in flight), and those of dsgd_step. */
 DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
 
 /* Checks that all workers agree on protocol, library, parameters, optimizer and strategy, then gives every replica of
  * every worker the values of rank 0's first replica. Every parameter of every replica must be bound; where one is not, the
  * other workers' calls fail, too (DSGD_ERR_MISMATCH, with that worker's rank), and all may call it again. On a GPU values are
- * read after what the host has entered into its default stream; wait for other streams before. Where it returns they are
- * there. Collective; blocks up to `step_timeout`. One thread at a time.
+ * read after the work that the host has enqueued on its default stream; wait for other streams before. When dsgd_start
+ * returns, the values are in place. Collective; blocks up to `step_timeout`. One thread at a time.
  * Errors: DSGD_ERR_MISMATCH (the same message on all workers, before any value moves), DSGD_ERR_STATE (called twice,
  * no replica, a parameter not bound), DSGD_ERR_INVALID_ARGUMENT and DSGD_ERR_UNSUPPORTED (strategy, algorithm or
  * optimizer cannot serve these parameters, replicas and workers), DSGD_ERR_NO_MEMORY, DSGD_ERR_WORKER_LOST,
@@ -449,7 +457,7 @@ typedef struct dsgd_step_result {
   int64_t view;         /* view in which it completed */
   int32_t size;         /* workers in that view */
   int32_t applied;      /* 1: values were updated; 0: skipped, since all weights were 0, or see dsgd_loss_scale */
-  int32_t all_done;     /* 1: every worker that is left gave weight 0: nobody has data left */
+  int32_t all_done;     /* 1: every remaining worker gave weight 0: no data is left */
   int32_t stop;         /* 1: some worker called dsgd_stop_request before this step */
   double weight;        /* sum of all contribution weights */
   double gradient_norm; /* L2 norm of the mean gradient, before clipping; NaN if all weights were 0, or without
@@ -462,26 +470,26 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
 /* One synchronous step: the mean of all replicas' gradients over all workers, sum(c*g)/sum(c), updates every replica.
  * `weight` is this worker's contribution weight c, usually its number of samples, split equally over its replicas: 0,
  * or from 1e-12 to 1e12. 0: the gradients are not read (no data left: go on calling with 0 until result->all_done).
- * Every gradient not marked absent is taken as ready; on a GPU, once what the host has entered into the default stream
- * before is done. New values are there when it returns. c*g and its sums must have their place in the parameter's
- * dtype. Collective; blocks up to `step_timeout`. `result` may be NULL. Gradient buffers are the host's again when it
- * returns. One thread at a time.
+ * Every gradient not marked absent is taken as ready; on a GPU, once the work that the host has enqueued on the
+ * default stream before is done. When it returns, the new values are in every replica of this worker, and the host owns
+ * the gradient buffers again. c*g and its sums must not overflow the parameter's dtype. Collective; blocks up to
+ * `step_timeout`. `result` may be NULL. One thread at a time.
  * With `reproducible`, the bits of the outcome (values, mean gradients, weight and gradient norm in `result`) do not
  * depend on strategy, algorithm or the split of the replicas over workers, whatever their weights. The sum of c*g of
  * each element differs from the exact sum by at most 2^-24 of the element's own largest |c*g|. For float64, each
  * c*g is first rounded to float64; the sum of these differs from their exact sum by at most 2^-53 of the largest with
  * up to 32 replicas, more above. The sum is divided by the exact sum of c, and rounded to the dtype. No element is
  * lost beside a larger one. A c*g that is not finite makes its own element NaN; a sum of zeros is +0.
- * A step whose workers disagree, or that not all of them call (DSGD_ERR_MISMATCH), has changed nothing, and the
- * session goes on; a request to stop, and gradients said to be absent, hold for the next step then. After a failure
+ * A step on which workers disagree, or that some of them do not call, fails with DSGD_ERR_MISMATCH and changes nothing;
+ * the session goes on. Stop requests and gradients marked absent then apply to the next step. After a failure
  * in mid-step the session is torn: later steps return DSGD_ERR_TORN, or the session's own failure if it has failed as
  * a whole.
  * Workers that have closed their sessions between steps (see dsgd_close) take no part in later steps, which go on as if
  * they gave weight 0. Ranks, dsgd_size and `size` in `result` stay. Other collectives and dsgd_strategy_set need all
- * workers, and fail from then on with DSGD_ERR_WORKER_LOST and the rank. Steps fail so, too, on all workers and before
- * anything changes, if the worker that left owns a part of the parameters (rank 0 under "simple"; "ps" and registered
- * strategies as they place ranges), or if GPUs are added up by NCCL. A registered algorithm is asked for schedules of
- * fewer workers; if it fails, the step does.
+ * workers, and fail from then on with DSGD_ERR_WORKER_LOST and the rank. Steps fail in the same way, on all workers and
+ * before anything changes, if the departed worker owns a part of the parameters (rank 0 under "simple"; "ps" and
+ * registered strategies as they place ranges), or if NCCL reduces GPU gradients. A registered algorithm must give schedules
+ * for the smaller number of workers; if it fails, the step fails.
  * All workers hold equal values of trained parameters, and dsgd compares those of their first replicas: each step
  * 1/64 of the elements of each parameter, as they are before the step, so that a difference that lasts is found
  * within 64 steps; the step with all_done = 1 all of them, and dsgd_close some (see there). The step with
@@ -498,10 +506,10 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
 DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result, dsgd_error **error);
 
 /* A step that overlaps the backward pass. Begins it; gradients are then marked one by one as they are ready, and the op
- * ends when the step does. On a GPU new values may then still be on their way: they come before whatever the host
- * enters afterwards into the default stream of that GPU, or into a stream on which it has marked a gradient of that
- * replica; for others there is dsgd_stream_wait. With the optimizer `none` the mean gradients are what is new. CUDA graphs:
- * capture no call of dsgd's, and begin no capture in a stream with marks before the step has ended; launch the graph, then
+ * ends when the step does. When the op ends, a GPU may still be writing the new values. Work that the host
+ * enqueues afterwards on the default stream of that GPU, or on a stream on which it has marked a gradient of that replica,
+ * sees them; for other streams call dsgd_stream_wait. With the optimizer `none` the same holds for the mean gradients.
+ * CUDA graphs: capture no call of dsgd's, and begin no capture in a stream with marks before the step has ended; launch the graph, then
  * mark the gradients in the stream it was launched in. Never blocks. The step ends when every gradient is marked, ready or
  * absent; dsgd_step_flush marks the rest. Waiting marks nothing. One thread at a time. */
 DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsgd_op_options *options, dsgd_op **op,
@@ -517,14 +525,14 @@ DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsg
  * failure of the step begun, if it has failed. */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
-/* What the host enters into `stream` afterwards comes after the new values of all steps that have ended, as it does in
- * the default stream: for a stream on which no gradient of this replica was marked. Numbered as in dsgd_gradient_ready;
- * for a replica on the cpu NULL, and nothing is to do. Any thread, never blocks.
+/* Makes `stream` wait for the new values of all steps that have ended. Needed only for a stream, other than the default
+ * one, on which no gradient of this replica was marked. Streams are numbered as in dsgd_gradient_ready. For a replica on
+ * the cpu pass NULL; the call then does nothing. Any thread, never blocks.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu, or that is being captured into a graph), DSGD_ERR_CLOSED. */
 DSGD_API int32_t dsgd_stream_wait(dsgd_replica *replica, void *stream, dsgd_error **error);
 /* This replica has no gradient of this parameter in the step begun, or, with none begun, in the next one. Its weight then
  * does not count for that parameter; with `absent` = "zero" in the configuration it counts, with a gradient of zero, as with
- * PyTorch's find_unused_parameters. Absent on all replicas of all workers, value and optimizer state stand still.
+ * PyTorch's find_unused_parameters. If it is absent on all replicas of all workers, value and optimizer state do not change.
  * Any thread. Errors: as dsgd_gradient_ready. */
 DSGD_API int32_t dsgd_gradient_absent(dsgd_replica *replica, dsgd_parameter *parameter, dsgd_error **error);
 /* Marks all gradients that are not marked yet as ready. Does nothing if the step has ended, since all were marked. Any
@@ -539,7 +547,7 @@ DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
 
 /* ---- Operations ------------------------------------------------------------------------------------------------- */
 
-/* Work in progress. Its buffers are dsgd's until it has ended, however it ended. Freeing an op does not end the work, and
+/* Work in progress. dsgd owns its buffers until it has ended, with success or not. Freeing an op does not end the work, and
  * an op may be freed before or after its session; an op whose session was freed has ended with DSGD_ERR_CLOSED at the
  * latest. */
 
@@ -548,12 +556,13 @@ DSGD_API uint64_t dsgd_op_id(const dsgd_op *op);
 /* The user_data of the options that the op was begun with; NULL for NULL. An op has it before any thread can learn that
  * the op has ended, so a thread that polls the queue never meets an op that the host does not know. Any thread. */
 DSGD_API void *dsgd_op_user_data(const dsgd_op *op);
-/* Waits until the op has ended and returns how. timeout_ms -1: as long as the op's own deadline.
+/* Waits until the op has ended and returns its status. timeout_ms -1: as long as the op's own deadline.
  * DSGD_ERR_WAIT_TIMEOUT: it has not ended yet; the message names the workers that have not come and the gradients
  * that are missing, on this worker or on others; the error's rank is the first of these workers. Waiting marks no
  * gradient. Any thread; several may wait. */
 DSGD_API int32_t dsgd_op_wait(dsgd_op *op, int32_t timeout_ms, dsgd_error **error);
-/* Sets *done to 1 if the op has ended, else 0; returns how it ended if it has. Never blocks. Any thread. */
+/* Sets *done to 1 if the op has ended, else to 0. Returns the op's status if it has ended, else DSGD_OK. Never blocks. Any
+ * thread. */
 DSGD_API int32_t dsgd_op_test(dsgd_op *op, int32_t *done, dsgd_error **error);
 DSGD_API void dsgd_op_free(dsgd_op *op); /* NULL is fine; any thread, never blocks */
 
@@ -662,11 +671,11 @@ DSGD_API int32_t dsgd_digest(dsgd_session *session, uint64_t *digest, dsgd_error
 
 /* ---- Head ------------------------------------------------------------------------------------------------------- */
 
-/* The coordinator as a thing of its own, for jobs that do not embed it in a worker. */
+/* A head that runs outside the workers. */
 typedef struct dsgd_head dsgd_head;
 /* Binds the configuration's `head` address (port 0: any) and serves one job until it is stopped. `config` NULL:
- * environment and defaults. It also ends, with DSGD_ERR_TIMEOUT, when a worker has gone before the job began and no
- * other has come for `init_timeout`. Any thread. Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_INVALID_ARGUMENT. */
+ * environment and defaults. The head ends with DSGD_ERR_TIMEOUT if a worker disconnects before the job begins and no worker
+ * joins within `init_timeout`. Any thread. Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_INVALID_ARGUMENT. */
 DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
 /* Address workers can be told, with the real port. "" for NULL. Any thread. */
 DSGD_API const char *dsgd_head_address(const dsgd_head *head);
@@ -699,9 +708,10 @@ enum dsgd_transfer {
 typedef struct dsgd_schedule dsgd_schedule;
 /* Adds a transfer of elements [begin, begin + count) to or from rank `peer`. Rounds are numbered from 0. What is sent in
  * a round is what was there before the round; what is received in a round is added or copied in the order of these
- * calls. Each transfer is one of the sender's and one of the receiver's, in the same round, the first between two ranks
- * belonging to the first, and so on. A transfer begins as soon as those before it that touch the same elements are over,
- * so pieces overlap better than the whole, down to some 100 KiB. At most 65535 per rank and 2^20 of all ranks together,
+ * calls. For each transfer the sender adds a SEND, and the receiver a REDUCE or COPY of the same length in the same round;
+ * several between the same two ranks are matched in the order of the calls. A transfer begins as soon as those before it
+ * that touch the same elements are over, so several small transfers overlap better than one large one, down to some
+ * 100 KiB. At most 65535 per rank and 2^20 of all ranks together,
  * which a ring reaches at 512 workers.
  * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_NO_MEMORY. */
 DSGD_API int32_t dsgd_schedule_add(dsgd_schedule *schedule, int32_t transfer, int32_t round, int32_t peer,
@@ -729,8 +739,8 @@ DSGD_API int32_t dsgd_algorithm_init(dsgd_algorithm *algorithm, size_t struct_si
 DSGD_API int32_t dsgd_algorithm_register(dsgd_config *config, const char *name, const dsgd_algorithm *algorithm,
                                          dsgd_error **error);
 
-/* What the owner of a range does with the sum of its gradients (dsgd_strategy.flags): divides it and gives out the mean,
- * with which every worker updates, as in "simple"; or updates too and gives out new values, as in "ps". */
+/* Actions of the owner of a range on the sum of its gradients (dsgd_strategy.flags): it divides the sum and sends the mean,
+ * with which every worker updates, as in "simple"; or it updates, too, and sends the new values, as in "ps". */
 enum dsgd_strategy_flags { DSGD_STRATEGY_MEAN_AT_OWNER = 0, DSGD_STRATEGY_UPDATE_AT_OWNER = 1 };
 
 /* The range that an owner is asked for; valid during that call. Any thread. */
@@ -747,8 +757,9 @@ typedef struct dsgd_strategy {
   uint32_t version;   /* DSGD_PLUGIN_VERSION of the header that the plug-in was compiled with */
   uint32_t flags;     /* one of dsgd_strategy_flags */
   void *user;         /* for the functions; may be NULL */
-  /* Returns the rank that owns the range, 0 .. size-1, or a code as of an algorithm, with which dsgd_start or
-   * dsgd_strategy_set then fails. The division of a parameter into ranges is the same for every owner. */
+  /* Returns the rank that owns the range, 0 .. size-1, or one of the codes that dsgd_algorithm.allreduce may return;
+   * dsgd_start or dsgd_strategy_set then fails with it. The division of a parameter into ranges is the same for every
+   * owner. */
   int32_t (*owner)(void *user, const dsgd_placement *placement);
   /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
   void (*release)(void *user);
