@@ -757,9 +757,8 @@ typedef struct dsgd_strategy {
   uint32_t version;   /* DSGD_PLUGIN_VERSION of the header that the plug-in was compiled with */
   uint32_t flags;     /* one of dsgd_strategy_flags */
   void *user;         /* for the functions; may be NULL */
-  /* Returns the rank that owns the range, 0 .. size-1, or one of the codes that dsgd_algorithm.allreduce may return;
-   * dsgd_start or dsgd_strategy_set then fails with it. The division of a parameter into ranges is the same for every
-   * owner. */
+  /* Returns the rank that owns the range, 0 .. size-1, or one of the codes of dsgd_algorithm.allreduce, with which
+   * dsgd_start or dsgd_strategy_set then fails. The division of a parameter into ranges is the same for every owner. */
   int32_t (*owner)(void *user, const dsgd_placement *placement);
   /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
   void (*release)(void *user);
