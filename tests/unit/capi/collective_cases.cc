@@ -73,7 +73,7 @@ std::vector<BadCall> collective_cases() {
     add(name, "bad reduction", {"reduction 7", "enum dsgd_reduction (0 to 4)"}, [collective = collective](W w, E e) {
       return collective({.session = w.running.session, .data = data, .reduction = 7}, e);
     });
-    add(name, "mean of integers", {"DSGD_MEAN of int32", "DSGD_SUM"}, [collective = collective](W w, E e) {
+    add(name, "mean of integers", {"DSGD_MEAN needs a floating-point dtype, not int32", "DSGD_SUM"}, [collective = collective](W w, E e) {
       return collective(
           {.session = w.running.session, .data = data, .dtype = DSGD_INT32, .reduction = DSGD_MEAN}, e);
     });
