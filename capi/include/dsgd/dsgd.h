@@ -246,9 +246,10 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
 
 /* Leaves the job in good order and closes the session. Any thread.
  *   Operations  Those in flight may end within timeout_ms (-1: `step_timeout`); the others end with DSGD_ERR_CLOSED.
- *   Peers       The call tells the peers and the head. One that does not answer delays it until timeout_ms has passed, but
- *               at least one second and never more than `lease` + 100 ms. After a failure of the session the limit is
- *               half a second, except on the worker that hosts the head. Queued bytes may take another second to write.
+ *   Peers       The call then tells the peers and the head; until then the peers' steps wait for this worker. One that
+ *               does not answer delays the call until timeout_ms has passed, but at least one second and never more than
+ *               `lease` + 100 ms. After a failure of the session the limit is half a second, except on the worker that
+ *               hosts the head. Queued bytes may take another second to write.
  *   Afterwards  Every call on the session returns DSGD_ERR_CLOSED, except those that report results: dsgd_op_wait,
  *               dsgd_op_test, dsgd_op_step_result, and dsgd_queue_poll and dsgd_log_poll until their queues are empty.
  *               The host owns its buffers again.
