@@ -23,15 +23,20 @@ uint32_t parse_workers(const std::string& where, const std::string& text) {
   return static_cast<uint32_t>(count);
 }
 
-// An IPv6 address has more than one colon and takes no number.
+// An IPv6 address needs brackets if a number follows.
 Host parse_host(const std::string& where, const std::string& text) {
   Host host{text};
-  if (std::count(text.begin(), text.end(), ':') == 1) {
+  const size_t bracket = text.empty() || text[0] != '[' ? std::string::npos : text.find(']');
+  if (bracket != std::string::npos) {
+    host.name = text.substr(1, bracket - 1);
+    const std::string rest = text.substr(bracket + 1);
+    if (!rest.empty()) host.workers = parse_workers(where, rest[0] == ':' ? rest.substr(1) : rest);
+  } else if (std::count(text.begin(), text.end(), ':') == 1) {
     const size_t colon = text.find(':');
     host = {text.substr(0, colon), parse_workers(where, text.substr(colon + 1))};
   }
   if (host.name.empty() || host.name[0] == '-')  // ssh would read it as an option
-    throw CLI::ValidationError(where, "'" + text + "' is not a host; write HOST or HOST:WORKERS");
+    throw CLI::ValidationError(where, "'" + text + "' is not a host; write HOST, HOST:WORKERS or [IPV6]:WORKERS");
   return host;
 }
 

@@ -321,7 +321,10 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
                "Write the logs of head and workers to standard error (log_to=stderr)");
   app.add_option("--hosts", options->hosts,
                  "Run the commands on these hosts by ssh: HOST,HOST:WORKERS,... (default for each: -n); the first also has "
-                 "the head");
+                 "the head")
+      ->check([](const std::string& text) {
+        return text.empty() ? std::string("the list is empty; name a host, or leave the option out to run here") : std::string();
+      });
   app.add_option("--hostfile", options->hostfile, "File with lines HOST, HOST:WORKERS or HOST slots=WORKERS, as --hosts")
       ->excludes("--hosts");
   app.add_option("--env", options->variables,

@@ -175,7 +175,7 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
     }
     known.read(variables, launcher_process, &launch);
     if (on_one_host(known, variables, launch.size)) launch.host = kLoopback;
-    if (launch.host.find(':') != std::string::npos) launch.host = "[" + launch.host + "]";
+    if (launch.host.find(':') != std::string::npos && launch.host[0] != '[') launch.host = "[" + launch.host + "]";
     return std::optional(std::move(launch));
   }
   return std::optional<Launch>();

@@ -84,7 +84,7 @@ std::vector<BadCall> model_cases() {
 
       {"dsgd_replica_add", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) { return dsgd_replica_add(nullptr, "cpu", nullptr, e); }},
-      {"dsgd_replica_add", "unknown device", DSGD_ERR_UNSUPPORTED, {"'abacus'", "cpu", "cuda:0"},
+      {"dsgd_replica_add", "unknown device", DSGD_ERR_UNSUPPORTED, {"'abacus'", "cpu", "cuda:N"},
        [](W w, E e) { return dsgd_replica_add(w.fresh.session, "abacus", nullptr, e); }},
       {"dsgd_replica_add", "empty device", kInvalid, "'device'",
        [](W w, E e) { return dsgd_replica_add(w.fresh.session, "", nullptr, e); }},

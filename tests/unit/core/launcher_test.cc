@@ -93,6 +93,7 @@ TEST(Launcher, GivesSizeRankHeadAndJob) {
       {"PyTorch, one host", with(kPyTorch, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}),
        {"2", "1", "127.0.0.1:23457", "pytorch.23456"}},
       {"PyTorch, IPv6", with(kPyTorch, {{"MASTER_ADDR", "fd00::7"}}), {"2", "1", "[fd00::7]:23457", "pytorch.23456"}},
+      {"PyTorch, IPv6 in brackets", with(kPyTorch, {{"MASTER_ADDR", "[fd00::7]"}}), {"2", "1", "[fd00::7]:23457", "pytorch.23456"}},
       {"PyTorch, the last port", with(kPyTorch, {{"MASTER_PORT", "65535"}}), {"2", "1", "job-master-0:65534", "pytorch.65535"}},
       {"Open MPI", kOpenMpi, {"2", "1", "127.0.0.1:22170", "openmpi.1760493569"}},
       {"MPICH", kMpich, {"2", "1", "127.0.0.1:24567", "mpich.4711"}},
