@@ -191,6 +191,10 @@ class Environment {
   virtual Result<std::unique_ptr<Notifier>> new_notifier() {
     return Status(Code::kUnsupported, "this environment has no file descriptors");
   }
+  // Runs `program` in a thread of its own, which may block. The environment's destruction waits for its end.
+  virtual Status start_thread(const std::string& /*name*/, std::function<void()> /*program*/) {
+    return Status(Code::kUnsupported, "this environment has no threads");
+  }
   virtual std::string host_name() = 0;  // for messages
   virtual std::string machine() = 0;    // boot id: equal means the same node
   virtual int64_t process_id() = 0;

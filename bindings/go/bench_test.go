@@ -23,7 +23,7 @@ func BenchmarkStep(b *testing.B) {
 	if _, err := Alloc[float32](r, p); err != nil {
 		b.Fatal(err)
 	}
-	if err := session.Start(); err != nil {
+	if err := session.Start(context.Background()); err != nil {
 		b.Fatal(err)
 	}
 	endless, cancel := context.WithCancel(context.Background())

@@ -172,7 +172,7 @@ func collectiveAsync(c Caller, pins *runtime.Pinner, call begin) (*Op, error) {
 		}
 		return nil, notASession()
 	}
-	return s.core.start(s, false, pins, call)
+	return s.core.start(s, plainOp, pins, call)
 }
 
 // pinned holds slices where they are. Memory that is not Go's is left alone.

@@ -89,7 +89,7 @@ func (c *core) replace(key boundKey, pins *runtime.Pinner) {
 }
 
 // start begins an asynchronous operation whose buffers are pinned by pins (nil: none). begin must not block.
-func (c *core) start(owner *Session, step bool, pins *runtime.Pinner, begin func(op *uintptr, err *uintptr) int) (*Op, error) {
+func (c *core) start(owner *Session, kind opKind, pins *runtime.Pinner, begin func(op *uintptr, err *uintptr) int) (*Op, error) {
 	c.sweep()
 	// Held over the C call: an operation that ends at once must be in the table before the reaper looks for it.
 	c.mu.Lock()
@@ -102,7 +102,7 @@ func (c *core) start(owner *Session, step bool, pins *runtime.Pinner, begin func
 		}
 		return nil, err
 	}
-	f := &flight{core: c, key: handle, step: step, handle: handle, pins: pins, done: make(chan struct{})}
+	f := &flight{core: c, key: handle, kind: kind, handle: handle, pins: pins, done: make(chan struct{})}
 	c.ops[handle] = f
 	return &Op{owner: owner, id: raw.Dsgd_op_id(handle), flight: f}, nil
 }

@@ -10,7 +10,7 @@
 //	replica, _ := session.AddReplica("cpu")
 //	buffers, _ := dsgd.Alloc[float32](replica, weight)
 //	session.SetOptimizer("sgd", "lr=0.1 momentum=0.9")
-//	session.Start() // all workers hold rank 0's values
+//	session.Start(ctx) // all workers hold rank 0's values
 //	for batch := range batches {
 //		computeGradient(buffers.Value, buffers.Gradient, batch)
 //		session.Step(ctx, float64(batch.Size)) // the mean weighs this worker by its samples

@@ -69,6 +69,7 @@ typedef struct go_op_options {
     $1 = &options;
   }
 }
+%apply const dsgd_op_options *options { const dsgd_op_options *op_options };
 %typemap(gotype) void *dsgd_op_user_data "uintptr"
 %ignore dsgd_step_result; /* read in place, without a C call per field */
 

@@ -114,9 +114,9 @@ func sessionCalls(ctx context.Context, s *Session, data []float32) map[string]er
 		"Abort":              s.Abort("because"),
 		"AddReplica":         first(s.AddReplica("cpu")),
 		"SetOptimizer":       s.SetOptimizer("sgd", ""),
-		"SetStrategy":        s.SetStrategy("ps", ""),
+		"SetStrategy":        s.SetStrategy(context.Background(), "ps", ""),
 		"SetLearningRate":    s.SetLearningRate(1),
-		"Start":              s.Start(),
+		"Start":              s.Start(context.Background()),
 		"Digest":             first(s.Digest()),
 		"Step":               first(s.Step(background, 1)),
 		"Step, context":      first(s.Step(ctx, 1)),
@@ -134,7 +134,7 @@ func sessionCalls(ctx context.Context, s *Session, data []float32) map[string]er
 		"ReduceScatterAsync": first(ReduceScatterAsync(s, data, data[:2], nil, Sum)),
 		"Barrier":            s.Barrier(background),
 		"BarrierAsync":       first(s.BarrierAsync()),
-		"PutObject":          s.PutObject("name", []byte{1}),
+		"PutObject":          s.PutObject(context.Background(), "name", []byte{1}),
 		"GetObject":          first(s.GetObject(background, "name")),
 		"GetObject, context": first(s.GetObject(ctx, "name")),
 		"NewShard":           first(s.NewShard(10, 0)),
@@ -150,7 +150,7 @@ func TestTextWithNULBytesIsRefused(t *testing.T) {
 		_, replica := w.AddReplica(text)
 		_, get := w.GetObject(background, text)
 		for _, err := range []error{add, replica, get, p.Set(text), w.SetOptimizer(text, ""), w.SetOptimizer("sgd", text),
-			w.SetStrategy(text, ""), w.SetStrategy("ps", text), w.PutObject(text, nil), w.Abort(text)} {
+			w.SetStrategy(context.Background(), text, ""), w.SetStrategy(context.Background(), "ps", text), w.PutObject(context.Background(), text, nil), w.Abort(text)} {
 			failed := w.failing(err, ErrInvalidArgument)
 			w.expect(strings.Contains(failed.Message, "NUL"), "message %q", failed.Message)
 		}

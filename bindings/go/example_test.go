@@ -34,7 +34,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := session.Start(); err != nil {
+	if err := session.Start(context.Background()); err != nil {
 		log.Fatal(err)
 	}
 	slope, offset := &buffers.Value[0], &buffers.Value[1]

@@ -115,7 +115,7 @@ func (w *worker) model(name string, values ...float32) (r *Replica, p *Parameter
 	value, gradient = append([]float32(nil), values...), make([]float32, len(values))
 	w.ok(Bind(r, p, value, gradient))
 	w.ok(w.SetOptimizer("sgd", "lr=0.5"))
-	w.ok(w.Start())
+	w.ok(w.Start(context.Background()))
 	return r, p, value, gradient
 }
 

@@ -15,7 +15,7 @@ func TestStrategiesTakeTheWeightedMeanOfAllWorkers(t *testing.T) {
 		for workers := 2; workers <= 3; workers++ {
 			t.Run(fmt.Sprintf("%s with %d", strategy, workers), func(t *testing.T) {
 				job(t, workers, nil, func(w *worker) {
-					w.ok(w.SetStrategy(strategy, ""))
+					w.ok(w.SetStrategy(context.Background(), strategy, ""))
 					// Only rank 0's values may count.
 					_, _, value, gradient := w.model("p", float32(10*w.Rank()), 1)
 					gradient[0], gradient[1] = float32(w.Rank()), 1
@@ -75,12 +75,12 @@ func TestSwitchingStrategiesBetweenSteps(t *testing.T) {
 	job(t, 2, nil, func(w *worker) {
 		_, _, value, gradient := w.model("p", 0, 0, 0)
 		for i, strategy := range []string{"ps", "simple", "allreduce"} {
-			w.ok(w.SetStrategy(strategy, ""))
+			w.ok(w.SetStrategy(context.Background(), strategy, ""))
 			gradient[i] = float32(2 * w.Rank())
 			w.step(1)
 		}
 		w.expect(equal(value, []float32{-1.5, -1, -0.5}), "values are %v", value)
-		w.failing(w.SetStrategy([]string{"ps", "simple"}[w.Rank()], ""), ErrMismatch)
+		w.failing(w.SetStrategy(context.Background(), []string{"ps", "simple"}[w.Rank()], ""), ErrMismatch)
 	})
 }
 
@@ -124,7 +124,7 @@ func TestDifferentModelsAreAMismatchOnAllWorkers(t *testing.T) {
 		r, err := w.AddReplica("cpu")
 		w.ok(err)
 		w.ok(Bind(r, p, make([]float32, 2+w.Rank()), make([]float32, 2+w.Rank())))
-		failed := w.failing(w.Start(), ErrMismatch)
+		failed := w.failing(w.Start(context.Background()), ErrMismatch)
 		w.expect(strings.Contains(failed.Message, "p") && failed.Parameter == "p", "%+v", failed)
 	})
 }
@@ -133,9 +133,9 @@ func TestObjectsReachEveryWorker(t *testing.T) {
 	job(t, 3, nil, func(w *worker) {
 		text := []byte("a vocabulary")
 		if w.Rank() == 1 {
-			w.ok(w.PutObject("vocabulary", text))
-			w.ok(w.PutObject("nothing", nil))
-			w.failing(w.PutObject("vocabulary", text), ErrExists)
+			w.ok(w.PutObject(context.Background(), "vocabulary", text))
+			w.ok(w.PutObject(context.Background(), "nothing", nil))
+			w.failing(w.PutObject(context.Background(), "vocabulary", text), ErrExists)
 		}
 		got, err := w.GetObject(background, "vocabulary")
 		w.ok(err)
@@ -160,7 +160,7 @@ func TestObjectsReachEveryWorker(t *testing.T) {
 func TestWaitingForAnObjectThatNobodyPuts(t *testing.T) {
 	job(t, 1, settings{"step_timeout": "30ms"}, func(w *worker) {
 		_, err := w.GetObject(background, "never")
-		w.expect(errors.Is(err, ErrWaitTimeout), "got %v", err)
+		w.expect(errors.Is(err, ErrTimeout), "got %v", err)
 	})
 }
 

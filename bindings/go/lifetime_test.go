@@ -2,6 +2,7 @@ package dsgd
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"runtime"
 	"runtime/debug"
@@ -80,7 +81,7 @@ func TestBoundSlicesLiveThoughTheProgramDropsThem(t *testing.T) {
 			}
 			w.ok(Bind(r, p, value, make([]float32, 1<<16)))
 		}()
-		w.ok(w.Start())
+		w.ok(w.Start(context.Background()))
 		before, err := w.Digest()
 		w.ok(err)
 		for i := 0; i < 20; i++ {
@@ -243,7 +244,7 @@ func TestSlicesInsideObjectsWithPointers(t *testing.T) {
 		w.ok(err)
 		w.ok(Bind(r, p, l.value[:], l.gradient[:]))
 		w.ok(w.SetOptimizer("sgd", "lr=1"))
-		w.ok(w.Start())
+		w.ok(w.Start(context.Background()))
 		l.gradient[3] = 1
 		w.step(1)
 		w.expect(l.value == [4]float32{0, 0, 0, -1}, "values are %v", l.value)

@@ -2,42 +2,42 @@ package dsgd
 
 import (
 	"context"
-	"runtime"
 	"unsafe"
 
 	"dsgd.io/dsgd/internal/raw"
 )
 
-// PutObject gives data to every worker under a name; it returns when all have it. One worker calls it.
-func (s *Session) PutObject(name string, data []byte) error {
+// PutObject gives data to every worker under a name; it returns when all have it. One worker calls it. When the context ends
+// first, the object goes on to the others.
+func (s *Session) PutObject(ctx context.Context, name string, data []byte) error {
 	if err := checkText("name of the object", name); err != nil {
 		return err
 	}
-	pins := pinned(data)
-	defer pins.Unpin()
-	var e failure
-	return e.check(raw.Dsgd_object_put(s.pointer(), name, address(data), nbytes(data), &e.handle), s)
+	return collective(ctx, s, pinned(data), func(op, err *uintptr) int {
+		return raw.Dsgd_object_put(s.pointer(), name, address(data), nbytes(data), nil, op, err)
+	})
 }
 
 // GetObject is a copy of the object of that name. It waits for it until the context ends (under one that has ended, it only
-// looks), and up to `step_timeout` under one that cannot end: then the error is [ErrWaitTimeout].
+// looks), and at most `step_timeout`: then the error is [ErrTimeout].
 func (s *Session) GetObject(ctx context.Context, name string) ([]byte, error) {
 	if err := checkText("name of the object", name); err != nil {
 		return nil, err
 	}
-	var e failure
-	var object uintptr
-	err := untilCancelled(ctx, func(timeoutMS int) error {
-		return e.check(raw.Dsgd_object_get(s.pointer(), name, timeoutMS, &object, &e.handle), s)
+	if s.pointer() == 0 {
+		return nil, notASession()
+	}
+	op, err := s.core.start(s, getOp, nil, func(op, err *uintptr) int {
+		return raw.Dsgd_object_get(s.pointer(), name, nil, nil, op, err)
 	})
 	if err != nil {
 		return nil, err
 	}
-	defer raw.Dsgd_object_free(object)
-	data := make([]byte, raw.Dsgd_object_nbytes(object))
-	copy(data, sliceAt[byte](pointerTo(raw.Dsgd_object_data(object)), int64(len(data))))
-	runtime.KeepAlive(s)
-	return data, nil
+	if err := op.Wait(ctx); err != nil {
+		op.flight.abort("nobody waits for the object any more")
+		return nil, err
+	}
+	return op.flight.object, nil
 }
 
 // pointerTo makes a pointer of an address of C memory.

@@ -53,7 +53,7 @@ func (o *Op) StepResult() (StepResult, error) {
 			Message: "the operation has not ended: wait for it before asking for its step result"}
 	case f.err != nil:
 		return StepResult{}, f.err
-	case !f.step:
+	case f.kind != stepOp:
 		return StepResult{}, invalid("the operation is not a step: only those of StepBegin have a step result")
 	}
 	return f.result, nil
@@ -63,7 +63,7 @@ func (o *Op) StepResult() (StepResult, error) {
 type flight struct {
 	core *core
 	key  uintptr // the handle, as the table knows it
-	step bool
+	kind opKind
 	done chan struct{}
 
 	mu      sync.Mutex
@@ -72,9 +72,19 @@ type flight struct {
 	over    bool
 	pins    *runtime.Pinner
 
-	err    error // these two are written before done is closed
+	err    error // these three are written before done is closed
 	result StepResult
+	object []byte
 }
+
+// opKind says what an operation ends with.
+type opKind int
+
+const (
+	plainOp opKind = iota
+	stepOp         // a step result
+	getOp          // an object
+)
 
 // waitSlice bounds a wait in C: after it, the wait checks whether its context has ended.
 const waitSlice = 20 * time.Millisecond
@@ -115,6 +125,15 @@ func (f *flight) wait(ctx context.Context) error {
 	}
 }
 
+// abort ends the operation with ErrAborted, unless it has ended.
+func (f *flight) abort(reason string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.over {
+		raw.Dsgd_op_abort(f.handle, reason, nil)
+	}
+}
+
 func (f *flight) leave() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,7 +163,17 @@ func (f *flight) ended() bool {
 
 // end lets the buffers go and tells who waits. The caller holds mu.
 func (f *flight) end(err error) {
-	if f.step && err == nil {
+	if f.kind == getOp && err == nil {
+		var e failure
+		var object uintptr
+		err = e.check(raw.Dsgd_op_object(f.handle, &object, &e.handle), f)
+		if err == nil {
+			f.object = make([]byte, raw.Dsgd_object_nbytes(object))
+			copy(f.object, sliceAt[byte](pointerTo(raw.Dsgd_object_data(object)), int64(len(f.object))))
+			raw.Dsgd_object_free(object)
+		}
+	}
+	if f.kind == stepOp && err == nil {
 		var e failure
 		result := raw.NewStepResult()
 		err = e.check(raw.Dsgd_op_step_result(f.handle, &result, &e.handle), f)

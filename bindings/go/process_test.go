@@ -2,6 +2,7 @@ package dsgd
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -41,7 +42,7 @@ func processWorker(role string) error {
 	if err != nil {
 		return err
 	}
-	if err := session.Start(); err != nil {
+	if err := session.Start(context.Background()); err != nil {
 		return err
 	}
 	for step := 0; role == "forever" || step < 10; step++ {

@@ -1,6 +1,7 @@
 package dsgd
 
 import (
+	"context"
 	"math"
 	"runtime"
 	"time"
@@ -14,18 +15,33 @@ type Session struct{ core *core }
 
 // Init joins a job: it reaches the head, or becomes it, and waits up to `init_timeout` until all workers have come. A nil
 // config means environment and defaults.
-func Init(config *Config) (*Session, error) {
+func Init(config *Config) (*Session, error) { return InitContext(context.Background(), config) }
+
+// InitContext is [Init] under a context. When the context ends first, joining ends, the other workers are told, and the
+// context's error is returned.
+func InitContext(ctx context.Context, config *Config) (*Session, error) {
 	var e failure
-	var handle uintptr
+	var handle, op uintptr
 	var log LogFunc
 	err := config.use(func(configured uintptr, function LogFunc) error {
 		log = function
-		return e.check(raw.Dsgd_init(configured, &handle, &e.handle), config)
+		return e.check(raw.Dsgd_init_begin(configured, nil, &handle, &op, &e.handle), config)
 	})
 	if err != nil {
 		return nil, err
 	}
 	s := &Session{core: newCore(handle, log)}
+	joining, _ := s.core.start(s, plainOp, nil, func(begun, _ *uintptr) int {
+		*begun = op
+		return 0
+	})
+	if err := joining.Wait(ctx); err != nil {
+		if ctx != nil && err == ctx.Err() {
+			_ = s.Abort("joining was cancelled: " + err.Error())
+		}
+		s.core.dispose()
+		return nil, err
+	}
 	// The collector's goroutine must not wait for the network.
 	runtime.SetFinalizer(s, func(s *Session) { go s.core.dispose() })
 	return s, nil
@@ -91,24 +107,30 @@ func (s *Session) number(result int) int {
 // SetOptimizer sets the optimizer, before Start: "sgd", "adam", "adamw" or "none", with options such as
 // "lr=0.1 momentum=0.9" ("" for defaults). Names, definitions and defaults are PyTorch's.
 func (s *Session) SetOptimizer(name, options string) error {
-	return s.named(raw.Dsgd_optimizer_set, "optimizer", name, options)
-}
-
-// SetStrategy sets how gradients become new values: "simple", "ps" or "allreduce", with options such as "algorithm=ring"
-// ("" for none). After Start all workers call it between steps with equal arguments.
-func (s *Session) SetStrategy(name, options string) error {
-	return s.named(raw.Dsgd_strategy_set, "strategy", name, options)
-}
-
-func (s *Session) named(set func(session uintptr, name, options string, err *uintptr) int, what, name, options string) error {
-	if err := checkText("name of the "+what, name); err != nil {
-		return err
-	}
-	if err := checkText("options of the "+what, options); err != nil {
+	if err := checkNamed("optimizer", name, options); err != nil {
 		return err
 	}
 	var e failure
-	return e.check(set(s.pointer(), name, options, &e.handle), s)
+	return e.check(raw.Dsgd_optimizer_set(s.pointer(), name, options, &e.handle), s)
+}
+
+// SetStrategy sets how gradients become new values: "simple", "ps" or "allreduce", with options such as "algorithm=ring"
+// ("" for none). After Start all workers call it between steps with equal arguments. When the context ends first, the change
+// goes on.
+func (s *Session) SetStrategy(ctx context.Context, name, options string) error {
+	if err := checkNamed("strategy", name, options); err != nil {
+		return err
+	}
+	return collective(ctx, s, nil, func(op, err *uintptr) int {
+		return raw.Dsgd_strategy_set(s.pointer(), name, options, nil, op, err)
+	})
+}
+
+func checkNamed(what, name, options string) error {
+	if err := checkText("name of the "+what, name); err != nil {
+		return err
+	}
+	return checkText("options of the "+what, options)
 }
 
 // SetLearningRate holds from the next step on; equal on all workers.
@@ -127,10 +149,9 @@ func (s *Session) LossScale() float64 {
 }
 
 // Start checks that all workers agree on parameters, optimizer and strategy, then gives every replica of every worker the
-// values of rank 0's first replica.
-func (s *Session) Start() error {
-	var e failure
-	return e.check(raw.Dsgd_start(s.pointer(), &e.handle), s)
+// values of rank 0's first replica. When the context ends first, the start goes on.
+func (s *Session) Start(ctx context.Context) error {
+	return collective(ctx, s, nil, func(op, err *uintptr) int { return raw.Dsgd_start(s.pointer(), nil, op, err) })
 }
 
 // Digest of the values of all parameters of the first replica: equal bits, equal digest.

@@ -54,7 +54,7 @@ func (s *Session) StepBegin(weight float64) (*Op, error) {
 	if s.pointer() == 0 {
 		return nil, notASession()
 	}
-	return s.core.start(s, true, nil, func(op, err *uintptr) int {
+	return s.core.start(s, stepOp, nil, func(op, err *uintptr) int {
 		return raw.Dsgd_step_begin(s.pointer(), weight, nil, op, err)
 	})
 }

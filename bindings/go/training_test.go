@@ -68,7 +68,7 @@ func TestAllocGivesZeroedAlignedMemoryThatIsTrained(t *testing.T) {
 		w.expect(uintptr(unsafe.Pointer(&buffers.Value[0]))%64 == 0, "values at %p", &buffers.Value[0])
 		w.expect(len(scalar.Value) == 1 && scalar.Gradient == nil, "untrained buffers %+v", scalar)
 		w.ok(w.SetOptimizer("sgd", "lr=0.5"))
-		w.ok(w.Start())
+		w.ok(w.Start(context.Background()))
 		buffers.Gradient[5] = 2
 		w.step(1)
 		w.expect(equal(buffers.Value, []float64{0, 0, 0, 0, 0, -1}), "values are %v", buffers.Value)
@@ -122,7 +122,7 @@ func TestBindRefusesWrongBuffers(t *testing.T) {
 		_, err = Alloc[float64](r, p)
 		w.failing(err, ErrInvalidArgument)
 		w.expect(len(w.core.bound) == 0, "refused buffers stay pinned: %v", w.core.bound)
-		w.expect(strings.Contains(w.failing(w.Start(), ErrState).Message, "dense.bias"), "unbound parameter")
+		w.expect(strings.Contains(w.failing(w.Start(context.Background()), ErrState).Message, "dense.bias"), "unbound parameter")
 	})
 }
 
@@ -153,7 +153,7 @@ func TestReplicasShareTheStep(t *testing.T) {
 			w.ok(Bind(replicas[i], p, values[i], gradients[i]))
 		}
 		w.ok(w.SetOptimizer("sgd", "lr=1"))
-		w.ok(w.Start())
+		w.ok(w.Start(context.Background()))
 		w.expect(values[1][0] == 0, "the second replica starts with %v, not the first one's value", values[1][0])
 		w.step(2) // the mean of 0 and 1
 		w.expect(values[0][0] == -0.5 && values[1][0] == -0.5, "values are %v", values)
@@ -178,7 +178,7 @@ func TestOverlappedStep(t *testing.T) {
 		w.ok(Bind(r, q, value[1:], gradient[1:]))
 		w.ok(w.SetOptimizer("sgd", "lr=1"))
 		w.failing(w.onlyError(w.StepBegin(1)), ErrState) // before start
-		w.ok(w.Start())
+		w.ok(w.Start(context.Background()))
 		w.failing(r.GradientReady(p), ErrState) // no step begun
 
 		op, err := w.StepBegin(1)
@@ -257,7 +257,7 @@ func TestOptimizerNoneLeavesTheMeanInTheGradients(t *testing.T) {
 		value, gradient := []float32{7}, []float32{float32(w.Rank())}
 		w.ok(Bind(r, p, value, gradient))
 		w.ok(w.SetOptimizer("none", ""))
-		w.ok(w.Start())
+		w.ok(w.Start(context.Background()))
 		w.step(1)
 		w.expect(value[0] == 7 && gradient[0] == 0.5, "value %v, gradient %v", value[0], gradient[0])
 	})
@@ -268,7 +268,7 @@ func TestUnknownNamesAreRefusedWithTheNearest(t *testing.T) {
 		for nearest, err := range map[string]error{
 			"adamw":     w.SetOptimizer("adamww", ""),
 			"momentum":  w.SetOptimizer("sgd", "momentun=0.9"),
-			"allreduce": w.SetStrategy("alreduce", ""),
+			"allreduce": w.SetStrategy(context.Background(), "alreduce", ""),
 		} {
 			w.expect(strings.Contains(w.failing(err, ErrInvalidArgument).Message, nearest), "%v does not name %s", err, nearest)
 		}
@@ -298,7 +298,7 @@ func TestZeroElementParameters(t *testing.T) {
 		r, err := w.AddReplica("cpu")
 		w.ok(err)
 		w.ok(Bind(r, p, []float32{}, []float32{}))
-		w.ok(w.Start())
+		w.ok(w.Start(context.Background()))
 		w.expect(w.step(1).Applied, "no step over nothing")
 		buffers, err := Alloc[float32](r, p)
 		w.ok(err)
@@ -328,7 +328,7 @@ func TestDLPackTensorsGoOutAndIn(t *testing.T) {
 		w.ok(r.BindDLPack(p, value, gradient))
 		w.ok(r.BindDLPack(state, other, nil))
 		w.ok(w.SetOptimizer("sgd", "lr=1"))
-		w.ok(w.Start())
+		w.ok(w.Start(context.Background()))
 		buffers.Gradient[1] = 3
 		w.step(1)
 		w.expect(equal(buffers.Value, []float32{0, -3}), "values are %v", buffers.Value)

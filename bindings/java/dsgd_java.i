@@ -193,6 +193,8 @@ DSGD_OUTPUT_NUMBER(int32_t *done, jintArray, int, int32_t, jni_set_int)
 %typemap(freearg) const dsgd_op_options *options ""
 %typemap(argout) const dsgd_op_options *options ""
 
+%apply const dsgd_op_options *options { const dsgd_op_options *op_options };
+
 /* ---- Structs ------------------------------------------------------------------------------------------- */
 
 %typemap(jni) struct dsgd_step_result *result "jobjectArray"

@@ -32,6 +32,8 @@ ARGUMENTS = {
 RESULTS = {
     ("uint64_t *",): "int",
     ("int32_t *",): "bool",
+    ("dsgd_session **", "dsgd_op **"): "Tuple[Any, Any]",
+    ("dsgd_object **", "dsgd_op **"): "Any",
     ("dsgd_step_result *",): "Tuple[Any, ...]",
     ("dsgd_config_key *",): "Tuple[str, str, str, str, str, str]",
     ("struct DLManagedTensorVersioned **", "struct DLManagedTensorVersioned **"): "Tuple[Any, Any]",

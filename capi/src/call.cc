@@ -55,7 +55,9 @@ Status Call::local(const dsgd_op* op) const {
 
 Status Call::open(const dsgd_session* session) const {
   DSGD_RETURN_IF_ERROR(local(session));
-  return session->core->closed() ? closed() : Status();
+  if (session->core->closed()) return closed();
+  Status joined = session->core->joined();
+  return joined.code() == Code::kState ? fail(Code::kState, joined.message()) : joined;
 }
 
 Status Call::open(const dsgd_parameter* parameter) const {

@@ -47,7 +47,7 @@ class Call {
   Status local(const dsgd_session* session) const;
   Status local(const dsgd_op* op) const;
   // ... and open.
-  Status open(const dsgd_session* session) const;
+  Status open(const dsgd_session* session) const;  // it has joined, too
   Status open(const dsgd_parameter* parameter) const;
   Status open(const dsgd_replica* replica) const;
   Status open(const dsgd_replica* replica, const dsgd_parameter* parameter) const;  // and of the same session
@@ -57,6 +57,7 @@ class Call {
   Status dtype(int32_t dtype) const;
   Status reduction(int32_t reduction, int32_t dtype) const;
   Status world(const dsgd_group* group) const;
+  Status closed() const;
   // A buffer of whole elements; NULL is right for no bytes.
   Status on_host(const void* data, size_t nbytes, const char* argument) const;
   Status buffer(const void* data, size_t nbytes, int32_t dtype, const char* argument) const;
@@ -64,7 +65,6 @@ class Call {
  private:
   Status bad_handle(bool null, const char* argument, const char* kind) const;
   Status forked(const char* kind) const;
-  Status closed() const;
 
   const char* const function_;
 };

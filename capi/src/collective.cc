@@ -10,6 +10,7 @@ using dsgd::Reduction;
 using dsgd::Session;
 using dsgd::Status;
 using dsgd::capi::Call;
+using dsgd::capi::Channels;
 using dsgd::capi::guard;
 using dsgd::capi::run_operation;
 
@@ -38,7 +39,7 @@ int32_t dsgd_allreduce(dsgd_session* session, dsgd_group* group, const void* sen
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->allreduce(send, receive, nbytes, static_cast<DType>(dtype),
                                       static_cast<Reduction>(reduction), mode, given);
-    });
+    }, Channels::kAny);
   });
 }
 
@@ -52,7 +53,7 @@ int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, siz
       return call.invalid("root is " + std::to_string(root) + "; ranks are 0 to " + std::to_string(size - 1));
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->broadcast(data, nbytes, static_cast<DType>(dtype), root, mode, given);
-    });
+    }, Channels::kAny);
   });
 }
 
@@ -66,7 +67,7 @@ int32_t dsgd_allgather(dsgd_session* session, dsgd_group* group, const void* sen
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->allgather(send, send_nbytes, receive, receive_nbytes, element_counts,
                                       static_cast<DType>(dtype), mode, given);
-    });
+    }, Channels::kAny);
   });
 }
 
@@ -82,7 +83,7 @@ int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, element_counts, static_cast<DType>(dtype),
                                            static_cast<Reduction>(reduction), mode, given);
-    });
+    }, Channels::kAny);
   });
 }
 
@@ -93,7 +94,7 @@ int32_t dsgd_barrier(dsgd_session* session, dsgd_group* group, const dsgd_op_opt
     DSGD_RETURN_IF_ERROR(call.world(group));
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->barrier(mode, given);
-    });
+    }, Channels::kAny);
   });
 }
 

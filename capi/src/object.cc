@@ -20,16 +20,19 @@ namespace {
 constexpr size_t kLargestObject = size_t{1} << 30;
 }
 
+using dsgd::CallOptions;
 using dsgd::Code;
+using dsgd::Session;
 using dsgd::Status;
 using dsgd::capi::Call;
 using dsgd::capi::guard;
 using dsgd::capi::is_handle;
+using dsgd::capi::run_operation;
 
 extern "C" {
 
 int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* data, size_t nbytes,
-                        dsgd_error** error) {
+                        const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
@@ -38,20 +41,41 @@ int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* dat
       return call.fail(Code::kLimit, "object '" + std::string(name) + "' has " + std::to_string(nbytes) +
                                          " bytes; objects have at most 1 GiB, share a file instead");
     DSGD_RETURN_IF_ERROR(call.on_host(data, nbytes, "data"));
-    return session->core->object_put(name, std::span(static_cast<const uint8_t*>(data), nbytes));
+    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+      return session->core->object_put(name, std::span(static_cast<const uint8_t*>(data), nbytes), mode, given);
+    });
   });
 }
 
-int32_t dsgd_object_get(dsgd_session* session, const char* name, int32_t timeout_ms, dsgd_object** object,
-                        dsgd_error** error) {
+int32_t dsgd_object_get(dsgd_session* session, const char* name, const dsgd_op_options* options, dsgd_object** object,
+                        dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
-    DSGD_RETURN_IF_ERROR(call.wait_time(timeout_ms));
+    if (op && object) return call.invalid("'object' and 'op' are both given; with an op, dsgd_op_object gives the object");
+    if (!op) DSGD_RETURN_IF_ERROR(call.given(object, "object"));
+    std::shared_ptr<dsgd::Operation> operation;
+    DSGD_RETURN_IF_ERROR(run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+      auto begun = session->core->object_get(name, mode, given);
+      if (begun.ok()) operation = begun.value();
+      return begun;
+    }));
+    if (object) *object = new dsgd_object(operation->object());
+    return {};
+  });
+}
+
+int32_t dsgd_op_object(const dsgd_op* op, dsgd_object** object, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.local(op));
     DSGD_RETURN_IF_ERROR(call.given(object, "object"));
-    auto bytes = session->core->object_get(name, std::chrono::milliseconds(timeout_ms));
-    if (!bytes.ok()) return bytes.status();
-    *object = new dsgd_object(std::move(bytes).value());
+    const dsgd::Operation& operation = *op->operation;
+    if (operation.name() != "dsgd_object_get")
+      return call.invalid("the op is " + operation.name() + ", not a dsgd_object_get; only that has an object");
+    if (!operation.done())
+      return call.fail(Code::kState, operation.name() + " has not ended yet; wait for the op first");
+    if (!operation.status().ok()) return operation.status();
+    *object = new dsgd_object(operation.object());
     return {};
   });
 }

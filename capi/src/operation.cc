@@ -33,7 +33,7 @@ namespace {
 constexpr size_t kOptionsFirstSize = 24;  // sizeof(dsgd_op_options) in 1.0
 }
 
-Result<CallOptions> read_options(const Call& call, const dsgd_op_options* options) {
+Result<CallOptions> read_options(const Call& call, const dsgd_op_options* options, Channels channels) {
   if (!options) return CallOptions{};
   DSGD_RETURN_IF_ERROR(check_sized(call, options, kOptionsFirstSize, "options", "dsgd_op_options_init"));
   const dsgd_op_options given = read_sized(options);
@@ -41,6 +41,8 @@ Result<CallOptions> read_options(const Call& call, const dsgd_op_options* option
     return call.invalid("options->timeout_ms is " + std::to_string(given.timeout_ms) + "; give milliseconds, at least 1, or -1");
   if (given.channel >= DSGD_CHANNELS)
     return call.invalid("options->channel is " + std::to_string(given.channel) + "; channels are 0 to " + std::to_string(DSGD_CHANNELS - 1));
+  if (channels == Channels::kZero && given.channel != 0)
+    return call.invalid("options->channel is " + std::to_string(given.channel) + "; only collectives use channels other than 0");
   CallOptions read;
   if (given.timeout_ms > 0) read.timeout = std::chrono::milliseconds(given.timeout_ms);
   read.channel = given.channel;
@@ -99,6 +101,14 @@ int32_t dsgd_op_test(dsgd_op* op, int32_t* done, dsgd_error** error) {
     *done = ended || op->session.expired() ? 1 : 0;
     if (ended) return op->operation->status();
     return *done ? end_without_session(call, *op->operation) : Status();
+  });
+}
+
+int32_t dsgd_op_abort(dsgd_op* op, const char* reason, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.local(op));
+    const auto session = op->session.lock();
+    return session ? session->abort(op->operation, reason ? reason : "") : Status();
   });
 }
 
@@ -164,7 +174,8 @@ int32_t dsgd_queue_poll(dsgd_session* session, dsgd_op** ops, size_t max, int32_
 
 int32_t dsgd_queue_fd(const dsgd_session* session) {
   return dsgd::capi::guard_number<int32_t>(__func__, [&](const Call& call, int32_t* fd) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
+    DSGD_RETURN_IF_ERROR(call.local(session));
+    if (session->core->closed()) return call.closed();
     *fd = session->core->queue_fd();
     return {};
   });

@@ -14,6 +14,7 @@ using dsgd::Status;
 using dsgd::capi::Call;
 using dsgd::capi::guard;
 using dsgd::capi::guard_number;
+using dsgd::capi::run_operation;
 
 uint64_t dsgd::capi::next_session_id() {
   static std::atomic<uint64_t> last{0};
@@ -39,7 +40,12 @@ Number session_number(const char* function, const dsgd_session* session, Read&& 
 extern "C" {
 
 int32_t dsgd_init(const dsgd_config* config, dsgd_session** session, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
+  return dsgd_init_begin(config, nullptr, session, nullptr, error);
+}
+
+int32_t dsgd_init_begin(const dsgd_config* config, const dsgd_op_options* options, dsgd_session** session, dsgd_op** op,
+                        dsgd_error** error) {
+  return guard(op ? __func__ : "dsgd_init", error, [&](const Call& call) -> Status {
     if (config) DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
     DSGD_RETURN_IF_ERROR(call.given(session, "session"));
     Config values = config ? config->values : dsgd::capi::environment_config();
@@ -55,9 +61,12 @@ int32_t dsgd_init(const dsgd_config* config, dsgd_session** session, dsgd_error*
     dsgd::Registered registered = config ? config->registered : dsgd::Registered{};
     registered.backends.emplace("cuda", dsgd::capi::load_cuda);
     registered.check_host_memory = dsgd::capi::check_host_memory;
-    auto opened = dsgd::Session::open(values, std::move(environment), std::move(log), registered);
-    if (!opened.ok()) return opened.status();
-    made->core = std::move(opened).value();
+    auto core = dsgd::Session::make(values, std::move(environment), std::move(log), registered);
+    if (!core.ok()) return core.status();
+    made->core = std::move(core).value();
+    DSGD_RETURN_IF_ERROR(run_operation(call, made.get(), options, op, [&](dsgd::Session::Mode mode, const dsgd::CallOptions& given) {
+      return made->core->join(mode, given);
+    }));
     *session = made.release();
     return {};
   });

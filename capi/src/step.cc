@@ -45,9 +45,12 @@ void write_step_result(dsgd_step_result* target, const StepResult& result) {
 
 }  // namespace dsgd::capi
 
+using dsgd::CallOptions;
+using dsgd::Session;
 using dsgd::Status;
 using dsgd::capi::Call;
 using dsgd::capi::guard;
+using dsgd::capi::run_operation;
 
 extern "C" {
 
@@ -85,18 +88,22 @@ int32_t dsgd_learning_rate_set(dsgd_session* session, double rate, dsgd_error** 
   });
 }
 
-int32_t dsgd_strategy_set(dsgd_session* session, const char* name, const char* options, dsgd_error** error) {
+int32_t dsgd_strategy_set(dsgd_session* session, const char* name, const char* options, const dsgd_op_options* op_options,
+                          dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
-    return session->core->set_strategy(name, options ? options : "");
+    return run_operation(call, session, op_options, op, [&](Session::Mode mode, const CallOptions& given) {
+      return session->core->set_strategy(name, options ? options : "", mode, given);
+    });
   });
 }
 
-int32_t dsgd_start(dsgd_session* session, dsgd_error** error) {
+int32_t dsgd_start(dsgd_session* session, const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
-    return session->core->start();
+    return run_operation(call, session, options, op,
+                         [&](Session::Mode mode, const CallOptions& given) { return session->core->start(mode, given); });
   });
 }
 
@@ -116,12 +123,8 @@ int32_t dsgd_step_begin(dsgd_session* session, double weight, const dsgd_op_opti
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.given(op, "op"));
-    using Begun = dsgd::Result<std::shared_ptr<dsgd::Operation>>;
-    return dsgd::capi::run_operation(
-        call, session, options, op, [&](dsgd::Session::Mode, const dsgd::CallOptions& given) -> Begun {
-          if (given.channel == 0) return session->core->step_begin(weight, given);
-          return call.invalid("options->channel is " + std::to_string(given.channel) + "; steps use channel 0");
-        });
+    return run_operation(call, session, options, op,
+                         [&](Session::Mode, const CallOptions& given) { return session->core->step_begin(weight, given); });
   });
 }
 

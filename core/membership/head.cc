@@ -73,6 +73,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   std::vector<Worker> workers;  // by rank
   std::string job_nonce;        // of the running job
   bool end_timer_set = false;   // all workers have left; the job ends a lease later at the latest
+  std::set<ServerChannel*> told;   // waited in the rendezvous when the job was aborted, and have not hung up yet
   std::list<ServerChannel*> idle;  // control connections that have not asked to join, or were refused; the oldest first
   int32_t head_rank = -1;
   std::vector<transport::WatchReply> news;  // news[i] has sequence i + 1
@@ -423,7 +424,37 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                                  "); a firewall may be between them");
   }
 
-  void on_leave(ServerChannel& channel, const transport::Leave& leave, const Responder& respond) {
+  // A worker that waits for the job to begin aborts it: so all others that wait end, too.
+  void abandon(ServerChannel& channel, const Status& why, const Responder& respond) {
+    bool from_host = false;
+    for (Rendezvous::Candidate& c : rendezvous.take_all()) {
+      idle.push_back(c.channel);
+      if (c.channel == &channel) {
+        from_host = c.request.hosts_head;
+      } else {
+        told.insert(c.channel);
+        c.respond(why);
+      }
+    }
+    log->error("head: the job cannot begin: " + why.message());
+    loop.cancel(std::exchange(gone_timer, 0));
+    phase = Phase::kBroken;
+    cause = why;
+    end_after_lease();
+    if (from_host) {
+      host_leave = respond;
+    } else {
+      respond(transport::Message(transport::Empty{}));
+    }
+    settle();
+  }
+
+  void on_leave(ServerChannel& channel, transport::Leave leave, const Responder& respond) {
+    if (phase == Phase::kGathering && rendezvous.holds(channel) && !leave.cause.ok()) return abandon(channel, leave.cause, respond);
+    if (Worker* worker = by_control(channel); worker && leave.rank < 0) {  // it has aborted before it learnt its rank
+      leave.rank = worker->info.rank;
+      leave.view = kFirstView;
+    }
     Result<Worker*> known = speaker(by_control(channel), leave.rank, leave.view);
     if (!known.ok()) return respond(known.status());
     Worker& worker = *known.value();
@@ -452,9 +483,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // over.
   void settle() {
     if (host_leave) {
-      const MemberInfo& host = workers[static_cast<size_t>(head_rank)].info;
-      const bool wait = std::any_of(workers.begin(), workers.end(),
-                                    [&](const Worker& w) { return w.watches(host) && w.told < news.size(); });
+      const bool wait = !told.empty() || std::any_of(workers.begin(), workers.end(), [&](const Worker& w) {
+        return w.watches(workers[static_cast<size_t>(head_rank)].info) && w.told < news.size();
+      });
       if (!wait) {
         Responder respond = std::move(host_leave);
         host_leave = nullptr;
@@ -462,7 +493,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       }
     }
     if (phase != Phase::kRunning && phase != Phase::kBroken) return;
-    const bool all_closed = std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return !w.control; });
+    const bool all_closed =
+        told.empty() && std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return !w.control; });
     if (all_closed) return end();
     const bool all_left = std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return w.left; });
     if (all_left && phase == Phase::kRunning && !end_timer_set) {
@@ -510,6 +542,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   void on_channel_closed(ServerChannel& channel, const Status& why) {
     idle.remove(&channel);
+    if (told.erase(&channel) > 0) return settle();
     MemberInfo gone;
     if (rendezvous.remove(channel, &gone)) {
       log->warning("head: worker " + describe_candidate(gone) +

@@ -101,7 +101,7 @@ void Joiner::attempt_failed(const Status& why) {
 
 void Joiner::out_of_time() {
   const std::string within = " within " + describe_duration(loop_.now() - started_);
-  const std::string remedy = "; start the missing workers, or raise `init_timeout`";
+  const std::string remedy = "; start the missing workers, or raise " + options_.limit;
   if (!progress_.empty() && channel_) {
     return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" +
                                           within + ": " + progress_ + remedy));
@@ -138,6 +138,12 @@ void Joiner::stop() {
   loop_.cancel(retry_timer_);
   loop_.cancel(progress_timer_);
   drop_channel();
+}
+
+std::shared_ptr<transport::ClientChannel> Joiner::give_up_channel() {
+  auto channel = over_ ? nullptr : std::exchange(channel_, nullptr);
+  stop();
+  return channel;
 }
 
 // The channel may be calling us at this moment, so it is destroyed from a task of its own.

@@ -20,6 +20,9 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
          std::function<void(Result<Joined>)> done);
   void start();
   void stop();
+  // Ends without a result, and gives up the connection to the head; null: there is none.
+  std::shared_ptr<transport::ClientChannel> give_up_channel();
+  const std::string& progress() const { return progress_; }  // "2 of 4 workers have come: ..."; empty: not known
 
  private:
   void dial();

@@ -157,6 +157,15 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     }
   }
 
+  void abort_join(const Status& cause) {
+    tell_joined = nullptr;
+    if (phase == Phase::kJoined) return leave(cause, nullptr);
+    if (phase != Phase::kJoining) return;
+    channel = joiner->give_up_channel();
+    phase = channel ? Phase::kLeaving : Phase::kLeft;
+    if (channel) say_goodbye(cause, options.join.hosts_head);
+  }
+
   // ---- joined
 
   void watch(uint64_t sequence) {
@@ -252,9 +261,14 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
           Status(Code::kClosed, "the session was closed while it waited for the head at " + options.head));
     }
     tell_done = std::move(done);
+    if (phase == Phase::kLeaving) return;  // finish() follows
     if (!channel || phase == Phase::kLeft) return left_job();
     phase = Phase::kLeaving;
-    const bool host = view.head_rank >= 0 && view.head_rank == view.rank;
+    say_goodbye(cause, view.head_rank >= 0 && view.head_rank == view.rank);
+  }
+
+  // `host`: of the head.
+  void say_goodbye(const Status& cause, bool host) {
     const transport::Time latest = loop.now() + (host ? Member::host_patience(options.lease) : options.lease);
     leave_timer = loop.schedule(latest, [weak = weak_from_this()] {
       if (auto self = weak.lock()) self->finish();
@@ -329,6 +343,13 @@ void Member::on_left(std::function<void(int32_t rank)> left) {
 bool Member::has_head() const { return impl_->has_head(); }
 
 bool Member::report(const Status& cause, int32_t peer) { return impl_->report(cause, peer); }
+
+void Member::abort_join(const Status& cause) { impl_->abort_join(cause); }
+
+const std::string& Member::join_progress() const {
+  static const std::string kNone;
+  return impl_->joiner ? impl_->joiner->progress() : kNone;
+}
 
 void Member::leave(const Status& cause, std::function<void()> done) { impl_->leave(cause, std::move(done)); }
 

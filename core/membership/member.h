@@ -19,6 +19,7 @@ struct MemberOptions {
       deadline{};  // of the join: refused dials are tried again until then (the head may not be up yet)
   transport::Time look_again = transport::kNever;  // a dial that fails after it ends the join, with kUnreachable
   std::optional<transport::Time> began = {};       // of a join that goes on, for messages
+  std::string limit = "`init_timeout`";  // the setting that the deadline comes from, for messages
   transport::Duration lease{};
   transport::Duration heartbeat_interval{};
 };
@@ -50,6 +51,10 @@ class Member {
   // the two is cut off, and says so by on_broken. Returns whether there is a head that may decide.
   bool report(const Status& cause, int32_t peer = -1);
   bool has_head() const;  // it has joined, and the head is not known to be lost or closed
+  // Ends a join under way because of `cause`; `joined` is not called. The head is told, and tells the other workers. The
+  // head's answer is what leave() then waits for.
+  void abort_join(const Status& cause);
+  const std::string& join_progress() const;  // "2 of 4 workers have come: ..."; empty: not known
   // The longest time that leave() takes on the worker that hosts the head. Longer than a lease: the head must
   // still notice workers that were lost when its host began to leave. The 100 ms are those of dsgd_close's
   // promise.

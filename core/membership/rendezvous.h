@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/network.h"
@@ -34,6 +35,8 @@ class Rendezvous {
   // Once complete: removes and returns all workers by rank, with request.member.rank set. A worker that asked
   // for a rank has it; the others have the free ranks in the order of their ids.
   std::vector<Candidate> take_by_rank();
+
+  std::vector<Candidate> take_all() { return std::exchange(candidates_, {}); }
 
   std::string progress() const;
   void note_refused(const std::string& why);  // shown in progress(): it may be why others wait

@@ -441,12 +441,12 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
 
 // ---- objects
 
-void Engine::put_object(const std::string& name, Objects::Blob blob, Done done) {
+void Engine::put_object(const std::string& name, Objects::Blob blob, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
-  objects_.put(mesh_, name, std::move(blob), deadline(), std::move(done));
+  objects_.put(mesh_, name, std::move(blob), {deadline(options), options.limit()}, std::move(done));
 }
 
-uint64_t Engine::get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done) {
+uint64_t Engine::get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done, const CallOptions& options) {
   if (!objects_.has(name)) {
     Status nobody = broken_.ok() && size() > 1 && mesh_->alone() ? nobody_puts() : broken_;
     if (!nobody.ok()) {
@@ -454,7 +454,16 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<O
       return 0;
     }
   }
-  return objects_.get(name, std::move(done));
+  const auto timer = std::make_shared<transport::TimerId>(0);
+  const uint64_t ticket = objects_.get(name, [this, timer, done = std::move(done)](Result<Objects::Blob> blob) {
+    loop_.cancel(*timer);
+    done(std::move(blob));
+  });
+  if (ticket == 0) return 0;
+  const Status late(Code::kTimeout, "object '" + name + "' was not put within " + options.limit() +
+                                        "; some worker must call dsgd_object_put with this name");
+  *timer = loop_.schedule(deadline(options), [this, ticket, late] { cancel_get(ticket, late); });
+  return ticket;
 }
 
 // ---- failure and end

@@ -74,8 +74,8 @@ class Engine final : public MeshEvents {
                       DType dtype, Reduction reduction, Done done, const CallOptions& options = {});
   void barrier(Done done, const CallOptions& options = {});
 
-  void start(const StrategySpec& strategy, Done done);
-  void set_strategy(const StrategySpec& strategy, Done done);
+  void start(const StrategySpec& strategy, Done done, const CallOptions& options = {});
+  void set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options = {});
   bool started() const { return started_; }
   Status replan();  // settings of parameters have changed
   const Step& steps() const { return step_; }
@@ -94,9 +94,10 @@ class Engine final : public MeshEvents {
     waiter_.after(place.device->name(), *place.queue, *place.reached, deadline(), std::move(done));
   }
 
-  void put_object(const std::string& name, Objects::Blob blob, Done done);
-  uint64_t get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done);
-  Objects& objects() { return objects_; }
+  void put_object(const std::string& name, Objects::Blob blob, Done done, const CallOptions& options = {});
+  // Returns a ticket for cancel_get; 0 when `done` was called at once.
+  uint64_t get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done, const CallOptions& options = {});
+  void cancel_get(uint64_t ticket, const Status& why) { objects_.cancel(ticket, why); }
 
   // The number of a channel's next call. And what a call waits for: a sentence with the first missing rank
   // and a parameter, or OK if nothing is known (engine_waiting.cc).
@@ -181,7 +182,7 @@ class Engine final : public MeshEvents {
   // whose state may move.
   Result<Plan> plan_of(const StrategySpec& strategy, bool frozen_too = false) const;
   Status apply_plan(Plan plan);
-  void replace_plan(std::shared_ptr<const Plan> plan, Done done);
+  void replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done done);
   void move_state(std::shared_ptr<Call> call, Done done);
   void gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t bucket, size_t tensor, Done done);
 

@@ -75,9 +75,9 @@ void Engine::refuse(const std::string& name, const Status& why) {
   end(told);
 }
 
-void Engine::start(const StrategySpec& strategy, Done done) {
+void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
-  const std::shared_ptr<Call> call = begin_call(&done);
+  const std::shared_ptr<Call> call = begin_call(&done, options);
   auto planned = plan_of(strategy);
   const std::string mine = signature(describe(planned, strategy));
   const Status unusable = planned.status();  // reported after the exchange, since only this worker's plug-in may fail
@@ -179,12 +179,12 @@ void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan>
                std::to_string(step_.buffer_bytes()) + " bytes of buffers");
     done({});
   };
-  auto given = [this, values, started](const Status& status) {
+  auto given = [this, call, values, started](const Status& status) {
     Status spread = status.ok() ? spread_values(*values) : status;
     if (!spread.ok()) return started(spread);
-    step_.when_reached(deadline(), [values, started](const Status& reached) { started(reached); });
+    step_.when_reached(call->deadline, [values, started](const Status& reached) { started(reached); });
   };
-  step_.when_reached(deadline(), [this, call, values, given](const Status& status) {
+  step_.when_reached(call->deadline, [this, call, values, given](const Status& status) {
     if (!status.ok()) return given(status);
     const auto one_given = join(mesh_ ? model_.parameters.size() + 1 : 1, given);
     for (size_t p = 0; mesh_ && p < model_.parameters.size(); ++p) {
@@ -307,15 +307,15 @@ Status Engine::replan() {
   return apply_plan(std::move(plan).value());
 }
 
-void Engine::set_strategy(const StrategySpec& strategy, Done done) {
+void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options) {
   if (!torn_.ok()) return done(torn_);
   if (Status status = usable(); !status.ok()) return done(status);
-  const std::shared_ptr<Call> call = begin_call(&done);
+  const std::shared_ptr<Call> call = begin_call(&done, options);
   auto planned = plan_of(strategy);
   const std::string mine = describe(planned, strategy);
   const Status unusable = planned.status();
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
-  if (!mesh_) return unusable.ok() ? replace_plan(plan, std::move(done)) : done(unusable);
+  if (!mesh_) return unusable.ok() ? replace_plan(call->deadline, plan, std::move(done)) : done(unusable);
   exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine), "dsgd_strategy_set",
            [this, call, plan, unusable, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
@@ -328,18 +328,18 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done) {
                                .with_operation("dsgd_strategy_set"));
              }
              if (!unusable.ok()) return done(unusable);
-             move_state(call, [this, plan, done](const Status& moved) {
-               moved.ok() ? replace_plan(plan, done) : done(moved);
+             move_state(call, [this, call, plan, done](const Status& moved) {
+               moved.ok() ? replace_plan(call->deadline, plan, done) : done(moved);
              });
            });
 }
 
-void Engine::replace_plan(std::shared_ptr<const Plan> plan, Done done) {
+void Engine::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done done) {
   ++strategy_version_;
-  step_.fetch_state(deadline(), [this, plan, done](const Status& fetched) {
+  step_.fetch_state(deadline, [this, deadline, plan, done](const Status& fetched) {
     if (!fetched.ok()) return done(fetched);
     if (Status applied = apply_plan(*plan); !applied.ok()) return done(applied);
-    step_.spread_state(deadline(), [this, plan, done](const Status& spread) {
+    step_.spread_state(deadline, [this, plan, done](const Status& spread) {
       if (spread.ok()) log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) + " on");
       done(spread);
     });

@@ -21,7 +21,7 @@ struct Objects::Sending {
   Mesh* mesh;
   std::string name;
   Blob blob;
-  transport::Time deadline;
+  Deadline deadline;
   std::function<void(const Status&)> done;
   std::vector<size_t> offset;  // by rank, next part
   bool spreading = false;      // rank 0 has given the name
@@ -32,11 +32,10 @@ struct Objects::Sending {
 
 Status Objects::too_late(const Sending& sending) {
   const std::vector<int32_t> missing(sending.waiting.begin(), sending.waiting.end());
-  return sending.mesh->too_late("object '" + sending.name + "' has not reached all workers", "step_timeout", missing).with_operation(kPut);
+  return sending.mesh->too_late("object '" + sending.name + "' has not reached all workers", sending.deadline.limit, missing).with_operation(kPut);
 }
 
-void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Time deadline,
-                  std::function<void(const Status&)> done) {
+void Objects::put(Mesh* mesh, const std::string& name, Blob blob, Deadline deadline, std::function<void(const Status&)> done) {
   const bool under_way = std::any_of(sending_.begin(), sending_.end(), [&](const auto& s) { return s->name == name; });
   if (objects_.count(name) || incoming_.count(name) || under_way) return done(exists(name));
   if (!mesh || mesh->size() == 1) {
@@ -47,11 +46,11 @@ void Objects::put(Mesh* mesh, const std::string& name, Blob blob, transport::Tim
   sending->mesh = mesh;
   sending->name = name;
   sending->blob = std::move(blob);
-  sending->deadline = deadline;
+  sending->deadline = std::move(deadline);
   sending->done = std::move(done);
   sending->offset.assign(mesh->size(), 0);
   sending_.push_back(sending);
-  mesh->loop().schedule(deadline, [this, weak = std::weak_ptr(sending), name] {
+  mesh->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending), name] {
     auto late = weak.lock();
     if (!late || !late->done) return;
     finish(late, too_late(*late));
@@ -82,7 +81,7 @@ void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
   const size_t offset = sending->offset[rank], count = std::min(kPart, blob.size() - offset);
   transport::ObjectPart part{sending->mesh->view().view, sending->mesh->rank(), sending->name, blob.size(), offset,
                              {blob.begin() + offset, blob.begin() + offset + count}};
-  sending->mesh->call(rank, std::move(part), sending->deadline, [this, sending, rank, count](Result<transport::Message> r) {
+  sending->mesh->call(rank, std::move(part), sending->deadline.time, [this, sending, rank, count](Result<transport::Message> r) {
     if (sending->mesh->undecided(rank, r.status())) {
       sending->cut_off.insert(rank);
       return;
@@ -148,8 +147,12 @@ uint64_t Objects::get(const std::string& name, std::function<void(Result<Blob>)>
   return next_ticket_++;
 }
 
-void Objects::forget(uint64_t ticket) {
-  waiters_.remove_if([ticket](const Waiter& waiter) { return waiter.ticket == ticket; });
+void Objects::cancel(uint64_t ticket, const Status& why) {
+  const auto at = std::find_if(waiters_.begin(), waiters_.end(), [ticket](const Waiter& waiter) { return waiter.ticket == ticket; });
+  if (at == waiters_.end()) return;
+  const auto done = std::move(at->done);
+  waiters_.erase(at);
+  done(why);
 }
 
 void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& status) {

@@ -22,13 +22,16 @@ class Objects {
   using Blob = std::shared_ptr<const std::vector<uint8_t>>;
   static constexpr size_t kLargest = size_t{1} << 30;
 
+  struct Deadline {
+    transport::Time time;
+    std::string limit;  // the setting that it comes from
+  };
   // mesh null: one worker.
-  void put(Mesh* mesh, const std::string& name, Blob blob, transport::Time deadline,
-           std::function<void(const Status&)> done);
-  // `done` is called at once if it is there, else when it comes. Returns a ticket for forget().
+  void put(Mesh* mesh, const std::string& name, Blob blob, Deadline deadline, std::function<void(const Status&)> done);
+  // Calls `done` with the object as soon as it is here. Returns a ticket for cancel(); 0 when `done` was called at once.
   uint64_t get(const std::string& name, std::function<void(Result<Blob>)> done);
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
-  void forget(uint64_t ticket);
+  void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
   void receive(transport::ObjectPart part, const transport::Responder& respond);
   void fail(const Status& cause);          // puts and gets in flight
   void peer_left(int32_t rank);

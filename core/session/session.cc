@@ -26,6 +26,16 @@ Session::Session() = default;
 
 Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique_ptr<transport::Environment> environment,
                                                std::shared_ptr<Log> log, const Registered& registered) {
+  auto session = make(config, std::move(environment), std::move(log), registered);
+  if (!session.ok()) return session;
+  auto joined = session.value()->join(Mode::kWait);
+  if (!joined.ok()) return joined.status();
+  if (!joined.value()->status().ok()) return joined.value()->status();
+  return session;
+}
+
+Result<std::shared_ptr<Session>> Session::make(const Config& config, std::unique_ptr<transport::Environment> environment,
+                                               std::shared_ptr<Log> log, const Registered& registered) {
   Status status = config.validate();
   if (!status.ok()) return status;
   for (const std::string& warning : config.warnings()) log->warning(warning);
@@ -46,6 +56,7 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
   impl.worker = std::make_unique<Worker>(*impl.environment, impl.config, algorithm.value(), impl.model, impl.log);
   status = impl.worker->setup();
   if (!status.ok()) return status;
+  impl.opened = true;
   impl.worker->on_exhausted([&impl](const Status& why) { impl.end_lost(why); });
   impl.engine().on_failed([&impl](const Status& why) {
     std::lock_guard lock(impl.failure_mutex);
@@ -55,43 +66,7 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
     std::lock_guard lock(impl.step_mutex);
     return impl.unmarked_gradients();
   });
-  if (status = impl.join(); !status.ok()) return status;
-  impl.opened = true;
-  const transport::JoinReply& view = impl.worker->view();
-  impl.rank = view.rank;
-  impl.size = static_cast<int32_t>(view.members.size());
-  impl.view = static_cast<int64_t>(view.view);
-  impl.local_size = 0;
-  for (const transport::MemberInfo& member : view.members) {
-    if (member.machine != view.members[view.rank].machine) continue;
-    if (member.rank < view.rank) ++impl.local_rank;
-    ++impl.local_size;
-  }
   return session;
-}
-
-Status Session::Impl::join() {
-  const transport::Time deadline = loop().now() + config.duration("init_timeout");
-  for (;;) {
-    const transport::Time look_again = worker->may_host() ? loop().now() + kLookAgain : transport::kNever;
-    auto joined = std::make_shared<Operation>(0, "dsgd_init", false);
-    loop().run(
-        [this, deadline, look_again, joined] {
-          worker->join(
-              deadline,
-              [joined](const Status& status) {
-                if (!joined->done()) joined->end(status);
-              },
-              look_again);
-        },
-        joined->done_flag(), deadline + kSlack);
-    if (!joined->done()) {
-      return Status(Code::kTimeout, "joining the job at " + config.text("head") + " did not end within init_timeout");
-    }
-    // The head address has been released; a waiting worker may claim it.
-    if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline) return joined->status();
-    if (Status status = worker->setup_again(); !status.ok()) return status;
-  }
 }
 
 Session::~Session() {
@@ -110,6 +85,109 @@ Session::~Session() {
   }
 }
 
+// ---- joining
+
+Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& options) {
+  Impl& impl = *impl_;
+  auto call = std::make_shared<Impl::Call>(impl, Impl::Call::kWait);
+  if (!call->status().ok()) return call->status();
+  const bool own_limit = options.timeout.count() > 0;
+  const transport::Time deadline = impl.loop().now() + (own_limit ? options.timeout : impl.config.duration("init_timeout"));
+  const std::string limit = own_limit ? options.limit() : "`init_timeout`";
+  const auto operation = std::make_shared<Operation>(impl.next_id.fetch_add(1), "dsgd_init", false, options.user_data);
+  impl.join_operation = operation;
+  if (mode == Mode::kWait) {
+    impl.join(deadline, limit);
+    if (!operation->done()) operation->end(alive());  // the process exits, and nobody drives the loop any more
+    return operation;
+  }
+  // The timer is for a name that is not resolved in time.
+  impl.post_async(operation, [&impl, deadline, limit] {
+    impl.loop().schedule(deadline + kSlack, [&impl, limit] {
+      impl.end_join(Status(Code::kTimeout, "joining the job at " + impl.config.text("head") + " did not end within " + limit));
+    });
+  });
+  const Status started = impl.environment->start_thread("dsgd-join", [&impl, deadline, limit, call]() mutable {
+    impl.join(deadline, limit);
+    call.reset();  // the session may be gone after it
+  });
+  if (!started.ok()) transport::run_surely(impl.loop(), [&] { impl.end_join(started); });
+  return operation;
+}
+
+void Session::Impl::join(transport::Time deadline, const std::string& limit) {
+  Status status;
+  try {
+    status = attempt_join(deadline, limit);
+  } catch (const std::bad_alloc&) {
+    status = engine().exhausted();
+  }
+  transport::run_surely(loop(), [&] { end_join(status); });
+}
+
+void Session::Impl::end_join(const Status& status) {
+  if (membership != Membership::kJoining) return;
+  if (status.ok()) {
+    const transport::JoinReply& members = worker->view();
+    rank = members.rank;
+    size = static_cast<int32_t>(members.members.size());
+    view = static_cast<int64_t>(members.view);
+    local_rank = local_size = 0;
+    for (const transport::MemberInfo& member : members.members) {
+      if (member.machine != members.members[rank].machine) continue;
+      if (member.rank < rank) ++local_rank;
+      ++local_size;
+    }
+  } else {
+    std::lock_guard lock(failure_mutex);
+    failure = status;
+  }
+  membership = status.ok() ? Membership::kJoined : Membership::kFailed;
+  const auto operation = std::exchange(join_operation, nullptr);
+  if (!operation) return;  // joining had not begun
+  end_async(operation, status);
+  operation->end(status);  // where the caller is blocked
+}
+
+Status Session::Impl::joined() {
+  switch (membership) {
+    case Membership::kJoined:
+      return {};
+    case Membership::kJoining:
+      return Status(Code::kState, "the session is still joining its job; wait for the op of dsgd_init_begin first");
+    default:
+      std::lock_guard lock(failure_mutex);
+      return failure;
+  }
+}
+
+Status Session::joined() const { return impl_->joined(); }
+
+Status Session::Impl::attempt_join(transport::Time deadline, const std::string& limit) {
+  if (Status status = worker->prepare(); !status.ok()) return status;
+  for (;;) {
+    const transport::Time look_again = worker->may_host() ? loop().now() + kLookAgain : transport::kNever;
+    auto joined = std::make_shared<Operation>(0, "dsgd_init", false);
+    loop().run(
+        [this, deadline, limit, look_again, joined] {
+          if (membership != Membership::kJoining) return joined->end(failure);  // aborted or closed
+          worker->join(
+              deadline, limit,
+              [joined](const Status& status) {
+                if (!joined->done()) joined->end(status);
+              },
+              look_again);
+        },
+        joined->done_flag(), deadline + kSlack);
+    if (!joined->done()) {
+      return Status(Code::kTimeout, "joining the job at " + config.text("head") + " did not end within " + limit);
+    }
+    // The head's address has been released, by an earlier job's head for example; a waiting worker may take it.
+    if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline) return joined->status();
+    if (Status status = worker->setup_again(); !status.ok()) return status;
+  }
+}
+
 // ---- calls
 
 Session::Impl::Call::Call(Impl& impl, Use use) : impl_(impl) {
@@ -123,6 +201,10 @@ Session::Impl::Call::Call(Impl& impl, Use use) : impl_(impl) {
   }
   if (use == kWait ? impl_.ended : impl_.closing) {
     status_ = closed_status();
+    return;
+  }
+  if (use != kWait && impl_.membership != Membership::kJoined) {
+    status_ = impl_.joined();
     return;
   }
   if (use == kWork) {
@@ -189,6 +271,14 @@ Status Session::close(std::chrono::milliseconds timeout) {
 }
 
 void Session::Impl::leave(transport::Time deadline, bool compare) {
+  transport::run_surely(loop(), [this] { end_join(closed_status()); });
+  if (membership == Membership::kFailed) {  // nothing but an abort that the head may still have to pass on
+    auto left = std::make_shared<std::atomic<bool>>(false);
+    const transport::Time until = loop().now() + kLeaving;
+    leave_surely(false, [left] { *left = true; }, until);
+    loop().wait(*left, until);
+    return;
+  }
   // First wait for operations in flight, until the deadline, which another close() may bring forward. Then
   // wait for messages of ended operations to peers that are still being dialled, for a second whatever the
   // deadline, since the peers' operations need them. A peer that does not answer delays this and the leaving
@@ -241,11 +331,27 @@ void Session::Impl::leave_surely(bool compare, std::function<void()> left, trans
 Status Session::abort(const std::string& reason) {
   Impl::Call call(*impl_, Impl::Call::kWait);
   if (!call.status().ok()) return call.status();
-  const std::string who = "rank " + std::to_string(impl_->rank) + " (host " + impl_->environment->host_name() + ", pid " +
-                          std::to_string(impl_->environment->process_id()) + ")";
+  const bool joined = impl_->membership == Impl::Membership::kJoined;
+  const std::string host = impl_->environment->host_name();
+  const std::string who = (joined ? "rank " + std::to_string(impl_->rank) : "a worker that had not joined yet") + " (host " + host +
+                          ", pid " + std::to_string(impl_->environment->process_id()) + ")";
   const Status cause = Status(Code::kAborted, who + " aborted the job: " + (reason.empty() ? "no reason given" : reason))
-                           .with_rank(impl_->rank, impl_->environment->host_name());
-  impl_->loop().post([impl = impl_.get(), cause] { impl->engine().fail(cause, true); });
+                           .with_rank(joined ? impl_->rank : -1, host);
+  impl_->loop().post([impl = impl_.get(), cause] {
+    if (impl->membership == Impl::Membership::kJoined) return impl->engine().fail(cause, true);
+    impl->end_join(cause);
+    impl->worker->abort_join(cause);
+  });
+  return {};
+}
+
+Status Session::abort(const std::shared_ptr<Operation>& operation, const std::string& reason) {
+  if (operation->done()) return {};
+  if (operation->name() != "dsgd_object_get") return abort(reason);
+  Impl::Call call(*impl_, Impl::Call::kWait);
+  if (!call.status().ok()) return call.status();
+  const Status cause(Code::kAborted, "the operation was aborted: " + (reason.empty() ? "no reason given" : reason));
+  impl_->loop().post([impl = impl_.get(), operation, cause] { impl->engine().cancel_get(operation->ticket(), cause); });
   return {};
 }
 
@@ -313,6 +419,9 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
     if (Status status = alive(); !status.ok()) return status;
     const auto waiting = std::make_shared<Status>();
     impl_->block([this, &operation, waiting](auto done) {
+      if (impl_->join_operation.get() == &operation) {
+        if (std::string progress = impl_->worker->join_progress(); !progress.empty()) *waiting = Status(Code::kTimeout, progress);
+      }
       if (operation.call() != 0) *waiting = impl_->engine().waiting(operation.call());
       done(Status());
     });

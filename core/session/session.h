@@ -24,16 +24,28 @@ namespace dsgd {
 
 class Session {
  public:
-  // Joins the job and blocks until it is complete. `config` is validated by this call.
+  // A session that has not joined yet. `config` is validated by this call. Does not block.
+  static Result<std::shared_ptr<Session>> make(const Config& config, std::unique_ptr<transport::Environment> environment,
+                                               std::shared_ptr<Log> log, const Registered& registered = {});
+  // Makes a session and blocks until it has joined.
   static Result<std::shared_ptr<Session>> open(const Config& config, std::unique_ptr<transport::Environment> environment,
                                                std::shared_ptr<Log> log, const Registered& registered = {});
   ~Session();  // as free: ends without waiting for operations; in a forked child it abandons threads and sockets, and so it does as the process exits
+
+  // kQueue: the returned operation is running, and will be in the queue. kWait: it has ended. The calling thread then drives
+  // the loop itself, which is the fast way.
+  enum class Mode { kQueue, kWait };
+  // Joins the job. Called once, before all others. `options.timeout` 0: init_timeout.
+  Result<std::shared_ptr<Operation>> join(Mode mode, const CallOptions& options = {});
+  Status joined() const;  // kState while it is joining; why it has not joined
 
   Status alive() const;  // see transport::Environment
   bool closed() const;
   // timeout < 0: step_timeout.
   Status close(std::chrono::milliseconds timeout);
   Status abort(const std::string& reason);
+  // Ends a dsgd_object_get alone; for other operations as abort(reason).
+  Status abort(const std::shared_ptr<Operation>& operation, const std::string& reason);
 
   int32_t rank() const;
   int32_t size() const;
@@ -54,7 +66,11 @@ class Session {
   Status set_optimizer(const std::string& name, const std::string& options);
   Status set_learning_rate(double rate);
   double loss_scale() const;  // any thread
-  Status set_strategy(const std::string& name, const std::string& options);  // before start, or collective
+  // Before start, or collective.
+  Result<std::shared_ptr<Operation>> set_strategy(const std::string& name, const std::string& options, Mode mode,
+                                                  const CallOptions& options_of_call = {});
+  Status set_strategy(const std::string& name, const std::string& options);
+  Result<std::shared_ptr<Operation>> start(Mode mode, const CallOptions& options = {});
   Status start();
 
   Status step(double weight, StepResult* result);
@@ -65,9 +81,7 @@ class Session {
   Status step_flush();
   Code stop_request() noexcept;  // kOk, kForked or kClosed; async-signal-safe
 
-  // Collectives. kQueue: the returned operation is running, and will be in the queue. kWait: it has ended. The calling
-  // thread then drives the loop itself, which is the fast way. Buffers: see dsgd.h.
-  enum class Mode { kQueue, kWait };
+  // Collectives. Buffers: see dsgd.h.
   Result<std::shared_ptr<Operation>> allreduce(const void* send, void* receive, size_t nbytes, DType dtype, Reduction reduction,
                                                Mode mode, const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode,
@@ -88,9 +102,9 @@ class Session {
   int queue_fd() const;                         // readable while the queue is not empty; negative code on failure
   void queue_forget(const Operation& operation);  // the host freed it
 
-  Status object_put(const std::string& name, std::span<const uint8_t> data);
-  Result<std::shared_ptr<const std::vector<uint8_t>>> object_get(const std::string& name,
-                                                                 std::chrono::milliseconds timeout);
+  Result<std::shared_ptr<Operation>> object_put(const std::string& name, std::span<const uint8_t> data, Mode mode,
+                                                const CallOptions& options = {});
+  Result<std::shared_ptr<Operation>> object_get(const std::string& name, Mode mode, const CallOptions& options = {});
 
   Result<uint64_t> digest();
 

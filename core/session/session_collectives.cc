@@ -156,7 +156,8 @@ Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions
   return impl_->launch("barrier", mode, options, [this, options](auto done) { impl_->engine().barrier(done, options); });
 }
 
-Status Session::object_put(const std::string& name, std::span<const uint8_t> data) {
+Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, std::span<const uint8_t> data, Mode mode,
+                                                      const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status named = check_name("object", name);
@@ -166,58 +167,27 @@ Status Session::object_put(const std::string& name, std::span<const uint8_t> dat
                                     " bytes; at most 1 GiB can be put, broadcast larger things");
   }
   auto blob = std::make_shared<const std::vector<uint8_t>>(data.begin(), data.end());
-  return impl_->block([this, name, blob](auto done) {
-    Engine& engine = impl_->engine();
-    engine.put_object(name, blob, done);
-  });
+  const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_put", false, options.user_data);
+  impl_->launch(operation, mode, [this, name, blob, options](auto done) { impl_->engine().put_object(name, blob, done, options); });
+  return operation;
 }
 
-Result<std::shared_ptr<const std::vector<uint8_t>>> Session::object_get(const std::string& name,
-                                                                       std::chrono::milliseconds timeout) {
+Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  struct Got {
-    std::atomic<bool> done{false};
-    Status status;
-    Objects::Blob blob;
-    uint64_t ticket = 0;
-  };
-  auto got = std::make_shared<Got>();
-  transport::Loop& loop = impl_->loop();
-  const transport::Duration limit =
-      timeout.count() < 0 ? impl_->config.duration("step_timeout") : transport::Duration(timeout);
-  const bool came = loop.run(
-      [this, name, got] {
-        try {
-          got->ticket = impl_->engine().get_object(name, [got](Result<Objects::Blob> blob) {
-            if (blob.ok()) {
-              got->blob = blob.value();
-            } else {
-              got->status = blob.status();
-            }
-            got->done = true;
-          });
-        } catch (const std::bad_alloc&) {
-          got->status = impl_->engine().exhausted();
-          got->done = true;
-          throw;
-        }
-      },
-      got->done, loop.now() + limit);
-  if (!came) {
-    impl_->block([this, got](auto done) {
-      impl_->engine().objects().forget(got->ticket);
-      done(Status());
-    });
-    if (!got->done) {
-      return Status(Code::kWaitTimeout, "object '" + name + "' was not put within " +
-                                            std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(limit)
-                                                               .count()) +
-                                            " ms; some worker must call dsgd_object_put with this name");
-    }
-  }
-  if (!got->status.ok()) return got->status;
-  return got->blob;
+  const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_get", false, options.user_data);
+  impl_->launch(operation, mode, [this, name, operation, options](auto done) {
+    const uint64_t ticket = impl_->engine().get_object(
+        name,
+        [operation, done](Result<Objects::Blob> blob) {
+          if (!blob.ok()) return done(blob.status());
+          operation->set_object(std::move(blob).value());
+          done(Status());
+        },
+        options);
+    operation->set_ticket(ticket);
+  });
+  return operation;
 }
 
 }  // namespace dsgd

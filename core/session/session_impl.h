@@ -98,16 +98,47 @@ struct Session::Impl {
       operation->set_call(engine().next_call(channel));
       start(done);
     };
+    launch(operation, mode, call);
+    return operation;
+  }
+  template <typename Call>
+  void launch(const std::shared_ptr<Operation>& operation, Mode mode, const Call& call) {
     if (mode == Mode::kWait) {
-      run(operation, call);
-      return operation;
+      return run(operation, call);
     }
     post_async(operation, [this, call, operation] {
       begin(call, operation, [this, operation](const Status& status) { end_async(operation, status); });
     });
-    return operation;
   }
-  Status join();
+  // Launches what changes the plan of the steps, during which the model is not touched: start, or another strategy.
+  // start(engine, done) begins it; `then` is called on the loop when it has succeeded.
+  template <typename Start, typename Then>
+  Result<std::shared_ptr<Operation>> launch_change(const char* name, Mode mode, const CallOptions& options, Start start, Then then) {
+    set_changing(name);
+    try {
+      return launch(name, mode, options, [this, start, then](auto done) {
+        start(engine(), [this, then, done](const Status& status) {
+          planned(status, [this, then, done](const Status& planned) {
+            if (planned.ok()) then();
+            set_changing(nullptr);
+            done(planned);
+          });
+        });
+      });
+    } catch (const std::bad_alloc&) {
+      set_changing(nullptr);
+      throw;
+    }
+  }
+  void set_changing(const char* what) {
+    std::lock_guard lock(step_mutex);
+    changing = what;
+  }
+  // Joining: join() blocks; end_join() is called on the loop, where its first call ends the operation.
+  void join(transport::Time deadline, const std::string& limit);
+  Status attempt_join(transport::Time deadline, const std::string& limit);
+  void end_join(const Status& status);
+  Status joined();  // kState while the session is joining; why it has not joined
   void leave(transport::Time deadline, bool compare);
   bool has_failed();
   void leave_surely(bool compare, std::function<void()> left, transport::Time until);
@@ -125,7 +156,8 @@ struct Session::Impl {
   Status check_model() const;          // an error if the model cannot be started
   Status check_buffers_apart() const;  // no two of all bound buffers share memory
   Status refused(const char* call, Status why);  // tells the other workers that this one rejected the call; returns `why`
-  Status writable(const char* what);  // kState while a step is in flight
+  Status writable(const char* what);  // kState while a step, or a change of the plan, is in flight
+  Status unchanging(const char* what) const;  // kState while a change of the plan is in flight; step_mutex is held
   // The message to the engine about marked gradients. A gradient is marked only if this message could be
   // posted.
   struct Marked {
@@ -178,7 +210,10 @@ struct Session::Impl {
   std::atomic<bool> ended{false};    // written under call_mutex; all operations have ended, no new wait begins
   std::atomic<bool> drained{false};  // ended, and no call is in progress
   bool closed = false;
-  bool opened = false;  // has joined, so there is something to leave
+  bool opened = false;  // there is a loop, and so something to end
+  enum class Membership { kJoining, kJoined, kFailed };
+  std::atomic<Membership> membership{Membership::kJoining};  // written on the loop, after what it stands for
+  std::shared_ptr<Operation> join_operation;                 // until it has ended; on the loop once join() has begun
   std::atomic<uint64_t> next_id{1};
   std::atomic<bool> started{false};
   std::atomic<transport::Time> close_until{transport::kNever};
@@ -194,6 +229,7 @@ struct Session::Impl {
   std::vector<uint32_t> untold;          // parameters marked on all replicas in this step, not yet posted to the engine
   std::shared_ptr<Operation> step_operation;
   bool in_step = false;
+  const char* changing = nullptr;  // the change of the plan in flight: start, or another strategy
   int64_t next_step = 0;  // index of the step in flight, or of the next one
   Status step_failure;    // of the last step begun
 

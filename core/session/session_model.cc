@@ -13,14 +13,20 @@ namespace dsgd {
 
 Status Session::Impl::writable(const char* what) {
   std::lock_guard lock(step_mutex);
-  if (!in_step) return {};
+  if (!in_step) return unchanging(what);
   return Status(Code::kState, std::string(what) + " is called while a step is in flight; wait for its end first");
+}
+
+Status Session::Impl::unchanging(const char* what) const {
+  if (!changing) return {};
+  return Status(Code::kState, std::string(what) + " is called while " + changing + " is in progress; wait for its op first");
 }
 
 Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
                                           bool trained) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
+  if (Status status = impl_->writable("dsgd_parameter_add"); !status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
   Model& model = impl_->model;
   auto bad = [&](Code code, const std::string& text) {
@@ -92,6 +98,7 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
 Result<Replica*> Session::add_replica(const std::string& device) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
+  if (Status status = impl_->writable("dsgd_replica_add"); !status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
   Model& model = impl_->model;
   if (impl_->started) return Status(Code::kState, "replicas are added before dsgd_start");
@@ -134,6 +141,7 @@ Status Session::set_replica_weight(Replica* replica, double weight) {
   }
   std::lock_guard lock(impl_->step_mutex);
   if (impl_->in_step) return Status(Code::kState, "dsgd_replica_weight is called while a step is in flight");
+  if (Status status = impl_->unchanging("dsgd_replica_weight"); !status.ok()) return status;
   impl_->model.weights[replica->index] = weight < 0 ? -1 : weight;
   return {};
 }
@@ -246,6 +254,7 @@ Result<std::shared_ptr<TensorMemory>> Session::alloc(Replica* replica, Parameter
 Status Session::set_optimizer(const std::string& name, const std::string& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
+  if (Status status = impl_->writable("dsgd_optimizer_set"); !status.ok()) return status;
   if (impl_->started) {
     return Status(Code::kState, "dsgd_optimizer_set comes before dsgd_start; use dsgd_learning_rate_set between steps");
   }

@@ -9,21 +9,29 @@
 namespace dsgd {
 
 Status Session::set_strategy(const std::string& name, const std::string& options) {
+  auto operation = set_strategy(name, options, Mode::kWait);
+  return operation.ok() ? operation.value()->status() : operation.status();
+}
+
+Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name, const std::string& options, Mode mode,
+                                                         const CallOptions& options_of_call) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   auto strategy = impl_->strategies.parse(name, options, impl_->config.text("algorithm"));
   if (!strategy.ok()) return impl_->started ? impl_->refused("dsgd_strategy_set", strategy.status()) : strategy.status();
-  if (!impl_->started) {
-    impl_->strategy = strategy.value();
-    return {};
-  }
   Status status = impl_->writable("dsgd_strategy_set");
   if (!status.ok()) return status;
-  status = impl_->block([this, spec = strategy.value()](auto done) {
-    impl_->engine().set_strategy(spec, [this, done](const Status& status) { impl_->planned(status, done); });
-  });
-  if (status.ok()) impl_->strategy = strategy.value();
-  return status;
+  if (!impl_->started) {
+    impl_->strategy = strategy.value();
+    const auto operation =
+        std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_strategy_set", false, options_of_call.user_data);
+    mode == Mode::kWait ? operation->end({}) : impl_->launch(operation, mode, [](auto done) { done(Status()); });
+    return operation;
+  }
+  return impl_->launch_change(
+      "dsgd_strategy_set", mode, options_of_call,
+      [spec = strategy.value(), options_of_call](Engine& engine, auto done) { engine.set_strategy(spec, done, options_of_call); },
+      [this, spec = strategy.value()] { impl_->strategy = spec; });
 }
 
 // All workers make such a call together, so the others are told of a mistake on this one, rather than kept waiting.
@@ -46,22 +54,28 @@ Status Session::Impl::check_model() const {
 }
 
 Status Session::start() {
+  auto operation = start(Mode::kWait);
+  return operation.ok() ? operation.value()->status() : operation.status();
+}
+
+Result<std::shared_ptr<Operation>> Session::start(Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
+  if (Status status = impl_->writable("dsgd_start"); !status.ok()) return status;
   {
     std::lock_guard lock(impl_->model_mutex);
     if (impl_->started) return Status(Code::kState, "dsgd_start was called before; a session is started once");
     if (Status whole = impl_->check_model(); !whole.ok()) return impl_->refused("dsgd_start", std::move(whole));
   }
-  Status status = impl_->block([this](auto done) {
-    impl_->engine().start(impl_->strategy, [this, done](const Status& status) { impl_->planned(status, done); });
-  });
-  if (!status.ok()) return status;
-  impl_->started = true;
-  if (const std::string& devices = impl_->config.text("devices"); !impl_->devices_taken && devices != "cpu") {
-    impl_->log->warning("devices = '" + devices + "' is unused: it applies only to replicas that are added without a device name");
-  }
-  return {};
+  return impl_->launch_change(
+      "dsgd_start", mode, options, [this, options](Engine& engine, auto done) { engine.start(impl_->strategy, done, options); },
+      [this] {
+        impl_->started = true;
+        if (const std::string& devices = impl_->config.text("devices"); !impl_->devices_taken && devices != "cpu") {
+          impl_->log->warning("devices = '" + devices +
+                              "' is unused: it applies only to replicas that are added without a device name");
+        }
+      });
 }
 
 // ---- marks; step_mutex is held
@@ -303,6 +317,7 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   if (!started) return Status(Code::kState, "a step needs dsgd_start first");
   std::unique_lock lock(step_mutex);
   if (in_step) return Status(Code::kState, "a step is in flight already; wait for its end first");
+  if (Status status = unchanging("a step"); !status.ok()) return status;
   if (closing) return Status(Code::kClosed, "the session is closing, so no step can begin");
   auto weights = split_weight(weight);
   if (!weights.ok()) return weights.status();

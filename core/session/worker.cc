@@ -147,7 +147,12 @@ Status Worker::setup() {
   poster_ = std::make_shared<transport::Poster>(network_->loop());
   mesh_ = std::make_unique<Mesh>(*network_, mesh, *engine_, log_);
   engine_->use_mesh(mesh_.get());
+  return {};
+}
 
+Status Worker::prepare() {
+  if (solo_) return {};
+  const int64_t num_workers = config_.integer("num_workers");
   auto heartbeat = environment_.new_network("dsgd-heart", 1 << 20);
   if (!heartbeat.ok()) return heartbeat.status();
   heartbeat_network_ = std::move(heartbeat).value();
@@ -294,7 +299,8 @@ void Worker::ran_out() {
   if (!whole) throw std::bad_alloc();
 }
 
-void Worker::join(transport::Time deadline, std::function<void(const Status&)> joined, transport::Time look_again) {
+void Worker::join(transport::Time deadline, const std::string& limit, std::function<void(const Status&)> joined,
+                  transport::Time look_again) {
   joined_ = std::move(joined);
   watch_memory();
   if (solo_) {
@@ -329,6 +335,7 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
   options.look_again = look_again;
   if (!began_) began_ = network_->loop().now();
   options.began = began_;
+  options.limit = limit;
   options.lease = lease_;
   options.heartbeat_interval = heartbeat_interval_;
   member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(options), log_);
@@ -356,6 +363,11 @@ void Worker::join(transport::Time deadline, std::function<void(const Status&)> j
     }
     std::exchange(joined_, nullptr)(status);
   });
+}
+
+void Worker::abort_join(const Status& cause) {
+  if (member_) member_->abort_join(cause);
+  if (auto joined = std::exchange(joined_, nullptr)) joined(cause);
 }
 
 // Spinning helps only if each local worker has a core of its own.

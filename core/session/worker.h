@@ -26,15 +26,21 @@ class Worker {
   // operations.
   void on_exhausted(std::function<void(const Status&)> then) { on_exhausted_ = std::move(then); }
 
-  // Makes networks and listeners; decides whether the head lives here. Not on a loop.
+  // Makes the loop and the engine. Never blocks for long.
   Status setup();
+  // Makes the other networks and the listeners; decides whether the head lives here. May block to resolve a name. Not on a loop.
+  Status prepare();
   transport::Loop& loop() { return network_->loop(); }
   transport::Network& network() { return *network_; }
   Engine& engine() { return *engine_; }
 
   // Loop only. `joined` is called once. If the head cannot be reached after `look_again`, the join ends with
-  // kUnreachable.
-  void join(transport::Time deadline, std::function<void(const Status&)> joined, transport::Time look_again = transport::kNever);
+  // kUnreachable. `limit`: the setting that the deadline comes from, for messages.
+  void join(transport::Time deadline, const std::string& limit, std::function<void(const Status&)> joined,
+            transport::Time look_again = transport::kNever);
+  // Loop only: ends a join under way with `cause`. The head tells the other workers.
+  void abort_join(const Status& cause);
+  std::string join_progress() const { return member_ ? member_->join_progress() : std::string(); }  // loop only
   // may_host(): the head address was in use at setup(), so this process may become the head once the address
   // is free. setup_again() tries to; then call join() again. Not on a loop.
   bool may_host() const { return taken_ && !head_; }

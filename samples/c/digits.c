@@ -209,7 +209,7 @@ int main(int argc, char **argv) {
   check(dsgd_optimizer_set(session, option(argc, argv, "--optimizer", "sgd"),
                            option(argc, argv, "--optimizer-options", "lr=0.1 momentum=0.9"), &error), &error);
   initialise(&value, seed);
-  check(dsgd_start(session, &error), &error); /* from here on all workers hold rank 0's values */
+  check(dsgd_start(session, NULL, NULL, &error), &error); /* from here on all workers hold rank 0's values */
 
   dsgd_shard *shard;
   check(dsgd_shard_new(session, (uint64_t)train.rows, seed, 0, &shard, &error), &error);

@@ -398,7 +398,7 @@ int main(int argc, char **argv) {
   upload(replicas[0], replicas[0].train.value.w1, w1);
   upload(replicas[0], replicas[0].train.value.w2, w2);
   check(cudaStreamSynchronize(replicas[0].stream));  // dsgd_start reads what has been entered into the default stream, not into this
-  check(dsgd_start(session, &error), &error);        // from here on all replicas of all workers hold rank 0's values
+  check(dsgd_start(session, nullptr, nullptr, &error), &error);        // from here on all replicas of all workers hold rank 0's values
 
   dsgd_shard *shard;
   check(dsgd_shard_new(session, train.images(), seed, 0, &shard, &error), &error);

@@ -216,7 +216,7 @@ func run() error {
 		return err
 	}
 	initialise(value, *seed)
-	if err := session.Start(); err != nil { // from here on all workers hold rank 0's values
+	if err := session.Start(context.Background()); err != nil { // from here on all workers hold rank 0's values
 		return err
 	}
 

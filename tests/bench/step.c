@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
   }
   /* A power of two: the values can be told exactly. */
   check(dsgd_optimizer_set(session, "sgd", "lr=0.0009765625", &error), &error);
-  check(dsgd_start(session, &error), &error);
+  check(dsgd_start(session, NULL, NULL, &error), &error);
 
   double* times = malloc(2 * steps * sizeof *times);
   if (!times) die("out of memory for %zu steps", steps);

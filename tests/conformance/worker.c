@@ -300,8 +300,14 @@ static void finish(begun* c) {
 }
 
 static int32_t get(const char* name, int32_t timeout_ms, dsgd_error** error) {
+  dsgd_op* op = NULL;
   dsgd_object* object = NULL;
-  int32_t status = dsgd_object_get(session, name, timeout_ms, &object, error);
+  int32_t status = dsgd_object_get(session, name, NULL, NULL, &op, error);
+  if (status < 0) return status;
+  status = dsgd_op_wait(op, timeout_ms, error);
+  if (status == DSGD_OK) status = dsgd_op_object(op, &object, error);
+  dsgd_op_abort(op, "not wanted any more", NULL);
+  dsgd_op_free(op);
   if (status < 0) return status;
   size_t nbytes = dsgd_object_nbytes(object);
   fprintf(out, "%d nbytes=%zu digest=%016" PRIx64 "\n", line_number, nbytes,
@@ -340,8 +346,8 @@ static int32_t run(char** word, const char* options, int trying, dsgd_error** er
     return dsgd_parameter_set(parameters[parameter_index(word[1])].handle, given, error);
   }
   if (strcmp(operation, "optimizer") == 0) return dsgd_optimizer_set(session, word[1], given, error);
-  if (strcmp(operation, "strategy") == 0) return dsgd_strategy_set(session, word[1], given, error);
-  if (strcmp(operation, "start") == 0) return dsgd_start(session, error);
+  if (strcmp(operation, "strategy") == 0) return dsgd_strategy_set(session, word[1], given, NULL, NULL, error);
+  if (strcmp(operation, "start") == 0) return dsgd_start(session, NULL, NULL, error);
   if (strcmp(operation, "step") == 0 || strcmp(operation, "overlap") == 0) return step(word, error);
   if (strcmp(operation, "get") == 0) return get(word[1], trying ? 0 : -1, error);
   if (strcmp(operation, "allreduce") == 0 || strcmp(operation, "barrier") == 0 ||
@@ -391,7 +397,7 @@ static int32_t run(char** word, const char* options, int trying, dsgd_error** er
       size_t nbytes = (size_t)number_of(word[3]);
       void* data = new_buffer(nbytes);
       fill(data, DSGD_UINT8, nbytes, number_of(word[4]), 0);
-      check(dsgd_object_put(session, word[2], data, nbytes, &fatal), &fatal);
+      check(dsgd_object_put(session, word[2], data, nbytes, NULL, NULL, &fatal), &fatal);
       free(data);
     }
   } else if (strcmp(operation, "shard") == 0) {

@@ -132,7 +132,7 @@ struct Job {
   worker.count = job.count;
   worker.open(job.strategy);
   dsgd_error* error = nullptr;
-  if (job.started) worker.expect(dsgd_start(worker.session, &error), error);
+  if (job.started) worker.expect(dsgd_start(worker.session, nullptr, nullptr, &error), error);
   ++report->ready;
   while (report->ready < kWorkers) std::this_thread::yield();
   if (poor) limit = used + left, limited = limited_here = true;
@@ -234,7 +234,7 @@ int32_t step(Worker& worker, dsgd_error** error) { return dsgd_step(worker.sessi
 TEST_F(Exhaustion, InAStartAllCallsEndAndTheHostLives) {
   run_all("allreduce", false, [](Worker& worker, dsgd_error** error) {
     const bool first = std::exchange(worker.fresh, false);
-    return first ? dsgd_start(worker.session, error) : dsgd_barrier(worker.session, nullptr, nullptr, nullptr, error);
+    return first ? dsgd_start(worker.session, nullptr, nullptr, error) : dsgd_barrier(worker.session, nullptr, nullptr, nullptr, error);
   });
 }
 

@@ -53,7 +53,7 @@ dsgd_session* open_session(const char* address, int workers, int rank) {
     void *value, *gradient;
     check(dsgd_alloc(replica, parameter, &value, &gradient, nullptr) == DSGD_OK, "dsgd_alloc");
   }
-  check(dsgd_start(session, nullptr) == DSGD_OK, "dsgd_start");
+  check(dsgd_start(session, nullptr, nullptr, nullptr) == DSGD_OK, "dsgd_start");
   return session;
 }
 

@@ -115,7 +115,7 @@ int main(int argc, char **argv) {
   if (!failed && strcmp(mode, "depart") == 0) {
     failed = report(dsgd_optimizer_set(session, "none", NULL, &error), &error);
   }
-  if (!failed) failed = report(dsgd_start(session, &error), &error);
+  if (!failed) failed = report(dsgd_start(session, NULL, NULL, &error), &error);
   if (!failed) say("started");
 
   float *data = calloc(elements, sizeof *data);

@@ -326,7 +326,7 @@ TEST(Disagreement, IsToldToAWorkerThatCallsLater) {
     SCOPED_TRACE(late);
     run_job(3, {}, [&](Session& session, int32_t rank) {
       std::vector<double> memory(100);
-      const auto pause = [&] { (void)session.object_get("nothing", 1000ms); };  // virtual time
+      const auto pause = [&] { (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = 1000ms}); };  // virtual time
       if (rank == late) pause();
       const Call call = all_gather(rank == (late + 1) % 3 ? std::vector<size_t>{7, 0, 0} : std::vector<size_t>{0, 7, 0});
       of[static_cast<size_t>(rank)] = call.make(session, memory);

@@ -99,7 +99,7 @@ std::vector<Status> run(const Case& c, uint64_t seed) {
       }
       const auto pause = [&session](std::chrono::microseconds duration) {
         const auto rounded = std::chrono::duration_cast<std::chrono::milliseconds>(duration);
-        if (rounded.count() > 0) (void)session.object_get("nothing", rounded);
+        if (rounded.count() > 0) (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = rounded});
       };
       if (worker == c.leaver) {
         pause(c.after);

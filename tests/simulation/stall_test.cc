@@ -39,7 +39,7 @@ class Job {
     EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 3600s));
   }
 
-  void pause(Session& session, std::chrono::milliseconds duration) { (void)session.object_get("nothing", duration); }
+  void pause(Session& session, std::chrono::milliseconds duration) { (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = duration}); }
 
   transport::SimWorld world{5};
   std::vector<Record> warnings[kWorkers];

@@ -35,6 +35,7 @@ COMMON = {
     "dsgd_schedule_add": PLUGIN,
     "dsgd_strategy_init": PLUGIN,
     "dsgd_strategy_register": PLUGIN,
+    "dsgd_init": "dsgd_init_begin and waits that an exception or a context can end",
     "dsgd_log_fd": "the layer waits with dsgd_log_poll",
     "dsgd_config_log_hook": "no callbacks from foreign threads into a runtime; records come by dsgd_log_poll",
     "dsgd_error_code": STATUS,

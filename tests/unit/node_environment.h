@@ -17,6 +17,9 @@ class NodeEnvironment final : public transport::Environment {
     return real_->new_network(name, receive_memory);
   }
   Result<std::unique_ptr<transport::Notifier>> new_notifier() override { return real_->new_notifier(); }
+  Status start_thread(const std::string& name, std::function<void()> program) override {
+    return real_->start_thread(name, std::move(program));
+  }
   std::string host_name() override { return node_.empty() ? real_->host_name() : node_; }
   std::string machine() override { return node_.empty() ? real_->machine() : node_; }
   int64_t process_id() override { return real_->process_id(); }

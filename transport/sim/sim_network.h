@@ -92,6 +92,10 @@ class SimEnvironment final : public Environment {
  public:
   SimEnvironment(Kernel& kernel, Process& process) : kernel_(kernel), process_(process) {}
   Result<std::unique_ptr<Network>> new_network(const std::string& name, size_t receive_memory) override;
+  Status start_thread(const std::string&, std::function<void()> program) override {
+    kernel_.start_program(process_, std::move(program));
+    return {};
+  }
   std::string host_name() override { return process_.host; }
   std::string machine() override { return "machine of " + process_.host; }
   int64_t process_id() override { return 1000 + process_.id; }

@@ -1,9 +1,16 @@
 #include "transport/uv/environment.h"
 
+#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "transport/uv/descriptors.h"
 #include "transport/uv/network.h"
@@ -16,10 +23,33 @@ namespace {
 
 class UvEnvironment final : public Environment {
  public:
+  ~UvEnvironment() override {
+    for (std::thread& thread : threads_) thread.join();
+  }
   Result<std::unique_ptr<Network>> new_network(const std::string& name, size_t receive_memory) override {
     return uv::UvNetwork::make(name, receive_memory);
   }
   Result<std::unique_ptr<Notifier>> new_notifier() override { return uv::make_notifier(); }
+  Status start_thread(const std::string& name, std::function<void()> program) override {
+    std::lock_guard lock(mutex_);
+    threads_.reserve(threads_.size() + 1);
+    // All signals are blocked from the thread's beginning: the host's handlers run in the host's threads.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    Status status;
+    try {
+      threads_.emplace_back([name = name.substr(0, 15), program = std::move(program)] {
+        pthread_setname_np(pthread_self(), name.c_str());
+        program();
+      });
+    } catch (const std::system_error& error) {
+      status = Status(Code::kLimit, std::string("cannot start a thread: ") + error.what() +
+                                        "; raise the limit of processes (ulimit -u)");
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return status;
+  }
   std::string host_name() override {
     char name[256] = "";
     gethostname(name, sizeof name - 1);
@@ -43,6 +73,8 @@ class UvEnvironment final : public Environment {
 
  private:
   const uv::Origin origin_{};
+  std::mutex mutex_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace

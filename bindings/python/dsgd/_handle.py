@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from . import _raw
 from ._errors import Error, InvalidArgumentError, WaitTimeoutError
 
-# Blocking calls wait in slices, between which Python handles signals: Ctrl-C is heard within one.
-_SLICE_MS = 200
+# Waits in C are made in slices, between which Python handles signals: Ctrl-C is heard within one.
+_SLICE_MS = 50
 
 _LIVE: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 

@@ -46,9 +46,12 @@ class Operation(Generic[T]):
         timeout: seconds; when they run out WaitTimeoutError is raised and the operation goes on. None: until it ends,
         which its own deadline sees to.
         """
+        return self._wait(timeout, _goes_on)
+
+    def _wait(self, timeout: Optional[float], said: Callable[[WaitTimeoutError, str], str]) -> T:
         op = self._op
         try:
-            wait_in_slices(lambda ms: _raw.dsgd_op_wait(op.pointer, ms), timeout, _goes_on)
+            wait_in_slices(lambda ms: _raw.dsgd_op_wait(op.pointer, ms), timeout, said)
         except WaitTimeoutError:
             raise
         except Error:

@@ -16,7 +16,7 @@ from ._errors import Error, InvalidArgumentError, StateError
 from ._handle import Handle, close_all, milliseconds, wait_in_slices
 from ._head import close_heads
 from ._nccl import wheel_nccl
-from ._operation import StepOperation
+from ._operation import Operation, StepOperation
 from ._replica import Parameter, Replica
 from ._shard import Shard
 from ._tables import DType, Status
@@ -167,7 +167,7 @@ class Session(Collectives):
     def set_strategy(self, name: str, options: Optional[str] = None, **values: Any) -> None:
         """How gradients become new values: simple, ps or allreduce. Before start; or, called by all workers between
         steps, from the next step on."""
-        _raw.dsgd_strategy_set(self._handle.pointer, name, options_text(options, values))
+        self._run(_raw.dsgd_strategy_set(self._handle.pointer, name, options_text(options, values), None))
 
     def start(self) -> None:
         """Checks that all workers agree, then gives every replica of every worker the values of rank 0's first; on a GPU,
@@ -178,7 +178,10 @@ class Session(Collectives):
                 "set_optimizer('sgd', lr=0.1), or set_optimizer('none') where an optimizer of PyTorch updates the module"
             )
         self._check_gradients()
-        _raw.dsgd_start(self._handle.pointer)
+        self._run(_raw.dsgd_start(self._handle.pointer, None))
+
+    def _run(self, op: Any) -> None:
+        Operation(self._handle, op, (), lambda _: None).wait()
 
     def _check_gradients(self) -> None:
         if not self._optimizer_is_none:
@@ -233,21 +236,21 @@ class Session(Collectives):
 
     def put(self, name: str, data: Any) -> None:
         """Gives the bytes of `data` to every worker under `name`; returns when all have them."""
-        _raw.dsgd_object_put(self._handle.pointer, name, Buffer(data, "data").source)
+        self._run(_raw.dsgd_object_put(self._handle.pointer, name, Buffer(data, "data").source, None))
 
     def get(self, name: str, timeout: Optional[float] = None) -> memoryview:
         """The object of that name, read-only and without a copy, waiting up to `timeout` seconds (None: `step_timeout`)
         for it. `bytes(...)` of it copies."""
-        pointer = self._handle.pointer
-        if timeout is None:
-            found = _raw.dsgd_object_get(pointer, name, -1)
-        else:
-            found = wait_in_slices(
-                lambda ms: _raw.dsgd_object_get(pointer, name, ms),
+        op = _raw.dsgd_object_get(self._handle.pointer, name, None)
+        found = Operation(self._handle, op, (), lambda op: memoryview(_raw.dsgd_py_object_region(_raw.dsgd_op_object(op))))
+        try:
+            return found._wait(
                 timeout,
                 lambda _, time: f"object {name!r} was not put within {time}; some worker must put one of this name",
             )
-        return memoryview(_raw.dsgd_py_object_region(found))
+        except BaseException:
+            _raw.dsgd_op_abort(op, None)  # nobody wants the object any more
+            raise
 
     def shard(self, samples: int, seed: int = 0, *, shuffle: bool = True) -> Shard:
         """This worker's part of a data set of `samples` samples; the order depends on seed and epoch alone."""
@@ -257,7 +260,7 @@ class Session(Collectives):
         """The next log record, None if none comes: for sessions made with
         forward_logs=False."""
         try:
-            return _logs.poll(self._handle.pointer, milliseconds(timeout))
+            return wait_in_slices(lambda ms: _logs.poll(self._handle.pointer, ms), timeout, lambda error, _: str(error))
         except Error as error:
             if error.status in (Status.WAIT_TIMEOUT, Status.CLOSED):
                 return None
@@ -269,14 +272,23 @@ def init(config: Optional[Config] = None, *, forward_logs: bool = True, **option
 
     Without either, the DSGD_* variables of the environment are read. forward_logs: dsgd's log records go to
     logging.getLogger("dsgd"), from a thread; without a configuration of `logging`, Python writes warnings and errors to stderr.
+    An exception in the meantime, KeyboardInterrupt for example, ends joining, and the other workers are told.
     """
-    joined = config_from(config, options)  # must live until the call has ended
+    joined = config_from(config, options)
     given = joined["nccl_library"]
     joined["nccl_library"] = given or wheel_nccl()
     try:
-        handle = Handle(_raw.dsgd_init(joined._pointer))
+        pointer, op = _raw.dsgd_init_begin(joined._pointer, None)
     finally:
         joined["nccl_library"] = given  # it may be the caller's
+    handle = Handle(pointer)
+    try:
+        Operation(handle, op, (), lambda _: None).wait()
+    except BaseException as failure:
+        if not isinstance(failure, Error):
+            _raw.dsgd_abort(pointer, f"{type(failure).__name__} while joining")
+        handle.close(0)
+        raise
     session = Session(handle)
     if forward_logs:
         _logs.forward(handle, on_stderr=joined["log_to"] == "stderr")

@@ -15,21 +15,19 @@
 /* The GIL is given up for calls that block or run long, and for those alone: destructors must not, since they may run
  * within any other code. */
 %nothread;
-%thread dsgd_init;
+%thread dsgd_init_begin;
 %thread dsgd_close;
 %thread dsgd_alloc;
-%thread dsgd_strategy_set;
-%thread dsgd_start;
 %thread dsgd_op_wait;
 %thread dsgd_log_poll;
 %thread dsgd_object_put;
-%thread dsgd_object_get;
 %thread dsgd_digest;
 %thread dsgd_head_start;
 %thread dsgd_head_wait;
 
 /* What the layer reaches by other means: blocking forms of what it begins and waits for in slices, so that Ctrl-C is
  * heard; raw addresses; and the structs, which it gets as tuples. */
+%ignore dsgd_init;
 %ignore dsgd_step;
 %ignore dsgd_finalize;
 %ignore dsgd_step_result;
@@ -100,6 +98,20 @@ DSGD_RETURNS(double, dsgd_loss_scale, PyFloat_FromDouble($1))
 %enddef
 %include "../../dsgd_handles.i"
 DSGD_EACH_OUTPUT_HANDLE(DSGD_OUTPUT_HANDLE)
+
+/* A session that is joining, and the op. */
+%typemap(in, numinputs=0) (dsgd_session **session, dsgd_op **op) (dsgd_session *session = NULL, dsgd_op *op = NULL) {
+  $1 = &session;
+  $2 = &op;
+}
+%typemap(argout) (dsgd_session **session, dsgd_op **op)
+    DSGD_SET_OUTPUT(Py_BuildValue("NN", SWIG_NewPointerObj(*$1, $*1_descriptor, 0), SWIG_NewPointerObj(*$2, $*2_descriptor, 0)))
+/* dsgd_object_get never blocks here: dsgd_op_object gives the object. */
+%typemap(in, numinputs=0) (dsgd_object **object, dsgd_op **op) (dsgd_op *op = NULL) {
+  $1 = NULL;
+  $2 = &op;
+}
+%typemap(argout) (dsgd_object **object, dsgd_op **op) DSGD_SET_OUTPUT(SWIG_NewPointerObj(*$2, $*2_descriptor, 0))
 
 %typemap(in, numinputs=0) uint64_t *digest (uint64_t made = 0) "$1 = &made;"
 %typemap(argout) uint64_t *digest DSGD_SET_OUTPUT(PyLong_FromUnsignedLongLong(*$1))
@@ -221,6 +233,8 @@ DSGD_BUFFER(void *gradient, size_t gradient_nbytes, 0)
     $1 = &options;
   }
 }
+
+%apply const dsgd_op_options *options { const dsgd_op_options *op_options };
 
 %typemap(in) (const int64_t *shape, size_t ndim) (int64_t *numbers = NULL) {
   if (!dsgd_py_int64s($input, "$1_name", &numbers, &$2)) SWIG_fail;

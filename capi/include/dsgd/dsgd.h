@@ -29,7 +29,7 @@
  *     if (dsgd_replica_add(session, "cpu", &replica, &error)) goto end;
  *     if (dsgd_alloc(replica, line, (void **)&value, (void **)&gradient, &error)) goto end;
  *     if (dsgd_optimizer_set(session, "sgd", "lr=0.1", &error)) goto end;
- *     if (dsgd_start(session, &error)) goto end;  // now all workers hold rank 0's values
+ *     if (dsgd_start(session, NULL, NULL, &error)) goto end;  // now all workers hold rank 0's values
  *     dsgd_step_result_init(&result, sizeof result);
  *     for (int sample = dsgd_rank(session); sample < 1001; sample += dsgd_size(session)) {
  *       float x = sample % 5 - 2, off = value[0] * x + value[1] - (2 * x + 1);
@@ -227,6 +227,23 @@ typedef void (*dsgd_log_function)(const dsgd_log_record *record, void *user);
 DSGD_API int32_t dsgd_config_log_hook(dsgd_config *config, dsgd_log_function function, void *user,
                                       dsgd_error **error);
 
+/* ---- Options of operations --------------------------------------------------------------------------------------- */
+
+/* Options of a call that can return an op. NULL means the defaults. The struct is copied. */
+typedef struct dsgd_op_options {
+  size_t struct_size; /* set by dsgd_op_options_init */
+  void *user_data;    /* the host's; dsgd_op_user_data returns it; default NULL */
+  int32_t timeout_ms; /* deadline of the operation in milliseconds, from the call; at least 1; default -1: `step_timeout`; of joining `init_timeout` */
+  uint32_t channel;   /* 0 .. DSGD_CHANNELS-1; default 0; only collectives may have another (see Collectives) */
+} dsgd_op_options;
+
+/* Number of channels of a session. */
+#define DSGD_CHANNELS 4
+
+/* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT. */
+DSGD_API int32_t dsgd_op_options_init(dsgd_op_options *options, size_t struct_size);
+
 /* ---- Session ---------------------------------------------------------------------------------------------------- */
 
 /* One worker's membership in a job. Several sessions in one process are independent. A session owns its parameters,
@@ -243,6 +260,16 @@ typedef struct dsgd_op dsgd_op;
  * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_ADDRESS_IN_USE,
  * DSGD_ERR_TIMEOUT (the message says how many have joined), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
+/* As dsgd_init, with options and an op. With `op`, the call returns at once and gives a session that is joining. The op
+ * ends when the session has joined, with the errors of dsgd_init. Its deadline is `init_timeout` unless the options give
+ * one. Until then, calls on the session return DSGD_ERR_STATE, except dsgd_abort, dsgd_close, dsgd_stop_request,
+ * dsgd_log_*, dsgd_queue_* and dsgd_op_*. dsgd_abort and dsgd_op_abort end joining at once; the head tells the workers
+ * that have come, and the job does not begin. dsgd_close leaves without a word: the place is free for another worker. A
+ * session that has not joined can only be closed and freed; other calls return the error of the op. Call
+ * dsgd_session_free or dsgd_finalize in any case. With `op` NULL the call blocks, and gives a session only on success.
+ * Any thread. */
+DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_options *options, dsgd_session **session,
+                                 dsgd_op **op, dsgd_error **error);
 
 /* Leaves the job in good order and closes the session. Any thread.
  *   Operations  Those in flight may end within timeout_ms (-1: `step_timeout`); the others end with DSGD_ERR_CLOSED.
@@ -273,7 +300,7 @@ DSGD_API void dsgd_session_free(dsgd_session *session);
  * the library is finalized, after main()'s atexit() functions and destructors, they work; later calls return
  * DSGD_ERR_CLOSED. */
 DSGD_API void dsgd_finalize(dsgd_session *session);
-/* Ends all operations here with DSGD_ERR_ABORTED and tells every other worker the same, with this worker's rank and
+/* Ends all operations here, joining included, with DSGD_ERR_ABORTED and tells every other worker the same, with this worker's rank and
  * `reason` (may be NULL). The session has failed then. Every call on a failed session returns that failure: its code,
  * rank and message. Exceptions are the calls that end it or only read local state: dsgd_close, dsgd_abort,
  * dsgd_stop_request, dsgd_rank and the like, dsgd_digest, dsgd_memory_get, dsgd_export_dlpack, dsgd_shard_new,
@@ -416,39 +443,24 @@ DSGD_API double dsgd_loss_scale(const dsgd_session *session);
  * `options`: "key=value" words: algorithm=auto|direct|nccl|ring, or a registered one (allreduce; for the others the key
  * `algorithm` says whether GPUs must go by NCCL). NULL for none. Before
  * dsgd_start: sets the strategy to start with. After: collective, called by all workers between steps with equal
- * arguments; optimizer state moves to where the new strategy keeps it; holds from the next step on; blocks up to
- * `step_timeout`. One thread at a time.
+ * arguments; optimizer state moves to where the new strategy keeps it; holds from the next step on. With `op` NULL it blocks;
+ * otherwise no step and no change of the model is possible until the op has ended. One thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_UNSUPPORTED (this strategy or algorithm cannot run this job),
  * DSGD_ERR_MISMATCH, DSGD_ERR_STATE (a step is in flight), and those of dsgd_step. */
-DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
+DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options,
+                                   const dsgd_op_options *op_options, dsgd_op **op, dsgd_error **error);
 
 /* Checks that all workers agree on protocol, library, parameters, optimizer and strategy, then gives every replica of
  * every worker the values of rank 0's first replica. Every parameter of every replica must be bound; where one is not, the
  * other workers' calls fail, too (DSGD_ERR_MISMATCH, with that worker's rank), and all may call it again. On a GPU values are
  * read after the work that the host has enqueued on its default stream; wait for other streams before. When dsgd_start
- * returns, the values are in place. Collective; blocks up to `step_timeout`. One thread at a time.
+ * has ended, the values are in place. Collective. With `op` NULL it blocks; otherwise the buffers are dsgd's, and the model
+ * cannot be changed, until the op has ended. One thread at a time.
  * Errors: DSGD_ERR_MISMATCH (the same message on all workers, before any value moves), DSGD_ERR_STATE (called twice,
  * no replica, a parameter not bound), DSGD_ERR_INVALID_ARGUMENT and DSGD_ERR_UNSUPPORTED (strategy, algorithm or
  * optimizer cannot serve these parameters, replicas and workers), DSGD_ERR_NO_MEMORY, DSGD_ERR_WORKER_LOST,
  * DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_CLOSED. */
-DSGD_API int32_t dsgd_start(dsgd_session *session, dsgd_error **error);
-
-/* ---- Options of operations --------------------------------------------------------------------------------------- */
-
-/* Options of a call that can return an op. NULL means the defaults. The struct is copied. */
-typedef struct dsgd_op_options {
-  size_t struct_size; /* set by dsgd_op_options_init */
-  void *user_data;    /* the host's; dsgd_op_user_data returns it; default NULL */
-  int32_t timeout_ms; /* deadline of the operation in milliseconds, from the call; at least 1; default -1: `step_timeout` */
-  uint32_t channel;   /* 0 .. DSGD_CHANNELS-1; default 0; only collectives may have another (see Collectives) */
-} dsgd_op_options;
-
-/* Number of channels of a session. */
-#define DSGD_CHANNELS 4
-
-/* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread.
- * Errors: DSGD_ERR_INVALID_ARGUMENT. */
-DSGD_API int32_t dsgd_op_options_init(dsgd_op_options *options, size_t struct_size);
+DSGD_API int32_t dsgd_start(dsgd_session *session, const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
 
 /* ---- The step --------------------------------------------------------------------------------------------------- */
 
@@ -565,6 +577,9 @@ DSGD_API int32_t dsgd_op_wait(dsgd_op *op, int32_t timeout_ms, dsgd_error **erro
 /* Sets *done to 1 if the op has ended, else to 0. Returns the op's status if it has ended, else DSGD_OK. Never blocks. Any
  * thread. */
 DSGD_API int32_t dsgd_op_test(dsgd_op *op, int32_t *done, dsgd_error **error);
+/* Ends the op with DSGD_ERR_ABORTED, at once; nothing happens if it has ended. A dsgd_object_get ends alone. Other ops
+ * have other workers in them: aborting one is dsgd_abort on its session. `reason` may be NULL. Any thread; never blocks. */
+DSGD_API int32_t dsgd_op_abort(dsgd_op *op, const char *reason, dsgd_error **error);
 DSGD_API void dsgd_op_free(dsgd_op *op); /* NULL is fine; any thread, never blocks */
 
 /* The completion queue: ops that have ended and were not yet returned by it or freed, in the order in which they ended.
@@ -632,15 +647,18 @@ DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, const ds
 
 /* Named blobs given to all workers: a vocabulary, a tokenizer, settings. */
 typedef struct dsgd_object dsgd_object;
-/* Gives `data` to every worker under `name`, UTF-8 of 1 to 1024 bytes; returns when all have it. Not collective: one
- * worker calls it. Blocks up to `step_timeout`. Any thread. Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_LIMIT (over 1
- * GiB), and those of collectives. */
+/* Gives `data`, which is copied, to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all have it. Not
+ * collective: one worker calls it. With `op` NULL it blocks. Any thread. Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_LIMIT
+ * (over 1 GiB), and those of collectives. */
 DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes,
-                                 dsgd_error **error);
-/* The object of that name, waiting up to timeout_ms (-1: `step_timeout`) for it. DSGD_ERR_WAIT_TIMEOUT: nobody has put
- * it yet. Any thread. */
-DSGD_API int32_t dsgd_object_get(dsgd_session *session, const char *name, int32_t timeout_ms, dsgd_object **object,
-                                 dsgd_error **error);
+                                 const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
+/* The object of that name; waits until it is put. With `op` NULL it blocks and gives `object`; otherwise `object` is NULL,
+ * and dsgd_op_object gives the object. Any thread. Errors: DSGD_ERR_TIMEOUT (it was not put within the deadline),
+ * DSGD_ERR_INVALID_ARGUMENT (`object` and `op` are both given, or both NULL), and those of collectives. */
+DSGD_API int32_t dsgd_object_get(dsgd_session *session, const char *name, const dsgd_op_options *options,
+                                 dsgd_object **object, dsgd_op **op, dsgd_error **error);
+/* A new reference to the object of a dsgd_object_get that has ended without error. Any thread. */
+DSGD_API int32_t dsgd_op_object(const dsgd_op *op, dsgd_object **object, dsgd_error **error);
 DSGD_API const void *dsgd_object_data(const dsgd_object *object); /* valid until dsgd_object_free */
 DSGD_API size_t dsgd_object_nbytes(const dsgd_object *object);
 DSGD_API void dsgd_object_free(dsgd_object *object); /* NULL is fine */

@@ -100,7 +100,7 @@ int main(void) {
   MUST(dsgd_parameter_add(session, "weight", DSGD_FLOAT32, shape, 1, 0, &weight, &error));
   MUST(dsgd_replica_add(session, "cpu", &replica, &error));
   MUST(dsgd_alloc(replica, weight, (void **)&value, (void **)&gradient, &error));
-  MUST(dsgd_start(session, &error));
+  MUST(dsgd_start(session, NULL, NULL, &error));
   RAISE_GUARD(result);
   CHECK(dsgd_step_result_init((dsgd_step_result *)&result.value, sizeof result.value) == DSGD_OK);
   MUST(dsgd_step(session, 3, (dsgd_step_result *)&result.value, &error));

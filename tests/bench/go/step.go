@@ -53,7 +53,7 @@ func measure(steps int) error {
 	if err := session.SetOptimizer("sgd", "lr=0.0009765625"); err != nil {
 		return err
 	}
-	if err := session.Start(); err != nil {
+	if err := session.Start(context.Background()); err != nil {
 		return err
 	}
 

@@ -69,8 +69,8 @@ static void train(dsgd_session *session) {
   CHECK(dsgd_memory_value(memory) == value && dsgd_memory_gradient(memory) == gradient);
   CHECK(dsgd_memory_nbytes(memory) == 2 * sizeof(float) && (uintptr_t)value % 64 == 0);
   MUST(dsgd_optimizer_set(session, "sgd", "lr=0.1 momentum=0.9", &error));
-  MUST(dsgd_strategy_set(session, "allreduce", NULL, &error));
-  MUST(dsgd_start(session, &error));
+  MUST(dsgd_strategy_set(session, "allreduce", NULL, NULL, NULL, &error));
+  MUST(dsgd_start(session, NULL, NULL, &error));
   MUST(dsgd_digest(session, &before, &error));
 
   CHECK(dsgd_step_result_init(&result, sizeof result) == DSGD_OK);
@@ -88,8 +88,8 @@ static void train(dsgd_session *session) {
   /* The overlapping form, a new rate, a switch of strategy, and the end of the data. */
   dsgd_op *op;
   MUST(dsgd_learning_rate_set(session, 0.0, &error));
-  MUST(dsgd_strategy_set(session, "ps", NULL, &error));
-  MUST(dsgd_strategy_set(session, "last", NULL, &error));
+  MUST(dsgd_strategy_set(session, "ps", NULL, NULL, NULL, &error));
+  MUST(dsgd_strategy_set(session, "last", NULL, NULL, NULL, &error));
   MUST(dsgd_step_begin(session, 4, NULL, &op, &error));
   MUST(dsgd_gradient_ready(replica, weight, NULL, &error));
   CHECK(dsgd_gradient_ready(replica, weight, NULL, NULL) == DSGD_ERR_STATE);
@@ -142,8 +142,8 @@ static void share(dsgd_session *session) {
   int64_t indices[8];
   size_t count = 0;
   int seen[10] = {0};
-  MUST(dsgd_object_put(session, "vocabulary", "abc", 3, &error));
-  MUST(dsgd_object_get(session, "vocabulary", 0, &object, &error));
+  MUST(dsgd_object_put(session, "vocabulary", "abc", 3, NULL, NULL, &error));
+  MUST(dsgd_object_get(session, "vocabulary", NULL, &object, NULL, &error));
   CHECK(dsgd_object_nbytes(object) == 3 && memcmp(dsgd_object_data(object), "abc", 3) == 0);
   dsgd_object_free(object);
 

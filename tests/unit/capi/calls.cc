@@ -51,8 +51,8 @@ std::vector<Call> calls() {
 
       {"dsgd_optimizer_set", true, [](W w, E e) { return dsgd_optimizer_set(w.fresh.session, "sgd", "lr=1", e); }},
       {"dsgd_learning_rate_set", true, [](W w, E e) { return dsgd_learning_rate_set(w.running.session, 0.5, e); }},
-      {"dsgd_strategy_set", true, [](W w, E e) { return dsgd_strategy_set(w.running.session, "ps", nullptr, e); }},
-      {"dsgd_start", true, [](W w, E e) { return dsgd_start(w.fresh.session, e); }},
+      {"dsgd_strategy_set", true, [](W w, E e) { return dsgd_strategy_set(w.running.session, "ps", nullptr, nullptr, nullptr, e); }},
+      {"dsgd_start", true, [](W w, E e) { return dsgd_start(w.fresh.session, nullptr, nullptr, e); }},
       {"dsgd_step", true, [](W w, E e) { return dsgd_step(w.running.session, 1, nullptr, e); }},
       {"dsgd_step_begin", true, [](W w, E e) { return dsgd_step_begin(w.running.session, 1, nullptr, &op, e); }},
       {"dsgd_step_flush", true, [](W w, E e) { return dsgd_step_flush(w.running.session, e); }},
@@ -72,6 +72,8 @@ std::vector<Call> calls() {
          dsgd_step_result_init(&result, sizeof result);
          return dsgd_op_step_result(w.step, &result, e);
        }},
+      {"dsgd_op_abort", true, [](W w, E e) { return dsgd_op_abort(w.barrier, "why", e); }},
+      {"dsgd_op_object", true, [](W w, E e) { return dsgd_op_object(w.get, &object, e); }},
       {"dsgd_queue_poll", true, [](W w, E e) { return dsgd_queue_poll(w.running.session, &op, 1, 0, &count, e); }},
       {"dsgd_queue_fd", false, [](W w, E) { return dsgd_queue_fd(w.running.session); }},
 
@@ -91,9 +93,9 @@ std::vector<Call> calls() {
                                     nullptr, nullptr, e);
        }},
       {"dsgd_barrier", true, [](W w, E e) { return dsgd_barrier(w.running.session, nullptr, nullptr, nullptr, e); }},
-      {"dsgd_object_put", true, [](W w, E e) { return dsgd_object_put(w.running.session, "y", "z", 1, e); }},
+      {"dsgd_object_put", true, [](W w, E e) { return dsgd_object_put(w.running.session, "y", "z", 1, nullptr, nullptr, e); }},
       {"dsgd_object_get", true,
-       [](W w, E e) { return dsgd_object_get(w.running.session, "name", 0, &object, e); }},
+       [](W w, E e) { return dsgd_object_get(w.running.session, "name", nullptr, &object, nullptr, e); }},
       {"dsgd_shard_new", true, [](W w, E e) { return dsgd_shard_new(w.running.session, 4, 0, 0, &shard, e); }},
       {"dsgd_head_wait", true, [](W w, E e) { return dsgd_head_wait(w.head, 0, e); }},
   };

@@ -7,45 +7,53 @@ std::vector<BadCall> data_cases() {
   constexpr int64_t kInvalid = DSGD_ERR_INVALID_ARGUMENT, kClosed = DSGD_ERR_CLOSED;
   return {
       {"dsgd_object_put", "NULL session", kInvalid, "'session' is NULL",
-       [](W, E e) { return dsgd_object_put(nullptr, "x", "data", 4, e); }},
+       [](W, E e) { return dsgd_object_put(nullptr, "x", "data", 4, nullptr, nullptr, e); }},
       {"dsgd_object_put", "NULL name", kInvalid, "'name' is NULL",
-       [](W w, E e) { return dsgd_object_put(w.running.session, nullptr, "data", 4, e); }},
+       [](W w, E e) { return dsgd_object_put(w.running.session, nullptr, "data", 4, nullptr, nullptr, e); }},
       {"dsgd_object_put", "empty name", kInvalid, {"'name' is an empty string", "give a name"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "", "data", 4, e); }},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "", "data", 4, nullptr, nullptr, e); }},
       {"dsgd_object_put", "NULL data", kInvalid, "'data' is NULL",
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", nullptr, 4, e); }},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "x", nullptr, 4, nullptr, nullptr, e); }},
       {"dsgd_object_put", "too large", DSGD_ERR_LIMIT, {"'x' has 1073741825 bytes", "at most 1 GiB"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", (size_t{1} << 30) + 1, e); }},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", (size_t{1} << 30) + 1, nullptr, nullptr, e); }},
       {"dsgd_object_put", "name taken", DSGD_ERR_EXISTS, {"'name'", "choose another name"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "name", "other", 5, e); }},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "name", "other", 5, nullptr, nullptr, e); }},
       {"dsgd_object_put", "closed", kClosed, "closed",
-       [](W w, E e) { return dsgd_object_put(w.closed.session, "x", "data", 4, e); }},
+       [](W w, E e) { return dsgd_object_put(w.closed.session, "x", "data", 4, nullptr, nullptr, e); }},
       {"dsgd_object_get", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) {
          dsgd_object* object = nullptr;
-         return dsgd_object_get(nullptr, "name", 0, &object, e);
+         return dsgd_object_get(nullptr, "name", nullptr, &object, nullptr, e);
        }},
       {"dsgd_object_get", "NULL name", kInvalid, "'name' is NULL",
        [](W w, E e) {
          dsgd_object* object = nullptr;
-         return dsgd_object_get(w.running.session, nullptr, 0, &object, e);
+         return dsgd_object_get(w.running.session, nullptr, nullptr, &object, nullptr, e);
        }},
       {"dsgd_object_get", "NULL object", kInvalid, "'object' is NULL",
-       [](W w, E e) { return dsgd_object_get(w.running.session, "name", 0, nullptr, e); }},
-      {"dsgd_object_get", "bad time", kInvalid, "-4",
+       [](W w, E e) { return dsgd_object_get(w.running.session, "name", nullptr, nullptr, nullptr, e); }},
+      {"dsgd_object_get", "object and op", kInvalid, {"both given", "dsgd_op_object"},
        [](W w, E e) {
          dsgd_object* object = nullptr;
-         return dsgd_object_get(w.running.session, "name", -4, &object, e);
+         dsgd_op* op = nullptr;
+         return dsgd_object_get(w.running.session, "name", nullptr, &object, &op, e);
        }},
-      {"dsgd_object_get", "nobody has put it", DSGD_ERR_WAIT_TIMEOUT, {"'missing'", "within 1 ms", "dsgd_object_put"},
+      {"dsgd_object_get", "bad limit", kInvalid, {"timeout_ms is -4", "at least 1"},
        [](W w, E e) {
          dsgd_object* object = nullptr;
-         return dsgd_object_get(w.running.session, "missing", 1, &object, e);
+         const dsgd_op_options options = with_timeout(-4);
+         return dsgd_object_get(w.running.session, "name", &options, &object, nullptr, e);
+       }},
+      {"dsgd_object_get", "nobody has put it", DSGD_ERR_TIMEOUT, {"'missing'", "within timeout_ms = 1", "dsgd_object_put"},
+       [](W w, E e) {
+         dsgd_object* object = nullptr;
+         const dsgd_op_options options = with_timeout(1);
+         return dsgd_object_get(w.running.session, "missing", &options, &object, nullptr, e);
        }},
       {"dsgd_object_get", "closed", kClosed, "closed",
        [](W w, E e) {
          dsgd_object* object = nullptr;
-         return dsgd_object_get(w.closed.session, "name", 0, &object, e);
+         return dsgd_object_get(w.closed.session, "name", nullptr, &object, nullptr, e);
        }},
       {"dsgd_object_data", "NULL", 1, nullptr, [](W, E) { return dsgd_object_data(nullptr) == nullptr; }},
       {"dsgd_object_nbytes", "NULL", 0, nullptr, [](W, E) { return dsgd_object_nbytes(nullptr); }},

@@ -46,7 +46,7 @@ class DlpackTest : public ::testing::Test {
   void start() {
     void* state = nullptr;
     must(dsgd_alloc(model_.replica, model_.state, &state, nullptr, &error_), error_, "alloc");
-    must(dsgd_start(model_.session, &error_), error_, "start");
+    must(dsgd_start(model_.session, nullptr, nullptr, &error_), error_, "start");
   }
 
   // Deleters run when the session ends: the tensors are declared before it ends.

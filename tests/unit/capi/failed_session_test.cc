@@ -37,6 +37,8 @@ const std::map<std::string, std::string> kExceptions = {
     {"dsgd_queue_poll", "tells how an operation has ended"},
     {"dsgd_op_wait", "tells how an operation has ended"},
     {"dsgd_op_test", "tells how an operation has ended"},
+    {"dsgd_op_abort", "ends the operation, which has ended already"},
+    {"dsgd_op_object", "tells how an operation has ended"},
     {"dsgd_op_step_result", "tells how an operation has ended"},
     {"dsgd_op_id", "constant"},
     {"dsgd_op_user_data", "constant"},

@@ -21,7 +21,7 @@ TEST(Lifetime, handles_that_may_outlive_their_session_do) {
   must(dsgd_alloc(model.replica, model.state, &state, nullptr, &error), error, "alloc");
   dsgd_memory* memory = nullptr;
   must(dsgd_memory_get(model.replica, model.weight, &memory, &error), error, "memory");
-  must(dsgd_start(model.session, &error), error, "start");
+  must(dsgd_start(model.session, nullptr, nullptr, &error), error, "start");
   dsgd_op *waited = nullptr, *forgotten = nullptr;
   must(dsgd_barrier(model.session, nullptr, nullptr, &waited, &error), error, "barrier");
   must(dsgd_op_wait(waited, -1, &error), error, "wait");
@@ -29,8 +29,8 @@ TEST(Lifetime, handles_that_may_outlive_their_session_do) {
   dsgd_shard* shard = nullptr;
   must(dsgd_shard_new(model.session, 4, 0, DSGD_SHARD_SEQUENTIAL, &shard, &error), error, "shard");
   dsgd_object* object = nullptr;
-  must(dsgd_object_put(model.session, "x", "abc", 3, &error), error, "put");
-  must(dsgd_object_get(model.session, "x", 0, &object, &error), error, "get");
+  must(dsgd_object_put(model.session, "x", "abc", 3, nullptr, nullptr, &error), error, "put");
+  must(dsgd_object_get(model.session, "x", nullptr, &object, nullptr, &error), error, "get");
   EXPECT_LT(dsgd_parameter_set(model.weight, "nonsense=1", &error), 0);
 
   dsgd_session_free(model.session);  // with a step in flight
@@ -97,7 +97,7 @@ TEST(Lifetime, abort_ends_operations_with_reason_and_rank) {
        error, "bind");
   void* state = nullptr;
   must(dsgd_alloc(model.replica, model.state, &state, nullptr, &error), error, "alloc");
-  must(dsgd_start(model.session, &error), error, "start");
+  must(dsgd_start(model.session, nullptr, nullptr, &error), error, "start");
   must(dsgd_abort(model.session, "the data set is gone", &error), error, "abort");
   EXPECT_EQ(dsgd_step(model.session, 1, nullptr, &error), DSGD_ERR_ABORTED);
   EXPECT_EQ(dsgd_error_rank(error), 0);

@@ -158,7 +158,7 @@ void start(dsgd_session* session) {
   must(dsgd_parameter_add(session, "p", DSGD_FLOAT32, nullptr, 0, 0, &parameter, &error), error, "parameter");
   must(dsgd_replica_add(session, "cpu", &replica, &error), error, "replica");
   must(dsgd_alloc(replica, parameter, &value, &gradient, &error), error, "alloc");
-  must(dsgd_start(session, &error), error, "start");
+  must(dsgd_start(session, nullptr, nullptr, &error), error, "start");
 }
 
 dsgd_session* open_session(dsgd_config* config) {

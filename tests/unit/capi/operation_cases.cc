@@ -49,6 +49,21 @@ std::vector<BadCall> operation_cases() {
          dsgd_step_result_init(&result, sizeof result);
          return dsgd_op_step_result(w.barrier, &result, e);
        }},
+      {"dsgd_op_abort", "NULL", kInvalid, "'op' is NULL", [](W, E e) { return dsgd_op_abort(nullptr, "why", e); }},
+      {"dsgd_op_abort", "foreign handle", kInvalid, "not a dsgd_op",
+       [](W w, E e) { return dsgd_op_abort(foreign<dsgd_op>(w.config), "why", e); }},
+      {"dsgd_op_object", "NULL op", kInvalid, "'op' is NULL",
+       [](W, E e) {
+         dsgd_object* object = nullptr;
+         return dsgd_op_object(nullptr, &object, e);
+       }},
+      {"dsgd_op_object", "NULL object", kInvalid, "'object' is NULL",
+       [](W w, E e) { return dsgd_op_object(w.get, nullptr, e); }},
+      {"dsgd_op_object", "another op", kInvalid, {"barrier", "not a dsgd_object_get"},
+       [](W w, E e) {
+         dsgd_object* object = nullptr;
+         return dsgd_op_object(w.barrier, &object, e);
+       }},
       {"dsgd_op_free", "NULL", 0, nullptr, [](W, E) { return dsgd_op_free(nullptr), 0; }},
       {"dsgd_op_free", "foreign handle", 0, nullptr,
        [](W w, E) { return dsgd_op_free(foreign<dsgd_op>(w.config)), 0; }},

@@ -32,6 +32,25 @@ std::vector<BadCall> session_cases() {
        [](W, E e) { return init_with("num_workers", "2", e); }},
       {"dsgd_init", "a head at no address", kInvalid, {"head = 0.0.0.0:7700 names no machine", "give the address"},
        [](W, E e) { return init_with("head", "0.0.0.0:7700", e); }},
+      {"dsgd_init_begin", "NULL session", kInvalid, "'session' is NULL",
+       [](W w, E e) {
+         dsgd_op* op = nullptr;
+         return dsgd_init_begin(w.config, nullptr, nullptr, &op, e);
+       }},
+      {"dsgd_init_begin", "foreign config", kInvalid, "not a dsgd_config",
+       [](W w, E e) {
+         dsgd_session* session = nullptr;
+         dsgd_op* op = nullptr;
+         return dsgd_init_begin(foreign<dsgd_config>(w.shard), nullptr, &session, &op, e);
+       }},
+      {"dsgd_init_begin", "a channel", kInvalid, {"channel is 1", "only collectives"},
+       [](W w, E e) {
+         dsgd_op_options options = with_timeout(-1);
+         options.channel = 1;
+         dsgd_session* session = nullptr;
+         dsgd_op* op = nullptr;
+         return dsgd_init_begin(w.config, &options, &session, &op, e);
+       }},
       {"dsgd_close", "NULL", kInvalid, "'session' is NULL", [](W, E e) { return dsgd_close(nullptr, 0, e); }},
       {"dsgd_close", "foreign session", kInvalid, "not a dsgd_session",
        [](W w, E e) { return dsgd_close(foreign<dsgd_session>(w.config), 0, e); }},

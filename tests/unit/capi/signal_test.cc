@@ -23,7 +23,7 @@ TEST(Signal, StopRequestMayInterruptAnyCallOfTheSession) {
   void *value = nullptr, *gradient = nullptr, *state = nullptr;
   must(dsgd_alloc(model.replica, model.weight, &value, &gradient, &error), error, "alloc");
   must(dsgd_alloc(model.replica, model.state, &state, nullptr, &error), error, "alloc");
-  must(dsgd_start(model.session, &error), error, "start");
+  must(dsgd_start(model.session, nullptr, nullptr, &error), error, "start");
   interrupted = model.session;
   struct sigaction action = {}, before = {};
   action.sa_handler = request_stop;

@@ -36,27 +36,27 @@ std::vector<BadCall> step_cases() {
       {"dsgd_learning_rate_set", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_learning_rate_set(w.closed.session, 0.1, e); }},
       {"dsgd_strategy_set", "NULL session", kInvalid, "'session' is NULL",
-       [](W, E e) { return dsgd_strategy_set(nullptr, "ps", nullptr, e); }},
+       [](W, E e) { return dsgd_strategy_set(nullptr, "ps", nullptr, nullptr, nullptr, e); }},
       {"dsgd_strategy_set", "NULL name", kInvalid, "'name' is NULL",
-       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, nullptr, nullptr, e); }},
+       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, nullptr, nullptr, nullptr, nullptr, e); }},
       {"dsgd_strategy_set", "unknown name", kInvalid, {"'all_reduce'", "did you mean 'allreduce'?", "simple, ps, allreduce"},
-       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "all_reduce", nullptr, e); }},
+       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "all_reduce", nullptr, nullptr, nullptr, e); }},
       {"dsgd_strategy_set", "unknown option", kInvalid, {"'allreduce'", "'algoritm'", "did you mean 'algorithm'?"},
-       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "allreduce", "algoritm=ring", e); }},
+       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "allreduce", "algoritm=ring", nullptr, nullptr, e); }},
       {"dsgd_strategy_set", "bad option", kInvalid,
        {"'algorithm'", "'allreduce'", "'round' is not one of auto, direct, nccl, ring"},
-       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "allreduce", "algorithm=round", e); }},
+       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "allreduce", "algorithm=round", nullptr, nullptr, e); }},
       {"dsgd_strategy_set", "unknown name after start", kInvalid, {"'simpel'", "did you mean 'simple'?"},
-       [](W w, E e) { return dsgd_strategy_set(w.running.session, "simpel", nullptr, e); }},
+       [](W w, E e) { return dsgd_strategy_set(w.running.session, "simpel", nullptr, nullptr, nullptr, e); }},
       {"dsgd_strategy_set", "closed", kClosed, "closed",
-       [](W w, E e) { return dsgd_strategy_set(w.closed.session, "ps", nullptr, e); }},
+       [](W w, E e) { return dsgd_strategy_set(w.closed.session, "ps", nullptr, nullptr, nullptr, e); }},
       {"dsgd_start", "NULL session", kInvalid, "'session' is NULL",
-       [](W, E e) { return dsgd_start(nullptr, e); }},
+       [](W, E e) { return dsgd_start(nullptr, nullptr, nullptr, e); }},
       {"dsgd_start", "not bound", kState,
-       {"'weight'", "replica 0", "dsgd_bind or dsgd_alloc"}, [](W w, E e) { return dsgd_start(w.fresh.session, e); }},
+       {"'weight'", "replica 0", "dsgd_bind or dsgd_alloc"}, [](W w, E e) { return dsgd_start(w.fresh.session, nullptr, nullptr, e); }},
       {"dsgd_start", "twice", kState,
-       {"called before", "started once"}, [](W w, E e) { return dsgd_start(w.running.session, e); }},
-      {"dsgd_start", "closed", kClosed, "closed", [](W w, E e) { return dsgd_start(w.closed.session, e); }},
+       {"called before", "started once"}, [](W w, E e) { return dsgd_start(w.running.session, nullptr, nullptr, e); }},
+      {"dsgd_start", "closed", kClosed, "closed", [](W w, E e) { return dsgd_start(w.closed.session, nullptr, nullptr, e); }},
 
       {"dsgd_step_result_init", "NULL", kInvalid, nullptr,
        [](W, E) { return dsgd_step_result_init(nullptr, sizeof(dsgd_step_result)); }},
@@ -118,7 +118,7 @@ std::vector<BadCall> step_cases() {
          dsgd_op* op = nullptr;
          return dsgd_step_begin(w.fresh.session, 1, nullptr, &op, e);
        }},
-      {"dsgd_step_begin", "a channel", kInvalid, {"options->channel is 1", "steps use channel 0"},
+      {"dsgd_step_begin", "a channel", kInvalid, {"options->channel is 1", "only collectives"},
        [](W w, E e) {
          dsgd_op* op = nullptr;
          dsgd_op_options options;
@@ -148,7 +148,7 @@ std::vector<BadCall> step_cases() {
            void *value, *gradient;
            must(dsgd_alloc(model.replica, parameter, &value, &gradient, nullptr), nullptr, "dsgd_alloc");
          }
-         must(dsgd_start(model.session, nullptr), nullptr, "dsgd_start");
+         must(dsgd_start(model.session, nullptr, nullptr, nullptr), nullptr, "dsgd_start");
          dsgd_op* op = nullptr;
          must(dsgd_step_begin(model.session, 0, nullptr, &op, nullptr), nullptr, "dsgd_step_begin");
          must(dsgd_gradient_ready(model.replica, model.weight, nullptr, nullptr), nullptr, "dsgd_gradient_ready");

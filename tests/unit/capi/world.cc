@@ -9,6 +9,13 @@ void must(int32_t status, dsgd_error* const& error, const char* what) {
   std::abort();
 }
 
+dsgd_op_options with_timeout(int32_t timeout_ms) {
+  dsgd_op_options options;
+  must(dsgd_op_options_init(&options, sizeof options), nullptr, "dsgd_op_options_init");
+  options.timeout_ms = timeout_ms;
+  return options;
+}
+
 std::string take_message(dsgd_error* error) {
   const std::string message = dsgd_error_message(error);
   dsgd_error_free(error);
@@ -49,15 +56,17 @@ World::World() {
   must(dsgd_alloc(running.replica, running.state, &state, nullptr, &failure), failure, "dsgd_alloc");
   must(dsgd_memory_get(running.replica, running.state, &memory, &failure), failure, "dsgd_memory_get");
   must(dsgd_optimizer_set(running.session, "sgd", "lr=0.5", &failure), failure, "dsgd_optimizer_set");
-  must(dsgd_start(running.session, &failure), failure, "dsgd_start");
+  must(dsgd_start(running.session, nullptr, nullptr, &failure), failure, "dsgd_start");
   must(dsgd_barrier(running.session, nullptr, nullptr, &barrier, &failure), failure, "dsgd_barrier");
   must(dsgd_op_wait(barrier, -1, &failure), failure, "dsgd_op_wait");
   must(dsgd_step_begin(running.session, 1, nullptr, &step, &failure), failure, "dsgd_step_begin");
   must(dsgd_step_flush(running.session, &failure), failure, "dsgd_step_flush");
   must(dsgd_op_wait(step, -1, &failure), failure, "dsgd_op_wait");
   must(dsgd_shard_new(running.session, 10, 1, 0, &shard, &failure), failure, "dsgd_shard_new");
-  must(dsgd_object_put(running.session, "name", "data", 4, &failure), failure, "dsgd_object_put");
-  must(dsgd_object_get(running.session, "name", -1, &object, &failure), failure, "dsgd_object_get");
+  must(dsgd_object_put(running.session, "name", "data", 4, nullptr, nullptr, &failure), failure, "dsgd_object_put");
+  must(dsgd_object_get(running.session, "name", nullptr, &object, nullptr, &failure), failure, "dsgd_object_get");
+  must(dsgd_object_get(running.session, "name", nullptr, nullptr, &get, &failure), failure, "dsgd_object_get");
+  must(dsgd_op_wait(get, -1, &failure), failure, "dsgd_op_wait");
   must(dsgd_close(closed.session, -1, &failure), failure, "dsgd_close");
 
   dsgd_config* for_head = quiet_config();
@@ -73,6 +82,7 @@ World::~World() {
   dsgd_memory_free(memory);
   dsgd_object_free(object);
   dsgd_shard_free(shard);
+  dsgd_op_free(get);
   dsgd_op_free(step);
   dsgd_op_free(barrier);
   dsgd_session_free(closed.session);

@@ -28,6 +28,7 @@ struct World {
   Model closed;
   dsgd_op* barrier = nullptr;  // ended, of `running`
   dsgd_op* step = nullptr;     // ended, of `running`
+  dsgd_op* get = nullptr;      // ended, of `running`: of the object "name"
   dsgd_shard* shard = nullptr;
   dsgd_object* object = nullptr;
   dsgd_memory* memory = nullptr;  // of running.state
@@ -43,6 +44,8 @@ void must(int32_t status, dsgd_error* const& error, const char* what);
 dsgd_config* quiet_config();
 // Opens a session with `quiet_config` and adds the model to it.
 void add_model(Model* model);
+
+dsgd_op_options with_timeout(int32_t timeout_ms);
 
 // Takes the error apart and frees it.
 std::string take_message(dsgd_error* error);

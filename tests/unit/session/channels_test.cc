@@ -36,7 +36,7 @@ struct Model {
     DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "p", DSGD_FLOAT32, &shape, 1, 0, &parameter, error_));
     DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &memory, error_));
     gradient = static_cast<float*>(memory);
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
   }
   void compute(int rank, int step) { std::fill_n(gradient, count, static_cast<float>(rank + step)); }
 };

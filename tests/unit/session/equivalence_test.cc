@@ -133,8 +133,8 @@ void train(const Case& c, dsgd_session* session, int rank, const char* strategy,
     }
   }
   DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "sgd", "lr=0.125 momentum=0.5", error_));
-  DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, options, error_));
-  DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+  DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, options, nullptr, nullptr, error_));
+  DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
   for (int step = 0; step < kSteps; ++step) {
     double total = 0;
     for (size_t r = 0; r < replicas.size(); ++r) {
@@ -268,7 +268,7 @@ TEST(Absent, IsComparedAtStart) {
     DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "p", DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
     DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
     Error error;
-    EXPECT_EQ(dsgd_start(session, error), DSGD_ERR_MISMATCH);
+    EXPECT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
     EXPECT_NE(error.message().find("absent = zero"), std::string::npos) << error.message();
     EXPECT_NE(error.message().find("absent = skip"), std::string::npos) << error.message();
   }, [&configured](dsgd_config* config) {

@@ -36,8 +36,8 @@ struct Trainer {
       }
     }
     DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "sgd", "lr=0.5 momentum=0.5", error_));
-    DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, error_));
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
   }
   int32_t step(double weight, dsgd_error** error, dsgd_step_result* result = nullptr) {
     for (auto& of_replica : gradients) {

@@ -29,6 +29,13 @@ struct Error {
     ASSERT_EQ(status_, DSGD_OK) << #call << ": " << error_.message();      \
   } while (0)
 
+inline dsgd_op_options with_timeout(int32_t timeout_ms) {
+  dsgd_op_options options;
+  EXPECT_EQ(dsgd_op_options_init(&options, sizeof options), DSGD_OK);
+  options.timeout_ms = timeout_ms;
+  return options;
+}
+
 using Settings = std::map<std::string, std::string>;
 
 // A head on a port of its own, and `workers` threads that each join it and run `body`. Returns when all are done.

@@ -166,7 +166,7 @@ TEST(Names, MayHaveQuotesAndBrackets) {  // as JAX prints the path of a paramete
     void *value, *gradient;
     DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
     Error error;
-    ASSERT_EQ(dsgd_start(session, error), DSGD_ERR_MISMATCH);
+    ASSERT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
     ASSERT_NE(error.message().find(name), std::string::npos) << error.message();
   });
 }

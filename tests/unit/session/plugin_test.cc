@@ -116,7 +116,7 @@ TEST(Plugin, WorkersWithUnlikeAlgorithmsOfOneNameAreToldSo) {
         DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
         DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
         Error error;
-        EXPECT_EQ(dsgd_start(session, error), DSGD_ERR_MISMATCH);
+        EXPECT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
         EXPECT_NE(error.message().find("allreduce algorithm=mine (answers "), std::string::npos) << error.message();
       },
       in_turn([](dsgd_config* config, int turn) {
@@ -133,8 +133,8 @@ int32_t start(dsgd_session* session, const char* strategy, const char* options, 
   EXPECT_EQ(dsgd_parameter_add(session, "weight", DSGD_FLOAT32, &size, 1, 0, &parameter, nullptr), DSGD_OK);
   EXPECT_EQ(dsgd_replica_add(session, "cpu", &replica, nullptr), DSGD_OK);
   EXPECT_EQ(dsgd_alloc(replica, parameter, &value, &gradient, nullptr), DSGD_OK);
-  EXPECT_EQ(dsgd_strategy_set(session, strategy, options, nullptr), DSGD_OK);
-  return dsgd_start(session, error);
+  EXPECT_EQ(dsgd_strategy_set(session, strategy, options, nullptr, nullptr, nullptr), DSGD_OK);
+  return dsgd_start(session, nullptr, nullptr, error);
 }
 
 TEST(Plugin, AnOwnerThatIsNoRankIsRefusedAtStart) {
@@ -148,11 +148,11 @@ TEST(Plugin, AnOwnerThatIsNoRankIsRefusedAtStart) {
                   std::string::npos)
             << error.message();
         // Nothing has moved: another strategy can be started with.
-        DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "ps", nullptr, error_));
-        DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+        DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "ps", nullptr, nullptr, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
         DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
         Error late;  // and between steps, too
-        EXPECT_EQ(dsgd_strategy_set(session, "mine", nullptr, late), DSGD_ERR_INVALID_ARGUMENT);
+        EXPECT_EQ(dsgd_strategy_set(session, "mine", nullptr, nullptr, nullptr, late), DSGD_ERR_INVALID_ARGUMENT);
         DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
       },
       [](dsgd_config* config) {
@@ -292,8 +292,8 @@ TEST(Plugin, AnswersThatDifferAfterAChangeOfParametersAreFoundInTheNextStep) {
           DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p ? "b" : "a", DSGD_FLOAT32, &size, 1, 0, &parameters[p], error_));
           DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameters[p], &value, &gradient, error_));
         }
-        DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "mine", nullptr, error_));
-        DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+        DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "mine", nullptr, nullptr, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
         DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
         changed = true;  // from now on one worker's function answers otherwise
         DSGD_OK_OR_FAIL(dsgd_parameter_set(parameters[1], "frozen=1", error_));
@@ -360,10 +360,10 @@ TEST(Plugin, AChangeToAndFromARegisteredStrategyKeepsTheOptimizersState) {
           DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
           DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
           DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "adam", "lr=0.01", error_));
-          DSGD_OK_OR_FAIL(dsgd_strategy_set(session, orders[o][0], nullptr, error_));
-          DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+          DSGD_OK_OR_FAIL(dsgd_strategy_set(session, orders[o][0], nullptr, nullptr, nullptr, error_));
+          DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
           for (size_t step = 0; step < orders[o].size(); ++step) {
-            if (step > 0) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, orders[o][step], nullptr, error_));
+            if (step > 0) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, orders[o][step], nullptr, nullptr, nullptr, error_));
             for (int64_t i = 0; i < size; ++i) {
               static_cast<float*>(gradient)[i] = static_cast<float>((i * 7 + static_cast<int64_t>(step) * 5 + rank) % 13) - 6;
             }
@@ -388,7 +388,7 @@ TEST(Plugin, IsReleasedOnceWhenConfigurationAndSessionsAreFreed) {
   dsgd_session *first, *second;
   DSGD_OK_OR_FAIL(dsgd_init(config, &first, error_));
   DSGD_OK_OR_FAIL(dsgd_init(config, &second, error_));
-  DSGD_OK_OR_FAIL(dsgd_strategy_set(second, "mine", nullptr, error_));
+  DSGD_OK_OR_FAIL(dsgd_strategy_set(second, "mine", nullptr, nullptr, nullptr, error_));
   dsgd_config_free(config);
   EXPECT_EQ(released, 0);
   dsgd_finalize(first);
@@ -426,9 +426,9 @@ TEST(Plugin, TheKeysTakeARegisteredNameAndNoOther) {
   DSGD_OK_OR_FAIL(dsgd_init(config, &session, error_));
   dsgd_config_free(config);
   Error unknown;
-  EXPECT_EQ(dsgd_strategy_set(session, "dealt_valus", nullptr, unknown), DSGD_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(dsgd_strategy_set(session, "dealt_valus", nullptr, nullptr, nullptr, unknown), DSGD_ERR_INVALID_ARGUMENT);
   EXPECT_NE(unknown.message().find("did you mean 'dealt_values'?"), std::string::npos) << unknown.message();
-  DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "allreduce", "algorithm=my_ring", error_));
+  DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "allreduce", "algorithm=my_ring", nullptr, nullptr, error_));
   dsgd_finalize(session);
 }
 

@@ -113,8 +113,8 @@ void run_worker(const Replicas& all, const std::vector<int>& mine, dsgd_session*
     }
   }
   DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, optimizer, none ? nullptr : "lr=0.01", error_));
-  DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy.strategy, strategy.options, error_));
-  DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+  DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy.strategy, strategy.options, nullptr, nullptr, error_));
+  DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
   double total = 0;
   for (size_t r = 0; r < replicas.size(); ++r) {
     total += all.weights[static_cast<size_t>(mine[r])];

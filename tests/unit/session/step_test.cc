@@ -43,8 +43,8 @@ struct Trainer {
       counts.push_back(static_cast<size_t>(size));
     }
     DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, optimizer, options, error_));
-    DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, error_));
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
   }
   void compute(int step) {
     for (size_t p = 0; p < counts.size(); ++p) {
@@ -294,7 +294,7 @@ TEST(StrategyChange, KeepsValuesAndOptimizerState) {
       Trainer trainer{session, rank};
       trainer.build(sizes, "adamw", "lr=0.01 weight_decay=0.1", route[0]);
       for (int step = 0; step < 8; ++step) {
-        if (step % 2 == 0 && step > 0) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, route[step / 2], nullptr, error_));
+        if (step % 2 == 0 && step > 0) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, route[step / 2], nullptr, nullptr, nullptr, error_));
         trainer.compute(step);
         if (step == 3) {  // Adam's count of updates differs between parameters
           DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[1], error_));
@@ -315,7 +315,7 @@ TEST(StrategyChange, UnequalArgumentsAreAMismatchOnAll) {
     Trainer trainer{session, rank};
     trainer.build({10}, "sgd", "", "allreduce");
     Error error;
-    ASSERT_EQ(dsgd_strategy_set(session, rank == 1 ? "ps" : "simple", nullptr, error), DSGD_ERR_MISMATCH);
+    ASSERT_EQ(dsgd_strategy_set(session, rank == 1 ? "ps" : "simple", nullptr, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
     ASSERT_NE(error.message().find("rank 1"), std::string::npos) << error.message();
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
   });
@@ -341,7 +341,7 @@ TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
       if (rank != odd) {
         status = dsgd_allreduce(session, nullptr, &one, &one, sizeof one, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
       } else if (call == "change") {
-        status = dsgd_strategy_set(session, "allreduce", nullptr, error);
+        status = dsgd_strategy_set(session, "allreduce", nullptr, nullptr, nullptr, error);
       } else {
         status = dsgd_step(session, 1, nullptr, error);
       }
@@ -376,7 +376,7 @@ TEST(Start, ParameterSettingsThatDifferALittleAreAMismatchAndShownAsTheyAre) {
     DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
     DSGD_OK_OR_FAIL(dsgd_parameter_set(parameter, rank == 0 ? "decay=1e-08" : "decay=2e-08", error_));
     Error error;
-    ASSERT_EQ(dsgd_start(session, error), DSGD_ERR_MISMATCH);
+    ASSERT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
     ASSERT_NE(error.message().find("decay=1e-08"), std::string::npos) << error.message();
     ASSERT_NE(error.message().find("decay=2e-08"), std::string::npos) << error.message();
   });
@@ -392,14 +392,14 @@ TEST(Start, AMistakeOnOneWorkerFailsOnAllAndCanBeMended) {
     DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "forgotten", DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
     if (rank != 1) DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
     Error error;
-    ASSERT_EQ(dsgd_start(session, error), rank == 1 ? DSGD_ERR_STATE : DSGD_ERR_MISMATCH);
+    ASSERT_EQ(dsgd_start(session, nullptr, nullptr, error), rank == 1 ? DSGD_ERR_STATE : DSGD_ERR_MISMATCH);
     ASSERT_NE(error.message().find("parameter 'forgotten' has no buffers in replica 0"), std::string::npos) << error.message();
     ASSERT_STREQ(dsgd_error_parameter(error.error), "forgotten");
     if (rank != 1) {
       ASSERT_EQ(error.rank(), 1) << error.message();
     }
     if (rank == 1) DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
   });
 }
@@ -416,12 +416,12 @@ TEST(Start, BuffersThatShareMemoryAreNamed) {
     DSGD_OK_OR_FAIL(dsgd_bind(replica, a, memory, 16, memory + 4, 16, error_));
     DSGD_OK_OR_FAIL(dsgd_bind(replica, b, memory + 7, 16, nullptr, 0, error_));
     Error error;
-    ASSERT_EQ(dsgd_start(session, error), DSGD_ERR_INVALID_ARGUMENT);
+    ASSERT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_INVALID_ARGUMENT);
     ASSERT_EQ(error.message().find("the gradient of parameter 'a' in replica 0 and the value of parameter 'b' in replica 0 share"), 0u)
         << error.message();
     float apart[4];
     DSGD_OK_OR_FAIL(dsgd_bind(replica, b, apart, 16, nullptr, 0, error_));
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
   });
 }
 
@@ -431,13 +431,13 @@ TEST(StrategyChange, AnUnknownNameOnOneWorkerFailsOnAllAndCanBeMended) {
     trainer.build({10}, "sgd", "lr=0.5", "allreduce");
     Error error;
     const char* name = rank == 2 ? "nonsense" : "ps";
-    ASSERT_EQ(dsgd_strategy_set(session, name, nullptr, error), rank == 2 ? DSGD_ERR_INVALID_ARGUMENT : DSGD_ERR_MISMATCH);
+    ASSERT_EQ(dsgd_strategy_set(session, name, nullptr, nullptr, nullptr, error), rank == 2 ? DSGD_ERR_INVALID_ARGUMENT : DSGD_ERR_MISMATCH);
     ASSERT_NE(error.message().find("'nonsense'"), std::string::npos) << error.message();
     if (rank != 2) {
       ASSERT_EQ(error.rank(), 2) << error.message();
     }
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
-    DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "ps", nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "ps", nullptr, nullptr, nullptr, error_));
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
   });
 }
@@ -450,7 +450,7 @@ TEST(OneWorker, WithAHeadDoesWhatOneWithoutDoesUnderEveryStrategy) {
         Trainer trainer{session, rank};
         trainer.build({5000, 3}, "adam", "lr=0.01", strategy);
         for (int step = 0; step < 3; ++step) {
-          if (step == 2) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "ps", nullptr, error_));
+          if (step == 2) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "ps", nullptr, nullptr, nullptr, error_));
           trainer.compute(step);
           dsgd_step_result result;
           dsgd_step_result_init(&result, sizeof result);
@@ -477,9 +477,10 @@ TEST(Objects, AWorkerThatIsTheWholeJobWaitsForItsOwnThreads) {
   dsgd_config_free(config);
   dsgd_object* object = nullptr;
   Error error;
-  EXPECT_EQ(dsgd_object_get(session, "vocabulary", 20, &object, error), DSGD_ERR_WAIT_TIMEOUT) << error.message();
-  std::thread putter([session] { DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", "abc", 3, error_)); });
-  DSGD_OK_OR_FAIL(dsgd_object_get(session, "vocabulary", -1, &object, error_));
+  const dsgd_op_options soon = with_timeout(20);
+  EXPECT_EQ(dsgd_object_get(session, "vocabulary", &soon, &object, nullptr, error), DSGD_ERR_TIMEOUT) << error.message();
+  std::thread putter([session] { DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", "abc", 3, nullptr, nullptr, error_)); });
+  DSGD_OK_OR_FAIL(dsgd_object_get(session, "vocabulary", nullptr, &object, nullptr, error_));
   putter.join();
   dsgd_object_free(object);
   dsgd_finalize(session);
@@ -585,7 +586,7 @@ TEST(Frozen, OptimizerStateMovesWithAChangeOfStrategy) {
         trainer.build({200000, 100}, "sgd", "lr=1 momentum=0.5", "ps");
         for (int step = 0; step < 6; ++step) {
           if (step == 2) DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[0], "frozen=1", error_));
-          if (step == 3 && result == &changed) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, next, nullptr, error_));
+          if (step == 3 && result == &changed) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, next, nullptr, nullptr, nullptr, error_));
           if (step == 4) DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[0], "frozen=0", error_));
           trainer.compute(step);
           DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
@@ -864,8 +865,8 @@ TEST(ClipNorm, IsReproducibleWhateverTheNumberOfWorkers) {
           value[r] = static_cast<float*>(v), gradient[r] = static_cast<float*>(g);
         }
         DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "sgd", "lr=1 clip_norm=0.1", error_));
-        DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, error_));
-        DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+        DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, nullptr, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
         for (size_t r = 0; r < handles.size(); ++r) {
           std::mt19937 random(static_cast<unsigned>(rank * replicas) + static_cast<unsigned>(r));
           std::normal_distribution<float> normal;
@@ -1064,7 +1065,7 @@ TEST_P(Signature, IsComparedAtStart) {
     add(session, replica, "first", DSGD_FLOAT32, {4});
     GetParam().build(session, replica, rank == 1);
     Error error;
-    ASSERT_EQ(dsgd_start(session, error), DSGD_ERR_MISMATCH);
+    ASSERT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
     messages[rank] = error.message();
     ASSERT_EQ(error.rank(), 1);
   });
@@ -1103,7 +1104,7 @@ INSTANTIATE_TEST_SUITE_P(
                    "0.5"},
         Difference{"strategy",
                    [](auto s, auto, bool odd) {
-                     DSGD_OK_OR_FAIL(dsgd_strategy_set(s, odd ? "ps" : "simple", nullptr, error_));
+                     DSGD_OK_OR_FAIL(dsgd_strategy_set(s, odd ? "ps" : "simple", nullptr, nullptr, nullptr, error_));
                    },
                    "strategy ps"}),
     [](const auto& info) { return info.param.name; });
@@ -1114,20 +1115,21 @@ TEST(Objects, ReachEveryWorkerWhoeverPutsThem) {
     if (rank == 1) {
       std::vector<uint8_t> blob(large);
       for (size_t i = 0; i < large; ++i) blob[i] = static_cast<uint8_t>(i * 31);
-      DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", blob.data(), blob.size(), error_));
-      DSGD_OK_OR_FAIL(dsgd_object_put(session, "empty", nullptr, 0, error_));
-      EXPECT_EQ(dsgd_object_put(session, "empty", nullptr, 0, nullptr), DSGD_ERR_EXISTS);
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", blob.data(), blob.size(), nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "empty", nullptr, 0, nullptr, nullptr, error_));
+      EXPECT_EQ(dsgd_object_put(session, "empty", nullptr, 0, nullptr, nullptr, nullptr), DSGD_ERR_EXISTS);
     }
     dsgd_object* object;
-    DSGD_OK_OR_FAIL(dsgd_object_get(session, "vocabulary", 20000, &object, error_));
+    DSGD_OK_OR_FAIL(dsgd_object_get(session, "vocabulary", nullptr, &object, nullptr, error_));
     ASSERT_EQ(dsgd_object_nbytes(object), large);
     const uint8_t* data = static_cast<const uint8_t*>(dsgd_object_data(object));
     for (size_t i = 0; i < large; ++i) ASSERT_EQ(data[i], static_cast<uint8_t>(i * 31));
     dsgd_object_free(object);
-    DSGD_OK_OR_FAIL(dsgd_object_get(session, "empty", 20000, &object, error_));
+    DSGD_OK_OR_FAIL(dsgd_object_get(session, "empty", nullptr, &object, nullptr, error_));
     EXPECT_EQ(dsgd_object_nbytes(object), 0u);
     dsgd_object_free(object);
-    EXPECT_EQ(dsgd_object_get(session, "nobody puts this", 1, &object, nullptr), DSGD_ERR_WAIT_TIMEOUT);
+    const dsgd_op_options soon = with_timeout(1);
+    EXPECT_EQ(dsgd_object_get(session, "nobody puts this", &soon, &object, nullptr, nullptr), DSGD_ERR_TIMEOUT);
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
 }
@@ -1143,7 +1145,7 @@ TEST(Objects, APutEndsWhenAWorkerHasClosed) {
     }
     while (!closed) std::this_thread::yield();
     Error error;
-    EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, error), DSGD_ERR_WORKER_LOST) << error.message();
+    EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
     EXPECT_EQ(error.rank(), 1) << error.message();
   });
 }
@@ -1159,7 +1161,7 @@ TEST(Objects, APutEndsWhenTheWorkerThatItIsTheFirstToReachHasJustClosed) {
       }
       while (!closed) std::this_thread::yield();
       Error error;
-      EXPECT_EQ(dsgd_object_put(session, "late", "abc", 3, error), DSGD_ERR_WORKER_LOST) << error.message();
+      EXPECT_EQ(dsgd_object_put(session, "late", "abc", 3, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
       EXPECT_EQ(error.rank(), 0) << error.message();
     });
   }
@@ -1175,9 +1177,9 @@ TEST(Objects, AGetEndsWhenAllOthersHaveClosed) {
     waiting = true;
     dsgd_object* object = nullptr;
     Error error;
-    EXPECT_EQ(dsgd_object_get(session, "never", -1, &object, error), DSGD_ERR_WORKER_LOST) << error.message();
+    EXPECT_EQ(dsgd_object_get(session, "never", nullptr, &object, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
     Error again;
-    EXPECT_EQ(dsgd_object_get(session, "never", -1, &object, again), DSGD_ERR_WORKER_LOST) << again.message();
+    EXPECT_EQ(dsgd_object_get(session, "never", nullptr, &object, nullptr, again), DSGD_ERR_WORKER_LOST) << again.message();
   });
 }
 
@@ -1189,10 +1191,10 @@ TEST(Objects, OfOneNamePutByAllAtOnceOnlyOneIsLeft) {
     for (int i = 0; i < 50; ++i) {
       const std::string name = "name " + std::to_string(i), own(100'000 * (i % 4) + 1, static_cast<char>('0' + rank));
       Error error;
-      const int32_t status = dsgd_object_put(session, name.c_str(), own.data(), own.size(), error);
+      const int32_t status = dsgd_object_put(session, name.c_str(), own.data(), own.size(), nullptr, nullptr, error);
       EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_EXISTS) << error.message();
       dsgd_object* object = nullptr;
-      DSGD_OK_OR_FAIL(dsgd_object_get(session, name.c_str(), -1, &object, error_));
+      DSGD_OK_OR_FAIL(dsgd_object_get(session, name.c_str(), nullptr, &object, nullptr, error_));
       std::lock_guard lock(mutex);
       puts[name] += status == DSGD_OK;
       seen[name].emplace(static_cast<const char*>(dsgd_object_data(object)), dsgd_object_nbytes(object));
@@ -1231,7 +1233,7 @@ TEST(Wait, ThatRunsOutLeavesTheOperationRunning) {
   run_job(2, {}, [&](dsgd_session* session, int rank) {
     if (rank == 1) {
       dsgd_object* go;
-      DSGD_OK_OR_FAIL(dsgd_object_get(session, "go", -1, &go, error_));
+      DSGD_OK_OR_FAIL(dsgd_object_get(session, "go", nullptr, &go, nullptr, error_));
       dsgd_object_free(go);
       DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
       return;
@@ -1242,7 +1244,7 @@ TEST(Wait, ThatRunsOutLeavesTheOperationRunning) {
     int32_t done = 1;
     DSGD_OK_OR_FAIL(dsgd_op_test(op, &done, error_));
     EXPECT_EQ(done, 0);
-    DSGD_OK_OR_FAIL(dsgd_object_put(session, "go", "!", 1, error_));
+    DSGD_OK_OR_FAIL(dsgd_object_put(session, "go", "!", 1, nullptr, nullptr, error_));
     DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
     dsgd_op_free(op);
   });

@@ -67,8 +67,8 @@ void start(dsgd_session* session, const char* strategy, Buffers& buffers) {
     std::fill_n(buffers.values[p], kCounts[p], 1.0f);
   }
   DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "sgd", "lr=0.5 momentum=0.5", error_));
-  DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, error_));
-  DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+  DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, nullptr, nullptr, nullptr, error_));
+  DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
 }
 
 int32_t train(dsgd_session* session, int rank, const Buffers& buffers, dsgd_error** error) {

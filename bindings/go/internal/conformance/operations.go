@@ -35,14 +35,14 @@ func (w *worker) operation(a arguments) (string, error) {
 	case "optimizer":
 		return "", s.SetOptimizer(a.word(0), a.rest(1))
 	case "strategy":
-		return "", s.SetStrategy(a.word(0), a.rest(1))
+		return "", s.SetStrategy(context.Background(), a.word(0), a.rest(1))
 	case "alloc", "bind":
 		return "", w.giveBuffers(a.name == "alloc")
 	case "fill":
 		w.eachTensor(func(t tensor, replica, index int) { t.fillValue(a.integer(0), 1000000+w.salt(replica, index)) })
 		return "", nil
 	case "start":
-		return "", s.Start()
+		return "", s.Start(context.Background())
 	case "rate":
 		return "", s.SetLearningRate(a.number(0))
 	case "replica_weight":
@@ -94,7 +94,7 @@ func (w *worker) operation(a arguments) (string, error) {
 		if w.rank != a.integer(0) {
 			return "", nil
 		}
-		return "", s.PutObject(a.word(1), pattern[uint8](a.integer(2), a.integer(3), 0))
+		return "", s.PutObject(context.Background(), a.word(1), pattern[uint8](a.integer(2), a.integer(3), 0))
 	case "get":
 		data, err := s.GetObject(ctx, a.word(0))
 		h := newDigest()

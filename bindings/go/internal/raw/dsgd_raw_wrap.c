@@ -276,7 +276,7 @@ SWIGINTERN void delete_dsgd_config_key(struct dsgd_config_key *self){ free(self)
 extern "C" {
 #endif
 
-void _wrap_Swig_free_raw_5a2f79631628b4b5(void *_swig_go_0) {
+void _wrap_Swig_free_raw_cbbf845a0b4acf98(void *_swig_go_0) {
   void *arg1 = 0 ;
 
   arg1 = *(void **)&_swig_go_0;
@@ -286,7 +286,7 @@ void _wrap_Swig_free_raw_5a2f79631628b4b5(void *_swig_go_0) {
 }
 
 
-void *_wrap_Swig_malloc_raw_5a2f79631628b4b5(intgo _swig_go_0) {
+void *_wrap_Swig_malloc_raw_cbbf845a0b4acf98(intgo _swig_go_0) {
   int arg1 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -299,7 +299,7 @@ void *_wrap_Swig_malloc_raw_5a2f79631628b4b5(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_has_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+intgo _wrap_dsgd_config_has_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -321,7 +321,7 @@ intgo _wrap_dsgd_config_has_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_version_raw_5a2f79631628b4b5() {
+intgo _wrap_dsgd_version_raw_cbbf845a0b4acf98() {
   uint32_t result;
   intgo _swig_go_result;
 
@@ -332,7 +332,7 @@ intgo _wrap_dsgd_version_raw_5a2f79631628b4b5() {
 }
 
 
-_gostring_ _wrap_dsgd_version_string_raw_5a2f79631628b4b5() {
+_gostring_ _wrap_dsgd_version_string_raw_cbbf845a0b4acf98() {
   char *result = 0 ;
   _gostring_ _swig_go_result;
 
@@ -343,7 +343,7 @@ _gostring_ _wrap_dsgd_version_string_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_OK_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_OK_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -355,7 +355,7 @@ intgo _wrap_DSGD_OK_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -367,7 +367,7 @@ intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_STATE_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_STATE_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -379,7 +379,7 @@ intgo _wrap_DSGD_ERR_STATE_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_CLOSED_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_CLOSED_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -391,7 +391,7 @@ intgo _wrap_DSGD_ERR_CLOSED_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_FORKED_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_FORKED_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -403,7 +403,7 @@ intgo _wrap_DSGD_ERR_FORKED_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_TIMEOUT_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_TIMEOUT_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -415,7 +415,7 @@ intgo _wrap_DSGD_ERR_TIMEOUT_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -427,7 +427,7 @@ intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_ABORTED_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_ABORTED_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -439,7 +439,7 @@ intgo _wrap_DSGD_ERR_ABORTED_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_WORKER_LOST_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_WORKER_LOST_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -451,7 +451,7 @@ intgo _wrap_DSGD_ERR_WORKER_LOST_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_MISMATCH_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_MISMATCH_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -463,7 +463,7 @@ intgo _wrap_DSGD_ERR_MISMATCH_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_NOT_FOUND_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_NOT_FOUND_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -475,7 +475,7 @@ intgo _wrap_DSGD_ERR_NOT_FOUND_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_EXISTS_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_EXISTS_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -487,7 +487,7 @@ intgo _wrap_DSGD_ERR_EXISTS_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -499,7 +499,7 @@ intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNREACHABLE_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_UNREACHABLE_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -511,7 +511,7 @@ intgo _wrap_DSGD_ERR_UNREACHABLE_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -523,7 +523,7 @@ intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_NO_MEMORY_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_NO_MEMORY_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -535,7 +535,7 @@ intgo _wrap_DSGD_ERR_NO_MEMORY_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_LIMIT_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_LIMIT_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -547,7 +547,7 @@ intgo _wrap_DSGD_ERR_LIMIT_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_IO_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_IO_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -559,7 +559,7 @@ intgo _wrap_DSGD_ERR_IO_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -571,7 +571,7 @@ intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_TORN_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_TORN_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -583,7 +583,7 @@ intgo _wrap_DSGD_ERR_TORN_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_INTERNAL_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_INTERNAL_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -595,7 +595,7 @@ intgo _wrap_DSGD_ERR_INTERNAL_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_DIVERGED_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_DIVERGED_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -607,7 +607,7 @@ intgo _wrap_DSGD_ERR_DIVERGED_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_ERR_CORRUPTED_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_ERR_CORRUPTED_raw_cbbf845a0b4acf98() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -619,7 +619,7 @@ intgo _wrap_DSGD_ERR_CORRUPTED_raw_5a2f79631628b4b5() {
 }
 
 
-_gostring_ _wrap_dsgd_status_name_raw_5a2f79631628b4b5(intgo _swig_go_0) {
+_gostring_ _wrap_dsgd_status_name_raw_cbbf845a0b4acf98(intgo _swig_go_0) {
   int32_t arg1 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -632,7 +632,7 @@ _gostring_ _wrap_dsgd_status_name_raw_5a2f79631628b4b5(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_code_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_code_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -645,7 +645,7 @@ intgo _wrap_dsgd_error_code_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_rank_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_rank_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -658,7 +658,7 @@ intgo _wrap_dsgd_error_rank_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_host_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_host_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -671,7 +671,7 @@ _gostring_ _wrap_dsgd_error_host_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_operation_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_operation_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -684,7 +684,7 @@ _gostring_ _wrap_dsgd_error_operation_raw_5a2f79631628b4b5(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_parameter_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_parameter_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -697,7 +697,7 @@ _gostring_ _wrap_dsgd_error_parameter_raw_5a2f79631628b4b5(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_message_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_message_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -710,7 +710,7 @@ _gostring_ _wrap_dsgd_error_message_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0)
 }
 
 
-void _wrap_dsgd_error_free_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
+void _wrap_dsgd_error_free_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
 
   arg1 = *(dsgd_error **)&_swig_go_0;
@@ -720,7 +720,7 @@ void _wrap_dsgd_error_free_raw_5a2f79631628b4b5(dsgd_error *_swig_go_0) {
 }
 
 
-dsgd_config *_wrap_dsgd_config_new_raw_5a2f79631628b4b5() {
+dsgd_config *_wrap_dsgd_config_new_raw_cbbf845a0b4acf98() {
   dsgd_config *result = 0 ;
   dsgd_config *_swig_go_result;
 
@@ -731,7 +731,7 @@ dsgd_config *_wrap_dsgd_config_new_raw_5a2f79631628b4b5() {
 }
 
 
-void _wrap_dsgd_config_free_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0) {
+void _wrap_dsgd_config_free_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0) {
   dsgd_config *arg1 = 0 ;
 
   arg1 = *(dsgd_config **)&_swig_go_0;
@@ -741,7 +741,7 @@ void _wrap_dsgd_config_free_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_set_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_config_set_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -774,7 +774,7 @@ intgo _wrap_dsgd_config_set_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_config_load_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_load_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -798,7 +798,7 @@ intgo _wrap_dsgd_config_load_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gost
 }
 
 
-_gostring_ _wrap_dsgd_config_value_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+_gostring_ _wrap_dsgd_config_value_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -820,7 +820,7 @@ _gostring_ _wrap_dsgd_config_value_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0,
 }
 
 
-_gostring_ _wrap_dsgd_config_key_name_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_name_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -833,7 +833,7 @@ _gostring_ _wrap_dsgd_config_key_name_get_raw_5a2f79631628b4b5(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -846,7 +846,7 @@ _gostring_ _wrap_dsgd_config_key_Xtype_get_raw_5a2f79631628b4b5(struct dsgd_conf
 }
 
 
-_gostring_ _wrap_dsgd_config_key_default_value_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_default_value_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -859,7 +859,7 @@ _gostring_ _wrap_dsgd_config_key_default_value_get_raw_5a2f79631628b4b5(struct d
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -872,7 +872,7 @@ _gostring_ _wrap_dsgd_config_key_Xrange_get_raw_5a2f79631628b4b5(struct dsgd_con
 }
 
 
-_gostring_ _wrap_dsgd_config_key_help_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_help_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -885,7 +885,7 @@ _gostring_ _wrap_dsgd_config_key_help_get_raw_5a2f79631628b4b5(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_environment_get_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_environment_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -898,7 +898,7 @@ _gostring_ _wrap_dsgd_config_key_environment_get_raw_5a2f79631628b4b5(struct dsg
 }
 
 
-struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_5a2f79631628b4b5() {
+struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_cbbf845a0b4acf98() {
   struct dsgd_config_key *result = 0 ;
   struct dsgd_config_key *_swig_go_result;
 
@@ -909,7 +909,7 @@ struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_5a2f79631628b4b5() {
 }
 
 
-void _wrap_delete_dsgd_config_key_raw_5a2f79631628b4b5(struct dsgd_config_key *_swig_go_0) {
+void _wrap_delete_dsgd_config_key_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
 
   arg1 = *(struct dsgd_config_key **)&_swig_go_0;
@@ -919,7 +919,7 @@ void _wrap_delete_dsgd_config_key_raw_5a2f79631628b4b5(struct dsgd_config_key *_
 }
 
 
-long long _wrap_dsgd_config_key_count_raw_5a2f79631628b4b5() {
+long long _wrap_dsgd_config_key_count_raw_cbbf845a0b4acf98() {
   size_t result;
   long long _swig_go_result;
 
@@ -930,7 +930,7 @@ long long _wrap_dsgd_config_key_count_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_dsgd_config_key_at_raw_5a2f79631628b4b5(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_key_at_raw_cbbf845a0b4acf98(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
   size_t arg1 ;
   dsgd_config_key *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -947,7 +947,7 @@ intgo _wrap_dsgd_config_key_at_raw_5a2f79631628b4b5(long long _swig_go_0, dsgd_c
 }
 
 
-intgo _wrap_DSGD_LOG_ERROR_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_LOG_ERROR_raw_cbbf845a0b4acf98() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -959,7 +959,7 @@ intgo _wrap_DSGD_LOG_ERROR_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_LOG_WARNING_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_LOG_WARNING_raw_cbbf845a0b4acf98() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -971,7 +971,7 @@ intgo _wrap_DSGD_LOG_WARNING_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_LOG_INFO_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_LOG_INFO_raw_cbbf845a0b4acf98() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -983,7 +983,7 @@ intgo _wrap_DSGD_LOG_INFO_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_LOG_DEBUG_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_LOG_DEBUG_raw_cbbf845a0b4acf98() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -995,7 +995,7 @@ intgo _wrap_DSGD_LOG_DEBUG_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_dsgd_log_record_level_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_level_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1008,7 +1008,7 @@ intgo _wrap_dsgd_log_record_level_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go
 }
 
 
-_gostring_ _wrap_dsgd_log_record_message_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+_gostring_ _wrap_dsgd_log_record_message_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1021,7 +1021,7 @@ _gostring_ _wrap_dsgd_log_record_message_raw_5a2f79631628b4b5(dsgd_log_record *_
 }
 
 
-long long _wrap_dsgd_log_record_time_ns_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_time_ns_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1034,7 +1034,7 @@ long long _wrap_dsgd_log_record_time_ns_raw_5a2f79631628b4b5(dsgd_log_record *_s
 }
 
 
-long long _wrap_dsgd_log_record_session_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_session_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -1047,7 +1047,7 @@ long long _wrap_dsgd_log_record_session_raw_5a2f79631628b4b5(dsgd_log_record *_s
 }
 
 
-intgo _wrap_dsgd_log_record_rank_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_rank_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1060,7 +1060,7 @@ intgo _wrap_dsgd_log_record_rank_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_
 }
 
 
-void _wrap_dsgd_log_record_free_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0) {
+void _wrap_dsgd_log_record_free_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
 
   arg1 = *(dsgd_log_record **)&_swig_go_0;
@@ -1070,7 +1070,7 @@ void _wrap_dsgd_log_record_free_raw_5a2f79631628b4b5(dsgd_log_record *_swig_go_0
 }
 
 
-intgo _wrap_dsgd_init_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_init_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_session **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1087,7 +1087,39 @@ intgo _wrap_dsgd_init_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, dsgd_session
 }
 
 
-intgo _wrap_dsgd_close_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_init_begin_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+  dsgd_config *arg1 = 0 ;
+  dsgd_op_options *arg2 = 0 ;
+  dsgd_session **arg3 = 0 ;
+  dsgd_op **arg4 = 0 ;
+  dsgd_error **arg5 = 0 ;
+  dsgd_op_options options2 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_config **)&_swig_go_0;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_1;
+    arg2 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options2, sizeof options2);
+      options2.user_data = (void *)given->user_data;
+      options2.timeout_ms = given->timeout_ms;
+      options2.channel = given->channel;
+      arg2 = &options2;
+    }
+  }
+  arg3 = *(dsgd_session ***)&_swig_go_2;
+  arg4 = *(dsgd_op ***)&_swig_go_3;
+  arg5 = *(dsgd_error ***)&_swig_go_4;
+
+  result = (int32_t)dsgd_init_begin((struct dsgd_config const *)arg1,(struct dsgd_op_options const *)arg2,arg3,arg4,arg5);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_close_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1104,7 +1136,7 @@ intgo _wrap_dsgd_close_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, intgo _swi
 }
 
 
-void _wrap_dsgd_session_free_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_session_free_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1114,7 +1146,7 @@ void _wrap_dsgd_session_free_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_finalize_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_finalize_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1124,7 +1156,7 @@ void _wrap_dsgd_finalize_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_abort_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_abort_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1151,7 +1183,7 @@ intgo _wrap_dsgd_abort_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_
 }
 
 
-intgo _wrap_dsgd_rank_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_rank_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1164,7 +1196,7 @@ intgo _wrap_dsgd_rank_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_size_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_size_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1177,7 +1209,7 @@ intgo _wrap_dsgd_size_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_rank_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_rank_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1190,7 +1222,7 @@ intgo _wrap_dsgd_local_rank_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_size_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_size_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1203,7 +1235,7 @@ intgo _wrap_dsgd_local_size_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_view_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+long long _wrap_dsgd_view_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1216,7 +1248,7 @@ long long _wrap_dsgd_view_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_log_poll_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_log_poll_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_log_record **arg3 = 0 ;
@@ -1235,7 +1267,7 @@ intgo _wrap_dsgd_log_poll_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, intgo _
 }
 
 
-intgo _wrap_dsgd_log_fd_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_log_fd_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1248,7 +1280,7 @@ intgo _wrap_dsgd_log_fd_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_FLOAT32_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_FLOAT32_raw_cbbf845a0b4acf98() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1260,7 +1292,7 @@ intgo _wrap_DSGD_FLOAT32_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_FLOAT64_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_FLOAT64_raw_cbbf845a0b4acf98() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1272,7 +1304,7 @@ intgo _wrap_DSGD_FLOAT64_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_INT32_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_INT32_raw_cbbf845a0b4acf98() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1284,7 +1316,7 @@ intgo _wrap_DSGD_INT32_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_INT64_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_INT64_raw_cbbf845a0b4acf98() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1296,7 +1328,7 @@ intgo _wrap_DSGD_INT64_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_UINT8_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_UINT8_raw_cbbf845a0b4acf98() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1308,7 +1340,7 @@ intgo _wrap_DSGD_UINT8_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_FLOAT16_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_FLOAT16_raw_cbbf845a0b4acf98() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1320,7 +1352,7 @@ intgo _wrap_DSGD_FLOAT16_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_BFLOAT16_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_BFLOAT16_raw_cbbf845a0b4acf98() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1332,7 +1364,7 @@ intgo _wrap_DSGD_BFLOAT16_raw_5a2f79631628b4b5() {
 }
 
 
-long long _wrap_dsgd_dtype_size_raw_5a2f79631628b4b5(intgo _swig_go_0) {
+long long _wrap_dsgd_dtype_size_raw_cbbf845a0b4acf98(intgo _swig_go_0) {
   int32_t arg1 ;
   size_t result;
   long long _swig_go_result;
@@ -1345,7 +1377,7 @@ long long _wrap_dsgd_dtype_size_raw_5a2f79631628b4b5(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_UNTRAINED_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_UNTRAINED_raw_cbbf845a0b4acf98() {
   enum dsgd_parameter_flag result;
   intgo _swig_go_result;
 
@@ -1357,7 +1389,7 @@ intgo _wrap_DSGD_UNTRAINED_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_dsgd_parameter_add_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_parameter_add_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   int32_t arg3 ;
@@ -1390,7 +1422,7 @@ intgo _wrap_dsgd_parameter_add_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_parameter_set_raw_5a2f79631628b4b5(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_parameter_set_raw_cbbf845a0b4acf98(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_parameter *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1417,7 +1449,7 @@ intgo _wrap_dsgd_parameter_set_raw_5a2f79631628b4b5(dsgd_parameter *_swig_go_0, 
 }
 
 
-_gostring_ _wrap_dsgd_parameter_name_raw_5a2f79631628b4b5(dsgd_parameter *_swig_go_0) {
+_gostring_ _wrap_dsgd_parameter_name_raw_cbbf845a0b4acf98(dsgd_parameter *_swig_go_0) {
   dsgd_parameter *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1430,7 +1462,7 @@ _gostring_ _wrap_dsgd_parameter_name_raw_5a2f79631628b4b5(dsgd_parameter *_swig_
 }
 
 
-intgo _wrap_dsgd_replica_add_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_replica_add_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_replica **arg3 = 0 ;
@@ -1459,7 +1491,7 @@ intgo _wrap_dsgd_replica_add_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gos
 }
 
 
-_gostring_ _wrap_dsgd_replica_device_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0) {
+_gostring_ _wrap_dsgd_replica_device_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0) {
   dsgd_replica *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1472,7 +1504,7 @@ _gostring_ _wrap_dsgd_replica_device_raw_5a2f79631628b4b5(dsgd_replica *_swig_go
 }
 
 
-intgo _wrap_dsgd_replica_weight_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_replica_weight_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1489,7 +1521,7 @@ intgo _wrap_dsgd_replica_weight_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_bind_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_bind_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1514,7 +1546,7 @@ intgo _wrap_dsgd_bind_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parame
 }
 
 
-intgo _wrap_dsgd_alloc_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_alloc_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void **arg3 = 0 ;
@@ -1535,7 +1567,7 @@ intgo _wrap_dsgd_alloc_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_param
 }
 
 
-intgo _wrap_dsgd_memory_get_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_memory_get_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_memory **arg3 = 0 ;
@@ -1554,7 +1586,7 @@ intgo _wrap_dsgd_memory_get_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_
 }
 
 
-void *_wrap_dsgd_memory_value_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_value_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1567,7 +1599,7 @@ void *_wrap_dsgd_memory_value_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_memory_gradient_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_gradient_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1580,7 +1612,7 @@ void *_wrap_dsgd_memory_gradient_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_memory_nbytes_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
+long long _wrap_dsgd_memory_nbytes_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -1593,7 +1625,7 @@ long long _wrap_dsgd_memory_nbytes_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0)
 }
 
 
-void _wrap_dsgd_memory_free_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
+void _wrap_dsgd_memory_free_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
 
   arg1 = *(dsgd_memory **)&_swig_go_0;
@@ -1603,7 +1635,7 @@ void _wrap_dsgd_memory_free_raw_5a2f79631628b4b5(dsgd_memory *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_bind_dlpack_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_bind_dlpack_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned *arg3 = 0 ;
@@ -1624,7 +1656,7 @@ intgo _wrap_dsgd_bind_dlpack_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd
 }
 
 
-intgo _wrap_dsgd_export_dlpack_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_export_dlpack_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned **arg3 = 0 ;
@@ -1645,7 +1677,7 @@ intgo _wrap_dsgd_export_dlpack_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, ds
 }
 
 
-intgo _wrap_dsgd_optimizer_set_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_optimizer_set_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1681,7 +1713,7 @@ intgo _wrap_dsgd_optimizer_set_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_learning_rate_set_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_learning_rate_set_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1698,7 +1730,7 @@ intgo _wrap_dsgd_learning_rate_set_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0
 }
 
 
-double _wrap_dsgd_loss_scale_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+double _wrap_dsgd_loss_scale_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   double result;
   double _swig_go_result;
@@ -1711,12 +1743,15 @@ double _wrap_dsgd_loss_scale_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_strategy_set_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_strategy_set_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
-  dsgd_error **arg4 = 0 ;
+  dsgd_op_options *arg4 = 0 ;
+  dsgd_op **arg5 = 0 ;
+  dsgd_error **arg6 = 0 ;
   char *temp2 ;
+  dsgd_op_options options4 ;
   int32_t result;
   intgo _swig_go_result;
 
@@ -1737,9 +1772,21 @@ intgo _wrap_dsgd_strategy_set_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _go
       }
     }
   }
-  arg4 = *(dsgd_error ***)&_swig_go_3;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_3;
+    arg4 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options4, sizeof options4);
+      options4.user_data = (void *)given->user_data;
+      options4.timeout_ms = given->timeout_ms;
+      options4.channel = given->channel;
+      arg4 = &options4;
+    }
+  }
+  arg5 = *(dsgd_op ***)&_swig_go_4;
+  arg6 = *(dsgd_error ***)&_swig_go_5;
 
-  result = (int32_t)dsgd_strategy_set(arg1,(char const *)arg2,(char const *)arg3,arg4);
+  result = (int32_t)dsgd_strategy_set(arg1,(char const *)arg2,(char const *)arg3,(struct dsgd_op_options const *)arg4,arg5,arg6);
   _swig_go_result = result;
   free((char *)arg2);
   free(arg3);
@@ -1747,22 +1794,37 @@ intgo _wrap_dsgd_strategy_set_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _go
 }
 
 
-intgo _wrap_dsgd_start_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_start_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
-  dsgd_error **arg2 = 0 ;
+  dsgd_op_options *arg2 = 0 ;
+  dsgd_op **arg3 = 0 ;
+  dsgd_error **arg4 = 0 ;
+  dsgd_op_options options2 ;
   int32_t result;
   intgo _swig_go_result;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
-  arg2 = *(dsgd_error ***)&_swig_go_1;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_1;
+    arg2 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options2, sizeof options2);
+      options2.user_data = (void *)given->user_data;
+      options2.timeout_ms = given->timeout_ms;
+      options2.channel = given->channel;
+      arg2 = &options2;
+    }
+  }
+  arg3 = *(dsgd_op ***)&_swig_go_2;
+  arg4 = *(dsgd_error ***)&_swig_go_3;
 
-  result = (int32_t)dsgd_start(arg1,arg2);
+  result = (int32_t)dsgd_start(arg1,(struct dsgd_op_options const *)arg2,arg3,arg4);
   _swig_go_result = result;
   return _swig_go_result;
 }
 
 
-intgo _wrap_dsgd_step_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_step_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_step_result *arg3 = 0 ;
@@ -1781,7 +1843,7 @@ intgo _wrap_dsgd_step_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, double _swi
 }
 
 
-intgo _wrap_dsgd_step_begin_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_step_begin_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_op_options *arg3 = 0 ;
@@ -1813,7 +1875,7 @@ intgo _wrap_dsgd_step_begin_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, doubl
 }
 
 
-intgo _wrap_dsgd_gradient_ready_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradient_ready_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1832,7 +1894,7 @@ intgo _wrap_dsgd_gradient_ready_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_stream_wait_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_stream_wait_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   void *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1849,7 +1911,7 @@ intgo _wrap_dsgd_stream_wait_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, void
 }
 
 
-intgo _wrap_dsgd_gradient_absent_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_gradient_absent_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1866,7 +1928,7 @@ intgo _wrap_dsgd_gradient_absent_raw_5a2f79631628b4b5(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_step_flush_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_step_flush_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -1881,7 +1943,7 @@ intgo _wrap_dsgd_step_flush_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_
 }
 
 
-intgo _wrap_dsgd_op_step_result_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_step_result_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_step_result *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1898,7 +1960,7 @@ intgo _wrap_dsgd_op_step_result_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0, dsgd_s
 }
 
 
-intgo _wrap_dsgd_stop_request_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_stop_request_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -1913,7 +1975,7 @@ intgo _wrap_dsgd_stop_request_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsg
 }
 
 
-long long _wrap_dsgd_op_id_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0) {
+long long _wrap_dsgd_op_id_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -1926,7 +1988,7 @@ long long _wrap_dsgd_op_id_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_op_user_data_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0) {
+void *_wrap_dsgd_op_user_data_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1939,7 +2001,7 @@ void *_wrap_dsgd_op_user_data_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_op_wait_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_wait_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1956,7 +2018,7 @@ intgo _wrap_dsgd_op_wait_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0, intgo _swig_g
 }
 
 
-intgo _wrap_dsgd_op_test_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_test_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1973,7 +2035,34 @@ intgo _wrap_dsgd_op_test_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0, int *_swig_go
 }
 
 
-void _wrap_dsgd_op_free_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0) {
+intgo _wrap_dsgd_op_abort_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+  dsgd_op *arg1 = 0 ;
+  char *arg2 = 0 ;
+  dsgd_error **arg3 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_op **)&_swig_go_0;
+  {
+    arg2 = NULL;
+    if (_swig_go_1.n > 0) {
+      arg2 = (char *)malloc(_swig_go_1.n + 1);
+      if (arg2 != NULL) {
+        memcpy(arg2, _swig_go_1.p, _swig_go_1.n);
+        arg2[_swig_go_1.n] = '\0';
+      }
+    }
+  }
+  arg3 = *(dsgd_error ***)&_swig_go_2;
+
+  result = (int32_t)dsgd_op_abort(arg1,(char const *)arg2,arg3);
+  _swig_go_result = result;
+  free(arg2);
+  return _swig_go_result;
+}
+
+
+void _wrap_dsgd_op_free_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
 
   arg1 = *(dsgd_op **)&_swig_go_0;
@@ -1983,7 +2072,7 @@ void _wrap_dsgd_op_free_raw_5a2f79631628b4b5(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_queue_poll_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_queue_poll_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_op **arg2 = 0 ;
   size_t arg3 ;
@@ -2005,7 +2094,7 @@ intgo _wrap_dsgd_queue_poll_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gosl
 }
 
 
-intgo _wrap_dsgd_queue_fd_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_queue_fd_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -2018,7 +2107,7 @@ intgo _wrap_dsgd_queue_fd_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SUM_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_SUM_raw_cbbf845a0b4acf98() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2030,7 +2119,7 @@ intgo _wrap_DSGD_SUM_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_MIN_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_MIN_raw_cbbf845a0b4acf98() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2042,7 +2131,7 @@ intgo _wrap_DSGD_MIN_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_MAX_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_MAX_raw_cbbf845a0b4acf98() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2054,7 +2143,7 @@ intgo _wrap_DSGD_MAX_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_PROD_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_PROD_raw_cbbf845a0b4acf98() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2066,7 +2155,7 @@ intgo _wrap_DSGD_PROD_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_DSGD_MEAN_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_MEAN_raw_cbbf845a0b4acf98() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2078,7 +2167,7 @@ intgo _wrap_DSGD_MEAN_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_dsgd_allreduce_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
+intgo _wrap_dsgd_allreduce_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2120,7 +2209,7 @@ intgo _wrap_dsgd_allreduce_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_broadcast_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
+intgo _wrap_dsgd_broadcast_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2160,7 +2249,7 @@ intgo _wrap_dsgd_broadcast_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_allgather_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
+intgo _wrap_dsgd_allgather_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2204,7 +2293,7 @@ intgo _wrap_dsgd_allgather_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_reduce_scatter_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
+intgo _wrap_dsgd_reduce_scatter_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2250,7 +2339,7 @@ intgo _wrap_dsgd_reduce_scatter_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_barrier_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_barrier_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2282,13 +2371,16 @@ intgo _wrap_dsgd_barrier_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, dsgd_gro
 }
 
 
-intgo _wrap_dsgd_object_put_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_object_put_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_op_options *_swig_go_4, dsgd_op **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   void *arg3 = 0 ;
   size_t arg4 ;
-  dsgd_error **arg5 = 0 ;
+  dsgd_op_options *arg5 = 0 ;
+  dsgd_op **arg6 = 0 ;
+  dsgd_error **arg7 = 0 ;
   char *temp2 ;
+  dsgd_op_options options5 ;
   int32_t result;
   intgo _swig_go_result;
 
@@ -2301,22 +2393,36 @@ intgo _wrap_dsgd_object_put_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gost
 
   arg3 = *(void **)&_swig_go_2;
   arg4 = (size_t)_swig_go_3;
-  arg5 = *(dsgd_error ***)&_swig_go_4;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_4;
+    arg5 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options5, sizeof options5);
+      options5.user_data = (void *)given->user_data;
+      options5.timeout_ms = given->timeout_ms;
+      options5.channel = given->channel;
+      arg5 = &options5;
+    }
+  }
+  arg6 = *(dsgd_op ***)&_swig_go_5;
+  arg7 = *(dsgd_error ***)&_swig_go_6;
 
-  result = (int32_t)dsgd_object_put(arg1,(char const *)arg2,(void const *)arg3,arg4,arg5);
+  result = (int32_t)dsgd_object_put(arg1,(char const *)arg2,(void const *)arg3,arg4,(struct dsgd_op_options const *)arg5,arg6,arg7);
   _swig_go_result = result;
   free((char *)arg2);
   return _swig_go_result;
 }
 
 
-intgo _wrap_dsgd_object_get_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, dsgd_object **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_object_get_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
-  int32_t arg3 ;
+  dsgd_op_options *arg3 = 0 ;
   dsgd_object **arg4 = 0 ;
-  dsgd_error **arg5 = 0 ;
+  dsgd_op **arg5 = 0 ;
+  dsgd_error **arg6 = 0 ;
   char *temp2 ;
+  dsgd_op_options options3 ;
   int32_t result;
   intgo _swig_go_result;
 
@@ -2327,18 +2433,46 @@ intgo _wrap_dsgd_object_get_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, _gost
   temp2[_swig_go_1.n] = '\0';
   arg2 = (char *)temp2;
 
-  arg3 = (int32_t)_swig_go_2;
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_2;
+    arg3 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options3, sizeof options3);
+      options3.user_data = (void *)given->user_data;
+      options3.timeout_ms = given->timeout_ms;
+      options3.channel = given->channel;
+      arg3 = &options3;
+    }
+  }
   arg4 = *(dsgd_object ***)&_swig_go_3;
-  arg5 = *(dsgd_error ***)&_swig_go_4;
+  arg5 = *(dsgd_op ***)&_swig_go_4;
+  arg6 = *(dsgd_error ***)&_swig_go_5;
 
-  result = (int32_t)dsgd_object_get(arg1,(char const *)arg2,arg3,arg4,arg5);
+  result = (int32_t)dsgd_object_get(arg1,(char const *)arg2,(struct dsgd_op_options const *)arg3,arg4,arg5,arg6);
   _swig_go_result = result;
   free((char *)arg2);
   return _swig_go_result;
 }
 
 
-void *_wrap_dsgd_object_data_raw_5a2f79631628b4b5(dsgd_object *_swig_go_0) {
+intgo _wrap_dsgd_op_object_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
+  dsgd_op *arg1 = 0 ;
+  dsgd_object **arg2 = 0 ;
+  dsgd_error **arg3 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_op **)&_swig_go_0;
+  arg2 = *(dsgd_object ***)&_swig_go_1;
+  arg3 = *(dsgd_error ***)&_swig_go_2;
+
+  result = (int32_t)dsgd_op_object((struct dsgd_op const *)arg1,arg2,arg3);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+void *_wrap_dsgd_object_data_raw_cbbf845a0b4acf98(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2351,7 +2485,7 @@ void *_wrap_dsgd_object_data_raw_5a2f79631628b4b5(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_nbytes_raw_5a2f79631628b4b5(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_nbytes_raw_cbbf845a0b4acf98(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2364,7 +2498,7 @@ long long _wrap_dsgd_object_nbytes_raw_5a2f79631628b4b5(dsgd_object *_swig_go_0)
 }
 
 
-void _wrap_dsgd_object_free_raw_5a2f79631628b4b5(dsgd_object *_swig_go_0) {
+void _wrap_dsgd_object_free_raw_cbbf845a0b4acf98(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
 
   arg1 = *(dsgd_object **)&_swig_go_0;
@@ -2374,7 +2508,7 @@ void _wrap_dsgd_object_free_raw_5a2f79631628b4b5(dsgd_object *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_5a2f79631628b4b5() {
+intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_cbbf845a0b4acf98() {
   enum dsgd_shard_flag result;
   intgo _swig_go_result;
 
@@ -2386,7 +2520,7 @@ intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_5a2f79631628b4b5() {
 }
 
 
-intgo _wrap_dsgd_shard_new_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_shard_new_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2409,7 +2543,7 @@ intgo _wrap_dsgd_shard_new_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_epoch_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_shard_epoch_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2426,7 +2560,7 @@ intgo _wrap_dsgd_shard_epoch_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_next_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_next_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   int64_t *arg2 = 0 ;
   size_t arg3 ;
@@ -2446,7 +2580,7 @@ intgo _wrap_dsgd_shard_next_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0, _goslic
 }
 
 
-long long _wrap_dsgd_shard_size_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_size_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2459,7 +2593,7 @@ long long _wrap_dsgd_shard_size_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_shard_free_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0) {
+void _wrap_dsgd_shard_free_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
 
   arg1 = *(dsgd_shard **)&_swig_go_0;
@@ -2469,7 +2603,7 @@ void _wrap_dsgd_shard_free_raw_5a2f79631628b4b5(dsgd_shard *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_digest_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_digest_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   uint64_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2486,7 +2620,7 @@ intgo _wrap_dsgd_digest_raw_5a2f79631628b4b5(dsgd_session *_swig_go_0, long long
 }
 
 
-intgo _wrap_dsgd_head_start_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_start_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_head **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2503,7 +2637,7 @@ intgo _wrap_dsgd_head_start_raw_5a2f79631628b4b5(dsgd_config *_swig_go_0, dsgd_h
 }
 
 
-_gostring_ _wrap_dsgd_head_address_raw_5a2f79631628b4b5(dsgd_head *_swig_go_0) {
+_gostring_ _wrap_dsgd_head_address_raw_cbbf845a0b4acf98(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -2516,7 +2650,7 @@ _gostring_ _wrap_dsgd_head_address_raw_5a2f79631628b4b5(dsgd_head *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_head_wait_raw_5a2f79631628b4b5(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_wait_raw_cbbf845a0b4acf98(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_head *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2533,7 +2667,7 @@ intgo _wrap_dsgd_head_wait_raw_5a2f79631628b4b5(dsgd_head *_swig_go_0, intgo _sw
 }
 
 
-void _wrap_dsgd_head_free_raw_5a2f79631628b4b5(dsgd_head *_swig_go_0) {
+void _wrap_dsgd_head_free_raw_cbbf845a0b4acf98(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
 
   arg1 = *(dsgd_head **)&_swig_go_0;

@@ -1,6 +1,5 @@
 package io.dsgd;
 
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 
@@ -36,17 +35,20 @@ public final class Dsgd {
    * learns its rank. Blocks up to {@code init_timeout}.
    *
    * @param config null: environment and defaults
-   * @throws InterruptedException at once when the thread is interrupted; if the attempt to join then
-   *     succeeds, the session is closed
+   * @throws InterruptedException when the thread is interrupted; this ends joining, and the other
+   *     workers are told
    */
   public static Session init(Config config) throws InterruptedException {
-    return Natives.interruptibly("init", () -> join(config), session -> session.close(Duration.ZERO));
-  }
-
-  private static Session join(Config config) {
+    if (Thread.interrupted()) {
+      throw new InterruptedException("interrupted before init");
+    }
     long[] session = new long[1];
-    Config.with(config, c -> Raw.dsgd_init(c, session));
-    return new Session(session[0]);
+    long[] operation = new long[1];
+    Config.with(
+        config, c -> Raw.dsgd_init_begin(c, Collectives.DEFAULTS, session, operation));
+    Session joining = new Session(session[0]);
+    joining.awaitJoined(operation[0]);
+    return joining;
   }
 
   /** Version of the native library: major * 10000 + minor * 100 + patch. */

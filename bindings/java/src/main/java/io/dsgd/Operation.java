@@ -90,19 +90,47 @@ public final class Operation<T> {
    * the queue.
    */
   T joinInC() throws InterruptedException {
+    awaitInC(null);
+    return join();
+  }
+
+  /** Waits in C for some time; null: until the end. False: it has not ended yet. */
+  boolean awaitInC(Duration timeout) throws InterruptedException {
     checkMayWait();
-    while (!hasEndedInC()) {
+    long begin = System.nanoTime();
+    long limit = timeout == null ? Long.MAX_VALUE : Natives.millis(timeout) * 1_000_000L;
+    for (long left = limit; ; left = limit - (System.nanoTime() - begin)) {
+      if (hasEndedInC((int) Math.min(SLICE_MS, Math.max(0, left / 1_000_000)))) {
+        inFlight.ended(this);
+        return true;
+      }
       if (Thread.interrupted()) {
         inFlight.startPoller(); // it ends the operation
         throw new InterruptedException("interrupted while waiting; the operation goes on");
       }
+      if (left <= 0) {
+        return false;
+      }
     }
-    inFlight.ended(this);
-    return join();
+  }
+
+  /** Ends it with {@link Status#ABORTED}, unless it has ended. */
+  void abort(String reason) {
+    long p;
+    try {
+      p = handle.acquire();
+    } catch (DsgdException e) { // it has ended
+      return;
+    }
+    try {
+      Raw.dsgd_op_abort(p, reason);
+    } finally {
+      handle.release();
+    }
   }
 
   /** Waits for a slice. */
-  private boolean hasEndedInC() throws InterruptedException {
+  private boolean hasEndedInC(int timeoutMs) throws InterruptedException {
     long p;
     try {
       p = handle.acquire();
@@ -110,7 +138,7 @@ public final class Operation<T> {
       return true;
     }
     try {
-      return Raw.dsgd_op_wait(p, SLICE_MS) == dsgd_status.DSGD_OK;
+      return Raw.dsgd_op_wait(p, timeoutMs) == dsgd_status.DSGD_OK;
     } catch (DsgdException e) { // how it failed; or the session is being closed, which will end it
       return hasFailed(p) || await(Duration.ofMillis(SLICE_MS));
     } finally {

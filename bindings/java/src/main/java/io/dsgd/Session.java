@@ -45,6 +45,20 @@ public final class Session implements AutoCloseable {
     Natives.CLEANER.register(this, () -> abandon(owned, mine));
   }
 
+  /** Waits for the operation of dsgd_init_begin; on failure the session is closed. */
+  void awaitJoined(long operation) throws InterruptedException {
+    try {
+      inFlight.run(this, (s, pointer) -> pointer[0] = operation, joined -> null);
+    } catch (InterruptedException e) {
+      abort("interrupted while joining");
+      closeNow(0);
+      throw e;
+    } catch (DsgdException e) {
+      closeNow(0);
+      throw e;
+    }
+  }
+
   // ---- Membership
   // ---------------------------------------------------------------------------------------------------
 
@@ -237,7 +251,7 @@ public final class Session implements AutoCloseable {
    * it is collective and holds from the next step on.
    */
   public void setStrategy(String name, String options) throws InterruptedException {
-    inTurnInterruptibly("setStrategy", s -> Raw.dsgd_strategy_set(s, name, options));
+    runInTurn((s, op) -> Raw.dsgd_strategy_set(s, name, options, Collectives.DEFAULTS, op));
   }
 
   /**
@@ -245,7 +259,7 @@ public final class Session implements AutoCloseable {
    * first replica.
    */
   public void start() throws InterruptedException {
-    inTurnInterruptibly("start", Raw::dsgd_start);
+    runInTurn((s, op) -> Raw.dsgd_start(s, Collectives.DEFAULTS, op));
   }
 
   // ---- Steps
@@ -396,13 +410,11 @@ public final class Session implements AutoCloseable {
    */
   public void putObject(String name, ByteBuffer data) throws InterruptedException {
     Buffer checked = Buffers.readable(data, DType.UINT8, "data of object '" + name + "'");
-    Natives.interruptibly(
-        "putObject",
-        () -> {
-          use(s -> Raw.dsgd_object_put(s, name, checked));
-          return true;
-        },
-        put -> {});
+    inFlight.run(
+        this,
+        (s, op) -> Raw.dsgd_object_put(s, name, checked, Collectives.DEFAULTS, op),
+        put -> null,
+        checked);
   }
 
   /** As {@link #putObject(String, ByteBuffer)}, with a copy of an array. */
@@ -423,23 +435,39 @@ public final class Session implements AutoCloseable {
    * The object of that name.
    *
    * @param timeout how long to wait for it; null: {@code step_timeout}
-   * @throws DsgdException of {@link Status#WAIT_TIMEOUT}: no worker has put it yet
+   * @throws DsgdException of {@link Status#WAIT_TIMEOUT}: no worker has put it yet; of {@link
+   *     Status#TIMEOUT} after {@code step_timeout}
    */
   public SharedObject getObject(String name, Duration timeout) throws InterruptedException {
-    long[] object = new long[1];
-    Natives.interruptibly(
-        "getObject",
-        () -> handle.get(s -> Raw.dsgd_object_get(s, name, Natives.millis(timeout), object)),
-        status -> Raw.dsgd_object_free(object[0]));
-    if (object[0] == 0) {
+    Operation<SharedObject> get =
+        inFlight.addAwaited(
+            this,
+            (s, op) -> Raw.dsgd_object_get(s, name, Collectives.DEFAULTS, null, op),
+            op -> {
+              long[] object = new long[1];
+              Raw.dsgd_op_object(op, object);
+              return new SharedObject(name, object[0]);
+            });
+    try {
+      if (!get.awaitInC(timeout)) {
+        get.abort("nobody waits for it any more");
+      }
+      return get.joinInC();
+    } catch (InterruptedException e) {
+      get.abort("interrupted");
+      throw e;
+    } catch (DsgdException e) {
+      if (timeout == null || e.status() != Status.ABORTED) {
+        throw e;
+      }
       throw DsgdException.of(
           Status.WAIT_TIMEOUT,
           "no worker has put object '"
               + name
-              + "'"
-              + (timeout == null ? " yet" : " within " + timeout.toMillis() + " ms"));
+              + "' within "
+              + timeout.toMillis()
+              + " ms");
     }
-    return new SharedObject(name, object[0]);
   }
 
   /** As {@link #shard(long, long, boolean)}, shuffled. */
@@ -528,15 +556,14 @@ public final class Session implements AutoCloseable {
     }
   }
 
-  /** As inTurn, for calls that block: an interrupt ends the wait, and the call goes on. */
-  private void inTurnInterruptibly(String name, Handle.Use use) throws InterruptedException {
-    Natives.interruptibly(
-        name,
-        () -> {
-          inTurn(use);
-          return true;
-        },
-        done -> {});
+  /** As inTurn, for an operation that is waited for: an interrupt ends the wait, and the operation goes on. */
+  private void runInTurn(InFlight.Start start) throws InterruptedException {
+    turn.lockInterruptibly();
+    try {
+      inFlight.run(this, start, op -> null);
+    } finally {
+      turn.unlock();
+    }
   }
 
   <T> T inTurnGet(LongFunction<T> use) {

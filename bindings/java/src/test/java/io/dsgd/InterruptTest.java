@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.nio.FloatBuffer;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
 import java.util.function.BooleanSupplier;
@@ -96,9 +97,9 @@ final class InterruptTest {
     return mine.inFlight().size() == 1;
   }
 
-  private static boolean helperRuns(String call) {
-    return Thread.getAllStackTraces().keySet().stream()
-        .anyMatch(thread -> thread.getName().equals("dsgd-" + call));
+  private static boolean isJoining(Thread thread) {
+    return Arrays.stream(thread.getStackTrace())
+        .anyMatch(frame -> frame.getMethodName().equals("awaitJoined"));
   }
 
   private static void model(Session session) {
@@ -140,7 +141,7 @@ final class InterruptTest {
   @Test
   void interruptsEndStarts() throws Exception {
     model(mine);
-    assertInterruptsWhen(() -> helperRuns("start"), mine::start);
+    assertInterruptsWhen(this::operationRuns, mine::start);
   }
 
   @Test
@@ -154,12 +155,12 @@ final class InterruptTest {
   @Test
   void interruptsEndChangesOfTheStrategy() throws Exception {
     start();
-    assertInterruptsWhen(() -> helperRuns("setStrategy"), () -> mine.setStrategy("allreduce"));
+    assertInterruptsWhen(this::operationRuns, () -> mine.setStrategy("allreduce"));
   }
 
   @Test
   void interruptsEndWaitsForObjects() throws Exception {
-    assertInterruptsWhen(() -> helperRuns("getObject"), () -> mine.getObject("never"));
+    assertInterruptsWhen(this::operationRuns, () -> mine.getObject("never"));
     assertInterrupts(() -> mine.getObject("never", Duration.ofMinutes(10)));
   }
 
@@ -167,12 +168,10 @@ final class InterruptTest {
   void interruptsEndJoining() throws Exception {
     try (Head lonely = Job.head(2);
         Config config = config().set("head", lonely.address())) {
-      assertInterruptsWhen(() -> helperRuns("init"), () -> Dsgd.init(config));
-      // The abandoned attempt goes on: it meets the second worker, and leaves at once.
-      try (Session second = Dsgd.init(config)) {
-        DsgdException e = Fails.with(Status.WORKER_LOST, second::barrier);
-        assertEquals(1 - second.rank(), e.rank());
-      }
+      assertInterrupts(() -> Dsgd.init(config));
+      Caller joining = new Caller(() -> Dsgd.init(config));
+      assertInstanceOf(
+          InterruptedException.class, joining.interruptedWhen(() -> isJoining(joining.thread)));
     }
   }
 
