@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -266,4 +267,55 @@ func TestTwoWorkersOfTheSameID(t *testing.T) {
 	if !errors.Is(first, ErrExists) && !errors.Is(second, ErrExists) {
 		t.Errorf("two workers of one id joined: %v, %v", first, second)
 	}
+}
+
+func TestAContextEndsJoining(t *testing.T) {
+	head, err := StartHead(configure(t, bounded, settings{"head": "127.0.0.1:0", "num_workers": "2"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer head.Close()
+	config := configure(t, settings{"head": head.Address(), "num_workers": "2", "embed_head": "never", "init_timeout": "10m",
+		"log_level": "info"})
+	waiting := make(chan struct{})
+	var once sync.Once
+	config.SetLog(func(r LogRecord) { // the head has taken the worker in
+		if strings.Contains(r.Message, "1 of 2 workers have come") {
+			once.Do(func() { close(waiting) })
+		}
+	})
+	ctx, cancel := context.WithCancel(background)
+	go func() {
+		<-waiting
+		cancel()
+	}()
+	if _, err := InitContext(ctx, config); err != context.Canceled {
+		t.Errorf("InitContext returned %v", err)
+	}
+	// The other workers are told, and so is the head.
+	if err := head.Wait(background); !errors.Is(err, ErrAborted) || !strings.Contains(err.Error(), "context canceled") {
+		t.Errorf("the head says %v", err)
+	}
+}
+
+func TestAContextEndsStarts(t *testing.T) {
+	job(t, 2, settings{"step_timeout": "10m"}, func(w *worker) {
+		p, err := w.AddParameter("weight", Float32, []int{1})
+		w.ok(err)
+		r, err := w.AddReplica("cpu")
+		w.ok(err)
+		_, err = Alloc[float32](r, p)
+		w.ok(err)
+		if w.Rank() == 0 {
+			ctx, cancel := context.WithCancel(background)
+			cancel()
+			w.expect(w.Start(ctx) == context.Canceled, "start was to end with its context")
+			w.ok(w.PutObject(background, "cancelled", nil)) // and the start goes on
+		} else {
+			_, err := w.GetObject(background, "cancelled")
+			w.ok(err)
+			w.ok(w.Start(background))
+		}
+		w.ok(w.Barrier(background))
+	})
 }

@@ -1,0 +1,102 @@
+"""Ctrl-C ends every wait, at once, and is not hidden by another error. The other worker of each job stays away, and all
+time limits are longer than the tests."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SETUP = """
+import dsgd, numpy, sys
+address = sys.argv[1]
+options = dict(head=address, num_workers=2, init_timeout="10m", step_timeout="10m", embed_head="never", log_to="stderr", log_level="info")
+"""
+WITH_SESSION = """
+with dsgd.init(forward_logs=False, **options) as session:
+    value, gradient = session.add_replica().alloc(session.add_parameter("w", 4))
+    print("ready", flush=True)
+    {call}
+"""
+STARTED = """
+with dsgd.init(forward_logs=False, **options) as session:
+    value, gradient = session.add_replica().alloc(session.add_parameter("w", 4))
+    session.start()
+    print("ready", flush=True)
+    {call}
+"""
+JOINING = """
+print("ready", flush=True)
+dsgd.init(**options)
+"""
+
+
+def program(text, address, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SETUP + text), address],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )
+
+
+def interrupt(process):
+    """Sends SIGINT once the process says that it is about to wait."""
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert errors.rstrip().endswith("KeyboardInterrupt"), errors
+    assert process.returncode == -signal.SIGINT, "Python ends by the signal when nobody has caught KeyboardInterrupt"
+
+
+@pytest.fixture
+def head():
+    import dsgd
+
+    with dsgd.Head(head="127.0.0.1:0", num_workers=2) as head:
+        yield head
+
+
+def test_while_joining(head):
+    interrupt(program(JOINING, head.address))
+
+
+def test_while_joining_is_told_to_the_other_worker_and_the_head(head):
+    import dsgd
+
+    process = program(JOINING, head.address)
+    assert process.stdout.readline() == "ready\n"
+    for line in process.stderr:  # the log says when the head has taken the worker in
+        if "1 of 2 workers have come" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(dsgd.Error) as told:
+        head.wait(60)
+    assert told.value.status == dsgd.Status.ABORTED
+    assert "KeyboardInterrupt while joining" in str(told.value)
+    _, errors = process.communicate(timeout=60)
+    assert errors.rstrip().endswith("KeyboardInterrupt"), errors
+
+
+CALLS = {
+    "start": (WITH_SESSION, "session.start()"),
+    "get": (WITH_SESSION, "session.get('never')"),
+    "get with a limit": (WITH_SESSION, "session.get('never', timeout=600)"),
+    "log": (WITH_SESSION, "[session.poll_log(600) for _ in range(1000)]"),
+    "barrier": (WITH_SESSION, "session.barrier()"),
+    "allreduce": (WITH_SESSION, "session.allreduce(numpy.ones(4))"),
+    "an operation": (WITH_SESSION, "session.barrier_async().wait()"),
+    "step": (STARTED, "session.step()"),
+    "set_strategy": (STARTED, "session.set_strategy('ps')"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_in_a_call(head, call):
+    text, line = CALLS[call]
+    other = program(text.format(call="sys.stdin.readline()"), head.address, stdin=subprocess.PIPE)
+    waiting = program(text.format(call=line), head.address)
+    try:
+        interrupt(waiting)
+    finally:
+        other.kill()
+        other.communicate()
