@@ -122,7 +122,7 @@ void Session::Impl::join(transport::Time deadline, const std::string& limit) {
   } catch (const std::bad_alloc&) {
     status = engine().exhausted();
   }
-  transport::run_surely(loop(), [&] { end_join(status); });
+  if (membership == Membership::kJoining) transport::run_surely(loop(), [&] { end_join(status); });
 }
 
 void Session::Impl::end_join(const Status& status) {
@@ -173,7 +173,8 @@ Status Session::Impl::attempt_join(transport::Time deadline, const std::string& 
           if (membership != Membership::kJoining) return joined->end(failure);  // aborted or closed
           worker->join(
               deadline, limit,
-              [joined](const Status& status) {
+              [this, joined](const Status& status) {
+                if (status.ok()) end_join(status);
                 if (!joined->done()) joined->end(status);
               },
               look_again);
