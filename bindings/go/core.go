@@ -161,11 +161,12 @@ func (c *core) poll(handles []uintptr, timeoutMS int) bool {
 	status := raw.Dsgd_queue_poll(c.session, handles, timeoutMS, &count, nil)
 	for _, handle := range handles[:count] {
 		c.mu.Lock()
-		f := c.ops[handle] // perhaps none, or, where a waiter was faster and freed the handle, a later operation
+		f := c.ops[handle] // none where a waiter was faster
 		c.mu.Unlock()
 		if f != nil {
 			f.ended()
 		}
+		raw.Dsgd_op_free(handle) // the reference of the poll
 	}
 	return status == 0 || Status(status) == ErrWaitTimeout
 }

@@ -7,6 +7,11 @@
 
 namespace dsgd::capi {
 
+Call::~Call() {
+  if (op_ && op_->let_go()) delete op_;
+  if (session_ && session_->let_go()) delete session_;
+}
+
 Status Call::fail(Code code, const std::string& message) const {
   return Status(code, std::string(function_) + ": " + message);
 }
@@ -45,11 +50,19 @@ Status Call::closed() const {
 
 Status Call::local(const dsgd_session* session) const {
   DSGD_RETURN_IF_ERROR(handle(session, "session"));
+  if (!session_) {
+    session_ = const_cast<dsgd_session*>(session);  // only its count of uses changes
+    session_->keep();
+  }
   return alive(session->core->alive(), "session");
 }
 
 Status Call::local(const dsgd_op* op) const {
   DSGD_RETURN_IF_ERROR(handle(op, "op"));
+  if (!op_) {
+    op_ = const_cast<dsgd_op*>(op);  // only its count of uses changes
+    op_->keep();
+  }
   return op->table->forked() ? forked("op") : Status();
 }
 

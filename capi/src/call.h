@@ -27,6 +27,9 @@ namespace dsgd::capi {
 class Call {
  public:
   explicit Call(const char* function) : function_(function) {}
+  ~Call();  // lets go of what the call has kept
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
 
   const char* function() const { return function_; }
   // "dsgd_bind: argument 'value' is NULL ..."
@@ -43,7 +46,7 @@ class Call {
     return bad_handle(handle == nullptr, argument, T::kName);
   }
 
-  // A session, and everything that belongs to one: it must be of this process ...
+  // A session, and everything that belongs to one: it must be of this process. It is kept until the call ends ...
   Status local(const dsgd_session* session) const;
   Status local(const dsgd_op* op) const;
   // ... and open.
@@ -67,6 +70,8 @@ class Call {
   Status forked(const char* kind) const;
 
   const char* const function_;
+  mutable dsgd_session* session_ = nullptr;  // kept
+  mutable dsgd_op* op_ = nullptr;            // kept
 };
 
 template <typename Body>

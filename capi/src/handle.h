@@ -1,8 +1,12 @@
 // The base of every handle: a tag that names its kind. It is checked before anything else of the handle is read, so a freed handle
 // or one of another kind is detected. This catches mistakes of hosts without types (a void * in a table of a foreign language). It
 // does not protect against memory that was returned to the system.
+//
+// A session or an op may be freed while calls on it are in progress in other threads. These calls keep it, and the last one
+// out deletes it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace dsgd::capi {
@@ -17,13 +21,27 @@ constexpr uint64_t tag_of(const char (&letters)[9]) {
 class Handle {
  public:
   explicit Handle(uint64_t tag) : tag_(tag) {}
-  ~Handle() { tag_ = 0; }
+  ~Handle() { tag_.store(0, std::memory_order_relaxed); }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
-  uint64_t tag() const { return tag_; }
+  uint64_t tag() const { return tag_.load(std::memory_order_relaxed); }
 
  private:
-  volatile uint64_t tag_;  // volatile: a compiler may drop a plain store to an object that is about to end
+  friend class KeptHandle;
+  std::atomic<uint64_t> tag_;
+};
+
+// A handle that calls in progress keep.
+class KeptHandle : public Handle {
+ public:
+  using Handle::Handle;
+  void keep() { uses_.fetch_add(1, std::memory_order_relaxed); }
+  bool let_go() { return uses_.fetch_sub(1, std::memory_order_acq_rel) == 1; }  // true: nobody uses it any more
+  // The host frees it: it is no handle any more. False: it was freed before. let_go() follows.
+  bool retire() { return tag_.exchange(0, std::memory_order_acq_rel) != 0; }
+
+ private:
+  std::atomic<int> uses_{1};  // the host's, and one for each call in progress
 };
 
 template <typename T>

@@ -19,12 +19,16 @@ OpTable::OpTable() : process_(getpid()) {}
 dsgd_op* OpTable::find(const Operation& operation) {
   std::lock_guard lock(mutex_);
   const auto found = ops_.find(operation.id());
-  return found == ops_.end() ? nullptr : found->second;
+  if (found == ops_.end()) return nullptr;
+  ++found->second->references;
+  return found->second;
 }
 
-void OpTable::forget(const Operation& operation) {
+bool OpTable::forget(dsgd_op& op) {
   std::lock_guard lock(mutex_);
-  ops_.erase(operation.id());
+  if (--op.references > 0) return false;
+  ops_.erase(op.operation->id());
+  return true;
 }
 
 bool OpTable::forked() const { return process_ != getpid(); }
@@ -132,13 +136,13 @@ void dsgd_op_free(dsgd_op* op) {
   if (!is_handle(op)) return;
   // In a forked child the locks may be held by threads that do not exist there.
   if (!op->table->forked()) {
+    if (!op->table->forget(*op)) return;
     guard(__func__, nullptr, [&](const Call&) -> Status {
-      op->table->forget(*op->operation);
       if (const auto session = op->session.lock()) session->queue_forget(*op->operation);
       return {};
     });
   }
-  dsgd::capi::free_handle(op);
+  if (op->retire() && op->let_go()) delete op;
 }
 
 int32_t dsgd_queue_poll(dsgd_session* session, dsgd_op** ops, size_t max, int32_t timeout_ms, size_t* count,

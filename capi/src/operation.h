@@ -23,8 +23,9 @@ class OpTable {
   template <typename Start>
   Result<dsgd_op*> start(const std::shared_ptr<OpTable>& self, const std::shared_ptr<Session>& session,
                          Start&& start);
-  dsgd_op* find(const Operation& operation);  // null: freed, or never the host's
-  void forget(const Operation& operation);
+  // The handle, with one more reference; null: freed, or never the host's.
+  dsgd_op* find(const Operation& operation);
+  bool forget(dsgd_op& op);  // drops a reference; true: it was the last one, and the table has forgotten the op
 
   bool forked() const;  // is this a child of the process that made the table?
 
@@ -36,16 +37,17 @@ class OpTable {
 
 }  // namespace dsgd::capi
 
-struct dsgd_op : dsgd::capi::Handle {
+struct dsgd_op : dsgd::capi::KeptHandle {
   static constexpr uint64_t kTag = dsgd::capi::tag_of("op      ");
   static constexpr const char* kName = "dsgd_op";
   dsgd_op(std::shared_ptr<dsgd::Operation> operation, std::weak_ptr<dsgd::Session> session,
           std::shared_ptr<dsgd::capi::OpTable> table)
-      : Handle(kTag), operation(std::move(operation)), session(std::move(session)), table(std::move(table)) {}
+      : KeptHandle(kTag), operation(std::move(operation)), session(std::move(session)), table(std::move(table)) {}
 
   const std::shared_ptr<dsgd::Operation> operation;
   const std::weak_ptr<dsgd::Session> session;  // weak: an op that a host forgot must not keep a session open
   const std::shared_ptr<dsgd::capi::OpTable> table;
+  int references = 1;  // the host's: of the call that began it, and of each poll that returned it; under the table's mutex
 };
 
 namespace dsgd::capi {

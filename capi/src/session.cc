@@ -82,15 +82,15 @@ int32_t dsgd_close(dsgd_session* session, int32_t timeout_ms, dsgd_error** error
   });
 }
 
-void dsgd_session_free(dsgd_session* session) { dsgd::capi::free_handle(session); }
+void dsgd_session_free(dsgd_session* session) {
+  // Other threads may be in calls on the session: these end now.
+  dsgd_close(session, 0, nullptr);
+  if (dsgd::capi::is_handle(session) && session->retire() && session->let_go()) delete session;
+}
 
 void dsgd_finalize(dsgd_session* session) {
-  // In a forked child, and for an invalid handle, there is nothing to close.
-  guard(__func__, nullptr, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.local(session));
-    return session->core->close(milliseconds(-1));
-  });
-  dsgd::capi::free_handle(session);
+  dsgd_close(session, -1, nullptr);
+  dsgd_session_free(session);
 }
 
 int32_t dsgd_abort(dsgd_session* session, const char* reason, dsgd_error** error) {

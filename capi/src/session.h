@@ -39,11 +39,11 @@ namespace dsgd::capi {
 uint64_t next_session_id();  // unique in the process; from 1
 }
 
-struct dsgd_session : dsgd::capi::Handle {
+struct dsgd_session : dsgd::capi::KeptHandle {
   static constexpr uint64_t kTag = dsgd::capi::tag_of("session ");
   static constexpr const char* kName = "dsgd_session";
   explicit dsgd_session(std::unique_ptr<dsgd::transport::Notifier> log_notifier)
-      : Handle(kTag), log(std::make_shared<dsgd::capi::LogQueue>(std::move(log_notifier))) {}
+      : KeptHandle(kTag), log(std::make_shared<dsgd::capi::LogQueue>(std::move(log_notifier))) {}
   ~dsgd_session() {
     core.reset();  // first: its operations use the members below
     log->close();

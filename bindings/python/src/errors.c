@@ -51,5 +51,6 @@ PyObject* dsgd_py_op_ids(dsgd_op* const* ops, size_t count) {
     PyObject* id = PyLong_FromUnsignedLongLong(dsgd_op_id(ops[i]));
     if (id == NULL || PyList_SetItem(list, (Py_ssize_t)i, id) < 0) Py_CLEAR(list);
   }
+  for (size_t i = 0; i < count; ++i) dsgd_op_free(ops[i]); /* the references of the poll */
   return list;
 }

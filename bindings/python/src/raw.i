@@ -143,8 +143,7 @@ DSGD_EACH_OUTPUT_HANDLE(DSGD_OUTPUT_HANDLE)
 %typemap(argout) (struct DLManagedTensorVersioned **value, struct DLManagedTensorVersioned **gradient)
     DSGD_SET_OUTPUT(dsgd_py_capsule_pair(*$1, *$2))
 
-/* Ids of the operations that have ended, up to 64 at a time. Called with timeout 0, and with the GIL held, as every
- * dsgd_op_free is: no op can be freed between its coming out of the queue and the reading of its id. */
+/* Ids of the operations that have ended, up to 64 at a time. Called with timeout 0. */
 %typemap(in) (dsgd_op **ops, size_t max, int32_t timeout_ms, size_t *count) (dsgd_op *ended[64], size_t number = 0) {
   long timeout = PyLong_AsLong($input);
   if (timeout == -1 && PyErr_Occurred()) SWIG_fail;

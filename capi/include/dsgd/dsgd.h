@@ -293,8 +293,9 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *   GPUs        The call waits at most 5 s for work enqueued on a GPU (0.1 s for each further GPU), then logs a warning:
  *               the GPU may still use the buffers, and dsgd frees its own memory when the GPU is done. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
-/* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Any thread,
- * not during another call on the same session. */
+/* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Other threads
+ * may be within calls on the session: these end, with DSGD_ERR_CLOSED at the latest, and the last one out releases the
+ * memory. No call may begin afterwards; a signal handler that calls dsgd_stop_request is removed before. Any thread. */
 DSGD_API void dsgd_session_free(dsgd_session *session);
 /* dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. A process may exit() with open sessions: until
  * the library is finalized, after main()'s atexit() functions and destructors, they work; later calls return
@@ -580,12 +581,14 @@ DSGD_API int32_t dsgd_op_test(dsgd_op *op, int32_t *done, dsgd_error **error);
 /* Ends the op with DSGD_ERR_ABORTED, at once; nothing happens if it has ended. A dsgd_object_get ends alone. Other ops
  * have other workers in them: aborting one is dsgd_abort on its session. `reason` may be NULL. Any thread; never blocks. */
 DSGD_API int32_t dsgd_op_abort(dsgd_op *op, const char *reason, dsgd_error **error);
-DSGD_API void dsgd_op_free(dsgd_op *op); /* NULL is fine; any thread, never blocks */
+/* Releases one reference; NULL is fine. Other threads may be within calls on the op. Any thread; never blocks. */
+DSGD_API void dsgd_op_free(dsgd_op *op);
 
 /* The completion queue: ops that have ended and were not yet returned by it or freed, in the order in which they ended.
  * Fills `ops` with up to `max` of them and *count with their number, waiting up to timeout_ms (-1: until one ends or the
- * session closes) for the first. The pointers are those the host already has. DSGD_ERR_WAIT_TIMEOUT: none. Works after
- * close until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */
+ * session closes) for the first. The pointers are those the host already has, each with a reference of its own: free it
+ * with dsgd_op_free, as well as that of the call that began the op. So a polled op stays valid whatever other threads free.
+ * DSGD_ERR_WAIT_TIMEOUT: none. Works after close until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */
 DSGD_API int32_t dsgd_queue_poll(dsgd_session *session, dsgd_op **ops, size_t max, int32_t timeout_ms, size_t *count,
                                  dsgd_error **error);
 /* A file descriptor that is readable while the queue is not empty, for poll() and event loops; dsgd's, do not read or

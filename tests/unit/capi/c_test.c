@@ -130,6 +130,7 @@ static void collect(dsgd_session *session) {
   CHECK(readable.fd >= 0 && poll(&readable, 1, 10000) == 1);
   MUST(dsgd_queue_poll(session, ops, 4, -1, &count, &error));
   CHECK(count == 1 && ops[0] == op);
+  dsgd_op_free(ops[0]);
   CHECK(poll(&readable, 1, 0) == 0);
   MUST(dsgd_op_test(op, &done, &error));
   CHECK(done == 1);

@@ -74,7 +74,12 @@ std::vector<Call> calls() {
        }},
       {"dsgd_op_abort", true, [](W w, E e) { return dsgd_op_abort(w.barrier, "why", e); }},
       {"dsgd_op_object", true, [](W w, E e) { return dsgd_op_object(w.get, &object, e); }},
-      {"dsgd_queue_poll", true, [](W w, E e) { return dsgd_queue_poll(w.running.session, &op, 1, 0, &count, e); }},
+      {"dsgd_queue_poll", true,
+       [](W w, E e) {
+         const int32_t status = dsgd_queue_poll(w.running.session, &op, 1, 0, &count, e);
+         if (status == DSGD_OK) dsgd_op_free(op);
+         return status;
+       }},
       {"dsgd_queue_fd", false, [](W w, E) { return dsgd_queue_fd(w.running.session); }},
 
       {"dsgd_allreduce", true,

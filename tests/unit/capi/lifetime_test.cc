@@ -2,7 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cstring>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -125,6 +132,102 @@ TEST(Lifetime, a_poll_wakes_when_the_session_closes) {
   EXPECT_EQ(queue, DSGD_ERR_CLOSED);
   EXPECT_EQ(log, DSGD_ERR_CLOSED);
   dsgd_session_free(model.session);
+}
+
+TEST(Lifetime, a_polled_op_outlives_the_free_of_the_other_reference) {
+  Model model;
+  add_model(&model);
+  dsgd_op *begun = nullptr, *polled = nullptr;
+  size_t count = 0;
+  ASSERT_EQ(dsgd_barrier(model.session, nullptr, nullptr, &begun, nullptr), DSGD_OK);
+  const uint64_t id = dsgd_op_id(begun);
+  ASSERT_EQ(dsgd_queue_poll(model.session, &polled, 1, -1, &count, nullptr), DSGD_OK);
+  EXPECT_EQ(polled, begun);
+  dsgd_op_free(begun);
+  EXPECT_EQ(dsgd_op_id(polled), id);
+  EXPECT_EQ(dsgd_op_wait(polled, 0, nullptr), DSGD_OK);
+  dsgd_op_free(polled);
+  dsgd_finalize(model.session);
+}
+
+// A thread within a call that blocks.
+class Blocked {
+ public:
+  explicit Blocked(std::function<int32_t()> call)
+      : thread_([this, call = std::move(call)] {
+          id_ = gettid();
+          status_ = call();
+        }) {
+    while (!asleep()) std::this_thread::yield();
+  }
+  int32_t status() {
+    thread_.join();
+    return status_;
+  }
+
+ private:
+  bool asleep() const {
+    if (id_ == 0) return false;
+    std::ifstream file("/proc/self/task/" + std::to_string(id_) + "/stat");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    return text.substr(text.rfind(')') + 2, 1) == "S";
+  }
+
+  std::atomic<pid_t> id_{0};
+  int32_t status_ = 0;
+  std::thread thread_;  // last: it uses the others
+};
+
+// A session that waits for a second worker, which never comes.
+struct Lonely {
+  Lonely() {
+    dsgd_config* config = quiet_config();
+    must(dsgd_config_set(config, "num_workers", "2", nullptr), nullptr, "num_workers");
+    must(dsgd_config_set(config, "head", "127.0.0.1:0", nullptr), nullptr, "head");
+    must(dsgd_config_set(config, "init_timeout", "10m", nullptr), nullptr, "init_timeout");
+    must(dsgd_init_begin(config, nullptr, &session, &op, nullptr), nullptr, "dsgd_init_begin");
+    dsgd_config_free(config);
+  }
+  dsgd_session* session = nullptr;
+  dsgd_op* op = nullptr;
+};
+
+TEST(Lifetime, freeing_a_session_ends_the_calls_of_other_threads) {
+  for (int round = 0; round < 10; ++round) {
+    Lonely lonely;
+    dsgd_op* ended = nullptr;
+    size_t count = 0;
+    Blocked wait([&] { return dsgd_op_wait(lonely.op, -1, nullptr); });
+    Blocked log([&] {
+      dsgd_log_record* record = nullptr;
+      int32_t status;
+      while ((status = dsgd_log_poll(lonely.session, -1, &record, nullptr)) == DSGD_OK) dsgd_log_record_free(record);
+      return status;
+    });
+    dsgd_session_free(lonely.session);
+    EXPECT_EQ(wait.status(), DSGD_ERR_CLOSED);
+    log.status();
+    dsgd_op_free(lonely.op);
+
+    Model model;
+    add_model(&model);
+    Blocked queue([&] { return dsgd_queue_poll(model.session, &ended, 1, -1, &count, nullptr); });
+    Blocked get([&] {
+      dsgd_object* object = nullptr;
+      return dsgd_object_get(model.session, "never", nullptr, &object, nullptr, nullptr);
+    });
+    dsgd_session_free(model.session);
+    EXPECT_EQ(queue.status(), DSGD_ERR_CLOSED);
+    EXPECT_EQ(get.status(), DSGD_ERR_CLOSED);
+  }
+}
+
+TEST(Lifetime, an_op_may_be_freed_while_a_thread_waits_for_it) {
+  Lonely lonely;
+  Blocked wait([&] { return dsgd_op_wait(lonely.op, -1, nullptr); });
+  dsgd_op_free(lonely.op);
+  dsgd_session_free(lonely.session);
+  EXPECT_EQ(wait.status(), DSGD_ERR_CLOSED);
 }
 
 }  // namespace

@@ -158,6 +158,7 @@ TEST(Options, AStepMayHaveADeadlineAndBringsTheHostsDataBack) {
     DSGD_OK_OR_FAIL(dsgd_queue_poll(session, &ended, 1, -1, &count, error_));
     EXPECT_EQ(dsgd_op_user_data(ended), &mine);
     dsgd_op_free(ended);
+    dsgd_op_free(step);
     EXPECT_EQ(dsgd_op_user_data(nullptr), nullptr);
   });
 }

@@ -207,7 +207,10 @@ TEST_P(Collectives, ManyMayBeInFlightAndTheQueueReturnsEachOnce) {
       dsgd_op* ended[7];
       size_t count = 0;
       DSGD_OK_OR_FAIL(dsgd_queue_poll(session, ended, 7, 10000, &count, error_));
-      for (size_t i = 0; i < count; ++i) ++returned[ended[i]];
+      for (size_t i = 0; i < count; ++i) {
+        ++returned[ended[i]];
+        dsgd_op_free(ended[i]);
+      }
     }
     for (size_t n = 0; n < kOps; ++n) {
       ASSERT_EQ(returned[ops[n]], 1);

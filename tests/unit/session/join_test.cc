@@ -95,6 +95,7 @@ TEST(Join, EndsInTheQueueWithItsUserData) {
   DSGD_OK_OR_FAIL(dsgd_queue_poll(alone.session, &ended, 1, 60000, &count, error_));
   EXPECT_EQ(ended, alone.op);
   EXPECT_EQ(dsgd_op_user_data(ended), &mine);
+  dsgd_op_free(ended);
 }
 
 TEST(Join, AWaitThatRunsOutTellsHowManyHaveCome) {

@@ -141,6 +141,7 @@ final class InFlight {
         if (Raw.dsgd_queue_poll(pointer, ended, -1, count) == dsgd_status.DSGD_OK) {
           for (int i = 0; i < count[0]; i++) {
             end(ended[i]);
+            Raw.dsgd_op_free(ended[i]); // the reference of the poll
           }
         }
       }
