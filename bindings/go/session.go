@@ -55,7 +55,7 @@ func (s *Session) pointer() uintptr {
 	return s.core.session
 }
 
-// Close ends the membership in good order: it waits up to `step_timeout` for operations in flight, then ends them with
+// Close ends the membership in good order: it waits for operations in flight, up to their deadlines, then ends them with
 // [ErrClosed], tells the others, and lets all buffers go. Afterwards every call on the session returns ErrClosed. Closing
 // twice is fine.
 func (s *Session) Close() error { return s.close(-1) }

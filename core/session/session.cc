@@ -238,8 +238,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
     std::lock_guard lock(impl.call_mutex);
     if (impl.closed) return {};
     impl.closing = true;
-    const transport::Time until =
-        impl.loop().now() + (timeout.count() < 0 ? impl.config.duration("step_timeout") : transport::Duration(timeout));
+    const transport::Time until = timeout.count() < 0 ? transport::kNever : impl.loop().now() + timeout;
     impl.close_until = std::min(impl.close_until.load(), until);  // also for a close() in progress
   }
   std::lock_guard closing(impl.close_mutex);
@@ -301,7 +300,8 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
       loop().schedule(loop().now() + std::chrono::milliseconds(1), [again] { (*again)(); });
     }
   };
-  loop().run([look] { (*look)(); }, *idle, std::max(deadline, loop().now() + kLeaving) + kSlack);
+  const transport::Time latest = deadline == transport::kNever ? deadline : std::max(deadline, loop().now() + kLeaving) + kSlack;
+  loop().run([look] { (*look)(); }, *idle, latest);
   // Then leave. The head answers at once; if this worker hosts it, when the others know or have left, too.
   const transport::Time now = loop().now();
   transport::Time leave_until =

@@ -41,7 +41,7 @@ class Session {
 
   Status alive() const;  // see transport::Environment
   bool closed() const;
-  // timeout < 0: step_timeout.
+  // timeout < 0: operations in flight end by their own deadlines.
   Status close(std::chrono::milliseconds timeout);
   Status abort(const std::string& reason);
   // Ends a dsgd_object_get alone; for other operations as abort(reason).

@@ -71,7 +71,7 @@ class Session(Collectives):
 
     def close(self, timeout: Optional[float] = None) -> None:
         """Ends the membership in good order: waits for operations in flight, at most `timeout` seconds (None:
-        `step_timeout`), then ends them. The buffers are the host's again. Closing twice is fine."""
+        up to their own deadlines), then ends them. The buffers are the host's again. Closing twice is fine."""
         self._handle.close(milliseconds(timeout))
 
     def channel(self, number: int, timeout: Optional[float] = None) -> Channel:

@@ -74,7 +74,22 @@
  *   Mistakes   A rejected argument fails only the caller. The other workers, if they have made the same collective call,
  *              wait until the caller repeats it correctly or they time out. A dsgd_start whose model cannot be started,
  *              and a dsgd_strategy_set that names no known strategy, fail on all workers.
- *   Waiting    timeout_ms counts milliseconds; 0 does not wait; -1 means what each function says; below -1 is
+ *   Failures   What an error ends:
+ *                the call       INVALID_ARGUMENT, STATE, WAIT_TIMEOUT, NOT_FOUND, EXISTS, LIMIT, IO, UNSUPPORTED, FORKED.
+ *                               Nothing else has changed; the session goes on. NO_MEMORY of a call that gives memory to
+ *                               the host, dsgd_alloc for example.
+ *                the operation  MISMATCH, TIMEOUT, and WORKER_LOST where the worker has closed its session. It fails on all
+ *                               workers, and the session goes on. A step that fails with MISMATCH has changed nothing.
+ *                the steps      DIVERGED, TORN, and TIMEOUT of a step. Later steps fail, with DIVERGED or TORN. Collectives
+ *                               and objects go on. Start a new session from a checkpoint.
+ *                the session    ABORTED, WORKER_LOST, CORRUPTED, CLOSED, INTERNAL, and NO_MEMORY of communication. Later
+ *                               calls fail with the same code; see dsgd_abort. The session can only be closed and freed.
+ *              An error while joining, of any code, ends the session. UNREACHABLE, UNAUTHORIZED and ADDRESS_IN_USE come from
+ *              joining and dsgd_head_start alone.
+ *   Waiting    timeout_ms counts milliseconds, 0 does not wait, and -1 sets no limit: the wait then ends by the deadline of
+ *              the operation. This deadline is `step_timeout`, or `init_timeout` of joining, unless the options of the
+ *              operation give another. dsgd_log_poll, dsgd_queue_poll and dsgd_head_wait wait for what has no deadline: with
+ *              -1 they may wait for ever. dsgd_close in another thread ends the first two. Below -1 is
  *              DSGD_ERR_INVALID_ARGUMENT.
  *   Security   Both sides of a connection prove that they know the job's `token`, which never travels. After this
  *              handshake a connection is neither encrypted nor authenticated: an attacker who can change packets can
@@ -233,7 +248,7 @@ DSGD_API int32_t dsgd_config_log_hook(dsgd_config *config, dsgd_log_function fun
 typedef struct dsgd_op_options {
   size_t struct_size; /* set by dsgd_op_options_init */
   void *user_data;    /* the host's; dsgd_op_user_data returns it; default NULL */
-  int32_t timeout_ms; /* deadline of the operation in milliseconds, from the call; at least 1; default -1: `step_timeout`; of joining `init_timeout` */
+  int32_t timeout_ms; /* deadline in milliseconds, from the call; at least 1; default -1: as configured, see Waiting */
   uint32_t channel;   /* 0 .. DSGD_CHANNELS-1; default 0; only collectives may have another (see Collectives) */
 } dsgd_op_options;
 
@@ -272,7 +287,7 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
                                  dsgd_op **op, dsgd_error **error);
 
 /* Leaves the job in good order and closes the session. Any thread.
- *   Operations  Those in flight may end within timeout_ms (-1: `step_timeout`); the others end with DSGD_ERR_CLOSED.
+ *   Operations  Those in flight may end within timeout_ms (-1: by their own deadlines); the others end with DSGD_ERR_CLOSED.
  *   Peers       The call then tells the peers and the head; until then the peers' steps wait for this worker. One that
  *               does not answer delays the call until timeout_ms has passed, but at least one second and never more than
  *               `lease` + 100 ms. After a failure of the session the limit is half a second, except on the worker that
@@ -316,7 +331,7 @@ DSGD_API int32_t dsgd_local_size(const dsgd_session *session); /* number of work
 DSGD_API int64_t dsgd_view(const dsgd_session *session);       /* number of the view; only grows */
 
 /* Takes the oldest record out of the session's log queue (see dsgd_config_log_hook); the caller frees it. Waits up to
- * timeout_ms for one (-1: until one comes or the session closes), then returns DSGD_ERR_WAIT_TIMEOUT. Works after close
+ * timeout_ms for one, then returns DSGD_ERR_WAIT_TIMEOUT. Works after close
  * until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */
 DSGD_API int32_t dsgd_log_poll(dsgd_session *session, int32_t timeout_ms, dsgd_log_record **record,
                                dsgd_error **error);
@@ -570,7 +585,7 @@ DSGD_API uint64_t dsgd_op_id(const dsgd_op *op);
 /* The user_data of the options that the op was begun with; NULL for NULL. An op has it before any thread can learn that
  * the op has ended, so a thread that polls the queue never meets an op that the host does not know. Any thread. */
 DSGD_API void *dsgd_op_user_data(const dsgd_op *op);
-/* Waits until the op has ended and returns its status. timeout_ms -1: as long as the op's own deadline.
+/* Waits until the op has ended and returns its status.
  * DSGD_ERR_WAIT_TIMEOUT: it has not ended yet; the message names the workers that have not come and the gradients
  * that are missing, on this worker or on others; the error's rank is the first of these workers. Waiting marks no
  * gradient. Any thread; several may wait. */
@@ -585,8 +600,7 @@ DSGD_API int32_t dsgd_op_abort(dsgd_op *op, const char *reason, dsgd_error **err
 DSGD_API void dsgd_op_free(dsgd_op *op);
 
 /* The completion queue: ops that have ended and were not yet returned by it or freed, in the order in which they ended.
- * Fills `ops` with up to `max` of them and *count with their number, waiting up to timeout_ms (-1: until one ends or the
- * session closes) for the first. The pointers are those the host already has, each with a reference of its own: free it
+ * Fills `ops` with up to `max` of them and *count with their number, waiting up to timeout_ms for the first. The pointers are those the host already has, each with a reference of its own: free it
  * with dsgd_op_free, as well as that of the call that began the op. So a polled op stays valid whatever other threads free.
  * DSGD_ERR_WAIT_TIMEOUT: none. Works after close until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */
 DSGD_API int32_t dsgd_queue_poll(dsgd_session *session, dsgd_op **ops, size_t max, int32_t timeout_ms, size_t *count,
@@ -701,8 +715,8 @@ typedef struct dsgd_head dsgd_head;
 DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
 /* Address workers can be told, with the real port. "" for NULL. Any thread. */
 DSGD_API const char *dsgd_head_address(const dsgd_head *head);
-/* Waits until the job has ended (all workers left, DSGD_OK; or the job broke, with its error) or timeout_ms have passed
- * (-1: no limit), DSGD_ERR_WAIT_TIMEOUT. Any thread. */
+/* Waits until the job has ended (all workers left, DSGD_OK; or the job broke, with its error) or timeout_ms have passed:
+ * DSGD_ERR_WAIT_TIMEOUT. Any thread. */
 DSGD_API int32_t dsgd_head_wait(dsgd_head *head, int32_t timeout_ms, dsgd_error **error);
 DSGD_API void dsgd_head_free(dsgd_head *head); /* stops it; NULL is fine */
 

@@ -106,7 +106,7 @@ public final class Session implements AutoCloseable {
    * thread is still interrupted. Memory from {@link Replica#alloc} stays mapped while its buffers are
    * reachable.
    *
-   * @param timeout how long to wait for operations; null: {@code step_timeout}
+   * @param timeout how long to wait for operations; null: up to their own deadlines
    */
   public void close(Duration timeout) {
     int timeoutMs = Natives.millis(timeout);
