@@ -115,7 +115,7 @@ class Trainer {
 
   void pause() {
     const Duration pause = job_.pause.empty() ? Duration() : job_.pause[static_cast<size_t>(rank_)];
-    if (pause > Duration()) (void)session_.object_get("nothing", std::chrono::duration_cast<std::chrono::milliseconds>(pause));
+    if (pause > Duration()) (void)session_.object_get("nothing", Session::Mode::kWait, {.timeout = pause});
   }
 
   void leave() {
