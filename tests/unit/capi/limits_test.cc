@@ -54,7 +54,7 @@ TEST(Limits, WithoutDescriptorsInitIsRefusedAndTheHostLives) {
 TEST(Limits, AJobThatTheDescriptorsDoNotSufficeForIsRefusedAtOnce) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(_exit(init_with_descriptors(200, 1000)), testing::ExitedWithCode(1),
-              "a job of 1000 workers may take this process 4000 connections, and only 1[0-9][0-9] more .*ulimit -n");
+              "a job of 1000 workers needs up to 4000 connections in this process, but only 1[0-9][0-9] more .*ulimit -n");
 }
 
 // With standard streams closed, what the host prints must not go into a connection, nor libuv find one of them among its own.

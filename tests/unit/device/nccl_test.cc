@@ -195,7 +195,7 @@ TEST_F(Nccl, WhatStandsInItsWayIsAnErrorIfItIsDemandedAndElseGoesThroughTheHost)
     const char* says;
   };
   const std::vector<Case> cases = {
-      {{{"cpu"}, {"cpu"}}, {}, Code::kInvalidArgument, "no worker has a replica on one; use auto"},
+      {{{"cpu"}, {"cpu"}}, {}, Code::kInvalidArgument, "no worker has a replica on a GPU; use auto"},
       {{{"cuda:0"}, {"cuda:0"}}, {}, Code::kUnsupported, "rank 0 and rank 1 use one GPU"},
       {{{"cuda:0"}, {"cpu", "cuda:1"}}, {}, Code::kUnsupported, "rank 1: this worker has replicas on cpu and on GPUs"},
       {{{"cuda:0"}, {"cuda:1"}}, {{"reproducible", "1"}}, Code::kUnsupported, "with reproducible = 1"},
