@@ -42,6 +42,7 @@
 %enddef
 DSGD_SIZED_STRUCT(dsgd_step_result)
 DSGD_SIZED_STRUCT(dsgd_config_key)
+DSGD_SIZED_STRUCT(dsgd_session_info)
 
 /* C callbacks: no binding has them. Logs are read with dsgd_log_poll. */
 %ignore dsgd_log_function;

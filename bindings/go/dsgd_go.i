@@ -23,6 +23,12 @@ _Static_assert(sizeof(dsgd_step_result) >= 56 && offsetof(dsgd_step_result, step
                    offsetof(dsgd_step_result, stop) == 36 && offsetof(dsgd_step_result, weight) == 40 &&
                    offsetof(dsgd_step_result, gradient_norm) == 48,
                "dsgd_step_result changed: change StepResult in dsgd_go.i with it");
+_Static_assert(sizeof(dsgd_session_info) >= 56 && offsetof(dsgd_session_info, id) == 8 &&
+                   offsetof(dsgd_session_info, view) == 16 && offsetof(dsgd_session_info, steps) == 24 &&
+                   offsetof(dsgd_session_info, state) == 32 && offsetof(dsgd_session_info, rank) == 36 &&
+                   offsetof(dsgd_session_info, size) == 40 && offsetof(dsgd_session_info, local_rank) == 44 &&
+                   offsetof(dsgd_session_info, local_size) == 48 && offsetof(dsgd_session_info, replicas) == 52,
+               "dsgd_session_info changed: change SessionInfo in dsgd_go.i with it");
 %}
 
 %insert(go_header) %{
@@ -41,6 +47,23 @@ type StepResult struct {
 
 // NewStepResult has defaults and its size filled in, as dsgd_step_result_init would.
 func NewStepResult() StepResult { return StepResult{StructSize: uint64(unsafe.Sizeof(StepResult{}))} }
+
+// SessionInfo is dsgd_session_info, field by field.
+type SessionInfo struct {
+	StructSize uint64
+	ID         uint64
+	View       int64
+	Steps      int64
+	State      int32
+	Rank       int32
+	Size       int32
+	LocalRank  int32
+	LocalSize  int32
+	Replicas   int32
+}
+
+// NewSessionInfo has its size filled in; dsgd_session_info_read writes all else.
+func NewSessionInfo() SessionInfo { return SessionInfo{StructSize: uint64(unsafe.Sizeof(SessionInfo{}))} }
 %}
 %insert(go_header) %{
 // OpOptions are the options of an operation; its C struct is made from them.
@@ -72,12 +95,14 @@ typedef struct go_op_options {
 %apply const dsgd_op_options *options { const dsgd_op_options *op_options };
 %typemap(gotype) void *dsgd_op_user_data "uintptr"
 %ignore dsgd_step_result; /* read in place, without a C call per field */
+%ignore dsgd_session_info;
 
 %typemap(gotype) SWIGTYPE * "uintptr"
 %typemap(gotype) SWIGTYPE ** "*uintptr"
 %typemap(gotype) void ** "*unsafe.Pointer"
 %typemap(gotype) struct DLManagedTensorVersioned ** "*unsafe.Pointer"
 %typemap(gotype) dsgd_step_result *result "*StepResult"
+%typemap(gotype) dsgd_session_info *info "*SessionInfo"
 %typemap(gotype) int32_t *done "*int32"
 %typemap(gotype) size_t *count "*uint64"
 %typemap(gotype) uint64_t *digest "*uint64"

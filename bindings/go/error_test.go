@@ -70,6 +70,7 @@ func TestNobodysHandlesAreRefused(t *testing.T) {
 		first := func(_ any, err error) error { return err }
 		calls := sessionCalls(ctx, s, data)
 		calls["Close"] = s.Close()
+		calls["Info"] = first(s.Info())
 		calls["AddParameter"] = first(s.AddParameter("p", Float32, nil))
 		for call, err := range calls {
 			if !errors.Is(err, ErrInvalidArgument) {
@@ -91,6 +92,7 @@ func TestNobodysHandlesAreRefused(t *testing.T) {
 	_, _, export := replica.ExportDLPack(parameter)
 	for call, err := range map[string]error{
 		"Shard.SetEpoch":         shard.SetEpoch(1),
+		"Shard.Seek":             shard.Seek(1, 0),
 		"Shard.Next":             next,
 		"Replica.SetWeight":      replica.SetWeight(1),
 		"Replica.GradientReady":  replica.GradientReady(parameter),
@@ -181,6 +183,9 @@ func TestEveryCallOnAClosedSessionSaysSo(t *testing.T) {
 		}
 		w.expect(w.Rank() == -1 && w.Size() == -1 && w.LocalRank() == -1 && w.LocalSize() == -1 && w.View() == -1,
 			"a closed session has a rank or size")
+		info, err := w.Info()
+		w.ok(err)
+		w.expect(info.State == SessionClosed && info.Size == 1, "info of a closed session: %+v", info)
 		w.expect(p.Name() == "p" && shard.Size() == 10, "parameter %q and shard of %d", p.Name(), shard.Size())
 	})
 }

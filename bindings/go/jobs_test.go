@@ -197,6 +197,14 @@ func TestShardsCoverEverySampleOnce(t *testing.T) {
 				_, err = shard.Next(nil)
 				w.failing(err, ErrInvalidArgument)
 
+				w.expect(shard.Position() == samples, "position %d", shard.Position())
+				w.ok(shard.Seek(1, samples-uint64(w.Size())))
+				last := make([]int64, 2)
+				left, err := shard.Next(last)
+				w.ok(err)
+				w.expect(left == 1, "%d indices are left for each worker", left)
+				w.failing(shard.Seek(1, samples+1), ErrInvalidArgument)
+
 				ordered, err := w.NewShard(samples, 7, Sequential)
 				w.ok(err)
 				batch := make([]int64, 2)
@@ -216,6 +224,12 @@ func TestRanksAndSizes(t *testing.T) {
 		w.ok(AllReduce(background, w.Session, ranks, Sum))
 		w.expect(ranks[0] == 0x10101 && ranks[1] == 0x10101, "ranks %x", ranks)
 		w.expect(w.Size() == 3 && w.LocalSize() == 3 && w.View() >= 0, "%d, %d, %d", w.Size(), w.LocalSize(), w.View())
+		info, err := w.Info()
+		w.ok(err)
+		id := info.ID
+		info.ID = 0
+		w.expect(id > 0 && info == SessionInfo{View: w.View(), State: SessionJoined, Rank: w.Rank(), Size: 3,
+			LocalRank: w.LocalRank(), LocalSize: 3, Replicas: 1}, "info of session %d: %+v", id, info)
 	})
 }
 

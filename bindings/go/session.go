@@ -96,6 +96,30 @@ func (s *Session) LocalSize() int { return s.number(raw.Dsgd_local_size(s.pointe
 // View is the number of the view, which only grows; -1 once the session is closed.
 func (s *Session) View() int64 { return int64(s.number(int(raw.Dsgd_view(s.pointer())))) }
 
+// SessionInfo is membership and progress of a session at one moment.
+type SessionInfo struct {
+	ID        uint64 // number of the session, unique in the process
+	View      int64  // number of the view
+	Steps     int64  // number of steps that have succeeded, which is the index of the next one
+	State     SessionState
+	Rank      int // 0 .. Size-1
+	Size      int // number of workers
+	LocalRank int // rank among the workers on this node
+	LocalSize int // number of workers on this node
+	Replicas  int // entries of `devices` for this worker: how often AddReplica("") takes the next one
+}
+
+// Info is rank, size, state and progress at one moment. It works after Close, too.
+func (s *Session) Info() (SessionInfo, error) {
+	var e failure
+	info := raw.NewSessionInfo()
+	if err := e.check(raw.Dsgd_session_info_read(s.pointer(), &info, &e.handle), s); err != nil {
+		return SessionInfo{}, err
+	}
+	return SessionInfo{ID: info.ID, View: info.View, Steps: info.Steps, State: SessionState(info.State), Rank: int(info.Rank),
+		Size: int(info.Size), LocalRank: int(info.LocalRank), LocalSize: int(info.LocalSize), Replicas: int(info.Replicas)}, nil
+}
+
 func (s *Session) number(result int) int {
 	runtime.KeepAlive(s)
 	if result < 0 {

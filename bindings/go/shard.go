@@ -35,6 +35,20 @@ func (s *Shard) SetEpoch(epoch uint64) error {
 	return e.check(raw.Dsgd_shard_epoch(s.pointer(), epoch, &e.handle), s)
 }
 
+// Seek goes to a position in an epoch's order of all samples: the workers together have read the first position indices,
+// and the rest is split among them anew. A job can thus resume in mid-epoch with another number of workers.
+func (s *Shard) Seek(epoch, position uint64) error {
+	var e failure
+	return e.check(raw.Dsgd_shard_seek(s.pointer(), epoch, position, &e.handle), s)
+}
+
+// Position is that of all workers together, provided that each has drawn as many indices as this one: a checkpoint stores it
+// for Seek.
+func (s *Shard) Position() uint64 {
+	defer runtime.KeepAlive(s)
+	return raw.Dsgd_shard_position(s.pointer())
+}
+
 // Next fills indices with the next ones and returns their number; 0 when the epoch is over.
 func (s *Shard) Next(indices []int64) (int, error) {
 	if len(indices) == 0 {

@@ -29,6 +29,7 @@ const (
 	ErrInternal        Status = -20 // a defect of dsgd; please report the message
 	ErrDiverged        Status = -21 // workers or replicas hold different models; load a checkpoint or start a new session
 	ErrCorrupted       Status = -22 // received bytes failed their checksum; start a new session and have the network checked
+	ErrViewChanged     Status = -23 // reserved: workers came or went during a collective; look at Session.View and call again
 )
 
 // String is the name of the Status.
@@ -78,6 +79,8 @@ func (v Status) String() string {
 		return "ErrDiverged"
 	case ErrCorrupted:
 		return "ErrCorrupted"
+	case ErrViewChanged:
+		return "ErrViewChanged"
 	}
 	return unknown("Status", int(v))
 }
@@ -143,6 +146,34 @@ func (v Reduction) String() string {
 		return "mean"
 	}
 	return unknown("Reduction", int(v))
+}
+
+// SessionState is whether a session can make steps.
+type SessionState int32
+
+const (
+	SessionJoined  SessionState = 1 // Session.Start has not succeeded yet
+	SessionStarted SessionState = 2 // the next step can begin
+	SessionTorn    SessionState = 3 // a step failed half-way or found models that differ; steps fail, collectives go on
+	SessionFailed  SessionState = 4 // the session has failed; calls return its failure until it is closed
+	SessionClosed  SessionState = 5 // Session.Close was called
+)
+
+// String is the name of the SessionState.
+func (v SessionState) String() string {
+	switch v {
+	case SessionJoined:
+		return "joined"
+	case SessionStarted:
+		return "started"
+	case SessionTorn:
+		return "torn"
+	case SessionFailed:
+		return "failed"
+	case SessionClosed:
+		return "closed"
+	}
+	return unknown("SessionState", int(v))
 }
 
 // LogLevel is the severity of a log record; lower is more severe.
@@ -257,6 +288,7 @@ func init() {
 		{"DSGD_ERR_UNAUTHORIZED", "ErrUnauthorized"},
 		{"DSGD_ERR_UNREACHABLE", "ErrUnreachable"},
 		{"DSGD_ERR_UNSUPPORTED", "ErrUnsupported"},
+		{"DSGD_ERR_VIEW_CHANGED", "ErrViewChanged"},
 		{"DSGD_ERR_WAIT_TIMEOUT", "ErrWaitTimeout"},
 		{"DSGD_ERR_WORKER_LOST", "ErrWorkerLost"},
 		{"DSGD_FLOAT16", "Float16"},
@@ -272,6 +304,11 @@ func init() {
 		{"DSGD_MEAN", "Mean"},
 		{"DSGD_MIN", "Min"},
 		{"DSGD_PROD", "Prod"},
+		{"DSGD_SESSION_CLOSED", "SessionClosed"},
+		{"DSGD_SESSION_FAILED", "SessionFailed"},
+		{"DSGD_SESSION_JOINED", "SessionJoined"},
+		{"DSGD_SESSION_STARTED", "SessionStarted"},
+		{"DSGD_SESSION_TORN", "SessionTorn"},
 		{"DSGD_SHARD_SEQUENTIAL", "Sequential"},
 		{"DSGD_SUM", "Sum"},
 		{"DSGD_UINT8", "Uint8"},
@@ -365,11 +402,17 @@ func init() {
 		{"dsgd_replica_device", "Replica.Device"},
 		{"dsgd_replica_weight", "Replica.SetWeight"},
 		{"dsgd_session", "Session"},
+		{"dsgd_session_info", "SessionInfo"},
+		{"dsgd_session_info_init", "SessionInfo"},
+		{"dsgd_session_info_read", "Session.Info"},
+		{"dsgd_session_state", "SessionState"},
 		{"dsgd_shard", "Shard"},
 		{"dsgd_shard_epoch", "Shard.SetEpoch"},
 		{"dsgd_shard_flag", "ShardFlag"},
 		{"dsgd_shard_new", "Session.NewShard"},
 		{"dsgd_shard_next", "Shard.Next"},
+		{"dsgd_shard_position", "Shard.Position"},
+		{"dsgd_shard_seek", "Shard.Seek"},
 		{"dsgd_shard_size", "Shard.Size"},
 		{"dsgd_size", "Session.Size"},
 		{"dsgd_start", "Session.Start"},

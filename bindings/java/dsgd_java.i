@@ -26,7 +26,9 @@
 %ignore DSGD_VERSION_MINOR;
 %ignore DSGD_VERSION_PATCH;
 
-/* The two structs are read in one call, by the typemaps below. */
+/* The structs are read in one call, by the typemaps below. */
+%ignore dsgd_session_info;
+%ignore dsgd_session_info_init;
 %ignore dsgd_step_result;
 %ignore dsgd_step_result_init;
 %ignore dsgd_config_key;
@@ -209,6 +211,19 @@ DSGD_OUTPUT_NUMBER(int32_t *done, jintArray, int, int32_t, jni_set_int)
   if (result == DSGD_OK) jni_set_step_result(jenv, $input, $1);
 }
 %typemap(freearg) struct dsgd_step_result *result ""
+
+%typemap(jni) struct dsgd_session_info *info "jobjectArray"
+%typemap(jtype) struct dsgd_session_info *info "SessionInfo[]"
+%typemap(jstype) struct dsgd_session_info *info "SessionInfo[]"
+%typemap(javain) struct dsgd_session_info *info "$javainput"
+%typemap(in) struct dsgd_session_info *info (dsgd_session_info values) {
+  dsgd_session_info_init(&values, sizeof values);
+  $1 = &values;
+}
+%typemap(argout) struct dsgd_session_info *info {
+  if (result == DSGD_OK) jni_set_session_info(jenv, $input, $1);
+}
+%typemap(freearg) struct dsgd_session_info *info ""
 
 %typemap(jni) struct dsgd_config_key *key "jobjectArray"
 %typemap(jtype) struct dsgd_config_key *key "String[]"

@@ -31,9 +31,18 @@ def python(source):
             lines += [f"    {tables.python_name(member, table)} = {member.value}" + (f"  #: {comment}" if comment else "")]
         if table.type == "Status":
             lines += ["    UNKNOWN = 1  #: a code of a newer library; Error.code is its number"]
+        if table.type == "SessionState":
+            lines += ["    UNKNOWN = 0  #: a state of a newer library"]
     lines += ["", "", "NAMES: Dict[str, str] = {"]
     lines += [f'    "{c}": "{name}",' for c, name in source.renamed("python").items()]
     return "\n".join(lines + ["}"]) + "\n"
+
+
+# Enumerators in Java for what a newer library may return.
+UNKNOWN = {
+    "Status": (1, "A code of a newer library; {@link DsgdException#code} is its number."),
+    "SessionState": (0, "A state of a newer library."),
+}
 
 
 def java_doc(text, indent=""):
@@ -53,10 +62,11 @@ def java_enum(source, table):
         if comment:
             lines += java_doc(comment, "  ")
         extra = "".join(f", {part}" for part in _java_element(member)) if table.type == "DType" else ""
-        last = member is members[-1] and table.type != "Status"
+        last = member is members[-1] and table.type not in UNKNOWN
         lines += [f"  {member.name}({member.value}{extra}){';' if last else ','}"]
-    if table.type == "Status":
-        lines += ["  /** A code of a newer library; {@link DsgdException#code} is its number. */", "  UNKNOWN(1);"]
+    if table.type in UNKNOWN:
+        value, comment = UNKNOWN[table.type]
+        lines += [f"  /** {comment} */", f"  UNKNOWN({value});"]
     lines += ["", "  final int code;"]
     if table.type == "DType":
         lines += ["  final char kind; // i: integer, u: unsigned, f: floating point, b: bfloat", "  private final int size;", "",
@@ -65,8 +75,8 @@ def java_enum(source, table):
                   "    return size;", "  }"]
     else:
         lines += ["", f"  {table.type}(int code) {{", "    this.code = code;", "  }"]
-    if table.type in ("Status", "LogLevel"):
-        beyond = "UNKNOWN" if table.type == "Status" else "values()[values().length - 1]"
+    if table.type in UNKNOWN or table.type == "LogLevel":
+        beyond = "UNKNOWN" if table.type in UNKNOWN else "values()[values().length - 1]"
         lines += ["", f"  static {table.type} of(int code) {{", f"    for ({table.type} known : values()) {{",
                   "      if (known.code == code) {", "        return known;", "      }", "    }", f"    return {beyond};",
                   "  }"]

@@ -35,6 +35,7 @@ RESULTS = {
     ("dsgd_session **", "dsgd_op **"): "Tuple[Any, Any]",
     ("dsgd_object **", "dsgd_op **"): "Any",
     ("dsgd_step_result *",): "Tuple[Any, ...]",
+    ("dsgd_session_info *",): "Tuple[int, int, int, int, int, int, int, int, int]",
     ("dsgd_config_key *",): "Tuple[str, str, str, str, str, str]",
     ("struct DLManagedTensorVersioned **", "struct DLManagedTensorVersioned **"): "Tuple[Any, Any]",
     ("int64_t *", "size_t", "size_t *"): "int",

@@ -26,6 +26,7 @@ TABLES = (
     Table("dsgd_status", "Status", "DSGD_ERR_", "Err", "the kind of an error"),
     Table("dsgd_dtype", "DType", "DSGD_", "", "an element type"),
     Table("dsgd_reduction", "Reduction", "DSGD_", "", "how a collective combines the elements of the workers; integer sums wrap around, and the mean is for floating point"),
+    Table("dsgd_session_state", "SessionState", "DSGD_SESSION_", "Session", "whether a session can make steps"),
     Table("dsgd_log_level", "LogLevel", "DSGD_LOG_", "Log", "the severity of a log record; lower is more severe"),
 )
 # Flags are arguments in Python and Java, which take the numbers from their raw modules.
@@ -107,7 +108,7 @@ def element(member):
 
 
 def python_name(member, table):
-    return member.name if table.enum in ("dsgd_status", "dsgd_log_level") else member.name.lower()
+    return member.name if table.enum in ("dsgd_status", "dsgd_session_state", "dsgd_log_level") else member.name.lower()
 
 
 def go_name(member, table):

@@ -7,6 +7,7 @@
 #include "capi/src/backends.h"
 #include "capi/src/call.h"
 #include "capi/src/config.h"
+#include "capi/src/sized.h"
 #include "transport/uv/environment.h"
 
 using dsgd::Config;
@@ -22,6 +23,8 @@ uint64_t dsgd::capi::next_session_id() {
 }
 
 namespace {
+
+constexpr size_t kSessionInfoFirstSize = 56;  // sizeof(dsgd_session_info) in 1.0
 
 std::chrono::milliseconds milliseconds(int32_t timeout_ms) { return std::chrono::milliseconds(timeout_ms); }
 
@@ -115,6 +118,37 @@ int32_t dsgd_local_size(const dsgd_session* session) {
 int64_t dsgd_view(const dsgd_session* session) {
   return session_number<int64_t>(__func__, session, [](dsgd::Session& core) { return core.view(); });
 }
+
+int32_t dsgd_session_info_init(dsgd_session_info* info, size_t struct_size) {
+  return guard(__func__, nullptr, [&](const Call& call) -> Status {
+    dsgd_session_info defaults{};
+    defaults.size = defaults.local_size = defaults.replicas = 1;
+    return dsgd::capi::init_sized(call, info, struct_size, defaults, kSessionInfoFirstSize, "info");
+  });
+}
+
+int32_t dsgd_session_info_read(const dsgd_session* session, dsgd_session_info* info, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.local(session));
+    DSGD_RETURN_IF_ERROR(call.given(info, "info"));
+    DSGD_RETURN_IF_ERROR(
+        dsgd::capi::check_sized(call, info, kSessionInfoFirstSize, "info", "dsgd_session_info_init"));
+    const dsgd::SessionInfo core = session->core->info();
+    dsgd_session_info copy{};
+    copy.id = session->id;
+    copy.view = core.view;
+    copy.steps = core.steps;
+    copy.state = static_cast<int32_t>(core.state);
+    copy.rank = core.rank;
+    copy.size = core.size;
+    copy.local_rank = core.local_rank;
+    copy.local_size = core.local_size;
+    copy.replicas = core.replicas;
+    dsgd::capi::write_sized(info, copy);
+    return {};
+  });
+}
+
 double dsgd_loss_scale(const dsgd_session* session) {
   return session_number<double>(__func__, session, [](dsgd::Session& core) { return core.loss_scale(); });
 }

@@ -45,10 +45,23 @@ int32_t dsgd_shard_new(const dsgd_session* session, uint64_t samples, uint64_t s
 int32_t dsgd_shard_epoch(dsgd_shard* shard, uint64_t epoch, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(shard, "shard"));
-    shard->core.set_epoch(epoch);
+    shard->core.seek(epoch, 0);
     return {};
   });
 }
+
+int32_t dsgd_shard_seek(dsgd_shard* shard, uint64_t epoch, uint64_t position, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.handle(shard, "shard"));
+    if (position > shard->core.samples())
+      return call.invalid("position " + std::to_string(position) + " is beyond the " + std::to_string(shard->core.samples()) +
+                          " samples of an epoch; pass what dsgd_shard_position returned for a data set of the same size");
+    shard->core.seek(epoch, position);
+    return {};
+  });
+}
+
+uint64_t dsgd_shard_position(const dsgd_shard* shard) { return is_handle(shard) ? shard->core.position() : 0; }
 
 int32_t dsgd_shard_next(dsgd_shard* shard, int64_t* indices, size_t max, size_t* count, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {

@@ -27,6 +27,7 @@ static_assert(static_cast<int32_t>(dsgd::Code::kTorn) == DSGD_ERR_TORN);
 static_assert(static_cast<int32_t>(dsgd::Code::kInternal) == DSGD_ERR_INTERNAL);
 static_assert(static_cast<int32_t>(dsgd::Code::kDiverged) == DSGD_ERR_DIVERGED);
 static_assert(static_cast<int32_t>(dsgd::Code::kCorrupted) == DSGD_ERR_CORRUPTED);
+static_assert(static_cast<int32_t>(dsgd::Code::kViewChanged) == DSGD_ERR_VIEW_CHANGED);
 
 static_assert(static_cast<int32_t>(dsgd::DType::kFloat32) == DSGD_FLOAT32);
 static_assert(static_cast<int32_t>(dsgd::DType::kFloat64) == DSGD_FLOAT64);

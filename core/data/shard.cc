@@ -58,13 +58,20 @@ uint64_t permuted_index(uint64_t position, uint64_t samples, uint64_t seed, uint
   return Permutation(samples, seed, epoch)(position);
 }
 
+void Shard::seek(uint64_t epoch, uint64_t position) {
+  epoch_ = epoch, position_ = position;
+  left_ = share(samples_ - position);
+}
+
 size_t Shard::next(int64_t* indices, size_t max) {
   const Permutation permutation(samples_, seed_, epoch_);
   size_t count = 0;
-  for (; count < max && position_ < samples_; ++count) {
-    indices[count] = static_cast<int64_t>(shuffle_ ? permutation(position_) : position_);
+  for (; count < max && left_ > 0; ++count, --left_) {
+    const uint64_t own = position_ + rank_;
+    indices[count] = static_cast<int64_t>(shuffle_ ? permutation(own) : own);
     position_ = samples_ - position_ > workers_ ? position_ + workers_ : samples_;  // no overflow near 2^64
   }
+  if (count < max) position_ = samples_;  // the epoch is over
   return count;
 }
 

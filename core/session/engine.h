@@ -62,6 +62,7 @@ class Engine final : public MeshEvents {
   int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
   int32_t size() const { return mesh_ ? mesh_->size() : 1; }
   const Status& broken() const { return broken_; }
+  bool torn() const { return !torn_.ok(); }
   // The session has failed and all operations have ended, even if a part of fail() ran out of memory.
   bool at_rest() const { return !broken_.ok() && (undone_ & kOperations) == 0; }
 
@@ -199,7 +200,7 @@ class Engine final : public MeshEvents {
   unsigned undone_ = 0;  // parts of fail() that have not run, since memory ran out; bit i is part i
   bool failing_ = false;
   bool tell_peers_ = false;
-  Status torn_;  // a step failed half-way
+  Status torn_;  // why no step can succeed any more: one failed half-way, or values differ
   void await_verdict(const Status& why, int32_t peer);
   std::function<void(const Status&)> on_broken_, on_failed_;
   std::function<bool(const Status&, int32_t)> on_loss_;

@@ -362,6 +362,22 @@ int32_t Session::local_rank() const { return impl_->local_rank; }
 int32_t Session::local_size() const { return impl_->local_size; }
 int64_t Session::view() const { return impl_->view; }
 
+SessionInfo Session::info() const {
+  using State = SessionInfo::State;
+  SessionInfo info;
+  info.rank = rank(), info.size = size(), info.local_rank = local_rank(), info.local_size = local_size(), info.view = view();
+  const auto devices = impl_->config.devices(static_cast<uint32_t>(info.local_rank));
+  if (devices.ok()) info.replicas = static_cast<int32_t>(devices.value().size());  // checked at the beginning
+  std::lock_guard lock(impl_->step_mutex);
+  info.steps = impl_->next_step;
+  info.state = closed()             ? State::kClosed
+               : impl_->has_failed() ? State::kFailed
+               : impl_->torn         ? State::kTorn
+               : impl_->started      ? State::kStarted
+                                     : State::kJoined;
+  return info;
+}
+
 // ---- waiting and the queue
 
 void Session::Impl::post_async(const std::shared_ptr<Operation>& operation, transport::Task task) {

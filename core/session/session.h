@@ -22,6 +22,16 @@
 
 namespace dsgd {
 
+// Membership and progress of a session at one moment.
+struct SessionInfo {
+  enum class State { kJoined = 1, kStarted, kTorn, kFailed, kClosed };  // as dsgd_session_state
+  State state = State::kJoined;
+  int32_t rank = 0, size = 1, local_rank = 0, local_size = 1;
+  int32_t replicas = 1;  // entries of `devices` for this worker
+  int64_t view = 0;
+  int64_t steps = 0;  // steps that have succeeded
+};
+
 class Session {
  public:
   // A session that has not joined yet. `config` is validated by this call. Does not block.
@@ -52,6 +62,7 @@ class Session {
   int32_t local_rank() const;
   int32_t local_size() const;
   int64_t view() const;
+  SessionInfo info() const;
 
   Result<Parameter*> add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
                                    bool trained);

@@ -232,6 +232,7 @@ struct Session::Impl {
   const char* changing = nullptr;  // the change of the plan in flight: start, or another strategy
   int64_t next_step = 0;  // index of the step in flight, or of the next one
   Status step_failure;    // of the last step begun
+  bool torn = false;      // as engine().torn(), for other threads
 
   std::mutex failure_mutex;
   Status failure;  // of the session; written on the loop

@@ -384,6 +384,7 @@ void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, cons
     std::lock_guard lock(step_mutex);
     in_step = false;
     step_failure = status;
+    torn = engine().torn();
     if (status.ok()) ++next_step;
     step_operation.reset();
     clear_marks(status.code() != Code::kMismatch);  // after a mismatch the workers may repeat the step

@@ -58,6 +58,7 @@ NOT_OFFERED = {
     "go": {
         **COMMON,
         "dsgd_config_key_init": STRUCT,
+        "dsgd_session_info_init": STRUCT,
         "dsgd_step_result_init": STRUCT,
         "dsgd_memory_gradient": "dsgd_alloc has given the address",
         "dsgd_memory_value": "dsgd_alloc has given the address",

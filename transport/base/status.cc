@@ -30,12 +30,13 @@ const char* code_name(Code code) {
     case Code::kInternal: return "DSGD_ERR_INTERNAL";
     case Code::kDiverged: return "DSGD_ERR_DIVERGED";
     case Code::kCorrupted: return "DSGD_ERR_CORRUPTED";
+    case Code::kViewChanged: return "DSGD_ERR_VIEW_CHANGED";
   }
   return "DSGD_ERR_UNKNOWN";
 }
 
 Code code_of(int32_t number) {
-  const bool known = number <= 0 && number >= static_cast<int32_t>(Code::kCorrupted);
+  const bool known = number <= 0 && number >= static_cast<int32_t>(Code::kViewChanged);
   return known ? static_cast<Code>(number) : Code::kInternal;
 }
 

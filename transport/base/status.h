@@ -36,6 +36,7 @@ enum class Code : int32_t {
   kInternal = -20,
   kDiverged = -21,   // workers or replicas hold different models
   kCorrupted = -22,  // received bytes failed their checksum
+  kViewChanged = -23,  // members of the job changed during a collective
 };
 
 const char* code_name(Code code);  // "DSGD_ERR_TIMEOUT"

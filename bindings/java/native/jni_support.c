@@ -8,6 +8,8 @@ static struct {
   jmethodID exception_of;
   jclass step_result;
   jmethodID step_result_new;
+  jclass session_info;
+  jmethodID session_info_new;
   struct {
     jclass class;
     size_t element;
@@ -39,6 +41,10 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void* reserved) {
   if (g_java.step_result == NULL) return JNI_ERR;
   g_java.step_result_new = (*env)->GetMethodID(env, g_java.step_result, "<init>", "(JJIZZZDD)V");
   if (g_java.step_result_new == NULL) return JNI_ERR;
+  g_java.session_info = global_class(env, "io/dsgd/SessionInfo");
+  if (g_java.session_info == NULL) return JNI_ERR;
+  g_java.session_info_new = (*env)->GetMethodID(env, g_java.session_info, "<init>", "(JJJIIIIII)V");
+  if (g_java.session_info_new == NULL) return JNI_ERR;
   for (size_t i = 0; i < sizeof kBuffers / sizeof *kBuffers; ++i) {
     g_java.buffers[i].class = global_class(env, kBuffers[i].name);
     g_java.buffers[i].element = kBuffers[i].element;
@@ -223,6 +229,14 @@ void jni_set_step_result(JNIEnv* env, jobjectArray array, const dsgd_step_result
                         (jint)r->size, (jboolean)(r->applied != 0), (jboolean)(r->all_done != 0),
                         (jboolean)(r->stop != 0), (jdouble)r->weight, (jdouble)r->gradient_norm);
   if (!(*env)->ExceptionCheck(env)) (*env)->SetObjectArrayElement(env, array, 0, result);
+}
+
+void jni_set_session_info(JNIEnv* env, jobjectArray array, const dsgd_session_info* info) {
+  jobject made = (*env)->NewObject(env, g_java.session_info, g_java.session_info_new, (jlong)info->id,
+                                   (jlong)info->view, (jlong)info->steps, (jint)info->state, (jint)info->rank,
+                                   (jint)info->size, (jint)info->local_rank, (jint)info->local_size,
+                                   (jint)info->replicas);
+  if (!(*env)->ExceptionCheck(env)) (*env)->SetObjectArrayElement(env, array, 0, made);
 }
 
 void jni_set_config_key(JNIEnv* env, jobjectArray array, const dsgd_config_key* key) {

@@ -33,6 +33,7 @@ jobject jni_buffer_over(JNIEnv* env, void* address, size_t nbytes);
 void jni_set_long(JNIEnv* env, jlongArray array, uint64_t value);
 void jni_set_int(JNIEnv* env, jintArray array, int32_t value);
 void jni_set_step_result(JNIEnv* env, jobjectArray array, const dsgd_step_result* result);
+void jni_set_session_info(JNIEnv* env, jobjectArray array, const dsgd_session_info* info);
 void jni_set_config_key(JNIEnv* env, jobjectArray array, const dsgd_config_key* key);
 
 void jni_dlpack_delete(struct DLManagedTensorVersioned* tensor);

@@ -36,8 +36,8 @@ from ._operation import Operation, StepOperation
 from ._replica import Parameter, Replica, Tensor
 from ._session import Session, init
 from ._shard import Shard
-from ._tables import DType, Reduction, Status
-from ._types import ConfigKey, StepResult
+from ._tables import DType, Reduction, SessionState, Status
+from ._types import ConfigKey, SessionInfo, StepResult
 
 __version__: str = _raw.dsgd_version_string()
 
@@ -56,6 +56,8 @@ __all__ = [
     "Reduction",
     "Replica",
     "Session",
+    "SessionInfo",
+    "SessionState",
     "Shard",
     "StateError",
     "Status",

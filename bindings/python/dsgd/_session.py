@@ -20,7 +20,7 @@ from ._operation import Operation, StepOperation
 from ._replica import Parameter, Replica
 from ._shard import Shard
 from ._tables import DType, Status
-from ._types import LogRecord, StepResult, dtype_of
+from ._types import LogRecord, SessionInfo, StepResult, dtype_of, state_of
 
 
 class Session(Collectives):
@@ -64,6 +64,12 @@ class Session(Collectives):
     def view(self) -> int:
         """Number of the view; only grows."""
         return int(_raw.dsgd_view(self._handle.pointer))
+
+    @property
+    def info(self) -> SessionInfo:
+        """Rank, size, state and progress at one moment. Works after closing, too."""
+        number, view, steps, state, *members = _raw.dsgd_session_info_read(self._handle.pointer)
+        return SessionInfo(number, view, steps, state_of(state), *members)
 
     @property
     def closed(self) -> bool:

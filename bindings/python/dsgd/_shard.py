@@ -31,6 +31,18 @@ class Shard:
         """Goes to the beginning of an epoch: 0, 1, 2, ..."""
         _raw.dsgd_shard_epoch(self._pointer, epoch)
 
+    def seek(self, epoch: int, position: int) -> None:
+        """Goes to a position in an epoch's order of all samples: the workers together have read the first `position`
+        indices, and the rest is split among them anew. A job can thus resume in mid-epoch with another number of
+        workers."""
+        _raw.dsgd_shard_seek(self._pointer, epoch, position)
+
+    @property
+    def position(self) -> int:
+        """The position of all workers together, provided that each has drawn as many indices as this one: a checkpoint
+        stores it for seek()."""
+        return int(_raw.dsgd_shard_position(self._pointer))
+
     def next(self, count: int) -> Any:
         """Up to `count` next indices, as a NumPy array of int64 (array.array where there is no NumPy); none when the
         epoch is over."""

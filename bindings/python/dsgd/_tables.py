@@ -33,6 +33,7 @@ class Status(enum.IntEnum):
     INTERNAL = -20  #: a defect of dsgd; please report the message
     DIVERGED = -21  #: workers or replicas hold different models; load a checkpoint or start a new session
     CORRUPTED = -22  #: received bytes failed their checksum; start a new session and have the network checked
+    VIEW_CHANGED = -23  #: reserved: workers came or went during a collective; look at Session.view and call again
     UNKNOWN = 1  #: a code of a newer library; Error.code is its number
 
 
@@ -56,6 +57,17 @@ class Reduction(enum.IntEnum):
     max = 2
     prod = 3
     mean = 4
+
+
+class SessionState(enum.IntEnum):
+    """Whether a session can make steps."""
+
+    JOINED = 1  #: Session.start has not succeeded yet
+    STARTED = 2  #: the next step can begin
+    TORN = 3  #: a step failed half-way or found models that differ; steps fail, collectives go on
+    FAILED = 4  #: the session has failed; calls return its failure until it is closed
+    CLOSED = 5  #: Session.close was called
+    UNKNOWN = 0  #: a state of a newer library
 
 
 class LogLevel(enum.IntEnum):
@@ -89,6 +101,7 @@ NAMES: Dict[str, str] = {
     "DSGD_ERR_UNAUTHORIZED": "Status.UNAUTHORIZED",
     "DSGD_ERR_UNREACHABLE": "Status.UNREACHABLE",
     "DSGD_ERR_UNSUPPORTED": "Status.UNSUPPORTED",
+    "DSGD_ERR_VIEW_CHANGED": "Status.VIEW_CHANGED",
     "DSGD_ERR_WAIT_TIMEOUT": "Status.WAIT_TIMEOUT",
     "DSGD_ERR_WORKER_LOST": "Status.WORKER_LOST",
     "DSGD_FLOAT16": "DType.float16",
@@ -104,6 +117,11 @@ NAMES: Dict[str, str] = {
     "DSGD_MEAN": "Reduction.mean",
     "DSGD_MIN": "Reduction.min",
     "DSGD_PROD": "Reduction.prod",
+    "DSGD_SESSION_CLOSED": "SessionState.CLOSED",
+    "DSGD_SESSION_FAILED": "SessionState.FAILED",
+    "DSGD_SESSION_JOINED": "SessionState.JOINED",
+    "DSGD_SESSION_STARTED": "SessionState.STARTED",
+    "DSGD_SESSION_TORN": "SessionState.TORN",
     "DSGD_SHARD_SEQUENTIAL": "shuffle=False",
     "DSGD_SUM": "Reduction.sum",
     "DSGD_UINT8": "DType.uint8",
@@ -197,11 +215,17 @@ NAMES: Dict[str, str] = {
     "dsgd_replica_device": "Replica.device",
     "dsgd_replica_weight": "Replica.set_weight",
     "dsgd_session": "Session",
+    "dsgd_session_info": "SessionInfo",
+    "dsgd_session_info_init": "SessionInfo",
+    "dsgd_session_info_read": "Session.info",
+    "dsgd_session_state": "SessionState",
     "dsgd_shard": "Shard",
     "dsgd_shard_epoch": "Shard.set_epoch",
     "dsgd_shard_flag": "shuffle",
     "dsgd_shard_new": "Session.shard",
     "dsgd_shard_next": "Shard.next",
+    "dsgd_shard_position": "Shard.position",
+    "dsgd_shard_seek": "Shard.seek",
     "dsgd_shard_size": "len(Shard)",
     "dsgd_size": "Session.size",
     "dsgd_start": "Session.start",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 from ._errors import InvalidArgumentError
-from ._tables import DType, Reduction
+from ._tables import DType, Reduction, SessionState
 
 
 def dtype_of(dtype: Any) -> DType:
@@ -43,6 +43,28 @@ class StepResult:
     stop: bool  #: some worker had called request_stop
     weight: float  #: sum of all contribution weights
     gradient_norm: float  #: L2 norm of the mean gradient before clipping; NaN if not measured, or all weights were 0
+
+
+def state_of(number: int) -> SessionState:
+    try:
+        return SessionState(number)
+    except ValueError:
+        return SessionState.UNKNOWN
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """Membership and progress of a session at one moment."""
+
+    id: int  #: number of the session, unique in the process
+    view: int  #: number of the view
+    steps: int  #: number of steps that have succeeded, which is the index of the next one
+    state: SessionState
+    rank: int  #: 0 .. size-1
+    size: int  #: number of workers
+    local_rank: int  #: rank among the workers on this node
+    local_size: int  #: number of workers on this node
+    replicas: int  #: entries of `devices` for this worker: how often Session.add_replica() takes the next one
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,12 @@ PyObject* dsgd_py_step_result(const dsgd_step_result* result) {
                        PyBool_FromLong(result->stop), result->weight, result->gradient_norm);
 }
 
+PyObject* dsgd_py_session_info(const dsgd_session_info* info) {
+  return Py_BuildValue("KLLiiiiii", (unsigned long long)info->id, (long long)info->view, (long long)info->steps,
+                       (int)info->state, (int)info->rank, (int)info->size, (int)info->local_rank,
+                       (int)info->local_size, (int)info->replicas);
+}
+
 PyObject* dsgd_py_config_key(const dsgd_config_key* key) {
   return Py_BuildValue("ssssss", key->name, key->type, key->default_value, key->range, key->help,
                        key->environment);

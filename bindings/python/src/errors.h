@@ -12,6 +12,7 @@ void dsgd_py_raise(int32_t status, dsgd_error* error);
 /* Raises dsgd.InvalidArgumentError with a text that PyUnicode_FromFormat makes. */
 void dsgd_py_raise_invalid(const char* format, ...);
 PyObject* dsgd_py_step_result(const dsgd_step_result* result);
+PyObject* dsgd_py_session_info(const dsgd_session_info* info);
 PyObject* dsgd_py_config_key(const dsgd_config_key* key);
 PyObject* dsgd_py_op_ids(dsgd_op* const* ops, size_t count);
 

@@ -32,6 +32,7 @@
 %ignore dsgd_finalize;
 %ignore dsgd_step_result;
 %ignore dsgd_config_key;
+%ignore dsgd_session_info;
 %ignore dsgd_log_fd;
 %ignore dsgd_memory_value;
 %ignore dsgd_memory_gradient;
@@ -129,6 +130,11 @@ DSGD_EACH_OUTPUT_HANDLE(DSGD_OUTPUT_HANDLE)
   $1 = &made;
 }
 %typemap(argout) dsgd_config_key *key DSGD_SET_OUTPUT(dsgd_py_config_key($1))
+%typemap(in, numinputs=0) dsgd_session_info *info (dsgd_session_info made) {
+  dsgd_session_info_init(&made, sizeof made);
+  $1 = &made;
+}
+%typemap(argout) dsgd_session_info *info DSGD_SET_OUTPUT(dsgd_py_session_info($1))
 
 /* The two buffers are then reached through dsgd_memory_get. */
 %typemap(in, numinputs=0) (void **value, void **gradient) (void *value, void *gradient) {

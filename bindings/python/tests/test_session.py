@@ -24,6 +24,28 @@ def test_who_am_i(session):
     assert session.view >= 0 and "rank 0 of 1" in repr(session)
 
 
+def test_info_follows_the_session(session):
+    joined = session.info
+    assert (joined.state, joined.steps, joined.replicas) == (dsgd.SessionState.JOINED, 0, 1)
+    assert (joined.rank, joined.size, joined.local_rank, joined.local_size) == (0, 1, 0, 1)
+    assert joined.view == session.view and joined.id > 0
+    trained(session)
+    session.step()
+    assert session.info == dataclasses.replace(joined, state=dsgd.SessionState.STARTED, steps=1)
+    session.close()
+    assert session.info == dataclasses.replace(joined, state=dsgd.SessionState.CLOSED, steps=1)
+
+
+def test_a_shard_goes_on_in_mid_epoch(session):
+    shard = session.shard(10, seed=3)
+    first, second = list(shard.next(4)), list(shard.next(6))
+    assert shard.position == 10
+    shard.seek(0, 4)
+    assert shard.position == 4 and list(shard.next(10)) == second and not set(first) & set(second)
+    with pytest.raises(dsgd.InvalidArgumentError, match="position 11"):
+        shard.seek(0, 11)
+
+
 def test_the_package_tells_its_version():
     assert dsgd.__version__ == "1.0.0"
 

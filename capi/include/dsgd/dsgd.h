@@ -157,7 +157,8 @@ enum dsgd_status {
   DSGD_ERR_TORN = -19,        /* an earlier step failed half-way; load a checkpoint or start a new session */
   DSGD_ERR_INTERNAL = -20,    /* a defect of dsgd; please report the message */
   DSGD_ERR_DIVERGED = -21,    /* workers or replicas hold different models; load a checkpoint or start a new session */
-  DSGD_ERR_CORRUPTED = -22    /* received bytes failed their checksum; start a new session and have the network checked */
+  DSGD_ERR_CORRUPTED = -22,   /* received bytes failed their checksum; start a new session and have the network checked */
+  DSGD_ERR_VIEW_CHANGED = -23 /* reserved: workers came or went during a collective; look at dsgd_view and call again */
 };
 
 /* Name of a code, "DSGD_ERR_TIMEOUT"; "DSGD_ERR_UNKNOWN" for others. Static. Any thread. */
@@ -330,6 +331,33 @@ DSGD_API int32_t dsgd_size(const dsgd_session *session);       /* number of work
 DSGD_API int32_t dsgd_local_rank(const dsgd_session *session); /* rank among the workers on this node */
 DSGD_API int32_t dsgd_local_size(const dsgd_session *session); /* number of workers on this node */
 DSGD_API int64_t dsgd_view(const dsgd_session *session);       /* number of the view; only grows */
+
+enum dsgd_session_state {
+  DSGD_SESSION_JOINED = 1,  /* dsgd_start has not succeeded yet */
+  DSGD_SESSION_STARTED = 2, /* the next step can begin */
+  DSGD_SESSION_TORN = 3,    /* a step failed half-way or found models that differ; steps fail, collectives go on */
+  DSGD_SESSION_FAILED = 4,  /* the session has failed; calls return its failure until it is closed */
+  DSGD_SESSION_CLOSED = 5   /* dsgd_close was called */
+};
+
+typedef struct dsgd_session_info {
+  size_t struct_size; /* set by dsgd_session_info_init */
+  uint64_t id;        /* number unique in the process, as in dsgd_log_record_session */
+  int64_t view;       /* as dsgd_view */
+  int64_t steps;      /* number of steps that have succeeded, which is the index of the next one */
+  int32_t state;      /* enum dsgd_session_state */
+  int32_t rank;       /* as dsgd_rank; 0 .. size-1 */
+  int32_t size;       /* workers in the view */
+  int32_t local_rank; /* as dsgd_local_rank */
+  int32_t local_size; /* as dsgd_local_size */
+  int32_t replicas;   /* entries of `devices` for this worker: how many dsgd_replica_add(session, NULL, ...) takes */
+} dsgd_session_info;
+
+/* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread. */
+DSGD_API int32_t dsgd_session_info_init(dsgd_session_info *info, size_t struct_size);
+/* Reads all of it at one moment; separate calls of dsgd_rank and dsgd_size may see two views. Works in every state, after
+ * closing, too. Any thread, never blocks. Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_FORKED. */
+DSGD_API int32_t dsgd_session_info_read(const dsgd_session *session, dsgd_session_info *info, dsgd_error **error);
 
 /* Takes the oldest record out of the session's log queue (see dsgd_config_log_hook); the caller frees it. Waits up to
  * timeout_ms for one, then returns DSGD_ERR_WAIT_TIMEOUT. Works after close
@@ -694,6 +722,14 @@ DSGD_API int32_t dsgd_shard_new(const dsgd_session *session, uint64_t samples, u
                                 dsgd_shard **shard, dsgd_error **error);
 /* Goes to the beginning of an epoch, 0, 1, 2, ...; a new shard stands at epoch 0. */
 DSGD_API int32_t dsgd_shard_epoch(dsgd_shard *shard, uint64_t epoch, dsgd_error **error);
+/* Goes to a position in an epoch's order of all samples: the workers together have read the first `position` indices, and
+ * worker r of W takes every W-th of the rest from the r-th on. A job can thus resume in mid-epoch with another number of
+ * workers. All workers pass the same epoch and position. Errors: DSGD_ERR_INVALID_ARGUMENT (position > samples). */
+DSGD_API int32_t dsgd_shard_seek(dsgd_shard *shard, uint64_t epoch, uint64_t position, dsgd_error **error);
+/* The position of all workers together, provided that each has drawn as many indices as this one since the last seek: a
+ * checkpoint stores it for dsgd_shard_seek. The number of samples once dsgd_shard_next has returned fewer than `max`; 0 for
+ * NULL. */
+DSGD_API uint64_t dsgd_shard_position(const dsgd_shard *shard);
 /* Writes up to `max` next indices and their number to *count; 0 when the epoch is over. */
 DSGD_API int32_t dsgd_shard_next(dsgd_shard *shard, int64_t *indices, size_t max, size_t *count, dsgd_error **error);
 DSGD_API uint64_t dsgd_shard_size(const dsgd_shard *shard); /* indices per epoch on this worker; 0 for NULL */

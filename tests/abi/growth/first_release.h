@@ -22,6 +22,13 @@ typedef struct first_step_result {
   double gradient_norm;
 } first_step_result;
 
+typedef struct first_session_info {
+  size_t struct_size;
+  uint64_t id;
+  int64_t view, steps;
+  int32_t state, rank, size, local_rank, local_size, replicas;
+} first_session_info;
+
 typedef struct first_op_options {
   size_t struct_size;
   void *user_data;

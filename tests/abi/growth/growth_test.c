@@ -84,6 +84,7 @@ int main(void) {
   int calls = 0;
   GUARDED(first_step_result) result;
   GUARDED(first_op_options) options;
+  GUARDED(first_session_info) info;
   dsgd_op *op;
   dsgd_config *config = dsgd_config_new();
   dsgd_session *session = NULL;
@@ -108,6 +109,12 @@ int main(void) {
   CHECK(result.value.weight == 3 && result.value.applied == 1 && result.value.size == 1);
   CHECK_GUARD(result);
   CHECK(calls > 0);
+  RAISE_GUARD(info);
+  CHECK(dsgd_session_info_init((dsgd_session_info *)&info.value, sizeof info.value) == DSGD_OK);
+  MUST(dsgd_session_info_read(session, (dsgd_session_info *)&info.value, &error));
+  CHECK(info.value.struct_size == sizeof(first_session_info));
+  CHECK(info.value.state == DSGD_SESSION_STARTED && info.value.steps == 1 && info.value.replicas == 1);
+  CHECK_GUARD(info);
   RAISE_GUARD(options);
   CHECK(dsgd_op_options_init((dsgd_op_options *)&options.value, sizeof options.value) == DSGD_OK);
   CHECK(options.value.timeout_ms == -1);

@@ -156,6 +156,10 @@ static void share(dsgd_session *session) {
     for (size_t i = 0; i < count; i++) seen[indices[i]]++;
   } while (count > 0);
   for (int i = 0; i < 10; i++) CHECK(seen[i] == 1);
+  CHECK(dsgd_shard_position(shard) == 10);
+  MUST(dsgd_shard_seek(shard, 3, 7, &error));
+  MUST(dsgd_shard_next(shard, indices, 8, &count, &error));
+  CHECK(count == 3);
   dsgd_shard_free(shard);
 }
 

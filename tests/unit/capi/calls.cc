@@ -22,6 +22,8 @@ std::vector<Call> calls() {
   static size_t count;
   static int32_t done;
   static uint64_t digest;
+  static dsgd_session_info info;
+  dsgd_session_info_init(&info, sizeof info);
   return {
       {"dsgd_close", true, [](W w, E e) { return dsgd_close(w.running.session, 0, e); }},
       {"dsgd_abort", true, [](W w, E e) { return dsgd_abort(w.running.session, "why", e); }},
@@ -30,6 +32,7 @@ std::vector<Call> calls() {
       {"dsgd_local_rank", false, [](W w, E) { return dsgd_local_rank(w.running.session); }},
       {"dsgd_local_size", false, [](W w, E) { return dsgd_local_size(w.running.session); }},
       {"dsgd_view", false, [](W w, E) { return static_cast<double>(dsgd_view(w.running.session)); }},
+      {"dsgd_session_info_read", true, [](W w, E e) { return dsgd_session_info_read(w.running.session, &info, e); }},
       {"dsgd_loss_scale", false, [](W w, E) { return dsgd_loss_scale(w.running.session); }},
       {"dsgd_log_fd", false, [](W w, E) { return dsgd_log_fd(w.running.session); }},
       {"dsgd_log_poll", true, [](W w, E e) { return dsgd_log_poll(w.running.session, 0, &record, e); }},

@@ -87,6 +87,12 @@ std::vector<BadCall> data_cases() {
        [](W, E e) { return dsgd_shard_epoch(nullptr, 0, e); }},
       {"dsgd_shard_epoch", "foreign handle", kInvalid, "not a dsgd_shard",
        [](W w, E e) { return dsgd_shard_epoch(foreign<dsgd_shard>(w.config), 0, e); }},
+      {"dsgd_shard_seek", "NULL", kInvalid, "'shard' is NULL",
+       [](W, E e) { return dsgd_shard_seek(nullptr, 0, 0, e); }},
+      {"dsgd_shard_seek", "beyond the epoch", kInvalid, {"position 18446744073709551615", "10 samples", "dsgd_shard_position"},
+       [](W w, E e) { return dsgd_shard_seek(w.shard, 0, UINT64_MAX, e); }},
+      {"dsgd_shard_position", "NULL", 0, nullptr,
+       [](W, E) { return static_cast<int64_t>(dsgd_shard_position(nullptr)); }},
       {"dsgd_shard_next", "NULL shard", kInvalid, "'shard' is NULL",
        [](W, E e) {
          int64_t index = 0;

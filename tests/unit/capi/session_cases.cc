@@ -14,6 +14,12 @@ int32_t init_with(const char* key, const char* value, dsgd_error** error) {
   return status;
 }
 
+int32_t read_info(const dsgd_session* session, size_t struct_size, dsgd_error** error) {
+  dsgd_session_info info = {};
+  info.struct_size = struct_size;
+  return dsgd_session_info_read(session, &info, error);
+}
+
 }  // namespace
 
 std::vector<BadCall> session_cases() {
@@ -68,6 +74,24 @@ std::vector<BadCall> session_cases() {
        [](W, E e) { return dsgd_abort(nullptr, "why", e); }},
       {"dsgd_abort", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_abort(w.closed.session, "why", e); }},
+
+      {"dsgd_session_info_init", "NULL", kInvalid, nullptr,
+       [](W, E) { return dsgd_session_info_init(nullptr, sizeof(dsgd_session_info)); }},
+      {"dsgd_session_info_init", "too small", kInvalid, nullptr,
+       [](W, E) {
+         dsgd_session_info info;
+         return dsgd_session_info_init(&info, 8);
+       }},
+      {"dsgd_session_info_read", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) { return read_info(nullptr, sizeof(dsgd_session_info), e); }},
+      {"dsgd_session_info_read", "foreign session", kInvalid, "not a dsgd_session",
+       [](W w, E e) { return read_info(foreign<dsgd_session>(w.config), sizeof(dsgd_session_info), e); }},
+      {"dsgd_session_info_read", "NULL info", kInvalid, "'info' is NULL",
+       [](W w, E e) { return dsgd_session_info_read(w.running.session, nullptr, e); }},
+      {"dsgd_session_info_read", "info was not initialized", kInvalid, {"'info'", "struct_size 0", "dsgd_session_info_init"},
+       [](W w, E e) { return read_info(w.running.session, 0, e); }},
+      {"dsgd_session_info_read", "closed is fine", 0, nullptr,
+       [](W w, E e) { return read_info(w.closed.session, sizeof(dsgd_session_info), e); }},
 
       {"dsgd_log_poll", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) {

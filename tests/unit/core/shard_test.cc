@@ -55,7 +55,7 @@ TEST(Shard, worker_r_of_w_takes_every_wth_position_from_the_rth_on) {
   const std::vector<uint64_t> order = permutation(103, 5, 2);
   for (uint32_t rank = 0; rank < 4; ++rank) {
     Shard shard(103, 5, true, rank, 4);
-    shard.set_epoch(2);
+    shard.seek(2, 0);
     const std::vector<int64_t> indices = read_all(shard, 10);
     for (size_t i = 0; i < indices.size(); ++i)
       EXPECT_EQ(static_cast<uint64_t>(indices[i]), order[rank + 4 * i]);
@@ -73,7 +73,7 @@ TEST(Shard, next_gives_nothing_after_the_end_until_an_epoch_is_set) {
   EXPECT_EQ(shard.next(indices, 0), 0u);
   EXPECT_EQ(shard.next(indices, 8), 3u);
   EXPECT_EQ(shard.next(indices, 8), 0u);
-  shard.set_epoch(0);
+  shard.seek(0, 0);
   int64_t again[8];
   EXPECT_EQ(shard.next(again, 8), 3u);
   EXPECT_TRUE(std::equal(indices, indices + 3, again));
@@ -111,6 +111,37 @@ TEST(Shard, golden_permutations) {
   EXPECT_EQ(permuted_index(1436, 1437, 1, 0), 759u);
   EXPECT_EQ(permuted_index(123456789, uint64_t{1} << 40, 5, 3), 428974012511u);
   EXPECT_EQ(permuted_index(0, INT64_MAX, 77, 1), 1389140480801553138u);
+}
+
+// A job of 3 workers stops after 4 batches of 5 in the middle of an epoch; 2 workers read the rest.
+TEST(Shard, a_job_of_another_size_reads_the_rest) {
+  for (const uint64_t samples : {0, 1, 59, 60, 61, 62, 63, 64, 100}) {
+    for (const bool shuffle : {false, true}) {
+      std::multiset<int64_t> read;
+      uint64_t position = 0;
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        Shard shard(samples, 9, shuffle, rank, 3);
+        shard.seek(2, 0);
+        std::vector<int64_t> batch(5);
+        for (int b = 0; b < 4; ++b) {
+          const size_t n = shard.next(batch.data(), batch.size());
+          read.insert(batch.begin(), batch.begin() + static_cast<ptrdiff_t>(n));
+        }
+        if (rank > 0) EXPECT_EQ(shard.position(), position) << samples << " samples";
+        position = shard.position();
+      }
+      EXPECT_EQ(position, std::min<uint64_t>(samples, 60));
+      for (uint32_t rank = 0; rank < 2; ++rank) {
+        Shard shard(samples, 9, shuffle, rank, 2);
+        shard.seek(2, position);
+        int64_t index;
+        while (shard.next(&index, 1) == 1) read.insert(index);
+        EXPECT_EQ(shard.position(), samples);
+      }
+      EXPECT_EQ(read.size(), samples);
+      EXPECT_EQ(std::set<int64_t>(read.begin(), read.end()).size(), samples);
+    }
+  }
 }
 
 TEST(Shard, epochs_and_seeds_give_different_orders) {

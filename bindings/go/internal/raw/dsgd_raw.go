@@ -84,159 +84,171 @@ typedef long long swig_type_54;
 typedef long long swig_type_55;
 typedef long long swig_type_56;
 typedef long long swig_type_57;
-typedef _goslice_ swig_type_58;
+typedef long long swig_type_58;
 typedef long long swig_type_59;
-typedef _gostring_ swig_type_60;
-extern void _wrap_Swig_free_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern uintptr_t _wrap_Swig_malloc_raw_cbbf845a0b4acf98(swig_intgo arg1);
+typedef long long swig_type_60;
+typedef _goslice_ swig_type_61;
+typedef long long swig_type_62;
+typedef _gostring_ swig_type_63;
+extern void _wrap_Swig_free_raw_e4e0a276b4795502(uintptr_t arg1);
+extern uintptr_t _wrap_Swig_malloc_raw_e4e0a276b4795502(swig_intgo arg1);
 
 #cgo pkg-config: dsgd
 #cgo CFLAGS: -fno-strict-aliasing
 
-extern swig_intgo _wrap_dsgd_config_has_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_1 arg2);
-extern swig_intgo _wrap_dsgd_version_raw_cbbf845a0b4acf98(void);
-extern swig_type_2 _wrap_dsgd_version_string_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_OK_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_STATE_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_CLOSED_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_FORKED_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_TIMEOUT_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_ABORTED_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_WORKER_LOST_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_MISMATCH_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_NOT_FOUND_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_EXISTS_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_UNREACHABLE_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_NO_MEMORY_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_LIMIT_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_IO_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_TORN_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_INTERNAL_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_DIVERGED_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_ERR_CORRUPTED_raw_cbbf845a0b4acf98(void);
-extern swig_type_3 _wrap_dsgd_status_name_raw_cbbf845a0b4acf98(swig_intgo arg1);
-extern swig_intgo _wrap_dsgd_error_code_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_error_rank_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_4 _wrap_dsgd_error_host_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_5 _wrap_dsgd_error_operation_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_6 _wrap_dsgd_error_parameter_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_7 _wrap_dsgd_error_message_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern void _wrap_dsgd_error_free_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern uintptr_t _wrap_dsgd_config_new_raw_cbbf845a0b4acf98(void);
-extern void _wrap_dsgd_config_free_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_config_set_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_8 arg2, swig_type_9 arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_config_load_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_10 arg2, swig_voidp arg3);
-extern swig_type_11 _wrap_dsgd_config_value_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_12 arg2);
-extern swig_type_13 _wrap_dsgd_config_key_name_get_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_14 _wrap_dsgd_config_key_Xtype_get_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_15 _wrap_dsgd_config_key_default_value_get_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_16 _wrap_dsgd_config_key_Xrange_get_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_17 _wrap_dsgd_config_key_help_get_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_18 _wrap_dsgd_config_key_environment_get_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern uintptr_t _wrap_new_dsgd_config_key_raw_cbbf845a0b4acf98(void);
-extern void _wrap_delete_dsgd_config_key_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_19 _wrap_dsgd_config_key_count_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_dsgd_config_key_at_raw_cbbf845a0b4acf98(swig_type_20 arg1, uintptr_t arg2, swig_voidp arg3);
-extern swig_intgo _wrap_DSGD_LOG_ERROR_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_LOG_WARNING_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_LOG_INFO_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_LOG_DEBUG_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_dsgd_log_record_level_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_21 _wrap_dsgd_log_record_message_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_22 _wrap_dsgd_log_record_time_ns_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_23 _wrap_dsgd_log_record_session_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_log_record_rank_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern void _wrap_dsgd_log_record_free_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_init_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_init_begin_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_close_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
-extern void _wrap_dsgd_session_free_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern void _wrap_dsgd_finalize_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_abort_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_24 arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_rank_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_size_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_local_rank_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_local_size_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_25 _wrap_dsgd_view_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_log_poll_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_log_fd_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_DSGD_FLOAT32_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_FLOAT64_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_INT32_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_INT64_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_UINT8_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_FLOAT16_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_BFLOAT16_raw_cbbf845a0b4acf98(void);
-extern swig_type_26 _wrap_dsgd_dtype_size_raw_cbbf845a0b4acf98(swig_intgo arg1);
-extern swig_intgo _wrap_DSGD_UNTRAINED_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_dsgd_parameter_add_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_27 arg2, swig_intgo arg3, swig_type_28 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
-extern swig_intgo _wrap_dsgd_parameter_set_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_29 arg2, swig_voidp arg3);
-extern swig_type_30 _wrap_dsgd_parameter_name_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_replica_add_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_31 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_32 _wrap_dsgd_replica_device_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_replica_weight_raw_cbbf845a0b4acf98(uintptr_t arg1, double arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_bind_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_33 arg4, uintptr_t arg5, swig_type_34 arg6, swig_voidp arg7);
-extern swig_intgo _wrap_dsgd_alloc_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_memory_get_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4);
-extern uintptr_t _wrap_dsgd_memory_value_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern uintptr_t _wrap_dsgd_memory_gradient_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_35 _wrap_dsgd_memory_nbytes_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern void _wrap_dsgd_memory_free_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_bind_dlpack_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_export_dlpack_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_optimizer_set_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_36 arg2, swig_type_37 arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_learning_rate_set_raw_cbbf845a0b4acf98(uintptr_t arg1, double arg2, swig_voidp arg3);
-extern double _wrap_dsgd_loss_scale_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_strategy_set_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_38 arg2, swig_type_39 arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_start_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_step_raw_cbbf845a0b4acf98(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_step_begin_raw_cbbf845a0b4acf98(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_gradient_ready_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_stream_wait_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_gradient_absent_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_step_flush_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_voidp arg2);
-extern swig_intgo _wrap_dsgd_op_step_result_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_stop_request_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_voidp arg2);
-extern swig_type_40 _wrap_dsgd_op_id_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern uintptr_t _wrap_dsgd_op_user_data_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_op_wait_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_op_test_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_op_abort_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_41 arg2, swig_voidp arg3);
-extern void _wrap_dsgd_op_free_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_queue_poll_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_42 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_queue_fd_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_DSGD_SUM_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_MIN_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_MAX_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_PROD_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_DSGD_MEAN_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_dsgd_allreduce_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_type_43 arg5, swig_intgo arg6, swig_intgo arg7, swig_voidp arg8, swig_voidp arg9, swig_voidp arg10);
-extern swig_intgo _wrap_dsgd_broadcast_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_44 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
-extern swig_intgo _wrap_dsgd_allgather_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_45 arg4, uintptr_t arg5, swig_type_46 arg6, swig_type_47 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
-extern swig_intgo _wrap_dsgd_reduce_scatter_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_48 arg4, uintptr_t arg5, swig_type_49 arg6, swig_type_50 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
-extern swig_intgo _wrap_dsgd_barrier_raw_cbbf845a0b4acf98(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_object_put_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_51 arg2, uintptr_t arg3, swig_type_52 arg4, swig_voidp arg5, swig_voidp arg6, swig_voidp arg7);
-extern swig_intgo _wrap_dsgd_object_get_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_53 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_op_object_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern uintptr_t _wrap_dsgd_object_data_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_type_54 _wrap_dsgd_object_nbytes_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern void _wrap_dsgd_object_free_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_cbbf845a0b4acf98(void);
-extern swig_intgo _wrap_dsgd_shard_new_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_55 arg2, swig_type_56 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_shard_epoch_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_57 arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_shard_next_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_type_58 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_59 _wrap_dsgd_shard_size_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern void _wrap_dsgd_shard_free_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_digest_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_head_start_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_type_60 _wrap_dsgd_head_address_raw_cbbf845a0b4acf98(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_head_wait_raw_cbbf845a0b4acf98(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
-extern void _wrap_dsgd_head_free_raw_cbbf845a0b4acf98(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_config_has_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_1 arg2);
+extern swig_intgo _wrap_dsgd_version_raw_e4e0a276b4795502(void);
+extern swig_type_2 _wrap_dsgd_version_string_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_OK_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_STATE_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_CLOSED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_FORKED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_TIMEOUT_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_ABORTED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_WORKER_LOST_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_MISMATCH_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_NOT_FOUND_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_EXISTS_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_UNREACHABLE_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_NO_MEMORY_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_LIMIT_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_IO_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_TORN_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_INTERNAL_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_DIVERGED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_CORRUPTED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_e4e0a276b4795502(void);
+extern swig_type_3 _wrap_dsgd_status_name_raw_e4e0a276b4795502(swig_intgo arg1);
+extern swig_intgo _wrap_dsgd_error_code_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_error_rank_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_4 _wrap_dsgd_error_host_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_5 _wrap_dsgd_error_operation_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_6 _wrap_dsgd_error_parameter_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_7 _wrap_dsgd_error_message_raw_e4e0a276b4795502(uintptr_t arg1);
+extern void _wrap_dsgd_error_free_raw_e4e0a276b4795502(uintptr_t arg1);
+extern uintptr_t _wrap_dsgd_config_new_raw_e4e0a276b4795502(void);
+extern void _wrap_dsgd_config_free_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_config_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_8 arg2, swig_type_9 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_config_load_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_10 arg2, swig_voidp arg3);
+extern swig_type_11 _wrap_dsgd_config_value_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_12 arg2);
+extern swig_type_13 _wrap_dsgd_config_key_name_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_14 _wrap_dsgd_config_key_Xtype_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_15 _wrap_dsgd_config_key_default_value_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_16 _wrap_dsgd_config_key_Xrange_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_17 _wrap_dsgd_config_key_help_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_18 _wrap_dsgd_config_key_environment_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern uintptr_t _wrap_new_dsgd_config_key_raw_e4e0a276b4795502(void);
+extern void _wrap_delete_dsgd_config_key_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_19 _wrap_dsgd_config_key_count_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_dsgd_config_key_at_raw_e4e0a276b4795502(swig_type_20 arg1, uintptr_t arg2, swig_voidp arg3);
+extern swig_intgo _wrap_DSGD_LOG_ERROR_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_LOG_WARNING_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_LOG_INFO_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_LOG_DEBUG_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_dsgd_log_record_level_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_21 _wrap_dsgd_log_record_message_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_22 _wrap_dsgd_log_record_time_ns_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_23 _wrap_dsgd_log_record_session_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_log_record_rank_raw_e4e0a276b4795502(uintptr_t arg1);
+extern void _wrap_dsgd_log_record_free_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_init_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_init_begin_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_close_raw_e4e0a276b4795502(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
+extern void _wrap_dsgd_session_free_raw_e4e0a276b4795502(uintptr_t arg1);
+extern void _wrap_dsgd_finalize_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_abort_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_24 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_rank_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_size_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_local_rank_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_local_size_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_25 _wrap_dsgd_view_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_DSGD_SESSION_JOINED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_SESSION_STARTED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_SESSION_TORN_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_SESSION_FAILED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_SESSION_CLOSED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_dsgd_session_info_read_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_log_poll_raw_e4e0a276b4795502(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_log_fd_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_DSGD_FLOAT32_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_FLOAT64_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_INT32_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_INT64_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_UINT8_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_FLOAT16_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_BFLOAT16_raw_e4e0a276b4795502(void);
+extern swig_type_26 _wrap_dsgd_dtype_size_raw_e4e0a276b4795502(swig_intgo arg1);
+extern swig_intgo _wrap_DSGD_UNTRAINED_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_dsgd_parameter_add_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_27 arg2, swig_intgo arg3, swig_type_28 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_parameter_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_29 arg2, swig_voidp arg3);
+extern swig_type_30 _wrap_dsgd_parameter_name_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_replica_add_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_31 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_32 _wrap_dsgd_replica_device_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_replica_weight_raw_e4e0a276b4795502(uintptr_t arg1, double arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_bind_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_33 arg4, uintptr_t arg5, swig_type_34 arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_alloc_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_memory_get_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4);
+extern uintptr_t _wrap_dsgd_memory_value_raw_e4e0a276b4795502(uintptr_t arg1);
+extern uintptr_t _wrap_dsgd_memory_gradient_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_35 _wrap_dsgd_memory_nbytes_raw_e4e0a276b4795502(uintptr_t arg1);
+extern void _wrap_dsgd_memory_free_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_bind_dlpack_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_export_dlpack_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_optimizer_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_36 arg2, swig_type_37 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_learning_rate_set_raw_e4e0a276b4795502(uintptr_t arg1, double arg2, swig_voidp arg3);
+extern double _wrap_dsgd_loss_scale_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_strategy_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_38 arg2, swig_type_39 arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_start_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_step_raw_e4e0a276b4795502(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_step_begin_raw_e4e0a276b4795502(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_gradient_ready_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_stream_wait_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_gradient_absent_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_step_flush_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2);
+extern swig_intgo _wrap_dsgd_op_step_result_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_stop_request_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2);
+extern swig_type_40 _wrap_dsgd_op_id_raw_e4e0a276b4795502(uintptr_t arg1);
+extern uintptr_t _wrap_dsgd_op_user_data_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_op_wait_raw_e4e0a276b4795502(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_op_test_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_op_abort_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_41 arg2, swig_voidp arg3);
+extern void _wrap_dsgd_op_free_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_queue_poll_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_42 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_queue_fd_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_DSGD_SUM_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_MIN_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_MAX_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_PROD_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_DSGD_MEAN_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_dsgd_allreduce_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_type_43 arg5, swig_intgo arg6, swig_intgo arg7, swig_voidp arg8, swig_voidp arg9, swig_voidp arg10);
+extern swig_intgo _wrap_dsgd_broadcast_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_44 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
+extern swig_intgo _wrap_dsgd_allgather_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_45 arg4, uintptr_t arg5, swig_type_46 arg6, swig_type_47 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
+extern swig_intgo _wrap_dsgd_reduce_scatter_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_48 arg4, uintptr_t arg5, swig_type_49 arg6, swig_type_50 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
+extern swig_intgo _wrap_dsgd_barrier_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_object_put_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_51 arg2, uintptr_t arg3, swig_type_52 arg4, swig_voidp arg5, swig_voidp arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_object_get_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_53 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_op_object_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern uintptr_t _wrap_dsgd_object_data_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_54 _wrap_dsgd_object_nbytes_raw_e4e0a276b4795502(uintptr_t arg1);
+extern void _wrap_dsgd_object_free_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_dsgd_shard_new_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_55 arg2, swig_type_56 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_shard_epoch_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_57 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_shard_seek_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_58 arg2, swig_type_59 arg3, swig_voidp arg4);
+extern swig_type_60 _wrap_dsgd_shard_position_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_shard_next_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_61 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_62 _wrap_dsgd_shard_size_raw_e4e0a276b4795502(uintptr_t arg1);
+extern void _wrap_dsgd_shard_free_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_digest_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_head_start_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_type_63 _wrap_dsgd_head_address_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_head_wait_raw_e4e0a276b4795502(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
+extern void _wrap_dsgd_head_free_raw_e4e0a276b4795502(uintptr_t arg1);
 #undef intgo
 */
 import "C"
@@ -285,6 +297,23 @@ type StepResult struct {
 // NewStepResult has defaults and its size filled in, as dsgd_step_result_init would.
 func NewStepResult() StepResult { return StepResult{StructSize: uint64(unsafe.Sizeof(StepResult{}))} }
 
+// SessionInfo is dsgd_session_info, field by field.
+type SessionInfo struct {
+	StructSize uint64
+	ID         uint64
+	View       int64
+	Steps      int64
+	State      int32
+	Rank       int32
+	Size       int32
+	LocalRank  int32
+	LocalSize  int32
+	Replicas   int32
+}
+
+// NewSessionInfo has its size filled in; dsgd_session_info_read writes all else.
+func NewSessionInfo() SessionInfo { return SessionInfo{StructSize: uint64(unsafe.Sizeof(SessionInfo{}))} }
+
 
 // OpOptions are the options of an operation; its C struct is made from them.
 type OpOptions struct {
@@ -304,13 +333,13 @@ func swigCopyString(s string) string {
 
 func Swig_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_Swig_free_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_Swig_free_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 func Swig_malloc(arg1 int) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_Swig_malloc_raw_cbbf845a0b4acf98(C.swig_intgo(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_Swig_malloc_raw_e4e0a276b4795502(C.swig_intgo(_swig_i_0)))
 	return swig_r
 }
 
@@ -318,7 +347,7 @@ func Dsgd_config_has(arg1 uintptr, arg2 string) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
-	swig_r = (int)(C._wrap_dsgd_config_has_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_1)(unsafe.Pointer(&_swig_i_1))))
+	swig_r = (int)(C._wrap_dsgd_config_has_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_1)(unsafe.Pointer(&_swig_i_1))))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -330,13 +359,13 @@ const DSGD_VERSION_MINOR int = 0
 const DSGD_VERSION_PATCH int = 0
 func Dsgd_version() (_swig_ret uint) {
 	var swig_r uint
-	swig_r = (uint)(C._wrap_dsgd_version_raw_cbbf845a0b4acf98())
+	swig_r = (uint)(C._wrap_dsgd_version_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 func Dsgd_version_string() (_swig_ret string) {
 	var swig_r string
-	swig_r_p := C._wrap_dsgd_version_string_raw_cbbf845a0b4acf98()
+	swig_r_p := C._wrap_dsgd_version_string_raw_e4e0a276b4795502()
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -346,169 +375,176 @@ func Dsgd_version_string() (_swig_ret string) {
 type Dsgd_status int
 func _swig_getDSGD_OK() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_OK_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_OK_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_OK Dsgd_status = _swig_getDSGD_OK()
 func _swig_getDSGD_ERR_INVALID_ARGUMENT() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_INVALID_ARGUMENT_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_INVALID_ARGUMENT_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_INVALID_ARGUMENT Dsgd_status = _swig_getDSGD_ERR_INVALID_ARGUMENT()
 func _swig_getDSGD_ERR_STATE() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_STATE_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_STATE_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_STATE Dsgd_status = _swig_getDSGD_ERR_STATE()
 func _swig_getDSGD_ERR_CLOSED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_CLOSED_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_CLOSED_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_CLOSED Dsgd_status = _swig_getDSGD_ERR_CLOSED()
 func _swig_getDSGD_ERR_FORKED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_FORKED_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_FORKED_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_FORKED Dsgd_status = _swig_getDSGD_ERR_FORKED()
 func _swig_getDSGD_ERR_TIMEOUT() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_TIMEOUT_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_TIMEOUT_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_TIMEOUT Dsgd_status = _swig_getDSGD_ERR_TIMEOUT()
 func _swig_getDSGD_ERR_WAIT_TIMEOUT() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_WAIT_TIMEOUT_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_WAIT_TIMEOUT_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_WAIT_TIMEOUT Dsgd_status = _swig_getDSGD_ERR_WAIT_TIMEOUT()
 func _swig_getDSGD_ERR_ABORTED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_ABORTED_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_ABORTED_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_ABORTED Dsgd_status = _swig_getDSGD_ERR_ABORTED()
 func _swig_getDSGD_ERR_WORKER_LOST() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_WORKER_LOST_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_WORKER_LOST_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_WORKER_LOST Dsgd_status = _swig_getDSGD_ERR_WORKER_LOST()
 func _swig_getDSGD_ERR_MISMATCH() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_MISMATCH_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_MISMATCH_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_MISMATCH Dsgd_status = _swig_getDSGD_ERR_MISMATCH()
 func _swig_getDSGD_ERR_NOT_FOUND() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_NOT_FOUND_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_NOT_FOUND_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_NOT_FOUND Dsgd_status = _swig_getDSGD_ERR_NOT_FOUND()
 func _swig_getDSGD_ERR_EXISTS() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_EXISTS_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_EXISTS_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_EXISTS Dsgd_status = _swig_getDSGD_ERR_EXISTS()
 func _swig_getDSGD_ERR_UNAUTHORIZED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNAUTHORIZED_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNAUTHORIZED_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_UNAUTHORIZED Dsgd_status = _swig_getDSGD_ERR_UNAUTHORIZED()
 func _swig_getDSGD_ERR_UNREACHABLE() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNREACHABLE_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNREACHABLE_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_UNREACHABLE Dsgd_status = _swig_getDSGD_ERR_UNREACHABLE()
 func _swig_getDSGD_ERR_ADDRESS_IN_USE() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_ADDRESS_IN_USE_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_ADDRESS_IN_USE_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_ADDRESS_IN_USE Dsgd_status = _swig_getDSGD_ERR_ADDRESS_IN_USE()
 func _swig_getDSGD_ERR_NO_MEMORY() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_NO_MEMORY_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_NO_MEMORY_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_NO_MEMORY Dsgd_status = _swig_getDSGD_ERR_NO_MEMORY()
 func _swig_getDSGD_ERR_LIMIT() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_LIMIT_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_LIMIT_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_LIMIT Dsgd_status = _swig_getDSGD_ERR_LIMIT()
 func _swig_getDSGD_ERR_IO() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_IO_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_IO_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_IO Dsgd_status = _swig_getDSGD_ERR_IO()
 func _swig_getDSGD_ERR_UNSUPPORTED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNSUPPORTED_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNSUPPORTED_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_UNSUPPORTED Dsgd_status = _swig_getDSGD_ERR_UNSUPPORTED()
 func _swig_getDSGD_ERR_TORN() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_TORN_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_TORN_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_TORN Dsgd_status = _swig_getDSGD_ERR_TORN()
 func _swig_getDSGD_ERR_INTERNAL() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_INTERNAL_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_INTERNAL_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_INTERNAL Dsgd_status = _swig_getDSGD_ERR_INTERNAL()
 func _swig_getDSGD_ERR_DIVERGED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_DIVERGED_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_DIVERGED_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_DIVERGED Dsgd_status = _swig_getDSGD_ERR_DIVERGED()
 func _swig_getDSGD_ERR_CORRUPTED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_CORRUPTED_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_CORRUPTED_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_ERR_CORRUPTED Dsgd_status = _swig_getDSGD_ERR_CORRUPTED()
+func _swig_getDSGD_ERR_VIEW_CHANGED() (_swig_ret Dsgd_status) {
+	var swig_r Dsgd_status
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_VIEW_CHANGED_raw_e4e0a276b4795502())
+	return swig_r
+}
+
+var DSGD_ERR_VIEW_CHANGED Dsgd_status = _swig_getDSGD_ERR_VIEW_CHANGED()
 func Dsgd_status_name(arg1 int) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_status_name_raw_cbbf845a0b4acf98(C.swig_intgo(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_status_name_raw_e4e0a276b4795502(C.swig_intgo(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -518,21 +554,21 @@ func Dsgd_status_name(arg1 int) (_swig_ret string) {
 func Dsgd_error_code(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_error_code_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_error_code_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_error_rank(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_error_rank_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_error_rank_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_error_host(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_error_host_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_error_host_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -542,7 +578,7 @@ func Dsgd_error_host(arg1 uintptr) (_swig_ret string) {
 func Dsgd_error_operation(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_error_operation_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_error_operation_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -552,7 +588,7 @@ func Dsgd_error_operation(arg1 uintptr) (_swig_ret string) {
 func Dsgd_error_parameter(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_error_parameter_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_error_parameter_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -562,7 +598,7 @@ func Dsgd_error_parameter(arg1 uintptr) (_swig_ret string) {
 func Dsgd_error_message(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_error_message_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_error_message_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -571,18 +607,18 @@ func Dsgd_error_message(arg1 uintptr) (_swig_ret string) {
 
 func Dsgd_error_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_error_free_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_error_free_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_config_new() (_swig_ret uintptr) {
 	var swig_r uintptr
-	swig_r = (uintptr)(C._wrap_dsgd_config_new_raw_cbbf845a0b4acf98())
+	swig_r = (uintptr)(C._wrap_dsgd_config_new_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 func Dsgd_config_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_config_free_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_config_free_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_config_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (_swig_ret int) {
@@ -591,7 +627,7 @@ func Dsgd_config_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (_sw
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_config_set_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_8)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_9)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_config_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_8)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_9)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -606,7 +642,7 @@ func Dsgd_config_load(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_config_load_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_10)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_config_load_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_10)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -617,7 +653,7 @@ func Dsgd_config_value(arg1 uintptr, arg2 string) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
-	swig_r_p := C._wrap_dsgd_config_value_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_12)(unsafe.Pointer(&_swig_i_1)))
+	swig_r_p := C._wrap_dsgd_config_value_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_12)(unsafe.Pointer(&_swig_i_1)))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
@@ -639,7 +675,7 @@ func (p SwigcptrDsgd_config_key) SwigIsDsgd_config_key() {
 func (arg1 SwigcptrDsgd_config_key) GetName() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_name_get_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_name_get_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -649,7 +685,7 @@ func (arg1 SwigcptrDsgd_config_key) GetName() (_swig_ret string) {
 func (arg1 SwigcptrDsgd_config_key) GetXtype() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_Xtype_get_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_Xtype_get_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -659,7 +695,7 @@ func (arg1 SwigcptrDsgd_config_key) GetXtype() (_swig_ret string) {
 func (arg1 SwigcptrDsgd_config_key) GetDefault_value() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_default_value_get_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_default_value_get_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -669,7 +705,7 @@ func (arg1 SwigcptrDsgd_config_key) GetDefault_value() (_swig_ret string) {
 func (arg1 SwigcptrDsgd_config_key) GetXrange() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_Xrange_get_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_Xrange_get_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -679,7 +715,7 @@ func (arg1 SwigcptrDsgd_config_key) GetXrange() (_swig_ret string) {
 func (arg1 SwigcptrDsgd_config_key) GetHelp() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_help_get_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_help_get_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -689,7 +725,7 @@ func (arg1 SwigcptrDsgd_config_key) GetHelp() (_swig_ret string) {
 func (arg1 SwigcptrDsgd_config_key) GetEnvironment() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_environment_get_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_environment_get_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -698,13 +734,13 @@ func (arg1 SwigcptrDsgd_config_key) GetEnvironment() (_swig_ret string) {
 
 func NewDsgd_config_key() (_swig_ret Dsgd_config_key) {
 	var swig_r Dsgd_config_key
-	swig_r = (Dsgd_config_key)(SwigcptrDsgd_config_key(C._wrap_new_dsgd_config_key_raw_cbbf845a0b4acf98()))
+	swig_r = (Dsgd_config_key)(SwigcptrDsgd_config_key(C._wrap_new_dsgd_config_key_raw_e4e0a276b4795502()))
 	return swig_r
 }
 
 func DeleteDsgd_config_key(arg1 Dsgd_config_key) {
 	_swig_i_0 := getSwigcptr(arg1)
-	C._wrap_delete_dsgd_config_key_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_delete_dsgd_config_key_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 type Dsgd_config_key interface {
@@ -720,7 +756,7 @@ type Dsgd_config_key interface {
 
 func Dsgd_config_key_count() (_swig_ret int64) {
 	var swig_r int64
-	swig_r = (int64)(C._wrap_dsgd_config_key_count_raw_cbbf845a0b4acf98())
+	swig_r = (int64)(C._wrap_dsgd_config_key_count_raw_e4e0a276b4795502())
 	return swig_r
 }
 
@@ -729,35 +765,35 @@ func Dsgd_config_key_at(arg1 int64, arg2 uintptr, arg3 *uintptr) (_swig_ret int)
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_config_key_at_raw_cbbf845a0b4acf98(C.swig_type_20(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_config_key_at_raw_e4e0a276b4795502(C.swig_type_20(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 type Dsgd_log_level int
 func _swig_getDSGD_LOG_ERROR() (_swig_ret Dsgd_log_level) {
 	var swig_r Dsgd_log_level
-	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_ERROR_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_ERROR_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_LOG_ERROR Dsgd_log_level = _swig_getDSGD_LOG_ERROR()
 func _swig_getDSGD_LOG_WARNING() (_swig_ret Dsgd_log_level) {
 	var swig_r Dsgd_log_level
-	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_WARNING_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_WARNING_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_LOG_WARNING Dsgd_log_level = _swig_getDSGD_LOG_WARNING()
 func _swig_getDSGD_LOG_INFO() (_swig_ret Dsgd_log_level) {
 	var swig_r Dsgd_log_level
-	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_INFO_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_INFO_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_LOG_INFO Dsgd_log_level = _swig_getDSGD_LOG_INFO()
 func _swig_getDSGD_LOG_DEBUG() (_swig_ret Dsgd_log_level) {
 	var swig_r Dsgd_log_level
-	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_DEBUG_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_DEBUG_raw_e4e0a276b4795502())
 	return swig_r
 }
 
@@ -765,14 +801,14 @@ var DSGD_LOG_DEBUG Dsgd_log_level = _swig_getDSGD_LOG_DEBUG()
 func Dsgd_log_record_level(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_log_record_level_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_log_record_level_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_log_record_message(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_log_record_message_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_log_record_message_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -782,27 +818,27 @@ func Dsgd_log_record_message(arg1 uintptr) (_swig_ret string) {
 func Dsgd_log_record_time_ns(arg1 uintptr) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_log_record_time_ns_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_log_record_time_ns_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_log_record_session(arg1 uintptr) (_swig_ret uint64) {
 	var swig_r uint64
 	_swig_i_0 := arg1
-	swig_r = (uint64)(C._wrap_dsgd_log_record_session_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (uint64)(C._wrap_dsgd_log_record_session_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_log_record_rank(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_log_record_rank_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_log_record_rank_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_log_record_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_log_record_free_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_log_record_free_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 const DSGD_CHANNELS int = 4
@@ -811,7 +847,7 @@ func Dsgd_init(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_init_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_init_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -822,7 +858,7 @@ func Dsgd_init_begin(arg1 uintptr, arg2 *OpOptions, arg3 *uintptr, arg4 *uintptr
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_init_begin_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_init_begin_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -831,18 +867,18 @@ func Dsgd_close(arg1 uintptr, arg2 int, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_close_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_close_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 func Dsgd_session_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_session_free_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_session_free_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_finalize(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_finalize_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_finalize_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
@@ -850,7 +886,7 @@ func Dsgd_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_abort_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_24)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_abort_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_24)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -860,35 +896,80 @@ func Dsgd_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 func Dsgd_rank(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_rank_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_rank_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_size(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_size_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_size_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_local_rank(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_local_rank_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_local_rank_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_local_size(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_local_size_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_local_size_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_view(arg1 uintptr) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_view_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_view_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
+	return swig_r
+}
+
+type Dsgd_session_state int
+func _swig_getDSGD_SESSION_JOINED() (_swig_ret Dsgd_session_state) {
+	var swig_r Dsgd_session_state
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_JOINED_raw_e4e0a276b4795502())
+	return swig_r
+}
+
+var DSGD_SESSION_JOINED Dsgd_session_state = _swig_getDSGD_SESSION_JOINED()
+func _swig_getDSGD_SESSION_STARTED() (_swig_ret Dsgd_session_state) {
+	var swig_r Dsgd_session_state
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_STARTED_raw_e4e0a276b4795502())
+	return swig_r
+}
+
+var DSGD_SESSION_STARTED Dsgd_session_state = _swig_getDSGD_SESSION_STARTED()
+func _swig_getDSGD_SESSION_TORN() (_swig_ret Dsgd_session_state) {
+	var swig_r Dsgd_session_state
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_TORN_raw_e4e0a276b4795502())
+	return swig_r
+}
+
+var DSGD_SESSION_TORN Dsgd_session_state = _swig_getDSGD_SESSION_TORN()
+func _swig_getDSGD_SESSION_FAILED() (_swig_ret Dsgd_session_state) {
+	var swig_r Dsgd_session_state
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_FAILED_raw_e4e0a276b4795502())
+	return swig_r
+}
+
+var DSGD_SESSION_FAILED Dsgd_session_state = _swig_getDSGD_SESSION_FAILED()
+func _swig_getDSGD_SESSION_CLOSED() (_swig_ret Dsgd_session_state) {
+	var swig_r Dsgd_session_state
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_CLOSED_raw_e4e0a276b4795502())
+	return swig_r
+}
+
+var DSGD_SESSION_CLOSED Dsgd_session_state = _swig_getDSGD_SESSION_CLOSED()
+func Dsgd_session_info_read(arg1 uintptr, arg2 *SessionInfo, arg3 *uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	_swig_i_2 := arg3
+	swig_r = (int)(C._wrap_dsgd_session_info_read_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -898,63 +979,63 @@ func Dsgd_log_poll(arg1 uintptr, arg2 int, arg3 *uintptr, arg4 *uintptr) (_swig_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_log_poll_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_log_poll_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
 func Dsgd_log_fd(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_log_fd_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_log_fd_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 type Dsgd_dtype int
 func _swig_getDSGD_FLOAT32() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT32_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT32_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_FLOAT32 Dsgd_dtype = _swig_getDSGD_FLOAT32()
 func _swig_getDSGD_FLOAT64() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT64_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT64_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_FLOAT64 Dsgd_dtype = _swig_getDSGD_FLOAT64()
 func _swig_getDSGD_INT32() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT32_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT32_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_INT32 Dsgd_dtype = _swig_getDSGD_INT32()
 func _swig_getDSGD_INT64() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT64_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT64_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_INT64 Dsgd_dtype = _swig_getDSGD_INT64()
 func _swig_getDSGD_UINT8() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_UINT8_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_UINT8_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_UINT8 Dsgd_dtype = _swig_getDSGD_UINT8()
 func _swig_getDSGD_FLOAT16() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT16_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT16_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_FLOAT16 Dsgd_dtype = _swig_getDSGD_FLOAT16()
 func _swig_getDSGD_BFLOAT16() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_BFLOAT16_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_BFLOAT16_raw_e4e0a276b4795502())
 	return swig_r
 }
 
@@ -962,14 +1043,14 @@ var DSGD_BFLOAT16 Dsgd_dtype = _swig_getDSGD_BFLOAT16()
 func Dsgd_dtype_size(arg1 int) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_dtype_size_raw_cbbf845a0b4acf98(C.swig_intgo(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_dtype_size_raw_e4e0a276b4795502(C.swig_intgo(_swig_i_0)))
 	return swig_r
 }
 
 type Dsgd_parameter_flag int
 func _swig_getDSGD_UNTRAINED() (_swig_ret Dsgd_parameter_flag) {
 	var swig_r Dsgd_parameter_flag
-	swig_r = (Dsgd_parameter_flag)(C._wrap_DSGD_UNTRAINED_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_parameter_flag)(C._wrap_DSGD_UNTRAINED_raw_e4e0a276b4795502())
 	return swig_r
 }
 
@@ -983,7 +1064,7 @@ func Dsgd_parameter_add(arg1 uintptr, arg2 string, arg3 int, arg4 []int64, arg5 
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_parameter_add_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_27)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), *(*C.swig_type_28)(unsafe.Pointer(&_swig_i_3)), C.swig_intgo(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_parameter_add_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_27)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), *(*C.swig_type_28)(unsafe.Pointer(&_swig_i_3)), C.swig_intgo(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -998,7 +1079,7 @@ func Dsgd_parameter_set(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_parameter_set_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_29)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_parameter_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_29)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1008,7 +1089,7 @@ func Dsgd_parameter_set(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int
 func Dsgd_parameter_name(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_parameter_name_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_parameter_name_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -1021,7 +1102,7 @@ func Dsgd_replica_add(arg1 uintptr, arg2 string, arg3 *uintptr, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_replica_add_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_31)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_replica_add_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_31)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1031,7 +1112,7 @@ func Dsgd_replica_add(arg1 uintptr, arg2 string, arg3 *uintptr, arg4 *uintptr) (
 func Dsgd_replica_device(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_replica_device_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_replica_device_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -1043,7 +1124,7 @@ func Dsgd_replica_weight(arg1 uintptr, arg2 float64, arg3 *uintptr) (_swig_ret i
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_replica_weight_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_replica_weight_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1056,7 +1137,7 @@ func Dsgd_bind(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 uintpt
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_bind_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_33(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_34(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_bind_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_33(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_34(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	return swig_r
 }
 
@@ -1067,7 +1148,7 @@ func Dsgd_alloc(arg1 uintptr, arg2 uintptr, arg3 *unsafe.Pointer, arg4 *unsafe.P
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_alloc_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_alloc_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -1077,34 +1158,34 @@ func Dsgd_memory_get(arg1 uintptr, arg2 uintptr, arg3 *uintptr, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_memory_get_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_memory_get_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
 func Dsgd_memory_value(arg1 uintptr) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_dsgd_memory_value_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_dsgd_memory_value_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_memory_gradient(arg1 uintptr) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_dsgd_memory_gradient_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_dsgd_memory_gradient_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_memory_nbytes(arg1 uintptr) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_memory_nbytes_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_memory_nbytes_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_memory_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_memory_free_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_memory_free_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_bind_dlpack(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 uintptr, arg5 *uintptr) (_swig_ret int) {
@@ -1114,7 +1195,7 @@ func Dsgd_bind_dlpack(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 uintptr, ar
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_bind_dlpack_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_bind_dlpack_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -1125,7 +1206,7 @@ func Dsgd_export_dlpack(arg1 uintptr, arg2 uintptr, arg3 *unsafe.Pointer, arg4 *
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_export_dlpack_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_export_dlpack_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -1135,7 +1216,7 @@ func Dsgd_optimizer_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_36)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_37)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_36)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_37)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1150,14 +1231,14 @@ func Dsgd_learning_rate_set(arg1 uintptr, arg2 float64, arg3 *uintptr) (_swig_re
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_learning_rate_set_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_learning_rate_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 func Dsgd_loss_scale(arg1 uintptr) (_swig_ret float64) {
 	var swig_r float64
 	_swig_i_0 := arg1
-	swig_r = (float64)(C._wrap_dsgd_loss_scale_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (float64)(C._wrap_dsgd_loss_scale_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
@@ -1169,7 +1250,7 @@ func Dsgd_strategy_set(arg1 uintptr, arg2 string, arg3 string, arg4 *OpOptions, 
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_38)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_38)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1185,7 +1266,7 @@ func Dsgd_start(arg1 uintptr, arg2 *OpOptions, arg3 *uintptr, arg4 *uintptr) (_s
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_start_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_start_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
@@ -1195,7 +1276,7 @@ func Dsgd_step(arg1 uintptr, arg2 float64, arg3 *StepResult, arg4 *uintptr) (_sw
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_step_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_step_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
@@ -1206,7 +1287,7 @@ func Dsgd_step_begin(arg1 uintptr, arg2 float64, arg3 *OpOptions, arg4 *uintptr,
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_step_begin_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_step_begin_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -1216,7 +1297,7 @@ func Dsgd_gradient_ready(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 *uintptr
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_gradient_ready_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_gradient_ready_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
@@ -1225,7 +1306,7 @@ func Dsgd_stream_wait(arg1 uintptr, arg2 uintptr, arg3 *uintptr) (_swig_ret int)
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_stream_wait_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_stream_wait_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1234,7 +1315,7 @@ func Dsgd_gradient_absent(arg1 uintptr, arg2 uintptr, arg3 *uintptr) (_swig_ret 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_gradient_absent_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_gradient_absent_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1242,7 +1323,7 @@ func Dsgd_step_flush(arg1 uintptr, arg2 *uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
-	swig_r = (int)(C._wrap_dsgd_step_flush_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1)))
+	swig_r = (int)(C._wrap_dsgd_step_flush_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1)))
 	return swig_r
 }
 
@@ -1251,7 +1332,7 @@ func Dsgd_op_step_result(arg1 uintptr, arg2 *StepResult, arg3 *uintptr) (_swig_r
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_step_result_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_step_result_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1259,21 +1340,21 @@ func Dsgd_stop_request(arg1 uintptr, arg2 *uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
-	swig_r = (int)(C._wrap_dsgd_stop_request_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1)))
+	swig_r = (int)(C._wrap_dsgd_stop_request_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1)))
 	return swig_r
 }
 
 func Dsgd_op_id(arg1 uintptr) (_swig_ret uint64) {
 	var swig_r uint64
 	_swig_i_0 := arg1
-	swig_r = (uint64)(C._wrap_dsgd_op_id_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (uint64)(C._wrap_dsgd_op_id_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_op_user_data(arg1 uintptr) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_dsgd_op_user_data_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_dsgd_op_user_data_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
@@ -1282,7 +1363,7 @@ func Dsgd_op_wait(arg1 uintptr, arg2 int, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_wait_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_wait_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1291,7 +1372,7 @@ func Dsgd_op_test(arg1 uintptr, arg2 *int32, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_test_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_test_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1300,7 +1381,7 @@ func Dsgd_op_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_abort_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_41)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_abort_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_41)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1309,7 +1390,7 @@ func Dsgd_op_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 
 func Dsgd_op_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_op_free_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_op_free_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_queue_poll(arg1 uintptr, arg2 []uintptr, arg3 int, arg4 *uint64, arg5 *uintptr) (_swig_ret int) {
@@ -1319,7 +1400,7 @@ func Dsgd_queue_poll(arg1 uintptr, arg2 []uintptr, arg3 int, arg4 *uint64, arg5 
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_42)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_42)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1329,42 +1410,42 @@ func Dsgd_queue_poll(arg1 uintptr, arg2 []uintptr, arg3 int, arg4 *uint64, arg5 
 func Dsgd_queue_fd(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_queue_fd_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_queue_fd_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 type Dsgd_reduction int
 func _swig_getDSGD_SUM() (_swig_ret Dsgd_reduction) {
 	var swig_r Dsgd_reduction
-	swig_r = (Dsgd_reduction)(C._wrap_DSGD_SUM_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_reduction)(C._wrap_DSGD_SUM_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_SUM Dsgd_reduction = _swig_getDSGD_SUM()
 func _swig_getDSGD_MIN() (_swig_ret Dsgd_reduction) {
 	var swig_r Dsgd_reduction
-	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MIN_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MIN_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_MIN Dsgd_reduction = _swig_getDSGD_MIN()
 func _swig_getDSGD_MAX() (_swig_ret Dsgd_reduction) {
 	var swig_r Dsgd_reduction
-	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MAX_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MAX_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_MAX Dsgd_reduction = _swig_getDSGD_MAX()
 func _swig_getDSGD_PROD() (_swig_ret Dsgd_reduction) {
 	var swig_r Dsgd_reduction
-	swig_r = (Dsgd_reduction)(C._wrap_DSGD_PROD_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_reduction)(C._wrap_DSGD_PROD_raw_e4e0a276b4795502())
 	return swig_r
 }
 
 var DSGD_PROD Dsgd_reduction = _swig_getDSGD_PROD()
 func _swig_getDSGD_MEAN() (_swig_ret Dsgd_reduction) {
 	var swig_r Dsgd_reduction
-	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MEAN_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MEAN_raw_e4e0a276b4795502())
 	return swig_r
 }
 
@@ -1381,7 +1462,7 @@ func Dsgd_allreduce(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 uintptr, arg5
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
-	swig_r = (int)(C._wrap_dsgd_allreduce_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_type_43(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_intgo(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
+	swig_r = (int)(C._wrap_dsgd_allreduce_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_type_43(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_intgo(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
 	return swig_r
 }
 
@@ -1396,7 +1477,7 @@ func Dsgd_broadcast(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 i
 	_swig_i_6 := arg7
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
-	swig_r = (int)(C._wrap_dsgd_broadcast_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_44(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
+	swig_r = (int)(C._wrap_dsgd_broadcast_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_44(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
 	return swig_r
 }
 
@@ -1413,7 +1494,7 @@ func Dsgd_allgather(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 u
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
-	swig_r = (int)(C._wrap_dsgd_allgather_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_45(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_46(_swig_i_5), *(*C.swig_type_47)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
+	swig_r = (int)(C._wrap_dsgd_allgather_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_45(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_46(_swig_i_5), *(*C.swig_type_47)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1434,7 +1515,7 @@ func Dsgd_reduce_scatter(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, a
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
 	_swig_i_11 := arg12
-	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_48(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_49(_swig_i_5), *(*C.swig_type_50)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10), C.swig_voidp(_swig_i_11)))
+	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_48(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_49(_swig_i_5), *(*C.swig_type_50)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10), C.swig_voidp(_swig_i_11)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1448,7 +1529,7 @@ func Dsgd_barrier(arg1 uintptr, arg2 uintptr, arg3 *OpOptions, arg4 *uintptr, ar
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_barrier_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_barrier_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -1461,7 +1542,7 @@ func Dsgd_object_put(arg1 uintptr, arg2 string, arg3 uintptr, arg4 int64, arg5 *
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_object_put_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_51)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_52(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_object_put_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_51)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_52(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1476,7 +1557,7 @@ func Dsgd_object_get(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintptr, 
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_object_get_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_53)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_object_get_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_53)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1488,33 +1569,33 @@ func Dsgd_op_object(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_object_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_object_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 func Dsgd_object_data(arg1 uintptr) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_dsgd_object_data_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_dsgd_object_data_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_object_nbytes(arg1 uintptr) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_object_nbytes_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_object_nbytes_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_object_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_object_free_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_object_free_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 type Dsgd_shard_flag int
 func _swig_getDSGD_SHARD_SEQUENTIAL() (_swig_ret Dsgd_shard_flag) {
 	var swig_r Dsgd_shard_flag
-	swig_r = (Dsgd_shard_flag)(C._wrap_DSGD_SHARD_SEQUENTIAL_raw_cbbf845a0b4acf98())
+	swig_r = (Dsgd_shard_flag)(C._wrap_DSGD_SHARD_SEQUENTIAL_raw_e4e0a276b4795502())
 	return swig_r
 }
 
@@ -1527,7 +1608,7 @@ func Dsgd_shard_new(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 uint, arg5 *uin
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_shard_new_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_type_55(_swig_i_1), C.swig_type_56(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_shard_new_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_type_55(_swig_i_1), C.swig_type_56(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	return swig_r
 }
 
@@ -1536,7 +1617,24 @@ func Dsgd_shard_epoch(arg1 uintptr, arg2 uint64, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_type_57(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_type_57(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	return swig_r
+}
+
+func Dsgd_shard_seek(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 *uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	_swig_i_2 := arg3
+	_swig_i_3 := arg4
+	swig_r = (int)(C._wrap_dsgd_shard_seek_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_type_58(_swig_i_1), C.swig_type_59(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	return swig_r
+}
+
+func Dsgd_shard_position(arg1 uintptr) (_swig_ret uint64) {
+	var swig_r uint64
+	_swig_i_0 := arg1
+	swig_r = (uint64)(C._wrap_dsgd_shard_position_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
@@ -1546,7 +1644,7 @@ func Dsgd_shard_next(arg1 uintptr, arg2 []int64, arg3 *uint64, arg4 *uintptr) (_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_next_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), *(*C.swig_type_58)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_next_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_61)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1556,13 +1654,13 @@ func Dsgd_shard_next(arg1 uintptr, arg2 []int64, arg3 *uint64, arg4 *uintptr) (_
 func Dsgd_shard_size(arg1 uintptr) (_swig_ret uint64) {
 	var swig_r uint64
 	_swig_i_0 := arg1
-	swig_r = (uint64)(C._wrap_dsgd_shard_size_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0)))
+	swig_r = (uint64)(C._wrap_dsgd_shard_size_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_shard_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_shard_free_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_shard_free_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_digest(arg1 uintptr, arg2 *uint64, arg3 *uintptr) (_swig_ret int) {
@@ -1570,7 +1668,7 @@ func Dsgd_digest(arg1 uintptr, arg2 *uint64, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_digest_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_digest_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1579,14 +1677,14 @@ func Dsgd_head_start(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int)
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_head_start_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_head_start_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 func Dsgd_head_address(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_head_address_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_head_address_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -1598,13 +1696,13 @@ func Dsgd_head_wait(arg1 uintptr, arg2 int, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_head_wait_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_head_wait_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 func Dsgd_head_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_head_free_raw_cbbf845a0b4acf98(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_head_free_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0))
 }
 
 

@@ -230,6 +230,12 @@ _Static_assert(sizeof(dsgd_step_result) >= 56 && offsetof(dsgd_step_result, step
                    offsetof(dsgd_step_result, stop) == 36 && offsetof(dsgd_step_result, weight) == 40 &&
                    offsetof(dsgd_step_result, gradient_norm) == 48,
                "dsgd_step_result changed: change StepResult in dsgd_go.i with it");
+_Static_assert(sizeof(dsgd_session_info) >= 56 && offsetof(dsgd_session_info, id) == 8 &&
+                   offsetof(dsgd_session_info, view) == 16 && offsetof(dsgd_session_info, steps) == 24 &&
+                   offsetof(dsgd_session_info, state) == 32 && offsetof(dsgd_session_info, rank) == 36 &&
+                   offsetof(dsgd_session_info, size) == 40 && offsetof(dsgd_session_info, local_rank) == 44 &&
+                   offsetof(dsgd_session_info, local_size) == 48 && offsetof(dsgd_session_info, replicas) == 52,
+               "dsgd_session_info changed: change SessionInfo in dsgd_go.i with it");
 
 
 typedef struct go_op_options {
@@ -276,7 +282,7 @@ SWIGINTERN void delete_dsgd_config_key(struct dsgd_config_key *self){ free(self)
 extern "C" {
 #endif
 
-void _wrap_Swig_free_raw_cbbf845a0b4acf98(void *_swig_go_0) {
+void _wrap_Swig_free_raw_e4e0a276b4795502(void *_swig_go_0) {
   void *arg1 = 0 ;
 
   arg1 = *(void **)&_swig_go_0;
@@ -286,7 +292,7 @@ void _wrap_Swig_free_raw_cbbf845a0b4acf98(void *_swig_go_0) {
 }
 
 
-void *_wrap_Swig_malloc_raw_cbbf845a0b4acf98(intgo _swig_go_0) {
+void *_wrap_Swig_malloc_raw_e4e0a276b4795502(intgo _swig_go_0) {
   int arg1 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -299,7 +305,7 @@ void *_wrap_Swig_malloc_raw_cbbf845a0b4acf98(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_has_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+intgo _wrap_dsgd_config_has_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -321,7 +327,7 @@ intgo _wrap_dsgd_config_has_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_version_raw_cbbf845a0b4acf98() {
+intgo _wrap_dsgd_version_raw_e4e0a276b4795502() {
   uint32_t result;
   intgo _swig_go_result;
 
@@ -332,7 +338,7 @@ intgo _wrap_dsgd_version_raw_cbbf845a0b4acf98() {
 }
 
 
-_gostring_ _wrap_dsgd_version_string_raw_cbbf845a0b4acf98() {
+_gostring_ _wrap_dsgd_version_string_raw_e4e0a276b4795502() {
   char *result = 0 ;
   _gostring_ _swig_go_result;
 
@@ -343,7 +349,7 @@ _gostring_ _wrap_dsgd_version_string_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_OK_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_OK_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -355,7 +361,7 @@ intgo _wrap_DSGD_OK_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -367,7 +373,7 @@ intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_STATE_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_STATE_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -379,7 +385,7 @@ intgo _wrap_DSGD_ERR_STATE_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_CLOSED_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_CLOSED_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -391,7 +397,7 @@ intgo _wrap_DSGD_ERR_CLOSED_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_FORKED_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_FORKED_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -403,7 +409,7 @@ intgo _wrap_DSGD_ERR_FORKED_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_TIMEOUT_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_TIMEOUT_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -415,7 +421,7 @@ intgo _wrap_DSGD_ERR_TIMEOUT_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -427,7 +433,7 @@ intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_ABORTED_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_ABORTED_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -439,7 +445,7 @@ intgo _wrap_DSGD_ERR_ABORTED_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_WORKER_LOST_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_WORKER_LOST_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -451,7 +457,7 @@ intgo _wrap_DSGD_ERR_WORKER_LOST_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_MISMATCH_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_MISMATCH_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -463,7 +469,7 @@ intgo _wrap_DSGD_ERR_MISMATCH_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_NOT_FOUND_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_NOT_FOUND_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -475,7 +481,7 @@ intgo _wrap_DSGD_ERR_NOT_FOUND_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_EXISTS_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_EXISTS_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -487,7 +493,7 @@ intgo _wrap_DSGD_ERR_EXISTS_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -499,7 +505,7 @@ intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNREACHABLE_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_UNREACHABLE_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -511,7 +517,7 @@ intgo _wrap_DSGD_ERR_UNREACHABLE_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -523,7 +529,7 @@ intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_NO_MEMORY_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_NO_MEMORY_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -535,7 +541,7 @@ intgo _wrap_DSGD_ERR_NO_MEMORY_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_LIMIT_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_LIMIT_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -547,7 +553,7 @@ intgo _wrap_DSGD_ERR_LIMIT_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_IO_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_IO_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -559,7 +565,7 @@ intgo _wrap_DSGD_ERR_IO_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -571,7 +577,7 @@ intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_TORN_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_TORN_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -583,7 +589,7 @@ intgo _wrap_DSGD_ERR_TORN_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_INTERNAL_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_INTERNAL_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -595,7 +601,7 @@ intgo _wrap_DSGD_ERR_INTERNAL_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_DIVERGED_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_DIVERGED_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -607,7 +613,7 @@ intgo _wrap_DSGD_ERR_DIVERGED_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_ERR_CORRUPTED_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_ERR_CORRUPTED_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -619,7 +625,19 @@ intgo _wrap_DSGD_ERR_CORRUPTED_raw_cbbf845a0b4acf98() {
 }
 
 
-_gostring_ _wrap_dsgd_status_name_raw_cbbf845a0b4acf98(intgo _swig_go_0) {
+intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_e4e0a276b4795502() {
+  enum dsgd_status result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_ERR_VIEW_CHANGED;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+_gostring_ _wrap_dsgd_status_name_raw_e4e0a276b4795502(intgo _swig_go_0) {
   int32_t arg1 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -632,7 +650,7 @@ _gostring_ _wrap_dsgd_status_name_raw_cbbf845a0b4acf98(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_code_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_code_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -645,7 +663,7 @@ intgo _wrap_dsgd_error_code_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_rank_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_rank_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -658,7 +676,7 @@ intgo _wrap_dsgd_error_rank_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_host_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_host_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -671,7 +689,7 @@ _gostring_ _wrap_dsgd_error_host_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_operation_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_operation_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -684,7 +702,7 @@ _gostring_ _wrap_dsgd_error_operation_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_parameter_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_parameter_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -697,7 +715,7 @@ _gostring_ _wrap_dsgd_error_parameter_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_message_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_message_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -710,7 +728,7 @@ _gostring_ _wrap_dsgd_error_message_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0)
 }
 
 
-void _wrap_dsgd_error_free_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
+void _wrap_dsgd_error_free_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
 
   arg1 = *(dsgd_error **)&_swig_go_0;
@@ -720,7 +738,7 @@ void _wrap_dsgd_error_free_raw_cbbf845a0b4acf98(dsgd_error *_swig_go_0) {
 }
 
 
-dsgd_config *_wrap_dsgd_config_new_raw_cbbf845a0b4acf98() {
+dsgd_config *_wrap_dsgd_config_new_raw_e4e0a276b4795502() {
   dsgd_config *result = 0 ;
   dsgd_config *_swig_go_result;
 
@@ -731,7 +749,7 @@ dsgd_config *_wrap_dsgd_config_new_raw_cbbf845a0b4acf98() {
 }
 
 
-void _wrap_dsgd_config_free_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0) {
+void _wrap_dsgd_config_free_raw_e4e0a276b4795502(dsgd_config *_swig_go_0) {
   dsgd_config *arg1 = 0 ;
 
   arg1 = *(dsgd_config **)&_swig_go_0;
@@ -741,7 +759,7 @@ void _wrap_dsgd_config_free_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_set_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_config_set_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -774,7 +792,7 @@ intgo _wrap_dsgd_config_set_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_config_load_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_load_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -798,7 +816,7 @@ intgo _wrap_dsgd_config_load_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gost
 }
 
 
-_gostring_ _wrap_dsgd_config_value_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+_gostring_ _wrap_dsgd_config_value_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -820,7 +838,7 @@ _gostring_ _wrap_dsgd_config_value_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0,
 }
 
 
-_gostring_ _wrap_dsgd_config_key_name_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_name_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -833,7 +851,7 @@ _gostring_ _wrap_dsgd_config_key_name_get_raw_cbbf845a0b4acf98(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -846,7 +864,7 @@ _gostring_ _wrap_dsgd_config_key_Xtype_get_raw_cbbf845a0b4acf98(struct dsgd_conf
 }
 
 
-_gostring_ _wrap_dsgd_config_key_default_value_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_default_value_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -859,7 +877,7 @@ _gostring_ _wrap_dsgd_config_key_default_value_get_raw_cbbf845a0b4acf98(struct d
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -872,7 +890,7 @@ _gostring_ _wrap_dsgd_config_key_Xrange_get_raw_cbbf845a0b4acf98(struct dsgd_con
 }
 
 
-_gostring_ _wrap_dsgd_config_key_help_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_help_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -885,7 +903,7 @@ _gostring_ _wrap_dsgd_config_key_help_get_raw_cbbf845a0b4acf98(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_environment_get_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_environment_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -898,7 +916,7 @@ _gostring_ _wrap_dsgd_config_key_environment_get_raw_cbbf845a0b4acf98(struct dsg
 }
 
 
-struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_cbbf845a0b4acf98() {
+struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_e4e0a276b4795502() {
   struct dsgd_config_key *result = 0 ;
   struct dsgd_config_key *_swig_go_result;
 
@@ -909,7 +927,7 @@ struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_cbbf845a0b4acf98() {
 }
 
 
-void _wrap_delete_dsgd_config_key_raw_cbbf845a0b4acf98(struct dsgd_config_key *_swig_go_0) {
+void _wrap_delete_dsgd_config_key_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
 
   arg1 = *(struct dsgd_config_key **)&_swig_go_0;
@@ -919,7 +937,7 @@ void _wrap_delete_dsgd_config_key_raw_cbbf845a0b4acf98(struct dsgd_config_key *_
 }
 
 
-long long _wrap_dsgd_config_key_count_raw_cbbf845a0b4acf98() {
+long long _wrap_dsgd_config_key_count_raw_e4e0a276b4795502() {
   size_t result;
   long long _swig_go_result;
 
@@ -930,7 +948,7 @@ long long _wrap_dsgd_config_key_count_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_dsgd_config_key_at_raw_cbbf845a0b4acf98(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_key_at_raw_e4e0a276b4795502(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
   size_t arg1 ;
   dsgd_config_key *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -947,7 +965,7 @@ intgo _wrap_dsgd_config_key_at_raw_cbbf845a0b4acf98(long long _swig_go_0, dsgd_c
 }
 
 
-intgo _wrap_DSGD_LOG_ERROR_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_LOG_ERROR_raw_e4e0a276b4795502() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -959,7 +977,7 @@ intgo _wrap_DSGD_LOG_ERROR_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_LOG_WARNING_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_LOG_WARNING_raw_e4e0a276b4795502() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -971,7 +989,7 @@ intgo _wrap_DSGD_LOG_WARNING_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_LOG_INFO_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_LOG_INFO_raw_e4e0a276b4795502() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -983,7 +1001,7 @@ intgo _wrap_DSGD_LOG_INFO_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_LOG_DEBUG_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_LOG_DEBUG_raw_e4e0a276b4795502() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -995,7 +1013,7 @@ intgo _wrap_DSGD_LOG_DEBUG_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_dsgd_log_record_level_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_level_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1008,7 +1026,7 @@ intgo _wrap_dsgd_log_record_level_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go
 }
 
 
-_gostring_ _wrap_dsgd_log_record_message_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
+_gostring_ _wrap_dsgd_log_record_message_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1021,7 +1039,7 @@ _gostring_ _wrap_dsgd_log_record_message_raw_cbbf845a0b4acf98(dsgd_log_record *_
 }
 
 
-long long _wrap_dsgd_log_record_time_ns_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_time_ns_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1034,7 +1052,7 @@ long long _wrap_dsgd_log_record_time_ns_raw_cbbf845a0b4acf98(dsgd_log_record *_s
 }
 
 
-long long _wrap_dsgd_log_record_session_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_session_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -1047,7 +1065,7 @@ long long _wrap_dsgd_log_record_session_raw_cbbf845a0b4acf98(dsgd_log_record *_s
 }
 
 
-intgo _wrap_dsgd_log_record_rank_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_rank_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1060,7 +1078,7 @@ intgo _wrap_dsgd_log_record_rank_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_
 }
 
 
-void _wrap_dsgd_log_record_free_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0) {
+void _wrap_dsgd_log_record_free_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
 
   arg1 = *(dsgd_log_record **)&_swig_go_0;
@@ -1070,7 +1088,7 @@ void _wrap_dsgd_log_record_free_raw_cbbf845a0b4acf98(dsgd_log_record *_swig_go_0
 }
 
 
-intgo _wrap_dsgd_init_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_init_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_session **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1087,7 +1105,7 @@ intgo _wrap_dsgd_init_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, dsgd_session
 }
 
 
-intgo _wrap_dsgd_init_begin_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_init_begin_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_config *arg1 = 0 ;
   dsgd_op_options *arg2 = 0 ;
   dsgd_session **arg3 = 0 ;
@@ -1119,7 +1137,7 @@ intgo _wrap_dsgd_init_begin_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, dsgd_o
 }
 
 
-intgo _wrap_dsgd_close_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_close_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1136,7 +1154,7 @@ intgo _wrap_dsgd_close_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, intgo _swi
 }
 
 
-void _wrap_dsgd_session_free_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_session_free_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1146,7 +1164,7 @@ void _wrap_dsgd_session_free_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_finalize_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_finalize_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1156,7 +1174,7 @@ void _wrap_dsgd_finalize_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_abort_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_abort_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1183,7 +1201,7 @@ intgo _wrap_dsgd_abort_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_
 }
 
 
-intgo _wrap_dsgd_rank_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_rank_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1196,7 +1214,7 @@ intgo _wrap_dsgd_rank_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_size_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_size_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1209,7 +1227,7 @@ intgo _wrap_dsgd_size_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_rank_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_rank_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1222,7 +1240,7 @@ intgo _wrap_dsgd_local_rank_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_size_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_size_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1235,7 +1253,7 @@ intgo _wrap_dsgd_local_size_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_view_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
+long long _wrap_dsgd_view_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1248,7 +1266,84 @@ long long _wrap_dsgd_view_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_log_poll_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_DSGD_SESSION_JOINED_raw_e4e0a276b4795502() {
+  enum dsgd_session_state result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_SESSION_JOINED;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_DSGD_SESSION_STARTED_raw_e4e0a276b4795502() {
+  enum dsgd_session_state result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_SESSION_STARTED;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_DSGD_SESSION_TORN_raw_e4e0a276b4795502() {
+  enum dsgd_session_state result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_SESSION_TORN;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_DSGD_SESSION_FAILED_raw_e4e0a276b4795502() {
+  enum dsgd_session_state result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_SESSION_FAILED;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_DSGD_SESSION_CLOSED_raw_e4e0a276b4795502() {
+  enum dsgd_session_state result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_SESSION_CLOSED;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_session_info_read_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_session_info *_swig_go_1, dsgd_error **_swig_go_2) {
+  dsgd_session *arg1 = 0 ;
+  dsgd_session_info *arg2 = 0 ;
+  dsgd_error **arg3 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_session **)&_swig_go_0;
+  arg2 = *(dsgd_session_info **)&_swig_go_1;
+  arg3 = *(dsgd_error ***)&_swig_go_2;
+
+  result = (int32_t)dsgd_session_info_read((struct dsgd_session const *)arg1,arg2,arg3);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_log_poll_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_log_record **arg3 = 0 ;
@@ -1267,7 +1362,7 @@ intgo _wrap_dsgd_log_poll_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, intgo _
 }
 
 
-intgo _wrap_dsgd_log_fd_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_log_fd_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1280,7 +1375,7 @@ intgo _wrap_dsgd_log_fd_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_FLOAT32_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_FLOAT32_raw_e4e0a276b4795502() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1292,7 +1387,7 @@ intgo _wrap_DSGD_FLOAT32_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_FLOAT64_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_FLOAT64_raw_e4e0a276b4795502() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1304,7 +1399,7 @@ intgo _wrap_DSGD_FLOAT64_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_INT32_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_INT32_raw_e4e0a276b4795502() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1316,7 +1411,7 @@ intgo _wrap_DSGD_INT32_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_INT64_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_INT64_raw_e4e0a276b4795502() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1328,7 +1423,7 @@ intgo _wrap_DSGD_INT64_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_UINT8_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_UINT8_raw_e4e0a276b4795502() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1340,7 +1435,7 @@ intgo _wrap_DSGD_UINT8_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_FLOAT16_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_FLOAT16_raw_e4e0a276b4795502() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1352,7 +1447,7 @@ intgo _wrap_DSGD_FLOAT16_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_BFLOAT16_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_BFLOAT16_raw_e4e0a276b4795502() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1364,7 +1459,7 @@ intgo _wrap_DSGD_BFLOAT16_raw_cbbf845a0b4acf98() {
 }
 
 
-long long _wrap_dsgd_dtype_size_raw_cbbf845a0b4acf98(intgo _swig_go_0) {
+long long _wrap_dsgd_dtype_size_raw_e4e0a276b4795502(intgo _swig_go_0) {
   int32_t arg1 ;
   size_t result;
   long long _swig_go_result;
@@ -1377,7 +1472,7 @@ long long _wrap_dsgd_dtype_size_raw_cbbf845a0b4acf98(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_UNTRAINED_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_UNTRAINED_raw_e4e0a276b4795502() {
   enum dsgd_parameter_flag result;
   intgo _swig_go_result;
 
@@ -1389,7 +1484,7 @@ intgo _wrap_DSGD_UNTRAINED_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_dsgd_parameter_add_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_parameter_add_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   int32_t arg3 ;
@@ -1422,7 +1517,7 @@ intgo _wrap_dsgd_parameter_add_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_parameter_set_raw_cbbf845a0b4acf98(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_parameter_set_raw_e4e0a276b4795502(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_parameter *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1449,7 +1544,7 @@ intgo _wrap_dsgd_parameter_set_raw_cbbf845a0b4acf98(dsgd_parameter *_swig_go_0, 
 }
 
 
-_gostring_ _wrap_dsgd_parameter_name_raw_cbbf845a0b4acf98(dsgd_parameter *_swig_go_0) {
+_gostring_ _wrap_dsgd_parameter_name_raw_e4e0a276b4795502(dsgd_parameter *_swig_go_0) {
   dsgd_parameter *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1462,7 +1557,7 @@ _gostring_ _wrap_dsgd_parameter_name_raw_cbbf845a0b4acf98(dsgd_parameter *_swig_
 }
 
 
-intgo _wrap_dsgd_replica_add_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_replica_add_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_replica **arg3 = 0 ;
@@ -1491,7 +1586,7 @@ intgo _wrap_dsgd_replica_add_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gos
 }
 
 
-_gostring_ _wrap_dsgd_replica_device_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0) {
+_gostring_ _wrap_dsgd_replica_device_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0) {
   dsgd_replica *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1504,7 +1599,7 @@ _gostring_ _wrap_dsgd_replica_device_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go
 }
 
 
-intgo _wrap_dsgd_replica_weight_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_replica_weight_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1521,7 +1616,7 @@ intgo _wrap_dsgd_replica_weight_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_bind_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_bind_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1546,7 +1641,7 @@ intgo _wrap_dsgd_bind_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parame
 }
 
 
-intgo _wrap_dsgd_alloc_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_alloc_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void **arg3 = 0 ;
@@ -1567,7 +1662,7 @@ intgo _wrap_dsgd_alloc_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_param
 }
 
 
-intgo _wrap_dsgd_memory_get_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_memory_get_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_memory **arg3 = 0 ;
@@ -1586,7 +1681,7 @@ intgo _wrap_dsgd_memory_get_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_
 }
 
 
-void *_wrap_dsgd_memory_value_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_value_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1599,7 +1694,7 @@ void *_wrap_dsgd_memory_value_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_memory_gradient_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_gradient_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1612,7 +1707,7 @@ void *_wrap_dsgd_memory_gradient_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_memory_nbytes_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
+long long _wrap_dsgd_memory_nbytes_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -1625,7 +1720,7 @@ long long _wrap_dsgd_memory_nbytes_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0)
 }
 
 
-void _wrap_dsgd_memory_free_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
+void _wrap_dsgd_memory_free_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
 
   arg1 = *(dsgd_memory **)&_swig_go_0;
@@ -1635,7 +1730,7 @@ void _wrap_dsgd_memory_free_raw_cbbf845a0b4acf98(dsgd_memory *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_bind_dlpack_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_bind_dlpack_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned *arg3 = 0 ;
@@ -1656,7 +1751,7 @@ intgo _wrap_dsgd_bind_dlpack_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd
 }
 
 
-intgo _wrap_dsgd_export_dlpack_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_export_dlpack_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned **arg3 = 0 ;
@@ -1677,7 +1772,7 @@ intgo _wrap_dsgd_export_dlpack_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, ds
 }
 
 
-intgo _wrap_dsgd_optimizer_set_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_optimizer_set_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1713,7 +1808,7 @@ intgo _wrap_dsgd_optimizer_set_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_learning_rate_set_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_learning_rate_set_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1730,7 +1825,7 @@ intgo _wrap_dsgd_learning_rate_set_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0
 }
 
 
-double _wrap_dsgd_loss_scale_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
+double _wrap_dsgd_loss_scale_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   double result;
   double _swig_go_result;
@@ -1743,7 +1838,7 @@ double _wrap_dsgd_loss_scale_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_strategy_set_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_strategy_set_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1794,7 +1889,7 @@ intgo _wrap_dsgd_strategy_set_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _go
 }
 
 
-intgo _wrap_dsgd_start_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_start_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   dsgd_op_options *arg2 = 0 ;
   dsgd_op **arg3 = 0 ;
@@ -1824,7 +1919,7 @@ intgo _wrap_dsgd_start_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_op_op
 }
 
 
-intgo _wrap_dsgd_step_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_step_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_step_result *arg3 = 0 ;
@@ -1843,7 +1938,7 @@ intgo _wrap_dsgd_step_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, double _swi
 }
 
 
-intgo _wrap_dsgd_step_begin_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_step_begin_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_op_options *arg3 = 0 ;
@@ -1875,7 +1970,7 @@ intgo _wrap_dsgd_step_begin_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, doubl
 }
 
 
-intgo _wrap_dsgd_gradient_ready_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradient_ready_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1894,7 +1989,7 @@ intgo _wrap_dsgd_gradient_ready_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_stream_wait_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_stream_wait_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   void *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1911,7 +2006,7 @@ intgo _wrap_dsgd_stream_wait_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, void
 }
 
 
-intgo _wrap_dsgd_gradient_absent_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_gradient_absent_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1928,7 +2023,7 @@ intgo _wrap_dsgd_gradient_absent_raw_cbbf845a0b4acf98(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_step_flush_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_step_flush_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -1943,7 +2038,7 @@ intgo _wrap_dsgd_step_flush_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_
 }
 
 
-intgo _wrap_dsgd_op_step_result_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_step_result_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_step_result *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1960,7 +2055,7 @@ intgo _wrap_dsgd_op_step_result_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, dsgd_s
 }
 
 
-intgo _wrap_dsgd_stop_request_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_stop_request_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -1975,7 +2070,7 @@ intgo _wrap_dsgd_stop_request_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsg
 }
 
 
-long long _wrap_dsgd_op_id_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0) {
+long long _wrap_dsgd_op_id_raw_e4e0a276b4795502(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -1988,7 +2083,7 @@ long long _wrap_dsgd_op_id_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_op_user_data_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0) {
+void *_wrap_dsgd_op_user_data_raw_e4e0a276b4795502(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2001,7 +2096,7 @@ void *_wrap_dsgd_op_user_data_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_op_wait_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_wait_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2018,7 +2113,7 @@ intgo _wrap_dsgd_op_wait_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, intgo _swig_g
 }
 
 
-intgo _wrap_dsgd_op_test_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_test_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2035,7 +2130,7 @@ intgo _wrap_dsgd_op_test_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, int *_swig_go
 }
 
 
-intgo _wrap_dsgd_op_abort_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_abort_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2062,7 +2157,7 @@ intgo _wrap_dsgd_op_abort_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, _gostring_ _
 }
 
 
-void _wrap_dsgd_op_free_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0) {
+void _wrap_dsgd_op_free_raw_e4e0a276b4795502(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
 
   arg1 = *(dsgd_op **)&_swig_go_0;
@@ -2072,7 +2167,7 @@ void _wrap_dsgd_op_free_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_queue_poll_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_queue_poll_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_op **arg2 = 0 ;
   size_t arg3 ;
@@ -2094,7 +2189,7 @@ intgo _wrap_dsgd_queue_poll_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gosl
 }
 
 
-intgo _wrap_dsgd_queue_fd_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_queue_fd_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -2107,7 +2202,7 @@ intgo _wrap_dsgd_queue_fd_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SUM_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_SUM_raw_e4e0a276b4795502() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2119,7 +2214,7 @@ intgo _wrap_DSGD_SUM_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_MIN_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_MIN_raw_e4e0a276b4795502() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2131,7 +2226,7 @@ intgo _wrap_DSGD_MIN_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_MAX_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_MAX_raw_e4e0a276b4795502() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2143,7 +2238,7 @@ intgo _wrap_DSGD_MAX_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_PROD_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_PROD_raw_e4e0a276b4795502() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2155,7 +2250,7 @@ intgo _wrap_DSGD_PROD_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_DSGD_MEAN_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_MEAN_raw_e4e0a276b4795502() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2167,7 +2262,7 @@ intgo _wrap_DSGD_MEAN_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_dsgd_allreduce_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
+intgo _wrap_dsgd_allreduce_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2209,7 +2304,7 @@ intgo _wrap_dsgd_allreduce_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_broadcast_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
+intgo _wrap_dsgd_broadcast_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2249,7 +2344,7 @@ intgo _wrap_dsgd_broadcast_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_allgather_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
+intgo _wrap_dsgd_allgather_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2293,7 +2388,7 @@ intgo _wrap_dsgd_allgather_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_reduce_scatter_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
+intgo _wrap_dsgd_reduce_scatter_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2339,7 +2434,7 @@ intgo _wrap_dsgd_reduce_scatter_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_barrier_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_barrier_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2371,7 +2466,7 @@ intgo _wrap_dsgd_barrier_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, dsgd_gro
 }
 
 
-intgo _wrap_dsgd_object_put_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_op_options *_swig_go_4, dsgd_op **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_object_put_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_op_options *_swig_go_4, dsgd_op **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2414,7 +2509,7 @@ intgo _wrap_dsgd_object_put_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_object_get_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_object_get_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2455,7 +2550,7 @@ intgo _wrap_dsgd_object_get_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_op_object_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_object_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_object **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2472,7 +2567,7 @@ intgo _wrap_dsgd_op_object_raw_cbbf845a0b4acf98(dsgd_op *_swig_go_0, dsgd_object
 }
 
 
-void *_wrap_dsgd_object_data_raw_cbbf845a0b4acf98(dsgd_object *_swig_go_0) {
+void *_wrap_dsgd_object_data_raw_e4e0a276b4795502(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2485,7 +2580,7 @@ void *_wrap_dsgd_object_data_raw_cbbf845a0b4acf98(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_nbytes_raw_cbbf845a0b4acf98(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_nbytes_raw_e4e0a276b4795502(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2498,7 +2593,7 @@ long long _wrap_dsgd_object_nbytes_raw_cbbf845a0b4acf98(dsgd_object *_swig_go_0)
 }
 
 
-void _wrap_dsgd_object_free_raw_cbbf845a0b4acf98(dsgd_object *_swig_go_0) {
+void _wrap_dsgd_object_free_raw_e4e0a276b4795502(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
 
   arg1 = *(dsgd_object **)&_swig_go_0;
@@ -2508,7 +2603,7 @@ void _wrap_dsgd_object_free_raw_cbbf845a0b4acf98(dsgd_object *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_cbbf845a0b4acf98() {
+intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_e4e0a276b4795502() {
   enum dsgd_shard_flag result;
   intgo _swig_go_result;
 
@@ -2520,7 +2615,7 @@ intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_cbbf845a0b4acf98() {
 }
 
 
-intgo _wrap_dsgd_shard_new_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_shard_new_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2543,7 +2638,7 @@ intgo _wrap_dsgd_shard_new_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_epoch_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_shard_epoch_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2560,7 +2655,39 @@ intgo _wrap_dsgd_shard_epoch_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_next_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_seek_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0, long long _swig_go_1, long long _swig_go_2, dsgd_error **_swig_go_3) {
+  dsgd_shard *arg1 = 0 ;
+  uint64_t arg2 ;
+  uint64_t arg3 ;
+  dsgd_error **arg4 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_shard **)&_swig_go_0;
+  arg2 = (uint64_t)_swig_go_1;
+  arg3 = (uint64_t)_swig_go_2;
+  arg4 = *(dsgd_error ***)&_swig_go_3;
+
+  result = (int32_t)dsgd_shard_seek(arg1,arg2,arg3,arg4);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+long long _wrap_dsgd_shard_position_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0) {
+  dsgd_shard *arg1 = 0 ;
+  uint64_t result;
+  long long _swig_go_result;
+
+  arg1 = *(dsgd_shard **)&_swig_go_0;
+
+  result = (uint64_t)dsgd_shard_position((struct dsgd_shard const *)arg1);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_shard_next_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   int64_t *arg2 = 0 ;
   size_t arg3 ;
@@ -2580,7 +2707,7 @@ intgo _wrap_dsgd_shard_next_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0, _goslic
 }
 
 
-long long _wrap_dsgd_shard_size_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_size_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2593,7 +2720,7 @@ long long _wrap_dsgd_shard_size_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_shard_free_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0) {
+void _wrap_dsgd_shard_free_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
 
   arg1 = *(dsgd_shard **)&_swig_go_0;
@@ -2603,7 +2730,7 @@ void _wrap_dsgd_shard_free_raw_cbbf845a0b4acf98(dsgd_shard *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_digest_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_digest_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   uint64_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2620,7 +2747,7 @@ intgo _wrap_dsgd_digest_raw_cbbf845a0b4acf98(dsgd_session *_swig_go_0, long long
 }
 
 
-intgo _wrap_dsgd_head_start_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_start_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_head **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2637,7 +2764,7 @@ intgo _wrap_dsgd_head_start_raw_cbbf845a0b4acf98(dsgd_config *_swig_go_0, dsgd_h
 }
 
 
-_gostring_ _wrap_dsgd_head_address_raw_cbbf845a0b4acf98(dsgd_head *_swig_go_0) {
+_gostring_ _wrap_dsgd_head_address_raw_e4e0a276b4795502(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -2650,7 +2777,7 @@ _gostring_ _wrap_dsgd_head_address_raw_cbbf845a0b4acf98(dsgd_head *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_head_wait_raw_cbbf845a0b4acf98(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_wait_raw_e4e0a276b4795502(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_head *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2667,7 +2794,7 @@ intgo _wrap_dsgd_head_wait_raw_cbbf845a0b4acf98(dsgd_head *_swig_go_0, intgo _sw
 }
 
 
-void _wrap_dsgd_head_free_raw_cbbf845a0b4acf98(dsgd_head *_swig_go_0) {
+void _wrap_dsgd_head_free_raw_e4e0a276b4795502(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
 
   arg1 = *(dsgd_head **)&_swig_go_0;

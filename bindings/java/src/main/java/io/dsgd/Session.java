@@ -36,6 +36,7 @@ public final class Session implements AutoCloseable {
   private final InFlight inFlight;
   private final ReentrantLock turn = new ReentrantLock();
   private final Queue<LogRecord> recordsAfterClose = new ConcurrentLinkedQueue<>();
+  private SessionInfo lastInfo; // once it is closed
 
   Session(long pointer) {
     Handle owned = new Handle(pointer, "the session", Raw::dsgd_session_free);
@@ -86,6 +87,17 @@ public final class Session implements AutoCloseable {
   public long view() {
     long view = handle.get(Raw::dsgd_view);
     return view < 0 ? Natives.checked((int) view, "view") : view;
+  }
+
+  /** Rank, size, state and progress at one moment. Works after close, too. */
+  public synchronized SessionInfo info() {
+    return lastInfo != null ? lastInfo : handle.get(Session::readInfo);
+  }
+
+  private static SessionInfo readInfo(long s) {
+    SessionInfo[] info = new SessionInfo[1];
+    Raw.dsgd_session_info_read(s, info);
+    return info[0];
   }
 
   /**
@@ -577,6 +589,7 @@ public final class Session implements AutoCloseable {
 
   private synchronized void keepLastWords(long s) {
     try {
+      lastInfo = readInfo(s);
       for (LogRecord record = nextRecord(s, 0); record != null; record = nextRecord(s, 0)) {
         recordsAfterClose.add(record);
       }

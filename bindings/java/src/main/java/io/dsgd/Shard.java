@@ -23,6 +23,27 @@ public final class Shard implements AutoCloseable {
     handle.use(s -> Raw.dsgd_shard_epoch(s, epoch));
   }
 
+  /**
+   * Goes to a position in an epoch's order of all samples: the workers together have read the first
+   * {@code position} indices, and the rest is split among them anew. A job can thus resume in
+   * mid-epoch with another number of workers.
+   */
+  public synchronized void seek(long epoch, long position) {
+    if (epoch < 0 || position < 0) {
+      throw DsgdException.invalid(
+          "epoch " + epoch + " and position " + position + " are numbered from 0");
+    }
+    handle.use(s -> Raw.dsgd_shard_seek(s, epoch, position));
+  }
+
+  /**
+   * The position of all workers together, provided that each has drawn as many indices as this one:
+   * a checkpoint stores it for {@link #seek}.
+   */
+  public synchronized long position() {
+    return handle.get(Raw::dsgd_shard_position);
+  }
+
   /** Fills {@code indices} from its beginning; returns how many, 0 when the epoch is over. */
   public synchronized int next(long[] indices) {
     if (indices == null) {

@@ -46,6 +46,8 @@ public enum Status {
   DIVERGED(-21),
   /** Received bytes failed their checksum; start a new session and have the network checked. */
   CORRUPTED(-22),
+  /** Reserved: workers came or went during a collective; look at Session.view and call again. */
+  VIEW_CHANGED(-23),
   /** A code of a newer library; {@link DsgdException#code} is its number. */
   UNKNOWN(1);
 

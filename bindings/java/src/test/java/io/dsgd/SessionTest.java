@@ -74,6 +74,44 @@ class SessionTest {
   }
 
   @Test
+  void infoFollowsTheSession() throws Exception {
+    SessionInfo joined = session.info();
+    assertEquals(SessionState.JOINED, joined.state());
+    assertEquals(0, joined.rank());
+    assertEquals(1, joined.size());
+    assertEquals(0, joined.localRank());
+    assertEquals(1, joined.localSize());
+    assertEquals(1, joined.replicas());
+    assertEquals(session.view(), joined.view());
+    assertTrue(joined.id() > 0);
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
+    session.addReplica().alloc(weight);
+    session.start();
+    session.step(1);
+    assertEquals(SessionState.STARTED, session.info().state());
+    assertEquals(1, session.info().steps());
+    session.close();
+    assertEquals(SessionState.CLOSED, session.info().state());
+    assertEquals(
+        joined.toString().replace("steps=0", "steps=1").replace("JOINED", "CLOSED"),
+        session.info().toString());
+  }
+
+  @Test
+  void shardGoesOnInMidEpoch() throws Exception {
+    try (Shard shard = session.shard(10, 3)) {
+      shard.next(4);
+      assertEquals(4, shard.position());
+      long[] rest = shard.next(6);
+      assertEquals(10, shard.position());
+      shard.seek(0, 4);
+      assertArrayEquals(rest, shard.next(10));
+      Fails.with(Status.INVALID_ARGUMENT, () -> shard.seek(0, 11));
+      Fails.with(Status.INVALID_ARGUMENT, () -> shard.seek(0, -1));
+    }
+  }
+
+  @Test
   void parameterTellsWhatItIs() throws Exception {
     Parameter weight = session.addParameter("größe-\uD83D\uDE00", DType.FLOAT64, 3, 4);
     assertEquals("größe-\uD83D\uDE00", weight.name());
