@@ -58,6 +58,7 @@ DSGD_SIZED_STRUCT(dsgd_session_info)
 %ignore dsgd_op_options_init;
 
 %ignore DSGD_API;
+%ignore DSGD_VERSION; /* dsgd_version() is that of the library in use */
 %ignore DSGD_DSGD_H_;
 
 #ifdef SWIGGO

@@ -57,6 +57,9 @@ func TestVersion(t *testing.T) {
 	if want := int(raw.DSGD_VERSION_MAJOR)*10000 + int(raw.DSGD_VERSION_MINOR)*100 + int(raw.DSGD_VERSION_PATCH); VersionNumber() != want {
 		t.Errorf("the library is %d, the header %d", VersionNumber(), want)
 	}
+	if Capability("warp drive") {
+		t.Error("an unknown capability is there")
+	}
 	if strings.Count(Version(), ".") != 2 {
 		t.Errorf("version %q", Version())
 	}

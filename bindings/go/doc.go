@@ -45,5 +45,9 @@ import "dsgd.io/dsgd/internal/raw"
 // Version of the library in use, such as "1.0.0".
 func Version() string { return raw.Dsgd_version_string() }
 
+// Capability tells whether the library in use has an optional part: "cuda" for replicas on GPUs. It is false for names that
+// the library does not know.
+func Capability(name string) bool { return raw.Dsgd_capability(name) != 0 }
+
 // VersionNumber of the library in use: major*10000 + minor*100 + patch.
 func VersionNumber() int { return int(raw.Dsgd_version()) }

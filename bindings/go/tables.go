@@ -321,6 +321,7 @@ func init() {
 		{"dsgd_bind", "Bind"},
 		{"dsgd_bind_dlpack", "Replica.BindDLPack"},
 		{"dsgd_broadcast", "Broadcast"},
+		{"dsgd_capability", "Capability"},
 		{"dsgd_close", "Session.Close"},
 		{"dsgd_config", "Config"},
 		{"dsgd_config_key", "ConfigKey"},

@@ -1,4 +1,8 @@
-// Version, names of codes, sizes of dtypes: what needs neither handle nor state.
+// Version, optional parts, names of codes, sizes of dtypes: what needs neither handle nor state.
+#include <string_view>
+
+#include "capi/src/backends.h"
+#include "capi/src/call.h"
 #include "core/base/dtype.h"
 #include "dsgd/dsgd.h"
 #include "transport/base/status.h"
@@ -47,12 +51,19 @@ static_assert(static_cast<int32_t>(dsgd::Reduction::kMean) == DSGD_MEAN);
 
 extern "C" {
 
-uint32_t dsgd_version(void) {
-  return DSGD_VERSION_MAJOR * 10000 + DSGD_VERSION_MINOR * 100 + DSGD_VERSION_PATCH;
-}
+uint32_t dsgd_version(void) { return DSGD_VERSION; }
 
 const char* dsgd_version_string(void) {
   return DSGD_TEXT(DSGD_VERSION_MAJOR) "." DSGD_TEXT(DSGD_VERSION_MINOR) "." DSGD_TEXT(DSGD_VERSION_PATCH);
+}
+
+int32_t dsgd_capability(const char* name) {
+  int32_t has = 0;
+  dsgd::capi::guard(__func__, nullptr, [&](const dsgd::capi::Call&) -> dsgd::Status {
+    if (name && std::string_view(name) == "cuda") has = dsgd::capi::load_cuda().ok();
+    return {};
+  });
+  return has;
 }
 
 const char* dsgd_status_name(int32_t status) { return dsgd::code_name(static_cast<dsgd::Code>(status)); }

@@ -55,7 +55,7 @@ def main():
     source = tables.Source(root / "capi/include/dsgd/dsgd.h", root / "bindings/tables/names.txt")
     keys = set(re.findall(r'"(DSGD_\w+)"', (root / "core/config/table.cc").read_text()))
     c_only = {e.name for enum in tables.C_ONLY for e in source.enums[enum].enumerators} | {"DSGD_OK", "DSGD_ERR_UNKNOWN"}
-    constants = {"DSGD_VERSION_MAJOR", "DSGD_VERSION_MINOR", "DSGD_VERSION_PATCH", "DSGD_PLUGIN_VERSION"}
+    constants = {"DSGD_VERSION", "DSGD_VERSION_MAJOR", "DSGD_VERSION_MINOR", "DSGD_VERSION_PATCH", "DSGD_PLUGIN_VERSION"}
     known = source.names.keys() | keys | c_only | constants | INTERNAL.keys()
     told = []
     for folder in MESSAGES:

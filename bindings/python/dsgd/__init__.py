@@ -19,7 +19,7 @@ except ImportError as _error:
 
     raise explained(_error) from None
 
-from ._config import Config, config_keys
+from ._config import Config, capability, config_keys
 from ._errors import (
     ClosedError,
     Error,
@@ -67,6 +67,7 @@ __all__ = [
     "TimeoutError",
     "WaitTimeoutError",
     "WorkerLostError",
+    "capability",
     "config_keys",
     "init",
 ]

@@ -12,6 +12,11 @@ from ._errors import InvalidArgumentError
 from ._types import ConfigKey
 
 
+def capability(name: str) -> bool:
+    """Whether the library has an optional part: "cuda" for replicas on GPUs. False for names that it does not know."""
+    return bool(_raw.dsgd_capability(name))
+
+
 def config_keys() -> List[ConfigKey]:
     """The table of all keys, in alphabetical order."""
     return [ConfigKey(*_raw.dsgd_config_key_at(index)) for index in range(_raw.dsgd_config_key_count())]

@@ -134,6 +134,7 @@ NAMES: Dict[str, str] = {
     "dsgd_bind": "Replica.bind",
     "dsgd_bind_dlpack": "Replica.bind",
     "dsgd_broadcast": "Session.broadcast",
+    "dsgd_capability": "dsgd.capability",
     "dsgd_close": "Session.close",
     "dsgd_config": "Config",
     "dsgd_config_key": "ConfigKey",

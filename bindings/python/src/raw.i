@@ -63,6 +63,7 @@
 %define DSGD_RETURNS_NUMBER(type, function)
 DSGD_RETURNS(type, function, PyLong_FromLongLong($1))
 %enddef
+DSGD_RETURNS(int32_t, dsgd_capability, PyBool_FromLong($1))
 DSGD_RETURNS_NUMBER(int32_t, dsgd_rank)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_size)
 DSGD_RETURNS_NUMBER(int32_t, dsgd_local_rank)

@@ -50,6 +50,14 @@ def test_the_package_tells_its_version():
     assert dsgd.__version__ == "1.0.0"
 
 
+def test_unknown_capabilities_are_not_there(session):
+    assert dsgd.capability("warp drive") is False
+    try:
+        session.add_replica("cuda:0")
+    except dsgd.Error as error:
+        assert dsgd.capability("cuda") is ("plug-in for CUDA devices cannot be loaded" not in str(error))
+
+
 def test_a_step_applies_the_mean_over_replicas(session):
     _, ((value0, gradient0), (value1, gradient1)) = trained(session, replicas=2)
     gradient0[:], gradient1[:] = 1, 3

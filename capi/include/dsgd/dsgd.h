@@ -125,11 +125,18 @@ extern "C" {
 #define DSGD_VERSION_MAJOR 1
 #define DSGD_VERSION_MINOR 0
 #define DSGD_VERSION_PATCH 0
+/* Version of this header as one number, as dsgd_version returns it, for #if DSGD_VERSION >= 10100. */
+#define DSGD_VERSION (DSGD_VERSION_MAJOR * 10000 + DSGD_VERSION_MINOR * 100 + DSGD_VERSION_PATCH)
 
 /* Version of the library in use: major * 10000 + minor * 100 + patch. Any thread. */
 DSGD_API uint32_t dsgd_version(void);
 /* The version as text: "1.0.0". Static. Any thread. */
 DSGD_API const char *dsgd_version_string(void);
+/* Whether the library in use has an optional part: 1 or 0. 0 for names that it does not know, so a host may ask an older
+ * library for a part that came later, and for NULL. Any thread. Names:
+ *   "cuda"  replicas on GPUs and NCCL: the plug-in libdsgd_cuda is installed and can be loaded. Whether this machine has a
+ *           GPU is another question; dsgd_replica_add answers it. */
+DSGD_API int32_t dsgd_capability(const char *name);
 
 /* ---- Status ----------------------------------------------------------------------------------------------------- */
 

@@ -137,6 +137,10 @@ static void collect(dsgd_session *session) {
   dsgd_op_free(op);
 }
 
+#if DSGD_VERSION < 10000 || DSGD_VERSION / 10000 != DSGD_VERSION_MAJOR
+#error "DSGD_VERSION is wrong"
+#endif
+
 static void share(dsgd_session *session) {
   dsgd_object *object;
   dsgd_shard *shard;

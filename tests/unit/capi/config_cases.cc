@@ -9,11 +9,20 @@ std::vector<BadCall> config_cases() {
   constexpr int64_t kInvalid = DSGD_ERR_INVALID_ARGUMENT;
   return {
       {"dsgd_version", "is the header's", 0, nullptr,
-       [](W, E) {
-         return dsgd_version() - (DSGD_VERSION_MAJOR * 10000 + DSGD_VERSION_MINOR * 100 + DSGD_VERSION_PATCH);
-       }},
+       [](W, E) { return static_cast<int64_t>(dsgd_version()) - DSGD_VERSION; }},
       {"dsgd_version_string", "is the header's", 0, nullptr,
        [](W, E) { return std::strcmp(dsgd_version_string(), "1.0.0"); }},
+      {"dsgd_capability", "NULL", 0, nullptr, [](W, E) { return dsgd_capability(nullptr); }},
+      {"dsgd_capability", "unknown name", 0, nullptr, [](W, E) { return dsgd_capability("warp drive"); }},
+      {"dsgd_capability", "empty name", 0, nullptr, [](W, E) { return dsgd_capability(""); }},
+      {"dsgd_capability", "cuda in a build without it is what adding a replica says", 0, nullptr,
+       [](W w, E) {
+         dsgd_error* error = nullptr;
+         const int32_t status = dsgd_replica_add(w.fresh.session, "cuda:0", nullptr, &error);
+         const std::string message = take_message(error);
+         const bool missing = status == DSGD_ERR_UNSUPPORTED && message.find("plug-in for CUDA devices cannot be loaded") != std::string::npos;
+         return dsgd_capability("cuda") - (missing ? 0 : 1);
+       }},
       {"dsgd_status_name", "unknown code", 0, nullptr,
        [](W, E) { return std::strcmp(dsgd_status_name(-1000), "DSGD_ERR_UNKNOWN"); }},
       {"dsgd_status_name", "positive number", 0, nullptr,

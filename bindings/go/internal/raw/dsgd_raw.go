@@ -45,51 +45,52 @@ typedef _gostring_ swig_type_15;
 typedef _gostring_ swig_type_16;
 typedef _gostring_ swig_type_17;
 typedef _gostring_ swig_type_18;
-typedef long long swig_type_19;
+typedef _gostring_ swig_type_19;
 typedef long long swig_type_20;
-typedef _gostring_ swig_type_21;
-typedef long long swig_type_22;
+typedef long long swig_type_21;
+typedef _gostring_ swig_type_22;
 typedef long long swig_type_23;
-typedef _gostring_ swig_type_24;
-typedef long long swig_type_25;
+typedef long long swig_type_24;
+typedef _gostring_ swig_type_25;
 typedef long long swig_type_26;
-typedef _gostring_ swig_type_27;
-typedef _goslice_ swig_type_28;
-typedef _gostring_ swig_type_29;
+typedef long long swig_type_27;
+typedef _gostring_ swig_type_28;
+typedef _goslice_ swig_type_29;
 typedef _gostring_ swig_type_30;
 typedef _gostring_ swig_type_31;
 typedef _gostring_ swig_type_32;
-typedef long long swig_type_33;
+typedef _gostring_ swig_type_33;
 typedef long long swig_type_34;
 typedef long long swig_type_35;
-typedef _gostring_ swig_type_36;
+typedef long long swig_type_36;
 typedef _gostring_ swig_type_37;
 typedef _gostring_ swig_type_38;
 typedef _gostring_ swig_type_39;
-typedef long long swig_type_40;
-typedef _gostring_ swig_type_41;
-typedef _goslice_ swig_type_42;
-typedef long long swig_type_43;
+typedef _gostring_ swig_type_40;
+typedef long long swig_type_41;
+typedef _gostring_ swig_type_42;
+typedef _goslice_ swig_type_43;
 typedef long long swig_type_44;
 typedef long long swig_type_45;
 typedef long long swig_type_46;
-typedef _goslice_ swig_type_47;
-typedef long long swig_type_48;
+typedef long long swig_type_47;
+typedef _goslice_ swig_type_48;
 typedef long long swig_type_49;
-typedef _goslice_ swig_type_50;
-typedef _gostring_ swig_type_51;
-typedef long long swig_type_52;
-typedef _gostring_ swig_type_53;
-typedef long long swig_type_54;
+typedef long long swig_type_50;
+typedef _goslice_ swig_type_51;
+typedef _gostring_ swig_type_52;
+typedef long long swig_type_53;
+typedef _gostring_ swig_type_54;
 typedef long long swig_type_55;
 typedef long long swig_type_56;
 typedef long long swig_type_57;
 typedef long long swig_type_58;
 typedef long long swig_type_59;
 typedef long long swig_type_60;
-typedef _goslice_ swig_type_61;
-typedef long long swig_type_62;
-typedef _gostring_ swig_type_63;
+typedef long long swig_type_61;
+typedef _goslice_ swig_type_62;
+typedef long long swig_type_63;
+typedef _gostring_ swig_type_64;
 extern void _wrap_Swig_free_raw_e4e0a276b4795502(uintptr_t arg1);
 extern uintptr_t _wrap_Swig_malloc_raw_e4e0a276b4795502(swig_intgo arg1);
 
@@ -99,6 +100,7 @@ extern uintptr_t _wrap_Swig_malloc_raw_e4e0a276b4795502(swig_intgo arg1);
 extern swig_intgo _wrap_dsgd_config_has_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_1 arg2);
 extern swig_intgo _wrap_dsgd_version_raw_e4e0a276b4795502(void);
 extern swig_type_2 _wrap_dsgd_version_string_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_dsgd_capability_raw_e4e0a276b4795502(swig_type_3 arg1);
 extern swig_intgo _wrap_DSGD_OK_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_ERR_STATE_raw_e4e0a276b4795502(void);
@@ -123,37 +125,37 @@ extern swig_intgo _wrap_DSGD_ERR_INTERNAL_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_ERR_DIVERGED_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_ERR_CORRUPTED_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_e4e0a276b4795502(void);
-extern swig_type_3 _wrap_dsgd_status_name_raw_e4e0a276b4795502(swig_intgo arg1);
+extern swig_type_4 _wrap_dsgd_status_name_raw_e4e0a276b4795502(swig_intgo arg1);
 extern swig_intgo _wrap_dsgd_error_code_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_error_rank_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_4 _wrap_dsgd_error_host_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_5 _wrap_dsgd_error_operation_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_6 _wrap_dsgd_error_parameter_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_7 _wrap_dsgd_error_message_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_5 _wrap_dsgd_error_host_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_6 _wrap_dsgd_error_operation_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_7 _wrap_dsgd_error_parameter_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_8 _wrap_dsgd_error_message_raw_e4e0a276b4795502(uintptr_t arg1);
 extern void _wrap_dsgd_error_free_raw_e4e0a276b4795502(uintptr_t arg1);
 extern uintptr_t _wrap_dsgd_config_new_raw_e4e0a276b4795502(void);
 extern void _wrap_dsgd_config_free_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_config_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_8 arg2, swig_type_9 arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_config_load_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_10 arg2, swig_voidp arg3);
-extern swig_type_11 _wrap_dsgd_config_value_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_12 arg2);
-extern swig_type_13 _wrap_dsgd_config_key_name_get_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_14 _wrap_dsgd_config_key_Xtype_get_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_15 _wrap_dsgd_config_key_default_value_get_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_16 _wrap_dsgd_config_key_Xrange_get_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_17 _wrap_dsgd_config_key_help_get_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_18 _wrap_dsgd_config_key_environment_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_config_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_9 arg2, swig_type_10 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_config_load_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_11 arg2, swig_voidp arg3);
+extern swig_type_12 _wrap_dsgd_config_value_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_13 arg2);
+extern swig_type_14 _wrap_dsgd_config_key_name_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_15 _wrap_dsgd_config_key_Xtype_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_16 _wrap_dsgd_config_key_default_value_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_17 _wrap_dsgd_config_key_Xrange_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_18 _wrap_dsgd_config_key_help_get_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_19 _wrap_dsgd_config_key_environment_get_raw_e4e0a276b4795502(uintptr_t arg1);
 extern uintptr_t _wrap_new_dsgd_config_key_raw_e4e0a276b4795502(void);
 extern void _wrap_delete_dsgd_config_key_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_19 _wrap_dsgd_config_key_count_raw_e4e0a276b4795502(void);
-extern swig_intgo _wrap_dsgd_config_key_at_raw_e4e0a276b4795502(swig_type_20 arg1, uintptr_t arg2, swig_voidp arg3);
+extern swig_type_20 _wrap_dsgd_config_key_count_raw_e4e0a276b4795502(void);
+extern swig_intgo _wrap_dsgd_config_key_at_raw_e4e0a276b4795502(swig_type_21 arg1, uintptr_t arg2, swig_voidp arg3);
 extern swig_intgo _wrap_DSGD_LOG_ERROR_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_LOG_WARNING_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_LOG_INFO_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_LOG_DEBUG_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_dsgd_log_record_level_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_21 _wrap_dsgd_log_record_message_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_22 _wrap_dsgd_log_record_time_ns_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_23 _wrap_dsgd_log_record_session_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_22 _wrap_dsgd_log_record_message_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_23 _wrap_dsgd_log_record_time_ns_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_24 _wrap_dsgd_log_record_session_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_log_record_rank_raw_e4e0a276b4795502(uintptr_t arg1);
 extern void _wrap_dsgd_log_record_free_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_init_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
@@ -161,12 +163,12 @@ extern swig_intgo _wrap_dsgd_init_begin_raw_e4e0a276b4795502(uintptr_t arg1, swi
 extern swig_intgo _wrap_dsgd_close_raw_e4e0a276b4795502(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern void _wrap_dsgd_session_free_raw_e4e0a276b4795502(uintptr_t arg1);
 extern void _wrap_dsgd_finalize_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_abort_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_24 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_abort_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_25 arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_rank_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_size_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_local_rank_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_local_size_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_25 _wrap_dsgd_view_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_26 _wrap_dsgd_view_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SESSION_JOINED_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_SESSION_STARTED_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_SESSION_TORN_raw_e4e0a276b4795502(void);
@@ -182,27 +184,27 @@ extern swig_intgo _wrap_DSGD_INT64_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_UINT8_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_FLOAT16_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_BFLOAT16_raw_e4e0a276b4795502(void);
-extern swig_type_26 _wrap_dsgd_dtype_size_raw_e4e0a276b4795502(swig_intgo arg1);
+extern swig_type_27 _wrap_dsgd_dtype_size_raw_e4e0a276b4795502(swig_intgo arg1);
 extern swig_intgo _wrap_DSGD_UNTRAINED_raw_e4e0a276b4795502(void);
-extern swig_intgo _wrap_dsgd_parameter_add_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_27 arg2, swig_intgo arg3, swig_type_28 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
-extern swig_intgo _wrap_dsgd_parameter_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_29 arg2, swig_voidp arg3);
-extern swig_type_30 _wrap_dsgd_parameter_name_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_replica_add_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_31 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_32 _wrap_dsgd_replica_device_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_parameter_add_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_28 arg2, swig_intgo arg3, swig_type_29 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_parameter_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_30 arg2, swig_voidp arg3);
+extern swig_type_31 _wrap_dsgd_parameter_name_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_replica_add_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_32 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_33 _wrap_dsgd_replica_device_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_replica_weight_raw_e4e0a276b4795502(uintptr_t arg1, double arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_bind_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_33 arg4, uintptr_t arg5, swig_type_34 arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_bind_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_34 arg4, uintptr_t arg5, swig_type_35 arg6, swig_voidp arg7);
 extern swig_intgo _wrap_dsgd_alloc_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_memory_get_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4);
 extern uintptr_t _wrap_dsgd_memory_value_raw_e4e0a276b4795502(uintptr_t arg1);
 extern uintptr_t _wrap_dsgd_memory_gradient_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_35 _wrap_dsgd_memory_nbytes_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_36 _wrap_dsgd_memory_nbytes_raw_e4e0a276b4795502(uintptr_t arg1);
 extern void _wrap_dsgd_memory_free_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_bind_dlpack_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_export_dlpack_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_optimizer_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_36 arg2, swig_type_37 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_optimizer_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_37 arg2, swig_type_38 arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_learning_rate_set_raw_e4e0a276b4795502(uintptr_t arg1, double arg2, swig_voidp arg3);
 extern double _wrap_dsgd_loss_scale_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_strategy_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_38 arg2, swig_type_39 arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_strategy_set_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_39 arg2, swig_type_40 arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
 extern swig_intgo _wrap_dsgd_start_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_step_raw_e4e0a276b4795502(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_step_begin_raw_e4e0a276b4795502(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
@@ -212,41 +214,41 @@ extern swig_intgo _wrap_dsgd_gradient_absent_raw_e4e0a276b4795502(uintptr_t arg1
 extern swig_intgo _wrap_dsgd_step_flush_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2);
 extern swig_intgo _wrap_dsgd_op_step_result_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_stop_request_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2);
-extern swig_type_40 _wrap_dsgd_op_id_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_41 _wrap_dsgd_op_id_raw_e4e0a276b4795502(uintptr_t arg1);
 extern uintptr_t _wrap_dsgd_op_user_data_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_op_wait_raw_e4e0a276b4795502(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_op_test_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_op_abort_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_41 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_op_abort_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_42 arg2, swig_voidp arg3);
 extern void _wrap_dsgd_op_free_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_queue_poll_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_42 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_queue_poll_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_43 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_queue_fd_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SUM_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_MIN_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_MAX_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_PROD_raw_e4e0a276b4795502(void);
 extern swig_intgo _wrap_DSGD_MEAN_raw_e4e0a276b4795502(void);
-extern swig_intgo _wrap_dsgd_allreduce_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_type_43 arg5, swig_intgo arg6, swig_intgo arg7, swig_voidp arg8, swig_voidp arg9, swig_voidp arg10);
-extern swig_intgo _wrap_dsgd_broadcast_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_44 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
-extern swig_intgo _wrap_dsgd_allgather_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_45 arg4, uintptr_t arg5, swig_type_46 arg6, swig_type_47 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
-extern swig_intgo _wrap_dsgd_reduce_scatter_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_48 arg4, uintptr_t arg5, swig_type_49 arg6, swig_type_50 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
+extern swig_intgo _wrap_dsgd_allreduce_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_type_44 arg5, swig_intgo arg6, swig_intgo arg7, swig_voidp arg8, swig_voidp arg9, swig_voidp arg10);
+extern swig_intgo _wrap_dsgd_broadcast_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_45 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
+extern swig_intgo _wrap_dsgd_allgather_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_46 arg4, uintptr_t arg5, swig_type_47 arg6, swig_type_48 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
+extern swig_intgo _wrap_dsgd_reduce_scatter_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_49 arg4, uintptr_t arg5, swig_type_50 arg6, swig_type_51 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
 extern swig_intgo _wrap_dsgd_barrier_raw_e4e0a276b4795502(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_object_put_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_51 arg2, uintptr_t arg3, swig_type_52 arg4, swig_voidp arg5, swig_voidp arg6, swig_voidp arg7);
-extern swig_intgo _wrap_dsgd_object_get_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_53 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_object_put_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_52 arg2, uintptr_t arg3, swig_type_53 arg4, swig_voidp arg5, swig_voidp arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_object_get_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_54 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
 extern swig_intgo _wrap_dsgd_op_object_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern uintptr_t _wrap_dsgd_object_data_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_type_54 _wrap_dsgd_object_nbytes_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_55 _wrap_dsgd_object_nbytes_raw_e4e0a276b4795502(uintptr_t arg1);
 extern void _wrap_dsgd_object_free_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_e4e0a276b4795502(void);
-extern swig_intgo _wrap_dsgd_shard_new_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_55 arg2, swig_type_56 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_shard_epoch_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_57 arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_shard_seek_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_58 arg2, swig_type_59 arg3, swig_voidp arg4);
-extern swig_type_60 _wrap_dsgd_shard_position_raw_e4e0a276b4795502(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_shard_next_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_61 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_62 _wrap_dsgd_shard_size_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_shard_new_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_56 arg2, swig_type_57 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_shard_epoch_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_58 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_shard_seek_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_59 arg2, swig_type_60 arg3, swig_voidp arg4);
+extern swig_type_61 _wrap_dsgd_shard_position_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_shard_next_raw_e4e0a276b4795502(uintptr_t arg1, swig_type_62 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_63 _wrap_dsgd_shard_size_raw_e4e0a276b4795502(uintptr_t arg1);
 extern void _wrap_dsgd_shard_free_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_digest_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_head_start_raw_e4e0a276b4795502(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_type_63 _wrap_dsgd_head_address_raw_e4e0a276b4795502(uintptr_t arg1);
+extern swig_type_64 _wrap_dsgd_head_address_raw_e4e0a276b4795502(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_head_wait_raw_e4e0a276b4795502(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern void _wrap_dsgd_head_free_raw_e4e0a276b4795502(uintptr_t arg1);
 #undef intgo
@@ -370,6 +372,16 @@ func Dsgd_version_string() (_swig_ret string) {
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
 	return swig_r_1
+}
+
+func Dsgd_capability(arg1 string) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	swig_r = (int)(C._wrap_dsgd_capability_raw_e4e0a276b4795502(*(*C.swig_type_3)(unsafe.Pointer(&_swig_i_0))))
+	if Swig_escape_always_false {
+		Swig_escape_val = arg1
+	}
+	return swig_r
 }
 
 type Dsgd_status int
@@ -627,7 +639,7 @@ func Dsgd_config_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (_sw
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_config_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_8)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_9)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_config_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_9)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_10)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -642,7 +654,7 @@ func Dsgd_config_load(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_config_load_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_10)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_config_load_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_11)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -653,7 +665,7 @@ func Dsgd_config_value(arg1 uintptr, arg2 string) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
-	swig_r_p := C._wrap_dsgd_config_value_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_12)(unsafe.Pointer(&_swig_i_1)))
+	swig_r_p := C._wrap_dsgd_config_value_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_13)(unsafe.Pointer(&_swig_i_1)))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
@@ -765,7 +777,7 @@ func Dsgd_config_key_at(arg1 int64, arg2 uintptr, arg3 *uintptr) (_swig_ret int)
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_config_key_at_raw_e4e0a276b4795502(C.swig_type_20(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_config_key_at_raw_e4e0a276b4795502(C.swig_type_21(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -886,7 +898,7 @@ func Dsgd_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_abort_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_24)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_abort_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_25)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1064,7 +1076,7 @@ func Dsgd_parameter_add(arg1 uintptr, arg2 string, arg3 int, arg4 []int64, arg5 
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_parameter_add_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_27)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), *(*C.swig_type_28)(unsafe.Pointer(&_swig_i_3)), C.swig_intgo(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_parameter_add_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_28)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), *(*C.swig_type_29)(unsafe.Pointer(&_swig_i_3)), C.swig_intgo(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1079,7 +1091,7 @@ func Dsgd_parameter_set(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_parameter_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_29)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_parameter_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_30)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1102,7 +1114,7 @@ func Dsgd_replica_add(arg1 uintptr, arg2 string, arg3 *uintptr, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_replica_add_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_31)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_replica_add_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_32)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1137,7 +1149,7 @@ func Dsgd_bind(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 uintpt
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_bind_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_33(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_34(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_bind_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_34(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_35(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	return swig_r
 }
 
@@ -1216,7 +1228,7 @@ func Dsgd_optimizer_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_36)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_37)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_37)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_38)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1250,7 +1262,7 @@ func Dsgd_strategy_set(arg1 uintptr, arg2 string, arg3 string, arg4 *OpOptions, 
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_38)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_40)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1381,7 +1393,7 @@ func Dsgd_op_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_abort_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_41)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_abort_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_42)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1400,7 +1412,7 @@ func Dsgd_queue_poll(arg1 uintptr, arg2 []uintptr, arg3 int, arg4 *uint64, arg5 
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_42)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_43)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1462,7 +1474,7 @@ func Dsgd_allreduce(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 uintptr, arg5
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
-	swig_r = (int)(C._wrap_dsgd_allreduce_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_type_43(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_intgo(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
+	swig_r = (int)(C._wrap_dsgd_allreduce_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_type_44(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_intgo(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
 	return swig_r
 }
 
@@ -1477,7 +1489,7 @@ func Dsgd_broadcast(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 i
 	_swig_i_6 := arg7
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
-	swig_r = (int)(C._wrap_dsgd_broadcast_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_44(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
+	swig_r = (int)(C._wrap_dsgd_broadcast_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_45(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
 	return swig_r
 }
 
@@ -1494,7 +1506,7 @@ func Dsgd_allgather(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 u
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
-	swig_r = (int)(C._wrap_dsgd_allgather_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_45(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_46(_swig_i_5), *(*C.swig_type_47)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
+	swig_r = (int)(C._wrap_dsgd_allgather_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_46(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_47(_swig_i_5), *(*C.swig_type_48)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1515,7 +1527,7 @@ func Dsgd_reduce_scatter(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, a
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
 	_swig_i_11 := arg12
-	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_48(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_49(_swig_i_5), *(*C.swig_type_50)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10), C.swig_voidp(_swig_i_11)))
+	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_49(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_50(_swig_i_5), *(*C.swig_type_51)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10), C.swig_voidp(_swig_i_11)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1542,7 +1554,7 @@ func Dsgd_object_put(arg1 uintptr, arg2 string, arg3 uintptr, arg4 int64, arg5 *
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_object_put_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_51)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_52(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_object_put_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_52)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_53(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1557,7 +1569,7 @@ func Dsgd_object_get(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintptr, 
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_object_get_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_53)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_object_get_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_54)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1608,7 +1620,7 @@ func Dsgd_shard_new(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 uint, arg5 *uin
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_shard_new_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_type_55(_swig_i_1), C.swig_type_56(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_shard_new_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_type_56(_swig_i_1), C.swig_type_57(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	return swig_r
 }
 
@@ -1617,7 +1629,7 @@ func Dsgd_shard_epoch(arg1 uintptr, arg2 uint64, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_type_57(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_type_58(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1627,7 +1639,7 @@ func Dsgd_shard_seek(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 *uintptr) (_sw
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_seek_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_type_58(_swig_i_1), C.swig_type_59(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_seek_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), C.swig_type_59(_swig_i_1), C.swig_type_60(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
@@ -1644,7 +1656,7 @@ func Dsgd_shard_next(arg1 uintptr, arg2 []int64, arg3 *uint64, arg4 *uintptr) (_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_next_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_61)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_next_raw_e4e0a276b4795502(C.uintptr_t(_swig_i_0), *(*C.swig_type_62)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}

@@ -349,6 +349,26 @@ _gostring_ _wrap_dsgd_version_string_raw_e4e0a276b4795502() {
 }
 
 
+intgo _wrap_dsgd_capability_raw_e4e0a276b4795502(_gostring_ _swig_go_0) {
+  char *arg1 = 0 ;
+  char *temp1 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+
+  temp1 = (char *)malloc(_swig_go_0.n + 1);
+  memcpy(temp1, _swig_go_0.p, _swig_go_0.n);
+  temp1[_swig_go_0.n] = '\0';
+  arg1 = (char *)temp1;
+
+
+  result = (int32_t)dsgd_capability((char const *)arg1);
+  _swig_go_result = result;
+  free((char *)arg1);
+  return _swig_go_result;
+}
+
+
 intgo _wrap_DSGD_OK_raw_e4e0a276b4795502() {
   enum dsgd_status result;
   intgo _swig_go_result;

@@ -63,6 +63,7 @@ final class CNames {
           entry("dsgd_bind", "Replica.bind"),
           entry("dsgd_bind_dlpack", "Replica.bindDlpack"),
           entry("dsgd_broadcast", "Session.broadcast"),
+          entry("dsgd_capability", "Dsgd.capability"),
           entry("dsgd_close", "Session.close"),
           entry("dsgd_config", "Config"),
           entry("dsgd_config_free", "Config.close"),

@@ -61,6 +61,14 @@ public final class Dsgd {
     return Raw.dsgd_version_string();
   }
 
+  /**
+   * Whether the native library has an optional part: {@code cuda} for replicas on GPUs. False for
+   * names that it does not know.
+   */
+  public static boolean capability(String name) {
+    return Raw.dsgd_capability(name) != 0;
+  }
+
   /** All configuration keys, in alphabetical order. */
   public static List<ConfigKey> configKeys() {
     List<ConfigKey> keys = new ArrayList<>();

@@ -74,6 +74,11 @@ class SessionTest {
   }
 
   @Test
+  void unknownCapabilitiesAreNotThere() throws Exception {
+    assertFalse(Dsgd.capability("warp drive"));
+  }
+
+  @Test
   void infoFollowsTheSession() throws Exception {
     SessionInfo joined = session.info();
     assertEquals(SessionState.JOINED, joined.state());
