@@ -126,6 +126,9 @@ typedef struct go_op_options {
 %typemap(in) (const int64_t *shape, size_t ndim) "$1 = (int64_t *)$input.array; $2 = (size_t)$input.len;"
 %typemap(gotype) (int64_t *indices, size_t max) "[]int64"
 %typemap(in) (int64_t *indices, size_t max) "$1 = (int64_t *)$input.array; $2 = (size_t)$input.len;"
+%typemap(gotype) (dsgd_parameter *const *parameters, size_t count) "[]uintptr"
+%typemap(in) (dsgd_parameter *const *parameters, size_t count)
+    "$1 = (dsgd_parameter **)$input.array; $2 = (size_t)$input.len;"
 %typemap(gotype) (dsgd_op **ops, size_t max) "[]uintptr"
 %typemap(in) (dsgd_op **ops, size_t max) "$1 = (dsgd_op **)$input.array; $2 = (size_t)$input.len;"
 

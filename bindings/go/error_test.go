@@ -96,6 +96,7 @@ func TestNobodysHandlesAreRefused(t *testing.T) {
 		"Shard.Next":             next,
 		"Replica.SetWeight":      replica.SetWeight(1),
 		"Replica.GradientReady":  replica.GradientReady(parameter),
+		"Replica.GradientsReady": replica.GradientsReady(parameter),
 		"Replica.GradientAbsent": replica.GradientAbsent(parameter),
 		"Replica.BindDLPack":     replica.BindDLPack(parameter, nil, nil),
 		"Replica.ExportDLPack":   export,
@@ -174,6 +175,7 @@ func TestEveryCallOnAClosedSessionSaysSo(t *testing.T) {
 		_, calls["Alloc"] = Alloc[float32](r, p)
 		calls["Replica.SetWeight"] = r.SetWeight(1)
 		calls["GradientReady"] = r.GradientReady(p)
+		calls["GradientsReady"] = r.GradientsReady(p)
 		calls["GradientAbsent"] = r.GradientAbsent(p)
 		calls["Parameter.Set"] = p.Set("frozen=1")
 		for call, err := range calls {

@@ -165,6 +165,21 @@ func (r *Replica) GradientReadyOn(p *Parameter, stream uintptr) error {
 	return e.check(raw.Dsgd_gradient_ready(r.pointer(), p.pointer(), stream, &e.handle), r)
 }
 
+// GradientsReady is GradientReady for several parameters, in one call. If one gradient cannot be marked, none is.
+func (r *Replica) GradientsReady(parameters ...*Parameter) error {
+	return r.GradientsReadyOn(0, parameters...)
+}
+
+// GradientsReadyOn is GradientsReady for gradients on a GPU that are all complete in one stream.
+func (r *Replica) GradientsReadyOn(stream uintptr, parameters ...*Parameter) error {
+	handles := make([]uintptr, len(parameters))
+	for i, p := range parameters {
+		handles[i] = p.pointer()
+	}
+	var e failure
+	return e.check(raw.Dsgd_gradients_ready(r.pointer(), handles, stream, &e.handle), r)
+}
+
 // StreamWait orders what is entered into the stream afterwards behind the new values of all steps that have ended, as it
 // is in the default stream. For streams on which no gradient was marked; 0 for host memory, where there is nothing to do.
 func (r *Replica) StreamWait(stream uintptr) error {

@@ -347,6 +347,7 @@ func init() {
 		{"dsgd_finalize", "Session.Close"},
 		{"dsgd_gradient_absent", "Replica.GradientAbsent"},
 		{"dsgd_gradient_ready", "Replica.GradientReady"},
+		{"dsgd_gradients_ready", "Replica.GradientsReady"},
 		{"dsgd_group", "Session"},
 		{"dsgd_head", "Head"},
 		{"dsgd_head_address", "Head.Address"},

@@ -142,6 +142,16 @@ DSGD_BUFFER((void *receive, size_t receive_nbytes))
 %typemap(freearg) const size_t *element_counts %{ free((void *)$1); %}
 %typemap(argout) const size_t *element_counts ""
 
+%typemap(jni) (dsgd_parameter *const *parameters, size_t count) "jlongArray"
+%typemap(jtype) (dsgd_parameter *const *parameters, size_t count) "long[]"
+%typemap(jstype) (dsgd_parameter *const *parameters, size_t count) "long[]"
+%typemap(javain) (dsgd_parameter *const *parameters, size_t count) "$javainput"
+%typemap(in) (dsgd_parameter *const *parameters, size_t count) %{
+  if (!jni_longs(jenv, $input, (jlong **)&$1, &$2)) return $null;
+%}
+%typemap(freearg) (dsgd_parameter *const *parameters, size_t count) %{ free((void *)$1); %}
+%typemap(argout) (dsgd_parameter *const *parameters, size_t count) ""
+
 %typemap(jni) (int64_t *indices, size_t max) "jlongArray"
 %typemap(jtype) (int64_t *indices, size_t max) "long[]"
 %typemap(jstype) (int64_t *indices, size_t max) "long[]"

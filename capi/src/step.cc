@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "capi/src/call.h"
 #include "capi/src/session.h"
@@ -132,7 +133,22 @@ int32_t dsgd_gradient_ready(dsgd_replica* replica, dsgd_parameter* parameter, vo
                             dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
-    return replica->session->core->gradient_ready(replica->core, parameter->core, stream);
+    return replica->session->core->gradients_ready(replica->core, {&parameter->core, 1}, stream);
+  });
+}
+
+int32_t dsgd_gradients_ready(dsgd_replica* replica, dsgd_parameter* const* parameters, size_t count, void* stream,
+                             dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(replica));
+    if (count > 0) DSGD_RETURN_IF_ERROR(call.given(parameters, "parameters"));
+    std::vector<dsgd::Parameter*> cores;
+    for (size_t i = 0; i < count; ++i) {
+      DSGD_RETURN_IF_ERROR(call.handle(parameters[i], ("parameters[" + std::to_string(i) + "]").c_str()));
+      DSGD_RETURN_IF_ERROR(call.open(replica, parameters[i]));
+      cores.push_back(parameters[i]->core);
+    }
+    return replica->session->core->gradients_ready(replica->core, cores, stream);
   });
 }
 

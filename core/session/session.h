@@ -86,7 +86,10 @@ class Session {
 
   Status step(double weight, StepResult* result);
   Result<std::shared_ptr<Operation>> step_begin(double weight, const CallOptions& options = {});
-  Status gradient_ready(Replica* replica, Parameter* parameter, void* stream);
+  Status gradient_ready(Replica* replica, Parameter* parameter, void* stream) {
+    return gradients_ready(replica, {&parameter, 1}, stream);
+  }
+  Status gradients_ready(Replica* replica, std::span<Parameter* const> parameters, void* stream);  // all or none
   Status stream_wait(Replica* replica, void* stream);
   Status gradient_absent(Replica* replica, Parameter* parameter);
   Status step_flush();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -164,7 +165,9 @@ struct Session::Impl {
     std::vector<std::pair<uint32_t, uint32_t>> absent;  // replica, parameter
     std::vector<uint32_t> complete;                     // parameters marked on all replicas
   };
-  Status mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream);
+  Status mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream);
+  // May fail half-way; the first `*marked` of them have their marks then.
+  Status mark_each(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream, size_t* marked);
   Status note_stream(const Replica& replica, const Parameter& parameter, void* stream);
   Status record_streams(uint32_t bucket);
   void tell(std::vector<uint32_t> complete);

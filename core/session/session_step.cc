@@ -171,44 +171,63 @@ Status Session::Impl::record_streams(uint32_t bucket) {
   return {};
 }
 
-Status Session::Impl::mark(const Replica& replica, const Parameter& parameter, bool absent, void* stream) {
-  const uint32_t index = parameter.index;
-  char& mark = marks[replica.index][index];
-  if (mark) {
-    return Status(Code::kState, gradient_text(parameter, replica.index) + " was marked " +
-                                    (mark == kAbsent ? "absent" : "ready") + " before in this step; mark each once")
-        .with_parameter(parameter.name);
+// Marks all of them, or none if one cannot be marked.
+Status Session::Impl::mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream) {
+  const size_t untold_before = untold.size();
+  size_t marked = 0;
+  const auto undo = [&] {
+    for (; marked > 0; --marked) {
+      const uint32_t index = parameters[marked - 1]->index;
+      marks[replica.index][index] = kNotMarked;
+      if (!replica.device->is_host()) model.stream_marks[replica.index].marked[index] = 0;
+    }
+    untold.resize(untold_before);
+    count_marks();
+  };
+  try {
+    Status status = mark_each(replica, parameters, absent, stream, &marked);
+    if (!status.ok()) undo();
+    return status;
+  } catch (const std::bad_alloc&) {
+    undo();
+    throw;
   }
-  const bool in_stream = !replica.device->is_host();
-  if (in_stream) {
-    if (Status status = note_stream(replica, parameter, stream); !status.ok()) return status;
+}
+
+Status Session::Impl::mark_each(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream,
+                                size_t* marked) {
+  for (const Parameter* parameter : parameters) {
+    char& mark = marks[replica.index][parameter->index];
+    if (mark != kNotMarked) {
+      return Status(Code::kState, gradient_text(*parameter, replica.index) + " was marked " +
+                                      (mark == kAbsent ? "absent" : "ready") + " before in this step; mark each once")
+          .with_parameter(parameter->name);
+    }
+    mark = absent ? kAbsent : kReady;
+    ++*marked;
   }
-  const bool complete = unmarked[index] == 1;
-  bool ends_bucket = false;  // only then must the engine be woken
-  for (uint32_t bucket : buckets_of[index]) {
-    if (!in_step || !complete || incomplete[bucket] > 1) continue;
-    ends_bucket = true;
+  if (!replica.device->is_host()) {
+    for (const Parameter* parameter : parameters) {
+      if (Status status = note_stream(replica, *parameter, stream); !status.ok()) return status;
+    }
+  }
+  std::vector<uint32_t> ended;  // buckets; only for these must the engine be woken
+  for (const Parameter* parameter : parameters) {
+    if (--unmarked[parameter->index] > 0) continue;
+    if (in_step) untold.push_back(parameter->index);
+    for (uint32_t bucket : buckets_of[parameter->index]) {
+      if (--incomplete[bucket] == 0 && in_step) ended.push_back(bucket);
+    }
+  }
+  for (uint32_t bucket : ended) {
     if (Status status = record_streams(bucket); !status.ok()) return status;
   }
-  // Set before the engine is told, since the engine reads it from then on.
-  mark = absent ? kAbsent : kReady;
-  if (in_stream) model.stream_marks[replica.index].marked[index] = 1;
-  if (ends_bucket) {
-    try {
-      std::vector<uint32_t> all = untold;
-      all.push_back(index);
-      tell(std::move(all));
-    } catch (const std::bad_alloc&) {
-      mark = kNotMarked;
-      if (in_stream) model.stream_marks[replica.index].marked[index] = 0;
-      throw;
-    }
-    untold.clear();
-  } else if (in_step && complete) {
-    untold.push_back(index);
+  if (!replica.device->is_host()) {  // set before the engine is told, since the engine reads it from then on
+    for (const Parameter* parameter : parameters) model.stream_marks[replica.index].marked[parameter->index] = 1;
   }
-  if (--unmarked[index] > 0) return {};
-  for (uint32_t bucket : buckets_of[index]) --incomplete[bucket];
+  if (ended.empty()) return {};
+  tell(untold);
+  untold.clear();
   return {};
 }
 
@@ -420,24 +439,31 @@ Status no_streams(const Replica& replica) {
   return Status(Code::kInvalidArgument,
                 "replica " + std::to_string(replica.index) + " is on the cpu, which has no streams; give NULL");
 }
+
+Status check_trained(const Parameter& parameter) {
+  if (parameter.trained) return {};
+  return Status(Code::kInvalidArgument, "parameter '" + parameter.name + "' is untrained: it has no gradient")
+      .with_parameter(parameter.name);
+}
 }  // namespace
 
-Status Session::gradient_ready(Replica* replica, Parameter* parameter, void* stream) {
+Status Session::gradients_ready(Replica* replica, std::span<Parameter* const> parameters, void* stream) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (stream && replica->device->is_host()) return no_streams(*replica).with_parameter(parameter->name);
-  if (!parameter->trained) {
-    return Status(Code::kInvalidArgument, "parameter '" + parameter->name + "' is untrained: it has no gradient")
-        .with_parameter(parameter->name);
+  if (parameters.empty()) return {};
+  const std::string& first = parameters.front()->name;
+  if (stream && replica->device->is_host()) return no_streams(*replica).with_parameter(first);
+  for (const Parameter* parameter : parameters) {
+    if (Status status = check_trained(*parameter); !status.ok()) return status;
   }
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->in_step) {
     Status why = impl_->no_step();
     if (why.code() != Code::kState) return why;
-    return Status(Code::kState, "the gradient of parameter '" + parameter->name + "' cannot be marked: " + why.message())
-        .with_parameter(parameter->name);
+    return Status(Code::kState, "the gradient of parameter '" + first + "' cannot be marked: " + why.message())
+        .with_parameter(first);
   }
-  return impl_->mark(*replica, *parameter, false, stream);
+  return impl_->mark(*replica, parameters, false, stream);
 }
 
 // The default stream comes after new values, so what waits for it does.
@@ -461,15 +487,12 @@ Status Session::stream_wait(Replica* replica, void* stream) {
 Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (!parameter->trained) {
-    return Status(Code::kInvalidArgument, "parameter '" + parameter->name + "' is untrained: it has no gradient")
-        .with_parameter(parameter->name);
-  }
+  if (Status status = check_trained(*parameter); !status.ok()) return status;
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
   const Status& failed = impl_->step_failure;  // after a mismatch the step may be made again, and the mark counts for that
   if (!impl_->in_step && !failed.ok() && failed.code() != Code::kMismatch) return failed;
-  return impl_->mark(*replica, *parameter, true, nullptr);
+  return impl_->mark(*replica, {&parameter, 1}, true, nullptr);
 }
 
 Status Session::step_flush() {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Tuple
+from typing import Any, Iterable, Optional, Tuple
 
 from . import _raw
 from ._buffers import Buffer, as_array, dlpack_device
@@ -110,6 +110,10 @@ class Replica:
         wait for what the stream is given until the last gradient of the same bucket is marked. Keep the stream until the step has
         ended: new values are ordered on it, too. Any thread, any order; never blocks."""
         _raw.dsgd_gradient_ready(self._pointer, parameter._pointer, stream)
+
+    def gradients_ready(self, parameters: Iterable[Parameter], stream: Optional[int] = None) -> None:
+        """As gradient_ready for several parameters, in one call. If one gradient cannot be marked, none is."""
+        _raw.dsgd_gradients_ready(self._pointer, [parameter._pointer for parameter in parameters], stream)
 
     def stream_wait(self, stream: Optional[int]) -> None:
         """On a GPU: what is entered into `stream` afterwards comes after the new values of all steps that have ended, as it does

@@ -160,6 +160,7 @@ NAMES: Dict[str, str] = {
     "dsgd_finalize": "Session.close",
     "dsgd_gradient_absent": "Replica.gradient_absent",
     "dsgd_gradient_ready": "Replica.gradient_ready",
+    "dsgd_gradients_ready": "Replica.gradients_ready",
     "dsgd_group": "Session",
     "dsgd_head": "Head",
     "dsgd_head_address": "Head.address",

@@ -253,6 +253,28 @@ DSGD_BUFFER(void *gradient, size_t gradient_nbytes, 0)
 }
 %typemap(freearg) const size_t *element_counts "free(numbers$argnum);"
 
+%typemap(in) (dsgd_parameter *const *parameters, size_t count) (dsgd_parameter **made = NULL) {
+  const Py_ssize_t length = PySequence_Size($input);
+  if (length < 0) SWIG_fail;
+  made = (dsgd_parameter **)calloc((size_t)length + 1, sizeof *made);
+  if (made == NULL) {
+    PyErr_NoMemory();
+    SWIG_fail;
+  }
+  for (Py_ssize_t i = 0; i < length; ++i) {
+    PyObject *item = PySequence_GetItem($input, i);
+    const int converted = item != NULL ? SWIG_ConvertPtr(item, (void **)&made[i], $descriptor(dsgd_parameter *), 0) : -1;
+    Py_XDECREF(item);
+    if (converted < 0) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "expected parameters");
+      SWIG_fail;
+    }
+  }
+  $1 = (dsgd_parameter **)made;
+  $2 = (size_t)length;
+}
+%typemap(freearg) (dsgd_parameter *const *parameters, size_t count) "free(made$argnum);"
+
 /* dsgd_bind_dlpack gets a tensor that only describes the buffer: what owns it stays with the layer, so that no deleter
  * needs the GIL on a thread of dsgd's. On failure it stays ours. */
 %typemap(in) struct DLManagedTensorVersioned *value {

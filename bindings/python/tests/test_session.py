@@ -36,6 +36,25 @@ def test_info_follows_the_session(session):
     assert session.info == dataclasses.replace(joined, state=dsgd.SessionState.CLOSED, steps=1)
 
 
+def test_gradients_are_marked_all_or_none(session):
+    parameters = [session.add_parameter(name, 2) for name in "abc"]
+    replica = session.add_replica()
+    buffers = [replica.alloc(parameter) for parameter in parameters]
+    session.set_optimizer("sgd", lr=1.0)
+    session.start()
+    step = session.step_begin()
+    for _, gradient in buffers:
+        gradient[:] = 2
+    with pytest.raises(dsgd.StateError, match="'a'"):
+        replica.gradients_ready([*parameters, parameters[0]])
+    replica.gradients_ready(parameters[1:])
+    with pytest.raises(dsgd.StateError, match="'c'"):
+        replica.gradients_ready([parameters[0], parameters[2]])
+    replica.gradients_ready(iter(parameters[:1]))
+    step.wait()
+    assert all((value == -2).all() for value, _ in buffers)
+
+
 def test_a_shard_goes_on_in_mid_epoch(session):
     shard = session.shard(10, seed=3)
     first, second = list(shard.next(4)), list(shard.next(6))

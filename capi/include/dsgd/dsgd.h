@@ -590,6 +590,11 @@ DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsg
  * failure of the step begun, if it has failed. */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
+/* As dsgd_gradient_ready for `count` parameters of one replica, whose gradients are all complete in `stream`; cheaper than as
+ * many calls. Marks all of them, or none if one cannot be marked; the error names that one. Any thread, any order, never
+ * blocks. Errors: as dsgd_gradient_ready. */
+DSGD_API int32_t dsgd_gradients_ready(dsgd_replica *replica, dsgd_parameter *const *parameters, size_t count,
+                                      void *stream, dsgd_error **error);
 /* Makes `stream` wait for the new values of all steps that have ended. Needed only for a stream, other than the default
  * one, on which no gradient of this replica was marked. Streams are numbered as in dsgd_gradient_ready. For a replica on
  * the cpu pass NULL; the call then does nothing. Any thread, never blocks.

@@ -61,6 +61,8 @@ std::vector<Call> calls() {
       {"dsgd_step_flush", true, [](W w, E e) { return dsgd_step_flush(w.running.session, e); }},
       {"dsgd_gradient_ready", true,
        [](W w, E e) { return dsgd_gradient_ready(w.running.replica, w.running.weight, nullptr, e); }},
+      {"dsgd_gradients_ready", true,
+       [](W w, E e) { return dsgd_gradients_ready(w.running.replica, &w.running.weight, 1, nullptr, e); }},
       {"dsgd_gradient_absent", true,
        [](W w, E e) { return dsgd_gradient_absent(w.running.replica, w.running.weight, e); }},
       {"dsgd_stream_wait", true, [](W w, E e) { return dsgd_stream_wait(w.running.replica, nullptr, e); }},

@@ -163,6 +163,33 @@ std::vector<BadCall> step_cases() {
        [](W w, E e) { return dsgd_gradient_ready(w.running.replica, w.fresh.weight, nullptr, e); }},
       {"dsgd_gradient_ready", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_gradient_ready(w.closed.replica, w.closed.weight, nullptr, e); }},
+      {"dsgd_gradients_ready", "NULL replica", kInvalid, "'replica' is NULL",
+       [](W w, E e) { return dsgd_gradients_ready(nullptr, &w.running.weight, 1, nullptr, e); }},
+      {"dsgd_gradients_ready", "NULL parameters", kInvalid, "'parameters' is NULL",
+       [](W w, E e) { return dsgd_gradients_ready(w.running.replica, nullptr, 1, nullptr, e); }},
+      {"dsgd_gradients_ready", "one is NULL", kInvalid, "'parameters[1]' is NULL",
+       [](W w, E e) {
+         dsgd_parameter* const parameters[] = {w.running.weight, nullptr};
+         return dsgd_gradients_ready(w.running.replica, parameters, 2, nullptr, e);
+       }},
+      {"dsgd_gradients_ready", "one is a foreign handle", kInvalid, {"'parameters[1]'", "not a dsgd_parameter"},
+       [](W w, E e) {
+         dsgd_parameter* const parameters[] = {w.running.weight, foreign<dsgd_parameter>(w.config)};
+         return dsgd_gradients_ready(w.running.replica, parameters, 2, nullptr, e);
+       }},
+      {"dsgd_gradients_ready", "one of another session", kInvalid, {"'weight'", "another session"},
+       [](W w, E e) { return dsgd_gradients_ready(w.running.replica, &w.fresh.weight, 1, nullptr, e); }},
+      {"dsgd_gradients_ready", "one is untrained", kInvalid, {"'state'", "untrained"},
+       [](W w, E e) {
+         dsgd_parameter* const parameters[] = {w.running.weight, w.running.state};
+         return dsgd_gradients_ready(w.running.replica, parameters, 2, nullptr, e);
+       }},
+      {"dsgd_gradients_ready", "a stream for the cpu", kInvalid, {"replica 0", "cpu", "give NULL"},
+       [](W w, E e) { return dsgd_gradients_ready(w.running.replica, &w.running.weight, 1, &w, e); }},
+      {"dsgd_gradients_ready", "no step begun", kState, {"'weight'", "no step is in flight", "dsgd_step_begin"},
+       [](W w, E e) { return dsgd_gradients_ready(w.running.replica, &w.running.weight, 1, nullptr, e); }},
+      {"dsgd_gradients_ready", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_gradients_ready(w.closed.replica, &w.closed.weight, 1, nullptr, e); }},
       {"dsgd_stream_wait", "NULL replica", kInvalid, "'replica' is NULL",
        [](W, E e) { return dsgd_stream_wait(nullptr, nullptr, e); }},
       {"dsgd_stream_wait", "a stream for the cpu", kInvalid, {"replica 0", "cpu", "give NULL"},

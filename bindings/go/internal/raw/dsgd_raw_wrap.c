@@ -282,7 +282,7 @@ SWIGINTERN void delete_dsgd_config_key(struct dsgd_config_key *self){ free(self)
 extern "C" {
 #endif
 
-void _wrap_Swig_free_raw_e4e0a276b4795502(void *_swig_go_0) {
+void _wrap_Swig_free_raw_3fb527dcaf02193d(void *_swig_go_0) {
   void *arg1 = 0 ;
 
   arg1 = *(void **)&_swig_go_0;
@@ -292,7 +292,7 @@ void _wrap_Swig_free_raw_e4e0a276b4795502(void *_swig_go_0) {
 }
 
 
-void *_wrap_Swig_malloc_raw_e4e0a276b4795502(intgo _swig_go_0) {
+void *_wrap_Swig_malloc_raw_3fb527dcaf02193d(intgo _swig_go_0) {
   int arg1 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -305,7 +305,7 @@ void *_wrap_Swig_malloc_raw_e4e0a276b4795502(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_has_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+intgo _wrap_dsgd_config_has_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -327,7 +327,7 @@ intgo _wrap_dsgd_config_has_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_version_raw_e4e0a276b4795502() {
+intgo _wrap_dsgd_version_raw_3fb527dcaf02193d() {
   uint32_t result;
   intgo _swig_go_result;
 
@@ -338,7 +338,7 @@ intgo _wrap_dsgd_version_raw_e4e0a276b4795502() {
 }
 
 
-_gostring_ _wrap_dsgd_version_string_raw_e4e0a276b4795502() {
+_gostring_ _wrap_dsgd_version_string_raw_3fb527dcaf02193d() {
   char *result = 0 ;
   _gostring_ _swig_go_result;
 
@@ -349,7 +349,7 @@ _gostring_ _wrap_dsgd_version_string_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_dsgd_capability_raw_e4e0a276b4795502(_gostring_ _swig_go_0) {
+intgo _wrap_dsgd_capability_raw_3fb527dcaf02193d(_gostring_ _swig_go_0) {
   char *arg1 = 0 ;
   char *temp1 ;
   int32_t result;
@@ -369,7 +369,7 @@ intgo _wrap_dsgd_capability_raw_e4e0a276b4795502(_gostring_ _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_OK_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_OK_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -381,7 +381,7 @@ intgo _wrap_DSGD_OK_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -393,7 +393,7 @@ intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_STATE_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_STATE_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -405,7 +405,7 @@ intgo _wrap_DSGD_ERR_STATE_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_CLOSED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_CLOSED_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -417,7 +417,7 @@ intgo _wrap_DSGD_ERR_CLOSED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_FORKED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_FORKED_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -429,7 +429,7 @@ intgo _wrap_DSGD_ERR_FORKED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_TIMEOUT_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_TIMEOUT_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -441,7 +441,7 @@ intgo _wrap_DSGD_ERR_TIMEOUT_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -453,7 +453,7 @@ intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_ABORTED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_ABORTED_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -465,7 +465,7 @@ intgo _wrap_DSGD_ERR_ABORTED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_WORKER_LOST_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_WORKER_LOST_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -477,7 +477,7 @@ intgo _wrap_DSGD_ERR_WORKER_LOST_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_MISMATCH_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_MISMATCH_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -489,7 +489,7 @@ intgo _wrap_DSGD_ERR_MISMATCH_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_NOT_FOUND_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_NOT_FOUND_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -501,7 +501,7 @@ intgo _wrap_DSGD_ERR_NOT_FOUND_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_EXISTS_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_EXISTS_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -513,7 +513,7 @@ intgo _wrap_DSGD_ERR_EXISTS_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -525,7 +525,7 @@ intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNREACHABLE_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_UNREACHABLE_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -537,7 +537,7 @@ intgo _wrap_DSGD_ERR_UNREACHABLE_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -549,7 +549,7 @@ intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_NO_MEMORY_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_NO_MEMORY_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -561,7 +561,7 @@ intgo _wrap_DSGD_ERR_NO_MEMORY_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_LIMIT_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_LIMIT_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -573,7 +573,7 @@ intgo _wrap_DSGD_ERR_LIMIT_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_IO_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_IO_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -585,7 +585,7 @@ intgo _wrap_DSGD_ERR_IO_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -597,7 +597,7 @@ intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_TORN_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_TORN_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -609,7 +609,7 @@ intgo _wrap_DSGD_ERR_TORN_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_INTERNAL_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_INTERNAL_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -621,7 +621,7 @@ intgo _wrap_DSGD_ERR_INTERNAL_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_DIVERGED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_DIVERGED_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -633,7 +633,7 @@ intgo _wrap_DSGD_ERR_DIVERGED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_CORRUPTED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_CORRUPTED_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -645,7 +645,7 @@ intgo _wrap_DSGD_ERR_CORRUPTED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_3fb527dcaf02193d() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -657,7 +657,7 @@ intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_e4e0a276b4795502() {
 }
 
 
-_gostring_ _wrap_dsgd_status_name_raw_e4e0a276b4795502(intgo _swig_go_0) {
+_gostring_ _wrap_dsgd_status_name_raw_3fb527dcaf02193d(intgo _swig_go_0) {
   int32_t arg1 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -670,7 +670,7 @@ _gostring_ _wrap_dsgd_status_name_raw_e4e0a276b4795502(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_code_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_code_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -683,7 +683,7 @@ intgo _wrap_dsgd_error_code_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_rank_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_rank_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -696,7 +696,7 @@ intgo _wrap_dsgd_error_rank_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_host_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_host_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -709,7 +709,7 @@ _gostring_ _wrap_dsgd_error_host_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_operation_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_operation_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -722,7 +722,7 @@ _gostring_ _wrap_dsgd_error_operation_raw_e4e0a276b4795502(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_parameter_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_parameter_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -735,7 +735,7 @@ _gostring_ _wrap_dsgd_error_parameter_raw_e4e0a276b4795502(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_message_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_message_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -748,7 +748,7 @@ _gostring_ _wrap_dsgd_error_message_raw_e4e0a276b4795502(dsgd_error *_swig_go_0)
 }
 
 
-void _wrap_dsgd_error_free_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
+void _wrap_dsgd_error_free_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
 
   arg1 = *(dsgd_error **)&_swig_go_0;
@@ -758,7 +758,7 @@ void _wrap_dsgd_error_free_raw_e4e0a276b4795502(dsgd_error *_swig_go_0) {
 }
 
 
-dsgd_config *_wrap_dsgd_config_new_raw_e4e0a276b4795502() {
+dsgd_config *_wrap_dsgd_config_new_raw_3fb527dcaf02193d() {
   dsgd_config *result = 0 ;
   dsgd_config *_swig_go_result;
 
@@ -769,7 +769,7 @@ dsgd_config *_wrap_dsgd_config_new_raw_e4e0a276b4795502() {
 }
 
 
-void _wrap_dsgd_config_free_raw_e4e0a276b4795502(dsgd_config *_swig_go_0) {
+void _wrap_dsgd_config_free_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0) {
   dsgd_config *arg1 = 0 ;
 
   arg1 = *(dsgd_config **)&_swig_go_0;
@@ -779,7 +779,7 @@ void _wrap_dsgd_config_free_raw_e4e0a276b4795502(dsgd_config *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_set_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_config_set_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -812,7 +812,7 @@ intgo _wrap_dsgd_config_set_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_config_load_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_load_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -836,7 +836,7 @@ intgo _wrap_dsgd_config_load_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gost
 }
 
 
-_gostring_ _wrap_dsgd_config_value_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+_gostring_ _wrap_dsgd_config_value_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -858,7 +858,7 @@ _gostring_ _wrap_dsgd_config_value_raw_e4e0a276b4795502(dsgd_config *_swig_go_0,
 }
 
 
-_gostring_ _wrap_dsgd_config_key_name_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_name_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -871,7 +871,7 @@ _gostring_ _wrap_dsgd_config_key_name_get_raw_e4e0a276b4795502(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -884,7 +884,7 @@ _gostring_ _wrap_dsgd_config_key_Xtype_get_raw_e4e0a276b4795502(struct dsgd_conf
 }
 
 
-_gostring_ _wrap_dsgd_config_key_default_value_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_default_value_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -897,7 +897,7 @@ _gostring_ _wrap_dsgd_config_key_default_value_get_raw_e4e0a276b4795502(struct d
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -910,7 +910,7 @@ _gostring_ _wrap_dsgd_config_key_Xrange_get_raw_e4e0a276b4795502(struct dsgd_con
 }
 
 
-_gostring_ _wrap_dsgd_config_key_help_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_help_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -923,7 +923,7 @@ _gostring_ _wrap_dsgd_config_key_help_get_raw_e4e0a276b4795502(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_environment_get_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_environment_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -936,7 +936,7 @@ _gostring_ _wrap_dsgd_config_key_environment_get_raw_e4e0a276b4795502(struct dsg
 }
 
 
-struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_e4e0a276b4795502() {
+struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_3fb527dcaf02193d() {
   struct dsgd_config_key *result = 0 ;
   struct dsgd_config_key *_swig_go_result;
 
@@ -947,7 +947,7 @@ struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_e4e0a276b4795502() {
 }
 
 
-void _wrap_delete_dsgd_config_key_raw_e4e0a276b4795502(struct dsgd_config_key *_swig_go_0) {
+void _wrap_delete_dsgd_config_key_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
 
   arg1 = *(struct dsgd_config_key **)&_swig_go_0;
@@ -957,7 +957,7 @@ void _wrap_delete_dsgd_config_key_raw_e4e0a276b4795502(struct dsgd_config_key *_
 }
 
 
-long long _wrap_dsgd_config_key_count_raw_e4e0a276b4795502() {
+long long _wrap_dsgd_config_key_count_raw_3fb527dcaf02193d() {
   size_t result;
   long long _swig_go_result;
 
@@ -968,7 +968,7 @@ long long _wrap_dsgd_config_key_count_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_dsgd_config_key_at_raw_e4e0a276b4795502(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_key_at_raw_3fb527dcaf02193d(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
   size_t arg1 ;
   dsgd_config_key *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -985,7 +985,7 @@ intgo _wrap_dsgd_config_key_at_raw_e4e0a276b4795502(long long _swig_go_0, dsgd_c
 }
 
 
-intgo _wrap_DSGD_LOG_ERROR_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_LOG_ERROR_raw_3fb527dcaf02193d() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -997,7 +997,7 @@ intgo _wrap_DSGD_LOG_ERROR_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_LOG_WARNING_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_LOG_WARNING_raw_3fb527dcaf02193d() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1009,7 +1009,7 @@ intgo _wrap_DSGD_LOG_WARNING_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_LOG_INFO_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_LOG_INFO_raw_3fb527dcaf02193d() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1021,7 +1021,7 @@ intgo _wrap_DSGD_LOG_INFO_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_LOG_DEBUG_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_LOG_DEBUG_raw_3fb527dcaf02193d() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1033,7 +1033,7 @@ intgo _wrap_DSGD_LOG_DEBUG_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_dsgd_log_record_level_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_level_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1046,7 +1046,7 @@ intgo _wrap_dsgd_log_record_level_raw_e4e0a276b4795502(dsgd_log_record *_swig_go
 }
 
 
-_gostring_ _wrap_dsgd_log_record_message_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
+_gostring_ _wrap_dsgd_log_record_message_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1059,7 +1059,7 @@ _gostring_ _wrap_dsgd_log_record_message_raw_e4e0a276b4795502(dsgd_log_record *_
 }
 
 
-long long _wrap_dsgd_log_record_time_ns_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_time_ns_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1072,7 +1072,7 @@ long long _wrap_dsgd_log_record_time_ns_raw_e4e0a276b4795502(dsgd_log_record *_s
 }
 
 
-long long _wrap_dsgd_log_record_session_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_session_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -1085,7 +1085,7 @@ long long _wrap_dsgd_log_record_session_raw_e4e0a276b4795502(dsgd_log_record *_s
 }
 
 
-intgo _wrap_dsgd_log_record_rank_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_rank_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1098,7 +1098,7 @@ intgo _wrap_dsgd_log_record_rank_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_
 }
 
 
-void _wrap_dsgd_log_record_free_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0) {
+void _wrap_dsgd_log_record_free_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
 
   arg1 = *(dsgd_log_record **)&_swig_go_0;
@@ -1108,7 +1108,7 @@ void _wrap_dsgd_log_record_free_raw_e4e0a276b4795502(dsgd_log_record *_swig_go_0
 }
 
 
-intgo _wrap_dsgd_init_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_init_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_session **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1125,7 +1125,7 @@ intgo _wrap_dsgd_init_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, dsgd_session
 }
 
 
-intgo _wrap_dsgd_init_begin_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_init_begin_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_config *arg1 = 0 ;
   dsgd_op_options *arg2 = 0 ;
   dsgd_session **arg3 = 0 ;
@@ -1157,7 +1157,7 @@ intgo _wrap_dsgd_init_begin_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, dsgd_o
 }
 
 
-intgo _wrap_dsgd_close_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_close_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1174,7 +1174,7 @@ intgo _wrap_dsgd_close_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, intgo _swi
 }
 
 
-void _wrap_dsgd_session_free_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_session_free_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1184,7 +1184,7 @@ void _wrap_dsgd_session_free_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_finalize_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_finalize_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1194,7 +1194,7 @@ void _wrap_dsgd_finalize_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_abort_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_abort_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1221,7 +1221,7 @@ intgo _wrap_dsgd_abort_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_
 }
 
 
-intgo _wrap_dsgd_rank_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_rank_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1234,7 +1234,7 @@ intgo _wrap_dsgd_rank_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_size_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_size_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1247,7 +1247,7 @@ intgo _wrap_dsgd_size_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_rank_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_rank_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1260,7 +1260,7 @@ intgo _wrap_dsgd_local_rank_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_size_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_size_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1273,7 +1273,7 @@ intgo _wrap_dsgd_local_size_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_view_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
+long long _wrap_dsgd_view_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1286,7 +1286,7 @@ long long _wrap_dsgd_view_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SESSION_JOINED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_SESSION_JOINED_raw_3fb527dcaf02193d() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1298,7 +1298,7 @@ intgo _wrap_DSGD_SESSION_JOINED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_SESSION_STARTED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_SESSION_STARTED_raw_3fb527dcaf02193d() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1310,7 +1310,7 @@ intgo _wrap_DSGD_SESSION_STARTED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_SESSION_TORN_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_SESSION_TORN_raw_3fb527dcaf02193d() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1322,7 +1322,7 @@ intgo _wrap_DSGD_SESSION_TORN_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_SESSION_FAILED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_SESSION_FAILED_raw_3fb527dcaf02193d() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1334,7 +1334,7 @@ intgo _wrap_DSGD_SESSION_FAILED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_SESSION_CLOSED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_SESSION_CLOSED_raw_3fb527dcaf02193d() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1346,7 +1346,7 @@ intgo _wrap_DSGD_SESSION_CLOSED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_dsgd_session_info_read_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_session_info *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_session_info_read_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_session_info *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   dsgd_session_info *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1363,7 +1363,7 @@ intgo _wrap_dsgd_session_info_read_raw_e4e0a276b4795502(dsgd_session *_swig_go_0
 }
 
 
-intgo _wrap_dsgd_log_poll_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_log_poll_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_log_record **arg3 = 0 ;
@@ -1382,7 +1382,7 @@ intgo _wrap_dsgd_log_poll_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, intgo _
 }
 
 
-intgo _wrap_dsgd_log_fd_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_log_fd_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1395,7 +1395,7 @@ intgo _wrap_dsgd_log_fd_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_FLOAT32_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_FLOAT32_raw_3fb527dcaf02193d() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1407,7 +1407,7 @@ intgo _wrap_DSGD_FLOAT32_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_FLOAT64_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_FLOAT64_raw_3fb527dcaf02193d() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1419,7 +1419,7 @@ intgo _wrap_DSGD_FLOAT64_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_INT32_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_INT32_raw_3fb527dcaf02193d() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1431,7 +1431,7 @@ intgo _wrap_DSGD_INT32_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_INT64_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_INT64_raw_3fb527dcaf02193d() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1443,7 +1443,7 @@ intgo _wrap_DSGD_INT64_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_UINT8_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_UINT8_raw_3fb527dcaf02193d() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1455,7 +1455,7 @@ intgo _wrap_DSGD_UINT8_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_FLOAT16_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_FLOAT16_raw_3fb527dcaf02193d() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1467,7 +1467,7 @@ intgo _wrap_DSGD_FLOAT16_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_BFLOAT16_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_BFLOAT16_raw_3fb527dcaf02193d() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1479,7 +1479,7 @@ intgo _wrap_DSGD_BFLOAT16_raw_e4e0a276b4795502() {
 }
 
 
-long long _wrap_dsgd_dtype_size_raw_e4e0a276b4795502(intgo _swig_go_0) {
+long long _wrap_dsgd_dtype_size_raw_3fb527dcaf02193d(intgo _swig_go_0) {
   int32_t arg1 ;
   size_t result;
   long long _swig_go_result;
@@ -1492,7 +1492,7 @@ long long _wrap_dsgd_dtype_size_raw_e4e0a276b4795502(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_UNTRAINED_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_UNTRAINED_raw_3fb527dcaf02193d() {
   enum dsgd_parameter_flag result;
   intgo _swig_go_result;
 
@@ -1504,7 +1504,7 @@ intgo _wrap_DSGD_UNTRAINED_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_dsgd_parameter_add_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_parameter_add_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   int32_t arg3 ;
@@ -1537,7 +1537,7 @@ intgo _wrap_dsgd_parameter_add_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_parameter_set_raw_e4e0a276b4795502(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_parameter_set_raw_3fb527dcaf02193d(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_parameter *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1564,7 +1564,7 @@ intgo _wrap_dsgd_parameter_set_raw_e4e0a276b4795502(dsgd_parameter *_swig_go_0, 
 }
 
 
-_gostring_ _wrap_dsgd_parameter_name_raw_e4e0a276b4795502(dsgd_parameter *_swig_go_0) {
+_gostring_ _wrap_dsgd_parameter_name_raw_3fb527dcaf02193d(dsgd_parameter *_swig_go_0) {
   dsgd_parameter *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1577,7 +1577,7 @@ _gostring_ _wrap_dsgd_parameter_name_raw_e4e0a276b4795502(dsgd_parameter *_swig_
 }
 
 
-intgo _wrap_dsgd_replica_add_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_replica_add_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_replica **arg3 = 0 ;
@@ -1606,7 +1606,7 @@ intgo _wrap_dsgd_replica_add_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gos
 }
 
 
-_gostring_ _wrap_dsgd_replica_device_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0) {
+_gostring_ _wrap_dsgd_replica_device_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0) {
   dsgd_replica *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1619,7 +1619,7 @@ _gostring_ _wrap_dsgd_replica_device_raw_e4e0a276b4795502(dsgd_replica *_swig_go
 }
 
 
-intgo _wrap_dsgd_replica_weight_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_replica_weight_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1636,7 +1636,7 @@ intgo _wrap_dsgd_replica_weight_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_bind_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_bind_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1661,7 +1661,7 @@ intgo _wrap_dsgd_bind_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parame
 }
 
 
-intgo _wrap_dsgd_alloc_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_alloc_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void **arg3 = 0 ;
@@ -1682,7 +1682,7 @@ intgo _wrap_dsgd_alloc_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_param
 }
 
 
-intgo _wrap_dsgd_memory_get_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_memory_get_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_memory **arg3 = 0 ;
@@ -1701,7 +1701,7 @@ intgo _wrap_dsgd_memory_get_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_
 }
 
 
-void *_wrap_dsgd_memory_value_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_value_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1714,7 +1714,7 @@ void *_wrap_dsgd_memory_value_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_memory_gradient_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_gradient_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1727,7 +1727,7 @@ void *_wrap_dsgd_memory_gradient_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_memory_nbytes_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
+long long _wrap_dsgd_memory_nbytes_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -1740,7 +1740,7 @@ long long _wrap_dsgd_memory_nbytes_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0)
 }
 
 
-void _wrap_dsgd_memory_free_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
+void _wrap_dsgd_memory_free_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
 
   arg1 = *(dsgd_memory **)&_swig_go_0;
@@ -1750,7 +1750,7 @@ void _wrap_dsgd_memory_free_raw_e4e0a276b4795502(dsgd_memory *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_bind_dlpack_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_bind_dlpack_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned *arg3 = 0 ;
@@ -1771,7 +1771,7 @@ intgo _wrap_dsgd_bind_dlpack_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd
 }
 
 
-intgo _wrap_dsgd_export_dlpack_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_export_dlpack_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned **arg3 = 0 ;
@@ -1792,7 +1792,7 @@ intgo _wrap_dsgd_export_dlpack_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, ds
 }
 
 
-intgo _wrap_dsgd_optimizer_set_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_optimizer_set_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1828,7 +1828,7 @@ intgo _wrap_dsgd_optimizer_set_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_learning_rate_set_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_learning_rate_set_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1845,7 +1845,7 @@ intgo _wrap_dsgd_learning_rate_set_raw_e4e0a276b4795502(dsgd_session *_swig_go_0
 }
 
 
-double _wrap_dsgd_loss_scale_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
+double _wrap_dsgd_loss_scale_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   double result;
   double _swig_go_result;
@@ -1858,7 +1858,7 @@ double _wrap_dsgd_loss_scale_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_strategy_set_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_strategy_set_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1909,7 +1909,7 @@ intgo _wrap_dsgd_strategy_set_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _go
 }
 
 
-intgo _wrap_dsgd_start_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_start_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   dsgd_op_options *arg2 = 0 ;
   dsgd_op **arg3 = 0 ;
@@ -1939,7 +1939,7 @@ intgo _wrap_dsgd_start_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_op_op
 }
 
 
-intgo _wrap_dsgd_step_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_step_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_step_result *arg3 = 0 ;
@@ -1958,7 +1958,7 @@ intgo _wrap_dsgd_step_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, double _swi
 }
 
 
-intgo _wrap_dsgd_step_begin_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_step_begin_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_op_options *arg3 = 0 ;
@@ -1990,7 +1990,7 @@ intgo _wrap_dsgd_step_begin_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, doubl
 }
 
 
-intgo _wrap_dsgd_gradient_ready_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradient_ready_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2009,7 +2009,27 @@ intgo _wrap_dsgd_gradient_ready_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_stream_wait_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_gradients_ready_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, _goslice_ _swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+  dsgd_replica *arg1 = 0 ;
+  dsgd_parameter **arg2 = 0 ;
+  size_t arg3 ;
+  void *arg4 = 0 ;
+  dsgd_error **arg5 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_replica **)&_swig_go_0;
+  arg2 = (dsgd_parameter **)_swig_go_1.array; arg3 = (size_t)_swig_go_1.len;
+  arg4 = *(void **)&_swig_go_2;
+  arg5 = *(dsgd_error ***)&_swig_go_3;
+
+  result = (int32_t)dsgd_gradients_ready(arg1,(struct dsgd_parameter *const *)arg2,arg3,arg4,arg5);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_stream_wait_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   void *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2026,7 +2046,7 @@ intgo _wrap_dsgd_stream_wait_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, void
 }
 
 
-intgo _wrap_dsgd_gradient_absent_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_gradient_absent_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2043,7 +2063,7 @@ intgo _wrap_dsgd_gradient_absent_raw_e4e0a276b4795502(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_step_flush_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_step_flush_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -2058,7 +2078,7 @@ intgo _wrap_dsgd_step_flush_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_
 }
 
 
-intgo _wrap_dsgd_op_step_result_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_step_result_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_step_result *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2075,7 +2095,7 @@ intgo _wrap_dsgd_op_step_result_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, dsgd_s
 }
 
 
-intgo _wrap_dsgd_stop_request_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_stop_request_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -2090,7 +2110,7 @@ intgo _wrap_dsgd_stop_request_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsg
 }
 
 
-long long _wrap_dsgd_op_id_raw_e4e0a276b4795502(dsgd_op *_swig_go_0) {
+long long _wrap_dsgd_op_id_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2103,7 +2123,7 @@ long long _wrap_dsgd_op_id_raw_e4e0a276b4795502(dsgd_op *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_op_user_data_raw_e4e0a276b4795502(dsgd_op *_swig_go_0) {
+void *_wrap_dsgd_op_user_data_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2116,7 +2136,7 @@ void *_wrap_dsgd_op_user_data_raw_e4e0a276b4795502(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_op_wait_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_wait_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2133,7 +2153,7 @@ intgo _wrap_dsgd_op_wait_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, intgo _swig_g
 }
 
 
-intgo _wrap_dsgd_op_test_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_test_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2150,7 +2170,7 @@ intgo _wrap_dsgd_op_test_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, int *_swig_go
 }
 
 
-intgo _wrap_dsgd_op_abort_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_abort_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2177,7 +2197,7 @@ intgo _wrap_dsgd_op_abort_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, _gostring_ _
 }
 
 
-void _wrap_dsgd_op_free_raw_e4e0a276b4795502(dsgd_op *_swig_go_0) {
+void _wrap_dsgd_op_free_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
 
   arg1 = *(dsgd_op **)&_swig_go_0;
@@ -2187,7 +2207,7 @@ void _wrap_dsgd_op_free_raw_e4e0a276b4795502(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_queue_poll_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_queue_poll_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_op **arg2 = 0 ;
   size_t arg3 ;
@@ -2209,7 +2229,7 @@ intgo _wrap_dsgd_queue_poll_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gosl
 }
 
 
-intgo _wrap_dsgd_queue_fd_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_queue_fd_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -2222,7 +2242,7 @@ intgo _wrap_dsgd_queue_fd_raw_e4e0a276b4795502(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SUM_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_SUM_raw_3fb527dcaf02193d() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2234,7 +2254,7 @@ intgo _wrap_DSGD_SUM_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_MIN_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_MIN_raw_3fb527dcaf02193d() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2246,7 +2266,7 @@ intgo _wrap_DSGD_MIN_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_MAX_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_MAX_raw_3fb527dcaf02193d() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2258,7 +2278,7 @@ intgo _wrap_DSGD_MAX_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_PROD_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_PROD_raw_3fb527dcaf02193d() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2270,7 +2290,7 @@ intgo _wrap_DSGD_PROD_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_DSGD_MEAN_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_MEAN_raw_3fb527dcaf02193d() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2282,7 +2302,7 @@ intgo _wrap_DSGD_MEAN_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_dsgd_allreduce_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
+intgo _wrap_dsgd_allreduce_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2324,7 +2344,7 @@ intgo _wrap_dsgd_allreduce_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_broadcast_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
+intgo _wrap_dsgd_broadcast_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2364,7 +2384,7 @@ intgo _wrap_dsgd_broadcast_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_allgather_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
+intgo _wrap_dsgd_allgather_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2408,7 +2428,7 @@ intgo _wrap_dsgd_allgather_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_reduce_scatter_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
+intgo _wrap_dsgd_reduce_scatter_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2454,7 +2474,7 @@ intgo _wrap_dsgd_reduce_scatter_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_barrier_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_barrier_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2486,7 +2506,7 @@ intgo _wrap_dsgd_barrier_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, dsgd_gro
 }
 
 
-intgo _wrap_dsgd_object_put_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_op_options *_swig_go_4, dsgd_op **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_object_put_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_op_options *_swig_go_4, dsgd_op **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2529,7 +2549,7 @@ intgo _wrap_dsgd_object_put_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_object_get_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_object_get_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2570,7 +2590,7 @@ intgo _wrap_dsgd_object_get_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_op_object_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_object_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_object **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2587,7 +2607,7 @@ intgo _wrap_dsgd_op_object_raw_e4e0a276b4795502(dsgd_op *_swig_go_0, dsgd_object
 }
 
 
-void *_wrap_dsgd_object_data_raw_e4e0a276b4795502(dsgd_object *_swig_go_0) {
+void *_wrap_dsgd_object_data_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2600,7 +2620,7 @@ void *_wrap_dsgd_object_data_raw_e4e0a276b4795502(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_nbytes_raw_e4e0a276b4795502(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_nbytes_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2613,7 +2633,7 @@ long long _wrap_dsgd_object_nbytes_raw_e4e0a276b4795502(dsgd_object *_swig_go_0)
 }
 
 
-void _wrap_dsgd_object_free_raw_e4e0a276b4795502(dsgd_object *_swig_go_0) {
+void _wrap_dsgd_object_free_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
 
   arg1 = *(dsgd_object **)&_swig_go_0;
@@ -2623,7 +2643,7 @@ void _wrap_dsgd_object_free_raw_e4e0a276b4795502(dsgd_object *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_e4e0a276b4795502() {
+intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_3fb527dcaf02193d() {
   enum dsgd_shard_flag result;
   intgo _swig_go_result;
 
@@ -2635,7 +2655,7 @@ intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_e4e0a276b4795502() {
 }
 
 
-intgo _wrap_dsgd_shard_new_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_shard_new_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2658,7 +2678,7 @@ intgo _wrap_dsgd_shard_new_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_epoch_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_shard_epoch_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2675,7 +2695,7 @@ intgo _wrap_dsgd_shard_epoch_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_seek_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0, long long _swig_go_1, long long _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_seek_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0, long long _swig_go_1, long long _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2694,7 +2714,7 @@ intgo _wrap_dsgd_shard_seek_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0, long lo
 }
 
 
-long long _wrap_dsgd_shard_position_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_position_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2707,7 +2727,7 @@ long long _wrap_dsgd_shard_position_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0)
 }
 
 
-intgo _wrap_dsgd_shard_next_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_next_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   int64_t *arg2 = 0 ;
   size_t arg3 ;
@@ -2727,7 +2747,7 @@ intgo _wrap_dsgd_shard_next_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0, _goslic
 }
 
 
-long long _wrap_dsgd_shard_size_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_size_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2740,7 +2760,7 @@ long long _wrap_dsgd_shard_size_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_shard_free_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0) {
+void _wrap_dsgd_shard_free_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
 
   arg1 = *(dsgd_shard **)&_swig_go_0;
@@ -2750,7 +2770,7 @@ void _wrap_dsgd_shard_free_raw_e4e0a276b4795502(dsgd_shard *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_digest_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_digest_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   uint64_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2767,7 +2787,7 @@ intgo _wrap_dsgd_digest_raw_e4e0a276b4795502(dsgd_session *_swig_go_0, long long
 }
 
 
-intgo _wrap_dsgd_head_start_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_start_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_head **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2784,7 +2804,7 @@ intgo _wrap_dsgd_head_start_raw_e4e0a276b4795502(dsgd_config *_swig_go_0, dsgd_h
 }
 
 
-_gostring_ _wrap_dsgd_head_address_raw_e4e0a276b4795502(dsgd_head *_swig_go_0) {
+_gostring_ _wrap_dsgd_head_address_raw_3fb527dcaf02193d(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -2797,7 +2817,7 @@ _gostring_ _wrap_dsgd_head_address_raw_e4e0a276b4795502(dsgd_head *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_head_wait_raw_e4e0a276b4795502(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_wait_raw_3fb527dcaf02193d(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_head *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2814,7 +2834,7 @@ intgo _wrap_dsgd_head_wait_raw_e4e0a276b4795502(dsgd_head *_swig_go_0, intgo _sw
 }
 
 
-void _wrap_dsgd_head_free_raw_e4e0a276b4795502(dsgd_head *_swig_go_0) {
+void _wrap_dsgd_head_free_raw_3fb527dcaf02193d(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
 
   arg1 = *(dsgd_head **)&_swig_go_0;

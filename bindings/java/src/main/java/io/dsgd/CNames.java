@@ -90,6 +90,7 @@ final class CNames {
           entry("dsgd_finalize", "Session.close"),
           entry("dsgd_gradient_absent", "Replica.absent"),
           entry("dsgd_gradient_ready", "Replica.ready"),
+          entry("dsgd_gradients_ready", "Replica.ready"),
           entry("dsgd_group", "Session"),
           entry("dsgd_head", "Head"),
           entry("dsgd_head_address", "Head.address"),

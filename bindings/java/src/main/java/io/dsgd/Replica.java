@@ -1,6 +1,7 @@
 package io.dsgd;
 
 import java.nio.Buffer;
+import java.util.Collection;
 
 /** One copy of the model on one device of this worker. Belongs to its session. */
 public final class Replica {
@@ -155,6 +156,20 @@ public final class Replica {
   public void ready(Parameter parameter, long stream) {
     session.use(
         s -> Raw.dsgd_gradient_ready(pointer, Parameter.pointer(parameter, session), stream));
+  }
+
+  /**
+   * As {@link #ready(Parameter)} for several parameters, in one call. If one gradient cannot be
+   * marked, none is.
+   */
+  public void ready(Collection<Parameter> parameters) {
+    ready(parameters, 0);
+  }
+
+  /** As {@link #ready(Collection)} for gradients on a GPU that are all complete in one stream. */
+  public void ready(Collection<Parameter> parameters, long stream) {
+    long[] pointers = parameters.stream().mapToLong(p -> Parameter.pointer(p, session)).toArray();
+    session.use(s -> Raw.dsgd_gradients_ready(pointer, pointers, stream));
   }
 
   /**

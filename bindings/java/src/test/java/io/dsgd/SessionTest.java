@@ -103,6 +103,23 @@ class SessionTest {
   }
 
   @Test
+  void gradientsAreMarkedAllOrNone() throws Exception {
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 1);
+    Parameter other = session.addParameter("other", DType.FLOAT32, 1);
+    Replica replica = session.addReplica();
+    Memory a = replica.alloc(weight);
+    replica.alloc(other);
+    session.setOptimizer("sgd", "lr=1");
+    session.start();
+    Operation<StepResult> step = session.beginStep(1);
+    a.gradient().putFloat(0, 3);
+    Fails.with(Status.STATE, () -> replica.ready(List.of(weight, other, weight)));
+    replica.ready(List.of(weight, other));
+    assertEquals(0, step.join().step());
+    assertEquals(-3, a.value().getFloat(0));
+  }
+
+  @Test
   void shardGoesOnInMidEpoch() throws Exception {
     try (Shard shard = session.shard(10, 3)) {
       shard.next(4);
