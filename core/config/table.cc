@@ -75,6 +75,15 @@ constexpr Rule kRules[] = {
      0,
      false,
      false},
+    {{"fingerprint", "string", "", "up to 4095 characters",
+      "Text of the host's choice that must be equal on all workers, such as the versions of its model code and libraries; "
+      "dsgd_start fails where it differs and shows both.",
+      "DSGD_FINGERPRINT"},
+     Type::kText,
+     0,
+     4095,
+     false,
+     true},
     {{"gradient_norm", "switch", "0", "0 | 1",
       "Whether each step computes the L2 norm of the mean gradient; costs the overlap of update and "
       "communication.",

@@ -31,6 +31,7 @@ struct EngineOptions {
   transport::Duration stall_warning = std::chrono::seconds(30);
   StepOptions step;
   std::string library_version;
+  std::string fingerprint;  // of the host's code
 };
 
 class Engine final : public MeshEvents {

@@ -43,6 +43,7 @@ std::string describe(const Result<Plan>& plan, const StrategySpec& strategy) {
 // One line for each setting that must be equal, so that the first unequal line names the setting to correct.
 std::string Engine::signature(const std::string& strategy) const {
   std::string text = "library " + options_.library_version + "\n";
+  text += "fingerprint = " + options_.fingerprint + '\n';
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
     text += "parameter " + parameter.name + ' ' + dtype_name(parameter.dtype) + ' ' + shape_text(parameter.shape) +

@@ -63,6 +63,7 @@ EngineOptions engine_options(const Config& config, const AlgorithmChoice& algori
   options.servers = static_cast<int32_t>(config.integer("servers"));
   options.algorithm = algorithm;
   options.step.reproducible = config.flag("reproducible");
+  options.fingerprint = config.text("fingerprint");
   options.step.gradient_norm = config.flag("gradient_norm") || config.text("loss_scale") != "off";
   options.step.absent_is_zero = config.text("absent") == "zero";
   options.step.lease = config.duration("lease");

@@ -502,8 +502,8 @@ DSGD_API double dsgd_loss_scale(const dsgd_session *session);
 DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options,
                                    const dsgd_op_options *op_options, dsgd_op **op, dsgd_error **error);
 
-/* Checks that all workers agree on protocol, library, parameters, optimizer and strategy, then gives every replica of
- * every worker the values of rank 0's first replica. Every parameter of every replica must be bound; where one is not, the
+/* Checks that all workers agree on protocol, library, parameters, optimizer and strategy, and on the configuration's
+ * `fingerprint`, where a host can put the versions of its own code and libraries. Then gives every replica of every worker the values of rank 0's first replica. Every parameter of every replica must be bound; where one is not, the
  * other workers' calls fail, too (DSGD_ERR_MISMATCH, with that worker's rank), and all may call it again. On a GPU values are
  * read after the work that the host has enqueued on its default stream; wait for other streams before. When dsgd_start
  * has ended, the values are in place. Collective. With `op` NULL it blocks; otherwise the buffers are dsgd's, and the model

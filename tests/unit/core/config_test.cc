@@ -53,7 +53,7 @@ TEST(ConfigKeys, are_complete_and_alphabetical) {
   EXPECT_TRUE(std::is_sorted(names.begin(), names.end()));
   EXPECT_EQ(names,
             (std::vector<std::string>{"absent",       "algorithm",    "bucket_size",    "checksum",     "devices",      "devices_per_worker",
-                                      "embed_head",   "gradient_norm",  "head",         "heartbeat_interval",
+                                      "embed_head",   "fingerprint",  "gradient_norm",  "head",         "heartbeat_interval",
                                       "init_timeout", "interface",      "internode", "job",          "launcher",    "launcher_port", "lease",
                                       "listen",       "log_level",      "log_to", "loss_scale",   "min_workers",  "nccl_library", "num_workers",
                                       "ports",        "rank",         "receive_memory", "reproducible", "servers",
@@ -159,6 +159,7 @@ TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
       {"interface", {"", "eth0", "10.0.0.3", "10.0.0.0/8", longest}, {too_long, "eth\n0"}},
       {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f"}},
       {"listen", addresses, bad_addresses},
+      {"fingerprint", {"", "model 8, torch 2.9", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
       {"nccl_library", {"", "/opt/nccl/lib/libnccl.so.2", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
       {"ports", {"", "1", "7701-7720", "65535"}, {"0", "x", "7720-7701", "1-65536"}},
       {"token", {"", "secret # = word", longest}, {too_long, "a\nb"}},

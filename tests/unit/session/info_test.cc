@@ -162,5 +162,31 @@ TEST(Info, CountsTheReplicasThatDevicesAsksFor) {
   }
 }
 
+TEST(Fingerprint, ThatDiffersIsAMismatchAtStartThatShowsBoth) {
+  const auto prepare = [](dsgd_config* config) {
+    const bool odd = std::string(dsgd_config_value(config, "rank")) == "1";
+    DSGD_OK_OR_FAIL(dsgd_config_set(config, "fingerprint", odd ? "model 7, numpy 2.1" : "model 8, numpy 2.1", error_));
+  };
+  const auto body = [](dsgd_session* session, int) {
+    Trainer trainer{session};
+    trainer.build();
+    Error error;
+    EXPECT_EQ(dsgd_start(session, error), DSGD_ERR_MISMATCH);
+    EXPECT_EQ(error.rank(), 1);
+    for (const char* text : {"fingerprint = model 7, numpy 2.1", "fingerprint = model 8, numpy 2.1"}) {
+      EXPECT_NE(error.message().find(text), std::string::npos) << error.message();
+    }
+  };
+  run_job(3, {}, body, prepare);
+}
+
+TEST(Fingerprint, ThatIsEqualLetsTheJobStart) {
+  run_job(2, {{"fingerprint", "model 8"}}, [](dsgd_session* session, int) {
+    Trainer trainer{session};
+    trainer.build();
+    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+  });
+}
+
 }  // namespace
 }  // namespace dsgd_test
