@@ -18,6 +18,8 @@ func TestCollectivesOverEveryType(t *testing.T) {
 				collectives[int32](w)
 				collectives[int64](w)
 				collectives[uint8](w)
+				collectives[int8](w)
+				collectives[uint64](w)
 				halves := []Float16Bits{0x3c00, 0x4000} // 1, 2
 				w.ok(AllReduce(background, w.Session, halves, Sum))
 				w.expect(halves[0] == []Float16Bits{0x3c00, 0x4000, 0x4200}[w.Size()-1], "the sum of ones is %x", halves[0])

@@ -36,7 +36,7 @@ func TestTablesAreThoseOfTheLibrary(t *testing.T) {
 }
 
 func TestDTypes(t *testing.T) {
-	for dtype, size := range map[DType]int{Float32: 4, Float64: 8, Int32: 4, Int64: 8, Uint8: 1, DType(77): 0} {
+	for dtype, size := range map[DType]int{Float32: 4, Float64: 8, Int32: 4, Int64: 8, Uint8: 1, Int8: 1, Uint64: 8, DType(77): 0} {
 		if dtype.Size() != size {
 			t.Errorf("%v has %d bytes, want %d", dtype, dtype.Size(), size)
 		}
@@ -46,7 +46,7 @@ func TestDTypes(t *testing.T) {
 		t.Errorf("dtypes of the Go types are %v", got)
 	}
 	for dtype, name := range map[DType]string{Float32: "float32", Float64: "float64", Int32: "int32", Int64: "int64",
-		Uint8: "uint8", 99: "unknown DType 99"} {
+		Uint8: "uint8", Int8: "int8", Uint64: "uint64", 99: "unknown DType 99"} {
 		if dtype.String() != name {
 			t.Errorf("dtype %d is called %q", int(dtype), dtype)
 		}

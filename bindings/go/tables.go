@@ -96,6 +96,8 @@ const (
 	Uint8    DType = 4
 	Float16  DType = 5 // IEEE 754 binary16
 	Bfloat16 DType = 6 // the upper half of a float32
+	Int8     DType = 7
+	Uint64   DType = 8
 )
 
 // String is the name of the DType.
@@ -115,6 +117,10 @@ func (v DType) String() string {
 		return "float16"
 	case Bfloat16:
 		return "bfloat16"
+	case Int8:
+		return "int8"
+	case Uint64:
+		return "uint64"
 	}
 	return unknown("DType", int(v))
 }
@@ -223,7 +229,7 @@ type Bfloat16Bits uint16
 
 // Element is a Go type that buffers may be made of.
 type Element interface {
-	float32 | float64 | int32 | int64 | uint8 | Float16Bits | Bfloat16Bits
+	float32 | float64 | int32 | int64 | uint8 | Float16Bits | Bfloat16Bits | int8 | uint64
 }
 
 func dtypeOf[T Element]() DType {
@@ -243,6 +249,10 @@ func dtypeOf[T Element]() DType {
 		return Float16
 	case Bfloat16Bits:
 		return Bfloat16
+	case int8:
+		return Int8
+	case uint64:
+		return Uint64
 	}
 	panic("dsgd: tables.go is stale")
 }
@@ -250,13 +260,13 @@ func dtypeOf[T Element]() DType {
 // Size is the number of bytes of one element, 0 for an unknown type.
 func (v DType) Size() int {
 	switch v {
-	case Uint8:
+	case Uint8, Int8:
 		return 1
 	case Float16, Bfloat16:
 		return 2
 	case Float32, Int32:
 		return 4
-	case Float64, Int64:
+	case Float64, Int64, Uint64:
 		return 8
 	}
 	return 0
@@ -296,6 +306,7 @@ func init() {
 		{"DSGD_FLOAT64", "Float64"},
 		{"DSGD_INT32", "Int32"},
 		{"DSGD_INT64", "Int64"},
+		{"DSGD_INT8", "Int8"},
 		{"DSGD_LOG_DEBUG", "LogDebug"},
 		{"DSGD_LOG_ERROR", "LogError"},
 		{"DSGD_LOG_INFO", "LogInfo"},
@@ -311,6 +322,7 @@ func init() {
 		{"DSGD_SESSION_TORN", "SessionTorn"},
 		{"DSGD_SHARD_SEQUENTIAL", "Sequential"},
 		{"DSGD_SUM", "Sum"},
+		{"DSGD_UINT64", "Uint64"},
 		{"DSGD_UINT8", "Uint8"},
 		{"DSGD_UNTRAINED", "Untrained"},
 		{"dsgd_abort", "Session.Abort"},

@@ -98,7 +98,7 @@ Status Call::wait_time(int32_t timeout_ms) const {
 
 Status Call::dtype(int32_t dtype) const {
   if (valid_dtype(dtype)) return {};
-  return invalid("unknown dtype " + std::to_string(dtype) + "; use a value of enum dsgd_dtype (0 to 6)");
+  return invalid("unknown dtype " + std::to_string(dtype) + "; use a value of enum dsgd_dtype (0 to 8)");
 }
 
 Status Call::reduction(int32_t reduction, int32_t dtype) const {

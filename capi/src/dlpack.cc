@@ -16,7 +16,7 @@ DLDataType dlpack_type(DType dtype) {
   const auto bits = static_cast<uint8_t>(dtype_size(dtype) * 8);
   if (dtype == DType::kBfloat16) return {kDlBfloat, bits, 1};
   if (is_floating(dtype)) return {kDlFloat, bits, 1};
-  return {dtype == DType::kUint8 ? kDlUInt : kDlInt, bits, 1};
+  return {is_unsigned(dtype) ? kDlUInt : kDlInt, bits, 1};
 }
 
 std::string shape_text(const int64_t* shape, size_t ndim) {

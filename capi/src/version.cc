@@ -40,6 +40,8 @@ static_assert(static_cast<int32_t>(dsgd::DType::kInt64) == DSGD_INT64);
 static_assert(static_cast<int32_t>(dsgd::DType::kUint8) == DSGD_UINT8);
 static_assert(static_cast<int32_t>(dsgd::DType::kFloat16) == DSGD_FLOAT16);
 static_assert(static_cast<int32_t>(dsgd::DType::kBfloat16) == DSGD_BFLOAT16);
+static_assert(static_cast<int32_t>(dsgd::DType::kInt8) == DSGD_INT8);
+static_assert(static_cast<int32_t>(dsgd::DType::kUint64) == DSGD_UINT64);
 static_assert(static_cast<int32_t>(dsgd::Reduction::kSum) == DSGD_SUM);
 static_assert(static_cast<int32_t>(dsgd::Reduction::kMin) == DSGD_MIN);
 static_assert(static_cast<int32_t>(dsgd::Reduction::kMax) == DSGD_MAX);

@@ -87,7 +87,9 @@ DSGD_REDUCE_ALL(, float32, float)
 DSGD_REDUCE_ALL(, float64, double)
 DSGD_REDUCE_ALL(, int32, int32_t)
 DSGD_REDUCE_ALL(, int64, int64_t)
+DSGD_REDUCE_ALL(, int8, int8_t)
 DSGD_REDUCE_ALL(, uint8, uint8_t)
+DSGD_REDUCE_ALL(, uint64, uint64_t)
 DSGD_REDUCE_ALL(symmetric_, float32, float)
 DSGD_REDUCE_ALL(symmetric_, float64, double)
 
@@ -188,6 +190,10 @@ void reduce_to(DType dtype, Reduction reduction, void* destination, const void* 
       DSGD_DISPATCH(int64, int64_t);
     case DType::kUint8:
       DSGD_DISPATCH(uint8, uint8_t);
+    case DType::kInt8:
+      DSGD_DISPATCH(int8, int8_t);
+    case DType::kUint64:
+      DSGD_DISPATCH(uint64, uint64_t);
     case DType::kFloat16:
     case DType::kBfloat16:
       return;  // widened before

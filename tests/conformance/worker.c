@@ -83,6 +83,12 @@ static void fill(void* data, int32_t dtype, size_t count, uint64_t seed, uint64_
       case DSGD_INT64:
         ((int64_t*)data)[i] = element;
         break;
+      case DSGD_INT8:
+        ((int8_t*)data)[i] = (int8_t)element;
+        break;
+      case DSGD_UINT64:
+        ((uint64_t*)data)[i] = (uint64_t)(element + 8);
+        break;
       default:
         ((uint8_t*)data)[i] = (uint8_t)(element + 8);
         break;
@@ -110,9 +116,13 @@ static void* new_buffer(size_t nbytes) {
 /* ---- Words ---- */
 
 static int32_t dtype_of(const char* word) {
-  static const char* const names[] = {"float32", "float64", "int32", "int64", "uint8"};
-  for (int32_t i = 0; i < 5; ++i) {
-    if (strcmp(word, names[i]) == 0) return i;
+  static const struct {
+    const char* name;
+    int32_t dtype;
+  } kDtypes[] = {{"float32", DSGD_FLOAT32}, {"float64", DSGD_FLOAT64}, {"int32", DSGD_INT32}, {"int64", DSGD_INT64},
+                 {"uint8", DSGD_UINT8},     {"int8", DSGD_INT8},       {"uint64", DSGD_UINT64}};
+  for (size_t i = 0; i < sizeof kDtypes / sizeof *kDtypes; ++i) {
+    if (strcmp(word, kDtypes[i].name) == 0) return kDtypes[i].dtype;
   }
   die("'%s' is no dtype", word);
   return -1;

@@ -20,7 +20,7 @@ def pattern(dtype, count, seed, salt):
     x = (x ^ (x >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
     x = x ^ (x >> numpy.uint64(31))
     number = ((x >> numpy.uint64(33)) % numpy.uint64(17)).astype(numpy.int64)
-    return (number if dtype == "uint8" else number - 8).astype(dtype)
+    return (number if dtype.startswith("uint") else number - 8).astype(dtype)
 
 
 def fnv(data, h=DIGEST_START):

@@ -34,8 +34,8 @@ enum class Code : int32_t {
   kUnsupported = -18,
   kTorn = -19,  // a step failed half-way; only a new start repairs the session
   kInternal = -20,
-  kDiverged = -21,   // workers or replicas hold different models
-  kCorrupted = -22,  // received bytes failed their checksum
+  kDiverged = -21,     // workers or replicas hold different models
+  kCorrupted = -22,    // received bytes failed their checksum
   kViewChanged = -23,  // members of the job changed during a collective
 };
 

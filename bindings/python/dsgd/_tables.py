@@ -47,6 +47,8 @@ class DType(Element):
     uint8 = 4
     float16 = 5  #: IEEE 754 binary16
     bfloat16 = 6  #: the upper half of a float32
+    int8 = 7
+    uint64 = 8
 
 
 class Reduction(enum.IntEnum):
@@ -109,6 +111,7 @@ NAMES: Dict[str, str] = {
     "DSGD_FLOAT64": "DType.float64",
     "DSGD_INT32": "DType.int32",
     "DSGD_INT64": "DType.int64",
+    "DSGD_INT8": "DType.int8",
     "DSGD_LOG_DEBUG": "LogLevel.DEBUG",
     "DSGD_LOG_ERROR": "LogLevel.ERROR",
     "DSGD_LOG_INFO": "LogLevel.INFO",
@@ -124,6 +127,7 @@ NAMES: Dict[str, str] = {
     "DSGD_SESSION_TORN": "SessionState.TORN",
     "DSGD_SHARD_SEQUENTIAL": "shuffle=False",
     "DSGD_SUM": "Reduction.sum",
+    "DSGD_UINT64": "DType.uint64",
     "DSGD_UINT8": "DType.uint8",
     "DSGD_UNTRAINED": "trained=False",
     "dsgd_abort": "Session.abort",

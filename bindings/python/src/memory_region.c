@@ -78,7 +78,7 @@ static PyObject* region_new(dsgd_memory* memory, dsgd_object* object, void* data
   region->object = object;
   region->data = data != NULL ? data : &empty;
   region->nbytes = (Py_ssize_t)nbytes;
-  region->itemsize = format == 'B' ? 1 : format == 'e' || format == 'H' ? 2 : format == 'f' || format == 'i' ? 4 : 8;
+  region->itemsize = format == 'B' || format == 'b' ? 1 : format == 'e' || format == 'H' ? 2 : format == 'f' || format == 'i' ? 4 : 8;
   region->readonly = readonly;
   region->ndim = (int)ndim;
   region->format[0] = format;

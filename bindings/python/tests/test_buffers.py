@@ -286,7 +286,15 @@ def test_bfloat16_is_updated_in_float32_and_seen_as_bits(session):
     assert list(value) == [0x3F7F, 0x3FFF]  # 0.995 and 1.995, rounded; one step at a time would have been lost
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8", "float16"])
+@pytest.mark.parametrize("dtype, number", [("int8", -128), ("uint8", 255), ("int32", -7), ("uint64", 2**64 - 1)])
+def test_allocated_integers(session, dtype, number):
+    value, _ = session.add_replica().alloc(session.add_parameter("p", 3, dtype, trained=False))
+    value[...] = number
+    session.start()
+    assert value.dtype == dtype and list(value) == [number] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8", "float16", "int8", "uint64"])
 def test_names_of_dtypes(session, dtype):
     for number, form in enumerate((dtype, numpy.dtype(dtype), getattr(numpy, dtype), dsgd.DType[dtype])):
         assert session.add_parameter(f"p{number}", 1, form, trained=False).dtype is dsgd.DType[dtype]

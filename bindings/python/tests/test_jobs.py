@@ -84,14 +84,14 @@ def collect(session, dtype):
     return out
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8", "int8", "uint64"])
 def test_collectives(dtype):
     results = jobs.run(collect, 3, (dtype,))
     stacked = numpy.stack([numpy.arange(6, dtype=dtype) + rank for rank in range(3)])
     for rank, out in enumerate(results):
         assert out["sum"] == stacked.sum(0).tolist()
         assert out["min"] == stacked.min(0).tolist() and out["max"] == stacked.max(0).tolist()
-        assert out["prod"] == stacked.prod(0).tolist()
+        assert out["prod"] == stacked.prod(0, dtype=dtype).tolist()  # integers wrap around
         if dtype.startswith("float"):
             assert out["mean"] == stacked.mean(0).tolist()
         assert out["broadcast"] == stacked[1].tolist()

@@ -384,8 +384,10 @@ enum dsgd_dtype {
   DSGD_INT32 = 2,
   DSGD_INT64 = 3,
   DSGD_UINT8 = 4,
-  DSGD_FLOAT16 = 5, /* IEEE 754 binary16 */
-  DSGD_BFLOAT16 = 6 /* the upper half of a float32 */
+  DSGD_FLOAT16 = 5,  /* IEEE 754 binary16 */
+  DSGD_BFLOAT16 = 6, /* the upper half of a float32 */
+  DSGD_INT8 = 7,
+  DSGD_UINT64 = 8
 };
 
 /* Bytes per element; 0 for an unknown type. Any thread. */

@@ -61,7 +61,7 @@ std::vector<BadCall> collective_cases() {
         [](W w, Arguments& a) { a.session = foreign<dsgd_session>(w.config); });
     add("closed", kClosed, "closed", [](W w, Arguments& a) { a.session = w.closed.session; });
     add("a group", kInvalid, {"'group'", "is NULL"}, [](W w, Arguments& a) { a.group = foreign<dsgd_group>(w.config); });
-    add("bad dtype", kInvalid, {"dtype 9", "enum dsgd_dtype (0 to 6)"}, [](W, Arguments& a) { a.dtype = 9; });
+    add("bad dtype", kInvalid, {"dtype 9", "enum dsgd_dtype (0 to 8)"}, [](W, Arguments& a) { a.dtype = 9; });
     add("NULL buffer", kInvalid, "is NULL", [](W, Arguments& a) { a.data = nullptr; });
     add("half an element", kInvalid, {"has 10 bytes", "float32", "4 bytes"}, [](W, Arguments& a) { a.nbytes = 10; });
   }

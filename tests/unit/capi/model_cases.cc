@@ -33,7 +33,7 @@ std::vector<BadCall> model_cases() {
        [=](W w, E e) { return add(w.fresh.session, nullptr, DSGD_FLOAT32, kShape, 2, 0, e); }},
       {"dsgd_parameter_add", "empty name", kInvalid, {"'name' is an empty string", "give a name"},
        [=](W w, E e) { return add(w.fresh.session, "", DSGD_FLOAT32, kShape, 2, 0, e); }},
-      {"dsgd_parameter_add", "bad dtype", kInvalid, {"dtype 99", "enum dsgd_dtype (0 to 6)"},
+      {"dsgd_parameter_add", "bad dtype", kInvalid, {"dtype 99", "enum dsgd_dtype (0 to 8)"},
        [=](W w, E e) { return add(w.fresh.session, "x", 99, kShape, 2, 0, e); }},
       {"dsgd_parameter_add", "trained integers", kInvalid, {"'x'", "not int32", "DSGD_UNTRAINED"},
        [=](W w, E e) { return add(w.fresh.session, "x", DSGD_INT32, kShape, 2, 0, e); }},

@@ -18,6 +18,8 @@ constexpr DType dtype_of() {
   if (std::is_same_v<T, double>) return DType::kFloat64;
   if (std::is_same_v<T, int32_t>) return DType::kInt32;
   if (std::is_same_v<T, int64_t>) return DType::kInt64;
+  if (std::is_same_v<T, int8_t>) return DType::kInt8;
+  if (std::is_same_v<T, uint64_t>) return DType::kUint64;
   return DType::kUint8;
 }
 
@@ -71,7 +73,7 @@ T expected(Reduction reduction, T a, T b) {
 
 template <typename T>
 class Kernels : public testing::Test {};
-using AllTypes = testing::Types<float, double, int32_t, int64_t, uint8_t>;
+using AllTypes = testing::Types<float, double, int32_t, int64_t, uint8_t, int8_t, uint64_t>;
 TYPED_TEST_SUITE(Kernels, AllTypes);
 
 TYPED_TEST(Kernels, reduce_into_and_reduce_to_do_what_a_plain_loop_does) {

@@ -12,7 +12,7 @@
 namespace dsgd_test {
 namespace {
 
-constexpr int32_t kDtypes[] = {DSGD_FLOAT32, DSGD_FLOAT64, DSGD_INT32, DSGD_INT64, DSGD_UINT8, DSGD_FLOAT16, DSGD_BFLOAT16};
+constexpr int32_t kDtypes[] = {DSGD_FLOAT32, DSGD_FLOAT64, DSGD_INT32, DSGD_INT64, DSGD_UINT8, DSGD_FLOAT16, DSGD_BFLOAT16, DSGD_INT8, DSGD_UINT64};
 constexpr int32_t kReductions[] = {DSGD_SUM, DSGD_MIN, DSGD_MAX, DSGD_PROD, DSGD_MEAN};
 
 // Small integers, so that sums and products are exact in every dtype.
@@ -59,6 +59,8 @@ class Buffer {
       case DSGD_INT64: return put(index, static_cast<int64_t>(value));
       case DSGD_FLOAT16: return put(index, half_bits(value, 10, 15));
       case DSGD_BFLOAT16: return put(index, half_bits(value, 7, 127));
+      case DSGD_INT8: return put(index, static_cast<int8_t>(static_cast<int64_t>(value)));  // wraps around
+      case DSGD_UINT64: return put(index, static_cast<uint64_t>(value));
       default: return put(index, static_cast<uint8_t>(value));
     }
   }
@@ -70,6 +72,8 @@ class Buffer {
       case DSGD_INT64: return static_cast<double>(at<int64_t>(index));
       case DSGD_FLOAT16: return half_value(at<uint16_t>(index), 10, 15);
       case DSGD_BFLOAT16: return half_value(at<uint16_t>(index), 7, 127);
+      case DSGD_INT8: return at<int8_t>(index);
+      case DSGD_UINT64: return static_cast<double>(at<uint64_t>(index));
       default: return at<uint8_t>(index);
     }
   }
@@ -106,7 +110,7 @@ TEST_P(Collectives, AllReduceEqualsPlainLoops) {
                                            error_));
             for (size_t i = 0; i < count; ++i) {
               double expected = reduce(reduction, workers, i);
-              if (half) {  // rounded once, from float32
+              if (half || dtype == DSGD_INT8) {  // rounded once, from float32; or wrapped around
                 Buffer rounded(dtype, 1);
                 rounded.set(0, expected);
                 expected = rounded.get(0);
@@ -120,6 +124,32 @@ TEST_P(Collectives, AllReduceEqualsPlainLoops) {
       }
     }, register_all);
   }
+}
+
+// Numbers whose order depends on the sign, and sums that leave the type.
+TEST_P(Collectives, SmallAndUnsignedIntegersCompareAndWrapAsTheirTypesDo) {
+  const int workers = GetParam();
+  run_job(workers, {}, [&](dsgd_session* session, int rank) {
+    const auto reduced = [&](auto value, int32_t dtype, int32_t reduction) {
+      Error error;
+      EXPECT_EQ(dsgd_allreduce(session, nullptr, &value, &value, sizeof value, dtype, reduction, nullptr, nullptr, error), DSGD_OK)
+          << error.message();
+      return value;
+    };
+    const bool last = rank == workers - 1;
+    const int8_t small = last ? -128 : 127;
+    const uint64_t large = last ? uint64_t{1} << 63 : 1;
+    const bool alone = workers == 1;
+    EXPECT_EQ(reduced(small, DSGD_INT8, DSGD_MIN), -128);
+    EXPECT_EQ(reduced(small, DSGD_INT8, DSGD_MAX), alone ? -128 : 127);
+    EXPECT_EQ(reduced(small, DSGD_INT8, DSGD_SUM), static_cast<int8_t>(127 * (workers - 1) - 128));
+    EXPECT_EQ(reduced(large, DSGD_UINT64, DSGD_MIN), alone ? uint64_t{1} << 63 : 1);
+    EXPECT_EQ(reduced(large, DSGD_UINT64, DSGD_MAX), uint64_t{1} << 63);
+    EXPECT_EQ(reduced(UINT64_MAX, DSGD_UINT64, DSGD_SUM), uint64_t{0} - static_cast<uint64_t>(workers));
+    uint64_t product = 1;
+    for (int worker = 0; worker < workers; ++worker) product *= uint64_t{1} << 63 | 3;
+    EXPECT_EQ(reduced(uint64_t{1} << 63 | 3, DSGD_UINT64, DSGD_PROD), product);
+  });
 }
 
 TEST_P(Collectives, LargeBuffersTravelInManyChunks) {

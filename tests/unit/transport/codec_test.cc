@@ -218,8 +218,8 @@ TEST(Codec, ACodeThatThisVersionDoesNotKnowIsAnInternalError) {
   EXPECT_EQ(code_of(0), Code::kOk);
   EXPECT_EQ(code_of(-9), Code::kMismatch);
   EXPECT_EQ(code_of(-22), Code::kCorrupted);
-  EXPECT_EQ(code_of(-23), Code::kInternal);
-  for (int32_t unknown : {-23, 1, std::numeric_limits<int32_t>::min()}) EXPECT_EQ(code_of(unknown), Code::kInternal);
+  EXPECT_EQ(code_of(-23), Code::kViewChanged);
+  for (int32_t unknown : {-24, 1, std::numeric_limits<int32_t>::min()}) EXPECT_EQ(code_of(unknown), Code::kInternal);
 }
 
 // It goes into messages and logs.

@@ -204,7 +204,7 @@ func (a arguments) integers(i int) []int {
 }
 
 func (a arguments) dtype(i int) dsgd.DType {
-	for _, dtype := range []dsgd.DType{dsgd.Float32, dsgd.Float64, dsgd.Int32, dsgd.Int64, dsgd.Uint8} {
+	for _, dtype := range []dsgd.DType{dsgd.Float32, dsgd.Float64, dsgd.Int32, dsgd.Int64, dsgd.Uint8, dsgd.Int8, dsgd.Uint64} {
 		if dtype.String() == a.word(i) {
 			return dtype
 		}

@@ -38,6 +38,10 @@ func newTensor(r *dsgd.Replica, p parameter, alloc bool) (tensor, error) {
 		return newBuffers[int32](r, p, alloc)
 	case dsgd.Int64:
 		return newBuffers[int64](r, p, alloc)
+	case dsgd.Int8:
+		return newBuffers[int8](r, p, alloc)
+	case dsgd.Uint64:
+		return newBuffers[uint64](r, p, alloc)
 	default:
 		return newBuffers[uint8](r, p, alloc)
 	}
@@ -61,7 +65,7 @@ func newBuffers[T dsgd.Element](r *dsgd.Replica, p parameter, alloc bool) (tenso
 
 // pattern is the first n elements of the pattern of (seed, salt).
 func pattern[T dsgd.Element](n, seed, salt int) []T {
-	_, unsigned := any(T(0)).(uint8)
+	unsigned := T(0)-1 > 0
 	data := make([]T, n)
 	for i := range data {
 		x := uint64(seed)*1000003 + uint64(salt) + uint64(i)*0x9E3779B97F4A7C15

@@ -185,6 +185,8 @@ extern swig_intgo _wrap_DSGD_INT64_raw_3fb527dcaf02193d(void);
 extern swig_intgo _wrap_DSGD_UINT8_raw_3fb527dcaf02193d(void);
 extern swig_intgo _wrap_DSGD_FLOAT16_raw_3fb527dcaf02193d(void);
 extern swig_intgo _wrap_DSGD_BFLOAT16_raw_3fb527dcaf02193d(void);
+extern swig_intgo _wrap_DSGD_INT8_raw_3fb527dcaf02193d(void);
+extern swig_intgo _wrap_DSGD_UINT64_raw_3fb527dcaf02193d(void);
 extern swig_type_27 _wrap_dsgd_dtype_size_raw_3fb527dcaf02193d(swig_intgo arg1);
 extern swig_intgo _wrap_DSGD_UNTRAINED_raw_3fb527dcaf02193d(void);
 extern swig_intgo _wrap_dsgd_parameter_add_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_28 arg2, swig_intgo arg3, swig_type_29 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
@@ -1054,6 +1056,20 @@ func _swig_getDSGD_BFLOAT16() (_swig_ret Dsgd_dtype) {
 }
 
 var DSGD_BFLOAT16 Dsgd_dtype = _swig_getDSGD_BFLOAT16()
+func _swig_getDSGD_INT8() (_swig_ret Dsgd_dtype) {
+	var swig_r Dsgd_dtype
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT8_raw_3fb527dcaf02193d())
+	return swig_r
+}
+
+var DSGD_INT8 Dsgd_dtype = _swig_getDSGD_INT8()
+func _swig_getDSGD_UINT64() (_swig_ret Dsgd_dtype) {
+	var swig_r Dsgd_dtype
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_UINT64_raw_3fb527dcaf02193d())
+	return swig_r
+}
+
+var DSGD_UINT64 Dsgd_dtype = _swig_getDSGD_UINT64()
 func Dsgd_dtype_size(arg1 int) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1

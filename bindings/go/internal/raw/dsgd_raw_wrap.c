@@ -1479,6 +1479,30 @@ intgo _wrap_DSGD_BFLOAT16_raw_3fb527dcaf02193d() {
 }
 
 
+intgo _wrap_DSGD_INT8_raw_3fb527dcaf02193d() {
+  enum dsgd_dtype result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_INT8;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_DSGD_UINT64_raw_3fb527dcaf02193d() {
+  enum dsgd_dtype result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_UINT64;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
 long long _wrap_dsgd_dtype_size_raw_3fb527dcaf02193d(intgo _swig_go_0) {
   int32_t arg1 ;
   size_t result;

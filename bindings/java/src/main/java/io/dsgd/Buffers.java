@@ -28,7 +28,7 @@ final class Buffers {
               + " ByteBuffer.allocateDirect(n).order(ByteOrder.nativeOrder()) or Replica.alloc");
     }
     DType elements = typeOf(buffer, name);
-    if (elements != type && elements != DType.UINT8) {
+    if (holder(elements) != holder(type) && elements != DType.UINT8) {
       throw DsgdException.invalid(
           name
               + " holds "
@@ -60,7 +60,10 @@ final class Buffers {
     return checked;
   }
 
-  /** The type that a buffer's elements have by its class; an unsigned byte for a ByteBuffer. */
+  /**
+   * The type that a buffer's elements have by its class; an unsigned byte for a ByteBuffer, a signed
+   * number for a LongBuffer.
+   */
   static DType typeOf(Buffer buffer, String name) {
     for (DType type : DType.values()) {
       Class<? extends Buffer> holder = holder(type);
@@ -92,9 +95,9 @@ final class Buffers {
         return DoubleBuffer.class;
       case "i4":
         return IntBuffer.class;
-      case "i8":
+      case "i8", "u8":
         return LongBuffer.class;
-      case "u1":
+      case "i1", "u1":
         return ByteBuffer.class;
       default:
         return null;

@@ -11,7 +11,9 @@ public enum DType {
   /** IEEE 754 binary16. */
   FLOAT16(5, 'f', 2),
   /** The upper half of a float32. */
-  BFLOAT16(6, 'b', 2);
+  BFLOAT16(6, 'b', 2),
+  INT8(7, 'i', 1),
+  UINT64(8, 'u', 8);
 
   final int code;
   final char kind; // i: integer, u: unsigned, f: floating point, b: bfloat

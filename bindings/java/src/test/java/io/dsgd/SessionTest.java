@@ -11,6 +11,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.nio.ByteBuffer;
 import java.nio.FloatBuffer;
+import java.nio.LongBuffer;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashSet;
@@ -120,6 +121,25 @@ class SessionTest {
   }
 
   @Test
+  void stateMayBeSignedBytesOrUnsignedLongs() throws Exception {
+    Parameter small = session.addUntrained("small", DType.INT8, 2);
+    Parameter large = session.addUntrained("large", DType.UINT64, 2);
+    Replica replica = session.addReplica();
+    ByteBuffer bytes = ByteBuffer.allocateDirect(2);
+    LongBuffer longs =
+        ByteBuffer.allocateDirect(16).order(java.nio.ByteOrder.nativeOrder()).asLongBuffer();
+    replica.bind(small, bytes, null);
+    replica.bind(large, longs, null);
+    bytes.put(0, (byte) -1);
+    longs.put(0, -1);
+    session.start();
+    assertEquals(-1, bytes.get(0));
+    assertEquals(-1, longs.get(0));
+    assertEquals(1, DType.INT8.size());
+    assertEquals(8, DType.UINT64.size());
+  }
+
+  @Test
   void shardGoesOnInMidEpoch() throws Exception {
     try (Shard shard = session.shard(10, 3)) {
       shard.next(4);
@@ -149,7 +169,7 @@ class SessionTest {
   @Test
   void typesHaveTheirSizes() throws Exception {
     assertArrayEquals(
-        new int[] {4, 8, 4, 8, 1, 2, 2},
+        new int[] {4, 8, 4, 8, 1, 2, 2, 1, 8},
         java.util.Arrays.stream(DType.values()).mapToInt(DType::size).toArray());
   }
 

@@ -34,6 +34,8 @@ final class Pattern {
         case INT32 -> buffer.putInt(4 * i, step - 8);
         case INT64 -> buffer.putLong(8 * i, step - 8);
         case UINT8 -> buffer.put(i, (byte) step);
+        case INT8 -> buffer.put(i, (byte) (step - 8));
+        case UINT64 -> buffer.putLong(8 * i, step);
         default -> throw new IllegalArgumentException("scripts have no numbers of " + type);
       }
     }
@@ -52,9 +54,9 @@ final class Pattern {
       case FLOAT32 -> buffer.asFloatBuffer();
       case FLOAT64 -> buffer.asDoubleBuffer();
       case INT32 -> buffer.asIntBuffer();
-      case INT64 -> buffer.asLongBuffer();
+      case INT64, UINT64 -> buffer.asLongBuffer();
       case FLOAT16 -> buffer.asShortBuffer();
-      case UINT8, BFLOAT16 -> buffer;
+      case INT8, UINT8, BFLOAT16 -> buffer;
     };
   }
 
