@@ -56,7 +56,7 @@ TEST(Info, FollowsASessionThroughItsLife) {
     ids[rank] = joined.id;
     Trainer trainer{session};
     trainer.build();
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
     EXPECT_EQ(info_of(session).state, DSGD_SESSION_STARTED);
     for (int step = 0; step < 3; ++step) {
       EXPECT_EQ(info_of(session).steps, step);
@@ -81,7 +81,7 @@ TEST(Info, AStepThatFailedInAgreementLeavesTheSessionStarted) {
   run_job(2, {}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session};
     trainer.build();
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
     if (rank == 1) DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 0.5, error_));
     EXPECT_EQ(dsgd_step(session, 1, nullptr, nullptr), DSGD_ERR_MISMATCH);
     EXPECT_EQ(info_of(session).state, DSGD_SESSION_STARTED);
@@ -96,7 +96,7 @@ TEST(Info, ASessionIsTornAfterAStepThatFoundDifferentModels) {
   run_job(2, {}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session};
     trainer.build();
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
     if (rank == 1) trainer.value[2] += 1;
     int32_t status = DSGD_OK;
     int steps = 0;
@@ -119,7 +119,7 @@ TEST(Info, ASessionIsTornAfterAStepThatRanOutOfTime) {
   run_job(2, {{"step_timeout", "300ms"}}, [&](dsgd_session* session, int) {
     Trainer trainer{session};
     trainer.build();
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
     dsgd_op* op = nullptr;
     DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
     EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_TIMEOUT);
@@ -136,7 +136,7 @@ TEST(Info, ASessionHasFailedOnAllWorkersAfterAnAbort) {
   run_job(2, {}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session};
     trainer.build();
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
     if (rank == 1) DSGD_OK_OR_FAIL(dsgd_abort(session, "no more data", error_));
     EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr, nullptr), DSGD_ERR_ABORTED);
     EXPECT_EQ(info_of(session).state, DSGD_SESSION_FAILED);
@@ -171,7 +171,7 @@ TEST(Fingerprint, ThatDiffersIsAMismatchAtStartThatShowsBoth) {
     Trainer trainer{session};
     trainer.build();
     Error error;
-    EXPECT_EQ(dsgd_start(session, error), DSGD_ERR_MISMATCH);
+    EXPECT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
     EXPECT_EQ(error.rank(), 1);
     for (const char* text : {"fingerprint = model 7, numpy 2.1", "fingerprint = model 8, numpy 2.1"}) {
       EXPECT_NE(error.message().find(text), std::string::npos) << error.message();
@@ -184,7 +184,7 @@ TEST(Fingerprint, ThatIsEqualLetsTheJobStart) {
   run_job(2, {{"fingerprint", "model 8"}}, [](dsgd_session* session, int) {
     Trainer trainer{session};
     trainer.build();
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
   });
 }
 

@@ -29,7 +29,7 @@ struct Trainer {
       }
     }
     DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "sgd", "lr=1", error_));
-    DSGD_OK_OR_FAIL(dsgd_start(session, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
   }
 };
 
