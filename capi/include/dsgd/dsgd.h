@@ -78,8 +78,8 @@
  *                the call       INVALID_ARGUMENT, STATE, WAIT_TIMEOUT, NOT_FOUND, EXISTS, LIMIT, IO, UNSUPPORTED, FORKED.
  *                               Nothing else has changed; the session goes on. NO_MEMORY of a call that gives memory to
  *                               the host, dsgd_alloc for example.
- *                the operation  MISMATCH, TIMEOUT, and WORKER_LOST where the worker has closed its session. The session
- *                               goes on. MISMATCH comes on all workers, and a step that fails with it has changed nothing.
+ *                the operation  MISMATCH, TIMEOUT, VIEW_CHANGED (not returned yet), and WORKER_LOST where the worker has
+ *                               closed its session. The session goes on. MISMATCH comes on all workers, and a step that fails with it has changed nothing.
  *                               After TIMEOUT on one worker, the operation may still succeed on a worker that comes late.
  *                the steps      DIVERGED, TORN, and TIMEOUT of a step. Later steps fail, with DIVERGED or TORN. Collectives
  *                               and objects go on. Start a new session from a checkpoint.

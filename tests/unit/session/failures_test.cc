@@ -135,7 +135,8 @@ const std::map<int32_t, std::string> kElsewhere = {
     {DSGD_ERR_ADDRESS_IN_USE, "comes from joining: session_network_test"},
     {DSGD_ERR_WORKER_LOST, "process_fault_test kills workers"},
     {DSGD_ERR_NO_MEMORY, "process_memory_test"},
-    {DSGD_ERR_CORRUPTED, "simulation_jobs_test flips bits"},
+    {DSGD_ERR_CORRUPTED, "session_wire_test flips bits"},
+    {DSGD_ERR_VIEW_CHANGED, "reserved"},
     {DSGD_ERR_INTERNAL, "a defect"},
 };
 
