@@ -106,19 +106,20 @@ def curves_are_drawn(plot, epochs, what):
         expect((points[0][-1][1] > points[0][0][1]) == falls, f"{what}: the {word} {'falls' if falls else 'rises'}", text)
 
 
-def on_terminal(*command, columns=200, rows=100, term="xterm", keys=()):
-    """A program's exit status, and all that it sends to its terminal. keys: (text, key) types key once text was seen."""
+def on_terminal(*command, columns=200, rows=100, term="xterm", interrupt_after=()):
+    """A program's exit status, and all that it sends to its terminal. Ctrl-C is typed once it sent all texts of interrupt_after."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
     program = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, start_new_session=True,
                                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), env=dict(os.environ, TERM=term))
     os.close(its)
-    output, keys = b"", list(keys)
+    output = b""
     try:
         while read := os.read(ours, 65536):
             output += read
-            if keys and keys[0][0] in output.decode(errors="replace"):
-                os.write(ours, keys.pop(0)[1])
+            if interrupt_after and all(text in output.decode(errors="replace") for text in interrupt_after):
+                os.write(ours, b"\003")
+                interrupt_after = ()
     except OSError:  # nobody has the terminal any more
         pass
     os.close(ours)
@@ -201,7 +202,8 @@ def fits(build, source, work):
     plot = build / "digits.svg"
     plot.unlink(missing_ok=True)
     write_trainer(trainer, EPOCH % 1 + "trap 'echo Traceback; exit 1' INT\nsleep 100 &\nwait\n")
-    status, output = on_terminal(*command, "--workers", "2", keys=[("rank 1 c       cpu  epoch   1/2", b"\003")])
+    status, output = on_terminal(*command, "--workers", "2",
+                                 interrupt_after=[f"rank {rank} c       cpu  epoch   1/2" for rank in range(2)])
     last = [line.removeprefix("^C") for line in screen(output, 200) if line and not line.startswith("rank ")]
     expect(status == 130 and last == [f"Interrupted after epoch 1; plot: {plot}"], "Ctrl-C ends with one line", f"{status}\n{output}")
     expect("Traceback" not in output, "after Ctrl-C workers are not quoted", output)
