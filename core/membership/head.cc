@@ -83,6 +83,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   std::string cut_detail;                           // what the first of them said
   Time cut_reported{};
   Time next_check{};
+  transport::Duration last_stop{};  // how long the head itself did not run, as check_leases found
+  Time resumed{};                   // when it found so
   transport::TimerId gone_timer = 0;
   std::function<void(const Status&)> ended;
 
@@ -245,7 +247,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     const Time now = loop.now();
     const Leases::Verdict verdict = leases.check(now, next_check);
     if (verdict.late) {
-      log->warning("head: was itself stopped or delayed for " + describe_duration(now - next_check) +
+      last_stop = now - next_check;
+      resumed = now;
+      log->warning("head: was itself stopped or delayed for " + describe_duration(last_stop) +
                    "; every worker gets one more lease");
     }
     if (verdict.lost.empty()) return schedule_check();
@@ -269,6 +273,20 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   std::string head_name() const {
     return head_rank >= 0 ? "the head, hosted by " + describe_member(workers[static_cast<size_t>(head_rank)].info) + "," : "the head";
+  }
+
+  // How long the head itself did not run, if for more than half a lease and less than a lease ago. Workers may then have given
+  // it up, and their reports may be read before check_leases runs.
+  transport::Duration own_stop() const {
+    const Time now = loop.now();
+    if (now - next_check > options.lease / 2) return now - next_check;
+    return now < resumed + options.lease ? last_stop : transport::Duration{};
+  }
+
+  Status stopped_head(transport::Duration stop, const std::string& consequence) const {
+    return Status(Code::kWorkerLost, head_name() + " was itself stopped or suspended for " + describe_duration(stop) + " (lease " +
+                                         describe_duration(options.lease) + "); " + consequence)
+        .with_rank(head_rank, head_rank >= 0 ? workers[static_cast<size_t>(head_rank)].info.host : "");
   }
 
   // Workers on two or more other machines have all been silent for most of a lease, and no worker is on the head's own
@@ -416,10 +434,12 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     break_job(cause_from(known.value()->info, report.cause, ""));
   }
 
-  // A worker reports that the head is lost. The head is here and received the report, so only the direction
-  // to that worker is broken.
+  // If a worker reports that the head is lost, the head was stopped, or it does not reach that worker: it received the report.
   Status cause_from(const MemberInfo& from, const Status& why, const std::string& prefix) const {
     if (why.code() != Code::kWorkerLost || why.rank() != head_rank || from.rank == head_rank) return relayed_cause(from, why, prefix);
+    if (const auto stop = own_stop(); stop > transport::Duration{}) {
+      return stopped_head(stop, describe_member(from) + " has given it up: " + why.message());
+    }
     return lost_worker(from, "it does not hear the head, but the head hears it (" + why.message() +
                                  "); a firewall may be between them");
   }
@@ -567,6 +587,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void on_connection_lost(Worker& worker, const std::string& which, const Status& why) {
     if (!worker.left && !worker.lost && phase == Phase::kRunning) {
       worker.lost = true;
+      if (const auto stop = own_stop(); stop > transport::Duration{}) {
+        break_job(stopped_head(stop, "meanwhile " + describe_member(worker.info) + " has closed " + which + " to it"));
+        return settle();
+      }
       break_job(lost_worker(worker.info, why.ok() ? which + " to the head was closed without leaving the job"
                                                   : which + " to the head broke (" + why.message() + ")",
                             code_of_break(why)));

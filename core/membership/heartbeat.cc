@@ -154,7 +154,7 @@ void Heartbeat::tick() {
   timer_ = 0;
   if (over_) return;
   const Time now = loop().now();
-  if (now - due_ > options_.lease / 2) stalled_ = now - due_;
+  note_stall();
   if (now - lease_start_ >= options_.lease) {
     if (drained_) return expire();
     drained_ = true;
@@ -180,14 +180,7 @@ void Heartbeat::ask_peers() {
 
 void Heartbeat::expire() {
   const Duration silence = loop().now() - lease_start_;
-  if (stalled_ > Duration{}) {
-    return fail(
-        Status(Code::kWorkerLost, options_.own_name + " was itself stopped or suspended for " +
-                                      describe_duration(stalled_) + " and has not renewed its lease for " +
-                                      describe_duration(silence) + "; the others no longer count on it")
-            .with_rank(options_.hello.rank, options_.own_host));
-  }
-  if (!options_.peers.empty() && !peer_answered_) {
+  if (stalled_ == Duration{} && !options_.peers.empty() && !peer_answered_) {
     return fail(Status(Code::kWorkerLost, options_.own_name + " is cut off: neither " + options_.head_name +
                                               " nor any other worker on another machine has answered for " +
                                               describe_duration(silence) + " (lease)" +
@@ -199,7 +192,23 @@ void Heartbeat::expire() {
        (last_error_.empty() ? "" : "; last error: " + last_error_));
 }
 
+// If the timer is late by more than half a lease, this process did not run.
+void Heartbeat::note_stall() {
+  const Duration late = loop().now() - due_;
+  if (late > options_.lease / 2) stalled_ = late;
+}
+
+// The head is lost. But if this process was stopped for so long that its lease is over, the head has given it up.
 void Heartbeat::lose(const std::string& how, Code code) {
+  note_stall();  // a connection's end may be read before the timer runs
+  const Duration silence = loop().now() - lease_start_;
+  if (stalled_ > Duration{} && silence >= options_.lease) {
+    return fail(
+        Status(Code::kWorkerLost, options_.own_name + " was itself stopped or suspended for " +
+                                      describe_duration(stalled_) + " and has not renewed its lease for " +
+                                      describe_duration(silence) + "; the others no longer count on it")
+            .with_rank(options_.hello.rank, options_.own_host));
+  }
   fail(Status(code, options_.head_name + " " + how)
            .with_rank(options_.head_rank, options_.head_host));
 }

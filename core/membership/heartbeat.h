@@ -56,6 +56,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   transport::Duration retry_period() const;
   void arm();
   void tick();
+  void note_stall();
   void expire();
   void fail(Status why);
   void lose(const std::string& how, Code code = Code::kWorkerLost);
@@ -75,8 +76,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   transport::Time sent_{};         // the last renewal
   transport::Time next_renewal_ = transport::kNever, next_dial_{};
   transport::Time due_{};          // of the timer
-  transport::Duration
-      stalled_{};  // how late the timer was, if by more than half a lease: this process did not run
+  transport::Duration stalled_{};  // for how long this process did not run, since the last acknowledged renewal
   transport::TimerId timer_ = 0;
   std::string last_error_;
 };

@@ -385,6 +385,43 @@ TEST_F(HeadTest, AHeadThatWasStoppedReadsItsMailBeforeItJudges) {
   EXPECT_EQ(news(0).rank(), 2);
 }
 
+// Workers have given it up. What they sent may be read before the head's timer runs, or after.
+TEST_F(HeadTest, AHeadThatWasStoppedNamesItself) {
+  for (const int32_t head_rank : {0, -1}) {
+    for (const bool timer_first : {false, true}) {
+      for (const bool reports : {false, true}) {
+        SCOPED_TRACE(testing::Message() << "head in rank " << head_rank << ", timer first " << timer_first << ", reports " << reports);
+        remotes_.clear();
+        head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}}, nullptr);
+        begin(head_rank);
+        loop_.stop_for(2 * kLease);
+        if (timer_first) loop_.advance(1ms);
+        if (reports) {
+          report(2, Status(Code::kWorkerLost, "the head at a:1 has not answered for 10.0 s").with_rank(head_rank, "nodew0"));
+        } else {
+          close(2);
+        }
+        EXPECT_EQ(news(1).code(), Code::kWorkerLost);
+        EXPECT_EQ(news(1).rank(), head_rank);
+        EXPECT_THAT(news(1).message(), AllOf(HasSubstr("was itself stopped or suspended for 1"), HasSubstr("rank 2 (worker 'w2'")));
+        EXPECT_EQ(news(1).message().rfind(head_rank < 0 ? "the head was" : "the head, hosted by rank 0 (", 0), 0u) << news(1).message();
+      }
+    }
+  }
+}
+
+TEST_F(HeadTest, AWorkerLostLongAfterTheHeadWasStoppedIsNamed) {
+  begin();
+  loop_.stop_for(2 * kLease);
+  loop_.advance(1ms);
+  for (int i = 0; i < 8; ++i) {
+    for (size_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(renew(rank).ok());
+    loop_.advance(kLease / 4);
+  }
+  close(2);
+  EXPECT_EQ(news(1).rank(), 2);
+}
+
 TEST_F(HeadTest, AConnectionThatEndsWithoutLeaveIsALossAtOnce) {
   struct Case {
     const char* name;

@@ -198,18 +198,26 @@ TEST_F(HeartbeatTest, AConnectionThatBreaksIsALossAtOnce) {
 }
 
 TEST_F(HeartbeatTest, AProcessThatWasStoppedSaysSo) {
-  listen();
-  start();
-  world_.run_for(3500ms);
-  world_.pause(process_);
-  world_.run_for(3 * kLease);
-  world_.resume(process_);
-  started_ = world_.now();
-  expect_failure(0s);
-  EXPECT_EQ(failures_[0].rank(), 2);
-  EXPECT_THAT(
-      failures_[0].message(),
-      AllOf(HasSubstr("rank 2 (worker 'w2' on host node2, pid 3) was itself stopped"), HasSubstr("29.")));
+  for (const bool hangs_up : {false, true}) {  // the head
+    SCOPED_TRACE(hangs_up);
+    if (!listener_) listen();
+    failures_.clear();
+    start();
+    world_.run_for(3500ms);
+    world_.pause(process_);
+    world_.run_for(2 * kLease);
+    if (hangs_up) world_.break_connections(process_, head_process_);
+    world_.run_for(kLease);
+    world_.resume(process_);
+    started_ = world_.now();
+    expect_failure(0s);
+    EXPECT_EQ(failures_[0].rank(), 2);
+    EXPECT_THAT(
+        failures_[0].message(),
+        AllOf(HasSubstr("rank 2 (worker 'w2' on host node2, pid 3) was itself stopped"), HasSubstr("29.")));
+    stop();
+    world_.run_for(1s);
+  }
 }
 
 // Cut for as long as a lease less 1.25 intervals, and a little: the time that a new connection takes.
