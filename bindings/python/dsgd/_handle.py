@@ -126,11 +126,11 @@ def milliseconds(timeout: Optional[float]) -> int:
 
 
 def wait_in_slices(
-    call: Callable[[int], Any], timeout: Optional[float], said: Callable[[WaitTimeoutError, str], str]
+    call: Callable[[int], Any], timeout: Optional[float], message: Optional[Callable[[str], str]] = None
 ) -> Any:
     """`call(timeout_ms)` until it no longer raises WaitTimeoutError or `timeout` seconds have passed.
 
-    Its own message names the time of a slice; `said(error, time)` is the one to give, with the time in all.
+    The error that is raised then has the message of the call's last error, or `message(time)`, with the whole time.
     """
     left = whole = milliseconds(timeout)
     while True:
@@ -141,8 +141,9 @@ def wait_in_slices(
             if left >= 0:
                 left -= part
                 if left <= 0:
+                    time = f"{whole} ms"
                     raise WaitTimeoutError(
-                        said(error, f"{whole} ms"),
+                        message(time) if message else str(error).replace(f" {part} ms", f" {time}", 1),
                         rank=error.rank,
                         host=error.host,
                         operation=error.operation,

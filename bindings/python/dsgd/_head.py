@@ -31,7 +31,7 @@ class Head:
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Waits until the job has ended, or raises what broke it; WaitTimeoutError after `timeout` seconds."""
-        wait_in_slices(self._wait, timeout, lambda _, time: f"the job goes on after {time}")
+        wait_in_slices(self._wait, timeout)
 
     def _wait(self, timeout_ms: int) -> None:
         with self._lock:

@@ -46,12 +46,12 @@ class Operation(Generic[T]):
         timeout: seconds; when they run out WaitTimeoutError is raised and the operation goes on. None: until it ends,
         which its own deadline sees to.
         """
-        return self._wait(timeout, _goes_on)
+        return self._wait(timeout)
 
-    def _wait(self, timeout: Optional[float], said: Callable[[WaitTimeoutError, str], str]) -> T:
+    def _wait(self, timeout: Optional[float], message: Optional[Callable[[str], str]] = None) -> T:
         op = self._op
         try:
-            wait_in_slices(lambda ms: _raw.dsgd_op_wait(op.pointer, ms), timeout, said)
+            wait_in_slices(lambda ms: _raw.dsgd_op_wait(op.pointer, ms), timeout, message)
         except WaitTimeoutError:
             raise
         except Error:
@@ -92,10 +92,6 @@ class StepOperation(Operation[StepResult]):
         except Error:
             if not self._op.ended():  # else its own error, or result, is the one to give
                 raise
-
-
-def _goes_on(error: WaitTimeoutError, time: str) -> str:
-    return f"{error.operation or 'the operation'} has not ended after {time}; it goes on, and its buffers stay dsgd's"
 
 
 def _step_result(pointer: Any) -> StepResult:

@@ -252,7 +252,7 @@ class Session(Collectives):
         try:
             return found._wait(
                 timeout,
-                lambda _, time: f"object {name!r} was not put within {time}; some worker must put one of this name",
+                lambda time: f"object {name!r} was not put within {time}; some worker must put one of this name",
             )
         except BaseException:
             _raw.dsgd_op_abort(op, None)  # nobody wants the object any more
@@ -266,7 +266,7 @@ class Session(Collectives):
         """The next log record, None if none comes: for sessions made with
         forward_logs=False."""
         try:
-            return wait_in_slices(lambda ms: _logs.poll(self._handle.pointer, ms), timeout, lambda error, _: str(error))
+            return wait_in_slices(lambda ms: _logs.poll(self._handle.pointer, ms), timeout)
         except Error as error:
             if error.status in (Status.WAIT_TIMEOUT, Status.CLOSED):
                 return None
