@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cluster.h"
-#include "tests/unit/collectives/algorithms.h"
+#include "registered.h"
 
 namespace dsgd::simulation {
 namespace {
@@ -173,17 +173,6 @@ class Trainer {
   std::vector<std::vector<float>> want_;
 };
 
-Registered registered() {
-  Registered all;
-  all.algorithms["doubling"] = [](int32_t rank, int32_t size, uint64_t count, std::vector<Transfer>* transfers) {
-    dsgd_test::doubling_schedule(rank, size, count, [&](int32_t kind, int32_t round, int32_t peer, uint64_t begin, uint64_t length) {
-      transfers->push_back({static_cast<TransferKind>(kind), round, peer, begin, length});
-    });
-    return Status();
-  };
-  return all;
-}
-
 Cluster::Program trainer_of(const Job& job) {
   return [&job](Cluster& cluster, Session& session, int rank) { Trainer(job, cluster, session, rank).run(); };
 }
@@ -273,7 +262,7 @@ TEST(Departure, OfAllButOne) {
   }
 }
 
-// Whoever ends its last step first closes at once. Its last answers are lost with its connections, and the others need none.
+// The worker that ends its last step first closes at once. Its last answers are lost with its connections; the others need none.
 TEST(Departure, OfAllAtOnce) {
   for (const char* algorithm : {"direct", "ring", "doubling"}) {
     for (uint64_t seed = 1; seed <= jobs(); ++seed) {
@@ -303,7 +292,7 @@ TEST(Departure, WithEachAlgorithm) {
   }
 }
 
-// Who is left has no samples any more, though the worker that has left had.
+// The workers that are left have no samples any more; the one that has left had some.
 TEST(Departure, LeavesAllDoneToThoseThatAreLeft) {
   Job job = job_of(3, 2);
   job.data[1] = 100;

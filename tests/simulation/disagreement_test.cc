@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/session/session.h"
-#include "tests/unit/collectives/algorithms.h"
+#include "registered.h"
 #include "transport/sim/world.h"
 
 namespace dsgd::simulation {
@@ -131,17 +131,6 @@ std::vector<Call> calls(int32_t workers, bool started) {
   };
   if (started) table.push_back(step());
   return table;
-}
-
-Registered registered() {
-  Registered all;
-  all.algorithms["doubling"] = [](int32_t rank, int32_t size, uint64_t count, std::vector<Transfer>* transfers) {
-    dsgd_test::doubling_schedule(rank, size, count, [&](int32_t kind, int32_t round, int32_t peer, uint64_t begin, uint64_t length) {
-      transfers->push_back({static_cast<TransferKind>(kind), round, peer, begin, length});
-    });
-    return Status();
-  };
-  return all;
 }
 
 // Runs `body` on each of the workers of a job, in the simulated world. `settings` by worker; missing ones are empty.

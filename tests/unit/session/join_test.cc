@@ -133,7 +133,7 @@ TEST(Join, AbortEndsItAtOnceWhileAnotherWorkerIsAbsent) {
 }
 
 TEST(Join, AbortBeforeAHeadIsThereEndsItAtOnce) {
-  // Nobody listens at port 1.
+  // No process listens at port 1.
   Joining first(Settings{{"head", "127.0.0.1:1"}, {"num_workers", "2"}, {"embed_head", "never"}, {"init_timeout", kPatience}});
   DSGD_OK_OR_FAIL(dsgd_abort(first.session, "no head", error_));
   EXPECT_EQ(dsgd_op_wait(first.op, -1, nullptr), DSGD_ERR_ABORTED);

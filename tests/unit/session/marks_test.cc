@@ -73,7 +73,7 @@ TEST(GradientsReady, MarksNoneIfOneCannotBeMarked) {
     EXPECT_EQ(dsgd_gradients_ready(trainer.replicas[1], all, kParameters, nullptr, error), DSGD_ERR_STATE);
     EXPECT_NE(error.message().find("'p3' in replica 1 was marked absent"), std::string::npos) << error.message();
     EXPECT_EQ(std::string(dsgd_error_parameter(error.error)), "p3");
-    // What the refused calls named can still be marked.
+    // The gradients that the refused calls named can still be marked.
     DSGD_OK_OR_FAIL(dsgd_gradients_ready(trainer.replicas[0], all, kParameters, nullptr, error_));
     DSGD_OK_OR_FAIL(dsgd_gradients_ready(trainer.replicas[1], all, 3, nullptr, error_));
     DSGD_OK_OR_FAIL(dsgd_gradients_ready(trainer.replicas[1], nullptr, 0, nullptr, error_));
