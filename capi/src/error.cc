@@ -1,6 +1,5 @@
 #include "capi/src/error.h"
 
-
 namespace dsgd::capi {
 namespace {
 

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/base/utf8.h"
+
 namespace dsgd {
 
 // At most `most` bytes of the text, and no half character of UTF-8 at the end.
@@ -21,7 +23,11 @@ inline std::string_view cut(std::string_view text, size_t most) {
 inline std::string printable(std::string_view value) {
   constexpr size_t kShown = 80;
   std::string text;
-  for (const char c : cut(value, kShown)) text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  for (std::string_view rest = cut(value, kShown); !rest.empty();) {
+    const size_t control = control_bytes(rest);
+    text += control > 0 ? '?' : rest.front();
+    rest.remove_prefix(std::max<size_t>(control, 1));
+  }
   return value.size() > kShown ? text + "..." : text;
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/base/text.h"
 #include "core/config/table.h"
+#include "transport/base/utf8.h"
 
 namespace dsgd::config {
 namespace {
@@ -59,8 +60,8 @@ std::string text_fault(const Rule& rule, std::string_view value) {
   if (value.empty() && !rule.empty_too) return "must not be empty";
   const size_t longest = rule.maximum > 0 ? static_cast<size_t>(rule.maximum) : kLongestText;
   if (rule.type == Type::kText && value.size() > longest) return "is longer than " + std::to_string(longest) + " characters";
-  for (const char c : value)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return "contains a control character";
+  for (size_t at = 0; at < value.size(); ++at)
+    if (control_bytes(value.substr(at)) > 0) return "contains a control character";
   if (value.empty()) return "";
   if (rule.type == Type::kAddress) return address_fault(value);
   if (rule.type == Type::kDevices) return devices_fault(value);

@@ -1,8 +1,10 @@
 #include "core/session/arguments.h"
 
 #include <optional>
+#include <string_view>
 
 #include "core/config/config.h"
+#include "transport/base/utf8.h"
 
 namespace dsgd {
 
@@ -11,30 +13,11 @@ namespace {
 constexpr double kLeastWeight = 1e-12, kLargestWeight = 1e12;
 constexpr size_t kLongestName = 1024;
 
-// Where the text ceases to be UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing beyond U+10FFFF).
-std::optional<size_t> first_bad_byte(const std::string& text) {
+std::optional<size_t> first_bad_byte(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
-    const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-    const unsigned lead = byte(at);
-    size_t more = 0;
-    unsigned low = 0x80, high = 0xbf;  // of the second byte
-    if (lead >= 0xc2 && lead <= 0xdf) {
-      more = 1;
-    } else if (lead >= 0xe0 && lead <= 0xef) {
-      more = 2;
-      if (lead == 0xe0) low = 0xa0;
-      if (lead == 0xed) high = 0x9f;
-    } else if (lead >= 0xf0 && lead <= 0xf4) {
-      more = 3;
-      if (lead == 0xf0) low = 0x90;
-      if (lead == 0xf4) high = 0x8f;
-    } else if (lead >= 0x80) {
-      return at;
-    }
-    for (size_t i = 1; i <= more; ++i, low = 0x80, high = 0xbf) {
-      if (byte(at + i) < low || byte(at + i) > high) return at;
-    }
-    at += 1 + more;
+    const size_t bytes = character_bytes(text.substr(at));
+    if (bytes == 0) return at;
+    at += bytes;
   }
   return std::nullopt;
 }

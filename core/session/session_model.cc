@@ -8,6 +8,7 @@
 #include "core/reduce/value_digest.h"
 #include "core/session/arguments.h"
 #include "core/session/session_impl.h"
+#include "transport/base/utf8.h"
 
 namespace dsgd {
 
@@ -35,9 +36,10 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
   if (impl_->started) return bad(Code::kState, "parameters are added before dsgd_start");
   Status named = check_name("parameter", name);
   if (!named.ok()) return named;
-  const auto unfit = [](char c) { return static_cast<unsigned char>(c) <= ' ' || c == '\x7f'; };
-  if (std::any_of(name.begin(), name.end(), unfit)) {
-    return bad(Code::kInvalidArgument, "a name has no spaces or control characters");
+  for (size_t at = 0; at < name.size(); ++at) {
+    if (name[at] == ' ' || control_bytes(std::string_view(name).substr(at)) > 0) {
+      return bad(Code::kInvalidArgument, "a name has no spaces or control characters");
+    }
   }
   for (const auto& parameter : model.parameters) {
     if (parameter->name == name) return bad(Code::kExists, "the name is taken; give each parameter one of its own");

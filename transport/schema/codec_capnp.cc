@@ -6,6 +6,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "transport/base/utf8.h"
+
 namespace dsgd::transport {
 namespace {
 
@@ -17,32 +19,17 @@ capnp::Data::Reader data_of(const Bytes& from) {
   return {reinterpret_cast<const kj::byte*>(from.data()), from.size()};
 }
 
-// Length of the UTF-8 character that the text begins with; 0 if it begins with none.
-size_t character_bytes(std::string_view text) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const auto continues = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  if (first >= 0xc2 && first < 0xe0 && continues(1)) return 2;
-  if (first >= 0xe0 && first < 0xf0 && continues(1) && continues(2)) {
-    const bool shorter = first == 0xe0 && byte(1) < 0xa0, surrogate = first == 0xed && byte(1) >= 0xa0;
-    return shorter || surrogate ? 0 : 3;
-  }
-  if (first >= 0xf0 && first < 0xf5 && continues(1) && continues(2) && continues(3)) {
-    const bool shorter = first == 0xf0 && byte(1) < 0x90, beyond = first == 0xf4 && byte(1) >= 0x90;
-    return shorter || beyond ? 0 : 4;
-  }
-  return 0;
-}
-
 // Makes text of another process safe for messages and logs: replaces invalid UTF-8, and control characters except the newline,
 // by '?'.
 std::string printable_text(std::string text) {
-  for (size_t i = 0; i < text.size();) {
-    const size_t bytes = character_bytes(std::string_view(text).substr(i));
-    const bool control = bytes == 1 && ((static_cast<unsigned char>(text[i]) < 0x20 && text[i] != '\n') || text[i] == 0x7f);
-    if (bytes == 0 || control) text[i] = '?';
-    i += std::max<size_t>(bytes, 1);
+  for (size_t i = 0; i < text.size(); ++i) {
+    const std::string_view rest = std::string_view(text).substr(i);
+    const size_t bytes = character_bytes(rest), control = text[i] == '\n' ? 0 : control_bytes(rest);
+    if (bytes == 0 || control > 0) {
+      text.replace(i, std::max<size_t>(bytes, 1), 1, '?');
+    } else {
+      i += bytes - 1;
+    }
   }
   return text;
 }

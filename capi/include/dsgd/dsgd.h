@@ -399,7 +399,7 @@ enum dsgd_parameter_flag {
 };
 
 /* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
- * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces and control characters;
+ * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without U+0020 and control characters;
  * "['dense']['kernel']" is fine. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32,
  * DSGD_FLOAT64, DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any dtype. Gradients of the half types are summed
  * and sent as float32. dsgd keeps float32 master values (Micikevicius et al. 2018) and rounds `value` from them after each

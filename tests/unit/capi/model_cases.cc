@@ -57,6 +57,8 @@ std::vector<BadCall> model_cases() {
        [=](W w, E e) { return add(w.fresh.session, "a b", DSGD_FLOAT32, kShape, 2, 0, e); }},
       {"dsgd_parameter_add", "name with a line break", kInvalid, {"'a?b'", "no spaces or control characters"},
        [=](W w, E e) { return add(w.fresh.session, "a\nb", DSGD_FLOAT32, kShape, 2, 0, e); }},
+      {"dsgd_parameter_add", "name with a control character of two bytes", kInvalid, {"'a?31mb'", "no spaces or control characters"},
+       [=](W w, E e) { return add(w.fresh.session, "a\xc2\x9b" "31mb", DSGD_FLOAT32, kShape, 2, 0, e); }},
       {"dsgd_parameter_add", "name not UTF-8", kInvalid, "is not UTF-8 from byte 1 on",
        [=](W w, E e) { return add(w.fresh.session, "a\xff\xfe", DSGD_FLOAT32, kShape, 2, 0, e); }},
       {"dsgd_parameter_add", "name with an overlong form", kInvalid, "is not UTF-8 from byte 2 on",
