@@ -25,7 +25,7 @@ CUDA = re.compile(r"cuda|nccl\.h|driver_types\.h")
 PLUGIN_MAY = {"thread", "condition_variable"}
 INTERFACES = ["loop.h", "poster.h", "bounded_calls.h", "network.h", "messages.h"]
 # core knows transport by its interfaces alone.
-CORE_MAY_SEE = re.compile(r"transport/(loop|poster|bounded_calls|network|messages|base/status)\.h")
+CORE_MAY_SEE = re.compile(r"transport/(loop|poster|bounded_calls|network|messages|base/status|base/utf8)\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 

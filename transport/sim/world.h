@@ -34,7 +34,7 @@ struct LinkDelay {
 };
 
 struct SimOptions {
-  LinkDelay delay;                         // of links that have no delay of their own
+  LinkDelay delay{};                       // of links that have no delay of their own
   uint64_t bytes_per_second = 1000000000;  // of each connection
   size_t socket_buffer = 256 * 1024;       // bytes written by one side and not yet read by the other
   size_t largest_piece = 64 * 1024;        // of a chunk, written or read at a time; a multiple of 64

@@ -101,9 +101,13 @@ const std::vector<Case>& cases() {
       {DSGD_ERR_TIMEOUT, Ends::kSteps, late_step, false},
       {DSGD_ERR_TORN, Ends::kSteps,
        [](Worker& w) {
-         if (w.rank == 0) EXPECT_EQ(late_step(w), DSGD_ERR_TIMEOUT);
+         if (w.rank == 0) {
+           EXPECT_EQ(late_step(w), DSGD_ERR_TIMEOUT);
+         }
          EXPECT_EQ(barrier_beside(w, -1), DSGD_OK);
-         if (w.rank == 1) EXPECT_EQ(w.step(), DSGD_ERR_TIMEOUT) << "the late worker is told";
+         if (w.rank == 1) {
+           EXPECT_EQ(w.step(), DSGD_ERR_TIMEOUT) << "the late worker is told";
+         }
          return w.step();
        }},
       {DSGD_ERR_DIVERGED, Ends::kSteps,
@@ -113,7 +117,9 @@ const std::vector<Case>& cases() {
        }},
       {DSGD_ERR_ABORTED, Ends::kSession,
        [](Worker& w) {
-         if (w.rank == 0) EXPECT_EQ(dsgd_abort(w.session, "enough", nullptr), DSGD_OK);
+         if (w.rank == 0) {
+           EXPECT_EQ(dsgd_abort(w.session, "enough", nullptr), DSGD_OK);
+         }
          return w.barrier();
        }},
       {DSGD_ERR_CLOSED, Ends::kSession,
@@ -157,7 +163,9 @@ TEST_P(Failures, EndWhatTheHeaderSays) {
     Worker w{session, rank};
     w.start();
     ASSERT_EQ(w.step(), DSGD_OK);
-    if (rank == 0 || c.both) EXPECT_EQ(c.provoke(w), c.status);
+    if (rank == 0 || c.both) {
+      EXPECT_EQ(c.provoke(w), c.status);
+    }
     if (rank == 0) provoked = true;
     while (!provoked) std::this_thread::yield();
     switch (c.ends) {
@@ -171,7 +179,9 @@ TEST_P(Failures, EndWhatTheHeaderSays) {
         EXPECT_EQ(w.step(), DSGD_OK);
         break;
       case Ends::kSteps: {
-        if (!c.both && rank == 1) EXPECT_NE(w.step(), DSGD_OK) << "the late worker is told";
+        if (!c.both && rank == 1) {
+          EXPECT_NE(w.step(), DSGD_OK) << "the late worker is told";
+        }
         const int32_t later = w.step();
         EXPECT_TRUE(later == DSGD_ERR_TORN || later == DSGD_ERR_DIVERGED) << dsgd_status_name(later);
         EXPECT_EQ(w.barrier(), DSGD_OK);

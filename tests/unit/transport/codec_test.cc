@@ -311,7 +311,7 @@ TEST(Codec, NoRandomBytesDoHarm) {
 
 // A list may claim many more elements than there are bytes, all of them the same bytes or none.
 TEST(Codec, ListsThatClaimMoreThanTheyHaveAreErrors) {
-  auto bytes = encode(Message(JoinReply{1, 0, 0, {member(0)}}));
+  auto bytes = encode(Message(JoinReply{1, 0, 0, {member(0)}, {}}));
   bool refused_all = true;
   size_t tried = 0;
   for (size_t word = 8; word + 8 <= bytes.size(); word += 8) {
