@@ -39,7 +39,8 @@ class Net:
                 ip("-n", space, "link", "set", "eth", "up")
                 ip("-n", space, "link", "set", "lo", "up")
         except (OSError, subprocess.CalledProcessError) as error:
-            self.__exit__()
+            if not isinstance(error, FileNotFoundError):  # of `ip`, which removes the namespaces, too
+                self.__exit__()
             print("skipped: no network namespaces here:", error)
             sys.exit(SKIPPED)
         return self
