@@ -211,7 +211,7 @@ func (v LogLevel) String() string {
 type ParameterFlag uint32
 
 const (
-	Untrained ParameterFlag = 1 // state without gradient, such as batch-norm's running mean: given out at start, not stepped
+	Untrained ParameterFlag = 1 // state without gradient, such as batch-norm's running mean: given out at start; see `sync`
 )
 
 // ShardFlag is an option of a shard.

@@ -16,12 +16,21 @@
 
 namespace dsgd {
 
-// Multipliers of one parameter, from dsgd_parameter_set.
+// What steps do to an untrained parameter, which each replica changes by itself.
+enum class Sync : uint8_t {
+  kNone,   // nothing
+  kMean,   // all replicas get the mean of their values
+  kFirst,  // all replicas get the first one's values
+};
+
+// Settings of one parameter, from dsgd_parameter_set.
 struct ParameterSettings {
   double rate = 1.0;    // multiplies the learning rate
   double decay = -1.0;  // replaces the weight decay when >= 0
   bool frozen = false;
-  std::string describe() const;  // "rate=1 decay=0.1 frozen=0"; no decay: the optimizer's
+  Sync sync = Sync::kNone;
+  uint64_t sync_period = 1;      // steps
+  std::string describe() const;  // "rate=1 decay=0.1 frozen=0"; no decay: the optimizer's; sync only if it is set
 };
 
 class Optimizer {

@@ -75,6 +75,27 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
   return model.parameters.back().get();
 }
 
+namespace {
+Status check_sync(const Parameter& parameter, Sync sync, double period, bool reproducible) {
+  const auto bad = [&](Code code, const std::string& text) {
+    return Status(code, "parameter '" + parameter.name + "': " + text).with_parameter(parameter.name);
+  };
+  if (period != std::floor(period)) return bad(Code::kInvalidArgument, "sync_period = " + number_text(period) + " is not a number of steps; give a whole number");
+  if (sync == Sync::kNone) return {};
+  if (parameter.trained) {
+    return bad(Code::kInvalidArgument, "sync is for untrained parameters: steps keep trained ones equal anyway; leave it out");
+  }
+  if (sync != Sync::kMean) return {};
+  if (!is_floating(parameter.dtype)) {
+    return bad(Code::kInvalidArgument, std::string("sync=mean needs a floating type, and this is ") + dtype_name(parameter.dtype) + "; use sync=first");
+  }
+  if (reproducible) {
+    return bad(Code::kUnsupported, "sync=mean depends on which worker has which replica, which reproducible=1 rules out; use sync=first");
+  }
+  return {};
+}
+}  // namespace
+
 Status Session::set_parameter(Parameter* parameter, const std::string& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
@@ -85,7 +106,15 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
   words->number("rate", &settings.rate, 0, kMax);
   words->number("decay", &settings.decay, 0, kMax);
   words->flag("frozen", &settings.frozen);
+  std::string sync;
+  double period = static_cast<double>(settings.sync_period);
+  words->choice("sync", &sync, {"none", "mean", "first"});
+  words->number("sync_period", &period, 1, 1e9);
   Status status = words->finish();
+  if (!status.ok()) return status;
+  if (!sync.empty()) settings.sync = sync == "mean" ? Sync::kMean : sync == "first" ? Sync::kFirst : Sync::kNone;
+  settings.sync_period = static_cast<uint64_t>(period);
+  status = check_sync(*parameter, settings.sync, period, impl_->config.flag("reproducible"));
   if (!status.ok()) return status;
   status = impl_->writable("dsgd_parameter_set");
   if (!status.ok()) return status;

@@ -308,6 +308,10 @@ void Step::updated() {
     ++model_.updates[p];
     if (updates_at_owner()) std::swap(host_state_[p], next_state_[p]);
   }
+  sync_untrained();
+}
+
+void Step::values_are_final() {
   if (Status status = give_to_streams(); !status.ok()) return device_failed(status);
   const bool norm = norms_on_device() && !norm_comes_first();  // part of the step's result, so it is waited for
   if (!request_.wait_for_devices && !norm) return end();

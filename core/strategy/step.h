@@ -242,6 +242,14 @@ class Step {
   void tell_that_all_is_entered();
   void team_failed(const Status& cause);
 
+  // untrained parameters (step_sync.cc)
+  Status make_sync_staging();
+  std::vector<uint32_t> due_for(Sync sync) const;
+  void sync_untrained();
+  Status fetch_untrained();
+  void exchange_untrained();
+  Status give_untrained();
+
   // commit (commit.cc)
   double exact_weight(const Bucket& bucket, const Buffers& buffers, const Piece& piece) const;
   bool takes_all_weights(double contributing) const {
@@ -261,6 +269,7 @@ class Step {
   Status return_results(size_t bucket);
   void make_updates(size_t bucket, Place& place);
   void updated();
+  void values_are_final();
   Status give_to_streams();
   void end_when_reached(bool norm);
   void end();
@@ -316,6 +325,7 @@ class Step {
   uint64_t norms_operation() const;
   uint64_t operation_of(size_t bucket, bool exponents) const { return operation_of(bucket, exponents, second_attempt_); }
   uint64_t operation_of(size_t bucket, bool exponents, bool second_attempt) const;
+  uint64_t sync_operation(Sync sync) const;
 
   transport::Loop& loop_;
   Mesh* mesh_ = nullptr;
@@ -337,6 +347,12 @@ class Step {
   size_t buffer_bytes_ = 0;
   Memory digest_there_, digest_here_;  // values that the header's digest covers, gathered, where replica 0 is not on the host
   std::vector<size_t> digest_offsets_;  // by parameter, bytes
+  struct Untrained {
+    std::vector<uint32_t> mean, first;         // parameters that this step synchronises
+    std::vector<double> sums;                  // of `mean`, one after the other
+    std::vector<std::byte> values;             // of `first`, one after the other
+    std::vector<std::vector<Memory>> staging;  // by replica, by parameter; on the host, where the replica is not
+  } untrained_;
   std::vector<device::SumPiece> sum_pieces_;  // of the bucket that is being worked on, as the following ones
   std::vector<device::Term> terms_;
   std::vector<device::SquarePiece> square_pieces_;

@@ -38,7 +38,9 @@ uint64_t Step::settings_digest() const {
   XXH3_64bits_update(state, optimizer.data(), optimizer.size());
   for (const ParameterSettings& setting : model_.settings) {
     const double numbers[3] = {setting.rate, setting.decay, setting.frozen ? 1.0 : 0.0};
+    const uint64_t sync[2] = {static_cast<uint64_t>(setting.sync), setting.sync_period};
     XXH3_64bits_update(state, numbers, sizeof numbers);
+    XXH3_64bits_update(state, sync, sizeof sync);
   }
   const uint64_t digest = XXH3_64bits_digest(state);
   XXH3_freeState(state);

@@ -395,7 +395,7 @@ DSGD_API size_t dsgd_dtype_size(int32_t dtype);
 
 /* Flags of dsgd_parameter_add. */
 enum dsgd_parameter_flag {
-  DSGD_UNTRAINED = 1 /* state without gradient, such as batch-norm's running mean: given out at start, not stepped */
+  DSGD_UNTRAINED = 1 /* state without gradient, such as batch-norm's running mean: given out at start; see `sync` */
 };
 
 /* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
@@ -408,9 +408,15 @@ enum dsgd_parameter_flag {
  * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (after start). */
 DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int32_t dtype, const int64_t *shape,
                                     size_t ndim, uint32_t flags, dsgd_parameter **parameter, dsgd_error **error);
-/* Settings of one parameter, "key=value" words: rate=F multiplies the learning rate, decay=F replaces the weight decay,
- * frozen=0|1 leaves it out of steps. Equal on all workers; before start, or between steps by all of them.
- * One thread at a time. */
+/* Settings of one parameter, "key=value" words.
+ *   Trained    rate=F multiplies the learning rate, decay=F replaces the weight decay, frozen=0|1 leaves it out of steps.
+ *   Untrained  The host changes each replica's values. sync=mean makes a step that updates the model write the mean of all
+ *              replicas' values into all of them, weighted as gradients are; sync=first writes those of the first replica
+ *              of the lowest rank in the job. sync_period=N does so in every Nth step (default 1). sync=none, the default,
+ *              leaves them alone. The step reads the values when its gradients are complete; change none meanwhile.
+ * Equal on all workers; before start, or between steps by all of them. One thread at a time.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (also sync=mean of integers: use first), DSGD_ERR_UNSUPPORTED (sync=mean with
+ * reproducible=1, since it depends on which worker has which replica). */
 DSGD_API int32_t dsgd_parameter_set(dsgd_parameter *parameter, const char *options, dsgd_error **error);
 DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter); /* "" for NULL; any thread */
 

@@ -47,8 +47,10 @@ public final class Parameter {
 
   /**
    * Settings, "key=value" words: {@code rate} multiplies the learning rate, {@code decay} replaces
-   * the weight decay, {@code frozen=1} leaves it out of steps. Equal on all workers; before start,
-   * or between steps by all of them.
+   * the weight decay, {@code frozen=1} leaves it out of steps. Of an untrained parameter, {@code
+   * sync=mean} or {@code sync=first} makes every {@code sync_period}-th step give all replicas the
+   * mean of their values, or the first replica's. Equal on all workers; before start, or between
+   * steps by all of them.
    */
   public void set(String options) {
     session.inTurn(s -> Raw.dsgd_parameter_set(pointer, options));
