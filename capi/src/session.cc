@@ -7,6 +7,7 @@
 #include "capi/src/backends.h"
 #include "capi/src/call.h"
 #include "capi/src/config.h"
+#include "capi/src/reporter.h"
 #include "capi/src/sized.h"
 #include "transport/uv/environment.h"
 
@@ -60,6 +61,7 @@ int32_t dsgd_init_begin(const dsgd_config* config, const dsgd_op_options* option
     DSGD_RETURN_IF_ERROR(notifier.status());
     auto made = std::make_unique<dsgd_session>(std::move(notifier).value());
     auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, made->log, made->id);
+    if (auto reporter = dsgd::capi::make_reporter(values)) log->set_reporter(std::move(reporter));
     if (const auto& [text, warning] = launcher.value(); !text.empty()) warning ? log->warning(text) : log->info(text);
     dsgd::Registered registered = config ? config->registered : dsgd::Registered{};
     registered.backends.emplace("cuda", dsgd::capi::load_cuda);

@@ -30,6 +30,7 @@ const std::map<std::string, std::string> kOwnKeys = {
     {"head", "use --head"},
     {"num_workers", "use -n, and with --head also --num-workers"},
     {"rank", "use --first-rank, with --head"},
+    {"supervisor", "the workers report to this dsgd run"},
     {"worker_id", "each worker's is worker-RANK"}};
 
 // Some workers with the same command line.
@@ -272,7 +273,11 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
       auto own = settings;
       own.push_back({"rank", name});
       own.push_back({"worker_id", "worker-" + name});
-      supervisor.start({"worker", name, part.command, own, prefix(name)});
+      own.push_back({"supervisor", supervisor.address()});
+      Child worker{"worker", name, part.command, own, prefix(name)};
+      worker.first_rank = static_cast<int>(rank);
+      worker.workers = 1;
+      supervisor.start(worker);
     }
   }
   const int status = supervisor.wait();
@@ -341,9 +346,8 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
       "head is\n"
       "started here and no token is set, a random DSGD_TOKEN. When one fails, the others get SIGTERM, then "
       "SIGKILL;\n"
-      "the exit status is that of the first to fail (128 + signal for one that was killed). SIGINT and SIGTERM "
-      "are\n"
-      "passed on.\n"
+      "the exit status is that of the first to fail (128 + signal for one that was killed), which is the worker that the\n"
+      "failures of the others name. SIGINT and SIGTERM are passed on.\n"
       "On several nodes: dsgd head on one, then on each, with the head's DSGD_TOKEN in the environment:\n"
       "    dsgd run -n 2 --head HOST:PORT --num-workers 4 --first-rank 2 -- COMMAND\n"
       "Or on one, where ssh reaches all of them without a password:\n"

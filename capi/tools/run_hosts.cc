@@ -114,6 +114,8 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
     remote.insert(remote.end(), words.begin(), words.end());
     Child child{"host", host.name, ssh_words(options.ssh, host.name, remote), {}, ""};
     child.input = environment_block(variables);
+    child.first_rank = static_cast<int>(rank);
+    child.workers = static_cast<int>(workers_on(host));
     supervisor.start(child);
     rank += workers_on(host);
   }

@@ -68,6 +68,12 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return array;
 }
 
+int milliseconds_until(Clock::time_point time) {
+  if (time == Clock::time_point::max()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(time - Clock::now());
+  return static_cast<int>(std::max<int64_t>(left.count(), 0));
+}
+
 int exit_status(int wait_status) {
   return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }
@@ -75,7 +81,14 @@ int exit_status(int wait_status) {
 }  // namespace
 
 struct Supervisor::Running {
-  Running(const Child& child, pid_t pid) : kind(child.kind), name(child.name), command(child.command[0]), service(child.service), pid(pid) {}
+  Running(const Child& child, pid_t pid)
+      : kind(child.kind),
+        name(child.name),
+        command(child.command[0]),
+        service(child.service),
+        first_rank(child.first_rank),
+        workers(child.workers),
+        pid(pid) {}
   ~Running() {
     close_input();
     if (pidfd >= 0) close(pidfd);
@@ -85,7 +98,10 @@ struct Supervisor::Running {
   }
 
   const std::string kind, name, command;
+  bool runs_rank(int rank) const { return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers; }
+
   const bool service;
+  const int first_rank, workers;
   pid_t pid;  // also its process group; 0 once it has been reaped
   int pidfd = -1, input = -1;
   std::unique_ptr<LineOutput> output, errors;
@@ -106,7 +122,7 @@ Supervisor::Supervisor(std::chrono::milliseconds grace) : grace_(grace) {
 }
 
 Supervisor::~Supervisor() {
-  kill_all(SIGKILL);
+  kill_all();
   for (const auto& child : children_)
     if (child->pid) waitpid(child->pid, nullptr, 0);
   close(signal_fd_);
@@ -172,29 +188,49 @@ bool Supervisor::anything_runs(bool services_too) const {
                      [&](const auto& child) { return child->pid != 0 && (services_too || !child->service); });
 }
 
-int Supervisor::poll_timeout() const {
-  if (kill_at_ == Clock::time_point::max()) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(kill_at_ - Clock::now());
-  return static_cast<int>(std::max<int64_t>(left.count(), 0));
+Clock::time_point Supervisor::next_event() const {
+  auto next = awaited_ ? std::min(kill_at_, await_until_) : kill_at_;
+  for (const auto& note : notes_) next = std::min(next, note->due());
+  return next;
+}
+
+void Supervisor::announce_joins(std::shared_ptr<WaitNote> note) {
+  joins_ = note;
+  announce(std::move(note));
+}
+
+void Supervisor::follow_joins() {
+  reports_.take();
+  if (!joins_) return;
+  if (reports_.any_waits()) {
+    joins_->begin(reports_.progress());
+  } else {
+    joins_->end();
+  }
 }
 
 void Supervisor::handle_events() {
-  std::vector<pollfd> fds{{signal_fd_, POLLIN, 0}, {exits_, POLLIN, 0}, {ending_ ? -1 : lifeline_, POLLIN, 0}};
+  std::vector<pollfd> fds{{signal_fd_, POLLIN, 0}, {exits_, POLLIN, 0}, {ending_ ? -1 : lifeline_, POLLIN, 0},
+                          {reports_.fd(), POLLIN, 0}};
   for (const auto& child : children_)
     for (const auto* lines : {child->output.get(), child->errors.get()}) fds.push_back({lines->fd(), POLLIN, 0});
-  poll(fds.data(), fds.size(), poll_timeout());
+  poll(fds.data(), fds.size(), milliseconds_until(next_event()));
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) lines->copy();
+  follow_joins();
   handle_signals();
   char byte;
   if (fds[2].revents && read(lifeline_, &byte, 1) <= 0) {
     if (status_ == 0) status_ = 128 + SIGHUP;
-    end_all(SIGTERM);
+    interrupt(SIGTERM);
   }
   reap();
+  if (!ending_)
+    for (const auto& note : notes_) note->print_if_due();
+  if (awaited_ && Clock::now() >= await_until_) stop(*std::exchange(awaited_, nullptr), SIGTERM);
   if (Clock::now() >= kill_at_) {
     std::fprintf(stderr, "dsgd run: killing the workers that did not end within --grace\n");
-    kill_all(SIGKILL);
+    kill_all();
     kill_at_ = Clock::time_point::max();
   }
 }
@@ -210,7 +246,7 @@ int Supervisor::wait() {
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) lines->finish();
   children_.clear();
-  if (!first_failure_.empty()) std::fprintf(stderr, "dsgd run: %s\n", first_failure_.c_str());
+  if (!first_failure_.empty()) std::fprintf(stderr, "%s\n", first_failure_.c_str());
   return status_;
 }
 
@@ -222,7 +258,7 @@ void Supervisor::handle_signals() {
     // A service sees the others go, and would report as a failure what the user has asked for.
     for (const auto& child : children_)
       if (child->service) child->errors->discard();
-    end_all(ending_ ? SIGKILL : number);
+    interrupt(ending_ ? SIGKILL : number);
   }
 }
 
@@ -243,28 +279,53 @@ void Supervisor::ended(Running& child) {
   child.close_input();
   child.output->copy();
   child.errors->copy();
+  reports_.take();  // all that it has reported
+  reports_.forget(child.first_rank);
+  follow_joins();
+  const bool awaited = awaited_ == &child;
+  if (awaited) awaited_ = nullptr;
   const int status = exit_status(wait_status);
-  if (status == 0 || ending_ || child.service) return;
-  if (status_ == 0) status_ = status;
-  const std::string how = (WIFSIGNALED(wait_status) ? "was killed by signal " + std::to_string(WTERMSIG(wait_status))
-                                                    : "failed with status " + std::to_string(status));
-  const bool others = anything_runs(true);
-  std::fprintf(stderr, "dsgd run: [%s] %s %s%s\n", child.name.c_str(), child.command.c_str(), how.c_str(),
+  if (status == 0 || child.service || (ending_ && !awaited)) return;
+  const std::string how = WIFSIGNALED(wait_status) ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
+                                                   : " failed with status " + std::to_string(status);
+  blame(child, child.command + how, status);
+}
+
+// `child` has failed: it is the first, or the one that the first one names.
+void Supervisor::blame(const Running& child, const std::string& how, int status) {
+  FailureLine failure{child.kind + " " + child.name, reports_.cause(child.first_rank), how};
+  if (ending_ || child.runs_rank(failure.cause)) failure.cause = -1;
+  const auto line = FailureLine::parse(child.errors->last_line());  // a supervised `dsgd run` knows more
+  if (line) failure = *line;
+  const std::string why = failure.cause < 0 ? "" : " because of rank " + std::to_string(failure.cause);
+  const bool others = !ending_ && anything_runs(true);
+  std::fprintf(stderr, "dsgd run: [%s] %s%s%s\n", child.name.c_str(), how.c_str(), why.c_str(),
                others ? "; ending the others" : "");
-  // A supervised `dsgd run` has named the worker itself.
-  const std::string& last = child.errors->last_line();
-  if (const size_t at = std::string("dsgd run: ").size(); last.rfind("dsgd run: worker ", 0) == 0 && last.find(" failed first: ") != std::string::npos)
-    first_failure_ = last.substr(at) + " (" + child.kind + " " + child.name + ")";
-  else if (children_.size() > 1 || lifeline_ >= 0)
-    first_failure_ = child.kind + " " + child.name + " failed first: " + child.command + " " + how;
+  if (ending_ || status_ == 0) status_ = status;
+  if (children_.size() > 1 || lifeline_ >= 0) {
+    first_failure_ = failure.text() + (line ? " (" + child.kind + " " + child.name + ")" : "");
+  }
+  if (ending_) return;
+  for (const auto& other : children_)
+    if (other->pid && other->runs_rank(failure.cause)) awaited_ = other.get();
   end_all(SIGTERM);
 }
 
+// The user, or the `dsgd run` that supervises this one, ends the job.
+void Supervisor::interrupt(int signal) {
+  if (!ending_)
+    for (const auto& note : notes_) note->print_interrupted();
+  awaited_ = nullptr;
+  end_all(signal);
+}
+
 void Supervisor::end_all(int signal) {
-  kill_all(signal);
+  for (const auto& child : children_)
+    if (child.get() != awaited_) stop(*child, signal);
   if (ending_) return;
   ending_ = true;
   kill_at_ = Clock::now() + grace_;
+  await_until_ = Clock::now() + grace_ / 2;
 }
 
 void Supervisor::end_services() {
@@ -272,15 +333,18 @@ void Supervisor::end_services() {
   end_all(SIGTERM);
 }
 
-void Supervisor::kill_all(int signal) {
-  for (const auto& child : children_) {
-    if (!child->pid) continue;
-    if (child->input >= 0 && signal != SIGKILL) {
-      child->close_input();
-    } else {
-      kill(-child->pid, signal);
-    }
+void Supervisor::stop(Running& child, int signal) {
+  if (!child.pid) return;
+  if (child.input >= 0 && signal != SIGKILL) {
+    child.close_input();
+  } else {
+    kill(-child.pid, signal);
   }
+}
+
+void Supervisor::kill_all() {
+  awaited_ = nullptr;
+  for (const auto& child : children_) stop(*child, SIGKILL);
 }
 
 }  // namespace dsgd_tool

@@ -12,8 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "capi/tools/failure_line.h"
 #include "capi/tools/group_guard.h"
 #include "capi/tools/tool.h"
+#include "capi/tools/wait_note.h"
+#include "capi/tools/worker_reports.h"
 
 namespace dsgd_tool {
 
@@ -26,6 +29,7 @@ struct Child {
   std::optional<std::string> input = std::nullopt;
   std::function<void(const std::string&)> on_line = nullptr;  // takes the lines of its output
   bool service = false;  // a helper (the head): it is stopped after the others, and its exit status is ignored
+  int first_rank = -1, workers = 0;  // the workers that it is or starts
 };
 
 class Supervisor {
@@ -37,13 +41,20 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
+  // Value of the key `supervisor` for the workers.
+  const std::string& address() const { return reports_.address(); }
+  // Prints `note` when it is due, and at an interrupt.
+  void announce(std::shared_ptr<WaitNote> note) { notes_.push_back(std::move(note)); }
+  // `note` follows the workers that wait for the job to begin.
+  void announce_joins(std::shared_ptr<WaitNote> note);
   // Throws a Failure if the command cannot be started.
   void start(const Child& child);
   // Ends all children when the other side closes `fd`.
   void end_with(int fd) { lifeline_ = fd; }
   // Waits until `enough`, or until all children have ended.
   void wait_until(const std::function<bool()>& enough);
-  // Waits until all children have ended. Returns 0, or the exit status of the first child that failed.
+  // Waits until all children have ended. Returns 0, or the exit status of the first child that failed. A child whose failure
+  // names a worker of another one, which then fails by itself, is not the first, though it may have ended sooner.
   int wait();
 
  private:
@@ -52,11 +63,15 @@ class Supervisor {
   void handle_signals();
   void reap();
   void ended(Running& child);
+  void blame(const Running& child, const std::string& how, int status);
+  void follow_joins();
+  void interrupt(int signal);
   void end_all(int signal);
+  void stop(Running& child, int signal);
   void end_services();
-  void kill_all(int signal);
+  void kill_all();
   bool anything_runs(bool services_too) const;
-  int poll_timeout() const;
+  std::chrono::steady_clock::time_point next_event() const;
 
   const std::chrono::milliseconds grace_;
   GroupGuard guard_;
@@ -64,10 +79,15 @@ class Supervisor {
   int signal_fd_ = -1;
   int exits_ = -1;  // epoll of the children's pidfds, which it gives in the order in which they have ended
   int lifeline_ = -1;
+  WorkerReports reports_;
+  std::vector<std::shared_ptr<WaitNote>> notes_;
+  std::shared_ptr<WaitNote> joins_;
   std::vector<std::unique_ptr<Running>> children_;
   int status_ = 0;
   std::string first_failure_;
   bool ending_ = false;
+  Running* awaited_ = nullptr;  // the first failure names it; it has until await_until_ to end by itself
+  std::chrono::steady_clock::time_point await_until_;
   std::chrono::steady_clock::time_point kill_at_ = std::chrono::steady_clock::time_point::max();
 };
 

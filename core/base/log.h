@@ -1,4 +1,5 @@
-// Log records of one session. The sink is set once, before other threads exist, and called under a lock.
+// Log records of one session, and its reports to the program that started the worker. Sink and reporter are set once, before
+// other threads exist. The sink is called under a lock.
 #pragma once
 
 #include <atomic>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 namespace dsgd {
 
@@ -18,13 +20,27 @@ struct LogRecord {
   int32_t rank;  // of the worker whose log it is; -1: not known yet, or a head's
 };
 
+// A change of state that the program that started this worker has to know (the key `supervisor`).
+struct WorkerReport {
+  enum class Kind { kWaiting, kJoined, kFailed };
+  Kind kind;
+  int32_t cause = -1;    // of kFailed: the rank that the failure names, -1: none
+  std::string text = {};  // of kWaiting: "2 of 4 workers have come: ..."
+};
+
 class Log {
  public:
   using Sink = std::function<void(const LogRecord&)>;
+  using Reporter = std::function<void(const WorkerReport&)>;
   Log() = default;  // drops everything
   Log(LogLevel threshold, Sink sink) : threshold_(threshold), sink_(std::move(sink)) {}
 
   void set_rank(int32_t rank) { rank_ = rank; }
+  void set_reporter(Reporter reporter) { reporter_ = std::move(reporter); }
+  // Any thread.
+  void report(const WorkerReport& report) const {
+    if (reporter_) reporter_(report);
+  }
   bool enabled(LogLevel level) const { return sink_ && level <= threshold_; }
   void write(LogLevel level, const std::string& message) {
     if (!enabled(level)) return;
@@ -39,6 +55,7 @@ class Log {
  private:
   LogLevel threshold_ = LogLevel::kError;
   Sink sink_;
+  Reporter reporter_;
   std::atomic<int32_t> rank_{-1};
   std::mutex mutex_;
 };

@@ -307,6 +307,15 @@ constexpr Rule kRules[] = {
      0,
      false,
      false},
+    {{"supervisor", "string", "", "@NAME",
+      "Abstract Unix datagram socket of the program that started this worker, which is told what a join waits for and which "
+      "rank a failure names; `dsgd run` sets it.",
+      "DSGD_SUPERVISOR"},
+     Type::kText,
+     0,
+     0,
+     false,
+     true},
     {{"token", "string", "", "up to 255 characters",
       "Random shared secret of the job, which both sides of every connection prove to know and never send; empty: the "
       "head listens on the loopback interface only, and so do workers, unless listen is set.",

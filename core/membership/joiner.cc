@@ -74,6 +74,7 @@ void Joiner::ask_progress() {
                    if (self.loop_.now() >= self.options_.deadline) return;  // the call's deadline
                    if (self.progress_ == answer.status().message()) return;
                    self.progress_ = answer.status().message();
+                   self.log_.report({WorkerReport::Kind::kWaiting, -1, self.progress_});
                    self.log_.info("waiting at the head at " + self.options_.head + ": " + self.progress_);
                  }));
   // Often enough that the last answer before the deadline is fresh.

@@ -57,7 +57,7 @@ TEST(ConfigKeys, are_complete_and_alphabetical) {
                                       "init_timeout", "interface",      "internode", "job",          "launcher",    "launcher_port", "lease",
                                       "listen",       "log_level",      "log_to", "loss_scale",   "min_workers",  "nccl_library", "num_workers",
                                       "ports",        "rank",         "receive_memory", "reproducible", "servers",
-                                      "spin",         "stall_warning",  "step_timeout",   "strategy",     "token",
+                                      "spin",         "stall_warning",  "step_timeout",   "strategy",     "supervisor",   "token",
                                       "worker_id"}));
 }
 
@@ -162,6 +162,7 @@ TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
       {"fingerprint", {"", "model 8, torch 2.9", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
       {"nccl_library", {"", "/opt/nccl/lib/libnccl.so.2", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
       {"ports", {"", "1", "7701-7720", "65535"}, {"0", "x", "7720-7701", "1-65536"}},
+      {"supervisor", {"", "@0a1b2", longest}, {too_long, "@a\nb"}},
       {"token", {"", "secret # = word", longest}, {too_long, "a\nb"}},
       {"worker_id", {"", "node7-2", longest}, {too_long, "a\tb"}},
   };

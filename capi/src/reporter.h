@@ -1,0 +1,13 @@
+// Sends a session's reports to the program that started the worker.
+#pragma once
+
+#include "core/base/log.h"
+#include "core/config/config.h"
+
+namespace dsgd::capi {
+
+// Returns nothing if the key `supervisor` is not set. A report is one datagram, "RANK KIND CAUSE TEXT", where RANK is the key `rank`.
+// It is sent without waiting, and lost if the supervisor has gone.
+Log::Reporter make_reporter(const Config& config);
+
+}  // namespace dsgd::capi

@@ -1,0 +1,18 @@
+// The line with which `dsgd run` names the worker that failed first. A `dsgd run --hosts` reads it from those on the hosts.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace dsgd_tool {
+
+struct FailureLine {
+  std::string child;  // "worker 3"
+  int cause = -1;     // rank that the failure of this worker names, -1: none
+  std::string how;    // "sh failed with status 7"
+
+  std::string text() const;
+  static std::optional<FailureLine> parse(const std::string& line);
+};
+
+}  // namespace dsgd_tool

@@ -1,0 +1,85 @@
+#include "capi/tools/worker_reports.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <sstream>
+
+#include "capi/tools/tool.h"
+
+namespace dsgd_tool {
+namespace {
+
+// Any process of this machine may send to the socket. Reports of other users do not count.
+bool is_ours(msghdr& message) {
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_CREDENTIALS) continue;
+    ucred sender{};
+    std::memcpy(&sender, CMSG_DATA(part), sizeof sender);
+    return sender.uid == geteuid();
+  }
+  return false;
+}
+
+}  // namespace
+
+// The system chooses a name that has no file.
+WorkerReports::WorkerReports() : fd_(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  socklen_t length = sizeof name;
+  const int yes = 1;
+  if (fd_ < 0 || setsockopt(fd_, SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes) != 0 ||
+      bind(fd_, reinterpret_cast<sockaddr*>(&name), sizeof name.sun_family) != 0 ||
+      getsockname(fd_, reinterpret_cast<sockaddr*>(&name), &length) != 0)
+    throw Failure(std::string("cannot open a socket for the workers' reports: ") + std::strerror(errno));
+  const size_t path = offsetof(sockaddr_un, sun_path);
+  address_ = "@" + std::string(name.sun_path + 1, length - path - 1);
+}
+
+WorkerReports::~WorkerReports() { close(fd_); }
+
+void WorkerReports::take() {
+  char text[8192], control[CMSG_SPACE(sizeof(ucred))];
+  for (;;) {
+    iovec part{text, sizeof text};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const ssize_t n = recvmsg(fd_, &message, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return;
+    if (is_ours(message)) note(std::string(text, static_cast<size_t>(n)));
+  }
+}
+
+// "RANK KIND CAUSE TEXT": see capi/src/reporter.h. Words that are not understood are another version's.
+void WorkerReports::note(const std::string& report) {
+  std::istringstream words(report);
+  int rank = -1, cause = -1;
+  std::string kind, text;
+  if (!(words >> rank >> kind >> cause)) return;
+  std::getline(words >> std::ws, text);
+  if (kind == "waiting") {
+    waiting_.insert(rank);
+    progress_ = text;
+  } else if (kind == "joined" || kind == "failed") {
+    waiting_.erase(rank);
+    causes_[rank] = cause;
+  }
+}
+
+void WorkerReports::forget(int rank) { waiting_.erase(rank); }
+
+int WorkerReports::cause(int rank) const {
+  const auto found = causes_.find(rank);
+  return found == causes_.end() ? -1 : found->second;
+}
+
+}  // namespace dsgd_tool

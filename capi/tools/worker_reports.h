@@ -1,0 +1,35 @@
+// The reports of the workers' libraries to this process (the configuration key `supervisor`).
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+
+namespace dsgd_tool {
+
+class WorkerReports {
+ public:
+  WorkerReports();
+  ~WorkerReports();
+  WorkerReports(const WorkerReports&) = delete;
+  WorkerReports& operator=(const WorkerReports&) = delete;
+
+  const std::string& address() const { return address_; }  // value of the key
+  int fd() const { return fd_; }                            // readable when there are reports
+  void take();                                              // all that have come; never waits
+  void forget(int rank);                                    // this worker has ended
+  // The rank that the last failure of worker `rank` names; -1: none.
+  int cause(int rank) const;
+  bool any_waits() const { return !waiting_.empty(); }       // for the job to begin
+  const std::string& progress() const { return progress_; }  // "2 of 4 workers have come: ..."
+
+ private:
+  void note(const std::string& report);
+
+  int fd_ = -1;
+  std::string address_, progress_;
+  std::map<int, int> causes_;  // by rank
+  std::set<int> waiting_;       // ranks
+};
+
+}  // namespace dsgd_tool
