@@ -8,17 +8,12 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 
 namespace dsgd_tool {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using std::chrono::seconds;
-
-constexpr seconds kFirstNote{3};  // then at 6, 12, 24 s and so on
 constexpr std::chrono::milliseconds kPause{500};
 constexpr int kPatienceMilliseconds = 2000;  // for one attempt
 
@@ -64,21 +59,19 @@ std::string try_to_reach(const std::string& address) {
   return std::string(std::strerror(error)) + (silent ? "; a firewall may be between" : "; is `dsgd head` running there?");
 }
 
-void watch(const std::string& address) {
-  const auto began = Clock::now();
-  auto note = kFirstNote;
-  for (std::string why; !(why = try_to_reach(address)).empty(); std::this_thread::sleep_for(kPause)) {
-    const auto waited = std::chrono::duration_cast<seconds>(Clock::now() - began);
-    if (waited < note) continue;
-    std::fprintf(stderr, "dsgd run: waiting for the head at %s (%lld s): %s\n", address.c_str(),
-                 static_cast<long long>(waited.count()), why.c_str());
-    note = 2 * waited;
-  }
+void watch(const std::string& address, const std::shared_ptr<WaitNote>& note) {
+  for (std::string why; !(why = try_to_reach(address)).empty(); std::this_thread::sleep_for(kPause)) note->begin(why);
+  note->end();
 }
 
 }  // namespace
 
 // The thread is not joined: it may be within a slow look-up of a name when the workers have ended.
-void watch_head(const std::string& address) { std::thread(watch, address).detach(); }
+std::shared_ptr<WaitNote> watch_head(const std::string& address) {
+  auto note = std::make_shared<WaitNote>("the head at " + address);
+  note->begin("no answer yet");
+  std::thread(watch, address, note).detach();
+  return note;
+}
 
 }  // namespace dsgd_tool

@@ -1,11 +1,14 @@
-// Prints a message from time to time while a remote head cannot be reached.
+// Watches whether a remote head can be reached.
 #pragma once
 
+#include <memory>
 #include <string>
+
+#include "capi/tools/wait_note.h"
 
 namespace dsgd_tool {
 
-// Tries to connect until that works, in a thread that lives as long as the process needs it.
-void watch_head(const std::string& address);
+// Tries to connect until that works, in a thread that lives as long as the process needs it. The note waits until then.
+std::shared_ptr<WaitNote> watch_head(const std::string& address);
 
 }  // namespace dsgd_tool

@@ -260,10 +260,11 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
 
   HeadLog log(options.verbose);
   OwnedHead head;
-  if (!head_is_elsewhere(options)) {
-    start_head(&settings, &log, &head);
-  } else {
-    watch_head(options.head.empty() ? std::getenv("DSGD_HEAD") : options.head);
+  const bool head_is_here = !head_is_elsewhere(options);
+  if (head_is_here) start_head(&settings, &log, &head);
+  if (!options.supervised || options.first_rank == 0) {  // one host speaks for all
+    if (!head_is_here) supervisor.announce(watch_head(options.head.empty() ? std::getenv("DSGD_HEAD") : options.head));
+    supervisor.announce_joins(std::make_shared<WaitNote>("the other workers", !head_is_here));
   }
   const int records = log.records;
   uint32_t rank = options.first_rank;

@@ -72,15 +72,21 @@ void Joiner::ask_progress() {
                  guard([](Joiner& self, const Result<Message>& answer) {
                    if (answer.ok() || answer.status().code() != Code::kTimeout) return;
                    if (self.loop_.now() >= self.options_.deadline) return;  // the call's deadline
+                   self.report_waiting(answer.status().message());
                    if (self.progress_ == answer.status().message()) return;
                    self.progress_ = answer.status().message();
-                   self.log_.report({WorkerReport::Kind::kWaiting, -1, self.progress_});
                    self.log_.info("waiting at the head at " + self.options_.head + ": " + self.progress_);
                  }));
   // Often enough that the last answer before the deadline is fresh.
   const Duration wait = std::min(options_.lease / 2, (options_.deadline - loop_.now()) / 4);
   if (wait < std::chrono::milliseconds(1)) return;
   progress_timer_ = loop_.schedule(loop_.now() + wait, guard([](Joiner& self) { self.ask_progress(); }));
+}
+
+void Joiner::report_waiting(const std::string& text) {
+  if (reported_ == text) return;
+  reported_ = text;
+  log_.report({WorkerReport::Kind::kWaiting, -1, text});
 }
 
 void Joiner::attempt_failed(const Status& why) {
@@ -91,6 +97,8 @@ void Joiner::attempt_failed(const Status& why) {
   ++attempt_;  // callbacks of this attempt are ignored from here on (guard())
   if (is_final(why)) return end(why);
   last_error_ = why;
+  if (!progress_.empty())
+    report_waiting("the head at " + options_.head + " has gone (" + why.message() + "); when it was last heard, " + progress_);
   if (loop_.now() >= options_.deadline) return out_of_time();
   if (why.code() == Code::kUnreachable && loop_.now() >= options_.look_again) return end(why);
   log_.debug("the head at " + options_.head + " cannot be joined yet: " + why.message());

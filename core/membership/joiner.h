@@ -28,6 +28,7 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   void dial();
   void ask();
   void ask_progress();
+  void report_waiting(const std::string& text);  // to the program that started this worker
   void attempt_failed(const Status& why);
   void out_of_time();
   void on_answer(transport::Message message);
@@ -57,6 +58,7 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   std::shared_ptr<transport::ClientChannel> channel_;
   Status last_error_;     // of the last attempt that failed
   std::string progress_;  // "2 of 4 workers have come: ..."; empty: never was in the rendezvous
+  std::string reported_;  // by report_waiting()
   transport::TimerId deadline_timer_ = 0, retry_timer_ = 0, progress_timer_ = 0;
 };
 
