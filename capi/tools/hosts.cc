@@ -71,19 +71,22 @@ std::vector<Host> read_hostfile(const std::string& path) {
   return hosts;
 }
 
-std::string resolve(const std::string& host) {
+std::string resolve(const std::string& host, std::string* why) {
   const std::string name = host.substr(host.find('@') + 1);
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  const int error = getaddrinfo(name.c_str(), nullptr, &hints, &found);
-  if (error)
-    throw Failure("the first host holds the head, but '" + name + "' has no address (" + gai_strerror(error) +
-                  "); give one with --head ADDRESS:PORT (port 0: any)");
+  if (const int error = getaddrinfo(name.c_str(), nullptr, &hints, &found)) {
+    *why = gai_strerror(error);
+    return "";
+  }
   char address[NI_MAXHOST];
-  const int unreadable = getnameinfo(found->ai_addr, found->ai_addrlen, address, sizeof address, nullptr, 0, NI_NUMERICHOST);
+  const int error = getnameinfo(found->ai_addr, found->ai_addrlen, address, sizeof address, nullptr, 0, NI_NUMERICHOST);
   const bool ipv6 = found->ai_family == AF_INET6;
   freeaddrinfo(found);
-  if (unreadable) throw Failure("'" + name + "' has no readable address: " + gai_strerror(unreadable));
+  if (error) {
+    *why = gai_strerror(error);
+    return "";
+  }
   return ipv6 ? "[" + std::string(address) + "]" : address;
 }
 

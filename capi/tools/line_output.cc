@@ -57,7 +57,7 @@ void LineOutput::finish() {
 
 void LineOutput::take_line(const std::string& line, std::string* text) {
   last_line_ = line;
-  if (on_line_) return on_line_(line);
+  if (on_line_ && on_line_(line)) return;
   *text += prefix_ + line + "\n";
 }
 

@@ -12,8 +12,8 @@ void write_all(int fd, const std::string& text);
 class LineOutput {
  public:
   // Takes `from`, which must be non-blocking; `to` stays the caller's.
-  // `on_line`, if given, takes the lines instead of `to`.
-  LineOutput(int from, int to, std::string prefix, std::function<void(const std::string&)> on_line = nullptr)
+  // A line that `on_line` takes is not written. The rest is.
+  LineOutput(int from, int to, std::string prefix, std::function<bool(const std::string&)> on_line = nullptr)
       : from_(from), to_(to), prefix_(std::move(prefix)), on_line_(std::move(on_line)) {}
   ~LineOutput();
   LineOutput(const LineOutput&) = delete;
@@ -32,7 +32,7 @@ class LineOutput {
   int from_;
   const int to_;
   const std::string prefix_;
-  const std::function<void(const std::string&)> on_line_;
+  const std::function<bool(const std::string&)> on_line_;
   std::string pending_, last_line_;
   bool discard_ = false;
 };

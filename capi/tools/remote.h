@@ -8,6 +8,8 @@
 
 namespace dsgd_tool {
 
+// The first line of output of a `dsgd run` that is supervised: ssh has reached the host.
+inline constexpr const char* kGreeting = "dsgd run: started";
 // The text that take_environment() reads.
 std::string environment_block(const std::map<std::string, std::string>& variables);
 // Sets the variables that standard input gives. Throws a Failure if it ends too early.

@@ -238,7 +238,11 @@ std::vector<Setting> worker_settings(const RunOptions& options, uint32_t all_wor
 }
 
 int run_workers(const RunOptions& options, const std::vector<std::string>& words) {
-  if (options.supervised) take_environment();
+  if (options.supervised) {
+    take_environment();
+    std::printf("%s\n", kGreeting);
+    std::fflush(stdout);
+  }
   const auto parts = parse_parts(options, words);
   uint32_t local_workers = 0;
   for (const auto& part : parts) local_workers += part.workers;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -49,15 +50,22 @@ std::vector<Host> all_hosts(const RunOptions& options, bool one_command) {
   return hosts;
 }
 
-// Returns the address at which the head on the first host listens.
+// Returns the address at which the head on the first host listens. The workers must be able to reach it; the other names need to
+// mean something to ssh only.
 std::string head_address(const RunOptions& options, const std::vector<Host>& hosts) {
   if (!options.head.empty()) return options.head;
-  const std::string address = resolve(hosts[0].name);
-  if (is_loopback(address))
-    for (const auto& host : hosts)
-      if (!is_loopback(resolve(host.name)))
-        throw Failure("the first host holds the head, but its address " + address + " cannot be reached from '" +
-                      host.name + "'; give it a name that resolves to an address the other hosts can reach, or pass --head ADDRESS:PORT");
+  std::string why;
+  const std::string address = resolve(hosts[0].name, &why);
+  const std::string holder = "the first host, '" + hosts[0].name.substr(hosts[0].name.find('@') + 1) + "', holds the head, but ";
+  if (address.empty())
+    throw Failure(holder + "this machine cannot resolve its name (" + why +
+                  "); pass --head HOST:PORT, the address at which the workers reach it (port 0: any)");
+  for (const auto& host : hosts) {
+    if (is_loopback(address) && !is_loopback(resolve(host.name, &why)))
+      throw Failure(holder + "its address " + address + " cannot be reached from '" + host.name +
+                    "'; give it a name that resolves to an address the other hosts can reach, or pass --head HOST:PORT "
+                    "(port 0: any)");
+  }
   return address + ":0";
 }
 
@@ -65,7 +73,13 @@ std::string remote_dsgd(const RunOptions& options) {
   return options.remote_dsgd.empty() ? std::filesystem::read_symlink("/proc/self/exe").string() : options.remote_dsgd;
 }
 
-Child start_head(const RunOptions& options, const Host& host, const std::string& address, uint32_t workers,
+std::shared_ptr<WaitNote> ssh_note(const Host& host) {
+  auto note = std::make_shared<WaitNote>("ssh to " + host.name);
+  note->begin("");
+  return note;
+}
+
+Child head_child(const RunOptions& options, const Host& host, const std::string& address, uint32_t workers,
                  Environment variables, std::string* started) {
   if (!options.verbose) variables.try_emplace("DSGD_LOG_LEVEL", "warning");
   Child head{"head on host", host.name,
@@ -73,7 +87,10 @@ Child start_head(const RunOptions& options, const Host& host, const std::string&
                                                 "--num-workers", std::to_string(workers)}),
              {}, ""};
   head.input = environment_block(variables);
-  head.on_line = [started](const std::string& line) { *started = line; };
+  head.on_line = [started](const std::string& line) {
+    *started = line;
+    return true;
+  };
   head.service = true;
   return head;
 }
@@ -94,8 +111,11 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
   const std::chrono::duration<double> grace(options.grace_seconds);
   Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(grace) + kFarewell);
   std::string address;
-  supervisor.start(start_head(options, hosts[0], head_address(options, hosts), all_workers, variables, &address));
+  supervisor.start(head_child(options, hosts[0], head_address(options, hosts), all_workers, variables, &address));
+  const auto head_note = ssh_note(hosts[0]);
+  supervisor.announce(head_note);
   supervisor.wait_until([&] { return !address.empty(); });
+  head_note->end();
   if (address.empty()) {
     if (const int status = supervisor.wait()) return status;
     throw Failure("the head on host " + hosts[0].name + " did not start; its messages are above");
@@ -114,6 +134,13 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
     remote.insert(remote.end(), words.begin(), words.end());
     Child child{"host", host.name, ssh_words(options.ssh, host.name, remote), {}, ""};
     child.input = environment_block(variables);
+    const auto note = ssh_note(host);
+    supervisor.announce(note);
+    child.on_line = [note](const std::string& line) {
+      if (line != kGreeting) return false;
+      note->end();
+      return true;
+    };
     child.first_rank = static_cast<int>(rank);
     child.workers = static_cast<int>(workers_on(host));
     supervisor.start(child);

@@ -27,7 +27,7 @@ struct Child {
   std::optional<std::string> prefix;  // of each line of output; nothing: the child writes to our output itself
   // Written to its standard input. That stays open until the child has to end. Closing it takes the place of SIGTERM.
   std::optional<std::string> input = std::nullopt;
-  std::function<void(const std::string&)> on_line = nullptr;  // takes the lines of its output
+  std::function<bool(const std::string&)> on_line = nullptr;  // of its output; true: it has taken the line
   bool service = false;  // a helper (the head): it is stopped after the others, and its exit status is ignored
   int first_rank = -1, workers = 0;  // the workers that it is or starts
 };
