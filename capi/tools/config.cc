@@ -45,12 +45,17 @@ void print_key(const dsgd_config_key& key) {
               *key.default_value ? key.default_value : "(empty)", key.environment);
 }
 
-void print_plain(const std::vector<dsgd_config_key>& keys) {
-  std::printf(
-      "A key is set by dsgd_config_set, by its environment variable, or by a line \"key = value\" of a "
-      "file.\n");
+void print_plain(const std::vector<dsgd_config_key>& keys, bool all) {
+  const char* between = "";
+  if (all) {
+    std::printf(
+        "A key is set by dsgd_config_set, by its environment variable, or by a line \"key = value\" of a "
+        "file.\n");
+    between = "\n";
+  }
   for (const auto& key : keys) {
-    std::printf("\n");
+    std::printf("%s", between);
+    between = "\n";
     print_key(key);
   }
 }
@@ -69,19 +74,17 @@ dsgd_config_key find_key(const std::string& name) {
 
 Command add_config(CLI::App& app) {
   auto markdown = std::make_shared<bool>(false);
-  auto name = std::make_shared<std::string>();
-  app.add_option("KEY", *name, "Print this key only");
+  auto names = std::make_shared<std::vector<std::string>>();
+  app.add_option("KEY", *names, "Print these keys only");
   app.add_flag("--markdown", *markdown, "Print a Markdown table");
-  return [markdown, name] {
-    if (!name->empty() && !*markdown) {
-      print_key(find_key(*name));
-      return 0;
-    }
-    const auto keys = name->empty() ? all_keys() : std::vector{find_key(*name)};
+  return [markdown, names] {
+    std::vector<dsgd_config_key> keys;
+    for (const auto& name : *names) keys.push_back(find_key(name));
+    if (names->empty()) keys = all_keys();
     if (*markdown) {
       print_markdown(keys);
     } else {
-      print_plain(keys);
+      print_plain(keys, names->empty());
     }
     return 0;
   };

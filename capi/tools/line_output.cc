@@ -13,7 +13,7 @@ constexpr size_t kLongestLine = 64 * 1024;  // a longer one is broken, so that m
 }  // namespace
 
 // One call per batch of lines, so that lines of different workers do not mix.
-void write_all(int fd, const std::string& text) {
+int write_all(int fd, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t n = write(fd, text.data() + done, text.size() - done);
     if (n > 0) {
@@ -22,9 +22,10 @@ void write_all(int fd, const std::string& text) {
       pollfd writable{fd, POLLOUT, 0};
       poll(&writable, 1, -1);
     } else if (errno != EINTR) {
-      return;
+      return errno;
     }
   }
+  return 0;
 }
 
 LineOutput::~LineOutput() {
@@ -71,7 +72,9 @@ void LineOutput::write_lines(bool all) {
     take_line(pending_, &text);
     pending_.clear();
   }
-  if (!discard_) write_all(to_, text);
+  if (discard_) return;
+  const int error = write_all(to_, text);
+  if (error_ == 0) error_ = error;
 }
 
 }  // namespace dsgd_tool

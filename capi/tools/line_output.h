@@ -6,8 +6,8 @@
 
 namespace dsgd_tool {
 
-// A reader that is gone is no reason to end the workers: the output is dropped.
-void write_all(int fd, const std::string& text);
+// Returns 0 or an errno. The rest is dropped then: it is no reason to end the workers.
+int write_all(int fd, const std::string& text);
 
 class LineOutput {
  public:
@@ -21,6 +21,7 @@ class LineOutput {
 
   int fd() const { return from_; }  // -1 after the end
   const std::string& last_line() const { return last_line_; }
+  int error() const { return error_; }  // 0, or the errno of the first line that was lost
   void discard() { discard_ = true; }  // writes no further line
   void copy();                      // what there is, without waiting
   void finish();                    // copies what there is, and an unfinished line too
@@ -35,6 +36,7 @@ class LineOutput {
   const std::function<bool(const std::string&)> on_line_;
   std::string pending_, last_line_;
   bool discard_ = false;
+  int error_ = 0;
 };
 
 }  // namespace dsgd_tool

@@ -353,6 +353,7 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
       "SIGKILL;\n"
       "the exit status is that of the first to fail (128 + signal for one that was killed), which is the worker that the\n"
       "failures of the others name. SIGINT and SIGTERM are passed on.\n"
+      "The workers go on if nobody reads their output any more (`| head -1`): the rest of it is lost.\n"
       "On several nodes: dsgd head on one, then on each, with the head's DSGD_TOKEN in the environment:\n"
       "    dsgd run -n 2 --head HOST:PORT --num-workers 4 --first-rank 2 -- COMMAND\n"
       "Or on one, where ssh reaches all of them without a password:\n"

@@ -243,9 +243,17 @@ int Supervisor::wait() {
   while (anything_runs(false)) handle_events();
   end_services();
   while (anything_runs(true)) handle_events();
+  int lost = 0;
   for (const auto& child : children_)
-    for (auto* lines : {child->output.get(), child->errors.get()}) lines->finish();
+    for (auto* lines : {child->output.get(), child->errors.get()}) {
+      lines->finish();
+      if (lines->error() && lines->error() != EPIPE) lost = lines->error();  // EPIPE: `| head` reads what it wants
+    }
   children_.clear();
+  if (lost) {
+    std::fprintf(stderr, "dsgd run: cannot write the output of the workers: %s\n", std::strerror(lost));
+    if (status_ == 0) status_ = 1;
+  }
   if (!first_failure_.empty()) std::fprintf(stderr, "%s\n", first_failure_.c_str());
   return status_;
 }

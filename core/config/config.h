@@ -71,6 +71,8 @@ class Config {
   std::chrono::nanoseconds duration(std::string_view key) const;
   const std::string& text(std::string_view key) const;
   PortRange ports() const;
+  // "RANK, the environment variable of PyTorch that its rank comes from"; "": the rank comes from the key `rank`, if any.
+  const std::string& rank_origin() const { return rank_origin_; }
   // Entries of `devices` that belong to the worker with this local rank (see devices_per_worker).
   Result<std::vector<std::string>> devices(uint32_t local_rank) const;
 
@@ -82,7 +84,7 @@ class Config {
 
   std::map<std::string, std::string, std::less<>> set_, file_, environment_, launcher_;
   std::map<std::string, std::string, std::less<>> other_variables_;
-  std::string launcher_process_;
+  std::string launcher_process_, rank_origin_;
   std::vector<std::string> unknown_variables_;
   std::map<std::string, std::vector<std::string>, std::less<>> allowed_;
 };

@@ -161,6 +161,7 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
     if (!started_by(known, variables)) continue;
     Launch launch;
     launch.launcher = known.name;
+    launch.rank_variable = known.rank;
     const struct {
       const char* variable;
       int64_t* value;

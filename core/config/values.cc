@@ -29,11 +29,12 @@ std::optional<int64_t> parse_scaled(std::string_view text,
 }
 
 // "" if it is HOST:PORT, [IPV6]:PORT or unix:PATH, else what is wrong.
-std::string address_fault(std::string_view text) {
+// `any_port` says what port 0 means.
+std::string address_fault(std::string_view text, const std::string& any_port) {
   if (text.starts_with("unix:")) return text.size() > 5 ? "" : "has no path; write unix:PATH";
   const size_t colon = text.rfind(':');
   if (colon == std::string_view::npos && parse_integer(text)) return "has no host; write HOST:PORT";
-  if (colon == std::string_view::npos || text.ends_with(']')) return "has no port; write HOST:PORT";
+  if (colon == std::string_view::npos || text.ends_with(']')) return "has no port; write HOST:PORT (" + any_port + ")";
   const std::string_view host = text.substr(0, colon), port = text.substr(colon + 1);
   if (host.empty()) return "has no host; write HOST:PORT";
   const bool bracketed = host.starts_with('[') && host.ends_with(']');
@@ -63,7 +64,8 @@ std::string text_fault(const Rule& rule, std::string_view value) {
   for (size_t at = 0; at < value.size(); ++at)
     if (control_bytes(value.substr(at)) > 0) return "contains a control character";
   if (value.empty()) return "";
-  if (rule.type == Type::kAddress) return address_fault(value);
+  if (rule.type == Type::kAddress) return address_fault(value, rule.key.name == std::string_view("head") ? "port 0 lets the system choose where `dsgd head` listens"
+                                                                          : "port 0 lets the system choose");
   if (rule.type == Type::kDevices) return devices_fault(value);
   if (rule.type == Type::kPorts && !parse_ports(value)) return "is not a port or a range of ports; write for example 7701-7720";
   return "";

@@ -89,13 +89,19 @@ void Joiner::report_waiting(const std::string& text) {
   log_.report({WorkerReport::Kind::kWaiting, -1, text});
 }
 
+// The rank that this worker asks for is taken.
+Status Joiner::with_rank_hint(const Status& why) const {
+  const std::string hint = options_.rank_origin.empty() ? std::string("`rank`, or none") + kFirstRankHint : options_.rank_origin;
+  return Status(why.code(), why.message() + "; give each worker its own " + hint).with_rank(why.rank(), why.host()).with_parameter(why.parameter());
+}
+
 void Joiner::attempt_failed(const Status& why) {
   // The call ended at the join's deadline; the connection has not failed.
   if (why.code() == Code::kTimeout && loop_.now() >= options_.deadline) return out_of_time();
   loop_.cancel(progress_timer_);
   drop_channel();
   ++attempt_;  // callbacks of this attempt are ignored from here on (guard())
-  if (is_final(why)) return end(why);
+  if (is_final(why)) return end(why.code() == Code::kExists && why.parameter() == "rank" ? with_rank_hint(why) : why);
   last_error_ = why;
   if (!progress_.empty())
     report_waiting("the head at " + options_.head + " has gone (" + why.message() + "); when it was last heard, " + progress_);

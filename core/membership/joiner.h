@@ -29,6 +29,7 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   void ask();
   void ask_progress();
   void report_waiting(const std::string& text);  // to the program that started this worker
+  Status with_rank_hint(const Status& why) const;
   void attempt_failed(const Status& why);
   void out_of_time();
   void on_answer(transport::Message message);

@@ -20,6 +20,7 @@ struct MemberOptions {
   transport::Time look_again = transport::kNever;  // a dial that fails after it ends the join, with kUnreachable
   std::optional<transport::Time> began = {};       // of a join that goes on, for messages
   std::string limit = "`init_timeout`";  // the setting that the deadline comes from, for messages
+  std::string rank_origin = {};          // see Config::rank_origin()
   transport::Duration lease{};
   transport::Duration heartbeat_interval{};
 };

@@ -90,8 +90,8 @@ Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
     if (member.rank >= 0 && holder.rank == member.rank) {
       return Status(Code::kExists, "rank " + std::to_string(member.rank) + ", which worker " +
                                        describe_candidate(member) + " asks for, is taken by worker " +
-                                       describe_candidate(holder) +
-                                       "; give each worker its own `rank`, or none" + kFirstRankHint);
+                                       describe_candidate(holder))
+          .with_parameter("rank");  // the worker says what to do
     }
     if (candidate.request.hosts_head && other.request.hosts_head) {
       return Status(Code::kExists, "worker " + describe_candidate(member) +

@@ -337,6 +337,7 @@ void Worker::join(transport::Time deadline, const std::string& limit, std::funct
   if (!began_) began_ = network_->loop().now();
   options.began = began_;
   options.limit = limit;
+  options.rank_origin = config_.rank_origin();
   options.lease = lease_;
   options.heartbeat_interval = heartbeat_interval_;
   member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(options), log_);
