@@ -470,8 +470,9 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<O
 
 // Runs every part even if another runs out of memory. The next call runs the parts that failed.
 void Engine::fail(const Status& cause, bool tell_peers) {
+  const bool own = size() == 1 && cause.code() == Code::kAborted;  // the only host knows that it has called dsgd_abort
   const std::function<void()> parts[] = {
-      [this] { log_->error(broken_.message()); },
+      [this, own] { log_->write(own ? LogLevel::kInfo : LogLevel::kError, broken_.message()); },
       [this] { if (mesh_ && tell_peers_) mesh_->tell_failure(broken_); },
       [this] { if (mesh_) mesh_->fail_session(broken_); },
       [this] { step_.abort(broken_); },

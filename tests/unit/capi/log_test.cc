@@ -260,6 +260,19 @@ TEST(LogHook, gets_what_is_at_or_above_the_level_of_its_configuration) {
   }
 }
 
+// Its host has called dsgd_abort itself, and nobody else needs to hear of it.
+TEST(LogHook, gets_no_error_from_a_worker_that_aborts_alone) {
+  std::vector<Records> records(1);
+  dsgd_test::run_job(
+      1, {{"log_level", "info"}},
+      [](dsgd_session* session, int) {
+        EXPECT_EQ(dsgd_abort(session, "the data set is gone", nullptr), DSGD_OK);
+        mine->wait_for("the data set is gone");
+      },
+      hooks(records));
+  EXPECT_EQ(records[0].levels(), (std::set<int32_t>{DSGD_LOG_INFO}));
+}
+
 // A worker that knocks where there is no head yet says so, as a detail.
 TEST(LogHook, gets_details_at_level_debug_alone) {
   const std::string address = "unix:" + ::testing::TempDir() + "late-head." + std::to_string(getpid());
