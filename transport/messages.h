@@ -112,10 +112,12 @@ struct OperationFailed {
 };
 struct ObjectPart {
   uint64_t view = 0;
-  int32_t rank = -1;
+  int32_t rank = -1;  // the sender
   std::string name;
   uint64_t total = 0, offset = 0;
   std::vector<uint8_t> data;
+  bool remove = false;  // not a part: delete the object
+  uint64_t put = 0;     // number of the put that made the object, unique in the job; 0 in a request to rank 0 to delete
 };
 struct Goodbye {  // last message on a connection that is closed on purpose
   uint64_t view = 0;

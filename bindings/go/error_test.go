@@ -153,7 +153,7 @@ func TestTextWithNULBytesIsRefused(t *testing.T) {
 		_, replica := w.AddReplica(text)
 		_, get := w.GetObject(background, text)
 		for _, err := range []error{add, replica, get, p.Set(text), w.SetOptimizer(text, ""), w.SetOptimizer("sgd", text),
-			w.SetStrategy(context.Background(), text, ""), w.SetStrategy(context.Background(), "ps", text), w.PutObject(context.Background(), text, nil), w.Abort(text)} {
+			w.SetStrategy(context.Background(), text, ""), w.SetStrategy(context.Background(), "ps", text), w.PutObject(context.Background(), text, nil), w.DeleteObject(background, text), w.Abort(text)} {
 			failed := w.failing(err, ErrInvalidArgument)
 			w.expect(strings.Contains(failed.Message, "NUL"), "message %q", failed.Message)
 		}
@@ -175,6 +175,7 @@ func TestEveryCallOnAClosedSessionSaysSo(t *testing.T) {
 		_, calls["Alloc"] = Alloc[float32](r, p)
 		calls["Replica.SetWeight"] = r.SetWeight(1)
 		calls["GradientReady"] = r.GradientReady(p)
+		calls["DeleteObject"] = w.DeleteObject(background, "x")
 		calls["GradientsReady"] = r.GradientsReady(p)
 		calls["GradientAbsent"] = r.GradientAbsent(p)
 		calls["Parameter.Set"] = p.Set("frozen=1")

@@ -158,6 +158,18 @@ func TestObjectsReachEveryWorker(t *testing.T) {
 	})
 }
 
+func TestDeletedNameCanBePutAgain(t *testing.T) {
+	job(t, 1, settings{}, func(w *worker) {
+		w.ok(w.PutObject(background, "x", []byte("old")))
+		w.ok(w.DeleteObject(background, "x"))
+		w.failing(w.DeleteObject(background, "x"), ErrNotFound)
+		w.ok(w.PutObject(background, "x", []byte("new")))
+		got, err := w.GetObject(background, "x")
+		w.ok(err)
+		w.expect(string(got) == "new", "got %q", got)
+	})
+}
+
 func TestWaitingForAnObjectThatNobodyPuts(t *testing.T) {
 	job(t, 1, settings{"step_timeout": "30ms"}, func(w *worker) {
 		_, err := w.GetObject(background, "never")

@@ -18,6 +18,17 @@ func (s *Session) PutObject(ctx context.Context, name string, data []byte) error
 	})
 }
 
+// DeleteObject deletes the object of that name on all workers; it returns when none holds it. The name can then be put again.
+// When the context ends first, the deletion goes on.
+func (s *Session) DeleteObject(ctx context.Context, name string) error {
+	if err := checkText("name of the object", name); err != nil {
+		return err
+	}
+	return collective(ctx, s, nil, func(op, err *uintptr) int {
+		return raw.Dsgd_object_delete(s.pointer(), name, nil, op, err)
+	})
+}
+
 // GetObject is a copy of the object of that name. It waits for it until the context ends (under one that has ended, it only
 // looks), and at most `step_timeout`: then the error is [ErrTimeout].
 func (s *Session) GetObject(ctx context.Context, name string) ([]byte, error) {

@@ -388,6 +388,7 @@ func init() {
 		{"dsgd_memory_value", "Buffers.Value"},
 		{"dsgd_object", "[]byte"},
 		{"dsgd_object_data", "Session.GetObject"},
+		{"dsgd_object_delete", "Session.DeleteObject"},
 		{"dsgd_object_get", "Session.GetObject"},
 		{"dsgd_object_nbytes", "Session.GetObject"},
 		{"dsgd_object_put", "Session.PutObject"},

@@ -80,6 +80,17 @@ int32_t dsgd_op_object(const dsgd_op* op, dsgd_object** object, dsgd_error** err
   });
 }
 
+int32_t dsgd_object_delete(dsgd_session* session, const char* name, const dsgd_op_options* options, dsgd_op** op,
+                           dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+      return session->core->object_delete(name, mode, given);
+    });
+  });
+}
+
 const void* dsgd_object_data(const dsgd_object* object) {
   return is_handle(object) ? object->bytes->data() : nullptr;
 }

@@ -97,6 +97,9 @@ Status Mesh::open(const transport::JoinReply& view) {
   for (ServerChannel* channel : strangers) show_out(*channel);
   probed_.assign(view_.members.size(), 0);
   if (options_.probe && size() > 1) watch_peers();
+  for (EarlyObject& early : std::exchange(early_objects_, {})) {
+    on_call(*early.channel, std::move(early.part), std::move(early.respond));
+  }
   return {};
 }
 
@@ -133,6 +136,7 @@ void Mesh::show_out(ServerChannel& channel) {
   refusals_.note("they are not from workers of this job", why.message());
   incoming_.erase(&channel);
   drop_chunks(parked_, channel, why);
+  drop_early(channel, why);
   channel.close();
 }
 
@@ -819,6 +823,13 @@ void Mesh::drop_parked(uint64_t operation, const Status& cause) {
   }
 }
 
+void Mesh::drop_early(const ServerChannel& channel, const Status& cause) {
+  for (EarlyObject& early : early_objects_) {
+    if (early.channel == &channel) early.respond(cause);
+  }
+  std::erase_if(early_objects_, [&](const EarlyObject& early) { return early.channel == &channel; });
+}
+
 void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
   if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
     const bool begun = opened_ && (failed->session || find(failed->operation) || has_ended(failed->operation));
@@ -829,7 +840,9 @@ void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder
     }
     if (opened_ && failed->view == view_.view) failure_from_peer(*failed);
   } else if (auto* part = std::get_if<transport::ObjectPart>(&request)) {
-    if (opened_ && (part->view != view_.view || !is_peer(part->rank))) {
+    // Which rank this worker is decides how it answers.
+    if (!opened_) return early_objects_.push_back({&channel, std::move(*part), std::move(respond)});
+    if (part->view != view_.view || !is_peer(part->rank)) {
       return respond(Status(Code::kMismatch, "an object from rank " + std::to_string(part->rank) + " in view " +
                                                  std::to_string(part->view) + ", which is none of this job's"));
     }
@@ -851,7 +864,10 @@ void Mesh::on_close(ServerChannel& channel, const Status& why) {
   auto node = incoming_.extract(&channel);
   if (node.empty() || closed_) return;
   const int32_t rank = node.mapped().rank;
-  if (!opened_) return drop_chunks(parked_, channel, why);  // their rank can no longer be checked
+  if (!opened_) {  // their rank can no longer be checked
+    drop_early(channel, why);
+    return drop_chunks(parked_, channel, why);
+  }
   if (!is_peer(rank)) return;
   if (left_[rank]) return;
   // The peer's cause may arrive before the head's news.

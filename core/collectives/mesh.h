@@ -193,6 +193,11 @@ class Mesh final : public transport::ServerHandler {
     transport::BulkHeader header;
     std::unique_ptr<transport::BulkReceipt> receipt;
   };
+  struct EarlyObject {  // a message about an object that came before the view
+    transport::ServerChannel* channel;
+    transport::ObjectPart part;
+    transport::Responder respond;
+  };
   struct Entry {
     std::unique_ptr<Task> task;
     transport::TimerId timer = 0;
@@ -249,6 +254,7 @@ class Mesh final : public transport::ServerHandler {
   bool settle(uint64_t operation);  // at rank 0; returns whether the operation ended
   void end_with(uint64_t operation, const Status& cause);
   void drop_parked(uint64_t operation, const Status& cause);
+  void drop_early(const transport::ServerChannel& channel, const Status& cause);
   void failure_from_peer(const transport::OperationFailed& message);
   void tell_peers(uint64_t operation, bool session, const Status& cause);
   Status lost(int32_t rank, const Status& why) const;
@@ -291,6 +297,7 @@ class Mesh final : public transport::ServerHandler {
   uint64_t next_send_ = 0;
   bool burial_ = false;                    // a task that destroys them is posted
   std::map<uint64_t, std::vector<Parked>> parked_;
+  std::vector<EarlyObject> early_objects_;  // in order of arrival; open() hands them on
   std::map<uint64_t, Status> failed_;  // causes of the newest failed operations, for chunks that come late
   std::map<uint64_t, Status> failed_early_;  // failed by a peer before they began here
   std::map<uint64_t, std::map<int32_t, Signature>> disputes_;  // at rank 0: operation -> rank -> signature

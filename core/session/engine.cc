@@ -446,6 +446,11 @@ void Engine::put_object(const std::string& name, Objects::Blob blob, Done done, 
   objects_.put(mesh_, name, std::move(blob), {deadline(options), options.limit()}, std::move(done));
 }
 
+void Engine::delete_object(const std::string& name, Done done, const CallOptions& options) {
+  if (Status status = usable(); !status.ok()) return done(status);
+  objects_.remove(mesh_, name, {deadline(options), options.limit()}, std::move(done));
+}
+
 uint64_t Engine::get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done, const CallOptions& options) {
   if (!objects_.has(name)) {
     Status nobody = broken_.ok() && size() > 1 && mesh_->alone() ? nobody_puts() : broken_;
@@ -574,7 +579,7 @@ void Engine::on_peer_left(int32_t rank) {
 }
 
 void Engine::on_object(transport::ObjectPart part, transport::Responder respond) {
-  objects_.receive(std::move(part), respond);
+  objects_.receive(mesh_, {deadline(), "step_timeout"}, std::move(part), respond);
 }
 
 }  // namespace dsgd

@@ -97,6 +97,7 @@ class Engine final : public MeshEvents {
   }
 
   void put_object(const std::string& name, Objects::Blob blob, Done done, const CallOptions& options = {});
+  void delete_object(const std::string& name, Done done, const CallOptions& options = {});
   // Returns a ticket for cancel_get; 0 when `done` was called at once.
   uint64_t get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done, const CallOptions& options = {});
   void cancel_get(uint64_t ticket, const Status& why) { objects_.cancel(ticket, why); }

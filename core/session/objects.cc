@@ -1,74 +1,97 @@
 #include "core/session/objects.h"
 
 #include <algorithm>
-#include <cstring>
-#include <set>
 #include <utility>
 
 namespace dsgd {
 
 namespace {
 constexpr size_t kPart = 256 * 1024;
+constexpr int32_t kNameOwner = 0;  // the rank that gives each name to one worker, and deletes
 const char* const kPut = "dsgd_object_put";
+const char* const kDelete = "dsgd_object_delete";
+
+// The number of a worker's put, unique in the job. It is not 0.
+uint64_t put_number(int32_t rank, uint64_t index) { return static_cast<uint64_t>(rank) << 40 | index; }
+uint64_t putter(uint64_t number) { return number >> 40; }  // the rank
+
 Status exists(const std::string& name) {
-  return Status(Code::kExists, "there is an object '" + name + "' already; objects are put once, choose another name");
+  return Status(Code::kExists, "there is an object '" + name + "' already; choose another name or delete the object first");
 }
+Status not_found(const std::string& name) {
+  return Status(Code::kNotFound, "there is no object '" + name + "'; it has not been put, or another worker has deleted it");
+}
+Status missing(const std::string& name) { return Status(Code::kInternal, "a part of object '" + name + "' is missing"); }
+transport::Message empty() { return transport::Empty{}; }
+std::vector<int32_t> ranks(const std::set<int32_t>& set) { return {set.begin(), set.end()}; }
 }  // namespace
 
 struct Objects::Sending {
-  static constexpr int32_t kNameOwner = 0;  // the rank that gives each name to one worker
-
   Mesh* mesh;
   std::string name;
+  uint64_t put;
   Blob blob;
   Deadline deadline;
-  std::function<void(const Status&)> done;
-  std::vector<size_t> offset;  // by rank, next part
-  bool spreading = false;      // rank 0 has given the name
-  std::set<int32_t> waiting;   // peers that parts are sent to and that do not have all yet
-  std::set<int32_t> cut_off;   // those of them whose connection has ended; they have left, or else the session fails
-  Status failure;
+  Done done;
+  transport::TimerId timer = 0;
+  std::vector<size_t> offset = {};  // by rank, next part
+  bool spreading = false;           // rank 0 has given the name
+  bool removed = false;             // another worker has deleted the object
+  std::set<int32_t> waiting = {};   // peers that parts are sent to and that do not have all yet
+  std::set<int32_t> cut_off = {};   // those of them whose connection has ended; they have left, or else the session fails
+  Status failure = {};
+
+  Status too_late() const {
+    return mesh->too_late("object '" + name + "' has not reached all workers", deadline.limit, ranks(waiting)).with_operation(kPut);
+  }
 };
 
-Status Objects::too_late(const Sending& sending) {
-  const std::vector<int32_t> missing(sending.waiting.begin(), sending.waiting.end());
-  return sending.mesh->too_late("object '" + sending.name + "' has not reached all workers", sending.deadline.limit, missing).with_operation(kPut);
+struct Objects::Removal {
+  Mesh* mesh;
+  std::string name;
+  uint64_t put;  // 0: rank 0 knows it
+  Done done;
+  transport::TimerId timer = 0;
+  std::set<int32_t> waiting = {};  // workers that have not answered yet
+  std::set<int32_t> cut_off = {};  // those of them whose connection has ended; they have left, or else the session fails
+};
+
+// ---- putting
+
+bool Objects::taken(const std::string& name) const {
+  return objects_.count(name) || std::any_of(incoming_.begin(), incoming_.end(), [&](const auto& item) {
+           return item.second.name == name && !item.second.removed;
+         });
 }
 
-void Objects::put(Mesh* mesh, const std::string& name, Blob blob, Deadline deadline, std::function<void(const Status&)> done) {
-  const bool under_way = std::any_of(sending_.begin(), sending_.end(), [&](const auto& s) { return s->name == name; });
-  if (objects_.count(name) || incoming_.count(name) || under_way) return done(exists(name));
+void Objects::put(Mesh* mesh, const std::string& name, Blob blob, Deadline deadline, Done done) {
+  const bool under_way = std::any_of(sending_.begin(), sending_.end(), [&](const auto& s) { return s->name == name && !s->removed; });
+  if (taken(name) || under_way) return done(exists(name));
+  const uint64_t number = put_number(mesh ? mesh->rank() : 0, ++puts_);
   if (!mesh || mesh->size() == 1) {
-    store(name, blob);
+    store(name, std::move(blob), number);
     return done({});
   }
-  auto sending = std::make_shared<Sending>();
-  sending->mesh = mesh;
-  sending->name = name;
-  sending->blob = std::move(blob);
-  sending->deadline = std::move(deadline);
-  sending->done = std::move(done);
+  auto sending = std::make_shared<Sending>(Sending{mesh, name, number, std::move(blob), std::move(deadline), std::move(done)});
   sending->offset.assign(mesh->size(), 0);
   sending_.push_back(sending);
-  mesh->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending), name] {
-    auto late = weak.lock();
-    if (!late || !late->done) return;
-    finish(late, too_late(*late));
+  sending->timer = mesh->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
+    if (const auto late = weak.lock()) finish(late, late->too_late());
   });
-  if (mesh->rank() == Sending::kNameOwner) return spread(sending);
-  sending->waiting = {Sending::kNameOwner};
-  send_parts(sending, Sending::kNameOwner);
+  if (mesh->rank() == kNameOwner) return spread(sending);
+  sending->waiting = {kNameOwner};
+  send_parts(sending, kNameOwner);
 }
 
 // The name is this worker's: it keeps the object, and so do all others that do not have it yet.
 void Objects::spread(const std::shared_ptr<Sending>& sending) {
   Mesh& mesh = *sending->mesh;
-  store(sending->name, sending->blob);
+  if (!sending->removed) store(sending->name, sending->blob, sending->put);
   sending->spreading = true;
   std::vector<int32_t> others;  // beginning with the next one, so that putters do not all begin with the same
   for (int32_t hop = 1; hop < mesh.size(); ++hop) {
     const int32_t rank = (mesh.rank() + hop) % mesh.size();
-    if (rank != Sending::kNameOwner) others.push_back(rank);
+    if (rank != kNameOwner) others.push_back(rank);
   }
   if (others.empty()) return finish(sending, {});
   sending->waiting.insert(others.begin(), others.end());
@@ -79,53 +102,173 @@ void Objects::spread(const std::shared_ptr<Sending>& sending) {
 void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
   const std::vector<uint8_t>& blob = *sending->blob;
   const size_t offset = sending->offset[rank], count = std::min(kPart, blob.size() - offset);
-  transport::ObjectPart part{sending->mesh->view().view, sending->mesh->rank(), sending->name, blob.size(), offset,
-                             {blob.begin() + offset, blob.begin() + offset + count}};
+  transport::ObjectPart part;
+  part.view = sending->mesh->view().view;
+  part.rank = sending->mesh->rank();
+  part.name = sending->name;
+  part.total = blob.size();
+  part.offset = offset;
+  part.data.assign(blob.begin() + offset, blob.begin() + offset + count);
+  part.put = sending->put;
   sending->mesh->call(rank, std::move(part), sending->deadline.time, [this, sending, rank, count](Result<transport::Message> r) {
-    if (sending->mesh->undecided(rank, r.status())) {
-      sending->cut_off.insert(rank);
-      return;
-    }
-    sending->offset[rank] += count;
-    if (!r.ok() && sending->failure.ok()) {
-      sending->failure = r.status().code() == Code::kTimeout
-                             ? too_late(*sending)
-                             : sending->mesh->blame(rank, r.status()).with_operation(kPut);
-    }
-    if (r.ok() && sending->offset[rank] < sending->blob->size()) return send_parts(sending, rank);
-    sending->waiting.erase(rank);
-    if (!sending->waiting.empty() || !sending->done) return;
-    if (!sending->spreading && sending->failure.ok()) return spread(sending);
-    finish(sending, sending->failure);
+    if (r.ok()) sending->offset[rank] += count;
+    answered(sending, rank, r.status());
   });
+}
+
+// `rank` has answered a part.
+void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status) {
+  if (!sending->done) return;  // the put has ended
+  Mesh& mesh = *sending->mesh;
+  if (mesh.undecided(rank, status)) {
+    sending->cut_off.insert(rank);
+    return;
+  }
+  if (status.ok() && sending->offset[rank] < sending->blob->size()) return send_parts(sending, rank);
+  const bool gone = rank != kNameOwner && mesh.has_left(rank);  // it needs no object
+  if (!status.ok() && !gone && sending->failure.ok()) {
+    sending->failure = status.code() == Code::kTimeout ? sending->too_late() : mesh.blame(rank, status).with_operation(kPut);
+  }
+  sending->waiting.erase(rank);
+  if (!sending->waiting.empty()) return;
+  if (!sending->spreading && sending->failure.ok()) return spread(sending);
+  finish(sending, sending->failure);
+}
+
+void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& status) {
+  sending_.remove(sending);
+  sending->mesh->loop().cancel(sending->timer);
+  if (auto done = std::exchange(sending->done, nullptr)) done(status);
 }
 
 void Objects::peer_left(int32_t rank) {
   const auto all = sending_;
   for (const auto& sending : all) {
-    if (sending->cut_off.count(rank)) finish(sending, sending->mesh->has_closed(rank).with_operation(kPut));
+    if (sending->cut_off.count(rank)) answered(sending, rank, sending->mesh->has_closed(rank));
+  }
+  const auto removals = removals_;
+  for (const auto& removal : removals) {
+    if (removal->cut_off.count(rank)) removed(removal, rank, removal->mesh->has_closed(rank));
   }
 }
 
-void Objects::receive(transport::ObjectPart part, const transport::Responder& respond) {
-  if (objects_.count(part.name)) return respond(exists(part.name));
+// ---- deleting
+
+void Objects::remove(Mesh* mesh, const std::string& name, Deadline deadline, Done done) {
+  const bool alone = !mesh || mesh->size() == 1;
+  uint64_t put = 0;
+  std::set<int32_t> asked = {kNameOwner};
+  if (alone || mesh->rank() == kNameOwner) {
+    const auto object = objects_.find(name);
+    const bool deleting = std::any_of(removals_.begin(), removals_.end(), [&](const auto& r) { return r->name == name; });
+    if (object == objects_.end() || deleting) return done(not_found(name));
+    if (alone) {
+      objects_.erase(object);
+      return done({});
+    }
+    put = object->second.put;
+    asked.clear();
+    for (int32_t rank = 0; rank < mesh->size(); ++rank) {
+      if (rank != kNameOwner) asked.insert(rank);
+    }
+  }
+  auto removal = std::make_shared<Removal>(Removal{mesh, name, put, std::move(done)});
+  removal->waiting = asked;
+  removals_.push_back(removal);
+  removal->timer = mesh->loop().schedule(deadline.time, [this, limit = deadline.limit, weak = std::weak_ptr(removal)] {
+    const auto late = weak.lock();
+    if (!late) return;
+    const std::string what = "object '" + late->name + "' was not deleted on all workers";
+    finish(late, late->mesh->too_late(what, limit, ranks(late->waiting)).with_operation(kDelete));
+  });
+  for (int32_t rank : asked) {
+    transport::ObjectPart request;
+    request.view = mesh->view().view;
+    request.rank = mesh->rank();
+    request.name = name;
+    request.remove = true;
+    request.put = put;
+    mesh->call(rank, std::move(request), transport::kNever, [this, removal, rank](Result<transport::Message> r) {
+      removed(removal, rank, r.status());
+    });
+  }
+}
+
+// `rank` has answered.
+void Objects::removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status) {
+  if (!removal->done) return;  // it has ended
+  Mesh& mesh = *removal->mesh;
+  if (mesh.undecided(rank, status)) {
+    removal->cut_off.insert(rank);
+    return;
+  }
+  const bool gone = rank != kNameOwner && mesh.has_left(rank);  // its copy with it
+  if (!status.ok() && !gone) return finish(removal, mesh.blame(rank, status).with_operation(kDelete));
+  removal->waiting.erase(rank);
+  if (removal->waiting.empty()) finish(removal, {});
+}
+
+void Objects::finish(const std::shared_ptr<Removal>& removal, const Status& status) {
+  removals_.remove(removal);
+  removal->mesh->loop().cancel(removal->timer);
+  if (status.ok() && removal->mesh->rank() == kNameOwner) erase(removal->name, removal->put);
+  if (auto done = std::exchange(removal->done, nullptr)) done(status);
+}
+
+void Objects::receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request,
+                              const transport::Responder& respond) {
+  if (mesh->rank() == kNameOwner) {
+    return remove(mesh, request.name, std::move(deadline), [respond](const Status& status) {
+      status.ok() ? respond(empty()) : respond(status);
+    });
+  }
+  if (request.rank != kNameOwner) return respond(Status(Code::kInternal, "only rank 0 deletes object '" + request.name + "'"));
+  erase(request.name, request.put);
+  respond(empty());
+}
+
+void Objects::erase(const std::string& name, uint64_t put) {
+  const auto sending = std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
+  if (sending != sending_.end()) (*sending)->removed = true;
+  if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
+    objects_.erase(object);
+  } else if (const auto incoming = incoming_.find(put); incoming != incoming_.end()) {
+    incoming->second.removed = true;
+    incoming->second.data = {};
+  } else if (sending == sending_.end()) {
+    removed_early_.insert(put);
+  }
+}
+
+// ---- receiving
+
+void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part, const transport::Responder& respond) {
+  if (part.remove) return receive_removal(mesh, std::move(deadline), part, respond);
   if (part.total > kLargest || part.offset > part.total || part.data.size() > part.total - part.offset) {
     return respond(Status(Code::kInternal, "a part of object '" + part.name + "' lies outside of it"));
   }
-  Incoming& incoming = incoming_.try_emplace(part.name, Incoming{part.rank, {}, 0}).first->second;
-  if (incoming.rank != part.rank) return respond(exists(part.name));
-  if (part.offset != incoming.received) return respond(Status(Code::kInternal, "a part of object '" + part.name + "' is missing"));
-  incoming.data.insert(incoming.data.end(), part.data.begin(), part.data.end());  // grows with what came, not with `total`
+  if (!incoming_.count(part.put)) {
+    // The putter makes one put of a name at a time, so an earlier one has failed.
+    std::erase_if(incoming_, [&](const auto& item) {
+      return item.second.name == part.name && putter(item.first) == putter(part.put) && !item.second.removed;
+    });
+    if (taken(part.name)) return respond(exists(part.name));
+    if (part.offset > 0) return respond(missing(part.name));
+    incoming_.emplace(part.put, Incoming{.name = part.name, .removed = removed_early_.erase(part.put) > 0});
+  }
+  Incoming& incoming = incoming_.at(part.put);
+  if (part.offset != incoming.received) return respond(missing(part.name));
+  // The memory grows with the data received, not with `total`.
+  if (!incoming.removed) incoming.data.insert(incoming.data.end(), part.data.begin(), part.data.end());
   incoming.received += part.data.size();
-  respond(transport::Message(transport::Empty{}));
+  respond(empty());
   if (incoming.received < part.total) return;
-  auto blob = std::make_shared<const std::vector<uint8_t>>(std::move(incoming.data));
-  incoming_.erase(part.name);
-  store(part.name, std::move(blob));
+  const auto whole = std::move(incoming_.extract(part.put).mapped());
+  if (!whole.removed) store(part.name, std::make_shared<const std::vector<uint8_t>>(std::move(whole.data)), part.put);
 }
 
-void Objects::store(const std::string& name, Blob blob) {
-  objects_[name] = blob;
+void Objects::store(const std::string& name, Blob blob, uint64_t put) {
+  objects_[name] = {blob, put};
   std::vector<std::function<void(Result<Blob>)>> ready;
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     if (it->name == name) {
@@ -140,7 +283,7 @@ void Objects::store(const std::string& name, Blob blob) {
 
 uint64_t Objects::get(const std::string& name, std::function<void(Result<Blob>)> done) {
   if (auto it = objects_.find(name); it != objects_.end()) {
-    done(it->second);
+    done(it->second.blob);
     return 0;
   }
   waiters_.push_back({next_ticket_, name, std::move(done)});
@@ -155,13 +298,11 @@ void Objects::cancel(uint64_t ticket, const Status& why) {
   done(why);
 }
 
-void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& status) {
-  sending_.remove(sending);
-  if (auto done = std::exchange(sending->done, nullptr)) done(status);
-}
+// ---- failure
 
 void Objects::fail(const Status& cause) {
   while (!sending_.empty()) finish(std::shared_ptr<Sending>(sending_.front()), cause);
+  while (!removals_.empty()) finish(std::shared_ptr<Removal>(removals_.front()), cause);
   fail_waiters(cause);
 }
 

@@ -1,7 +1,12 @@
-// Named blobs that every worker holds. The putter sends an object in parts; each part is answered when
-// stored. Parts go to rank 0 first, which gives a name to the first putter, then to the others. So two
-// workers that put the same name at once never leave different objects behind. Everything is on the session's
-// loop.
+// Named blobs that every worker holds. Everything is on the session's loop.
+//
+// Put: the putter sends the object in parts; each part is answered when it is stored. Parts go to rank 0 first, which gives
+// a name to the first putter, then to the others. So two workers that put the same name at once never leave different
+// objects behind.
+//
+// Delete: rank 0 asks all other workers to delete the object and deletes its own copy last. Until then nobody can put the
+// name again. Each put has a number, and a removal carries the number of the put that it undoes. So a worker that does not
+// have all parts of that put yet knows which parts to drop, and never takes them for those of a later put.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +14,7 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <span>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +25,7 @@ namespace dsgd {
 class Objects {
  public:
   using Blob = std::shared_ptr<const std::vector<uint8_t>>;
+  using Done = std::function<void(const Status&)>;
   static constexpr size_t kLargest = size_t{1} << 30;
 
   struct Deadline {
@@ -27,21 +33,29 @@ class Objects {
     std::string limit;  // the setting that it comes from
   };
   // mesh null: one worker.
-  void put(Mesh* mesh, const std::string& name, Blob blob, Deadline deadline, std::function<void(const Status&)> done);
+  void put(Mesh* mesh, const std::string& name, Blob blob, Deadline deadline, Done done);
+  // Deletes the object on all workers. kNotFound: there is none, or another worker is deleting it.
+  void remove(Mesh* mesh, const std::string& name, Deadline deadline, Done done);
   // Calls `done` with the object as soon as it is here. Returns a ticket for cancel(); 0 when `done` was called at once.
   uint64_t get(const std::string& name, std::function<void(Result<Blob>)> done);
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
   void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
-  void receive(transport::ObjectPart part, const transport::Responder& respond);
-  void fail(const Status& cause);          // puts and gets in flight
+  // `deadline`: for a removal that rank 0 carries out for another worker.
+  void receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part, const transport::Responder& respond);
+  void fail(const Status& cause);          // puts, removals and gets in flight
   void peer_left(int32_t rank);
   void fail_waiters(const Status& cause);  // gets
 
  private:
+  struct Object {
+    Blob blob;
+    uint64_t put;  // number of the put that made it
+  };
   struct Incoming {
-    int32_t rank;
-    std::vector<uint8_t> data;
+    std::string name;
+    std::vector<uint8_t> data = {};
     uint64_t received = 0;
+    bool removed = false;  // its data is dropped
   };
   struct Waiter {
     uint64_t ticket;
@@ -49,17 +63,26 @@ class Objects {
     std::function<void(Result<Blob>)> done;
   };
   struct Sending;
+  struct Removal;
+  bool taken(const std::string& name) const;
   void spread(const std::shared_ptr<Sending>& sending);
   void send_parts(std::shared_ptr<Sending> sending, int32_t rank);
-  static Status too_late(const Sending& sending);
+  void answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status);
   void finish(const std::shared_ptr<Sending>& sending, const Status& status);
-  void store(const std::string& name, Blob blob);
+  void removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status);
+  void finish(const std::shared_ptr<Removal>& removal, const Status& status);
+  void receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request, const transport::Responder& respond);
+  void erase(const std::string& name, uint64_t put);
+  void store(const std::string& name, Blob blob, uint64_t put);
 
-  std::map<std::string, Blob> objects_;
-  std::map<std::string, Incoming> incoming_;
+  std::map<std::string, Object> objects_;
+  std::map<uint64_t, Incoming> incoming_;  // by number of the put
+  std::set<uint64_t> removed_early_;       // puts that were removed before their first part came
   std::list<Waiter> waiters_;
-  std::list<std::shared_ptr<Sending>> sending_;  // puts in flight
+  std::list<std::shared_ptr<Sending>> sending_;   // puts in flight
+  std::list<std::shared_ptr<Removal>> removals_;  // removals in flight: those asked for here and, at rank 0, all
   uint64_t next_ticket_ = 1;
+  uint64_t puts_ = 0;  // of this worker
 };
 
 }  // namespace dsgd

@@ -118,6 +118,7 @@ class Session {
 
   Result<std::shared_ptr<Operation>> object_put(const std::string& name, std::span<const uint8_t> data, Mode mode,
                                                 const CallOptions& options = {});
+  Result<std::shared_ptr<Operation>> object_delete(const std::string& name, Mode mode, const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> object_get(const std::string& name, Mode mode, const CallOptions& options = {});
 
   Result<uint64_t> digest();

@@ -172,6 +172,16 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
   return operation;
 }
 
+Result<std::shared_ptr<Operation>> Session::object_delete(const std::string& name, Mode mode, const CallOptions& options) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  Status named = check_name("object", name);
+  if (!named.ok()) return named;
+  const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_delete", false, options.user_data);
+  impl_->launch(operation, mode, [this, name, options](auto done) { impl_->engine().delete_object(name, done, options); });
+  return operation;
+}
+
 Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();

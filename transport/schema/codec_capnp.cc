@@ -185,6 +185,8 @@ class Check {
         if (ok() && length(data.size(), kMaxObjectPartBytes, "object part", "bytes")) {
           to.data.assign(data.begin(), data.end());
         }
+        to.remove = part.getRemove();
+        to.put = part.getPut();
         return to;
       }
       case schema::Message::GOODBYE:
@@ -338,6 +340,8 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setTotal(part.total);
           out.setOffset(part.offset);
           out.setData(capnp::Data::Reader(part.data.data(), part.data.size()));
+          out.setRemove(part.remove);
+          out.setPut(part.put);
         } else {
           static_assert(std::is_same_v<T, Goodbye>);
           write_departure(part, to.initGoodbye());

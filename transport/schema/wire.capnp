@@ -114,6 +114,8 @@ struct ObjectPart {
   total @3 :UInt64;
   offset @4 :UInt64;
   data @5 :Data;
+  remove @6 :Bool;
+  put @7 :UInt64;
 }
 
 struct Message {

@@ -258,6 +258,11 @@ class Session(Collectives):
             _raw.dsgd_op_abort(op, None)  # nobody wants the object any more
             raise
 
+    def delete(self, name: str) -> None:
+        """Deletes the object of that name on all workers; returns when none holds it. The name can then be put again. Views
+        that get() has returned stay valid."""
+        self._run(_raw.dsgd_object_delete(self._handle.pointer, name, None))
+
     def shard(self, samples: int, seed: int = 0, *, shuffle: bool = True) -> Shard:
         """This worker's part of a data set of `samples` samples; the order depends on seed and epoch alone."""
         return Shard(self._handle, samples, seed, shuffle)

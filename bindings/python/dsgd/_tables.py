@@ -193,6 +193,7 @@ NAMES: Dict[str, str] = {
     "dsgd_memory_value": "Replica.alloc",
     "dsgd_object": "memoryview",
     "dsgd_object_data": "Session.get",
+    "dsgd_object_delete": "Session.delete",
     "dsgd_object_get": "Session.get",
     "dsgd_object_nbytes": "Session.get",
     "dsgd_object_put": "Session.put",

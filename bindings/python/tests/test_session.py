@@ -55,6 +55,17 @@ def test_gradients_are_marked_all_or_none(session):
     assert all((value == -2).all() for value, _ in buffers)
 
 
+def test_a_deleted_name_can_be_put_again(session):
+    session.put("x", b"old")
+    old = session.get("x")
+    session.delete("x")
+    with pytest.raises(dsgd.Error, match="'x'") as caught:
+        session.delete("x")
+    assert caught.value.status is dsgd.Status.NOT_FOUND
+    session.put("x", b"new")
+    assert bytes(session.get("x")) == b"new" and bytes(old) == b"old"
+
+
 def test_a_shard_goes_on_in_mid_epoch(session):
     shard = session.shard(10, seed=3)
     first, second = list(shard.next(4)), list(shard.next(6))

@@ -713,9 +713,10 @@ DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, const ds
 
 /* Named blobs given to all workers: a vocabulary, a tokenizer, settings. */
 typedef struct dsgd_object dsgd_object;
-/* Gives `data`, which is copied, to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all have it. Not
- * collective: one worker calls it. With `op` NULL it blocks. Any thread. Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_LIMIT
- * (over 1 GiB), and those of collectives. */
+/* Gives `data`, which is copied, to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all have it. Workers that
+ * have closed are left out, except rank 0, which gives each name to one putter. Not collective: one worker calls it. With
+ * `op` NULL it blocks. Any thread. Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_LIMIT (over 1 GiB), DSGD_ERR_TIMEOUT (some
+ * workers may hold it; dsgd_object_delete deletes it there), and those of collectives. */
 DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes,
                                  const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
 /* The object of that name; waits until it is put. With `op` NULL it blocks and gives `object`; otherwise `object` is NULL,
@@ -725,6 +726,13 @@ DSGD_API int32_t dsgd_object_get(dsgd_session *session, const char *name, const 
                                  dsgd_object **object, dsgd_op **op, dsgd_error **error);
 /* A new reference to the object of a dsgd_object_get that has ended without error. Any thread. */
 DSGD_API int32_t dsgd_op_object(const dsgd_op *op, dsgd_object **object, dsgd_error **error);
+/* Deletes the object of that name on all workers, whichever worker has put it; ends when no worker holds it. Then the name
+ * can be put again, and dsgd_object_get waits for the new object. Objects that dsgd_object_get has returned stay valid.
+ * Workers that have closed are left out, except rank 0. Not collective: one worker calls it. With `op` NULL it blocks. Any
+ * thread. Errors: DSGD_ERR_NOT_FOUND (not put, or deleted by another worker), DSGD_ERR_TIMEOUT (some workers may still hold
+ * it), and those of collectives. */
+DSGD_API int32_t dsgd_object_delete(dsgd_session *session, const char *name, const dsgd_op_options *options, dsgd_op **op,
+                                    dsgd_error **error);
 DSGD_API const void *dsgd_object_data(const dsgd_object *object); /* valid until dsgd_object_free */
 DSGD_API size_t dsgd_object_nbytes(const dsgd_object *object);
 DSGD_API void dsgd_object_free(dsgd_object *object); /* NULL is fine */

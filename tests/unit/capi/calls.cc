@@ -104,6 +104,8 @@ std::vector<Call> calls() {
        }},
       {"dsgd_barrier", true, [](W w, E e) { return dsgd_barrier(w.running.session, nullptr, nullptr, nullptr, e); }},
       {"dsgd_object_put", true, [](W w, E e) { return dsgd_object_put(w.running.session, "y", "z", 1, nullptr, nullptr, e); }},
+      {"dsgd_object_delete", true,
+       [](W w, E e) { return dsgd_object_delete(w.running.session, "name", nullptr, nullptr, e); }},
       {"dsgd_object_get", true,
        [](W w, E e) { return dsgd_object_get(w.running.session, "name", nullptr, &object, nullptr, e); }},
       {"dsgd_shard_new", true, [](W w, E e) { return dsgd_shard_new(w.running.session, 4, 0, 0, &shard, e); }},

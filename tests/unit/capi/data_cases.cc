@@ -20,6 +20,16 @@ std::vector<BadCall> data_cases() {
        [](W w, E e) { return dsgd_object_put(w.running.session, "name", "other", 5, nullptr, nullptr, e); }},
       {"dsgd_object_put", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_object_put(w.closed.session, "x", "data", 4, nullptr, nullptr, e); }},
+      {"dsgd_object_delete", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_object_delete(nullptr, "x", nullptr, nullptr, e); }},
+      {"dsgd_object_delete", "NULL name", kInvalid, "'name' is NULL",
+       [](W w, E e) { return dsgd_object_delete(w.running.session, nullptr, nullptr, nullptr, e); }},
+      {"dsgd_object_delete", "empty name", kInvalid, {"'name' is an empty string", "give a name"},
+       [](W w, E e) { return dsgd_object_delete(w.running.session, "", nullptr, nullptr, e); }},
+      {"dsgd_object_delete", "not put", DSGD_ERR_NOT_FOUND, {"'missing'", "has not been put"},
+       [](W w, E e) { return dsgd_object_delete(w.running.session, "missing", nullptr, nullptr, e); }},
+      {"dsgd_object_delete", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_object_delete(w.closed.session, "x", nullptr, nullptr, e); }},
       {"dsgd_object_get", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) {
          dsgd_object* object = nullptr;

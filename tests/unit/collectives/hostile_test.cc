@@ -67,12 +67,16 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
   void on_peer_failure(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
   void on_peer_unreachable(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
   void on_peer_left(int32_t) override {}
-  void on_object(transport::ObjectPart, transport::Responder respond) override { respond(Status(Code::kUnsupported, "no")); }
+  void on_object(transport::ObjectPart part, transport::Responder respond) override {
+    objects.push_back(part.name);
+    respond(transport::Message(transport::Empty{}));
+  }
   transport::Loop& loop() { return network_->loop(); }
 
   std::unique_ptr<Mesh> mesh;
   bool opened = false;
   std::vector<std::pair<int32_t, Status>> failures;
+  std::vector<std::string> objects;
 
  private:
   const std::string token_;
@@ -481,6 +485,27 @@ TEST_F(HostilePeer, FailuresWithoutCauseOrFromNobodyAreIgnoredAndForeignObjectsR
   attacker->send(header, std::vector<std::byte>(16), false);
   run_until([&] { return ended.has_value(); });
   EXPECT_TRUE(ended->ok()) << ended->message();
+}
+
+// The answer depends on the rank of this worker: rank 0 deletes objects.
+TEST_F(HostilePeer, ObjectsAreHandledOnceTheViewIsKnownAndForeignOnesRefused) {
+  connect();
+  size_t answered = 0;
+  const auto call = [&](transport::Message message, bool accepted) {
+    attacker->call(std::move(message), [&answered, accepted](const Result<transport::Message>& answer) {
+      EXPECT_EQ(answer.ok(), accepted) << answer.status().message();
+      ++answered;
+    });
+  };
+  call(transport::ObjectPart{1, 1, "first", 1, 0, {1}}, true);
+  call(transport::ObjectPart{2, 1, "of another view", 1, 0, {1}}, false);
+  call(transport::ObjectPart{1, 1, "second", 1, 0, {1}}, true);
+  call(transport::JoinRequest{}, false);  // it is answered at once
+  run_until([&] { return answered == 1; });
+  EXPECT_TRUE(victim->objects.empty());
+  open();
+  run_until([&] { return answered == 4; });
+  EXPECT_EQ(victim->objects, (std::vector<std::string>{"first", "second"}));
 }
 
 // The head has heard that it leaves; then its machine died, with what it had sent to us.

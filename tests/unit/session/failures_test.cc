@@ -70,6 +70,8 @@ const std::vector<Case>& cases() {
          EXPECT_EQ(dsgd_object_put(w.session, name.c_str(), "", 0, nullptr, nullptr, nullptr), DSGD_OK);
          return dsgd_object_put(w.session, name.c_str(), "", 0, nullptr, nullptr, nullptr);
        }},
+      {DSGD_ERR_NOT_FOUND, Ends::kCall,
+       [](Worker& w) { return dsgd_object_delete(w.session, "never put", nullptr, nullptr, nullptr); }},
       {DSGD_ERR_UNSUPPORTED, Ends::kCall,
        [](Worker& w) { return dsgd_strategy_set(w.session, "allreduce", "algorithm=nccl", nullptr, nullptr, nullptr); }},
       {DSGD_ERR_WAIT_TIMEOUT, Ends::kCall,
@@ -134,7 +136,6 @@ const std::vector<Case>& cases() {
 // Those that two healthy workers cannot provoke, or that come before there is a session.
 const std::map<int32_t, std::string> kElsewhere = {
     {DSGD_ERR_FORKED, "capi_fork_test"},
-    {DSGD_ERR_NOT_FOUND, "comes from calls without a session: capi_bad_input_test"},
     {DSGD_ERR_IO, "comes from calls without a session: capi_bad_input_test"},
     {DSGD_ERR_UNAUTHORIZED, "comes from joining: member_test"},
     {DSGD_ERR_UNREACHABLE, "comes from joining: member_test"},

@@ -2631,6 +2631,45 @@ intgo _wrap_dsgd_op_object_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, dsgd_object
 }
 
 
+intgo _wrap_dsgd_object_delete_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+  dsgd_session *arg1 = 0 ;
+  char *arg2 = 0 ;
+  dsgd_op_options *arg3 = 0 ;
+  dsgd_op **arg4 = 0 ;
+  dsgd_error **arg5 = 0 ;
+  char *temp2 ;
+  dsgd_op_options options3 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_session **)&_swig_go_0;
+
+  temp2 = (char *)malloc(_swig_go_1.n + 1);
+  memcpy(temp2, _swig_go_1.p, _swig_go_1.n);
+  temp2[_swig_go_1.n] = '\0';
+  arg2 = (char *)temp2;
+
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_2;
+    arg3 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options3, sizeof options3);
+      options3.user_data = (void *)given->user_data;
+      options3.timeout_ms = given->timeout_ms;
+      options3.channel = given->channel;
+      arg3 = &options3;
+    }
+  }
+  arg4 = *(dsgd_op ***)&_swig_go_3;
+  arg5 = *(dsgd_error ***)&_swig_go_4;
+
+  result = (int32_t)dsgd_object_delete(arg1,(char const *)arg2,(struct dsgd_op_options const *)arg3,arg4,arg5);
+  _swig_go_result = result;
+  free((char *)arg2);
+  return _swig_go_result;
+}
+
+
 void *_wrap_dsgd_object_data_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   void *result = 0 ;

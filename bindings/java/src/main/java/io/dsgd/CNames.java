@@ -121,6 +121,7 @@ final class CNames {
           entry("dsgd_memory_value", "Memory.value"),
           entry("dsgd_object", "SharedObject"),
           entry("dsgd_object_data", "SharedObject.data"),
+          entry("dsgd_object_delete", "Session.deleteObject"),
           entry("dsgd_object_get", "Session.getObject"),
           entry("dsgd_object_nbytes", "SharedObject.data"),
           entry("dsgd_object_put", "Session.putObject"),

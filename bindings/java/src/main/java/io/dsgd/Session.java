@@ -438,6 +438,17 @@ public final class Session implements AutoCloseable {
     putObject(name, ByteBuffer.allocateDirect(data.length).put(data).flip());
   }
 
+  /**
+   * Deletes the object of that name on all workers; returns when none holds it. The name can then be
+   * put again. Objects that {@link #getObject} has returned stay valid.
+   */
+  public void deleteObject(String name) throws InterruptedException {
+    inFlight.run(
+        this,
+        (s, op) -> Raw.dsgd_object_delete(s, name, Collectives.DEFAULTS, op),
+        deleted -> null);
+  }
+
   /** The object of that name, waiting up to {@code step_timeout} for it. */
   public SharedObject getObject(String name) throws InterruptedException {
     return getObject(name, null);

@@ -140,6 +140,15 @@ class SessionTest {
   }
 
   @Test
+  void deletedNameCanBePutAgain() throws Exception {
+    session.putObject("x", ByteBuffer.allocateDirect(1));
+    session.deleteObject("x");
+    Fails.with(Status.NOT_FOUND, () -> session.deleteObject("x"));
+    session.putObject("x", ByteBuffer.allocateDirect(2));
+    assertEquals(2, session.getObject("x").data().remaining());
+  }
+
+  @Test
   void shardGoesOnInMidEpoch() throws Exception {
     try (Shard shard = session.shard(10, 3)) {
       shard.next(4);

@@ -1,0 +1,140 @@
+// Deleting objects, from one worker and from several at once.
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "job.h"
+
+namespace dsgd_test {
+namespace {
+
+void put(dsgd_session* session, const char* name, const std::string& text) {
+  DSGD_OK_OR_FAIL(dsgd_object_put(session, name, text.data(), text.size(), nullptr, nullptr, error_));
+}
+
+std::string get(dsgd_session* session, const char* name) {
+  dsgd_object* object = nullptr;
+  Error error;
+  EXPECT_EQ(dsgd_object_get(session, name, nullptr, &object, nullptr, error), DSGD_OK) << error.message();
+  const std::string text(static_cast<const char*>(dsgd_object_data(object)), dsgd_object_nbytes(object));
+  dsgd_object_free(object);
+  return text;
+}
+
+bool has(dsgd_session* session, const char* name) {
+  dsgd_object* object = nullptr;
+  const dsgd_op_options at_once = with_timeout(1);
+  const int32_t status = dsgd_object_get(session, name, &at_once, &object, nullptr, nullptr);
+  EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_TIMEOUT) << dsgd_status_name(status);
+  dsgd_object_free(object);
+  return status == DSGD_OK;
+}
+
+void meet(dsgd_session* session) { DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_)); }
+
+TEST(DeletedObject, IsGoneOnAllWorkersAndItsNameCanBePutAgain) {
+  for (const int workers : {1, 2, 3}) {
+    run_job(workers, {}, [&](dsgd_session* session, int rank) {
+      for (int round = 0; round < 2 * workers; ++round) {
+        const int putter = round % workers, deleter = (round / 2 + 1) % workers;
+        const std::string text = "round " + std::to_string(round);
+        if (rank == putter) put(session, "x", text);
+        EXPECT_EQ(get(session, "x"), text);
+        meet(session);
+        if (rank == deleter) DSGD_OK_OR_FAIL(dsgd_object_delete(session, "x", nullptr, nullptr, error_));
+        meet(session);
+        EXPECT_FALSE(has(session, "x")) << "round " << round;
+        Error error;
+        EXPECT_EQ(dsgd_object_delete(session, "x", nullptr, nullptr, error), DSGD_ERR_NOT_FOUND) << error.message();
+        meet(session);
+      }
+    });
+  }
+}
+
+TEST(DeletedObject, StaysReadableThroughHandles) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    if (rank == 0) put(session, "x", "bytes");
+    dsgd_object* object = nullptr;
+    DSGD_OK_OR_FAIL(dsgd_object_get(session, "x", nullptr, &object, nullptr, error_));
+    meet(session);
+    if (rank == 1) DSGD_OK_OR_FAIL(dsgd_object_delete(session, "x", nullptr, nullptr, error_));
+    meet(session);
+    EXPECT_EQ(std::string(static_cast<const char*>(dsgd_object_data(object)), dsgd_object_nbytes(object)), "bytes");
+    dsgd_object_free(object);
+  });
+}
+
+TEST(DeletedObject, IsDeletedByOneOfThoseThatTryAtOnce) {
+  std::atomic<int> deleted{0};
+  constexpr int kRounds = 30;
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    for (int round = 0; round < kRounds; ++round) {
+      if (rank == round % 3) put(session, "x", "bytes");
+      get(session, "x");
+      meet(session);
+      const int32_t status = dsgd_object_delete(session, "x", nullptr, nullptr, nullptr);
+      if (status == DSGD_OK) ++deleted;
+      else EXPECT_EQ(status, DSGD_ERR_NOT_FOUND);
+      meet(session);
+      EXPECT_FALSE(has(session, "x"));
+      meet(session);
+    }
+  });
+  EXPECT_EQ(deleted, kRounds);
+}
+
+// The worker that deletes has the object before the last one has: that one must not keep what comes late.
+TEST(DeletedObject, DoesNotComeBackWhereItWasStillOnItsWay) {
+  const std::string large(5 << 20, 'x');  // in many parts
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    for (int round = 0; round < 12; ++round) {
+      const int putter = round % 3, deleter = (round + 1 + round / 6) % 3;
+      std::thread putting;
+      if (rank == putter) putting = std::thread([&] { put(session, "x", large); });
+      if (rank == deleter) {
+        int32_t status;
+        while ((status = dsgd_object_delete(session, "x", nullptr, nullptr, nullptr)) == DSGD_ERR_NOT_FOUND) std::this_thread::yield();
+        EXPECT_EQ(status, DSGD_OK);
+      }
+      if (putting.joinable()) putting.join();
+      meet(session);
+      EXPECT_FALSE(has(session, "x")) << "round " << round;
+      meet(session);
+    }
+  });
+}
+
+TEST(DeletedObject, NameCanBePutAgainAfterAPutThatRanOutOfTime) {
+  const std::string large(64 << 20, 'x');
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    meet(session);
+    if (rank == 1) {
+      const dsgd_op_options too_short = with_timeout(1);
+      EXPECT_EQ(dsgd_object_put(session, "x", large.data(), large.size(), &too_short, nullptr, nullptr), DSGD_ERR_TIMEOUT);
+      const int32_t status = dsgd_object_delete(session, "x", nullptr, nullptr, nullptr);
+      EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_NOT_FOUND) << dsgd_status_name(status);
+      put(session, "x", "bytes");
+    }
+    EXPECT_EQ(get(session, "x"), "bytes");
+    meet(session);
+  });
+}
+
+TEST(DeletedObject, NeedsNoWorkerThatHasClosed) {
+  std::atomic<bool> looked{false};
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    if (rank == 1) put(session, "x", "bytes");
+    get(session, "x");
+    meet(session);
+    if (rank == 2) return;  // closes its session
+    if (rank == 1) DSGD_OK_OR_FAIL(dsgd_object_delete(session, "x", nullptr, nullptr, error_));
+    while (has(session, "x")) std::this_thread::yield();
+    if (rank == 0) looked = true;
+    while (!looked) std::this_thread::yield();  // a worker that is alone is told so by dsgd_object_get
+  });
+}
+
+}  // namespace
+}  // namespace dsgd_test
