@@ -125,8 +125,7 @@ void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, co
     return;
   }
   if (status.ok() && sending->offset[rank] < sending->blob->size()) return send_parts(sending, rank);
-  const bool gone = rank != kNameOwner && mesh.has_left(rank);  // it needs no object
-  if (!status.ok() && !gone && sending->failure.ok()) {
+  if (!status.ok() && sending->failure.ok()) {  // the others still get the object
     sending->failure = status.code() == Code::kTimeout ? sending->too_late() : mesh.blame(rank, status).with_operation(kPut);
   }
   sending->waiting.erase(rank);

@@ -713,9 +713,9 @@ DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, const ds
 
 /* Named blobs given to all workers: a vocabulary, a tokenizer, settings. */
 typedef struct dsgd_object dsgd_object;
-/* Gives `data`, which is copied, to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all have it. Workers that
- * have closed are left out, except rank 0, which gives each name to one putter. Not collective: one worker calls it. With
- * `op` NULL it blocks. Any thread. Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_LIMIT (over 1 GiB), DSGD_ERR_TIMEOUT (some
+/* Gives `data`, which is copied, to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all have it. If a worker
+ * has closed its session, it ends with DSGD_ERR_WORKER_LOST, and the others have the object, unless that worker is rank 0,
+ * which gives each name to one putter. Not collective: one worker calls it. With `op` NULL it blocks. Any thread. Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_LIMIT (over 1 GiB), DSGD_ERR_TIMEOUT (some
  * workers may hold it; dsgd_object_delete deletes it there), and those of collectives. */
 DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes,
                                  const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);

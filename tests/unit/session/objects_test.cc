@@ -1,4 +1,4 @@
-// Deleting objects, from one worker and from several at once.
+// Putting and deleting objects, by one worker and by several at once.
 
 #include <atomic>
 #include <string>
@@ -119,6 +119,28 @@ TEST(DeletedObject, NameCanBePutAgainAfterAPutThatRanOutOfTime) {
     }
     EXPECT_EQ(get(session, "x"), "bytes");
     meet(session);
+  });
+}
+
+TEST(Put, ReachesTheOthersWhenAWorkerHasClosed) {
+  std::atomic<bool> closed{false}, got{false};
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    meet(session);
+    if (rank == 2) {
+      DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
+      closed = true;
+      return;
+    }
+    if (rank == 0) {
+      EXPECT_EQ(get(session, "late"), "bytes");
+      got = true;
+      return;
+    }
+    while (!closed) std::this_thread::yield();
+    Error error;
+    EXPECT_EQ(dsgd_object_put(session, "late", "bytes", 5, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
+    EXPECT_EQ(error.rank(), 2) << error.message();
+    while (!got) std::this_thread::yield();
   });
 }
 
