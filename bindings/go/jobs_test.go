@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -154,6 +155,29 @@ func TestObjectsReachEveryWorker(t *testing.T) {
 		w.expect(err == nil && string(looked) == "a vocabulary", "a look found %q, %v", looked, err)
 		_, err = w.GetObject(ended, "never")
 		w.expect(err == context.Canceled, "a look for what nobody put gave %v", err)
+		w.ok(w.Barrier(background))
+	})
+}
+
+func TestArraysKeepTypeAndShape(t *testing.T) {
+	job(t, 2, nil, func(w *worker) {
+		numbers := []float32{1, 2, 3, 4, 5, 6}
+		if w.Rank() == 0 {
+			w.ok(PutArray(background, w.Session, "table", numbers, []int{2, 3}))
+			w.ok(PutArray(background, w.Session, "list", numbers, nil))
+			w.ok(PutArray(background, w.Session, "scalar", []int64{-7}, []int{}))
+			w.failing(PutArray(background, w.Session, "wrong", numbers, []int{2, 2}), ErrInvalidArgument)
+		}
+		for name, shape := range map[string][]int{"table": {2, 3}, "list": {6}} {
+			data, got, err := GetArray[float32](background, w.Session, name)
+			w.ok(err)
+			w.expect(reflect.DeepEqual(data, numbers) && reflect.DeepEqual(got, shape), "%s: got %v of shape %v", name, data, got)
+		}
+		scalar, shape, err := GetArray[int64](background, w.Session, "scalar")
+		w.ok(err)
+		w.expect(len(scalar) == 1 && scalar[0] == -7 && len(shape) == 0, "got %v of shape %v", scalar, shape)
+		_, _, err = GetArray[float64](background, w.Session, "table")
+		w.expect(strings.Contains(w.failing(err, ErrInvalidArgument).Message, "float32"), "got %v", err)
 		w.ok(w.Barrier(background))
 	})
 }

@@ -2,6 +2,7 @@ package dsgd
 
 import (
 	"context"
+	"fmt"
 	"unsafe"
 
 	"dsgd.io/dsgd/internal/raw"
@@ -10,11 +11,31 @@ import (
 // PutObject gives data to every worker under a name; it returns when all have it. One worker calls it. When the context ends
 // first, the object goes on to the others.
 func (s *Session) PutObject(ctx context.Context, name string, data []byte) error {
+	return putObject(ctx, s, name, data, noDType, nil)
+}
+
+// PutArray is [Session.PutObject] with an array: data has its elements in row-major order. A nil shape is one dimension of
+// len(data); an empty one is a scalar. Workers in other languages get the array with its type and shape.
+func PutArray[T Element](ctx context.Context, s *Session, name string, data []T, shape []int) error {
+	dimensions := []int64{int64(len(data))}
+	if shape != nil {
+		dimensions = dimensions[:0]
+		for _, n := range shape {
+			dimensions = append(dimensions, int64(n))
+		}
+	}
+	return putObject(ctx, s, name, data, int(dtypeOf[T]()), dimensions)
+}
+
+// noDType is the dtype of bytes without a type.
+const noDType = -1
+
+func putObject[T Element](ctx context.Context, s *Session, name string, data []T, dtype int, shape []int64) error {
 	if err := checkText("name of the object", name); err != nil {
 		return err
 	}
 	return collective(ctx, s, pinned(data), func(op, err *uintptr) int {
-		return raw.Dsgd_object_put(s.pointer(), name, address(data), nbytes(data), nil, op, err)
+		return raw.Dsgd_object_put(s.pointer(), name, address(data), nbytes(data), dtype, shape, nil, op, err)
 	})
 }
 
@@ -29,26 +50,70 @@ func (s *Session) DeleteObject(ctx context.Context, name string) error {
 	})
 }
 
-// GetObject is a copy of the object of that name. It waits for it until the context ends (under one that has ended, it only
-// looks), and at most `step_timeout`: then the error is [ErrTimeout].
+// GetObject is a copy of the bytes of the object of that name. It waits for it until the context ends (under one that has ended, it
+// only looks), and at most `step_timeout`: then the error is [ErrTimeout].
 func (s *Session) GetObject(ctx context.Context, name string) ([]byte, error) {
+	found, err := s.getObject(ctx, name)
+	return found.bytes, err
+}
+
+// GetArray is [Session.GetObject] with the array that another worker, perhaps in another language, has put: its elements in
+// row-major order, and its shape. The error is [ErrInvalidArgument] if the object is not an array of T.
+func GetArray[T Element](ctx context.Context, s *Session, name string) (data []T, shape []int, err error) {
+	found, err := s.getObject(ctx, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if found.dtype != int(dtypeOf[T]()) {
+		holds := "bytes without a type"
+		if found.dtype != noDType {
+			holds = DType(found.dtype).String()
+		}
+		return nil, nil, invalid(fmt.Sprintf("object %q holds %s, not %s; use GetArray of that type, or GetObject", name, holds, dtypeOf[T]()))
+	}
+	return sliceAt[T](unsafe.Pointer(unsafe.SliceData(found.bytes)), int64(len(found.bytes))), found.shape, nil
+}
+
+func (s *Session) getObject(ctx context.Context, name string) (object, error) {
 	if err := checkText("name of the object", name); err != nil {
-		return nil, err
+		return object{}, err
 	}
 	if s.pointer() == 0 {
-		return nil, notASession()
+		return object{}, notASession()
 	}
 	op, err := s.core.start(s, getOp, nil, func(op, err *uintptr) int {
 		return raw.Dsgd_object_get(s.pointer(), name, nil, nil, op, err)
 	})
 	if err != nil {
-		return nil, err
+		return object{}, err
 	}
 	if err := op.Wait(ctx); err != nil {
 		op.flight.abort("nobody waits for the object any more")
-		return nil, err
+		return object{}, err
 	}
 	return op.flight.object, nil
+}
+
+// object is a copy of an object of the library's.
+type object struct {
+	bytes []byte // aligned for every element type
+	dtype int
+	shape []int
+}
+
+func copyObject(handle uintptr) object {
+	nbytes := int64(raw.Dsgd_object_nbytes(handle))
+	words := make([]uint64, nbytes/8+1)
+	found := object{
+		bytes: unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), nbytes),
+		dtype: int(raw.Dsgd_object_dtype(handle)),
+		shape: make([]int, raw.Dsgd_object_ndim(handle)),
+	}
+	copy(found.bytes, sliceAt[byte](pointerTo(raw.Dsgd_object_data(handle)), nbytes))
+	for i, n := range sliceAt[int64](pointerTo(raw.Dsgd_object_shape(handle)), 8*int64(len(found.shape))) {
+		found.shape[i] = int(n)
+	}
+	return found
 }
 
 // pointerTo makes a pointer of an address of C memory.

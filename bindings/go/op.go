@@ -74,7 +74,7 @@ type flight struct {
 
 	err    error // these three are written before done is closed
 	result StepResult
-	object []byte
+	object object
 }
 
 // opKind says what an operation ends with.
@@ -165,12 +165,11 @@ func (f *flight) ended() bool {
 func (f *flight) end(err error) {
 	if f.kind == getOp && err == nil {
 		var e failure
-		var object uintptr
-		err = e.check(raw.Dsgd_op_object(f.handle, &object, &e.handle), f)
+		var handle uintptr
+		err = e.check(raw.Dsgd_op_object(f.handle, &handle, &e.handle), f)
 		if err == nil {
-			f.object = make([]byte, raw.Dsgd_object_nbytes(object))
-			copy(f.object, sliceAt[byte](pointerTo(raw.Dsgd_object_data(object)), int64(len(f.object))))
-			raw.Dsgd_object_free(object)
+			f.object = copyObject(handle)
+			raw.Dsgd_object_free(handle)
 		}
 	}
 	if f.kind == stepOp && err == nil {

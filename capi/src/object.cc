@@ -1,4 +1,4 @@
-// Named blobs, given to all workers.
+// Named objects, given to all workers.
 #include <memory>
 #include <span>
 #include <string>
@@ -10,15 +10,10 @@
 struct dsgd_object : dsgd::capi::Handle {
   static constexpr uint64_t kTag = dsgd::capi::tag_of("object  ");
   static constexpr const char* kName = "dsgd_object";
-  explicit dsgd_object(std::shared_ptr<const std::vector<uint8_t>> bytes)
-      : Handle(kTag), bytes(std::move(bytes)) {}
+  explicit dsgd_object(dsgd::SharedObject object) : Handle(kTag), core(std::move(object)) {}
 
-  const std::shared_ptr<const std::vector<uint8_t>> bytes;
+  const dsgd::SharedObject core;
 };
-
-namespace {
-constexpr size_t kLargestObject = size_t{1} << 30;
-}
 
 using dsgd::CallOptions;
 using dsgd::Code;
@@ -31,18 +26,23 @@ using dsgd::capi::run_operation;
 
 extern "C" {
 
-int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* data, size_t nbytes,
-                        const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
+int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* data, size_t nbytes, int32_t dtype,
+                        const int64_t* shape, size_t ndim, const dsgd_op_options* options, dsgd_op** op,
+                        dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
     if (nbytes > 0) DSGD_RETURN_IF_ERROR(call.given(data, "data"));
-    if (nbytes > kLargestObject)
+    if (ndim > 0) DSGD_RETURN_IF_ERROR(call.given(shape, "shape"));
+    if (ndim > dsgd::Object::kMostDimensions)
+      return call.invalid("ndim is " + std::to_string(ndim) + "; an object has at most " +
+                          std::to_string(dsgd::Object::kMostDimensions) + " dimensions");
+    if (nbytes > dsgd::Object::kLargest)
       return call.fail(Code::kLimit, "object '" + std::string(name) + "' has " + std::to_string(nbytes) +
                                          " bytes; objects have at most 1 GiB, share a file instead");
     DSGD_RETURN_IF_ERROR(call.on_host(data, nbytes, "data"));
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      return session->core->object_put(name, std::span(static_cast<const uint8_t*>(data), nbytes), mode, given);
+      return session->core->object_put(name, std::span(static_cast<const uint8_t*>(data), nbytes), dtype, std::span(shape, ndim), mode, given);
     });
   });
 }
@@ -92,9 +92,16 @@ int32_t dsgd_object_delete(dsgd_session* session, const char* name, const dsgd_o
 }
 
 const void* dsgd_object_data(const dsgd_object* object) {
-  return is_handle(object) ? object->bytes->data() : nullptr;
+  return is_handle(object) ? object->core->bytes.data() : nullptr;
 }
-size_t dsgd_object_nbytes(const dsgd_object* object) { return is_handle(object) ? object->bytes->size() : 0; }
+size_t dsgd_object_nbytes(const dsgd_object* object) { return is_handle(object) ? object->core->bytes.size() : 0; }
+int32_t dsgd_object_dtype(const dsgd_object* object) {
+  return is_handle(object) ? object->core->dtype : dsgd::Object::kNoType;
+}
+size_t dsgd_object_ndim(const dsgd_object* object) { return is_handle(object) ? object->core->shape.size() : 0; }
+const int64_t* dsgd_object_shape(const dsgd_object* object) {
+  return is_handle(object) ? object->core->shape.data() : nullptr;
+}
 void dsgd_object_free(dsgd_object* object) { dsgd::capi::free_handle(object); }
 
 }  // extern "C"

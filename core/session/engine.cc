@@ -441,9 +441,9 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
 
 // ---- objects
 
-void Engine::put_object(const std::string& name, Objects::Blob blob, Done done, const CallOptions& options) {
+void Engine::put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
-  objects_.put(mesh_, name, std::move(blob), {deadline(options), options.limit()}, std::move(done));
+  objects_.put(mesh_, name, std::move(object), {deadline(options), options.limit()}, std::move(done));
 }
 
 void Engine::delete_object(const std::string& name, Done done, const CallOptions& options) {
@@ -451,7 +451,7 @@ void Engine::delete_object(const std::string& name, Done done, const CallOptions
   objects_.remove(mesh_, name, {deadline(options), options.limit()}, std::move(done));
 }
 
-uint64_t Engine::get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done, const CallOptions& options) {
+uint64_t Engine::get_object(const std::string& name, std::function<void(Result<SharedObject>)> done, const CallOptions& options) {
   if (!objects_.has(name)) {
     Status nobody = broken_.ok() && size() > 1 && mesh_->alone() ? nobody_puts() : broken_;
     if (!nobody.ok()) {
@@ -460,9 +460,9 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<O
     }
   }
   const auto timer = std::make_shared<transport::TimerId>(0);
-  const uint64_t ticket = objects_.get(name, [this, timer, done = std::move(done)](Result<Objects::Blob> blob) {
+  const uint64_t ticket = objects_.get(name, [this, timer, done = std::move(done)](Result<SharedObject> object) {
     loop_.cancel(*timer);
-    done(std::move(blob));
+    done(std::move(object));
   });
   if (ticket == 0) return 0;
   const Status late(Code::kTimeout, "object '" + name + "' was not put within " + options.limit() +

@@ -96,10 +96,10 @@ class Engine final : public MeshEvents {
     waiter_.after(place.device->name(), *place.queue, *place.reached, deadline(), std::move(done));
   }
 
-  void put_object(const std::string& name, Objects::Blob blob, Done done, const CallOptions& options = {});
+  void put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options = {});
   void delete_object(const std::string& name, Done done, const CallOptions& options = {});
   // Returns a ticket for cancel_get; 0 when `done` was called at once.
-  uint64_t get_object(const std::string& name, std::function<void(Result<Objects::Blob>)> done, const CallOptions& options = {});
+  uint64_t get_object(const std::string& name, std::function<void(Result<SharedObject>)> done, const CallOptions& options = {});
   void cancel_get(uint64_t ticket, const Status& why) { objects_.cancel(ticket, why); }
 
   // The number of a channel's next call. And what a call waits for: a sentence with the first missing rank

@@ -125,7 +125,7 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
 // Sends rank 0's signature to all workers. Each answers with its first difference; all report that of the
 // lowest rank.
 void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done) {
-  if (length > Objects::kLargest) {
+  if (length > Object::kLargest) {
     return done(Status(Code::kMismatch, "dsgd_start: rank 0 runs another version of dsgd; install the same version on all workers"));
   }
   auto theirs = std::make_shared<std::vector<std::byte>>(length);

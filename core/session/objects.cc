@@ -30,7 +30,7 @@ struct Objects::Sending {
   Mesh* mesh;
   std::string name;
   uint64_t put;
-  Blob blob;
+  SharedObject object;
   Deadline deadline;
   Done done;
   transport::TimerId timer = 0;
@@ -64,15 +64,15 @@ bool Objects::taken(const std::string& name) const {
          });
 }
 
-void Objects::put(Mesh* mesh, const std::string& name, Blob blob, Deadline deadline, Done done) {
+void Objects::put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done) {
   const bool under_way = std::any_of(sending_.begin(), sending_.end(), [&](const auto& s) { return s->name == name && !s->removed; });
   if (taken(name) || under_way) return done(exists(name));
   const uint64_t number = put_number(mesh ? mesh->rank() : 0, ++puts_);
   if (!mesh || mesh->size() == 1) {
-    store(name, std::move(blob), number);
+    store(name, std::move(object), number);
     return done({});
   }
-  auto sending = std::make_shared<Sending>(Sending{mesh, name, number, std::move(blob), std::move(deadline), std::move(done)});
+  auto sending = std::make_shared<Sending>(Sending{mesh, name, number, std::move(object), std::move(deadline), std::move(done)});
   sending->offset.assign(mesh->size(), 0);
   sending_.push_back(sending);
   sending->timer = mesh->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
@@ -86,7 +86,7 @@ void Objects::put(Mesh* mesh, const std::string& name, Blob blob, Deadline deadl
 // The name is this worker's: it keeps the object, and so do all others that do not have it yet.
 void Objects::spread(const std::shared_ptr<Sending>& sending) {
   Mesh& mesh = *sending->mesh;
-  if (!sending->removed) store(sending->name, sending->blob, sending->put);
+  if (!sending->removed) store(sending->name, sending->object, sending->put);
   sending->spreading = true;
   std::vector<int32_t> others;  // beginning with the next one, so that putters do not all begin with the same
   for (int32_t hop = 1; hop < mesh.size(); ++hop) {
@@ -100,15 +100,19 @@ void Objects::spread(const std::shared_ptr<Sending>& sending) {
 
 // One part at a time to each peer: objects are small against a step's data and must not get in its way.
 void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
-  const std::vector<uint8_t>& blob = *sending->blob;
-  const size_t offset = sending->offset[rank], count = std::min(kPart, blob.size() - offset);
+  const std::vector<uint8_t>& bytes = sending->object->bytes;
+  const size_t offset = sending->offset[rank], count = std::min(kPart, bytes.size() - offset);
   transport::ObjectPart part;
   part.view = sending->mesh->view().view;
   part.rank = sending->mesh->rank();
   part.name = sending->name;
-  part.total = blob.size();
+  part.total = bytes.size();
   part.offset = offset;
-  part.data.assign(blob.begin() + offset, blob.begin() + offset + count);
+  part.data.assign(bytes.begin() + offset, bytes.begin() + offset + count);
+  if (offset == 0) {
+    part.dtype = sending->object->dtype;
+    part.shape = sending->object->shape;
+  }
   part.put = sending->put;
   sending->mesh->call(rank, std::move(part), sending->deadline.time, [this, sending, rank, count](Result<transport::Message> r) {
     if (r.ok()) sending->offset[rank] += count;
@@ -124,7 +128,7 @@ void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, co
     sending->cut_off.insert(rank);
     return;
   }
-  if (status.ok() && sending->offset[rank] < sending->blob->size()) return send_parts(sending, rank);
+  if (status.ok() && sending->offset[rank] < sending->object->bytes.size()) return send_parts(sending, rank);
   if (!status.ok() && sending->failure.ok()) {  // the others still get the object
     sending->failure = status.code() == Code::kTimeout ? sending->too_late() : mesh.blame(rank, status).with_operation(kPut);
   }
@@ -233,7 +237,7 @@ void Objects::erase(const std::string& name, uint64_t put) {
     objects_.erase(object);
   } else if (const auto incoming = incoming_.find(put); incoming != incoming_.end()) {
     incoming->second.removed = true;
-    incoming->second.data = {};
+    incoming->second.object = {};
   } else if (sending == sending_.end()) {
     removed_early_.insert(put);
   }
@@ -243,7 +247,7 @@ void Objects::erase(const std::string& name, uint64_t put) {
 
 void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part, const transport::Responder& respond) {
   if (part.remove) return receive_removal(mesh, std::move(deadline), part, respond);
-  if (part.total > kLargest || part.offset > part.total || part.data.size() > part.total - part.offset) {
+  if (part.total > Object::kLargest || part.offset > part.total || part.data.size() > part.total - part.offset) {
     return respond(Status(Code::kInternal, "a part of object '" + part.name + "' lies outside of it"));
   }
   if (!incoming_.count(part.put)) {
@@ -253,22 +257,28 @@ void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
     });
     if (taken(part.name)) return respond(exists(part.name));
     if (part.offset > 0) return respond(missing(part.name));
-    incoming_.emplace(part.put, Incoming{.name = part.name, .removed = removed_early_.erase(part.put) > 0});
+    if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
+      return respond(Status(Code::kInternal, "object '" + part.name + "': " + why));
+    }
+    incoming_.emplace(part.put, Incoming{.name = part.name,
+                                         .object = {.bytes = {}, .dtype = part.dtype, .shape = std::move(part.shape)},
+                                         .removed = removed_early_.erase(part.put) > 0});
   }
   Incoming& incoming = incoming_.at(part.put);
   if (part.offset != incoming.received) return respond(missing(part.name));
   // The memory grows with the data received, not with `total`.
-  if (!incoming.removed) incoming.data.insert(incoming.data.end(), part.data.begin(), part.data.end());
+  std::vector<uint8_t>& bytes = incoming.object.bytes;
+  if (!incoming.removed) bytes.insert(bytes.end(), part.data.begin(), part.data.end());
   incoming.received += part.data.size();
   respond(empty());
   if (incoming.received < part.total) return;
-  const auto whole = std::move(incoming_.extract(part.put).mapped());
-  if (!whole.removed) store(part.name, std::make_shared<const std::vector<uint8_t>>(std::move(whole.data)), part.put);
+  Incoming whole = std::move(incoming_.extract(part.put).mapped());
+  if (!whole.removed) store(part.name, std::make_shared<const Object>(std::move(whole.object)), part.put);
 }
 
-void Objects::store(const std::string& name, Blob blob, uint64_t put) {
-  objects_[name] = {blob, put};
-  std::vector<std::function<void(Result<Blob>)>> ready;
+void Objects::store(const std::string& name, SharedObject object, uint64_t put) {
+  objects_[name] = {object, put};
+  std::vector<std::function<void(Result<SharedObject>)>> ready;
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     if (it->name == name) {
       ready.push_back(std::move(it->done));
@@ -277,12 +287,12 @@ void Objects::store(const std::string& name, Blob blob, uint64_t put) {
       ++it;
     }
   }
-  for (auto& done : ready) done(blob);
+  for (auto& done : ready) done(object);
 }
 
-uint64_t Objects::get(const std::string& name, std::function<void(Result<Blob>)> done) {
+uint64_t Objects::get(const std::string& name, std::function<void(Result<SharedObject>)> done) {
   if (auto it = objects_.find(name); it != objects_.end()) {
-    done(it->second.blob);
+    done(it->second.object);
     return 0;
   }
   waiters_.push_back({next_ticket_, name, std::move(done)});

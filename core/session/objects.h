@@ -1,4 +1,4 @@
-// Named blobs that every worker holds. Everything is on the session's loop.
+// Named objects that every worker holds. Everything is on the session's loop.
 //
 // Put: the putter sends the object in parts; each part is answered when it is stored. Parts go to rank 0 first, which gives
 // a name to the first putter, then to the others. So two workers that put the same name at once never leave different
@@ -19,25 +19,24 @@
 #include <vector>
 
 #include "core/collectives/mesh.h"
+#include "core/session/object.h"
 
 namespace dsgd {
 
 class Objects {
  public:
-  using Blob = std::shared_ptr<const std::vector<uint8_t>>;
   using Done = std::function<void(const Status&)>;
-  static constexpr size_t kLargest = size_t{1} << 30;
 
   struct Deadline {
     transport::Time time;
     std::string limit;  // the setting that it comes from
   };
   // mesh null: one worker.
-  void put(Mesh* mesh, const std::string& name, Blob blob, Deadline deadline, Done done);
+  void put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done);
   // Deletes the object on all workers. kNotFound: there is none, or another worker is deleting it.
   void remove(Mesh* mesh, const std::string& name, Deadline deadline, Done done);
   // Calls `done` with the object as soon as it is here. Returns a ticket for cancel(); 0 when `done` was called at once.
-  uint64_t get(const std::string& name, std::function<void(Result<Blob>)> done);
+  uint64_t get(const std::string& name, std::function<void(Result<SharedObject>)> done);
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
   void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
   // `deadline`: for a removal that rank 0 carries out for another worker.
@@ -47,20 +46,20 @@ class Objects {
   void fail_waiters(const Status& cause);  // gets
 
  private:
-  struct Object {
-    Blob blob;
+  struct Stored {
+    SharedObject object;
     uint64_t put;  // number of the put that made it
   };
   struct Incoming {
     std::string name;
-    std::vector<uint8_t> data = {};
+    Object object = {};
     uint64_t received = 0;
     bool removed = false;  // its data is dropped
   };
   struct Waiter {
     uint64_t ticket;
     std::string name;
-    std::function<void(Result<Blob>)> done;
+    std::function<void(Result<SharedObject>)> done;
   };
   struct Sending;
   struct Removal;
@@ -73,9 +72,9 @@ class Objects {
   void finish(const std::shared_ptr<Removal>& removal, const Status& status);
   void receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request, const transport::Responder& respond);
   void erase(const std::string& name, uint64_t put);
-  void store(const std::string& name, Blob blob, uint64_t put);
+  void store(const std::string& name, SharedObject object, uint64_t put);
 
-  std::map<std::string, Object> objects_;
+  std::map<std::string, Stored> objects_;
   std::map<uint64_t, Incoming> incoming_;  // by number of the put
   std::set<uint64_t> removed_early_;       // puts that were removed before their first part came
   std::list<Waiter> waiters_;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/session/object.h"
 #include "transport/base/status.h"
 #include "transport/loop.h"
 
@@ -51,7 +52,6 @@ struct CallOptions {
 
 class Operation {
  public:
-  using Object = std::shared_ptr<const std::vector<uint8_t>>;  // null: the operation is not dsgd_object_get
   Operation(uint64_t id, std::string name, bool is_step, void* user_data = nullptr)
       : id_(id), name_(std::move(name)), is_step_(is_step), user_data_(user_data) {}
   uint64_t id() const { return id_; }
@@ -62,7 +62,7 @@ class Operation {
   // Valid once done() is true.
   const Status& status() const { return status_; }
   const StepResult& step_result() const { return step_result_; }
-  const Object& object() const { return object_; }
+  const SharedObject& object() const { return object_; }
 
   // Engine only, on its loop.
   void end(Status status) {
@@ -80,7 +80,7 @@ class Operation {
   uint64_t call() const { return call_; }  // of the engine; 0 before it has begun
   void set_call(uint64_t call) { call_ = call; }
   StepResult& mutable_step_result() { return step_result_; }
-  void set_object(Object object) { object_ = std::move(object); }
+  void set_object(SharedObject object) { object_ = std::move(object); }
   // Of dsgd_object_get, while it waits; 0 for others: only such an operation can be aborted without its session.
   uint64_t ticket() const { return ticket_; }
   void set_ticket(uint64_t ticket) { ticket_ = ticket; }
@@ -93,7 +93,7 @@ class Operation {
   void* const user_data_;
   Status status_;
   StepResult step_result_;
-  Object object_;
+  SharedObject object_;  // null: the operation is not dsgd_object_get
   uint64_t call_ = 0, ticket_ = 0;
   std::atomic<bool> done_{false};
 };

@@ -116,8 +116,8 @@ class Session {
   int queue_fd() const;                         // readable while the queue is not empty; negative code on failure
   void queue_forget(const Operation& operation);  // the host freed it
 
-  Result<std::shared_ptr<Operation>> object_put(const std::string& name, std::span<const uint8_t> data, Mode mode,
-                                                const CallOptions& options = {});
+  Result<std::shared_ptr<Operation>> object_put(const std::string& name, std::span<const uint8_t> data, int32_t dtype,
+                                                std::span<const int64_t> shape, Mode mode, const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> object_delete(const std::string& name, Mode mode, const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> object_get(const std::string& name, Mode mode, const CallOptions& options = {});
 

@@ -156,19 +156,22 @@ Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions
   return impl_->launch("barrier", mode, options, [this, options](auto done) { impl_->engine().barrier(done, options); });
 }
 
-Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, std::span<const uint8_t> data, Mode mode,
-                                                      const CallOptions& options) {
+Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, std::span<const uint8_t> data, int32_t dtype,
+                                                      std::span<const int64_t> shape, Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status named = check_name("object", name);
   if (!named.ok()) return named;
-  if (data.size() > Objects::kLargest) {
+  if (data.size() > Object::kLargest) {
     return Status(Code::kLimit, "object '" + name + "' has " + std::to_string(data.size()) +
                                     " bytes; at most 1 GiB can be put, broadcast larger things");
   }
-  auto blob = std::make_shared<const std::vector<uint8_t>>(data.begin(), data.end());
+  if (const std::string why = object_mismatch(dtype, shape, data.size()); !why.empty()) {
+    return Status(Code::kInvalidArgument, "object '" + name + "': " + why);
+  }
+  const SharedObject object(new Object{{data.begin(), data.end()}, dtype, {shape.begin(), shape.end()}});
   const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_put", false, options.user_data);
-  impl_->launch(operation, mode, [this, name, blob, options](auto done) { impl_->engine().put_object(name, blob, done, options); });
+  impl_->launch(operation, mode, [this, name, object, options](auto done) { impl_->engine().put_object(name, object, done, options); });
   return operation;
 }
 
@@ -189,9 +192,9 @@ Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, 
   impl_->launch(operation, mode, [this, name, operation, options](auto done) {
     const uint64_t ticket = impl_->engine().get_object(
         name,
-        [operation, done](Result<Objects::Blob> blob) {
-          if (!blob.ok()) return done(blob.status());
-          operation->set_object(std::move(blob).value());
+        [operation, done](Result<SharedObject> object) {
+          if (!object.ok()) return done(object.status());
+          operation->set_object(std::move(object).value());
           done(Status());
         },
         options);

@@ -326,6 +326,34 @@ static int32_t get(const char* name, int32_t timeout_ms, dsgd_error** error) {
   return DSGD_OK;
 }
 
+static void put_array(char** word) {
+  double numbers[kMaxList];
+  int64_t shape[kMaxList];
+  size_t ndim = list_of(word[4], numbers), count = 1;
+  for (size_t i = 0; i < ndim; ++i) {
+    shape[i] = (int64_t)numbers[i];
+    count *= (size_t)shape[i];
+  }
+  dsgd_error* error = NULL;
+  int32_t dtype = dtype_of(word[3]);
+  size_t nbytes = count * dsgd_dtype_size(dtype);
+  void* data = new_buffer(nbytes);
+  fill(data, dtype, count, number_of(word[5]), 0);
+  check(dsgd_object_put(session, word[2], data, nbytes, dtype, shape, ndim, NULL, NULL, &error), &error);
+  free(data);
+}
+
+static void get_array(const char* name) {
+  dsgd_error* error = NULL;
+  dsgd_object* object = NULL;
+  check(dsgd_object_get(session, name, NULL, &object, NULL, &error), &error);
+  size_t ndim = dsgd_object_ndim(object);
+  fprintf(out, "%d dtype=%d shape=%s", line_number, (int)dsgd_object_dtype(object), ndim == 0 ? "-" : "");
+  for (size_t i = 0; i < ndim; ++i) fprintf(out, "%s%lld", i > 0 ? "," : "", (long long)dsgd_object_shape(object)[i]);
+  fprintf(out, " digest=%016" PRIx64 "\n", digest(kDigestStart, dsgd_object_data(object), dsgd_object_nbytes(object)));
+  dsgd_object_free(object);
+}
+
 static void read_shard(char** word) {
   dsgd_error* error = NULL;
   dsgd_shard* shard = NULL;
@@ -407,9 +435,13 @@ static int32_t run(char** word, const char* options, int trying, dsgd_error** er
       size_t nbytes = (size_t)number_of(word[3]);
       void* data = new_buffer(nbytes);
       fill(data, DSGD_UINT8, nbytes, number_of(word[4]), 0);
-      check(dsgd_object_put(session, word[2], data, nbytes, NULL, NULL, &fatal), &fatal);
+      check(dsgd_object_put(session, word[2], data, nbytes, -1, NULL, 0, NULL, NULL, &fatal), &fatal);
       free(data);
     }
+  } else if (strcmp(operation, "put_array") == 0) {
+    if (is_me(word[1])) put_array(word);
+  } else if (strcmp(operation, "get_array") == 0) {
+    get_array(word[1]);
   } else if (strcmp(operation, "shard") == 0) {
     read_shard(word);
   } else if (strcmp(operation, "close") == 0) {

@@ -1,6 +1,7 @@
 """The conformance worker in Python; README.md has the contract."""
 
 import asyncio
+import math
 import struct
 import sys
 
@@ -235,7 +236,17 @@ class Worker:
 
     def put(self, rank, name, nbytes, seed):
         if int(rank) == self.session.rank:
-            self.session.put(name, pattern("uint8", int(nbytes), int(seed), 0))
+            self.session.put(name, memoryview(pattern("uint8", int(nbytes), int(seed), 0)))
+
+    def put_array(self, rank, name, dtype, shape, seed):
+        if int(rank) == self.session.rank:
+            sizes = numbers(shape)
+            self.session.put(name, pattern(dtype, math.prod(sizes), int(seed), 0).reshape(sizes))
+
+    def get_array(self, name, dtype):
+        array = self.session.get(name)
+        shape = ",".join(map(str, array.shape)) or "-"
+        self.write(f"dtype={int(dsgd.DType[array.dtype.name])} shape={shape} digest={fnv(array.tobytes()):016x}")
 
     def shard(self, samples, seed, flags, epoch, batch):
         shard = self.session.shard(int(samples), int(seed), shuffle=not int(flags) & 1)

@@ -34,7 +34,7 @@ std::vector<Message> messages() {
           Leave{1, 1, problem()},
           Report{1, 1, problem(), 2},
           OperationFailed{1, 1, 17, true, problem()},
-          ObjectPart{1, 1, "name", 100, 0, {1, 2, 3, 4, 5}, false, 7},
+          ObjectPart{1, 1, "name", 100, 0, {1, 2, 3, 4, 5}, false, 7, 4, {10, 10}},
           ObjectPart{1, 0, "name", 0, 0, {}, true, 7},
           Goodbye{1, 1, {}, 5, {1, 2}, 7}};
 }

@@ -263,11 +263,11 @@ class Program {
   bool objects(Session& session, int k) {
     const std::string name = "o" + std::to_string(k);
     const std::vector<uint8_t> bytes(1 + shape_.seed * 977 % 600'000, static_cast<uint8_t>(k + 1));
-    if (worker_ == (k + 1) % shape_.workers && !note("put", [&] { return finish(session, session.object_put(name, bytes, Session::Mode::kWait)); })) return false;
+    if (worker_ == (k + 1) % shape_.workers && !note("put", [&] { return finish(session, session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait)); })) return false;
     return note("get", [&] {
       const auto got = session.object_get(name, Session::Mode::kWait);
       const Status status = finish(session, got);
-      if (status.ok() && *got.value()->object() != bytes) wrong("object", k);
+      if (status.ok() && got.value()->object()->bytes != bytes) wrong("object", k);
       return status;
     });
   }

@@ -24,6 +24,7 @@ inline constexpr size_t kMaxMembers = 64 * 1024;
 inline constexpr size_t kMaxDigests = 8 * 1024;                               // of a Goodbye
 inline constexpr size_t kMaxAddresses = 256;                                  // of one member
 inline constexpr size_t kMaxObjectPartBytes = 16 << 20;                       // ObjectPart::data
+inline constexpr size_t kMaxObjectDimensions = 64;
 inline constexpr size_t kMaxMessageBytes = kMaxObjectPartBytes + (64 << 10);  // any call or answer
 
 std::vector<uint8_t> encode(const Message& message);

@@ -187,6 +187,11 @@ class Check {
         }
         to.remove = part.getRemove();
         to.put = part.getPut();
+        to.dtype = part.getDtype();
+        const auto shape = part.getShape();
+        if (ok() && length(shape.size(), kMaxObjectDimensions, "shape of an object", "entries")) {
+          for (const int64_t dimension : shape) to.shape.push_back(dimension);
+        }
         return to;
       }
       case schema::Message::GOODBYE:
@@ -342,6 +347,8 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setData(capnp::Data::Reader(part.data.data(), part.data.size()));
           out.setRemove(part.remove);
           out.setPut(part.put);
+          out.setDtype(part.dtype);
+          out.setShape(kj::arrayPtr(part.shape.data(), part.shape.size()));
         } else {
           static_assert(std::is_same_v<T, Goodbye>);
           write_departure(part, to.initGoodbye());
@@ -503,7 +510,7 @@ size_t words_for(const Message& message) {
                     } else if constexpr (std::is_same_v<T, Goodbye>) {
                       return words_for(part.cause) + part.digests.size();
                     } else if constexpr (std::is_same_v<T, ObjectPart>) {
-                      return words_of(part.name) + (part.data.size() + 7) / 8;
+                      return words_of(part.name) + (part.data.size() + 7) / 8 + part.shape.size();
                     } else {
                       return 0;
                     }

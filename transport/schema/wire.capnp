@@ -116,6 +116,8 @@ struct ObjectPart {
   data @5 :Data;
   remove @6 :Bool;
   put @7 :UInt64;
+  dtype @8 :Int32 = -1;
+  shape @9 :List(Int64);
 }
 
 struct Message {

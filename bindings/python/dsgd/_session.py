@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Iterable, List, Optional, Tuple, Type, Union
 
 from . import _logs, _raw
-from ._buffers import Buffer
+from ._buffers import Buffer, as_array
 from ._collectives import Channel, Collectives
 from ._config import Config, config_from, options_text
 from ._errors import Error, InvalidArgumentError, StateError
@@ -241,14 +241,19 @@ class Session(Collectives):
     # ---- Objects, data, logs ----
 
     def put(self, name: str, data: Any) -> None:
-        """Gives the bytes of `data` to every worker under `name`; returns when all have them."""
-        self._run(_raw.dsgd_object_put(self._handle.pointer, name, Buffer(data, "data").source, None))
+        """Gives `data` to every worker under `name`; returns when all have it. A NumPy array, CPU tensor or array.array arrives as
+        an array, in workers of all languages; bytes, a bytearray or a memoryview of bytes arrive as bytes."""
+        buffer = Buffer(data, "data")
+        as_bytes = isinstance(data, (bytes, bytearray, memoryview)) and buffer.dtype is DType.uint8 and len(buffer.shape) == 1
+        dtype, shape = (-1, ()) if as_bytes else (int(buffer.dtype), buffer.shape)
+        self._run(_raw.dsgd_object_put(self._handle.pointer, name, buffer.source, dtype, shape, None))
 
-    def get(self, name: str, timeout: Optional[float] = None) -> memoryview:
+    def get(self, name: str, timeout: Optional[float] = None) -> Any:
         """The object of that name, read-only and without a copy, waiting up to `timeout` seconds (None: `step_timeout`)
-        for it. `bytes(...)` of it copies."""
+        for it. An array is a NumPy array, or a memoryview where there is no NumPy; its bfloat16 elements are seen as uint16. Bytes are a
+        memoryview; `bytes(...)` of it copies."""
         op = _raw.dsgd_object_get(self._handle.pointer, name, None)
-        found = Operation(self._handle, op, (), lambda op: memoryview(_raw.dsgd_py_object_region(_raw.dsgd_op_object(op))))
+        found = Operation(self._handle, op, (), lambda op: _object(_raw.dsgd_op_object(op)))
         try:
             return found._wait(
                 timeout,
@@ -311,3 +316,8 @@ def _at_exit() -> None:
     close_all()
     close_heads()
     _logs.join()
+
+
+def _object(pointer: Any) -> Any:
+    region, is_array = _raw.dsgd_py_object_region(pointer)
+    return as_array(region) if is_array else memoryview(region)

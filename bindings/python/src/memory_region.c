@@ -108,6 +108,11 @@ PyObject* dsgd_py_memory_region(dsgd_memory* memory, int gradient, const char* f
 }
 
 PyObject* dsgd_py_object_region(dsgd_object* object) {
+  static const char formats[] = "fdiqBeHbQ"; /* by dtype; bfloat16 has no letter and is seen as its bits */
   int64_t nbytes = (int64_t)dsgd_object_nbytes(object);
-  return region_new(NULL, object, (void*)dsgd_object_data(object), (size_t)nbytes, 1, 'B', &nbytes, 1);
+  int32_t dtype = dsgd_object_dtype(object);
+  int is_array = dtype >= 0 && dtype < (int32_t)(sizeof formats - 1);
+  PyObject* region = region_new(NULL, object, (void*)dsgd_object_data(object), (size_t)nbytes, 1, is_array ? formats[dtype] : 'B',
+                                is_array ? dsgd_object_shape(object) : &nbytes, is_array ? dsgd_object_ndim(object) : 1);
+  return region == NULL ? NULL : Py_BuildValue("NO", region, is_array ? Py_True : Py_False);
 }

@@ -39,6 +39,9 @@
 %ignore dsgd_memory_nbytes;
 %ignore dsgd_object_data;
 %ignore dsgd_object_nbytes;
+%ignore dsgd_object_dtype;
+%ignore dsgd_object_ndim;
+%ignore dsgd_object_shape;
 %ignore dsgd_error_code;
 %ignore dsgd_error_rank;
 %ignore dsgd_error_host;

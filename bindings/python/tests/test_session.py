@@ -55,6 +55,31 @@ def test_gradients_are_marked_all_or_none(session):
     assert all((value == -2).all() for value, _ in buffers)
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        numpy.arange(6, dtype="f4").reshape(2, 3),
+        numpy.arange(4, dtype="i8"),
+        numpy.array(2.5),
+        numpy.zeros((3, 0), "u1"),
+        numpy.arange(3, dtype="f2"),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_an_array_that_was_put_is_an_array(session, array):
+    session.put("array", array)
+    got = session.get("array")
+    assert isinstance(got, numpy.ndarray) and got.dtype == array.dtype and got.shape == array.shape
+    assert (got == array).all() and not got.flags.writeable
+
+
+@pytest.mark.parametrize("data", [b"text", bytearray(b"text"), memoryview(b"text")], ids=lambda data: type(data).__name__)
+def test_bytes_that_were_put_are_bytes(session, data):
+    session.put("bytes", data)
+    got = session.get("bytes")
+    assert isinstance(got, memoryview) and bytes(got) == b"text"
+
+
 def test_a_deleted_name_can_be_put_again(session):
     session.put("x", b"old")
     old = session.get("x")

@@ -711,14 +711,18 @@ DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, const ds
 
 /* ---- Objects ---------------------------------------------------------------------------------------------------- */
 
-/* Named blobs given to all workers: a vocabulary, a tokenizer, settings. */
+/* Named bytes or arrays given to all workers: a vocabulary, a tokenizer, settings, a table of class weights. */
 typedef struct dsgd_object dsgd_object;
 /* Gives `data`, which is copied, to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all have it. If a worker
  * has closed its session, it ends with DSGD_ERR_WORKER_LOST, and the others have the object, unless that worker is rank 0,
- * which gives each name to one putter. Not collective: one worker calls it. With `op` NULL it blocks. Any thread. Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_LIMIT (over 1 GiB), DSGD_ERR_TIMEOUT (some
- * workers may hold it; dsgd_object_delete deletes it there), and those of collectives. */
-DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes,
-                                 const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
+ * which gives each name to one putter. Not collective: one worker calls it. With `op` NULL it blocks.
+ * `dtype` (enum dsgd_dtype) and `shape` tell the receivers, which may be in other languages, that `data` is an array of
+ * up to 64 dimensions in row-major order; ndim 0 is a scalar. dtype -1 with ndim 0 means bytes without a type. Any thread.
+ * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT (nbytes is not the size of the array), DSGD_ERR_LIMIT (over 1 GiB),
+ * DSGD_ERR_TIMEOUT (some workers may hold it; dsgd_object_delete deletes it there), and those of collectives. */
+DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes, int32_t dtype,
+                                 const int64_t *shape, size_t ndim, const dsgd_op_options *options, dsgd_op **op,
+                                 dsgd_error **error);
 /* The object of that name; waits until it is put. With `op` NULL it blocks and gives `object`; otherwise `object` is NULL,
  * and dsgd_op_object gives the object. Any thread. Errors: DSGD_ERR_TIMEOUT (it was not put within the deadline),
  * DSGD_ERR_INVALID_ARGUMENT (`object` and `op` are both given, or both NULL), and those of collectives. */
@@ -735,6 +739,9 @@ DSGD_API int32_t dsgd_object_delete(dsgd_session *session, const char *name, con
                                     dsgd_error **error);
 DSGD_API const void *dsgd_object_data(const dsgd_object *object); /* valid until dsgd_object_free */
 DSGD_API size_t dsgd_object_nbytes(const dsgd_object *object);
+DSGD_API int32_t dsgd_object_dtype(const dsgd_object *object); /* -1: bytes without a type */
+DSGD_API size_t dsgd_object_ndim(const dsgd_object *object);   /* 0: a scalar, or bytes without a type */
+DSGD_API const int64_t *dsgd_object_shape(const dsgd_object *object); /* ndim elements; valid until dsgd_object_free */
 DSGD_API void dsgd_object_free(dsgd_object *object); /* NULL is fine */
 
 /* ---- Data-set sharding ------------------------------------------------------------------------------------------ */

@@ -147,7 +147,7 @@ static void share(dsgd_session *session) {
   int64_t indices[8];
   size_t count = 0;
   int seen[10] = {0};
-  MUST(dsgd_object_put(session, "vocabulary", "abc", 3, NULL, NULL, &error));
+  MUST(dsgd_object_put(session, "vocabulary", "abc", 3, -1, NULL, 0, NULL, NULL, &error));
   MUST(dsgd_object_get(session, "vocabulary", NULL, &object, NULL, &error));
   CHECK(dsgd_object_nbytes(object) == 3 && memcmp(dsgd_object_data(object), "abc", 3) == 0);
   dsgd_object_free(object);

@@ -103,7 +103,7 @@ std::vector<Call> calls() {
                                     nullptr, nullptr, e);
        }},
       {"dsgd_barrier", true, [](W w, E e) { return dsgd_barrier(w.running.session, nullptr, nullptr, nullptr, e); }},
-      {"dsgd_object_put", true, [](W w, E e) { return dsgd_object_put(w.running.session, "y", "z", 1, nullptr, nullptr, e); }},
+      {"dsgd_object_put", true, [](W w, E e) { return dsgd_object_put(w.running.session, "y", "z", 1, -1, nullptr, 0, nullptr, nullptr, e); }},
       {"dsgd_object_delete", true,
        [](W w, E e) { return dsgd_object_delete(w.running.session, "name", nullptr, nullptr, e); }},
       {"dsgd_object_get", true,

@@ -1,25 +1,52 @@
 // Objects and data-set shards.
 #include "tests/unit/capi/bad_input.h"
 
+namespace {
+const int64_t kShape[] = {4};
+}
+
 std::vector<BadCall> data_cases() {
   using W = World&;
   using E = dsgd_error**;
   constexpr int64_t kInvalid = DSGD_ERR_INVALID_ARGUMENT, kClosed = DSGD_ERR_CLOSED;
   return {
       {"dsgd_object_put", "NULL session", kInvalid, "'session' is NULL",
-       [](W, E e) { return dsgd_object_put(nullptr, "x", "data", 4, nullptr, nullptr, e); }},
+       [](W, E e) { return dsgd_object_put(nullptr, "x", "data", 4, -1, nullptr, 0, nullptr, nullptr, e); }},
       {"dsgd_object_put", "NULL name", kInvalid, "'name' is NULL",
-       [](W w, E e) { return dsgd_object_put(w.running.session, nullptr, "data", 4, nullptr, nullptr, e); }},
+       [](W w, E e) { return dsgd_object_put(w.running.session, nullptr, "data", 4, -1, nullptr, 0, nullptr, nullptr, e); }},
       {"dsgd_object_put", "empty name", kInvalid, {"'name' is an empty string", "give a name"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "", "data", 4, nullptr, nullptr, e); }},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "", "data", 4, -1, nullptr, 0, nullptr, nullptr, e); }},
       {"dsgd_object_put", "NULL data", kInvalid, "'data' is NULL",
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", nullptr, 4, nullptr, nullptr, e); }},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "x", nullptr, 4, -1, nullptr, 0, nullptr, nullptr, e); }},
       {"dsgd_object_put", "too large", DSGD_ERR_LIMIT, {"'x' has 1073741825 bytes", "at most 1 GiB"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", (size_t{1} << 30) + 1, nullptr, nullptr, e); }},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", (size_t{1} << 30) + 1, -1, nullptr, 0, nullptr, nullptr, e); }},
       {"dsgd_object_put", "name taken", DSGD_ERR_EXISTS, {"'name'", "choose another name"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "name", "other", 5, nullptr, nullptr, e); }},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "name", "other", 5, -1, nullptr, 0, nullptr, nullptr, e); }},
       {"dsgd_object_put", "closed", kClosed, "closed",
-       [](W w, E e) { return dsgd_object_put(w.closed.session, "x", "data", 4, nullptr, nullptr, e); }},
+       [](W w, E e) { return dsgd_object_put(w.closed.session, "x", "data", 4, -1, nullptr, 0, nullptr, nullptr, e); }},
+      {"dsgd_object_put", "unknown dtype", kInvalid, {"'x'", "dtype 99 is unknown", "enum dsgd_dtype"},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", 4, 99, nullptr, 0, nullptr, nullptr, e); }},
+      {"dsgd_object_put", "NULL shape", kInvalid, "'shape' is NULL",
+       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_UINT8, nullptr, 1, nullptr, nullptr, e); }},
+      {"dsgd_object_put", "too many dimensions", kInvalid, {"ndim is 65", "at most 64"},
+       [](W w, E e) {
+         const std::vector<int64_t> shape(65, 1);
+         return dsgd_object_put(w.running.session, "x", "data", 1, DSGD_UINT8, shape.data(), shape.size(), nullptr, nullptr, e);
+       }},
+      {"dsgd_object_put", "shape without dtype", kInvalid, {"'x'", "shape but no dtype"},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", 4, -1, kShape, 1, nullptr, nullptr, e); }},
+      {"dsgd_object_put", "not the size of the array", kInvalid, {"'x'", "4 bytes", "float32"},
+       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_FLOAT32, kShape, 1, nullptr, nullptr, e); }},
+      {"dsgd_object_put", "negative dimension", kInvalid, {"'x'", "dimension -1 is negative"},
+       [](W w, E e) {
+         const int64_t shape = -1;
+         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_UINT8, &shape, 1, nullptr, nullptr, e);
+       }},
+      {"dsgd_object_put", "sizes that overflow", kInvalid, {"'x'", "not the size"},
+       [](W w, E e) {
+         const int64_t shape[] = {int64_t{1} << 62, 4};
+         return dsgd_object_put(w.running.session, "x", nullptr, 0, DSGD_UINT8, shape, 2, nullptr, nullptr, e);
+       }},
       {"dsgd_object_delete", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) { return dsgd_object_delete(nullptr, "x", nullptr, nullptr, e); }},
       {"dsgd_object_delete", "NULL name", kInvalid, "'name' is NULL",
@@ -67,6 +94,9 @@ std::vector<BadCall> data_cases() {
        }},
       {"dsgd_object_data", "NULL", 1, nullptr, [](W, E) { return dsgd_object_data(nullptr) == nullptr; }},
       {"dsgd_object_nbytes", "NULL", 0, nullptr, [](W, E) { return dsgd_object_nbytes(nullptr); }},
+      {"dsgd_object_dtype", "NULL", -1, nullptr, [](W, E) { return dsgd_object_dtype(nullptr); }},
+      {"dsgd_object_ndim", "NULL", 0, nullptr, [](W, E) { return dsgd_object_ndim(nullptr); }},
+      {"dsgd_object_shape", "NULL", 1, nullptr, [](W, E) { return dsgd_object_shape(nullptr) == nullptr; }},
       {"dsgd_object_free", "NULL", 0, nullptr, [](W, E) { return dsgd_object_free(nullptr), 0; }},
       {"dsgd_object_free", "foreign handle", 0, nullptr,
        [](W w, E) { return dsgd_object_free(foreign<dsgd_object>(w.config)), 0; }},

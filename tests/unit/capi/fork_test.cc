@@ -66,6 +66,7 @@ std::string look_around(World* world) {
   size_t count = 0;
   if (dsgd_shard_next(world->shard, indices, 16, &count, nullptr) != DSGD_OK || count != 10) wrong += "dsgd_shard_next\n";
   if (dsgd_object_nbytes(world->object) != 4) wrong += "dsgd_object_nbytes\n";
+  if (dsgd_object_dtype(world->object) != -1) wrong += "dsgd_object_dtype\n";
   if (dsgd_memory_nbytes(world->memory) != 16) wrong += "dsgd_memory_nbytes\n";
   if (dsgd_config_set(world->config, "lease", "3s", nullptr) != DSGD_OK) wrong += "dsgd_config_set\n";
   if (*dsgd_error_message(world->error) == '\0') wrong += "dsgd_error_message\n";

@@ -36,7 +36,7 @@ TEST(Lifetime, handles_that_may_outlive_their_session_do) {
   dsgd_shard* shard = nullptr;
   must(dsgd_shard_new(model.session, 4, 0, DSGD_SHARD_SEQUENTIAL, &shard, &error), error, "shard");
   dsgd_object* object = nullptr;
-  must(dsgd_object_put(model.session, "x", "abc", 3, nullptr, nullptr, &error), error, "put");
+  must(dsgd_object_put(model.session, "x", "abc", 3, -1, nullptr, 0, nullptr, nullptr, &error), error, "put");
   must(dsgd_object_get(model.session, "x", nullptr, &object, nullptr, &error), error, "get");
   EXPECT_LT(dsgd_parameter_set(model.weight, "nonsense=1", &error), 0);
 

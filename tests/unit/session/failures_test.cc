@@ -63,12 +63,12 @@ const std::vector<Case>& cases() {
       {DSGD_ERR_INVALID_ARGUMENT, Ends::kCall, [](Worker& w) { return dsgd_step(w.session, -1, nullptr, nullptr); }},
       {DSGD_ERR_STATE, Ends::kCall, [](Worker& w) { return dsgd_start(w.session, nullptr, nullptr, nullptr); }},
       {DSGD_ERR_LIMIT, Ends::kCall,
-       [](Worker& w) { return dsgd_object_put(w.session, "large", "", (size_t{1} << 30) + 1, nullptr, nullptr, nullptr); }},
+       [](Worker& w) { return dsgd_object_put(w.session, "large", "", (size_t{1} << 30) + 1, -1, nullptr, 0, nullptr, nullptr, nullptr); }},
       {DSGD_ERR_EXISTS, Ends::kCall,
        [](Worker& w) {
          const std::string name = "of rank " + std::to_string(w.rank);
-         EXPECT_EQ(dsgd_object_put(w.session, name.c_str(), "", 0, nullptr, nullptr, nullptr), DSGD_OK);
-         return dsgd_object_put(w.session, name.c_str(), "", 0, nullptr, nullptr, nullptr);
+         EXPECT_EQ(dsgd_object_put(w.session, name.c_str(), "", 0, -1, nullptr, 0, nullptr, nullptr, nullptr), DSGD_OK);
+         return dsgd_object_put(w.session, name.c_str(), "", 0, -1, nullptr, 0, nullptr, nullptr, nullptr);
        }},
       {DSGD_ERR_NOT_FOUND, Ends::kCall,
        [](Worker& w) { return dsgd_object_delete(w.session, "never put", nullptr, nullptr, nullptr); }},

@@ -1,5 +1,6 @@
 // Putting and deleting objects, by one worker and by several at once.
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <vector>
@@ -10,7 +11,7 @@ namespace dsgd_test {
 namespace {
 
 void put(dsgd_session* session, const char* name, const std::string& text) {
-  DSGD_OK_OR_FAIL(dsgd_object_put(session, name, text.data(), text.size(), nullptr, nullptr, error_));
+  DSGD_OK_OR_FAIL(dsgd_object_put(session, name, text.data(), text.size(), -1, nullptr, 0, nullptr, nullptr, error_));
 }
 
 std::string get(dsgd_session* session, const char* name) {
@@ -112,12 +113,43 @@ TEST(DeletedObject, NameCanBePutAgainAfterAPutThatRanOutOfTime) {
     meet(session);
     if (rank == 1) {
       const dsgd_op_options too_short = with_timeout(1);
-      EXPECT_EQ(dsgd_object_put(session, "x", large.data(), large.size(), &too_short, nullptr, nullptr), DSGD_ERR_TIMEOUT);
+      EXPECT_EQ(dsgd_object_put(session, "x", large.data(), large.size(), -1, nullptr, 0, &too_short, nullptr, nullptr), DSGD_ERR_TIMEOUT);
       const int32_t status = dsgd_object_delete(session, "x", nullptr, nullptr, nullptr);
       EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_NOT_FOUND) << dsgd_status_name(status);
       put(session, "x", "bytes");
     }
     EXPECT_EQ(get(session, "x"), "bytes");
+    meet(session);
+  });
+}
+
+TEST(Put, KeepsDtypeAndShape) {
+  const std::vector<int64_t> shapes[] = {{}, {6}, {2, 3}, {1, 6, 1}, {4, 0}};
+  run_job(3, {}, [&](dsgd_session* session, int rank) {
+    for (size_t i = 0; i < std::size(shapes); ++i) {
+      const std::vector<int64_t>& shape = shapes[i];
+      const std::string name = "array " + std::to_string(i);
+      int64_t count = 1;
+      for (int64_t dimension : shape) count *= dimension;
+      std::vector<double> elements(count, 0.5);
+      if (rank == static_cast<int>(i % 3)) {
+        DSGD_OK_OR_FAIL(dsgd_object_put(session, name.c_str(), elements.data(), elements.size() * sizeof(double), DSGD_FLOAT64,
+                                        shape.data(), shape.size(), nullptr, nullptr, error_));
+      }
+      dsgd_object* object = nullptr;
+      DSGD_OK_OR_FAIL(dsgd_object_get(session, name.c_str(), nullptr, &object, nullptr, error_));
+      EXPECT_EQ(dsgd_object_dtype(object), DSGD_FLOAT64);
+      EXPECT_EQ(std::vector(dsgd_object_shape(object), dsgd_object_shape(object) + dsgd_object_ndim(object)), shape);
+      ASSERT_EQ(dsgd_object_nbytes(object), elements.size() * sizeof(double));
+      EXPECT_TRUE(std::equal(elements.begin(), elements.end(), static_cast<const double*>(dsgd_object_data(object))));
+      dsgd_object_free(object);
+    }
+    if (rank == 1) put(session, "bytes", "text");
+    dsgd_object* object = nullptr;
+    DSGD_OK_OR_FAIL(dsgd_object_get(session, "bytes", nullptr, &object, nullptr, error_));
+    EXPECT_EQ(dsgd_object_dtype(object), -1);
+    EXPECT_EQ(dsgd_object_ndim(object), 0u);
+    dsgd_object_free(object);
     meet(session);
   });
 }
@@ -138,7 +170,7 @@ TEST(Put, ReachesTheOthersWhenAWorkerHasClosed) {
     }
     while (!closed) std::this_thread::yield();
     Error error;
-    EXPECT_EQ(dsgd_object_put(session, "late", "bytes", 5, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
+    EXPECT_EQ(dsgd_object_put(session, "late", "bytes", 5, -1, nullptr, 0, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
     EXPECT_EQ(error.rank(), 2) << error.message();
     while (!got) std::this_thread::yield();
   });

@@ -42,7 +42,7 @@ std::vector<Message> samples() {
           Leave{5, kBig, detailed()},
           Report{6, kBig, detailed(), 7},
           OperationFailed{kBig, 7, kBig - 1, true, detailed()},
-          ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5},
+          ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}},
           Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4}};
 }
 
@@ -87,7 +87,7 @@ bool same(const OperationFailed& a, const OperationFailed& b) {
 }
 bool same(const ObjectPart& a, const ObjectPart& b) {
   return a.view == b.view && a.rank == b.rank && a.name == b.name && a.total == b.total &&
-         a.offset == b.offset && a.data == b.data && a.remove == b.remove && a.put == b.put;
+         a.offset == b.offset && a.data == b.data && a.remove == b.remove && a.put == b.put && a.dtype == b.dtype && a.shape == b.shape;
 }
 bool same_message(const Message& a, const Message& b) {
   return std::visit(
@@ -261,6 +261,10 @@ TEST(Codec, WhatExceedsALimitIsNamed) {
   EXPECT_FALSE(decode_message(encode(large)).ok());
   large.data.resize(kMaxObjectPartBytes);
   EXPECT_TRUE(decode_message(encode(large)).ok());
+  large.shape.resize(kMaxObjectDimensions);
+  EXPECT_TRUE(decode_message(encode(large)).ok());
+  large.shape.resize(kMaxObjectDimensions + 1);
+  EXPECT_FALSE(decode_message(encode(large)).ok());
 }
 
 TEST(Codec, UnalignedBytesAreRead) {

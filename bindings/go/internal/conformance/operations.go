@@ -100,6 +100,10 @@ func (w *worker) operation(a arguments) (string, error) {
 		h := newDigest()
 		h.add(data)
 		return fmt.Sprintf("nbytes=%d %s", len(data), h.line()), err
+	case "put_array":
+		return w.array(a, 2)
+	case "get_array":
+		return w.array(a, 1)
 	case "shard":
 		return w.shard(a)
 	case "close":

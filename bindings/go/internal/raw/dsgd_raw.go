@@ -81,18 +81,20 @@ typedef long long swig_type_51;
 typedef _goslice_ swig_type_52;
 typedef _gostring_ swig_type_53;
 typedef long long swig_type_54;
-typedef _gostring_ swig_type_55;
+typedef _goslice_ swig_type_55;
 typedef _gostring_ swig_type_56;
-typedef long long swig_type_57;
+typedef _gostring_ swig_type_57;
 typedef long long swig_type_58;
 typedef long long swig_type_59;
 typedef long long swig_type_60;
 typedef long long swig_type_61;
 typedef long long swig_type_62;
 typedef long long swig_type_63;
-typedef _goslice_ swig_type_64;
+typedef long long swig_type_64;
 typedef long long swig_type_65;
-typedef _gostring_ swig_type_66;
+typedef _goslice_ swig_type_66;
+typedef long long swig_type_67;
+typedef _gostring_ swig_type_68;
 extern void _wrap_Swig_free_raw_3fb527dcaf02193d(uintptr_t arg1);
 extern uintptr_t _wrap_Swig_malloc_raw_3fb527dcaf02193d(swig_intgo arg1);
 
@@ -237,24 +239,27 @@ extern swig_intgo _wrap_dsgd_broadcast_raw_3fb527dcaf02193d(uintptr_t arg1, uint
 extern swig_intgo _wrap_dsgd_allgather_raw_3fb527dcaf02193d(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_47 arg4, uintptr_t arg5, swig_type_48 arg6, swig_type_49 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
 extern swig_intgo _wrap_dsgd_reduce_scatter_raw_3fb527dcaf02193d(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_50 arg4, uintptr_t arg5, swig_type_51 arg6, swig_type_52 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
 extern swig_intgo _wrap_dsgd_barrier_raw_3fb527dcaf02193d(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_object_put_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_53 arg2, uintptr_t arg3, swig_type_54 arg4, swig_voidp arg5, swig_voidp arg6, swig_voidp arg7);
-extern swig_intgo _wrap_dsgd_object_get_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_55 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_object_put_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_53 arg2, uintptr_t arg3, swig_type_54 arg4, swig_intgo arg5, swig_type_55 arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
+extern swig_intgo _wrap_dsgd_object_get_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_56 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
 extern swig_intgo _wrap_dsgd_op_object_raw_3fb527dcaf02193d(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_object_delete_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_56 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_object_delete_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_57 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
 extern uintptr_t _wrap_dsgd_object_data_raw_3fb527dcaf02193d(uintptr_t arg1);
-extern swig_type_57 _wrap_dsgd_object_nbytes_raw_3fb527dcaf02193d(uintptr_t arg1);
+extern swig_type_58 _wrap_dsgd_object_nbytes_raw_3fb527dcaf02193d(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_object_dtype_raw_3fb527dcaf02193d(uintptr_t arg1);
+extern swig_type_59 _wrap_dsgd_object_ndim_raw_3fb527dcaf02193d(uintptr_t arg1);
+extern uintptr_t _wrap_dsgd_object_shape_raw_3fb527dcaf02193d(uintptr_t arg1);
 extern void _wrap_dsgd_object_free_raw_3fb527dcaf02193d(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_3fb527dcaf02193d(void);
-extern swig_intgo _wrap_dsgd_shard_new_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_58 arg2, swig_type_59 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_shard_epoch_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_60 arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_shard_seek_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_61 arg2, swig_type_62 arg3, swig_voidp arg4);
-extern swig_type_63 _wrap_dsgd_shard_position_raw_3fb527dcaf02193d(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_shard_next_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_64 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_65 _wrap_dsgd_shard_size_raw_3fb527dcaf02193d(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_shard_new_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_60 arg2, swig_type_61 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_shard_epoch_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_62 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_shard_seek_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_63 arg2, swig_type_64 arg3, swig_voidp arg4);
+extern swig_type_65 _wrap_dsgd_shard_position_raw_3fb527dcaf02193d(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_shard_next_raw_3fb527dcaf02193d(uintptr_t arg1, swig_type_66 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_67 _wrap_dsgd_shard_size_raw_3fb527dcaf02193d(uintptr_t arg1);
 extern void _wrap_dsgd_shard_free_raw_3fb527dcaf02193d(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_digest_raw_3fb527dcaf02193d(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_head_start_raw_3fb527dcaf02193d(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_type_66 _wrap_dsgd_head_address_raw_3fb527dcaf02193d(uintptr_t arg1);
+extern swig_type_68 _wrap_dsgd_head_address_raw_3fb527dcaf02193d(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_head_wait_raw_3fb527dcaf02193d(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern void _wrap_dsgd_head_free_raw_3fb527dcaf02193d(uintptr_t arg1);
 #undef intgo
@@ -1578,7 +1583,7 @@ func Dsgd_barrier(arg1 uintptr, arg2 uintptr, arg3 *OpOptions, arg4 *uintptr, ar
 	return swig_r
 }
 
-func Dsgd_object_put(arg1 uintptr, arg2 string, arg3 uintptr, arg4 int64, arg5 *OpOptions, arg6 *uintptr, arg7 *uintptr) (_swig_ret int) {
+func Dsgd_object_put(arg1 uintptr, arg2 string, arg3 uintptr, arg4 int64, arg5 int, arg6 []int64, arg7 *OpOptions, arg8 *uintptr, arg9 *uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
@@ -1587,9 +1592,14 @@ func Dsgd_object_put(arg1 uintptr, arg2 string, arg3 uintptr, arg4 int64, arg5 *
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_object_put_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), *(*C.swig_type_53)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_54(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	_swig_i_7 := arg8
+	_swig_i_8 := arg9
+	swig_r = (int)(C._wrap_dsgd_object_put_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), *(*C.swig_type_53)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_54(_swig_i_3), C.swig_intgo(_swig_i_4), *(*C.swig_type_55)(unsafe.Pointer(&_swig_i_5)), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
+	}
+	if Swig_escape_always_false {
+		Swig_escape_val = arg6
 	}
 	return swig_r
 }
@@ -1602,7 +1612,7 @@ func Dsgd_object_get(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintptr, 
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_object_get_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), *(*C.swig_type_55)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_object_get_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), *(*C.swig_type_56)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1625,7 +1635,7 @@ func Dsgd_object_delete(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintpt
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_object_delete_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), *(*C.swig_type_56)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_object_delete_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), *(*C.swig_type_57)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1643,6 +1653,27 @@ func Dsgd_object_nbytes(arg1 uintptr) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
 	swig_r = (int64)(C._wrap_dsgd_object_nbytes_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0)))
+	return swig_r
+}
+
+func Dsgd_object_dtype(arg1 uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	swig_r = (int)(C._wrap_dsgd_object_dtype_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0)))
+	return swig_r
+}
+
+func Dsgd_object_ndim(arg1 uintptr) (_swig_ret int64) {
+	var swig_r int64
+	_swig_i_0 := arg1
+	swig_r = (int64)(C._wrap_dsgd_object_ndim_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0)))
+	return swig_r
+}
+
+func Dsgd_object_shape(arg1 uintptr) (_swig_ret uintptr) {
+	var swig_r uintptr
+	_swig_i_0 := arg1
+	swig_r = (uintptr)(C._wrap_dsgd_object_shape_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
@@ -1667,7 +1698,7 @@ func Dsgd_shard_new(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 uint, arg5 *uin
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_shard_new_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), C.swig_type_58(_swig_i_1), C.swig_type_59(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_shard_new_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), C.swig_type_60(_swig_i_1), C.swig_type_61(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	return swig_r
 }
 
@@ -1676,7 +1707,7 @@ func Dsgd_shard_epoch(arg1 uintptr, arg2 uint64, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), C.swig_type_60(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), C.swig_type_62(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1686,7 +1717,7 @@ func Dsgd_shard_seek(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 *uintptr) (_sw
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_seek_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), C.swig_type_61(_swig_i_1), C.swig_type_62(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_seek_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), C.swig_type_63(_swig_i_1), C.swig_type_64(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
@@ -1703,7 +1734,7 @@ func Dsgd_shard_next(arg1 uintptr, arg2 []int64, arg3 *uint64, arg4 *uintptr) (_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_next_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), *(*C.swig_type_64)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_next_raw_3fb527dcaf02193d(C.uintptr_t(_swig_i_0), *(*C.swig_type_66)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}

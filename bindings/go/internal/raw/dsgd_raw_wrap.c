@@ -2530,16 +2530,19 @@ intgo _wrap_dsgd_barrier_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_gro
 }
 
 
-intgo _wrap_dsgd_object_put_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, dsgd_op_options *_swig_go_4, dsgd_op **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_object_put_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, _goslice_ _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   void *arg3 = 0 ;
   size_t arg4 ;
-  dsgd_op_options *arg5 = 0 ;
-  dsgd_op **arg6 = 0 ;
-  dsgd_error **arg7 = 0 ;
+  int32_t arg5 ;
+  int64_t *arg6 = 0 ;
+  size_t arg7 ;
+  dsgd_op_options *arg8 = 0 ;
+  dsgd_op **arg9 = 0 ;
+  dsgd_error **arg10 = 0 ;
   char *temp2 ;
-  dsgd_op_options options5 ;
+  dsgd_op_options options8 ;
   int32_t result;
   intgo _swig_go_result;
 
@@ -2552,21 +2555,23 @@ intgo _wrap_dsgd_object_put_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gost
 
   arg3 = *(void **)&_swig_go_2;
   arg4 = (size_t)_swig_go_3;
+  arg5 = (int32_t)_swig_go_4;
+  arg6 = (int64_t *)_swig_go_5.array; arg7 = (size_t)_swig_go_5.len;
   {
-    const go_op_options *given = (const go_op_options *)_swig_go_4;
-    arg5 = NULL;
+    const go_op_options *given = (const go_op_options *)_swig_go_6;
+    arg8 = NULL;
     if (given != NULL) {
-      dsgd_op_options_init(&options5, sizeof options5);
-      options5.user_data = (void *)given->user_data;
-      options5.timeout_ms = given->timeout_ms;
-      options5.channel = given->channel;
-      arg5 = &options5;
+      dsgd_op_options_init(&options8, sizeof options8);
+      options8.user_data = (void *)given->user_data;
+      options8.timeout_ms = given->timeout_ms;
+      options8.channel = given->channel;
+      arg8 = &options8;
     }
   }
-  arg6 = *(dsgd_op ***)&_swig_go_5;
-  arg7 = *(dsgd_error ***)&_swig_go_6;
+  arg9 = *(dsgd_op ***)&_swig_go_7;
+  arg10 = *(dsgd_error ***)&_swig_go_8;
 
-  result = (int32_t)dsgd_object_put(arg1,(char const *)arg2,(void const *)arg3,arg4,(struct dsgd_op_options const *)arg5,arg6,arg7);
+  result = (int32_t)dsgd_object_put(arg1,(char const *)arg2,(void const *)arg3,arg4,arg5,(long const *)arg6,arg7,(struct dsgd_op_options const *)arg8,arg9,arg10);
   _swig_go_result = result;
   free((char *)arg2);
   return _swig_go_result;
@@ -2692,6 +2697,45 @@ long long _wrap_dsgd_object_nbytes_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0)
 
   result = dsgd_object_nbytes((struct dsgd_object const *)arg1);
   _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_object_dtype_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
+  dsgd_object *arg1 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_object **)&_swig_go_0;
+
+  result = (int32_t)dsgd_object_dtype((struct dsgd_object const *)arg1);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+long long _wrap_dsgd_object_ndim_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
+  dsgd_object *arg1 = 0 ;
+  size_t result;
+  long long _swig_go_result;
+
+  arg1 = *(dsgd_object **)&_swig_go_0;
+
+  result = dsgd_object_ndim((struct dsgd_object const *)arg1);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+int64_t *_wrap_dsgd_object_shape_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
+  dsgd_object *arg1 = 0 ;
+  int64_t *result = 0 ;
+  int64_t *_swig_go_result;
+
+  arg1 = *(dsgd_object **)&_swig_go_0;
+
+  result = (int64_t *)dsgd_object_shape((struct dsgd_object const *)arg1);
+  *(int64_t **)&_swig_go_result = (int64_t *)result;
   return _swig_go_result;
 }
 

@@ -33,6 +33,9 @@ public final class Session implements AutoCloseable {
       };
 
   private final Handle handle;
+  private static final int NO_DTYPE = -1;
+  private static final long[] NO_SHAPE = {};
+
   private final InFlight inFlight;
   private final ReentrantLock turn = new ReentrantLock();
   private final Queue<LogRecord> recordsAfterClose = new ConcurrentLinkedQueue<>();
@@ -424,7 +427,30 @@ public final class Session implements AutoCloseable {
     Buffer checked = Buffers.readable(data, DType.UINT8, "data of object '" + name + "'");
     inFlight.run(
         this,
-        (s, op) -> Raw.dsgd_object_put(s, name, checked, Collectives.DEFAULTS, op),
+        (s, op) -> Raw.dsgd_object_put(s, name, checked, NO_DTYPE, NO_SHAPE, Collectives.DEFAULTS, op),
+        put -> null,
+        checked);
+  }
+
+  /**
+   * Gives an array to every worker under {@code name}; returns when all have it. Workers in other
+   * languages get it with its type and shape.
+   *
+   * @param data the elements in row-major order, from position to limit: a direct buffer of {@code
+   *     type}, or a ByteBuffer
+   * @param shape outermost dimension first; none for a scalar
+   */
+  public void putObject(String name, Buffer data, DType type, long... shape)
+      throws InterruptedException {
+    if (type == null || shape == null) {
+      throw DsgdException.invalid("type or shape of object '" + name + "' is null; give both");
+    }
+    Buffer checked = Buffers.readable(data, type, "data of object '" + name + "'");
+    long[] dimensions = shape.clone();
+    inFlight.run(
+        this,
+        (s, op) ->
+            Raw.dsgd_object_put(s, name, checked, type.code, dimensions, Collectives.DEFAULTS, op),
         put -> null,
         checked);
   }

@@ -2,17 +2,30 @@ package io.dsgd;
 
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.util.Arrays;
 
 /**
- * A named blob that one worker gave to all. Its memory is freed when it and all views of its data
+ * Named bytes, or a named array, that one worker gave to all. Its memory is freed when it and all views of its data
  * are unreachable.
  */
 public final class SharedObject {
   private final String name;
   private final ByteBuffer data;
+  private final DType dtype;
+  private final long[] shape;
 
   SharedObject(String name, long pointer) {
     this.name = name;
+    int code = Raw.dsgd_object_dtype(pointer);
+    this.dtype =
+        Arrays.stream(DType.values()).filter(type -> type.code == code).findFirst().orElse(null);
+    this.shape = new long[(int) Raw.dsgd_object_ndim(pointer)];
+    if (shape.length > 0) {
+      ((ByteBuffer) Raw.buffer_over(Raw.dsgd_object_shape(pointer), 8L * shape.length))
+          .order(ByteOrder.nativeOrder())
+          .asLongBuffer()
+          .get(shape);
+    }
     this.data =
         Natives.buffer(
                 Raw.dsgd_object_data(pointer),
@@ -26,7 +39,20 @@ public final class SharedObject {
     return name;
   }
 
-  /** The bytes, not copied; a new read-only view in native byte order at each call. */
+  /** The type of the elements; null if the object is bytes without a type. */
+  public DType dtype() {
+    return dtype;
+  }
+
+  /** The shape of the array, outermost dimension first; empty for a scalar and for bytes. */
+  public long[] shape() {
+    return shape.clone();
+  }
+
+  /**
+   * The bytes, not copied; a new read-only view in native byte order at each call. The elements of an
+   * array are in row-major order: {@code data().asFloatBuffer()}, for example.
+   */
   public ByteBuffer data() {
     return data.duplicate().order(ByteOrder.nativeOrder());
   }

@@ -10,6 +10,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.nio.FloatBuffer;
 import java.nio.LongBuffer;
 import java.time.Duration;
@@ -137,6 +138,29 @@ class SessionTest {
     assertEquals(-1, longs.get(0));
     assertEquals(1, DType.INT8.size());
     assertEquals(8, DType.UINT64.size());
+  }
+
+  @Test
+  void arraysKeepTypeAndShape() throws Exception {
+    ByteBuffer bytes = ByteBuffer.allocateDirect(24).order(ByteOrder.nativeOrder());
+    FloatBuffer elements = bytes.asFloatBuffer().put(new float[] {1, 2, 3, 4, 5, 6}).flip();
+    session.putObject("array", elements, DType.FLOAT32, 2, 3);
+    SharedObject array = session.getObject("array");
+    assertEquals(DType.FLOAT32, array.dtype());
+    assertArrayEquals(new long[] {2, 3}, array.shape());
+    assertEquals(elements, array.data().asFloatBuffer());
+    session.putObject(
+        "scalar",
+        ByteBuffer.allocateDirect(8).order(ByteOrder.nativeOrder()),
+        DType.INT64);
+    assertEquals(DType.INT64, session.getObject("scalar").dtype());
+    assertEquals(0, session.getObject("scalar").shape().length);
+    session.putObject("bytes", new byte[] {1, 2});
+    assertNull(session.getObject("bytes").dtype());
+    Fails.with(
+        Status.INVALID_ARGUMENT, () -> session.putObject("wrong", elements, DType.FLOAT32, 2, 2));
+    Fails.with(
+        Status.INVALID_ARGUMENT, () -> session.putObject("wrong", elements, DType.FLOAT64, 3));
   }
 
   @Test

@@ -22,6 +22,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Locale;
 import java.util.function.Supplier;
+import java.util.stream.Collectors;
 
 /**
  * The Java worker of the conformance run: Worker SCRIPT RESULT. The contract is in
@@ -153,6 +154,25 @@ public final class Worker {
         SharedObject object = session.getObject(word[1], trying ? Duration.ZERO : null);
         ByteBuffer data = object.data();
         return "nbytes=" + data.capacity() + " digest=" + Pattern.digest(List.of(data));
+      }
+      case "put_array" -> {
+        if (mine(word[1])) {
+          DType type = type(word[3]);
+          long[] shape = longs(word[4]);
+          int count = (int) Arrays.stream(shape).reduce(1, (a, b) -> a * b);
+          session.putObject(word[2], Pattern.of(type, count, seed(word[5]), 0), type, shape);
+        }
+      }
+      case "get_array" -> {
+        SharedObject object = session.getObject(word[1]);
+        String shape =
+            Arrays.stream(object.shape()).mapToObj(Long::toString).collect(Collectors.joining(","));
+        return "dtype="
+            + object.dtype().ordinal()
+            + " shape="
+            + (shape.isEmpty() ? "-" : shape)
+            + " digest="
+            + Pattern.digest(List.of(object.data()));
       }
       case "shard" -> {
         return shard(word);
