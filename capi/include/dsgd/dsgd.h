@@ -719,7 +719,8 @@ typedef struct dsgd_object dsgd_object;
  * `dtype` (enum dsgd_dtype) and `shape` tell the receivers, which may be in other languages, that `data` is an array of
  * up to 64 dimensions in row-major order; ndim 0 is a scalar. dtype -1 with ndim 0 means bytes without a type. Any thread.
  * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT (nbytes is not the size of the array), DSGD_ERR_LIMIT (over 1 GiB),
- * DSGD_ERR_TIMEOUT (some workers may hold it; dsgd_object_delete deletes it there), and those of collectives. */
+ * DSGD_ERR_TIMEOUT, and those of collectives. After a put that failed some workers may hold the object: call
+ * dsgd_object_delete, which may return DSGD_ERR_NOT_FOUND, before this worker puts the name again. */
 DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes, int32_t dtype,
                                  const int64_t *shape, size_t ndim, const dsgd_op_options *options, dsgd_op **op,
                                  dsgd_error **error);
