@@ -7,7 +7,7 @@ namespace dsgd {
 
 namespace {
 constexpr size_t kPart = 256 * 1024;
-constexpr int32_t kNameOwner = 0;  // the rank that gives each name to one worker, and deletes
+constexpr int32_t kNameOwner = 0;  // the rank that decides which put of a name wins, and that carries out deletions
 const char* const kPut = "dsgd_object_put";
 const char* const kDelete = "dsgd_object_delete";
 
@@ -35,7 +35,7 @@ struct Objects::Sending {
   Done done;
   transport::TimerId timer = 0;
   std::vector<size_t> offset = {};  // by rank, next part
-  bool spreading = false;           // rank 0 has given the name
+  bool spreading = false;           // rank 0 has accepted the put
   bool removed = false;             // another worker has deleted the object
   std::set<int32_t> waiting = {};   // peers that parts are sent to and that do not have all yet
   std::set<int32_t> cut_off = {};   // those of them whose connection has ended; they have left, or else the session fails
@@ -58,15 +58,17 @@ struct Objects::Removal {
 
 // ---- putting
 
-bool Objects::taken(const std::string& name) const {
-  return objects_.count(name) || std::any_of(incoming_.begin(), incoming_.end(), [&](const auto& item) {
-           return item.second.name == name && !item.second.removed;
-         });
+uint64_t Objects::put_of(const std::string& name) const {
+  if (const auto object = objects_.find(name); object != objects_.end()) return object->second.put;
+  const auto incoming = std::find_if(incoming_.begin(), incoming_.end(), [&](const auto& item) {
+    return item.second.name == name && !item.second.removed;
+  });
+  return incoming == incoming_.end() ? 0 : incoming->first;
 }
 
 void Objects::put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done) {
   const bool under_way = std::any_of(sending_.begin(), sending_.end(), [&](const auto& s) { return s->name == name && !s->removed; });
-  if (taken(name) || under_way) return done(exists(name));
+  if (put_of(name) != 0 || under_way) return done(exists(name));
   const uint64_t number = put_number(mesh ? mesh->rank() : 0, ++puts_);
   if (!mesh || mesh->size() == 1) {
     store(name, std::move(object), number);
@@ -83,12 +85,12 @@ void Objects::put(Mesh* mesh, const std::string& name, SharedObject object, Dead
   send_parts(sending, kNameOwner);
 }
 
-// The name is this worker's: it keeps the object, and so do all others that do not have it yet.
+// Rank 0 has accepted the put. Stores the object here and sends it to the workers that do not have it yet.
 void Objects::spread(const std::shared_ptr<Sending>& sending) {
   Mesh& mesh = *sending->mesh;
   if (!sending->removed) store(sending->name, sending->object, sending->put);
   sending->spreading = true;
-  std::vector<int32_t> others;  // beginning with the next one, so that putters do not all begin with the same
+  std::vector<int32_t> others;  // starts at the next rank, so that concurrent putters start at different workers
   for (int32_t hop = 1; hop < mesh.size(); ++hop) {
     const int32_t rank = (mesh.rank() + hop) % mesh.size();
     if (rank != kNameOwner) others.push_back(rank);
@@ -162,14 +164,13 @@ void Objects::remove(Mesh* mesh, const std::string& name, Deadline deadline, Don
   uint64_t put = 0;
   std::set<int32_t> asked = {kNameOwner};
   if (alone || mesh->rank() == kNameOwner) {
-    const auto object = objects_.find(name);
+    put = put_of(name);
     const bool deleting = std::any_of(removals_.begin(), removals_.end(), [&](const auto& r) { return r->name == name; });
-    if (object == objects_.end() || deleting) return done(not_found(name));
+    if (put == 0 || deleting) return done(not_found(name));
     if (alone) {
-      objects_.erase(object);
+      objects_.erase(name);
       return done({});
     }
-    put = object->second.put;
     asked.clear();
     for (int32_t rank = 0; rank < mesh->size(); ++rank) {
       if (rank != kNameOwner) asked.insert(rank);
@@ -205,7 +206,7 @@ void Objects::removed(const std::shared_ptr<Removal>& removal, int32_t rank, con
     removal->cut_off.insert(rank);
     return;
   }
-  const bool gone = rank != kNameOwner && mesh.has_left(rank);  // its copy with it
+  const bool gone = rank != kNameOwner && mesh.has_left(rank);  // a worker that has left holds no copy
   if (!status.ok() && !gone) return finish(removal, mesh.blame(rank, status).with_operation(kDelete));
   removal->waiting.erase(rank);
   if (removal->waiting.empty()) finish(removal, {});
@@ -251,11 +252,11 @@ void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
     return respond(Status(Code::kInternal, "a part of object '" + part.name + "' lies outside of it"));
   }
   if (!incoming_.count(part.put)) {
-    // The putter makes one put of a name at a time, so an earlier one has failed.
+    // A putter puts a name once at a time. So a partial earlier put of this putter has failed: drop it.
     std::erase_if(incoming_, [&](const auto& item) {
       return item.second.name == part.name && putter(item.first) == putter(part.put) && !item.second.removed;
     });
-    if (taken(part.name)) return respond(exists(part.name));
+    if (put_of(part.name) != 0) return respond(exists(part.name));
     if (part.offset > 0) return respond(missing(part.name));
     if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
       return respond(Status(Code::kInternal, "object '" + part.name + "': " + why));

@@ -1,12 +1,11 @@
 // Named objects that every worker holds. Everything is on the session's loop.
 //
-// Put: the putter sends the object in parts; each part is answered when it is stored. Parts go to rank 0 first, which gives
-// a name to the first putter, then to the others. So two workers that put the same name at once never leave different
-// objects behind.
+// Put: the putter first sends all parts to rank 0, which accepts only the first put of a name. It then sends them to the other
+// workers. So two puts of one name at the same time cannot leave different objects. Each part is answered when it is stored.
 //
-// Delete: rank 0 asks all other workers to delete the object and deletes its own copy last. Until then nobody can put the
-// name again. Each put has a number, and a removal carries the number of the put that it undoes. So a worker that does not
-// have all parts of that put yet knows which parts to drop, and never takes them for those of a later put.
+// Delete: rank 0 asks the other workers to delete the object and deletes its own copy last. Puts of the name fail until then.
+// Each put has a number, and a request to delete names it. A worker that is still receiving that put drops its parts, and
+// accepts those of a later put.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +40,7 @@ class Objects {
   void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
   // `deadline`: for a removal that rank 0 carries out for another worker.
   void receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part, const transport::Responder& respond);
-  void fail(const Status& cause);          // puts, removals and gets in flight
+  void fail(const Status& cause);          // all operations in flight
   void peer_left(int32_t rank);
   void fail_waiters(const Status& cause);  // gets
 
@@ -63,7 +62,7 @@ class Objects {
   };
   struct Sending;
   struct Removal;
-  bool taken(const std::string& name) const;
+  uint64_t put_of(const std::string& name) const;  // number of the put that has the name here, though parts may be missing; 0: none
   void spread(const std::shared_ptr<Sending>& sending);
   void send_parts(std::shared_ptr<Sending> sending, int32_t rank);
   void answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status);
@@ -76,7 +75,7 @@ class Objects {
 
   std::map<std::string, Stored> objects_;
   std::map<uint64_t, Incoming> incoming_;  // by number of the put
-  std::set<uint64_t> removed_early_;       // puts that were removed before their first part came
+  std::set<uint64_t> removed_early_;       // puts that were removed before their first part came; kept if it never comes
   std::list<Waiter> waiters_;
   std::list<std::shared_ptr<Sending>> sending_;   // puts in flight
   std::list<std::shared_ptr<Removal>> removals_;  // removals in flight: those asked for here and, at rank 0, all

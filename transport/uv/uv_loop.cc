@@ -232,7 +232,17 @@ DSGD_REAL_STACK bool UvLoop::drive(const std::atomic<bool>& done, Time deadline)
   for (;;) {
     work();
     tell_waiters();
-    if (done.load(std::memory_order_acquire) || resting_.load() || now() >= deadline) break;
+    if (resting_.load()) break;
+    if (done.load(std::memory_order_acquire) || now() >= deadline) {
+      // Calls that end at once, one after the other, keep the communication thread away. So one of them looks at the sockets
+      // every kLinger.
+      if (now() - polled_ < kLinger) break;
+      port_->flush();
+      poll();
+      work();
+      tell_waiters();
+      break;
+    }
     sleep_or_poll(deadline);
   }
   port_->set_spin(Duration::zero());
@@ -388,6 +398,11 @@ void UvLoop::tell_waiters() {
   }
 }
 
+void UvLoop::poll() {
+  port_->poll();
+  polled_ = now();
+}
+
 void UvLoop::sleep_or_poll(Time until) {
   port_->flush();
   bool more = kj_->isRunnable();
@@ -395,10 +410,7 @@ void UvLoop::sleep_or_poll(Time until) {
     std::lock_guard lock(mutex_);
     more = !posted_.empty();
   }
-  if (more) {
-    port_->poll();
-    return;
-  }
+  if (more) return poll();
   if (port_->exhausted()) until = std::min(until, now() + kExhaustedPause);
   if (!timers_.empty()) until = std::min(until, timers_.begin()->first.first);
   if (const Duration held = port_->held_for(); held != kNever) until = std::min(until, now() + held);
@@ -408,6 +420,7 @@ void UvLoop::sleep_or_poll(Time until) {
     port_->set_alarm(until - now());
   }
   port_->wait();
+  polled_ = now();
 }
 
 }  // namespace dsgd::transport::uv

@@ -78,6 +78,7 @@ class UvLoop final : public Loop {
   void run_kj();
   void tell_exhausted();
   void tell_waiters();
+  void poll();  // the sockets, without waiting
   void sleep_or_poll(Time until);
 
   std::unique_ptr<UvEventPort> port_;  // outlives kj_
@@ -90,6 +91,7 @@ class UvLoop final : public Loop {
   Driver driver_ = Driver::kNone;
   Waiter* waiters_ = nullptr;  // the first of them; in the order in which they came
   Time last_caller_ = Time::min();
+  Time polled_{};  // when the driver last looked at the sockets; the driver's own
   bool thread_called_ = false;  // the thread shall drive now, not a millisecond later
   bool thread_deep_ = false;    // the thread sleeps without looking at the clock
   bool stop_ = false;

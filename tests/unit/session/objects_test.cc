@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -67,7 +68,7 @@ TEST(DeletedObject, StaysReadableThroughHandles) {
   });
 }
 
-TEST(DeletedObject, IsDeletedByOneOfThoseThatTryAtOnce) {
+TEST(DeletedObject, HasOneWinnerAmongConcurrentDeletes) {
   std::atomic<int> deleted{0};
   constexpr int kRounds = 30;
   run_job(3, {}, [&](dsgd_session* session, int rank) {
@@ -86,8 +87,8 @@ TEST(DeletedObject, IsDeletedByOneOfThoseThatTryAtOnce) {
   EXPECT_EQ(deleted, kRounds);
 }
 
-// The worker that deletes has the object before the last one has: that one must not keep what comes late.
-TEST(DeletedObject, DoesNotComeBackWhereItWasStillOnItsWay) {
+// The deletion starts before the last worker has all parts. That worker must not keep the parts that arrive later.
+TEST(DeletedObject, DropsPartsThatArriveLate) {
   const std::string large(5 << 20, 'x');  // in many parts
   run_job(3, {}, [&](dsgd_session* session, int rank) {
     for (int round = 0; round < 12; ++round) {
@@ -107,6 +108,17 @@ TEST(DeletedObject, DoesNotComeBackWhereItWasStillOnItsWay) {
   });
 }
 
+// Calls that end at once, one after the other, must not keep the session from its sockets.
+TEST(DeletedObject, ArrivesAtAWorkerThatPolls) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    if (rank == 1) return put(session, "x", "bytes");
+    const auto began = std::chrono::steady_clock::now();
+    while (dsgd_object_delete(session, "x", nullptr, nullptr, nullptr) == DSGD_ERR_NOT_FOUND) {
+      ASSERT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+    }
+  });
+}
+
 TEST(DeletedObject, NameCanBePutAgainAfterAPutThatRanOutOfTime) {
   const std::string large(64 << 20, 'x');
   run_job(3, {}, [&](dsgd_session* session, int rank) {
@@ -114,6 +126,9 @@ TEST(DeletedObject, NameCanBePutAgainAfterAPutThatRanOutOfTime) {
     if (rank == 1) {
       const dsgd_op_options too_short = with_timeout(1);
       EXPECT_EQ(dsgd_object_put(session, "x", large.data(), large.size(), -1, nullptr, 0, &too_short, nullptr, nullptr), DSGD_ERR_TIMEOUT);
+    }
+    meet(session);
+    if (rank == 2) {  // another worker than the one whose put has failed
       const int32_t status = dsgd_object_delete(session, "x", nullptr, nullptr, nullptr);
       EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_NOT_FOUND) << dsgd_status_name(status);
       put(session, "x", "bytes");
