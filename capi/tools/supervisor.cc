@@ -190,6 +190,7 @@ bool Supervisor::anything_runs(bool services_too) const {
 
 Clock::time_point Supervisor::next_event() const {
   auto next = awaited_ ? std::min(kill_at_, await_until_) : kill_at_;
+  if (ending_) return next;  // notes are no longer printed
   for (const auto& note : notes_) next = std::min(next, note->due());
   return next;
 }

@@ -53,8 +53,8 @@ class Supervisor {
   void end_with(int fd) { lifeline_ = fd; }
   // Waits until `enough`, or until all children have ended.
   void wait_until(const std::function<bool()>& enough);
-  // Waits until all children have ended. Returns 0, or the exit status of the first child that failed. A child whose failure
-  // names a worker of another one, which then fails by itself, is not the first, though it may have ended sooner.
+  // Waits until all children have ended. Returns 0, or the exit status of the child that failed first. If that child's failure
+  // names a worker of another child, and the other child then fails too, returns the other child's status.
   int wait();
 
  private:

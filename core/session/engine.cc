@@ -488,7 +488,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
   };
   if (broken_.ok()) {
     broken_ = cause;
-    log_->report({WorkerReport::Kind::kFailed, cause.rank()});
+    (void)surely([&] { log_->report({WorkerReport::Kind::kFailed, cause.rank()}); });
     if (on_failed_) on_failed_(cause);
     tell_peers_ = tell_peers;
     undone_ = (1u << std::size(parts)) - 1;
