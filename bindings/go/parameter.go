@@ -41,9 +41,9 @@ func (s *Session) AddParameter(name string, dtype DType, shape []int, flags ...P
 }
 
 // Set changes settings of this parameter: "rate=0.1" multiplies the learning rate, "decay=0" replaces the weight decay,
-// "frozen=1" leaves it out of steps. Of an untrained parameter, "sync=mean" or "sync=first" makes every sync_period-th step
-// give all replicas the mean of their values, or the first replica's. Equal on all workers; before Start, or between steps by
-// all of them.
+// "frozen=1" leaves it out of steps. For an untrained parameter, "sync=mean" sets all replicas to the mean of their values in
+// every sync_period-th step, "sync=first" to the values of the first replica. Equal on all workers; before Start, or between steps
+// by all of them.
 func (p *Parameter) Set(options string) error {
 	if err := checkText("options of the parameter", options); err != nil {
 		return err

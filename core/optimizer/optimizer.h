@@ -17,7 +17,7 @@
 namespace dsgd {
 
 // What steps do to an untrained parameter, which each replica changes by itself.
-enum class Sync : uint8_t {
+enum class UntrainedSync : uint8_t {
   kNone,   // nothing
   kMean,   // all replicas get the mean of their values
   kFirst,  // all replicas get the first one's values
@@ -28,7 +28,7 @@ struct ParameterSettings {
   double rate = 1.0;    // multiplies the learning rate
   double decay = -1.0;  // replaces the weight decay when >= 0
   bool frozen = false;
-  Sync sync = Sync::kNone;
+  UntrainedSync sync = UntrainedSync::kNone;
   uint64_t sync_period = 1;      // steps
   std::string describe() const;  // "rate=1 decay=0.1 frozen=0"; no decay: the optimizer's; sync only if it is set
 };

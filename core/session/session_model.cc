@@ -36,10 +36,8 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
   if (impl_->started) return bad(Code::kState, "parameters are added before dsgd_start");
   Status named = check_name("parameter", name);
   if (!named.ok()) return named;
-  for (size_t at = 0; at < name.size(); ++at) {
-    if (name[at] == ' ' || control_bytes(std::string_view(name).substr(at)) > 0) {
-      return bad(Code::kInvalidArgument, "a name has no spaces or control characters");
-    }
+  if (name.find(' ') != name.npos || has_control_character(name)) {
+    return bad(Code::kInvalidArgument, "a name has no spaces or control characters");
   }
   for (const auto& parameter : model.parameters) {
     if (parameter->name == name) return bad(Code::kExists, "the name is taken; give each parameter one of its own");
@@ -76,21 +74,21 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
 }
 
 namespace {
-Status check_sync(const Parameter& parameter, Sync sync, double period, bool reproducible) {
+Status check_sync(const Parameter& parameter, UntrainedSync sync, double period, bool reproducible) {
   const auto bad = [&](Code code, const std::string& text) {
     return Status(code, "parameter '" + parameter.name + "': " + text).with_parameter(parameter.name);
   };
   if (period != std::floor(period)) return bad(Code::kInvalidArgument, "sync_period = " + number_text(period) + " is not a number of steps; give a whole number");
-  if (sync == Sync::kNone) return {};
+  if (sync == UntrainedSync::kNone) return period == 1 ? Status() : bad(Code::kInvalidArgument, "sync_period needs sync=mean or sync=first");
   if (parameter.trained) {
-    return bad(Code::kInvalidArgument, "sync is for untrained parameters: steps keep trained ones equal anyway; leave it out");
+    return bad(Code::kInvalidArgument, "sync applies to untrained parameters only; leave it out");
   }
-  if (sync != Sync::kMean) return {};
+  if (sync != UntrainedSync::kMean) return {};
   if (!is_floating(parameter.dtype)) {
-    return bad(Code::kInvalidArgument, std::string("sync=mean needs a floating type, and this is ") + dtype_name(parameter.dtype) + "; use sync=first");
+    return bad(Code::kInvalidArgument, std::string("sync=mean needs a floating-point dtype, not ") + dtype_name(parameter.dtype) + "; use sync=first");
   }
   if (reproducible) {
-    return bad(Code::kUnsupported, "sync=mean depends on which worker has which replica, which reproducible=1 rules out; use sync=first");
+    return bad(Code::kUnsupported, "sync=mean is not reproducible: its result depends on how replicas are split among workers, and reproducible=1 is set; use sync=first");
   }
   return {};
 }
@@ -112,8 +110,8 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
   words->number("sync_period", &period, 1, 1e9);
   Status status = words->finish();
   if (!status.ok()) return status;
-  if (!sync.empty()) settings.sync = sync == "mean" ? Sync::kMean : sync == "first" ? Sync::kFirst : Sync::kNone;
-  settings.sync_period = static_cast<uint64_t>(period);
+  if (!sync.empty()) settings.sync = sync == "mean" ? UntrainedSync::kMean : sync == "first" ? UntrainedSync::kFirst : UntrainedSync::kNone;
+  settings.sync_period = settings.sync == UntrainedSync::kNone ? 1 : static_cast<uint64_t>(period);
   status = check_sync(*parameter, settings.sync, period, impl_->config.flag("reproducible"));
   if (!status.ok()) return status;
   status = impl_->writable("dsgd_parameter_set");

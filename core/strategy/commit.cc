@@ -311,7 +311,7 @@ void Step::updated() {
   sync_untrained();
 }
 
-void Step::values_are_final() {
+void Step::deliver_values() {
   if (Status status = give_to_streams(); !status.ok()) return device_failed(status);
   const bool norm = norms_on_device() && !norm_comes_first();  // part of the step's result, so it is waited for
   if (!request_.wait_for_devices && !norm) return end();

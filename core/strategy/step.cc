@@ -57,7 +57,7 @@ Status Step::set_plan(Plan plan, uint64_t version) {
 // Operation numbers within the call: 0 the header; 1 one more exchange (norms, settings or digests, at most
 // one of them in a step); then two per bucket: exponents (when reproducible) and data; then one for "all
 // enqueued". A second attempt has the numbers after these, again two per bucket and one for "all enqueued".
-// The last two are for untrained parameters.
+// After those of a second attempt come two for untrained parameters: means, then first values.
 uint64_t Step::header_operation() const { return Mesh::operation(request_.call, 0); }
 uint64_t Step::norms_operation() const { return Mesh::operation(request_.call, 1); }
 uint64_t Step::operation_of(size_t bucket, bool exponents, bool second_attempt) const {
@@ -65,8 +65,8 @@ uint64_t Step::operation_of(size_t bucket, bool exponents, bool second_attempt) 
   return Mesh::operation(request_.call, 2 + 2 * place + (exponents ? 0 : 1));
 }
 
-uint64_t Step::sync_operation(Sync sync) const {
-  return Mesh::operation(request_.call, 2 + 4 * (plan_.size() + 1) + (sync == Sync::kMean ? 0 : 1));
+uint64_t Step::sync_operation(UntrainedSync sync) const {
+  return Mesh::operation(request_.call, 2 + 4 * (plan_.size() + 1) + (sync == UntrainedSync::kMean ? 0 : 1));
 }
 
 void Step::begin(StepRequest request, Done done) {

@@ -244,11 +244,14 @@ class Step {
 
   // untrained parameters (step_sync.cc)
   Status make_sync_staging();
-  std::vector<uint32_t> due_for(Sync sync) const;
+  std::vector<uint32_t> due_for(UntrainedSync sync) const;
   void sync_untrained();
-  Status fetch_untrained();
+  Status copy_untrained_to_host();
+  const std::byte* untrained_value(uint32_t replica, uint32_t parameter) const;  // on the host
+  void add_up_means();
+  void gather_first_values();
   void exchange_untrained();
-  Status give_untrained();
+  Status write_untrained();
 
   // commit (commit.cc)
   double exact_weight(const Bucket& bucket, const Buffers& buffers, const Piece& piece) const;
@@ -269,7 +272,7 @@ class Step {
   Status return_results(size_t bucket);
   void make_updates(size_t bucket, Place& place);
   void updated();
-  void values_are_final();
+  void deliver_values();
   Status give_to_streams();
   void end_when_reached(bool norm);
   void end();
@@ -325,7 +328,7 @@ class Step {
   uint64_t norms_operation() const;
   uint64_t operation_of(size_t bucket, bool exponents) const { return operation_of(bucket, exponents, second_attempt_); }
   uint64_t operation_of(size_t bucket, bool exponents, bool second_attempt) const;
-  uint64_t sync_operation(Sync sync) const;
+  uint64_t sync_operation(UntrainedSync sync) const;
 
   transport::Loop& loop_;
   Mesh* mesh_ = nullptr;
@@ -348,10 +351,10 @@ class Step {
   Memory digest_there_, digest_here_;  // values that the header's digest covers, gathered, where replica 0 is not on the host
   std::vector<size_t> digest_offsets_;  // by parameter, bytes
   struct Untrained {
-    std::vector<uint32_t> mean, first;         // parameters that this step synchronises
-    std::vector<double> sums;                  // of `mean`, one after the other
-    std::vector<std::byte> values;             // of `first`, one after the other
-    std::vector<std::vector<Memory>> staging;  // by replica, by parameter; on the host, where the replica is not
+    std::vector<uint32_t> mean_due, first_due;  // parameters that this step synchronises
+    std::vector<double> mean_sums;              // of mean_due, one after the other
+    std::vector<std::byte> first_values;        // of first_due, one after the other
+    std::vector<std::vector<Memory>> staging;   // by replica, by parameter: host buffers; null for replicas on the host
   } untrained_;
   std::vector<device::SumPiece> sum_pieces_;  // of the bucket that is being worked on, as the following ones
   std::vector<device::Term> terms_;

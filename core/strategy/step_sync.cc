@@ -1,5 +1,5 @@
-// Untrained parameters, such as batch-norm's statistics. Each replica changes its own; those with `sync` are made equal again at
-// the end of a step: to the mean, weighted as that of gradients, or to the values of the first replica.
+// Synchronises untrained parameters, such as batch-norm's statistics. Each replica changes its own values. At the end of a step
+// those with `sync` become the weighted mean over all replicas, or the first replica's values.
 
 #include <cstring>
 
@@ -52,7 +52,7 @@ Status Step::make_sync_staging() {
   for (const Place& place : places_) {
     for (uint32_t r : place.replicas) {
       for (size_t p = 0; p < model_.parameters.size(); ++p) {
-        if (place.is_host() || model_.settings[p].sync == Sync::kNone) continue;
+        if (place.is_host() || model_.settings[p].sync == UntrainedSync::kNone) continue;
         auto made = place.device->allocate_staging(model_.parameters[p]->nbytes());
         if (!made.ok()) return made.status();
         untrained_.staging[r][p] = std::move(made).value();
@@ -63,7 +63,7 @@ Status Step::make_sync_staging() {
   return {};
 }
 
-std::vector<uint32_t> Step::due_for(Sync sync) const {
+std::vector<uint32_t> Step::due_for(UntrainedSync sync) const {
   std::vector<uint32_t> due;
   for (uint32_t p = 0; p < model_.parameters.size(); ++p) {
     const ParameterSettings& settings = model_.settings[p];
@@ -74,24 +74,23 @@ std::vector<uint32_t> Step::due_for(Sync sync) const {
 
 void Step::sync_untrained() {
   if (total_replicas_ > 1) {
-    untrained_.mean = due_for(Sync::kMean);
-    untrained_.first = due_for(Sync::kFirst);
+    untrained_.mean_due = due_for(UntrainedSync::kMean);
+    untrained_.first_due = due_for(UntrainedSync::kFirst);
   }
-  if (untrained_.mean.empty() && untrained_.first.empty()) return values_are_final();
-  if (Status status = fetch_untrained(); !status.ok()) return device_failed(status);
+  if (untrained_.mean_due.empty() && untrained_.first_due.empty()) return deliver_values();
+  if (Status status = copy_untrained_to_host(); !status.ok()) return device_failed(status);
   when_reached(request_.deadline, [this](const Status& status) {
     if (!done_) return;
     status.ok() ? exchange_untrained() : device_failed(status);
   });
 }
 
-// From devices to the host.
-Status Step::fetch_untrained() {
+Status Step::copy_untrained_to_host() {
   for (Place& place : places_) {
     if (place.is_host()) continue;
     if (Status status = place.follow_default_stream(); !status.ok()) return status;
     for (uint32_t r : place.replicas) {
-      for (const auto* due : {&untrained_.mean, &untrained_.first}) {
+      for (const auto* due : {&untrained_.mean_due, &untrained_.first_due}) {
         for (uint32_t p : *due) {
           Status status = place.queue->copy(untrained_.staging[r][p].get(), model_.bindings[r][p].value, model_.parameters[p]->nbytes());
           if (!status.ok()) return status;
@@ -102,66 +101,77 @@ Status Step::fetch_untrained() {
   return {};
 }
 
-// One all-reduce for the means and one for the first replica's values, to which the other workers add zeros: sums of bytes, so that
-// they arrive as they are.
-void Step::exchange_untrained() {
-  const auto value_of = [this](uint32_t r, uint32_t p) {
-    return untrained_.staging[r][p] ? bytes(untrained_.staging[r][p]) : model_.bindings[r][p].value;
-  };
-  untrained_.sums.clear();
-  for (uint32_t p : untrained_.mean) {
+const std::byte* Step::untrained_value(uint32_t replica, uint32_t parameter) const {
+  const Memory& staging = untrained_.staging[replica][parameter];
+  return staging ? bytes(staging) : model_.bindings[replica][parameter].value;
+}
+
+void Step::add_up_means() {
+  std::vector<double>& sums = untrained_.mean_sums;
+  sums.clear();
+  for (uint32_t p : untrained_.mean_due) {
     const Parameter& parameter = *model_.parameters[p];
-    untrained_.sums.resize(untrained_.sums.size() + parameter.count);
-    double* const sums = untrained_.sums.data() + untrained_.sums.size() - parameter.count;
+    const size_t begin = sums.size();
+    sums.resize(begin + parameter.count);
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
-      if (request_.weights[r] > 0) add_weighted(parameter.dtype, sums, value_of(r, p), parameter.count, request_.weights[r]);
+      if (request_.weights[r] > 0) add_weighted(parameter.dtype, sums.data() + begin, untrained_value(r, p), parameter.count, request_.weights[r]);
     }
   }
-  untrained_.values.clear();
-  const bool has_first = !group_ || group_->ranks.front() == rank();
-  for (uint32_t p : untrained_.first) {
-    const size_t nbytes = model_.parameters[p]->nbytes();
-    untrained_.values.resize(untrained_.values.size() + nbytes);
-    if (has_first && nbytes > 0) std::memcpy(untrained_.values.data() + untrained_.values.size() - nbytes, value_of(0, p), nbytes);
+}
+
+// Zeros on all workers but the first, so that the sum of the bytes is the first one's values.
+void Step::gather_first_values() {
+  std::vector<std::byte>& values = untrained_.first_values;
+  values.clear();
+  const bool is_first = !group_ || group_->ranks.front() == rank();  // no group: the only worker
+  for (uint32_t p : untrained_.first_due) {
+    const size_t begin = values.size(), nbytes = model_.parameters[p]->nbytes();
+    values.resize(begin + nbytes);
+    if (is_first && nbytes > 0) std::memcpy(values.data() + begin, untrained_value(0, p), nbytes);
   }
-  const auto exchanged = join(3, [this](const Status& status) {
+}
+
+void Step::exchange_untrained() {
+  add_up_means();
+  gather_first_values();
+  constexpr size_t kParts = 3;  // the two all-reduces, and this function itself
+  const auto exchanged = join(kParts, [this](const Status& status) {
     if (!done_) return;
     if (!status.ok()) return fail(status);
-    if (Status given = give_untrained(); !given.ok()) return device_failed(given);
-    values_are_final();
+    if (Status given = write_untrained(); !given.ok()) return device_failed(given);
+    deliver_values();
   });
-  const auto sum = [&](Sync sync, DType dtype, std::byte* data, size_t count) {
+  const auto sum = [&](UntrainedSync sync, DType dtype, std::byte* data, size_t count) {
     if (!mesh_ || count == 0) return exchanged({});
     auto shape = shape_of(sync_operation(sync), Kind::kBucket, dtype, Algorithm::kDirect, count);
     shape.reduction = static_cast<uint8_t>(Reduction::kSum);
     auto task = make_all_reduce(*mesh_, shape, strategy_.algorithm, {count, dtype, Reduction::kSum, data, nullptr}, exchanged, group_);
     task.ok() ? static_cast<void>(add(std::move(task).value())) : exchanged(task.status());
   };
-  sum(Sync::kMean, DType::kFloat64, reinterpret_cast<std::byte*>(untrained_.sums.data()), untrained_.sums.size());
-  sum(Sync::kFirst, DType::kUint8, untrained_.values.data(), untrained_.values.size());
+  sum(UntrainedSync::kMean, DType::kFloat64, reinterpret_cast<std::byte*>(untrained_.mean_sums.data()), untrained_.mean_sums.size());
+  sum(UntrainedSync::kFirst, DType::kUint8, untrained_.first_values.data(), untrained_.first_values.size());
   exchanged({});
 }
 
-// To all replicas of this worker.
-Status Step::give_untrained() {
+Status Step::write_untrained() {
   for (Place& place : places_) {
     for (uint32_t r : place.replicas) {
-      const double* sums = untrained_.sums.data();
-      const std::byte* values = untrained_.values.data();
+      const double* sums = untrained_.mean_sums.data();
+      const std::byte* values = untrained_.first_values.data();
       const auto give = [&](uint32_t p, const auto& write) -> Status {
         const Parameter& parameter = *model_.parameters[p];
         std::byte* const value = model_.bindings[r][p].value;
         write(parameter, place.is_host() ? value : bytes(untrained_.staging[r][p]));
         return place.is_host() ? Status() : place.queue->copy(value, untrained_.staging[r][p].get(), parameter.nbytes());
       };
-      for (uint32_t p : untrained_.mean) {
+      for (uint32_t p : untrained_.mean_due) {
         Status status = give(p, [&](const Parameter& parameter, std::byte* value) {
           divide_to(parameter.dtype, value, sums, parameter.count, total_weight_);
           sums += parameter.count;
         });
         if (!status.ok()) return status;
       }
-      for (uint32_t p : untrained_.first) {
+      for (uint32_t p : untrained_.first_due) {
         Status status = give(p, [&](const Parameter& parameter, std::byte* value) {
           if (parameter.nbytes() > 0) std::memcpy(value, values, parameter.nbytes());
           values += parameter.nbytes();

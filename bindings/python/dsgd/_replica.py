@@ -37,8 +37,8 @@ class Parameter:
 
     def set(self, options: Optional[str] = None, **values: Any) -> None:
         """rate=F multiplies the learning rate, decay=F replaces the weight decay, frozen=True leaves the parameter out
-        of steps. Of an untrained parameter, sync="mean" or "first" makes every sync_period-th step give all replicas the mean
-        of their values, or the first replica's. Equal on all workers; before start, or between steps by all of them."""
+        of steps. For an untrained parameter, sync="mean" sets all replicas to the mean of their values in every sync_period-th
+        step, sync="first" to the values of the first replica. Equal on all workers; before start, or between steps by all of them."""
         _raw.dsgd_parameter_set(self._pointer, options_text(options, values))
 
     def __repr__(self) -> str:

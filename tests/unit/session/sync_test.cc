@@ -25,7 +25,7 @@ const std::vector<Untrained> kUntrained = {
     {"count", DSGD_INT64, "sync=first"},       {"free", DSGD_FLOAT32, "sync=none"},
 };
 
-// A model of one trained parameter and the untrained ones. The program writes into these before each step.
+// A model of one trained parameter and the untrained ones. Tests write into `values` before each step.
 class Trainer {
  public:
   Trainer(dsgd_session* s, int r) : session(s), rank(r) {}
@@ -64,7 +64,7 @@ class Trainer {
   int64_t* i64(int replica, size_t p) { return static_cast<int64_t*>(values[static_cast<size_t>(replica)][p]); }
 };
 
-// What replica `replica` of worker `rank` writes before step `step`.
+// The value that replica `replica` of worker `rank` writes before step `step`.
 double written(int step, int rank, int replica, int64_t i) { return 1000 * step + 100 * rank + 10 * replica + 0.25 * static_cast<double>(i); }
 
 void write(Trainer& trainer, int step) {
@@ -122,7 +122,7 @@ TEST(Sync, MakesUntrainedParametersEqualInEveryStrategy) {
   }
 }
 
-TEST(Sync, GoesOnWithTheFirstWorkerThatIsLeft) {
+TEST(Sync, FirstMeansTheLowestRemainingRank) {
   run_job(3, {}, [](dsgd_session* session, int rank) {
     Trainer trainer(session, rank);
     trainer.build("allreduce", "sgd");
@@ -135,7 +135,7 @@ TEST(Sync, GoesOnWithTheFirstWorkerThatIsLeft) {
   });
 }
 
-TEST(Sync, KeepsEqualValuesAndSpecialOnesAsTheyAre) {
+TEST(Sync, PreservesEqualAndSpecialValues) {
   run_job(2, {}, [](dsgd_session* session, int rank) {
     Trainer trainer(session, rank);
     trainer.build("allreduce", "sgd");
@@ -174,7 +174,7 @@ TEST(Sync, MayBeChangedBetweenStepsByAllWorkers) {
   });
 }
 
-TEST(Sync, RefusesWhatItCannotDo) {
+TEST(Sync, RejectsInvalidSettings) {
   for (const bool reproducible : {false, true}) {
     run_job(1, {{"reproducible", reproducible ? "1" : "0"}}, [&](dsgd_session* session, int) {
       dsgd_parameter *trained, *real, *whole;
@@ -187,10 +187,11 @@ TEST(Sync, RefusesWhatItCannotDo) {
         EXPECT_NE(error.message().find(says), std::string::npos) << error.message();
         EXPECT_NE(error.message().find(std::string("'") + dsgd_parameter_name(parameter) + "'"), std::string::npos) << error.message();
       };
-      refused(trained, "sync=mean", DSGD_ERR_INVALID_ARGUMENT, "sync is for untrained parameters");
+      refused(trained, "sync=mean", DSGD_ERR_INVALID_ARGUMENT, "sync applies to untrained parameters only");
       refused(whole, "sync=mean", DSGD_ERR_INVALID_ARGUMENT, "use sync=first");
       refused(real, "sync=last", DSGD_ERR_INVALID_ARGUMENT, "'last'");
       refused(real, "sync=first sync_period=0", DSGD_ERR_INVALID_ARGUMENT, "sync_period");
+      refused(real, "sync_period=3", DSGD_ERR_INVALID_ARGUMENT, "sync_period needs sync=mean or sync=first");
       refused(real, "sync=first sync_period=1.5", DSGD_ERR_INVALID_ARGUMENT, "sync_period = 1.5 is not a number of steps");
       if (reproducible) refused(real, "sync=mean", DSGD_ERR_UNSUPPORTED, "reproducible=1");
       DSGD_OK_OR_FAIL(dsgd_parameter_set(whole, "sync=first", error_));

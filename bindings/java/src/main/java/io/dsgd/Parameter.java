@@ -47,9 +47,9 @@ public final class Parameter {
 
   /**
    * Settings, "key=value" words: {@code rate} multiplies the learning rate, {@code decay} replaces
-   * the weight decay, {@code frozen=1} leaves it out of steps. Of an untrained parameter, {@code
-   * sync=mean} or {@code sync=first} makes every {@code sync_period}-th step give all replicas the
-   * mean of their values, or the first replica's. Equal on all workers; before start, or between
+   * the weight decay, {@code frozen=1} leaves it out of steps. For an untrained parameter, {@code
+   * sync=mean} sets all replicas to the mean of their values in every {@code sync_period}-th step,
+   * {@code sync=first} to the values of the first replica. Equal on all workers; before start, or between
    * steps by all of them.
    */
   public void set(String options) {
