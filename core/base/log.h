@@ -20,7 +20,7 @@ struct LogRecord {
   int32_t rank;  // of the worker whose log it is; -1: not known yet, or a head's
 };
 
-// A change of state that the program that started this worker has to know (the key `supervisor`).
+// A change of state that is reported to the supervisor, the program that started this worker (the key `supervisor`).
 struct WorkerReport {
   enum class Kind { kWaiting, kJoined, kFailed };
   Kind kind;

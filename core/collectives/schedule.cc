@@ -79,7 +79,7 @@ class Check {
   Status wrong(const std::string& what) const {
     return Status(Code::kInvalidArgument, "algorithm '" + name_ + "' is wrong for " + std::to_string(size_) +
                                               " workers and " + std::to_string(count_) + " elements: " + what +
-                                              "; the ranks here count the workers that take part, from 0");
+                                              "; ranks are numbered from 0 among the participating workers");
   }
   std::vector<uint64_t> cuts(int32_t first, int32_t last) const;  // where transfers of these ranks begin and end
   static std::pair<size_t, size_t> segments_of(const std::vector<uint64_t>& cuts, const Transfer& transfer) {

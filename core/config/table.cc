@@ -308,8 +308,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"supervisor", "string", "", "@NAME",
-      "Abstract Unix datagram socket of the program that started this worker, which is told what a join waits for and which "
-      "rank a failure names; `dsgd run` sets it.",
+      "Abstract Unix datagram socket to which the worker reports the progress of its join and the rank that a failure names; "
+      "`dsgd run` sets it.",
       "DSGD_SUPERVISOR"},
      Type::kText,
      0,

@@ -61,8 +61,7 @@ std::string text_fault(const Rule& rule, std::string_view value) {
   if (value.empty() && !rule.empty_too) return "must not be empty";
   const size_t longest = rule.maximum > 0 ? static_cast<size_t>(rule.maximum) : kLongestText;
   if (rule.type == Type::kText && value.size() > longest) return "is longer than " + std::to_string(longest) + " characters";
-  for (size_t at = 0; at < value.size(); ++at)
-    if (control_bytes(value.substr(at)) > 0) return "contains a control character";
+  if (has_control_character(value)) return "contains a control character";
   if (value.empty()) return "";
   if (rule.type == Type::kAddress) return address_fault(value, rule.key.name == std::string_view("head") ? "port 0 lets the system choose where `dsgd head` listens"
                                                                           : "port 0 lets the system choose");

@@ -83,8 +83,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   std::string cut_detail;                           // what the first of them said
   Time cut_reported{};
   Time next_check{};
-  transport::Duration last_stop{};  // how long the head itself did not run, as check_leases found
-  Time resumed{};                   // when it found so
+  transport::Duration last_stop{};  // length of the last stop of the head itself that check_leases noticed
+  Time resumed{};                   // when it noticed it
   transport::TimerId gone_timer = 0;
   std::function<void(const Status&)> ended;
 
@@ -249,7 +249,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (verdict.late) {
       last_stop = now - next_check;
       resumed = now;
-      log->warning("head: was itself stopped or delayed for " + describe_duration(last_stop) +
+      log->warning("head: was itself stopped or suspended for " + describe_duration(last_stop) +
                    "; every worker gets one more lease");
     }
     if (verdict.lost.empty()) return schedule_check();
@@ -275,8 +275,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     return head_rank >= 0 ? "the head, hosted by " + describe_member(workers[static_cast<size_t>(head_rank)].info) + "," : "the head";
   }
 
-  // How long the head itself did not run, if for more than half a lease and less than a lease ago. Workers may then have given
-  // it up, and their reports may be read before check_leases runs.
+  // Returns how long the head itself did not run, if that was more than half a lease and ended less than a lease ago; otherwise 0.
+  // Reports of workers may be read before check_leases notices the stop, so the current delay counts, too.
   transport::Duration own_stop() const {
     const Time now = loop.now();
     if (now - next_check > options.lease / 2) return now - next_check;
@@ -434,7 +434,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     break_job(cause_from(known.value()->info, report.cause, ""));
   }
 
-  // If a worker reports that the head is lost, the head was stopped, or it does not reach that worker: it received the report.
+  // A worker reports that the head is lost, but the report arrived. So either the head was stopped, or only the direction from the
+  // head to this worker is broken.
   Status cause_from(const MemberInfo& from, const Status& why, const std::string& prefix) const {
     if (why.code() != Code::kWorkerLost || why.rank() != head_rank || from.rank == head_rank) return relayed_cause(from, why, prefix);
     if (const auto stop = own_stop(); stop > transport::Duration{}) {

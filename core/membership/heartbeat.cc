@@ -179,8 +179,9 @@ void Heartbeat::ask_peers() {
 }
 
 void Heartbeat::expire() {
+  if (was_stopped()) return fail(own_stop());
   const Duration silence = loop().now() - lease_start_;
-  if (stalled_ == Duration{} && !options_.peers.empty() && !peer_answered_) {
+  if (!options_.peers.empty() && !peer_answered_) {
     return fail(Status(Code::kWorkerLost, options_.own_name + " is cut off: neither " + options_.head_name +
                                               " nor any other worker on another machine has answered for " +
                                               describe_duration(silence) + " (lease)" +
@@ -198,17 +199,22 @@ void Heartbeat::note_stall() {
   if (late > options_.lease / 2) stalled_ = late;
 }
 
-// The head is lost. But if this process was stopped for so long that its lease is over, the head has given it up.
-void Heartbeat::lose(const std::string& how, Code code) {
+// Whether this process was stopped until its lease was over. The head has then given it up.
+bool Heartbeat::was_stopped() {
   note_stall();  // a connection's end may be read before the timer runs
-  const Duration silence = loop().now() - lease_start_;
-  if (stalled_ > Duration{} && silence >= options_.lease) {
-    return fail(
-        Status(Code::kWorkerLost, options_.own_name + " was itself stopped or suspended for " +
-                                      describe_duration(stalled_) + " and has not renewed its lease for " +
-                                      describe_duration(silence) + "; the others no longer count on it")
-            .with_rank(options_.hello.rank, options_.own_host));
-  }
+  return stalled_ > Duration{} && loop().now() - lease_start_ >= options_.lease;
+}
+
+Status Heartbeat::own_stop() {
+  return Status(Code::kWorkerLost, options_.own_name + " was itself stopped or suspended for " + describe_duration(stalled_) +
+                                       " and has not renewed its lease for " + describe_duration(loop().now() - lease_start_) +
+                                       "; the head has declared it lost")
+      .with_rank(options_.hello.rank, options_.own_host);
+}
+
+// Reports the loss of the head, or of this process if that was stopped.
+void Heartbeat::lose(const std::string& how, Code code) {
+  if (was_stopped()) return fail(own_stop());
   fail(Status(code, options_.head_name + " " + how)
            .with_rank(options_.head_rank, options_.head_host));
 }

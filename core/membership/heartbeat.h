@@ -57,6 +57,8 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void arm();
   void tick();
   void note_stall();
+  bool was_stopped();
+  Status own_stop();
   void expire();
   void fail(Status why);
   void lose(const std::string& how, Code code = Code::kWorkerLost);
@@ -76,7 +78,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   transport::Time sent_{};         // the last renewal
   transport::Time next_renewal_ = transport::kNever, next_dial_{};
   transport::Time due_{};          // of the timer
-  transport::Duration stalled_{};  // for how long this process did not run, since the last acknowledged renewal
+  transport::Duration stalled_{};  // how long this process was stopped since the last acknowledged renewal; 0: not stopped
   transport::TimerId timer_ = 0;
   std::string last_error_;
 };

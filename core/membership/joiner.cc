@@ -89,7 +89,7 @@ void Joiner::report_waiting(const std::string& text) {
   log_.report({WorkerReport::Kind::kWaiting, -1, text});
 }
 
-// The rank that this worker asks for is taken.
+// Appends to the refusal of a taken rank how to choose another one: only the worker knows where its rank came from.
 Status Joiner::with_rank_hint(const Status& why) const {
   const std::string hint = options_.rank_origin.empty() ? std::string("`rank`, or none") + kFirstRankHint : options_.rank_origin;
   return Status(why.code(), why.message() + "; give each worker its own " + hint).with_rank(why.rank(), why.host()).with_parameter(why.parameter());
@@ -104,7 +104,7 @@ void Joiner::attempt_failed(const Status& why) {
   if (is_final(why)) return end(why.code() == Code::kExists && why.parameter() == "rank" ? with_rank_hint(why) : why);
   last_error_ = why;
   if (!progress_.empty())
-    report_waiting("the head at " + options_.head + " has gone (" + why.message() + "); when it was last heard, " + progress_);
+    report_waiting("the head at " + options_.head + " has gone (" + why.message() + "); before that: " + progress_);
   if (loop_.now() >= options_.deadline) return out_of_time();
   if (why.code() == Code::kUnreachable && loop_.now() >= options_.look_again) return end(why);
   log_.debug("the head at " + options_.head + " cannot be joined yet: " + why.message());

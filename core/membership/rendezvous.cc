@@ -91,7 +91,7 @@ Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
       return Status(Code::kExists, "rank " + std::to_string(member.rank) + ", which worker " +
                                        describe_candidate(member) + " asks for, is taken by worker " +
                                        describe_candidate(holder))
-          .with_parameter("rank");  // the worker says what to do
+          .with_parameter("rank");  // the joiner appends how to choose another one
     }
     if (candidate.request.hosts_head && other.request.hosts_head) {
       return Status(Code::kExists, "worker " + describe_candidate(member) +

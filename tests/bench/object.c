@@ -1,4 +1,4 @@
-/* Measures dsgd_object_put. A worker of its own: `dsgd run -n 4 -- bench_object` makes a job of it, and rank 0 prints one
+/* Measures dsgd_object_put. A worker; `dsgd run -n 4 -- bench_object` runs a job of four, and rank 0 prints one
  * line of CSV per size. README.md says what is measured. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -39,7 +39,7 @@ class Net:
                 ip("-n", space, "link", "set", "eth", "up")
                 ip("-n", space, "link", "set", "lo", "up")
         except (OSError, subprocess.CalledProcessError) as error:
-            if not isinstance(error, FileNotFoundError):  # of `ip`, which removes the namespaces, too
+            if not isinstance(error, FileNotFoundError):  # without `ip` there is nothing to clean up
                 self.__exit__()
             print("skipped: no network namespaces here:", error)
             sys.exit(SKIPPED)

@@ -107,7 +107,7 @@ def curves_are_drawn(plot, epochs, what):
 
 
 def on_terminal(*command, columns=200, rows=100, term="xterm", interrupt_after=()):
-    """A program's exit status, and all that it sends to its terminal. Ctrl-C is typed once it sent all texts of interrupt_after."""
+    """A program's exit status, and all that it sends to its terminal. Types Ctrl-C once the output contains all texts of interrupt_after."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
     program = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, start_new_session=True,

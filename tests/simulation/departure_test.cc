@@ -292,7 +292,7 @@ TEST(Departure, WithEachAlgorithm) {
   }
 }
 
-// The workers that are left have no samples any more; the one that has left had some.
+// The remaining workers have no samples; the departed worker had some.
 TEST(Departure, LeavesAllDoneToThoseThatAreLeft) {
   Job job = job_of(3, 2);
   job.data[1] = 100;

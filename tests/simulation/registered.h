@@ -1,4 +1,4 @@
-// What a host might register.
+// Algorithms and a strategy that a host might register.
 #pragma once
 
 #include <cstdint>

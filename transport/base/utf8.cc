@@ -29,4 +29,11 @@ size_t control_bytes(std::string_view text) {
   return first == 0xc2 && second >= 0x80 && second < 0xa0 ? 2 : 0;
 }
 
+bool has_control_character(std::string_view text) {
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (control_bytes(text.substr(at)) > 0) return true;
+  }
+  return false;
+}
+
 }  // namespace dsgd

@@ -130,7 +130,8 @@ def wait_in_slices(
 ) -> Any:
     """`call(timeout_ms)` until it no longer raises WaitTimeoutError or `timeout` seconds have passed.
 
-    The error that is raised then has the message of the call's last error, or `message(time)`, with the whole time.
+    Raises WaitTimeoutError with the message of the last slice, in which the slice's time is replaced by the whole timeout; or with
+    `message(time)` if given.
     """
     left = whole = milliseconds(timeout)
     while True:

@@ -410,12 +410,13 @@ DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int
                                     size_t ndim, uint32_t flags, dsgd_parameter **parameter, dsgd_error **error);
 /* Settings of one parameter, "key=value" words.
  *   Trained    rate=F multiplies the learning rate, decay=F replaces the weight decay, frozen=0|1 leaves it out of steps.
- *   Untrained  The host changes each replica's values. sync=mean makes a step that updates the model write the mean of all
- *              replicas' values into all of them, weighted as gradients are; sync=first writes those of the first replica
- *              of the lowest rank in the job. sync_period=N does so in every Nth step (default 1). sync=none, the default,
- *              leaves them alone. The step reads the values when its gradients are complete; change none meanwhile.
+ *   Untrained  The host may change the values of each replica. sync=none (default): steps leave them alone. sync=mean: a
+ *              step that updates the model replaces them by the mean over all replicas, weighted as gradients are.
+ *              sync=first: such a step replaces them by the values of the first replica of the lowest rank.
+ *              sync_period=N: only every Nth step synchronises (default 1). Do not change the values from the moment the
+ *              last gradient is ready until the step has ended.
  * Equal on all workers; before start, or between steps by all of them. One thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (also sync=mean of integers: use first), DSGD_ERR_UNSUPPORTED (sync=mean with
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (also for sync=mean of an integer parameter; use sync=first), DSGD_ERR_UNSUPPORTED (sync=mean with
  * reproducible=1, since it depends on which worker has which replica). */
 DSGD_API int32_t dsgd_parameter_set(dsgd_parameter *parameter, const char *options, dsgd_error **error);
 DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter); /* "" for NULL; any thread */
@@ -713,14 +714,15 @@ DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, const ds
 
 /* Named bytes or arrays given to all workers: a vocabulary, a tokenizer, settings, a table of class weights. */
 typedef struct dsgd_object dsgd_object;
-/* Gives `data`, which is copied, to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all have it. If a worker
- * has closed its session, it ends with DSGD_ERR_WORKER_LOST, and the others have the object, unless that worker is rank 0,
- * which gives each name to one putter. Not collective: one worker calls it. With `op` NULL it blocks.
+/* Copies `data` to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all workers have it. One worker calls it
+ * (not collective). With `op` NULL it blocks. If a worker has closed its session, the call ends with DSGD_ERR_WORKER_LOST and
+ * the remaining workers still get the object. If rank 0 has closed, no worker gets it, because rank 0 decides which worker
+ * may put a name.
  * `dtype` (enum dsgd_dtype) and `shape` tell the receivers, which may be in other languages, that `data` is an array of
  * up to 64 dimensions in row-major order; ndim 0 is a scalar. dtype -1 with ndim 0 means bytes without a type. Any thread.
  * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT (nbytes is not the size of the array), DSGD_ERR_LIMIT (over 1 GiB),
  * DSGD_ERR_TIMEOUT, and those of collectives. After a put that failed some workers may hold the object: call
- * dsgd_object_delete, which may return DSGD_ERR_NOT_FOUND, before this worker puts the name again. */
+ * dsgd_object_delete, which may return DSGD_ERR_NOT_FOUND, before a worker puts the name again. */
 DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes, int32_t dtype,
                                  const int64_t *shape, size_t ndim, const dsgd_op_options *options, dsgd_op **op,
                                  dsgd_error **error);
@@ -731,10 +733,10 @@ DSGD_API int32_t dsgd_object_get(dsgd_session *session, const char *name, const 
                                  dsgd_object **object, dsgd_op **op, dsgd_error **error);
 /* A new reference to the object of a dsgd_object_get that has ended without error. Any thread. */
 DSGD_API int32_t dsgd_op_object(const dsgd_op *op, dsgd_object **object, dsgd_error **error);
-/* Deletes the object of that name on all workers, whichever worker has put it; ends when no worker holds it. Then the name
- * can be put again, and dsgd_object_get waits for the new object. Objects that dsgd_object_get has returned stay valid.
- * Workers that have closed are left out, except rank 0. Not collective: one worker calls it. With `op` NULL it blocks. Any
- * thread. Errors: DSGD_ERR_NOT_FOUND (not put, or deleted by another worker), DSGD_ERR_TIMEOUT (some workers may still hold
+/* Deletes the object `name` on all workers; any worker may call it (not collective). Ends when no worker holds the object;
+ * the name can then be put again, and dsgd_object_get waits for the new object. Objects that dsgd_object_get has returned
+ * stay valid. Closed workers are skipped. If rank 0 has closed, the call fails with DSGD_ERR_WORKER_LOST. With `op` NULL it
+ * blocks. Any thread. Errors: DSGD_ERR_NOT_FOUND (not put, or deleted by another worker), DSGD_ERR_TIMEOUT (some workers may still hold
  * it), and those of collectives. */
 DSGD_API int32_t dsgd_object_delete(dsgd_session *session, const char *name, const dsgd_op_options *options, dsgd_op **op,
                                     dsgd_error **error);

@@ -385,7 +385,7 @@ TEST_F(HeadTest, AHeadThatWasStoppedReadsItsMailBeforeItJudges) {
   EXPECT_EQ(news(0).rank(), 2);
 }
 
-// Workers have given it up. What they sent may be read before the head's timer runs, or after.
+// Workers have given up the head. The head may read their messages before or after its timer runs.
 TEST_F(HeadTest, AHeadThatWasStoppedNamesItself) {
   for (const int32_t head_rank : {0, -1}) {
     for (const bool timer_first : {false, true}) {

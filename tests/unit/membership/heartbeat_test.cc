@@ -198,15 +198,15 @@ TEST_F(HeartbeatTest, AConnectionThatBreaksIsALossAtOnce) {
 }
 
 TEST_F(HeartbeatTest, AProcessThatWasStoppedSaysSo) {
-  for (const bool hangs_up : {false, true}) {  // the head
-    SCOPED_TRACE(hangs_up);
+  for (const bool head_closes : {false, true}) {
+    SCOPED_TRACE(head_closes ? "the head closes" : "the head stays");
     if (!listener_) listen();
     failures_.clear();
     start();
     world_.run_for(3500ms);
     world_.pause(process_);
     world_.run_for(2 * kLease);
-    if (hangs_up) world_.break_connections(process_, head_process_);
+    if (head_closes) world_.break_connections(process_, head_process_);
     world_.run_for(kLease);
     world_.resume(process_);
     started_ = world_.now();
