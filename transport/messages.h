@@ -118,8 +118,8 @@ struct ObjectPart {
   std::vector<uint8_t> data;
   bool remove = false;  // not a part: delete the object
   uint64_t put = 0;     // number of the put that made the object, unique in the job; 0 in a request to rank 0 to delete
-  int32_t dtype = -1;          // of the first part: of the array; -1: bytes without a type
-  std::vector<int64_t> shape;  // of the first part
+  int32_t dtype = -1;          // first part only: dtype of the array, -1: bytes without a type
+  std::vector<int64_t> shape;  // first part only
 };
 struct Goodbye {  // last message on a connection that is closed on purpose
   uint64_t view = 0;

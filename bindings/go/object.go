@@ -14,8 +14,9 @@ func (s *Session) PutObject(ctx context.Context, name string, data []byte) error
 	return putObject(ctx, s, name, data, noDType, nil)
 }
 
-// PutArray is [Session.PutObject] with an array: data has its elements in row-major order. A nil shape is one dimension of
-// len(data); an empty one is a scalar. Workers in other languages get the array with its type and shape.
+// PutArray gives an array to every worker, as [Session.PutObject] gives bytes. It is no method, since it has a type parameter. data
+// has the elements in row-major order. A nil shape is one dimension of len(data); an empty one is a scalar. Workers in other
+// languages get the array with its type and shape.
 func PutArray[T Element](ctx context.Context, s *Session, name string, data []T, shape []int) error {
 	dimensions := []int64{int64(len(data))}
 	if shape != nil {
@@ -50,15 +51,15 @@ func (s *Session) DeleteObject(ctx context.Context, name string) error {
 	})
 }
 
-// GetObject is a copy of the bytes of the object of that name. It waits for it until the context ends (under one that has ended, it
-// only looks), and at most `step_timeout`: then the error is [ErrTimeout].
+// GetObject returns a copy of the bytes of the object `name`. It waits until the object is put, until the context ends, or for
+// `step_timeout` ([ErrTimeout]). With a context that has ended it only looks.
 func (s *Session) GetObject(ctx context.Context, name string) ([]byte, error) {
 	found, err := s.getObject(ctx, name)
 	return found.bytes, err
 }
 
-// GetArray is [Session.GetObject] with the array that another worker, perhaps in another language, has put: its elements in
-// row-major order, and its shape. The error is [ErrInvalidArgument] if the object is not an array of T.
+// GetArray returns the elements, in row-major order, and the shape of an array that a worker, in any language, has put. It waits as
+// [Session.GetObject] does. The error is [ErrInvalidArgument] if the object is not an array of T.
 func GetArray[T Element](ctx context.Context, s *Session, name string) (data []T, shape []int, err error) {
 	found, err := s.getObject(ctx, name)
 	if err != nil {

@@ -211,7 +211,7 @@ func (v LogLevel) String() string {
 type ParameterFlag uint32
 
 const (
-	Untrained ParameterFlag = 1 // state without gradient, such as batch-norm's running mean: given out at start; see `sync`
+	Untrained ParameterFlag = 1 // state without gradient, such as batch-norm's running mean: copied from rank 0 at start; see `sync`
 )
 
 // ShardFlag is an option of a shard.

@@ -16,7 +16,7 @@ const char* name_of(WorkerReport::Kind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-// A socket for each report: there are few of them, and a host that counts its descriptors finds none of dsgd's.
+// Opens a socket for each report. Reports are rare, and no descriptor stays open in the host's process.
 void send_report(const std::string& supervisor, const std::string& text) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;

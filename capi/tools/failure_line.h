@@ -1,4 +1,4 @@
-// The line with which `dsgd run` names the worker that failed first. A `dsgd run --hosts` reads it from those on the hosts.
+// The line with which `dsgd run` names the worker that failed first. `dsgd run --hosts` parses it from the standard error of the supervised `dsgd run` on each host.
 #pragma once
 
 #include <optional>
@@ -12,6 +12,7 @@ struct FailureLine {
   std::string how;    // "sh failed with status 7"
 
   std::string text() const;
+  // Returns nothing if `line` is not one.
   static std::optional<FailureLine> parse(const std::string& line);
 };
 

@@ -8,7 +8,7 @@
 
 namespace dsgd_tool {
 
-// Tries to connect until that works, in a thread that lives as long as the process needs it. The note waits until then.
+// Starts a detached thread that tries to connect until it succeeds. The note is active until then.
 std::shared_ptr<WaitNote> watch_head(const std::string& address);
 
 }  // namespace dsgd_tool

@@ -6,13 +6,13 @@
 
 namespace dsgd_tool {
 
-// Returns 0 or an errno. The rest is dropped then: it is no reason to end the workers.
+// Returns 0 or an errno. On an error the rest is discarded; the workers go on.
 int write_all(int fd, const std::string& text);
 
 class LineOutput {
  public:
   // Takes `from`, which must be non-blocking; `to` stays the caller's.
-  // A line that `on_line` takes is not written. The rest is.
+  // Lines for which `on_line` returns true are not written.
   LineOutput(int from, int to, std::string prefix, std::function<bool(const std::string&)> on_line = nullptr)
       : from_(from), to_(to), prefix_(std::move(prefix)), on_line_(std::move(on_line)) {}
   ~LineOutput();

@@ -8,7 +8,7 @@
 
 namespace dsgd_tool {
 
-// The first line of output of a `dsgd run` that is supervised: ssh has reached the host.
+// A supervised `dsgd run` writes this line first. It tells the supervisor that ssh has reached the host.
 inline constexpr const char* kGreeting = "dsgd run: started";
 // The text that take_environment() reads.
 std::string environment_block(const std::map<std::string, std::string>& variables);

@@ -30,7 +30,7 @@ const std::map<std::string, std::string> kOwnKeys = {
     {"head", "use --head"},
     {"num_workers", "use -n, and with --head also --num-workers"},
     {"rank", "use --first-rank, with --head"},
-    {"supervisor", "the workers report to this dsgd run"},
+    {"supervisor", "leave it out: the workers report to this dsgd run"},
     {"worker_id", "each worker's is worker-RANK"}};
 
 // Some workers with the same command line.
@@ -266,7 +266,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   OwnedHead head;
   const bool head_is_here = !head_is_elsewhere(options);
   if (head_is_here) start_head(&settings, &log, &head);
-  if (!options.supervised || options.first_rank == 0) {  // one host speaks for all
+  if (!options.supervised || options.first_rank == 0) {  // Only the host of rank 0 reports, so that each message appears once.
     if (!head_is_here) supervisor.announce(watch_head(options.head.empty() ? std::getenv("DSGD_HEAD") : options.head));
     supervisor.announce_joins(std::make_shared<WaitNote>("the other workers", !head_is_here));
   }

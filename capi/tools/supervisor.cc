@@ -300,7 +300,7 @@ void Supervisor::ended(Running& child) {
   blame(child, child.command + how, status);
 }
 
-// `child` has failed: it is the first, or the one that the first one names.
+// Called for the first child that fails, and for the child that its failure names.
 void Supervisor::blame(const Running& child, const std::string& how, int status) {
   FailureLine failure{child.kind + " " + child.name, reports_.cause(child.first_rank), how};
   if (ending_ || child.runs_rank(failure.cause)) failure.cause = -1;

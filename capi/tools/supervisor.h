@@ -29,7 +29,7 @@ struct Child {
   std::optional<std::string> input = std::nullopt;
   std::function<bool(const std::string&)> on_line = nullptr;  // of its output; true: it has taken the line
   bool service = false;  // a helper (the head): it is stopped after the others, and its exit status is ignored
-  int first_rank = -1, workers = 0;  // the workers that it is or starts
+  int first_rank = -1, workers = 0;  // ranks first_rank to first_rank + workers - 1 run in this child; -1: none
 };
 
 class Supervisor {
@@ -45,7 +45,7 @@ class Supervisor {
   const std::string& address() const { return reports_.address(); }
   // Prints `note` when it is due, and at an interrupt.
   void announce(std::shared_ptr<WaitNote> note) { notes_.push_back(std::move(note)); }
-  // `note` follows the workers that wait for the job to begin.
+  // Activates `note` while any worker waits for the job to begin.
   void announce_joins(std::shared_ptr<WaitNote> note);
   // Throws a Failure if the command cannot be started.
   void start(const Child& child);

@@ -7,14 +7,14 @@
 
 namespace dsgd_tool {
 
-// One thing that may have to be waited for. Any thread.
+// A condition that `dsgd run` may have to wait for. Any thread.
 class WaitNote {
  public:
   using Clock = std::chrono::steady_clock;
   // `what`: "the head at 10.0.0.1:7700". Without `periodic` there is a message only at an interrupt.
   explicit WaitNote(std::string what, bool periodic = true) : what_(std::move(what)), periodic_(periodic) {}
 
-  void begin(const std::string& why);  // or the reason has changed
+  void begin(const std::string& why);  // starts waiting, or changes the reason
   void end();
   // When print_if_due() prints next: 3, 6, 12 s after the beginning and so on. time_point::max(): not waiting.
   Clock::time_point due() const;

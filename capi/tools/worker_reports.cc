@@ -14,7 +14,7 @@
 namespace dsgd_tool {
 namespace {
 
-// Any process of this machine may send to the socket. Reports of other users do not count.
+// Any process on this machine can send to the socket. Reports of other users are ignored.
 bool is_ours(msghdr& message) {
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_CREDENTIALS) continue;
@@ -27,7 +27,7 @@ bool is_ours(msghdr& message) {
 
 }  // namespace
 
-// The system chooses a name that has no file.
+// Binds an abstract name that the kernel chooses.
 WorkerReports::WorkerReports() : fd_(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
@@ -59,7 +59,7 @@ void WorkerReports::take() {
   }
 }
 
-// "RANK KIND CAUSE TEXT": see capi/src/reporter.h. Words that are not understood are another version's.
+// "RANK KIND CAUSE TEXT": see capi/src/reporter.h. Ignores what it does not know; another version may have sent it.
 void WorkerReports::note(const std::string& report) {
   std::istringstream words(report);
   int rank = -1, cause = -1;

@@ -840,7 +840,7 @@ void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder
     }
     if (opened_ && failed->view == view_.view) failure_from_peer(*failed);
   } else if (auto* part = std::get_if<transport::ObjectPart>(&request)) {
-    // Which rank this worker is decides how it answers.
+    // The answer depends on this worker's rank, which is known only once the mesh is open.
     if (!opened_) return early_objects_.push_back({&channel, std::move(*part), std::move(respond)});
     if (part->view != view_.view || !is_peer(part->rank)) {
       return respond(Status(Code::kMismatch, "an object from rank " + std::to_string(part->rank) + " in view " +

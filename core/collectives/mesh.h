@@ -193,7 +193,7 @@ class Mesh final : public transport::ServerHandler {
     transport::BulkHeader header;
     std::unique_ptr<transport::BulkReceipt> receipt;
   };
-  struct EarlyObject {  // a message about an object that came before the view
+  struct EarlyObject {  // an ObjectPart that arrived before open()
     transport::ServerChannel* channel;
     transport::ObjectPart part;
     transport::Responder respond;
@@ -297,7 +297,7 @@ class Mesh final : public transport::ServerHandler {
   uint64_t next_send_ = 0;
   bool burial_ = false;                    // a task that destroys them is posted
   std::map<uint64_t, std::vector<Parked>> parked_;
-  std::vector<EarlyObject> early_objects_;  // in order of arrival; open() hands them on
+  std::vector<EarlyObject> early_objects_;  // in order of arrival; handled by open()
   std::map<uint64_t, Status> failed_;  // causes of the newest failed operations, for chunks that come late
   std::map<uint64_t, Status> failed_early_;  // failed by a peer before they began here
   std::map<uint64_t, std::map<int32_t, Signature>> disputes_;  // at rank 0: operation -> rank -> signature

@@ -22,7 +22,7 @@ struct Object {
 };
 using SharedObject = std::shared_ptr<const Object>;
 
-// Returns why `nbytes` bytes are no object of this dtype and shape; empty if they are.
+// Returns why an object of `nbytes` bytes cannot have this dtype and shape; "" if it can.
 inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape, uint64_t nbytes) {
   if (shape.size() > Object::kMostDimensions) {
     return "it has " + std::to_string(shape.size()) + " dimensions; at most " + std::to_string(Object::kMostDimensions) + " are allowed";

@@ -395,11 +395,11 @@ DSGD_API size_t dsgd_dtype_size(int32_t dtype);
 
 /* Flags of dsgd_parameter_add. */
 enum dsgd_parameter_flag {
-  DSGD_UNTRAINED = 1 /* state without gradient, such as batch-norm's running mean: given out at start; see `sync` */
+  DSGD_UNTRAINED = 1 /* state without gradient, such as batch-norm's running mean: copied from rank 0 at start; see `sync` */
 };
 
 /* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
- * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without U+0020 and control characters;
+ * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces (U+0020) and control characters;
  * "['dense']['kernel']" is fine. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32,
  * DSGD_FLOAT64, DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any dtype. Gradients of the half types are summed
  * and sent as float32. dsgd keeps float32 master values (Micikevicius et al. 2018) and rounds `value` from them after each
@@ -712,7 +712,7 @@ DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, const ds
 
 /* ---- Objects ---------------------------------------------------------------------------------------------------- */
 
-/* Named bytes or arrays given to all workers: a vocabulary, a tokenizer, settings, a table of class weights. */
+/* A named object, bytes or an array, that every worker holds: a vocabulary, a tokenizer, settings, a table of class weights. */
 typedef struct dsgd_object dsgd_object;
 /* Copies `data` to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all workers have it. One worker calls it
  * (not collective). With `op` NULL it blocks. If a worker has closed its session, the call ends with DSGD_ERR_WORKER_LOST and

@@ -260,7 +260,7 @@ TEST(LogHook, gets_what_is_at_or_above_the_level_of_its_configuration) {
   }
 }
 
-// Its host has called dsgd_abort itself, and nobody else needs to hear of it.
+// The host called dsgd_abort itself, and no other worker exists.
 TEST(LogHook, gets_no_error_from_a_worker_that_aborts_alone) {
   std::vector<Records> records(1);
   dsgd_test::run_job(
