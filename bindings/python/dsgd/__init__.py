@@ -34,7 +34,7 @@ from ._collectives import Channel
 from ._head import Head
 from ._operation import Operation, StepOperation
 from ._replica import Parameter, Replica, Tensor
-from ._session import Session, init
+from ._session import Session, init, init_async
 from ._shard import Shard
 from ._tables import DType, Reduction, SessionState, Status
 from ._types import ConfigKey, SessionInfo, StepResult
@@ -70,4 +70,5 @@ __all__ = [
     "capability",
     "config_keys",
     "init",
+    "init_async",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import operator
 import warnings
@@ -111,6 +112,18 @@ class Session(Collectives):
             self.close(0)
         except Error:
             pass  # the exception on its way says more
+
+    async def __aenter__(self) -> "Session":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        exception: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        # In a thread: closing waits for operations in flight and for other workers.
+        await asyncio.get_running_loop().run_in_executor(None, self.__exit__, kind, exception, traceback)
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
@@ -290,25 +303,54 @@ def init(config: Optional[Config] = None, *, forward_logs: bool = True, **option
     logging.getLogger("dsgd"), from a thread; without a configuration of `logging`, Python writes warnings and errors to stderr.
     An exception in the meantime, KeyboardInterrupt for example, ends joining, and the other workers are told.
     """
-    joined = config_from(config, options)
-    given = joined["nccl_library"]
-    joined["nccl_library"] = given or wheel_nccl()
+    joining = _Joining(config, options)
     try:
-        pointer, op = _raw.dsgd_init_begin(joined._pointer, None)
-    finally:
-        joined["nccl_library"] = given  # it may be the caller's
-    handle = Handle(pointer)
-    try:
-        Operation(handle, op, (), lambda _: None).wait()
+        joining.operation.wait()
     except BaseException as failure:
-        if not isinstance(failure, Error):
-            _raw.dsgd_abort(pointer, f"{type(failure).__name__} while joining")
-        handle.close(0)
+        joining.end(failure)
         raise
-    session = Session(handle)
-    if forward_logs:
-        _logs.forward(handle, on_stderr=joined["log_to"] == "stderr")
-    return session
+    return joining.session(forward_logs)
+
+
+async def init_async(config: Optional[Config] = None, *, forward_logs: bool = True, **options: Any) -> Session:
+    """As init, while the event loop goes on: `async with await dsgd.init_async(num_workers=4) as session`.
+
+    Cancelling it ends joining, and the other workers are told.
+    """
+    joining = _Joining(config, options)
+    try:
+        await joining.operation
+    except BaseException as failure:
+        joining.end(failure)
+        raise
+    return joining.session(forward_logs)
+
+
+class _Joining:
+    """A session that joins its job."""
+
+    def __init__(self, config: Optional[Config], options: Any) -> None:
+        joined = config_from(config, options)
+        given = joined["nccl_library"]
+        joined["nccl_library"] = given or wheel_nccl()
+        try:
+            pointer, op = _raw.dsgd_init_begin(joined._pointer, None)
+        finally:
+            joined["nccl_library"] = given  # it may be the caller's
+        self._handle = Handle(pointer)
+        self._logs_on_stderr = joined["log_to"] == "stderr"
+        self.operation: Operation[None] = Operation(self._handle, op, (), lambda _: None)
+
+    def end(self, failure: BaseException) -> None:
+        if not isinstance(failure, Error):
+            _raw.dsgd_abort(self._handle.pointer, f"{type(failure).__name__} while joining")
+        self._handle.close(0)
+
+    def session(self, forward_logs: bool) -> Session:
+        session = Session(self._handle)
+        if forward_logs:
+            _logs.forward(self._handle, on_stderr=self._logs_on_stderr)
+        return session
 
 
 @atexit.register

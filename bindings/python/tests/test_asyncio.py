@@ -36,6 +36,44 @@ def test_a_step_is_awaited(session):
     assert (value == -3).all()
 
 
+async def ticks(until):
+    """How often the event loop comes round until the future is done."""
+    count = 0
+    while not until.done():
+        await asyncio.sleep(0)
+        count += 1
+    return count
+
+
+def test_a_session_is_joined_and_closed_while_the_event_loop_goes_on():
+    async def main():
+        joining = asyncio.ensure_future(dsgd.init_async(num_workers=1))
+        assert await ticks(joining) > 0
+        async with await joining as session:
+            assert (await session.allreduce_async(numpy.ones(3)) == 1).all()
+        assert session.closed
+        with pytest.raises(ValueError):
+            async with await dsgd.init_async(num_workers=1) as session:
+                raise ValueError
+        assert session.closed
+
+    asyncio.run(main())
+
+
+def test_joining_may_be_cancelled_or_fail():
+    async def main():
+        waiting = asyncio.ensure_future(dsgd.init_async(num_workers=2, rank=0, head="127.0.0.1:0"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with pytest.raises(dsgd.Error):
+            await dsgd.init_async(num_workers=2, rank=1, head="127.0.0.1:1", init_timeout="100ms")
+
+    asyncio.run(main())
+
+
 def meet(session):
     """Rank 1 comes only when rank 0's loop has been seen to run while its operation was in flight."""
 
