@@ -105,13 +105,13 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
   words->number("decay", &settings.decay, 0, kMax);
   words->flag("frozen", &settings.frozen);
   std::string sync;
-  double period = static_cast<double>(settings.sync_period);
   words->choice("sync", &sync, {"none", "mean", "first"});
+  if (!sync.empty()) settings.sync = sync == "mean" ? UntrainedSync::kMean : sync == "first" ? UntrainedSync::kFirst : UntrainedSync::kNone;
+  double period = settings.sync == UntrainedSync::kNone ? 1 : static_cast<double>(settings.sync_period);
   words->number("sync_period", &period, 1, 1e9);
   Status status = words->finish();
   if (!status.ok()) return status;
-  if (!sync.empty()) settings.sync = sync == "mean" ? UntrainedSync::kMean : sync == "first" ? UntrainedSync::kFirst : UntrainedSync::kNone;
-  settings.sync_period = settings.sync == UntrainedSync::kNone ? 1 : static_cast<uint64_t>(period);
+  settings.sync_period = static_cast<uint64_t>(period);
   status = check_sync(*parameter, settings.sync, period, impl_->config.flag("reproducible"));
   if (!status.ok()) return status;
   status = impl_->writable("dsgd_parameter_set");

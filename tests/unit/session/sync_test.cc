@@ -196,6 +196,8 @@ TEST(Sync, RejectsInvalidSettings) {
       if (reproducible) refused(real, "sync=mean", DSGD_ERR_UNSUPPORTED, "reproducible=1");
       DSGD_OK_OR_FAIL(dsgd_parameter_set(whole, "sync=first", error_));
       DSGD_OK_OR_FAIL(dsgd_parameter_set(real, "sync=first sync_period=1e9", error_));
+      DSGD_OK_OR_FAIL(dsgd_parameter_set(real, "sync=none", error_));
+      refused(real, "sync_period=2", DSGD_ERR_INVALID_ARGUMENT, "sync_period needs sync=mean or sync=first");
     });
   }
 }
