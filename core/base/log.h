@@ -37,6 +37,7 @@ class Log {
 
   void set_rank(int32_t rank) { rank_ = rank; }
   void set_reporter(Reporter reporter) { reporter_ = std::move(reporter); }
+  bool has_reporter() const { return static_cast<bool>(reporter_); }
   // Any thread.
   void report(const WorkerReport& report) const {
     if (reporter_) reporter_(report);

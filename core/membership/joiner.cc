@@ -17,6 +17,9 @@ using transport::Message;
 constexpr Duration kFirstDelay = std::chrono::milliseconds(10);
 constexpr Duration kLongestDelay = std::chrono::milliseconds(500);
 
+// Before the first warning that the job has not begun; the others come after twice as long each time.
+constexpr Duration kFirstWarning = std::chrono::seconds(3);
+
 bool is_sound(const JoinReply& reply, const transport::JoinRequest& request) {
   const auto size = static_cast<int64_t>(reply.members.size());
   return reply.members.size() == request.num_workers && reply.rank >= 0 && reply.rank < size &&
@@ -40,7 +43,23 @@ void Joiner::start() {
   deadline_timer_ = loop_.schedule(options_.deadline, [weak = weak_from_this()] {
     if (auto self = weak.lock(); self && !self->over_) self->out_of_time();
   });
+  // The program that started this worker warns for all of its workers.
+  if (!log_.has_reporter()) {
+    warning_timer_ = loop_.schedule(loop_.now() + kFirstWarning, [weak = weak_from_this()] {
+      if (auto self = weak.lock(); self && !self->over_) self->warn_of_waiting();
+    });
+  }
   dial();
+}
+
+void Joiner::warn_of_waiting() {
+  const Duration waited = loop_.now() - started_;
+  const std::string what = progress_.empty() ? "the head at " + options_.head : "the other workers";
+  const std::string& why = progress_.empty() ? last_error_.message() : progress_;
+  log_.warning("waiting for " + what + " (" + describe_duration(waited) + ")" + (why.empty() ? "" : ": " + why));
+  warning_timer_ = loop_.schedule(loop_.now() + std::max(waited, kFirstWarning), [weak = weak_from_this()] {
+    if (auto self = weak.lock(); self && !self->over_) self->warn_of_waiting();
+  });
 }
 
 void Joiner::dial() {
@@ -151,6 +170,7 @@ void Joiner::stop() {
   over_ = true;
   loop_.cancel(deadline_timer_);
   loop_.cancel(retry_timer_);
+  loop_.cancel(warning_timer_);
   loop_.cancel(progress_timer_);
   drop_channel();
 }

@@ -29,6 +29,7 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   void ask();
   void ask_progress();
   void report_waiting(const std::string& text);  // to the program that started this worker
+  void warn_of_waiting();
   Status with_rank_hint(const Status& why) const;
   void attempt_failed(const Status& why);
   void out_of_time();
@@ -60,7 +61,7 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   Status last_error_;     // of the last attempt that failed
   std::string progress_;  // "2 of 4 workers have come: ..."; empty: never was in the rendezvous
   std::string reported_;  // by report_waiting()
-  transport::TimerId deadline_timer_ = 0, retry_timer_ = 0, progress_timer_ = 0;
+  transport::TimerId deadline_timer_ = 0, retry_timer_ = 0, progress_timer_ = 0, warning_timer_ = 0;
 };
 
 }  // namespace dsgd

@@ -106,6 +106,20 @@ TEST_F(MemberTest, WorkersThatComeBeforeTheHeadFindIt) {
   EXPECT_EQ(at(1).rank(), 1);
 }
 
+TEST_F(MemberTest, AWorkerThatWaitsForTheJobSaysSoAtDoublingIntervals) {
+  SimWorker& w = start_worker(1);
+  world_.run_for(4s);
+  start_head(2, false);
+  world_.run_for(14s);
+  start_worker(0);
+  run_until([&] { return w.joined.has_value(); }, 2s);
+  world_.run_for(60s);
+  ASSERT_EQ(w.warnings.size(), 3u);
+  EXPECT_THAT(w.warnings[0], AllOf(HasSubstr("waiting for the head at node0:7700 (3.0 s): "), HasSubstr("node0")));
+  EXPECT_THAT(w.warnings[1], AllOf(HasSubstr("waiting for the other workers (6.0 s): 1 of 2 workers have come"), HasSubstr("'w1'")));
+  EXPECT_THAT(w.warnings[2], HasSubstr("(12.0 s)"));
+}
+
 TEST_F(MemberTest, AnUnreachableHeadIsAnErrorAtTheDeadline) {
   SimWorkerOptions options;
   options.patience = 5s;

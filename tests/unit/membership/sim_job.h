@@ -67,6 +67,7 @@ class SimWorker {
   transport::Time joined_at{}, broken_at{}, left_at{};
   std::vector<Status> broken;
   std::vector<int32_t> left;
+  std::vector<std::string> warnings;
   int calls_of_joined = 0, calls_of_done = 0;
 
  private:
