@@ -435,6 +435,7 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
                   .with_rank(status.rank(), status.host())
                   .with_operation(status.operation());
     }
+    if (!torn_.ok()) (void)surely([&] { log_->report({WorkerReport::Kind::kFailed, torn_.rank()}); });
     done(status, result);
   });
 }

@@ -66,9 +66,13 @@ uint64_t Objects::put_of(const std::string& name) const {
   return incoming == incoming_.end() ? 0 : incoming->first;
 }
 
+bool Objects::is_deleting(const Mesh& mesh, const std::string& name) const {
+  return mesh.rank() == kNameOwner && std::any_of(removals_.begin(), removals_.end(), [&](const auto& r) { return r->name == name; });
+}
+
 void Objects::put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done) {
   const bool under_way = std::any_of(sending_.begin(), sending_.end(), [&](const auto& s) { return s->name == name && !s->removed; });
-  if (put_of(name) != 0 || under_way) return done(exists(name));
+  if (put_of(name) != 0 || under_way || (mesh && is_deleting(*mesh, name))) return done(exists(name));
   const uint64_t number = put_number(mesh ? mesh->rank() : 0, ++puts_);
   if (!mesh || mesh->size() == 1) {
     store(name, std::move(object), number);
@@ -165,12 +169,12 @@ void Objects::remove(Mesh* mesh, const std::string& name, Deadline deadline, Don
   std::set<int32_t> asked = {kNameOwner};
   if (alone || mesh->rank() == kNameOwner) {
     put = put_of(name);
-    const bool deleting = std::any_of(removals_.begin(), removals_.end(), [&](const auto& r) { return r->name == name; });
-    if (put == 0 || deleting) return done(not_found(name));
+    if (put == 0 || (!alone && is_deleting(*mesh, name))) return done(not_found(name));
     if (alone) {
       objects_.erase(name);
       return done({});
     }
+    if (const auto incoming = incoming_.find(put); incoming != incoming_.end()) drop(&incoming->second);
     asked.clear();
     for (int32_t rank = 0; rank < mesh->size(); ++rank) {
       if (rank != kNameOwner) asked.insert(rank);
@@ -231,14 +235,18 @@ void Objects::receive_removal(Mesh* mesh, Deadline deadline, const transport::Ob
   respond(empty());
 }
 
+void Objects::drop(Incoming* incoming) {
+  incoming->removed = true;
+  incoming->object = {};
+}
+
 void Objects::erase(const std::string& name, uint64_t put) {
   const auto sending = std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
   if (sending != sending_.end()) (*sending)->removed = true;
   if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
     objects_.erase(object);
   } else if (const auto incoming = incoming_.find(put); incoming != incoming_.end()) {
-    incoming->second.removed = true;
-    incoming->second.object = {};
+    drop(&incoming->second);
   } else if (sending == sending_.end()) {
     removed_early_.insert(put);
   }
@@ -254,9 +262,9 @@ void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
   if (!incoming_.count(part.put)) {
     // A putter puts a name once at a time. So a partial earlier put of this putter has failed: drop it.
     std::erase_if(incoming_, [&](const auto& item) {
-      return item.second.name == part.name && putter(item.first) == putter(part.put) && !item.second.removed;
+      return item.second.name == part.name && putter(item.first) == putter(part.put) && item.first < part.put && !item.second.removed;
     });
-    if (put_of(part.name) != 0) return respond(exists(part.name));
+    if (put_of(part.name) != 0 || is_deleting(*mesh, part.name)) return respond(exists(part.name));
     if (part.offset > 0) return respond(missing(part.name));
     if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
       return respond(Status(Code::kInternal, "object '" + part.name + "': " + why));

@@ -70,6 +70,8 @@ class Objects {
   void removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status);
   void finish(const std::shared_ptr<Removal>& removal, const Status& status);
   void receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request, const transport::Responder& respond);
+  bool is_deleting(const Mesh& mesh, const std::string& name) const;  // at rank 0
+  static void drop(Incoming* incoming);
   void erase(const std::string& name, uint64_t put);
   void store(const std::string& name, SharedObject object, uint64_t put);
 
