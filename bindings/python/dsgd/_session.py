@@ -142,7 +142,7 @@ class Session(Collectives):
         self, name: str, shape: Union[int, Iterable[int]], dtype: Any = DType.float32, *, trained: bool = True
     ) -> Parameter:
         """Registers a tensor, before start; all workers the same ones in the same order. trained=False: state without
-        gradient, such as a running mean, that is given out at start and not stepped."""
+        gradient, such as a running mean: all workers start with rank 0's values; Parameter.set(sync=...) keeps them equal."""
         sizes = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
         kind = dtype_of(dtype)
         pointer = _raw.dsgd_parameter_add(self._handle.pointer, name, kind, sizes, 0 if trained else _raw.DSGD_UNTRAINED)
