@@ -261,10 +261,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     }
     const size_t first = verdict.lost.front();
     if (is_deaf(now)) {
-      Status deaf(Code::kWorkerLost, head_name() + " hears no worker: no heartbeat from " + describe_member(workers[first].info) + others +
-                                         " for " + describe_duration(leases.silence(first, now)) +
-                                         " (lease); it is cut off, or all of them have stopped");
-      return break_job(std::move(deaf).with_rank(head_rank, head_rank >= 0 ? workers[static_cast<size_t>(head_rank)].info.host : ""));
+      return break_job(head_at_fault(" hears no worker: no heartbeat from " + describe_member(workers[first].info) + others +
+                                     " for " + describe_duration(leases.silence(first, now)) +
+                                     " (lease); it is cut off, or all of them have stopped"));
     }
     break_job(lost_worker(workers[first].info, "no heartbeat for " +
                                                    describe_duration(leases.silence(first, now)) +
@@ -283,10 +282,14 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     return now < resumed + options.lease ? last_stop : transport::Duration{};
   }
 
-  Status stopped_head(transport::Duration stop, const std::string& consequence) const {
-    return Status(Code::kWorkerLost, head_name() + " was itself stopped or suspended for " + describe_duration(stop) + " (lease " +
-                                         describe_duration(options.lease) + "); " + consequence)
+  Status head_at_fault(const std::string& why) const {
+    return Status(Code::kWorkerLost, head_name() + why)
         .with_rank(head_rank, head_rank >= 0 ? workers[static_cast<size_t>(head_rank)].info.host : "");
+  }
+
+  Status stopped_head(transport::Duration stop, const std::string& consequence) const {
+    return head_at_fault(" was itself stopped or suspended for " + describe_duration(stop) + " (lease " +
+                         describe_duration(options.lease) + "); " + consequence);
   }
 
   // Workers on two or more other machines have all been silent for most of a lease, and no worker is on the head's own

@@ -16,7 +16,7 @@
 
 namespace dsgd {
 
-// What steps do to an untrained parameter, which each replica changes by itself.
+// The treatment of an untrained parameter by steps. Each replica changes its own values.
 enum class UntrainedSync : uint8_t {
   kNone,   // nothing
   kMean,   // all replicas get the mean of their values

@@ -161,16 +161,23 @@ static size_t parameter_index(const char* name) {
   return 0;
 }
 
+/* Returns the number of dimensions; `count` becomes the number of elements. */
+static size_t shape_of(const char* word, int64_t* shape, size_t* count) {
+  double numbers[kMaxList];
+  const size_t ndim = list_of(word, numbers);
+  *count = 1;
+  for (size_t i = 0; i < ndim; ++i) {
+    shape[i] = (int64_t)numbers[i];
+    *count *= (size_t)shape[i];
+  }
+  return ndim;
+}
+
 /* ---- Operations; each returns a status, so that `try` can look at it ---- */
 
 static int32_t add_parameter(char** word, dsgd_error** error) {
-  double numbers[kMaxList];
   int64_t shape[kMaxList];
-  size_t ndim = list_of(word[3], numbers), count = 1;
-  for (size_t i = 0; i < ndim; ++i) {
-    shape[i] = (int64_t)numbers[i];
-    count *= (size_t)shape[i];
-  }
+  size_t count, ndim = shape_of(word[3], shape, &count);
   parameter_entry* entry = &parameters[parameter_count];
   int untrained = strcmp(word[4], "untrained") == 0;
   int32_t status = dsgd_parameter_add(session, word[1], dtype_of(word[2]), shape, ndim,
@@ -327,13 +334,8 @@ static int32_t get(const char* name, int32_t timeout_ms, dsgd_error** error) {
 }
 
 static void put_array(char** word) {
-  double numbers[kMaxList];
   int64_t shape[kMaxList];
-  size_t ndim = list_of(word[4], numbers), count = 1;
-  for (size_t i = 0; i < ndim; ++i) {
-    shape[i] = (int64_t)numbers[i];
-    count *= (size_t)shape[i];
-  }
+  size_t count, ndim = shape_of(word[4], shape, &count);
   dsgd_error* error = NULL;
   int32_t dtype = dtype_of(word[3]);
   size_t nbytes = count * dsgd_dtype_size(dtype);
