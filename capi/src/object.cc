@@ -26,9 +26,9 @@ using dsgd::capi::run_operation;
 
 extern "C" {
 
-int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* data, size_t nbytes, int32_t dtype,
-                        const int64_t* shape, size_t ndim, const dsgd_op_options* options, dsgd_op** op,
-                        dsgd_error** error) {
+int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* data, size_t nbytes,
+                        int32_t dtype, const int64_t* shape, size_t ndim, const dsgd_op_options* options,
+                        dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
@@ -42,7 +42,8 @@ int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* dat
                                          " bytes; objects have at most 1 GiB, share a file instead");
     DSGD_RETURN_IF_ERROR(call.on_host(data, nbytes, "data"));
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      return session->core->object_put(name, std::span(static_cast<const uint8_t*>(data), nbytes), dtype, std::span(shape, ndim), mode, given);
+      return session->core->object_put(name, std::span(static_cast<const uint8_t*>(data), nbytes), dtype,
+                                       std::span(shape, ndim), mode, given);
     });
   });
 }
@@ -80,8 +81,8 @@ int32_t dsgd_op_object(const dsgd_op* op, dsgd_object** object, dsgd_error** err
   });
 }
 
-int32_t dsgd_object_delete(dsgd_session* session, const char* name, const dsgd_op_options* options, dsgd_op** op,
-                           dsgd_error** error) {
+int32_t dsgd_object_delete(dsgd_session* session, const char* name, const dsgd_op_options* options,
+                           dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
@@ -94,11 +95,15 @@ int32_t dsgd_object_delete(dsgd_session* session, const char* name, const dsgd_o
 const void* dsgd_object_data(const dsgd_object* object) {
   return is_handle(object) ? object->core->bytes.data() : nullptr;
 }
-size_t dsgd_object_nbytes(const dsgd_object* object) { return is_handle(object) ? object->core->bytes.size() : 0; }
+size_t dsgd_object_nbytes(const dsgd_object* object) {
+  return is_handle(object) ? object->core->bytes.size() : 0;
+}
 int32_t dsgd_object_dtype(const dsgd_object* object) {
   return is_handle(object) ? object->core->dtype : dsgd::Object::kNoType;
 }
-size_t dsgd_object_ndim(const dsgd_object* object) { return is_handle(object) ? object->core->shape.size() : 0; }
+size_t dsgd_object_ndim(const dsgd_object* object) {
+  return is_handle(object) ? object->core->shape.size() : 0;
+}
 const int64_t* dsgd_object_shape(const dsgd_object* object) {
   return is_handle(object) ? object->core->shape.data() : nullptr;
 }

@@ -80,7 +80,8 @@ std::string resolve(const std::string& host, std::string* why) {
     return "";
   }
   char address[NI_MAXHOST];
-  const int error = getnameinfo(found->ai_addr, found->ai_addrlen, address, sizeof address, nullptr, 0, NI_NUMERICHOST);
+  const int error =
+      getnameinfo(found->ai_addr, found->ai_addrlen, address, sizeof address, nullptr, 0, NI_NUMERICHOST);
   const bool ipv6 = found->ai_family == AF_INET6;
   freeaddrinfo(found);
   if (error) {

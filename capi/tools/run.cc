@@ -266,8 +266,10 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   OwnedHead head;
   const bool head_is_here = !head_is_elsewhere(options);
   if (head_is_here) start_head(&settings, &log, &head);
-  if (!options.supervised || options.first_rank == 0) {  // Only the host of rank 0 reports, so that each message appears once.
-    if (!head_is_here) supervisor.announce(watch_head(options.head.empty() ? std::getenv("DSGD_HEAD") : options.head));
+  // Only the host of rank 0 reports, so that each message appears once.
+  if (!options.supervised || options.first_rank == 0) {
+    if (!head_is_here)
+      supervisor.announce(watch_head(options.head.empty() ? std::getenv("DSGD_HEAD") : options.head));
     supervisor.announce_joins(std::make_shared<WaitNote>("the other workers", !head_is_here));
   }
   const int records = log.records;
@@ -351,7 +353,8 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
       "head is\n"
       "started here and no token is set, a random DSGD_TOKEN. When one fails, the others get SIGTERM, then "
       "SIGKILL;\n"
-      "the exit status is that of the worker that failed first (128 + signal if it was killed). If other workers report\n"
+      "the exit status is that of the worker that failed first (128 + signal if it was killed). If other "
+      "workers report\n"
       "which worker caused the failure, that worker counts as the first. SIGINT and SIGTERM are passed on.\n"
       "The workers go on if nobody reads their output any more (`| head -1`): the rest of it is lost.\n"
       "On several nodes: dsgd head on one, then on each, with the head's DSGD_TOKEN in the environment:\n"

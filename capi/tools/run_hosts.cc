@@ -56,15 +56,17 @@ std::string head_address(const RunOptions& options, const std::vector<Host>& hos
   if (!options.head.empty()) return options.head;
   std::string why;
   const std::string address = resolve(hosts[0].name, &why);
-  const std::string holder = "the first host, '" + hosts[0].name.substr(hosts[0].name.find('@') + 1) + "', holds the head, but ";
+  const std::string holder =
+      "the first host, '" + hosts[0].name.substr(hosts[0].name.find('@') + 1) + "', holds the head, but ";
   if (address.empty())
     throw Failure(holder + "this machine cannot resolve its name (" + why +
                   "); pass --head HOST:PORT, the address at which the workers reach it (port 0: any)");
   for (const auto& host : hosts) {
     if (is_loopback(address) && !is_loopback(resolve(host.name, &why)))
-      throw Failure(holder + "its address " + address + " cannot be reached from '" + host.name +
-                    "'; give it a name that resolves to an address the other hosts can reach, or pass --head HOST:PORT "
-                    "(port 0: any)");
+      throw Failure(
+          holder + "its address " + address + " cannot be reached from '" + host.name +
+          "'; give it a name that resolves to an address the other hosts can reach, or pass --head HOST:PORT "
+          "(port 0: any)");
   }
   return address + ":0";
 }
@@ -111,7 +113,8 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
   const std::chrono::duration<double> grace(options.grace_seconds);
   Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(grace) + kFarewell);
   std::string address;
-  supervisor.start(head_child(options, hosts[0], head_address(options, hosts), all_workers, variables, &address));
+  supervisor.start(
+      head_child(options, hosts[0], head_address(options, hosts), all_workers, variables, &address));
   const auto head_note = ssh_note(hosts[0]);
   supervisor.announce(head_note);
   supervisor.wait_until([&] { return !address.empty(); });

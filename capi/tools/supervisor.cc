@@ -98,7 +98,9 @@ struct Supervisor::Running {
   }
 
   const std::string kind, name, command;
-  bool runs_rank(int rank) const { return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers; }
+  bool runs_rank(int rank) const {
+    return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers;
+  }
 
   const bool service;
   const int first_rank, workers;
@@ -211,7 +213,9 @@ void Supervisor::follow_joins() {
 }
 
 void Supervisor::handle_events() {
-  std::vector<pollfd> fds{{signal_fd_, POLLIN, 0}, {exits_, POLLIN, 0}, {ending_ ? -1 : lifeline_, POLLIN, 0},
+  std::vector<pollfd> fds{{signal_fd_, POLLIN, 0},
+                          {exits_, POLLIN, 0},
+                          {ending_ ? -1 : lifeline_, POLLIN, 0},
                           {reports_.fd(), POLLIN, 0}};
   for (const auto& child : children_)
     for (const auto* lines : {child->output.get(), child->errors.get()}) fds.push_back({lines->fd(), POLLIN, 0});
@@ -248,7 +252,8 @@ int Supervisor::wait() {
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) {
       lines->finish();
-      if (lines->error() && lines->error() != EPIPE) lost = lines->error();  // EPIPE: `| head` reads what it wants
+      if (lines->error() && lines->error() != EPIPE)
+        lost = lines->error();  // EPIPE: `| head` reads what it wants
     }
   children_.clear();
   if (lost) {
@@ -295,8 +300,9 @@ void Supervisor::ended(Running& child) {
   if (awaited) awaited_ = nullptr;
   const int status = exit_status(wait_status);
   if (status == 0 || child.service || (ending_ && !awaited)) return;
-  const std::string how = WIFSIGNALED(wait_status) ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
-                                                   : " failed with status " + std::to_string(status);
+  const std::string how = WIFSIGNALED(wait_status)
+                              ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
+                              : " failed with status " + std::to_string(status);
   blame(child, child.command + how, status);
 }
 

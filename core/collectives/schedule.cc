@@ -78,7 +78,8 @@ class Check {
  private:
   Status wrong(const std::string& what) const {
     return Status(Code::kInvalidArgument, "algorithm '" + name_ + "' is wrong for " + std::to_string(size_) +
-                                              " workers and " + std::to_string(count_) + " elements: " + what +
+                                              " workers and " + std::to_string(count_) +
+                                              " elements: " + what +
                                               "; ranks are numbered from 0 among the participating workers");
   }
   std::vector<uint64_t> cuts(int32_t first, int32_t last) const;  // where transfers of these ranks begin and end

@@ -127,7 +127,8 @@ Result<LauncherNote> Config::apply_launcher() {
   fill("num_workers", std::to_string(launch.size));
   fill("rank", std::to_string(launch.rank));
   if (launcher_.contains("rank"))
-    rank_origin_ = launch.rank_variable + ", the environment variable of " + launch.launcher + " that its rank comes from";
+    rank_origin_ = launch.rank_variable + ", the environment variable of " + launch.launcher +
+                   " that its rank comes from";
   if (!given("head")) {
     const int64_t port = integer("launcher_port") ? integer("launcher_port") : launch.port;
     if (launch.host.empty() || port == 0) {

@@ -14,7 +14,8 @@ constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30, kTiB = kGiB * 
 // Alphabetical. The texts are what `dsgd config` and the documentation print.
 constexpr Rule kRules[] = {
     {{"absent", "choice", "skip", "skip | zero",
-      "How an absent gradient counts if another replica has one: skip leaves the replica's weight out of the mean; zero "
+      "How an absent gradient counts if another replica has one: skip leaves the replica's weight out of the "
+      "mean; zero "
       "counts it as zero with its weight (as PyTorch's DistributedDataParallel); equal on all workers.",
       "DSGD_ABSENT"},
      Type::kChoice,
@@ -23,8 +24,10 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"algorithm", "choice", "auto", "auto | direct | nccl | ring",
-      "How the allreduce strategy moves bytes between workers: auto chooses by size and number of workers and lets NCCL "
-      "reduce GPU gradients where possible; nccl is the same, but an error where not possible; a host may register more.",
+      "How the allreduce strategy moves bytes between workers: auto chooses by size and number of workers "
+      "and lets NCCL "
+      "reduce GPU gradients where possible; nccl is the same, but an error where not possible; a host may "
+      "register more.",
       "DSGD_ALGORITHM"},
      Type::kChoice,
      0,
@@ -41,8 +44,10 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"checksum", "choice", "auto", "auto | always | never",
-      "Whether what travels on a connection carries checksums (CRC32C), so that changed bytes are found before they are used: on "
-      "connections that leave the machine (auto), on all of them, or on those only whose other side wants them (never).",
+      "Whether what travels on a connection carries checksums (CRC32C), so that changed bytes are found "
+      "before they are used: on "
+      "connections that leave the machine (auto), on all of them, or on those only whose other side wants "
+      "them (never).",
       "DSGD_CHECKSUM"},
      Type::kChoice,
      0,
@@ -50,7 +55,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"devices", "string", "cpu", "DEVICE, DEVICE, ...",
-      "Devices (cpu, or cuda:0 and so on) of the replicas that are added without naming one, in the order in which they are added.",
+      "Devices (cpu, or cuda:0 and so on) of the replicas that are added without naming one, in the order in "
+      "which they are added.",
       "DSGD_DEVICES"},
      Type::kDevices,
      0,
@@ -58,7 +64,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"devices_per_worker", "integer", "0", "0..1024",
-      "How many entries of `devices` each worker of a node takes, in the order of their local ranks; 0: all workers "
+      "How many entries of `devices` each worker of a node takes, in the order of their local ranks; 0: all "
+      "workers "
       "take all of them.",
       "DSGD_DEVICES_PER_WORKER"},
      Type::kInteger,
@@ -67,7 +74,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"embed_head", "choice", "auto", "auto | never",
-      "Whether a worker that can bind `head` becomes the head itself (auto; where `rank` is set, only rank 0 does) or "
+      "Whether a worker that can bind `head` becomes the head itself (auto; where `rank` is set, only rank 0 "
+      "does) or "
       "always expects it elsewhere (never).",
       "DSGD_EMBED_HEAD"},
      Type::kChoice,
@@ -76,7 +84,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"fingerprint", "string", "", "up to 4095 characters",
-      "Text of the host's choice that must be equal on all workers, such as the versions of its model code and libraries; "
+      "Text of the host's choice that must be equal on all workers, such as the versions of its model code "
+      "and libraries; "
       "dsgd_start fails where it differs and shows both.",
       "DSGD_FINGERPRINT"},
      Type::kText,
@@ -94,8 +103,7 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"head", "string", "", "HOST:PORT | [IPV6]:PORT | unix:PATH",
-      "Address of the head, equal on all workers; needed if num_workers is more than 1.",
-      "DSGD_HEAD"},
+      "Address of the head, equal on all workers; needed if num_workers is more than 1.", "DSGD_HEAD"},
      Type::kAddress,
      0,
      0,
@@ -118,7 +126,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"interface", "string", "", "NAME | ADDRESS | ADDRESS/BITS",
-      "Network interface for the traffic between workers, by name, own address or CIDR prefix; empty: the one that "
+      "Network interface for the traffic between workers, by name, own address or CIDR prefix; empty: the "
+      "one that "
       "routes to the head.",
       "DSGD_INTERFACE"},
      Type::kText,
@@ -127,7 +136,8 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"internode", "choice", "rpc", "rpc | nccl",
-      "How gradients of GPUs go from node to node, once NCCL has added up those of a node: through host memory and "
+      "How gradients of GPUs go from node to node, once NCCL has added up those of a node: through host "
+      "memory and "
       "dsgd's connections (rpc), or by NCCL too; equal on all workers.",
       "DSGD_INTERNODE"},
      Type::kChoice,
@@ -143,7 +153,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"launcher", "choice", "auto", "auto | none",
-      "Whether num_workers, rank, head and job, where nothing else gives them, come from the environment of torchrun, "
+      "Whether num_workers, rank, head and job, where nothing else gives them, come from the environment of "
+      "torchrun, "
       "PyTorch (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open MPI, MPICH or Slurm (auto) or not (none).",
       "DSGD_LAUNCHER"},
      Type::kChoice,
@@ -152,7 +163,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"launcher_port", "integer", "0", "0..65535",
-      "Port of `head` where its host comes from a launcher's environment; 0: MASTER_PORT + 1 with torchrun and PyTorch, else a "
+      "Port of `head` where its host comes from a launcher's environment; 0: MASTER_PORT + 1 with torchrun "
+      "and PyTorch, else a "
       "number from 20000 to 29999 that the launcher's name for the job decides.",
       "DSGD_LAUNCHER_PORT"},
      Type::kInteger,
@@ -169,7 +181,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"listen", "string", "", "HOST:PORT | [IPV6]:PORT | unix:PATH",
-      "Address on which this worker accepts its peers, port 0 for any; empty: the address that reaches the head, any "
+      "Address on which this worker accepts its peers, port 0 for any; empty: the address that reaches the "
+      "head, any "
       "port.",
       "DSGD_LISTEN"},
      Type::kAddress,
@@ -192,8 +205,10 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"loss_scale", "integer", "off", "off | dynamic | 1..1000000000000",
-      "Factor that the host's loss is multiplied by, so that small gradients of half types do not become 0: their mean is "
-      "divided by it, and a step whose mean gradient is not finite changes nothing; dynamic: half of it after such a step, twice "
+      "Factor that the host's loss is multiplied by, so that small gradients of half types do not become 0: "
+      "their mean is "
+      "divided by it, and a step whose mean gradient is not finite changes nothing; dynamic: half of it "
+      "after such a step, twice "
       "after 2000 others, from 65536 on; costs the overlap of update and communication.",
       "DSGD_LOSS_SCALE"},
      Type::kIntegerOrWord,
@@ -212,7 +227,8 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"nccl_library", "string", "", "PATH",
-      "Path of NCCL's shared library, for where the dynamic loader does not find it; one that the process has loaded "
+      "Path of NCCL's shared library, for where the dynamic loader does not find it; one that the process "
+      "has loaded "
       "already comes before it.",
       "DSGD_NCCL_LIBRARY"},
      Type::kText,
@@ -228,7 +244,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"ports", "string", "", "PORT | FIRST-LAST",
-      "Ports on which workers accept their peers, for sites with a firewall, of which each worker takes the first free "
+      "Ports on which workers accept their peers, for sites with a firewall, of which each worker takes the "
+      "first free "
       "one; empty: any; the head has the port of `head`.",
       "DSGD_PORTS"},
      Type::kPorts,
@@ -255,8 +272,10 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"reproducible", "switch", "0", "0 | 1",
-      "Whether gradients are summed so that the bits do not depend on the strategy, the algorithm or the split of replicas "
-      "over workers, for 5 bytes per float32 element instead of 4 (9 in jobs of more than 8 replicas; float64: 12).",
+      "Whether gradients are summed so that the bits do not depend on the strategy, the algorithm or the "
+      "split of replicas "
+      "over workers, for 5 bytes per float32 element instead of 4 (9 in jobs of more than 8 replicas; "
+      "float64: 12).",
       "DSGD_REPRODUCIBLE"},
      Type::kSwitch,
      0,
@@ -281,7 +300,8 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"stall_warning", "duration", "30s", "1s..24h",
-      "Time after which a step or another collective call that has not ended logs which workers and gradients are missing; it "
+      "Time after which a step or another collective call that has not ended logs which workers and "
+      "gradients are missing; it "
       "logs it again after twice as long each time.",
       "DSGD_STALL_WARNING"},
      Type::kDuration,
@@ -308,7 +328,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"supervisor", "string", "", "@NAME",
-      "Abstract Unix datagram socket to which the worker reports the progress of its join and the rank that a failure names; "
+      "Abstract Unix datagram socket to which the worker reports the progress of its join and the rank that "
+      "a failure names; "
       "`dsgd run` sets it.",
       "DSGD_SUPERVISOR"},
      Type::kText,
@@ -317,7 +338,8 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"token", "string", "", "up to 255 characters",
-      "Random shared secret of the job, which both sides of every connection prove to know and never send; empty: the "
+      "Random shared secret of the job, which both sides of every connection prove to know and never send; "
+      "empty: the "
       "head listens on the loopback interface only, and so do workers, unless listen is set.",
       "DSGD_TOKEN"},
      Type::kText,

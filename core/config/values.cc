@@ -34,7 +34,8 @@ std::string address_fault(std::string_view text, const std::string& any_port) {
   if (text.starts_with("unix:")) return text.size() > 5 ? "" : "has no path; write unix:PATH";
   const size_t colon = text.rfind(':');
   if (colon == std::string_view::npos && parse_integer(text)) return "has no host; write HOST:PORT";
-  if (colon == std::string_view::npos || text.ends_with(']')) return "has no port; write HOST:PORT (" + any_port + ")";
+  if (colon == std::string_view::npos || text.ends_with(']'))
+    return "has no port; write HOST:PORT (" + any_port + ")";
   const std::string_view host = text.substr(0, colon), port = text.substr(colon + 1);
   if (host.empty()) return "has no host; write HOST:PORT";
   const bool bracketed = host.starts_with('[') && host.ends_with(']');
@@ -63,8 +64,10 @@ std::string text_fault(const Rule& rule, std::string_view value) {
   if (rule.type == Type::kText && value.size() > longest) return "is longer than " + std::to_string(longest) + " characters";
   if (has_control_character(value)) return "contains a control character";
   if (value.empty()) return "";
-  if (rule.type == Type::kAddress) return address_fault(value, rule.key.name == std::string_view("head") ? "port 0 lets the system choose where `dsgd head` listens"
-                                                                          : "port 0 lets the system choose");
+  if (rule.type == Type::kAddress)
+    return address_fault(value, rule.key.name == std::string_view("head")
+                                    ? "port 0 lets the system choose where `dsgd head` listens"
+                                    : "port 0 lets the system choose");
   if (rule.type == Type::kDevices) return devices_fault(value);
   if (rule.type == Type::kPorts && !parse_ports(value)) return "is not a port or a range of ports; write for example 7701-7720";
   return "";

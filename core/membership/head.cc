@@ -261,8 +261,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     }
     const size_t first = verdict.lost.front();
     if (is_deaf(now)) {
-      return break_job(head_at_fault(" hears no worker: no heartbeat from " + describe_member(workers[first].info) + others +
-                                     " for " + describe_duration(leases.silence(first, now)) +
+      return break_job(head_at_fault(" hears no worker: no heartbeat from " +
+                                     describe_member(workers[first].info) + others + " for " +
+                                     describe_duration(leases.silence(first, now)) +
                                      " (lease); it is cut off, or all of them have stopped"));
     }
     break_job(lost_worker(workers[first].info, "no heartbeat for " +
@@ -592,7 +593,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (!worker.left && !worker.lost && phase == Phase::kRunning) {
       worker.lost = true;
       if (const auto stop = own_stop(); stop > transport::Duration{}) {
-        break_job(stopped_head(stop, "meanwhile " + describe_member(worker.info) + " has closed " + which + " to it"));
+        break_job(stopped_head(
+            stop, "meanwhile " + describe_member(worker.info) + " has closed " + which + " to it"));
         return settle();
       }
       break_job(lost_worker(worker.info, why.ok() ? which + " to the head was closed without leaving the job"

@@ -206,8 +206,9 @@ bool Heartbeat::was_stopped() {
 }
 
 Status Heartbeat::own_stop() {
-  return Status(Code::kWorkerLost, options_.own_name + " was itself stopped or suspended for " + describe_duration(stalled_) +
-                                       " and has not renewed its lease for " + describe_duration(loop().now() - lease_start_) +
+  return Status(Code::kWorkerLost, options_.own_name + " was itself stopped or suspended for " +
+                                       describe_duration(stalled_) + " and has not renewed its lease for " +
+                                       describe_duration(loop().now() - lease_start_) +
                                        "; the head has declared it lost")
       .with_rank(options_.hello.rank, options_.own_host);
 }

@@ -56,7 +56,8 @@ void Joiner::warn_of_waiting() {
   const Duration waited = loop_.now() - started_;
   const std::string what = progress_.empty() ? "the head at " + options_.head : "the other workers";
   const std::string& why = progress_.empty() ? last_error_.message() : progress_;
-  log_.warning("waiting for " + what + " (" + describe_duration(waited) + ")" + (why.empty() ? "" : ": " + why));
+  log_.warning("waiting for " + what + " (" + describe_duration(waited) + ")" +
+               (why.empty() ? "" : ": " + why));
   warning_timer_ = loop_.schedule(loop_.now() + std::max(waited, kFirstWarning), [weak = weak_from_this()] {
     if (auto self = weak.lock(); self && !self->over_) self->warn_of_waiting();
   });
@@ -110,8 +111,11 @@ void Joiner::report_waiting(const std::string& text) {
 
 // Appends to the refusal of a taken rank how to choose another one: only the worker knows where its rank came from.
 Status Joiner::with_rank_hint(const Status& why) const {
-  const std::string hint = options_.rank_origin.empty() ? std::string("`rank`, or none") + kFirstRankHint : options_.rank_origin;
-  return Status(why.code(), why.message() + "; give each worker its own " + hint).with_rank(why.rank(), why.host()).with_parameter(why.parameter());
+  const std::string hint =
+      options_.rank_origin.empty() ? std::string("`rank`, or none") + kFirstRankHint : options_.rank_origin;
+  return Status(why.code(), why.message() + "; give each worker its own " + hint)
+      .with_rank(why.rank(), why.host())
+      .with_parameter(why.parameter());
 }
 
 void Joiner::attempt_failed(const Status& why) {
@@ -120,10 +124,12 @@ void Joiner::attempt_failed(const Status& why) {
   loop_.cancel(progress_timer_);
   drop_channel();
   ++attempt_;  // callbacks of this attempt are ignored from here on (guard())
-  if (is_final(why)) return end(why.code() == Code::kExists && why.parameter() == "rank" ? with_rank_hint(why) : why);
+  if (is_final(why))
+    return end(why.code() == Code::kExists && why.parameter() == "rank" ? with_rank_hint(why) : why);
   last_error_ = why;
   if (!progress_.empty())
-    report_waiting("the head at " + options_.head + " has gone (" + why.message() + "); before that: " + progress_);
+    report_waiting("the head at " + options_.head + " has gone (" + why.message() +
+                   "); before that: " + progress_);
   if (loop_.now() >= options_.deadline) return out_of_time();
   if (why.code() == Code::kUnreachable && loop_.now() >= options_.look_again) return end(why);
   log_.debug("the head at " + options_.head + " cannot be joined yet: " + why.message());

@@ -18,9 +18,11 @@ class None final : public Optimizer {
 }  // namespace
 
 std::string ParameterSettings::describe() const {
-  std::string text = "rate=" + number_text(rate) + (decay >= 0 ? " decay=" + number_text(decay) : "") + " frozen=" + (frozen ? "1" : "0");
+  std::string text = "rate=" + number_text(rate) + (decay >= 0 ? " decay=" + number_text(decay) : "") +
+                     " frozen=" + (frozen ? "1" : "0");
   if (sync == UntrainedSync::kNone) return text;
-  return text + (sync == UntrainedSync::kMean ? " sync=mean" : " sync=first") + " sync_period=" + std::to_string(sync_period);
+  return text + (sync == UntrainedSync::kMean ? " sync=mean" : " sync=first") +
+         " sync_period=" + std::to_string(sync_period);
 }
 
 std::string Optimizer::clip_text() const { return clip_norm_ > 0 ? " clip_norm=" + number_text(clip_norm_) : ""; }

@@ -452,7 +452,8 @@ void Engine::delete_object(const std::string& name, Done done, const CallOptions
   objects_.remove(mesh_, name, {deadline(options), options.limit()}, std::move(done));
 }
 
-uint64_t Engine::get_object(const std::string& name, std::function<void(Result<SharedObject>)> done, const CallOptions& options) {
+uint64_t Engine::get_object(const std::string& name, std::function<void(Result<SharedObject>)> done,
+                            const CallOptions& options) {
   if (!objects_.has(name)) {
     Status nobody = broken_.ok() && size() > 1 && mesh_->alone() ? nobody_puts() : broken_;
     if (!nobody.ok()) {
@@ -461,10 +462,11 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
     }
   }
   const auto timer = std::make_shared<transport::TimerId>(0);
-  const uint64_t ticket = objects_.get(name, [this, timer, done = std::move(done)](Result<SharedObject> object) {
-    loop_.cancel(*timer);
-    done(std::move(object));
-  });
+  const uint64_t ticket =
+      objects_.get(name, [this, timer, done = std::move(done)](Result<SharedObject> object) {
+        loop_.cancel(*timer);
+        done(std::move(object));
+      });
   if (ticket == 0) return 0;
   const Status late(Code::kTimeout, "object '" + name + "' was not put within " + options.limit() +
                                         "; some worker must call dsgd_object_put with this name");
@@ -476,16 +478,23 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
 
 // Runs every part even if another runs out of memory. The next call runs the parts that failed.
 void Engine::fail(const Status& cause, bool tell_peers) {
-  const bool own = size() == 1 && cause.code() == Code::kAborted;  // the only host knows that it has called dsgd_abort
+  const bool own =
+      size() == 1 && cause.code() == Code::kAborted;  // the only host knows that it has called dsgd_abort
   const std::function<void()> parts[] = {
       [this, own] { log_->write(own ? LogLevel::kInfo : LogLevel::kError, broken_.message()); },
-      [this] { if (mesh_ && tell_peers_) mesh_->tell_failure(broken_); },
-      [this] { if (mesh_) mesh_->fail_session(broken_); },
+      [this] {
+        if (mesh_ && tell_peers_) mesh_->tell_failure(broken_);
+      },
+      [this] {
+        if (mesh_) mesh_->fail_session(broken_);
+      },
       [this] { step_.abort(broken_); },
       [this] { waiter_.fail(broken_); },
       [this] { fail_pending(broken_); },
       [this] { objects_.fail(broken_); },
-      [this] { if (on_broken_) on_broken_(broken_); },
+      [this] {
+        if (on_broken_) on_broken_(broken_);
+      },
   };
   if (broken_.ok()) {
     broken_ = cause;

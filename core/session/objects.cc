@@ -7,7 +7,8 @@ namespace dsgd {
 
 namespace {
 constexpr size_t kPart = 256 * 1024;
-constexpr int32_t kNameOwner = 0;  // the rank that decides which put of a name wins, and that carries out deletions
+constexpr int32_t kNameOwner =
+    0;  // the rank that decides which put of a name wins, and that carries out deletions
 const char* const kPut = "dsgd_object_put";
 const char* const kDelete = "dsgd_object_delete";
 
@@ -16,12 +17,16 @@ uint64_t put_number(int32_t rank, uint64_t index) { return static_cast<uint64_t>
 uint64_t putter(uint64_t number) { return number >> 40; }  // the rank
 
 Status exists(const std::string& name) {
-  return Status(Code::kExists, "there is an object '" + name + "' already; choose another name or delete the object first");
+  return Status(Code::kExists,
+                "there is an object '" + name + "' already; choose another name or delete the object first");
 }
 Status not_found(const std::string& name) {
-  return Status(Code::kNotFound, "there is no object '" + name + "'; it has not been put, or another worker has deleted it");
+  return Status(Code::kNotFound,
+                "there is no object '" + name + "'; it has not been put, or another worker has deleted it");
 }
-Status missing(const std::string& name) { return Status(Code::kInternal, "a part of object '" + name + "' is missing"); }
+Status missing(const std::string& name) {
+  return Status(Code::kInternal, "a part of object '" + name + "' is missing");
+}
 transport::Message empty() { return transport::Empty{}; }
 std::vector<int32_t> ranks(const std::set<int32_t>& set) { return {set.begin(), set.end()}; }
 }  // namespace
@@ -38,11 +43,13 @@ struct Objects::Sending {
   bool spreading = false;           // rank 0 has accepted the put
   bool removed = false;             // another worker has deleted the object
   std::set<int32_t> waiting = {};   // peers that parts are sent to and that do not have all yet
-  std::set<int32_t> cut_off = {};   // those of them whose connection has ended; they have left, or else the session fails
+  std::set<int32_t> cut_off =
+      {};  // those of them whose connection has ended; they have left, or else the session fails
   Status failure = {};
 
   Status too_late() const {
-    return mesh->too_late("object '" + name + "' has not reached all workers", deadline.limit, ranks(waiting)).with_operation(kPut);
+    return mesh->too_late("object '" + name + "' has not reached all workers", deadline.limit, ranks(waiting))
+        .with_operation(kPut);
   }
 };
 
@@ -53,7 +60,8 @@ struct Objects::Removal {
   Done done;
   transport::TimerId timer = 0;
   std::set<int32_t> waiting = {};  // workers that have not answered yet
-  std::set<int32_t> cut_off = {};  // those of them whose connection has ended; they have left, or else the session fails
+  std::set<int32_t> cut_off =
+      {};  // those of them whose connection has ended; they have left, or else the session fails
 };
 
 // ---- putting
@@ -67,18 +75,21 @@ uint64_t Objects::put_of(const std::string& name) const {
 }
 
 bool Objects::is_deleting(const Mesh& mesh, const std::string& name) const {
-  return mesh.rank() == kNameOwner && std::any_of(removals_.begin(), removals_.end(), [&](const auto& r) { return r->name == name; });
+  return mesh.rank() == kNameOwner &&
+         std::any_of(removals_.begin(), removals_.end(), [&](const auto& r) { return r->name == name; });
 }
 
 void Objects::put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done) {
-  const bool under_way = std::any_of(sending_.begin(), sending_.end(), [&](const auto& s) { return s->name == name && !s->removed; });
+  const bool under_way = std::any_of(sending_.begin(), sending_.end(),
+                                     [&](const auto& s) { return s->name == name && !s->removed; });
   if (put_of(name) != 0 || under_way || (mesh && is_deleting(*mesh, name))) return done(exists(name));
   const uint64_t number = put_number(mesh ? mesh->rank() : 0, ++puts_);
   if (!mesh || mesh->size() == 1) {
     store(name, std::move(object), number);
     return done({});
   }
-  auto sending = std::make_shared<Sending>(Sending{mesh, name, number, std::move(object), std::move(deadline), std::move(done)});
+  auto sending = std::make_shared<Sending>(
+      Sending{mesh, name, number, std::move(object), std::move(deadline), std::move(done)});
   sending->offset.assign(mesh->size(), 0);
   sending_.push_back(sending);
   sending->timer = mesh->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
@@ -94,7 +105,8 @@ void Objects::spread(const std::shared_ptr<Sending>& sending) {
   Mesh& mesh = *sending->mesh;
   if (!sending->removed) store(sending->name, sending->object, sending->put);
   sending->spreading = true;
-  std::vector<int32_t> others;  // starts at the next rank, so that concurrent putters start at different workers
+  std::vector<int32_t>
+      others;  // starts at the next rank, so that concurrent putters start at different workers
   for (int32_t hop = 1; hop < mesh.size(); ++hop) {
     const int32_t rank = (mesh.rank() + hop) % mesh.size();
     if (rank != kNameOwner) others.push_back(rank);
@@ -120,10 +132,11 @@ void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
     part.shape = sending->object->shape;
   }
   part.put = sending->put;
-  sending->mesh->call(rank, std::move(part), sending->deadline.time, [this, sending, rank, count](Result<transport::Message> r) {
-    if (r.ok()) sending->offset[rank] += count;
-    answered(sending, rank, r.status());
-  });
+  sending->mesh->call(rank, std::move(part), sending->deadline.time,
+                      [this, sending, rank, count](Result<transport::Message> r) {
+                        if (r.ok()) sending->offset[rank] += count;
+                        answered(sending, rank, r.status());
+                      });
 }
 
 // `rank` has answered a part.
@@ -136,7 +149,8 @@ void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, co
   }
   if (status.ok() && sending->offset[rank] < sending->object->bytes.size()) return send_parts(sending, rank);
   if (!status.ok() && sending->failure.ok()) {  // the others still get the object
-    sending->failure = status.code() == Code::kTimeout ? sending->too_late() : mesh.blame(rank, status).with_operation(kPut);
+    sending->failure =
+        status.code() == Code::kTimeout ? sending->too_late() : mesh.blame(rank, status).with_operation(kPut);
   }
   sending->waiting.erase(rank);
   if (!sending->waiting.empty()) return;
@@ -183,12 +197,13 @@ void Objects::remove(Mesh* mesh, const std::string& name, Deadline deadline, Don
   auto removal = std::make_shared<Removal>(Removal{mesh, name, put, std::move(done)});
   removal->waiting = asked;
   removals_.push_back(removal);
-  removal->timer = mesh->loop().schedule(deadline.time, [this, limit = deadline.limit, weak = std::weak_ptr(removal)] {
-    const auto late = weak.lock();
-    if (!late) return;
-    const std::string what = "object '" + late->name + "' was not deleted on all workers";
-    finish(late, late->mesh->too_late(what, limit, ranks(late->waiting)).with_operation(kDelete));
-  });
+  removal->timer =
+      mesh->loop().schedule(deadline.time, [this, limit = deadline.limit, weak = std::weak_ptr(removal)] {
+        const auto late = weak.lock();
+        if (!late) return;
+        const std::string what = "object '" + late->name + "' was not deleted on all workers";
+        finish(late, late->mesh->too_late(what, limit, ranks(late->waiting)).with_operation(kDelete));
+      });
   for (int32_t rank : asked) {
     transport::ObjectPart request;
     request.view = mesh->view().view;
@@ -196,9 +211,8 @@ void Objects::remove(Mesh* mesh, const std::string& name, Deadline deadline, Don
     request.name = name;
     request.remove = true;
     request.put = put;
-    mesh->call(rank, std::move(request), transport::kNever, [this, removal, rank](Result<transport::Message> r) {
-      removed(removal, rank, r.status());
-    });
+    mesh->call(rank, std::move(request), transport::kNever,
+               [this, removal, rank](Result<transport::Message> r) { removed(removal, rank, r.status()); });
   }
 }
 
@@ -226,11 +240,11 @@ void Objects::finish(const std::shared_ptr<Removal>& removal, const Status& stat
 void Objects::receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request,
                               const transport::Responder& respond) {
   if (mesh->rank() == kNameOwner) {
-    return remove(mesh, request.name, std::move(deadline), [respond](const Status& status) {
-      status.ok() ? respond(empty()) : respond(status);
-    });
+    return remove(mesh, request.name, std::move(deadline),
+                  [respond](const Status& status) { status.ok() ? respond(empty()) : respond(status); });
   }
-  if (request.rank != kNameOwner) return respond(Status(Code::kInternal, "only rank 0 deletes object '" + request.name + "'"));
+  if (request.rank != kNameOwner)
+    return respond(Status(Code::kInternal, "only rank 0 deletes object '" + request.name + "'"));
   erase(request.name, request.put);
   respond(empty());
 }
@@ -241,7 +255,8 @@ void Objects::drop(Incoming* incoming) {
 }
 
 void Objects::erase(const std::string& name, uint64_t put) {
-  const auto sending = std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
+  const auto sending =
+      std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
   if (sending != sending_.end()) (*sending)->removed = true;
   if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
     objects_.erase(object);
@@ -254,24 +269,28 @@ void Objects::erase(const std::string& name, uint64_t put) {
 
 // ---- receiving
 
-void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part, const transport::Responder& respond) {
+void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
+                      const transport::Responder& respond) {
   if (part.remove) return receive_removal(mesh, std::move(deadline), part, respond);
-  if (part.total > Object::kLargest || part.offset > part.total || part.data.size() > part.total - part.offset) {
+  if (part.total > Object::kLargest || part.offset > part.total ||
+      part.data.size() > part.total - part.offset) {
     return respond(Status(Code::kInternal, "a part of object '" + part.name + "' lies outside of it"));
   }
   if (!incoming_.count(part.put)) {
     // A putter puts a name once at a time. So a partial earlier put of this putter has failed: drop it.
     std::erase_if(incoming_, [&](const auto& item) {
-      return item.second.name == part.name && putter(item.first) == putter(part.put) && item.first < part.put && !item.second.removed;
+      return item.second.name == part.name && putter(item.first) == putter(part.put) &&
+             item.first < part.put && !item.second.removed;
     });
     if (put_of(part.name) != 0 || is_deleting(*mesh, part.name)) return respond(exists(part.name));
     if (part.offset > 0) return respond(missing(part.name));
     if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
       return respond(Status(Code::kInternal, "object '" + part.name + "': " + why));
     }
-    incoming_.emplace(part.put, Incoming{.name = part.name,
-                                         .object = {.bytes = {}, .dtype = part.dtype, .shape = std::move(part.shape)},
-                                         .removed = removed_early_.erase(part.put) > 0});
+    incoming_.emplace(part.put,
+                      Incoming{.name = part.name,
+                               .object = {.bytes = {}, .dtype = part.dtype, .shape = std::move(part.shape)},
+                               .removed = removed_early_.erase(part.put) > 0});
   }
   Incoming& incoming = incoming_.at(part.put);
   if (part.offset != incoming.received) return respond(missing(part.name));

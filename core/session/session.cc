@@ -142,7 +142,8 @@ void Session::Impl::end_join(const Status& status) {
     std::lock_guard lock(failure_mutex);
     failure = status;
   }
-  log->report(status.ok() ? WorkerReport{WorkerReport::Kind::kJoined} : WorkerReport{WorkerReport::Kind::kFailed, status.rank()});
+  log->report(status.ok() ? WorkerReport{WorkerReport::Kind::kJoined}
+                          : WorkerReport{WorkerReport::Kind::kFailed, status.rank()});
   membership = status.ok() ? Membership::kJoined : Membership::kFailed;
   const auto operation = std::exchange(join_operation, nullptr);
   if (!operation) return;  // joining had not begun

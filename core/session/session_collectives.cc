@@ -156,8 +156,9 @@ Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions
   return impl_->launch("barrier", mode, options, [this, options](auto done) { impl_->engine().barrier(done, options); });
 }
 
-Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, std::span<const uint8_t> data, int32_t dtype,
-                                                      std::span<const int64_t> shape, Mode mode, const CallOptions& options) {
+Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, std::span<const uint8_t> data,
+                                                       int32_t dtype, std::span<const int64_t> shape,
+                                                       Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status named = check_name("object", name);
@@ -171,17 +172,22 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
   }
   const SharedObject object(new Object{{data.begin(), data.end()}, dtype, {shape.begin(), shape.end()}});
   const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_put", false, options.user_data);
-  impl_->launch(operation, mode, [this, name, object, options](auto done) { impl_->engine().put_object(name, object, done, options); });
+  impl_->launch(operation, mode, [this, name, object, options](auto done) {
+    impl_->engine().put_object(name, object, done, options);
+  });
   return operation;
 }
 
-Result<std::shared_ptr<Operation>> Session::object_delete(const std::string& name, Mode mode, const CallOptions& options) {
+Result<std::shared_ptr<Operation>> Session::object_delete(const std::string& name, Mode mode,
+                                                          const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status named = check_name("object", name);
   if (!named.ok()) return named;
-  const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_delete", false, options.user_data);
-  impl_->launch(operation, mode, [this, name, options](auto done) { impl_->engine().delete_object(name, done, options); });
+  const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_delete", false,
+                                                     options.user_data);
+  impl_->launch(operation, mode,
+                [this, name, options](auto done) { impl_->engine().delete_object(name, done, options); });
   return operation;
 }
 

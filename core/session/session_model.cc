@@ -78,17 +78,23 @@ Status check_sync(const Parameter& parameter, UntrainedSync sync, double period,
   const auto bad = [&](Code code, const std::string& text) {
     return Status(code, "parameter '" + parameter.name + "': " + text).with_parameter(parameter.name);
   };
-  if (period != std::floor(period)) return bad(Code::kInvalidArgument, "sync_period = " + number_text(period) + " is not a number of steps; give a whole number");
-  if (sync == UntrainedSync::kNone) return period == 1 ? Status() : bad(Code::kInvalidArgument, "sync_period needs sync=mean or sync=first");
+  if (period != std::floor(period))
+    return bad(Code::kInvalidArgument,
+               "sync_period = " + number_text(period) + " is not a number of steps; give a whole number");
+  if (sync == UntrainedSync::kNone)
+    return period == 1 ? Status() : bad(Code::kInvalidArgument, "sync_period needs sync=mean or sync=first");
   if (parameter.trained) {
     return bad(Code::kInvalidArgument, "sync applies to untrained parameters only; leave it out");
   }
   if (sync != UntrainedSync::kMean) return {};
   if (!is_floating(parameter.dtype)) {
-    return bad(Code::kInvalidArgument, std::string("sync=mean needs a floating-point dtype, not ") + dtype_name(parameter.dtype) + "; use sync=first");
+    return bad(Code::kInvalidArgument, std::string("sync=mean needs a floating-point dtype, not ") +
+                                           dtype_name(parameter.dtype) + "; use sync=first");
   }
   if (reproducible) {
-    return bad(Code::kUnsupported, "sync=mean is not reproducible: its result depends on how replicas are split among workers, and reproducible=1 is set; use sync=first");
+    return bad(Code::kUnsupported,
+               "sync=mean is not reproducible: its result depends on how replicas are split among workers, "
+               "and reproducible=1 is set; use sync=first");
   }
   return {};
 }
@@ -106,7 +112,10 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
   words->flag("frozen", &settings.frozen);
   std::string sync;
   words->choice("sync", &sync, {"none", "mean", "first"});
-  if (!sync.empty()) settings.sync = sync == "mean" ? UntrainedSync::kMean : sync == "first" ? UntrainedSync::kFirst : UntrainedSync::kNone;
+  if (!sync.empty())
+    settings.sync = sync == "mean"    ? UntrainedSync::kMean
+                    : sync == "first" ? UntrainedSync::kFirst
+                                      : UntrainedSync::kNone;
   double period = settings.sync == UntrainedSync::kNone ? 1 : static_cast<double>(settings.sync_period);
   words->number("sync_period", &period, 1, 1e9);
   Status status = words->finish();

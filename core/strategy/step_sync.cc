@@ -19,8 +19,10 @@ void add_weighted(double* sums, const T* values, size_t count, double weight) {
 }
 
 void add_weighted(DType dtype, double* sums, const std::byte* values, size_t count, double weight) {
-  if (dtype == DType::kFloat64) return add_weighted(sums, reinterpret_cast<const double*>(values), count, weight);
-  if (dtype == DType::kFloat32) return add_weighted(sums, reinterpret_cast<const float*>(values), count, weight);
+  if (dtype == DType::kFloat64)
+    return add_weighted(sums, reinterpret_cast<const double*>(values), count, weight);
+  if (dtype == DType::kFloat32)
+    return add_weighted(sums, reinterpret_cast<const float*>(values), count, weight);
   float widened[kScratch];
   for (size_t begin = 0; begin < count; begin += kScratch) {
     const size_t some = std::min(kScratch, count - begin);
@@ -92,7 +94,8 @@ Status Step::copy_untrained_to_host() {
     for (uint32_t r : place.replicas) {
       for (const auto* due : {&untrained_.mean_due, &untrained_.first_due}) {
         for (uint32_t p : *due) {
-          Status status = place.queue->copy(untrained_.staging[r][p].get(), model_.bindings[r][p].value, model_.parameters[p]->nbytes());
+          Status status = place.queue->copy(untrained_.staging[r][p].get(), model_.bindings[r][p].value,
+                                            model_.parameters[p]->nbytes());
           if (!status.ok()) return status;
         }
       }
@@ -114,7 +117,9 @@ void Step::add_up_means() {
     const size_t begin = sums.size();
     sums.resize(begin + parameter.count);
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
-      if (request_.weights[r] > 0) add_weighted(parameter.dtype, sums.data() + begin, untrained_value(r, p), parameter.count, request_.weights[r]);
+      if (request_.weights[r] > 0)
+        add_weighted(parameter.dtype, sums.data() + begin, untrained_value(r, p), parameter.count,
+                     request_.weights[r]);
     }
   }
 }
@@ -145,10 +150,12 @@ void Step::exchange_untrained() {
     if (!mesh_ || count == 0) return exchanged({});
     auto shape = shape_of(sync_operation(sync), Kind::kBucket, dtype, Algorithm::kDirect, count);
     shape.reduction = static_cast<uint8_t>(Reduction::kSum);
-    auto task = make_all_reduce(*mesh_, shape, strategy_.algorithm, {count, dtype, Reduction::kSum, data, nullptr}, exchanged, group_);
+    auto task = make_all_reduce(*mesh_, shape, strategy_.algorithm,
+                                {count, dtype, Reduction::kSum, data, nullptr}, exchanged, group_);
     task.ok() ? static_cast<void>(add(std::move(task).value())) : exchanged(task.status());
   };
-  sum(UntrainedSync::kMean, DType::kFloat64, reinterpret_cast<std::byte*>(untrained_.mean_sums.data()), untrained_.mean_sums.size());
+  sum(UntrainedSync::kMean, DType::kFloat64, reinterpret_cast<std::byte*>(untrained_.mean_sums.data()),
+      untrained_.mean_sums.size());
   sum(UntrainedSync::kFirst, DType::kUint8, untrained_.first_values.data(), untrained_.first_values.size());
   exchanged({});
 }
@@ -162,7 +169,8 @@ Status Step::write_untrained() {
         const Parameter& parameter = *model_.parameters[p];
         std::byte* const value = model_.bindings[r][p].value;
         write(parameter, place.is_host() ? value : bytes(untrained_.staging[r][p]));
-        return place.is_host() ? Status() : place.queue->copy(value, untrained_.staging[r][p].get(), parameter.nbytes());
+        return place.is_host() ? Status()
+                               : place.queue->copy(value, untrained_.staging[r][p].get(), parameter.nbytes());
       };
       for (uint32_t p : untrained_.mean_due) {
         Status status = give(p, [&](const Parameter& parameter, std::byte* value) {

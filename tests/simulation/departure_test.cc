@@ -194,7 +194,8 @@ std::string histories(const Job& job, const Cluster& cluster) {
 // All that stay train to the end, and nothing fails anywhere.
 bool goes_on(const Job& job) {
   static int drawn = 0;
-  if (drawn++ % DSGD_SIMULATION_DEPARTURE_STRIDE != 0) return true;  // a sanitizer is slow: every so many jobs
+  if (drawn++ % DSGD_SIMULATION_DEPARTURE_STRIDE != 0)
+    return true;  // a sanitizer is slow: every so many jobs
   Cluster cluster(options_of(job), trainer_of(job));
   if (!cluster.run_until_ended(600s)) {
     ADD_FAILURE() << job.describe() << ": hangs\n" << histories(job, cluster);

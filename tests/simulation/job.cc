@@ -84,8 +84,8 @@ class Program {
   void run() {
     std::shared_ptr<Session> session;
     note("open", [&] {
-      auto opened =
-          Session::open(config_of(spec_, worker_), world_.environment(process_), std::make_shared<Log>(), registered_with_devices());
+      auto opened = Session::open(config_of(spec_, worker_), world_.environment(process_),
+                                  std::make_shared<Log>(), registered_with_devices());
       if (opened.ok()) session = std::move(opened).value();
       return opened.status();
     });
@@ -263,7 +263,10 @@ class Program {
   bool objects(Session& session, int k) {
     const std::string name = "o" + std::to_string(k);
     const std::vector<uint8_t> bytes(1 + shape_.seed * 977 % 600'000, static_cast<uint8_t>(k + 1));
-    if (worker_ == (k + 1) % shape_.workers && !note("put", [&] { return finish(session, session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait)); })) return false;
+    if (worker_ == (k + 1) % shape_.workers && !note("put", [&] {
+          return finish(session, session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait));
+        }))
+      return false;
     return note("get", [&] {
       const auto got = session.object_get(name, Session::Mode::kWait);
       const Status status = finish(session, got);

@@ -13,47 +13,106 @@ std::vector<BadCall> data_cases() {
       {"dsgd_object_put", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) { return dsgd_object_put(nullptr, "x", "data", 4, -1, nullptr, 0, nullptr, nullptr, e); }},
       {"dsgd_object_put", "NULL name", kInvalid, "'name' is NULL",
-       [](W w, E e) { return dsgd_object_put(w.running.session, nullptr, "data", 4, -1, nullptr, 0, nullptr, nullptr, e); }},
-      {"dsgd_object_put", "empty name", kInvalid, {"'name' is an empty string", "give a name"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "", "data", 4, -1, nullptr, 0, nullptr, nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, nullptr, "data", 4, -1, nullptr, 0, nullptr, nullptr, e);
+       }},
+      {"dsgd_object_put",
+       "empty name",
+       kInvalid,
+       {"'name' is an empty string", "give a name"},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "", "data", 4, -1, nullptr, 0, nullptr, nullptr, e);
+       }},
       {"dsgd_object_put", "NULL data", kInvalid, "'data' is NULL",
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", nullptr, 4, -1, nullptr, 0, nullptr, nullptr, e); }},
-      {"dsgd_object_put", "too large", DSGD_ERR_LIMIT, {"'x' has 1073741825 bytes", "at most 1 GiB"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", (size_t{1} << 30) + 1, -1, nullptr, 0, nullptr, nullptr, e); }},
-      {"dsgd_object_put", "name taken", DSGD_ERR_EXISTS, {"'name'", "choose another name"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "name", "other", 5, -1, nullptr, 0, nullptr, nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "x", nullptr, 4, -1, nullptr, 0, nullptr, nullptr, e);
+       }},
+      {"dsgd_object_put",
+       "too large",
+       DSGD_ERR_LIMIT,
+       {"'x' has 1073741825 bytes", "at most 1 GiB"},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "x", "data", (size_t{1} << 30) + 1, -1, nullptr, 0,
+                                nullptr, nullptr, e);
+       }},
+      {"dsgd_object_put",
+       "name taken",
+       DSGD_ERR_EXISTS,
+       {"'name'", "choose another name"},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "name", "other", 5, -1, nullptr, 0, nullptr, nullptr, e);
+       }},
       {"dsgd_object_put", "closed", kClosed, "closed",
-       [](W w, E e) { return dsgd_object_put(w.closed.session, "x", "data", 4, -1, nullptr, 0, nullptr, nullptr, e); }},
-      {"dsgd_object_put", "unknown dtype", kInvalid, {"'x'", "dtype 99 is unknown", "enum dsgd_dtype"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", 4, 99, nullptr, 0, nullptr, nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_object_put(w.closed.session, "x", "data", 4, -1, nullptr, 0, nullptr, nullptr, e);
+       }},
+      {"dsgd_object_put",
+       "unknown dtype",
+       kInvalid,
+       {"'x'", "dtype 99 is unknown", "enum dsgd_dtype"},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "x", "data", 4, 99, nullptr, 0, nullptr, nullptr, e);
+       }},
       {"dsgd_object_put", "NULL shape", kInvalid, "'shape' is NULL",
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_UINT8, nullptr, 1, nullptr, nullptr, e); }},
-      {"dsgd_object_put", "too many dimensions", kInvalid, {"ndim is 65", "at most 64"},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_UINT8, nullptr, 1, nullptr, nullptr,
+                                e);
+       }},
+      {"dsgd_object_put",
+       "too many dimensions",
+       kInvalid,
+       {"ndim is 65", "at most 64"},
        [](W w, E e) {
          const std::vector<int64_t> shape(65, 1);
-         return dsgd_object_put(w.running.session, "x", "data", 1, DSGD_UINT8, shape.data(), shape.size(), nullptr, nullptr, e);
+         return dsgd_object_put(w.running.session, "x", "data", 1, DSGD_UINT8, shape.data(), shape.size(),
+                                nullptr, nullptr, e);
        }},
-      {"dsgd_object_put", "shape without dtype", kInvalid, {"'x'", "shape but no dtype"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", 4, -1, kShape, 1, nullptr, nullptr, e); }},
-      {"dsgd_object_put", "not the size of the array", kInvalid, {"'x'", "4 bytes", "float32"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_FLOAT32, kShape, 1, nullptr, nullptr, e); }},
-      {"dsgd_object_put", "negative dimension", kInvalid, {"'x'", "dimension -1 is negative"},
+      {"dsgd_object_put",
+       "shape without dtype",
+       kInvalid,
+       {"'x'", "shape but no dtype"},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "x", "data", 4, -1, kShape, 1, nullptr, nullptr, e);
+       }},
+      {"dsgd_object_put",
+       "not the size of the array",
+       kInvalid,
+       {"'x'", "4 bytes", "float32"},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_FLOAT32, kShape, 1, nullptr, nullptr,
+                                e);
+       }},
+      {"dsgd_object_put",
+       "negative dimension",
+       kInvalid,
+       {"'x'", "dimension -1 is negative"},
        [](W w, E e) {
          const int64_t shape = -1;
-         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_UINT8, &shape, 1, nullptr, nullptr, e);
+         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_UINT8, &shape, 1, nullptr, nullptr,
+                                e);
        }},
-      {"dsgd_object_put", "sizes that overflow", kInvalid, {"'x'", "not the size"},
+      {"dsgd_object_put",
+       "sizes that overflow",
+       kInvalid,
+       {"'x'", "not the size"},
        [](W w, E e) {
          const int64_t shape[] = {int64_t{1} << 62, 4};
-         return dsgd_object_put(w.running.session, "x", nullptr, 0, DSGD_UINT8, shape, 2, nullptr, nullptr, e);
+         return dsgd_object_put(w.running.session, "x", nullptr, 0, DSGD_UINT8, shape, 2, nullptr, nullptr,
+                                e);
        }},
       {"dsgd_object_delete", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) { return dsgd_object_delete(nullptr, "x", nullptr, nullptr, e); }},
       {"dsgd_object_delete", "NULL name", kInvalid, "'name' is NULL",
        [](W w, E e) { return dsgd_object_delete(w.running.session, nullptr, nullptr, nullptr, e); }},
-      {"dsgd_object_delete", "empty name", kInvalid, {"'name' is an empty string", "give a name"},
+      {"dsgd_object_delete",
+       "empty name",
+       kInvalid,
+       {"'name' is an empty string", "give a name"},
        [](W w, E e) { return dsgd_object_delete(w.running.session, "", nullptr, nullptr, e); }},
-      {"dsgd_object_delete", "not put", DSGD_ERR_NOT_FOUND, {"'missing'", "has not been put"},
+      {"dsgd_object_delete",
+       "not put",
+       DSGD_ERR_NOT_FOUND,
+       {"'missing'", "has not been put"},
        [](W w, E e) { return dsgd_object_delete(w.running.session, "missing", nullptr, nullptr, e); }},
       {"dsgd_object_delete", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_object_delete(w.closed.session, "x", nullptr, nullptr, e); }},
@@ -69,19 +128,28 @@ std::vector<BadCall> data_cases() {
        }},
       {"dsgd_object_get", "NULL object", kInvalid, "'object' is NULL",
        [](W w, E e) { return dsgd_object_get(w.running.session, "name", nullptr, nullptr, nullptr, e); }},
-      {"dsgd_object_get", "object and op", kInvalid, {"both given", "dsgd_op_object"},
+      {"dsgd_object_get",
+       "object and op",
+       kInvalid,
+       {"both given", "dsgd_op_object"},
        [](W w, E e) {
          dsgd_object* object = nullptr;
          dsgd_op* op = nullptr;
          return dsgd_object_get(w.running.session, "name", nullptr, &object, &op, e);
        }},
-      {"dsgd_object_get", "bad limit", kInvalid, {"timeout_ms is -4", "at least 1"},
+      {"dsgd_object_get",
+       "bad limit",
+       kInvalid,
+       {"timeout_ms is -4", "at least 1"},
        [](W w, E e) {
          dsgd_object* object = nullptr;
          const dsgd_op_options options = with_timeout(-4);
          return dsgd_object_get(w.running.session, "name", &options, &object, nullptr, e);
        }},
-      {"dsgd_object_get", "nobody has put it", DSGD_ERR_TIMEOUT, {"'missing'", "within timeout_ms = 1", "dsgd_object_put"},
+      {"dsgd_object_get",
+       "nobody has put it",
+       DSGD_ERR_TIMEOUT,
+       {"'missing'", "within timeout_ms = 1", "dsgd_object_put"},
        [](W w, E e) {
          dsgd_object* object = nullptr;
          const dsgd_op_options options = with_timeout(1);
@@ -108,12 +176,18 @@ std::vector<BadCall> data_cases() {
        }},
       {"dsgd_shard_new", "NULL shard", kInvalid, "'shard' is NULL",
        [](W w, E e) { return dsgd_shard_new(w.running.session, 10, 0, 0, nullptr, e); }},
-      {"dsgd_shard_new", "unknown flag", kInvalid, {"flags 4", "dsgd_shard_flag"},
+      {"dsgd_shard_new",
+       "unknown flag",
+       kInvalid,
+       {"flags 4", "dsgd_shard_flag"},
        [](W w, E e) {
          dsgd_shard* shard = nullptr;
          return dsgd_shard_new(w.running.session, 10, 0, 4, &shard, e);
        }},
-      {"dsgd_shard_new", "more samples than indices", kInvalid, {"samples is 18446744073709551615", "int64_t"},
+      {"dsgd_shard_new",
+       "more samples than indices",
+       kInvalid,
+       {"samples is 18446744073709551615", "int64_t"},
        [](W w, E e) {
          dsgd_shard* shard = nullptr;
          return dsgd_shard_new(w.running.session, UINT64_MAX, 0, 0, &shard, e);
@@ -129,7 +203,10 @@ std::vector<BadCall> data_cases() {
        [](W w, E e) { return dsgd_shard_epoch(foreign<dsgd_shard>(w.config), 0, e); }},
       {"dsgd_shard_seek", "NULL", kInvalid, "'shard' is NULL",
        [](W, E e) { return dsgd_shard_seek(nullptr, 0, 0, e); }},
-      {"dsgd_shard_seek", "beyond the epoch", kInvalid, {"position 18446744073709551615", "10 samples", "dsgd_shard_position"},
+      {"dsgd_shard_seek",
+       "beyond the epoch",
+       kInvalid,
+       {"position 18446744073709551615", "10 samples", "dsgd_shard_position"},
        [](W w, E e) { return dsgd_shard_seek(w.shard, 0, UINT64_MAX, e); }},
       {"dsgd_shard_position", "NULL", 0, nullptr,
        [](W, E) { return static_cast<int64_t>(dsgd_shard_position(nullptr)); }},

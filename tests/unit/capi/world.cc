@@ -63,7 +63,8 @@ World::World() {
   must(dsgd_step_flush(running.session, &failure), failure, "dsgd_step_flush");
   must(dsgd_op_wait(step, -1, &failure), failure, "dsgd_op_wait");
   must(dsgd_shard_new(running.session, 10, 1, 0, &shard, &failure), failure, "dsgd_shard_new");
-  must(dsgd_object_put(running.session, "name", "data", 4, -1, nullptr, 0, nullptr, nullptr, &failure), failure, "dsgd_object_put");
+  must(dsgd_object_put(running.session, "name", "data", 4, -1, nullptr, 0, nullptr, nullptr, &failure),
+       failure, "dsgd_object_put");
   must(dsgd_object_get(running.session, "name", nullptr, &object, nullptr, &failure), failure, "dsgd_object_get");
   must(dsgd_object_get(running.session, "name", nullptr, nullptr, &get, &failure), failure, "dsgd_object_get");
   must(dsgd_op_wait(get, -1, &failure), failure, "dsgd_op_wait");

@@ -141,26 +141,33 @@ TEST_F(GpuSession, SeveralReplicasOnSeveralDevicesAgreeWithTheHost) {
 
 // Each replica changes its own; the step makes them equal, whichever devices the replicas are on.
 TEST_F(GpuSession, UntrainedParametersAreSynchronised) {
-  for (const std::vector<std::string>& devices : std::vector<std::vector<std::string>>{{"cuda:0", second()}, {"cuda:0", "cpu"}, {"cpu", "cuda:0"}}) {
+  for (const std::vector<std::string>& devices :
+       std::vector<std::vector<std::string>>{{"cuda:0", second()}, {"cuda:0", "cpu"}, {"cpu", "cuda:0"}}) {
     Trainer trainer(open(), devices, "sgd", "lr=1");
     const int64_t count = 1000;
     std::vector<Tensor> untrained;
     for (const char* sync : {"sync=mean", "sync=first"}) {
       Tensor tensor{trainer.session->add_parameter(sync, DType::kFloat32, {&count, 1}, false).value(), {}};
       ok(trainer.session->set_parameter(tensor.parameter, sync));
-      for (Replica* replica : trainer.replicas) tensor.memory.push_back(trainer.session->alloc(replica, tensor.parameter).value());
+      for (Replica* replica : trainer.replicas)
+        tensor.memory.push_back(trainer.session->alloc(replica, tensor.parameter).value());
       untrained.push_back(tensor);
     }
     ok(trainer.session->start());
     for (int step = 0; step < 3; ++step) {
       trainer.compute(step, 0);
       for (const Tensor& tensor : untrained) {
-        for (size_t r : {0, 1}) trainer.access[r].write(tensor.memory[r]->value, std::vector<float>(count, 4.0f * static_cast<float>(step) + static_cast<float>(r)));
+        for (size_t r : {0, 1})
+          trainer.access[r].write(
+              tensor.memory[r]->value,
+              std::vector<float>(count, 4.0f * static_cast<float>(step) + static_cast<float>(r)));
       }
       ok(trainer.session->step(2, nullptr));
       for (size_t r : {0, 1}) {
-        EXPECT_EQ(trainer.values(untrained[0], r), std::vector<float>(count, 4.0f * static_cast<float>(step) + 0.5f));
-        EXPECT_EQ(trainer.values(untrained[1], r), std::vector<float>(count, 4.0f * static_cast<float>(step)));
+        EXPECT_EQ(trainer.values(untrained[0], r),
+                  std::vector<float>(count, 4.0f * static_cast<float>(step) + 0.5f));
+        EXPECT_EQ(trainer.values(untrained[1], r),
+                  std::vector<float>(count, 4.0f * static_cast<float>(step)));
       }
     }
     ok(trainer.session->close(10s));

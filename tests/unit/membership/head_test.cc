@@ -390,21 +390,26 @@ TEST_F(HeadTest, AHeadThatWasStoppedNamesItself) {
   for (const int32_t head_rank : {0, -1}) {
     for (const bool timer_first : {false, true}) {
       for (const bool reports : {false, true}) {
-        SCOPED_TRACE(testing::Message() << "head in rank " << head_rank << ", timer first " << timer_first << ", reports " << reports);
+        SCOPED_TRACE(testing::Message() << "head in rank " << head_rank << ", timer first " << timer_first
+                                        << ", reports " << reports);
         remotes_.clear();
         head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}}, nullptr);
         begin(head_rank);
         loop_.stop_for(2 * kLease);
         if (timer_first) loop_.advance(1ms);
         if (reports) {
-          report(2, Status(Code::kWorkerLost, "the head at a:1 has not answered for 10.0 s").with_rank(head_rank, "nodew0"));
+          report(2, Status(Code::kWorkerLost, "the head at a:1 has not answered for 10.0 s")
+                        .with_rank(head_rank, "nodew0"));
         } else {
           close(2);
         }
         EXPECT_EQ(news(1).code(), Code::kWorkerLost);
         EXPECT_EQ(news(1).rank(), head_rank);
-        EXPECT_THAT(news(1).message(), AllOf(HasSubstr("was itself stopped or suspended for 1"), HasSubstr("rank 2 (worker 'w2'")));
-        EXPECT_EQ(news(1).message().rfind(head_rank < 0 ? "the head was" : "the head, hosted by rank 0 (", 0), 0u) << news(1).message();
+        EXPECT_THAT(news(1).message(), AllOf(HasSubstr("was itself stopped or suspended for 1"),
+                                             HasSubstr("rank 2 (worker 'w2'")));
+        EXPECT_EQ(news(1).message().rfind(head_rank < 0 ? "the head was" : "the head, hosted by rank 0 (", 0),
+                  0u)
+            << news(1).message();
       }
     }
   }

@@ -115,8 +115,11 @@ TEST_F(MemberTest, AWorkerThatWaitsForTheJobSaysSoAtDoublingIntervals) {
   run_until([&] { return w.joined.has_value(); }, 2s);
   world_.run_for(60s);
   ASSERT_EQ(w.warnings.size(), 3u);
-  EXPECT_THAT(w.warnings[0], AllOf(HasSubstr("waiting for the head at node0:7700 (3.0 s): "), HasSubstr("node0")));
-  EXPECT_THAT(w.warnings[1], AllOf(HasSubstr("waiting for the other workers (6.0 s): 1 of 2 workers have come"), HasSubstr("'w1'")));
+  EXPECT_THAT(w.warnings[0],
+              AllOf(HasSubstr("waiting for the head at node0:7700 (3.0 s): "), HasSubstr("node0")));
+  EXPECT_THAT(
+      w.warnings[1],
+      AllOf(HasSubstr("waiting for the other workers (6.0 s): 1 of 2 workers have come"), HasSubstr("'w1'")));
   EXPECT_THAT(w.warnings[2], HasSubstr("(12.0 s)"));
 }
 

@@ -60,20 +60,28 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {DSGD_ERR_INVALID_ARGUMENT, Ends::kCall, [](Worker& w) { return dsgd_step(w.session, -1, nullptr, nullptr); }},
-      {DSGD_ERR_STATE, Ends::kCall, [](Worker& w) { return dsgd_start(w.session, nullptr, nullptr, nullptr); }},
+      {DSGD_ERR_INVALID_ARGUMENT, Ends::kCall,
+       [](Worker& w) { return dsgd_step(w.session, -1, nullptr, nullptr); }},
+      {DSGD_ERR_STATE, Ends::kCall,
+       [](Worker& w) { return dsgd_start(w.session, nullptr, nullptr, nullptr); }},
       {DSGD_ERR_LIMIT, Ends::kCall,
-       [](Worker& w) { return dsgd_object_put(w.session, "large", "", (size_t{1} << 30) + 1, -1, nullptr, 0, nullptr, nullptr, nullptr); }},
+       [](Worker& w) {
+         return dsgd_object_put(w.session, "large", "", (size_t{1} << 30) + 1, -1, nullptr, 0, nullptr,
+                                nullptr, nullptr);
+       }},
       {DSGD_ERR_EXISTS, Ends::kCall,
        [](Worker& w) {
          const std::string name = "of rank " + std::to_string(w.rank);
-         EXPECT_EQ(dsgd_object_put(w.session, name.c_str(), "", 0, -1, nullptr, 0, nullptr, nullptr, nullptr), DSGD_OK);
+         EXPECT_EQ(dsgd_object_put(w.session, name.c_str(), "", 0, -1, nullptr, 0, nullptr, nullptr, nullptr),
+                   DSGD_OK);
          return dsgd_object_put(w.session, name.c_str(), "", 0, -1, nullptr, 0, nullptr, nullptr, nullptr);
        }},
       {DSGD_ERR_NOT_FOUND, Ends::kCall,
        [](Worker& w) { return dsgd_object_delete(w.session, "never put", nullptr, nullptr, nullptr); }},
       {DSGD_ERR_UNSUPPORTED, Ends::kCall,
-       [](Worker& w) { return dsgd_strategy_set(w.session, "allreduce", "algorithm=nccl", nullptr, nullptr, nullptr); }},
+       [](Worker& w) {
+         return dsgd_strategy_set(w.session, "allreduce", "algorithm=nccl", nullptr, nullptr, nullptr);
+       }},
       {DSGD_ERR_WAIT_TIMEOUT, Ends::kCall,
        [](Worker& w) {
          dsgd_op* op = nullptr;
@@ -85,7 +93,10 @@ const std::vector<Case>& cases() {
          return status;
        }},
       {DSGD_ERR_MISMATCH, Ends::kOperation,
-       [](Worker& w) { return dsgd_broadcast(w.session, nullptr, w.value, 400, DSGD_FLOAT32, w.rank, nullptr, nullptr, nullptr); }},
+       [](Worker& w) {
+         return dsgd_broadcast(w.session, nullptr, w.value, 400, DSGD_FLOAT32, w.rank, nullptr, nullptr,
+                               nullptr);
+       }},
       {DSGD_ERR_MISMATCH, Ends::kOperation,  // of a step
        [](Worker& w) {
          EXPECT_EQ(dsgd_learning_rate_set(w.session, 0.1 + w.rank, nullptr), DSGD_OK);

@@ -479,7 +479,10 @@ TEST(Objects, AWorkerThatIsTheWholeJobWaitsForItsOwnThreads) {
   Error error;
   const dsgd_op_options soon = with_timeout(20);
   EXPECT_EQ(dsgd_object_get(session, "vocabulary", &soon, &object, nullptr, error), DSGD_ERR_TIMEOUT) << error.message();
-  std::thread putter([session] { DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", "abc", 3, -1, nullptr, 0, nullptr, nullptr, error_)); });
+  std::thread putter([session] {
+    DSGD_OK_OR_FAIL(
+        dsgd_object_put(session, "vocabulary", "abc", 3, -1, nullptr, 0, nullptr, nullptr, error_));
+  });
   DSGD_OK_OR_FAIL(dsgd_object_get(session, "vocabulary", nullptr, &object, nullptr, error_));
   putter.join();
   dsgd_object_free(object);
@@ -1115,9 +1118,12 @@ TEST(Objects, ReachEveryWorkerWhoeverPutsThem) {
     if (rank == 1) {
       std::vector<uint8_t> blob(large);
       for (size_t i = 0; i < large; ++i) blob[i] = static_cast<uint8_t>(i * 31);
-      DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", blob.data(), blob.size(), -1, nullptr, 0, nullptr, nullptr, error_));
-      DSGD_OK_OR_FAIL(dsgd_object_put(session, "empty", nullptr, 0, -1, nullptr, 0, nullptr, nullptr, error_));
-      EXPECT_EQ(dsgd_object_put(session, "empty", nullptr, 0, -1, nullptr, 0, nullptr, nullptr, nullptr), DSGD_ERR_EXISTS);
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", blob.data(), blob.size(), -1, nullptr, 0,
+                                      nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(
+          dsgd_object_put(session, "empty", nullptr, 0, -1, nullptr, 0, nullptr, nullptr, error_));
+      EXPECT_EQ(dsgd_object_put(session, "empty", nullptr, 0, -1, nullptr, 0, nullptr, nullptr, nullptr),
+                DSGD_ERR_EXISTS);
     }
     dsgd_object* object;
     DSGD_OK_OR_FAIL(dsgd_object_get(session, "vocabulary", nullptr, &object, nullptr, error_));
@@ -1145,7 +1151,9 @@ TEST(Objects, APutEndsWhenAWorkerHasClosed) {
     }
     while (!closed) std::this_thread::yield();
     Error error;
-    EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, -1, nullptr, 0, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
+    EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, -1, nullptr, 0, nullptr, nullptr, error),
+              DSGD_ERR_WORKER_LOST)
+        << error.message();
     EXPECT_EQ(error.rank(), 1) << error.message();
   });
 }
@@ -1161,7 +1169,9 @@ TEST(Objects, APutEndsWhenTheWorkerThatItIsTheFirstToReachHasJustClosed) {
       }
       while (!closed) std::this_thread::yield();
       Error error;
-      EXPECT_EQ(dsgd_object_put(session, "late", "abc", 3, -1, nullptr, 0, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
+      EXPECT_EQ(dsgd_object_put(session, "late", "abc", 3, -1, nullptr, 0, nullptr, nullptr, error),
+                DSGD_ERR_WORKER_LOST)
+          << error.message();
       EXPECT_EQ(error.rank(), 0) << error.message();
     });
   }
@@ -1191,7 +1201,8 @@ TEST(Objects, OfOneNamePutByAllAtOnceOnlyOneIsLeft) {
     for (int i = 0; i < 50; ++i) {
       const std::string name = "name " + std::to_string(i), own(100'000 * (i % 4) + 1, static_cast<char>('0' + rank));
       Error error;
-      const int32_t status = dsgd_object_put(session, name.c_str(), own.data(), own.size(), -1, nullptr, 0, nullptr, nullptr, error);
+      const int32_t status = dsgd_object_put(session, name.c_str(), own.data(), own.size(), -1, nullptr, 0,
+                                             nullptr, nullptr, error);
       EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_EXISTS) << error.message();
       dsgd_object* object = nullptr;
       DSGD_OK_OR_FAIL(dsgd_object_get(session, name.c_str(), nullptr, &object, nullptr, error_));

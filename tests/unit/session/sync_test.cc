@@ -20,9 +20,12 @@ struct Untrained {
 };
 
 const std::vector<Untrained> kUntrained = {
-    {"mean", DSGD_FLOAT32, "sync=mean"},       {"mean64", DSGD_FLOAT64, "sync=mean"},
-    {"mean3", DSGD_FLOAT32, "sync=mean sync_period=3"}, {"first", DSGD_FLOAT32, "sync=first"},
-    {"count", DSGD_INT64, "sync=first"},       {"free", DSGD_FLOAT32, "sync=none"},
+    {"mean", DSGD_FLOAT32, "sync=mean"},
+    {"mean64", DSGD_FLOAT64, "sync=mean"},
+    {"mean3", DSGD_FLOAT32, "sync=mean sync_period=3"},
+    {"first", DSGD_FLOAT32, "sync=first"},
+    {"count", DSGD_INT64, "sync=first"},
+    {"free", DSGD_FLOAT32, "sync=none"},
 };
 
 // A model of one trained parameter and the untrained ones. Tests write into `values` before each step.
@@ -35,14 +38,17 @@ class Trainer {
   dsgd_replica* replicas[kReplicas] = {};
   dsgd_parameter* trained = nullptr;
   std::vector<dsgd_parameter*> parameters;
-  std::vector<std::vector<void*>> values = std::vector<std::vector<void*>>(kReplicas);  // by replica, by untrained parameter
+  std::vector<std::vector<void*>> values =
+      std::vector<std::vector<void*>>(kReplicas);  // by replica, by untrained parameter
 
   void build(const char* strategy, const char* optimizer) {
-    for (dsgd_replica*& replica : replicas) DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+    for (dsgd_replica*& replica : replicas)
+      DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
     DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "weight", DSGD_FLOAT32, &kSize, 1, 0, &trained, error_));
     for (const Untrained& untrained : kUntrained) {
       dsgd_parameter* parameter = nullptr;
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, untrained.name.c_str(), untrained.dtype, &kSize, 1, DSGD_UNTRAINED, &parameter, error_));
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, untrained.name.c_str(), untrained.dtype, &kSize, 1,
+                                         DSGD_UNTRAINED, &parameter, error_));
       DSGD_OK_OR_FAIL(dsgd_parameter_set(parameter, untrained.options.c_str(), error_));
       parameters.push_back(parameter);
     }
@@ -61,11 +67,15 @@ class Trainer {
   }
   double* f64(int replica, size_t p) { return static_cast<double*>(values[static_cast<size_t>(replica)][p]); }
   float* f32(int replica, size_t p) { return static_cast<float*>(values[static_cast<size_t>(replica)][p]); }
-  int64_t* i64(int replica, size_t p) { return static_cast<int64_t*>(values[static_cast<size_t>(replica)][p]); }
+  int64_t* i64(int replica, size_t p) {
+    return static_cast<int64_t*>(values[static_cast<size_t>(replica)][p]);
+  }
 };
 
 // The value that replica `replica` of worker `rank` writes before step `step`.
-double written(int step, int rank, int replica, int64_t i) { return 1000 * step + 100 * rank + 10 * replica + 0.25 * static_cast<double>(i); }
+double written(int step, int rank, int replica, int64_t i) {
+  return 1000 * step + 100 * rank + 10 * replica + 0.25 * static_cast<double>(i);
+}
 
 void write(Trainer& trainer, int step) {
   for (int r = 0; r < kReplicas; ++r) {
@@ -164,9 +174,11 @@ TEST(Sync, MayBeChangedBetweenStepsByAllWorkers) {
       write(trainer, step);
       DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
       EXPECT_EQ(trainer.f32(1, 0)[3], static_cast<float>(written(step, rank, 1, 3)));
-      EXPECT_EQ(trainer.f32(1, 5)[3], static_cast<float>(step == 1 ? written(step, 0, 0, 3) : written(step, rank, 1, 3)));
+      EXPECT_EQ(trainer.f32(1, 5)[3],
+                static_cast<float>(step == 1 ? written(step, 0, 0, 3) : written(step, rank, 1, 3)));
     }
-    DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[5], rank == 0 ? "sync_period=3" : "sync_period=4", error_));
+    DSGD_OK_OR_FAIL(
+        dsgd_parameter_set(trainer.parameters[5], rank == 0 ? "sync_period=3" : "sync_period=4", error_));
     Error error;
     EXPECT_EQ(dsgd_step(session, 1, nullptr, error), DSGD_ERR_MISMATCH);
     EXPECT_NE(error.message().find("sync=first sync_period=3"), std::string::npos) << error.message();
@@ -179,20 +191,26 @@ TEST(Sync, RejectsInvalidSettings) {
     run_job(1, {{"reproducible", reproducible ? "1" : "0"}}, [&](dsgd_session* session, int) {
       dsgd_parameter *trained, *real, *whole;
       DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "trained", DSGD_FLOAT32, &kSize, 1, 0, &trained, error_));
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "real", DSGD_FLOAT32, &kSize, 1, DSGD_UNTRAINED, &real, error_));
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "whole", DSGD_INT32, &kSize, 1, DSGD_UNTRAINED, &whole, error_));
-      const auto refused = [](dsgd_parameter* parameter, const char* options, int32_t code, const std::string& says) {
+      DSGD_OK_OR_FAIL(
+          dsgd_parameter_add(session, "real", DSGD_FLOAT32, &kSize, 1, DSGD_UNTRAINED, &real, error_));
+      DSGD_OK_OR_FAIL(
+          dsgd_parameter_add(session, "whole", DSGD_INT32, &kSize, 1, DSGD_UNTRAINED, &whole, error_));
+      const auto refused = [](dsgd_parameter* parameter, const char* options, int32_t code,
+                              const std::string& says) {
         Error error;
         EXPECT_EQ(dsgd_parameter_set(parameter, options, error), code) << options;
         EXPECT_NE(error.message().find(says), std::string::npos) << error.message();
-        EXPECT_NE(error.message().find(std::string("'") + dsgd_parameter_name(parameter) + "'"), std::string::npos) << error.message();
+        EXPECT_NE(error.message().find(std::string("'") + dsgd_parameter_name(parameter) + "'"),
+                  std::string::npos)
+            << error.message();
       };
       refused(trained, "sync=mean", DSGD_ERR_INVALID_ARGUMENT, "sync applies to untrained parameters only");
       refused(whole, "sync=mean", DSGD_ERR_INVALID_ARGUMENT, "use sync=first");
       refused(real, "sync=last", DSGD_ERR_INVALID_ARGUMENT, "'last'");
       refused(real, "sync=first sync_period=0", DSGD_ERR_INVALID_ARGUMENT, "sync_period");
       refused(real, "sync_period=3", DSGD_ERR_INVALID_ARGUMENT, "sync_period needs sync=mean or sync=first");
-      refused(real, "sync=first sync_period=1.5", DSGD_ERR_INVALID_ARGUMENT, "sync_period = 1.5 is not a number of steps");
+      refused(real, "sync=first sync_period=1.5", DSGD_ERR_INVALID_ARGUMENT,
+              "sync_period = 1.5 is not a number of steps");
       if (reproducible) refused(real, "sync=mean", DSGD_ERR_UNSUPPORTED, "reproducible=1");
       DSGD_OK_OR_FAIL(dsgd_parameter_set(whole, "sync=first", error_));
       DSGD_OK_OR_FAIL(dsgd_parameter_set(real, "sync=first sync_period=1e9", error_));

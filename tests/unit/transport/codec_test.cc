@@ -33,17 +33,18 @@ MemberInfo member(int32_t rank) {
 // One of each kind, every field different from its default.
 std::vector<Message> samples() {
   constexpr uint64_t kBig = std::numeric_limits<uint64_t>::max() - 1;
-  return {Empty{},
-          JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
-          JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
-          Watch{kBig},
-          WatchReply{7, kBig, detailed(), 3},
-          Renew{5, kBig},
-          Leave{5, kBig, detailed()},
-          Report{6, kBig, detailed(), 7},
-          OperationFailed{kBig, 7, kBig - 1, true, detailed()},
-          ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}},
-          Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4}};
+  return {
+      Empty{},
+      JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
+      JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
+      Watch{kBig},
+      WatchReply{7, kBig, detailed(), 3},
+      Renew{5, kBig},
+      Leave{5, kBig, detailed()},
+      Report{6, kBig, detailed(), 7},
+      OperationFailed{kBig, 7, kBig - 1, true, detailed()},
+      ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}},
+      Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4}};
 }
 
 bool same(const Status& a, const Status& b) {
@@ -87,7 +88,8 @@ bool same(const OperationFailed& a, const OperationFailed& b) {
 }
 bool same(const ObjectPart& a, const ObjectPart& b) {
   return a.view == b.view && a.rank == b.rank && a.name == b.name && a.total == b.total &&
-         a.offset == b.offset && a.data == b.data && a.remove == b.remove && a.put == b.put && a.dtype == b.dtype && a.shape == b.shape;
+         a.offset == b.offset && a.data == b.data && a.remove == b.remove && a.put == b.put &&
+         a.dtype == b.dtype && a.shape == b.shape;
 }
 bool same_message(const Message& a, const Message& b) {
   return std::visit(
