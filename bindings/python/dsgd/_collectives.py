@@ -26,10 +26,10 @@ class Collectives:
 
     def allreduce_async(self, data: Any, reduction: Union[str, Reduction] = "sum") -> Operation[Any]:
         buffer = Buffer(data, "data").require_writable("data")
-        op = _raw.dsgd_allreduce(
-            self._handle.pointer, buffer.source, buffer.source, buffer.dtype, reduction_of(reduction), self._options
+        return Operation(
+            self._handle, (buffer,), lambda _: data,
+            _raw.dsgd_allreduce, buffer.source, buffer.source, buffer.dtype, reduction_of(reduction), self._options,
         )
-        return Operation(self._handle, op, (buffer,), lambda _: data)
 
     def allreduce(self, data: Any, reduction: Union[str, Reduction] = "sum") -> Any:
         """In place: every worker ends with the reduction of all workers' data. Returns `data`."""
@@ -37,8 +37,10 @@ class Collectives:
 
     def broadcast_async(self, data: Any, root: int = 0) -> Operation[Any]:
         buffer = Buffer(data, "data").require_writable("data")
-        op = _raw.dsgd_broadcast(self._handle.pointer, buffer.source, buffer.dtype, root, self._options)
-        return Operation(self._handle, op, (buffer,), lambda _: data)
+        return Operation(
+            self._handle, (buffer,), lambda _: data,
+            _raw.dsgd_broadcast, buffer.source, buffer.dtype, root, self._options,
+        )
 
     def broadcast(self, data: Any, root: int = 0) -> Any:
         """In place: every worker ends with the data of rank `root`. Returns `data`."""
@@ -53,10 +55,10 @@ class Collectives:
             shape = (size, *source.shape) if element_counts is None else (sum(element_counts),)
             receive = _new_array(shape, source)
         target = _same_dtype(source, Buffer(receive, "receive").require_writable("receive"))
-        op = _raw.dsgd_allgather(
-            self._handle.pointer, source.source, target.source, element_counts, source.dtype, self._options
+        return Operation(
+            self._handle, (source, target), lambda _: receive,
+            _raw.dsgd_allgather, source.source, target.source, element_counts, source.dtype, self._options,
         )
-        return Operation(self._handle, op, (source, target), lambda _: receive)
 
     def allgather(self, send: Any, receive: Any = None, element_counts: Optional[Sequence[int]] = None) -> Any:
         """Every worker's `send`, in rank order. Returns `receive`, or without one a new NumPy array: of shape
@@ -80,16 +82,10 @@ class Collectives:
             rank = _raw.dsgd_rank(self._handle.pointer)
             receive = _new_array((source.count // size if element_counts is None else element_counts[rank],), source)
         target = _same_dtype(source, Buffer(receive, "receive").require_writable("receive"))
-        op = _raw.dsgd_reduce_scatter(
-            self._handle.pointer,
-            source.source,
-            target.source,
-            element_counts,
-            source.dtype,
-            reduction_of(reduction),
-            self._options,
+        return Operation(
+            self._handle, (source, target), lambda _: receive,
+            _raw.dsgd_reduce_scatter, source.source, target.source, element_counts, source.dtype, reduction_of(reduction), self._options,
         )
-        return Operation(self._handle, op, (source, target), lambda _: receive)
 
     def reduce_scatter(
         self,
@@ -103,7 +99,7 @@ class Collectives:
         return self.reduce_scatter_async(send, receive, reduction, element_counts).wait()
 
     def barrier_async(self) -> Operation[None]:
-        return Operation(self._handle, _raw.dsgd_barrier(self._handle.pointer, self._options), (), lambda _: None)
+        return Operation(self._handle, (), lambda _: None, _raw.dsgd_barrier, self._options)
 
     def barrier(self) -> None:
         """Ends when all workers have called it."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from itertools import starmap
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from . import _raw
 from ._errors import Error, InvalidArgumentError, WaitTimeoutError
@@ -20,76 +21,100 @@ _SLICE_MS = 50
 _LIVE: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 
 
+def call_into(results: List[Any], function: Callable[..., Any], *args: Any) -> None:
+    """`results.append(function(*args))` for a function in C.
+
+    Python runs no signal handler between the two: a KeyboardInterrupt, which can come after any bytecode, does not lose the
+    result.
+    """
+    results.extend(starmap(function, (args,)))
+
+
 class Pending:
     """A C operation and the buffers that are dsgd's until it has ended."""
 
-    __slots__ = ("pointer", "id", "buffers", "orphan")
+    __slots__ = ("begun", "buffers")
 
-    def __init__(self, pointer: Any, buffers: Tuple[Any, ...]) -> None:
-        self.pointer = pointer
-        self.id = int(_raw.dsgd_op_id(pointer))
+    def __init__(self, buffers: Tuple[Any, ...]) -> None:
+        self.begun: List[Any] = []  # the C operation, once there is one
         self.buffers = buffers
-        self.orphan = False  # its Operation is gone; it is freed here once it has ended
+
+    @property
+    def pointer(self) -> Any:
+        return self.begun[0]
 
     def ended(self) -> bool:
         try:
-            return bool(_raw.dsgd_op_test(self.pointer))
+            return not self.begun or bool(_raw.dsgd_op_test(self.pointer))
         except Exception:  # it has ended with this error, or the interpreter is going
             return True
+
+    def free(self) -> None:
+        if self.begun:
+            _raw.dsgd_op_free(self.pointer)
 
 
 class Handle:
     """Owns the C session. Freed, without waiting, when nothing refers to it any more."""
 
-    def __init__(self, pointer: Any) -> None:
-        self.pointer = pointer
+    def __init__(self) -> None:
+        self.pointer: Any = None
         self.lock = threading.Lock()
         self.closed = False
-        self.pending: Dict[int, Pending] = {}
-        self.orphans: Dict[int, Pending] = {}
+        self.pending: Set[Pending] = set()
+        self.orphans: Set[Pending] = set()  # those whose Operation is gone; freed here once they have ended
         self.bound: Dict[Any, Any] = {}
         self.on_close: List[Callable[[], None]] = []
-        finalizer = weakref.finalize(self, _free, pointer, self.pending, self.orphans, self.bound)
+        self._opened: List[Any] = []
+        finalizer = weakref.finalize(self, _free, self._opened, self.pending, self.orphans, self.bound)
         # At exit another thread may be within a call: sessions are closed then, by close_all, but not freed.
         finalizer.atexit = False
-        _LIVE.add(self)
 
-    def add(self, pointer: Any, buffers: Tuple[Any, ...]) -> Pending:
-        pending = Pending(pointer, buffers)
+    def open(self, config: Any) -> Any:
+        """Begins to join a job. Returns the C operation."""
+        try:
+            call_into(self._opened, _raw.dsgd_init_begin, config, None)
+        finally:
+            if self._opened:
+                self.pointer = self._opened[0][0]
+                _LIVE.add(self)
+        return self._opened[0][1]
+
+    def begin(self, pending: Pending, function: Callable[..., Any], *args: Any) -> None:
+        """Begins the operation that `function(session, *args)` returns."""
         with self.lock:
-            self.pending[pending.id] = pending
+            self.pending.add(pending)
             self._sweep()
-        return pending
+        call_into(pending.begun, function, self.pointer, *args)
 
     def done(self, pending: Pending) -> None:
         """The operation has ended: its buffers are the host's again."""
         with self.lock:
-            self.pending.pop(pending.id, None)
+            self.pending.discard(pending)
             pending.buffers = ()
 
     def dropped(self, pending: Pending) -> None:
         """The host has let go of the operation. From a destructor: must not block, nor take a lock that the thread it
-        interrupts may hold; dict operations are atomic."""
+        interrupts may hold; set operations are atomic."""
         if pending.ended():
-            self.pending.pop(pending.id, None)
-            _raw.dsgd_op_free(pending.pointer)
+            self.pending.discard(pending)
+            pending.free()
         else:
-            pending.orphan = True
-            self.orphans[pending.id] = pending
+            self.orphans.add(pending)
 
     def _sweep(self) -> None:
-        for pending in list(self.orphans.values()):
+        for pending in list(self.orphans):
             if pending.ended():
-                self.pending.pop(pending.id, None)
-                if self.orphans.pop(pending.id, None) is not None:
-                    _raw.dsgd_op_free(pending.pointer)
+                self.pending.discard(pending)
+                self.orphans.discard(pending)
+                pending.free()
 
     def close(self, timeout_ms: int) -> None:
         _raw.dsgd_close(self.pointer, timeout_ms)
         self.closed = True
         with self.lock:
             self._sweep()
-            for pending in list(self.pending.values()):
+            for pending in list(self.pending):
                 pending.buffers = ()
             self.pending.clear()
             self.bound.clear()
@@ -97,10 +122,11 @@ class Handle:
             function()
 
 
-def _free(pointer: Any, pending: Dict[int, Pending], orphans: Dict[int, Pending], bound: Dict[Any, Any]) -> None:
-    _raw.dsgd_session_free(pointer)  # first: it ends all use of the buffers
-    for orphan in orphans.values():
-        _raw.dsgd_op_free(orphan.pointer)
+def _free(opened: List[Any], pending: Set[Pending], orphans: Set[Pending], bound: Dict[Any, Any]) -> None:
+    for pointer, _ in opened:
+        _raw.dsgd_session_free(pointer)  # first: it ends all use of the buffers
+    for orphan in orphans:
+        orphan.free()
     orphans.clear()
     pending.clear()
     bound.clear()

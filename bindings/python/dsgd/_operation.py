@@ -17,15 +17,19 @@ T = TypeVar("T")
 class Operation(Generic[T]):
     """Work in progress. Its buffers are dsgd's until it has ended, also when this object is dropped."""
 
-    def __init__(self, handle: Handle, pointer: Any, buffers: Tuple[Any, ...], result: Callable[[Any], T]) -> None:
+    def __init__(
+        self, handle: Handle, buffers: Tuple[Any, ...], result: Callable[[Any], T], function: Callable[..., Any], *args: Any
+    ) -> None:
+        """Begins the C operation that `function(session, *args)` returns; `result` makes the result from it."""
         self._handle = handle
-        self._pending: Optional[Pending] = handle.add(pointer, buffers)
         self._result = result
+        self._pending: Optional[Pending] = Pending(buffers)
+        handle.begin(self._pending, function, *args)
 
     @property
     def id(self) -> int:
         """Unique in the session."""
-        return self._op.id
+        return int(_raw.dsgd_op_id(self._op.pointer))
 
     @property
     def _op(self) -> Pending:
@@ -82,8 +86,8 @@ class Operation(Generic[T]):
 class StepOperation(Operation[StepResult]):
     """A step that was begun. It ends when every gradient is marked; waiting marks none."""
 
-    def __init__(self, handle: Handle, pointer: Any) -> None:
-        super().__init__(handle, pointer, (), _step_result)
+    def __init__(self, handle: Handle, weight: float) -> None:
+        super().__init__(handle, (), _step_result, _raw.dsgd_step_begin, weight, None)
 
     def _flush(self) -> None:
         """Marks the gradients that are not marked yet as ready."""
@@ -111,7 +115,7 @@ class _Queue:
 
     async def ended(self, op: Pending) -> None:
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(op.id, loop)
+        waiter = _Waiter(int(_raw.dsgd_op_id(op.pointer)), loop)
         with self._lock:
             self._waiters.add(waiter)
             self._readers[loop] = self._readers.get(loop, 0) + 1

@@ -7,7 +7,7 @@ import atexit
 import operator
 import warnings
 from types import TracebackType
-from typing import Any, Iterable, List, Optional, Tuple, Type, Union
+from typing import Any, Callable, Iterable, List, Optional, Tuple, Type, Union
 
 from . import _logs, _raw
 from ._buffers import Buffer, as_array
@@ -186,7 +186,7 @@ class Session(Collectives):
     def set_strategy(self, name: str, options: Optional[str] = None, **values: Any) -> None:
         """How gradients become new values: simple, ps or allreduce. Before start; or, called by all workers between
         steps, from the next step on."""
-        self._run(_raw.dsgd_strategy_set(self._handle.pointer, name, options_text(options, values), None))
+        self._run(_raw.dsgd_strategy_set, name, options_text(options, values), None)
 
     def start(self) -> None:
         """Checks that all workers agree, then gives every replica of every worker the values of rank 0's first; on a GPU,
@@ -197,10 +197,10 @@ class Session(Collectives):
                 "set_optimizer('sgd', lr=0.1), or set_optimizer('none') where an optimizer of PyTorch updates the module"
             )
         self._check_gradients()
-        self._run(_raw.dsgd_start(self._handle.pointer, None))
+        self._run(_raw.dsgd_start, None)
 
-    def _run(self, op: Any) -> None:
-        Operation(self._handle, op, (), lambda _: None).wait()
+    def _run(self, function: Callable[..., Any], *args: Any, buffers: Tuple[Any, ...] = ()) -> None:
+        Operation(self._handle, buffers, lambda _: None, function, *args).wait()
 
     def _check_gradients(self) -> None:
         if not self._optimizer_is_none:
@@ -237,7 +237,7 @@ class Session(Collectives):
     def _step_begin(self, weight: float) -> StepOperation:
         if self._optimizer_is_none:
             self._check_gradients()  # others may have been bound since start
-        return StepOperation(self._handle, _raw.dsgd_step_begin(self._handle.pointer, weight, None))
+        return StepOperation(self._handle, weight)
 
     def step_flush(self) -> None:
         """All gradients not yet marked are ready. Waiting marks none."""
@@ -259,27 +259,26 @@ class Session(Collectives):
         buffer = Buffer(data, "data")
         as_bytes = isinstance(data, (bytes, bytearray, memoryview)) and buffer.dtype is DType.uint8 and len(buffer.shape) == 1
         dtype, shape = (-1, ()) if as_bytes else (int(buffer.dtype), buffer.shape)
-        self._run(_raw.dsgd_object_put(self._handle.pointer, name, buffer.source, dtype, shape, None))
+        self._run(_raw.dsgd_object_put, name, buffer.source, dtype, shape, None, buffers=(buffer,))
 
     def get(self, name: str, timeout: Optional[float] = None) -> Any:
         """The object of that name, read-only and without a copy, waiting up to `timeout` seconds (None: `step_timeout`)
         for it. An array is a NumPy array, or a memoryview where there is no NumPy; its bfloat16 elements are seen as uint16. Bytes are a
         memoryview; `bytes(...)` of it copies."""
-        op = _raw.dsgd_object_get(self._handle.pointer, name, None)
-        found = Operation(self._handle, op, (), lambda op: _object(_raw.dsgd_op_object(op)))
+        found = Operation(self._handle, (), lambda op: _object(_raw.dsgd_op_object(op)), _raw.dsgd_object_get, name, None)
         try:
             return found._wait(
                 timeout,
                 lambda time: f"object {name!r} was not put within {time}; some worker must put one of this name",
             )
         except BaseException:
-            _raw.dsgd_op_abort(op, None)  # nobody wants the object any more
+            _raw.dsgd_op_abort(found._op.pointer, None)  # no caller wants the object any more
             raise
 
     def delete(self, name: str) -> None:
         """Deletes the object of that name on all workers; returns when none holds it. The name can then be put again. Views
         that get() has returned stay valid."""
-        self._run(_raw.dsgd_object_delete(self._handle.pointer, name, None))
+        self._run(_raw.dsgd_object_delete, name, None)
 
     def shard(self, samples: int, seed: int = 0, *, shuffle: bool = True) -> Shard:
         """This worker's part of a data set of `samples` samples; the order depends on seed and epoch alone."""
@@ -305,7 +304,7 @@ def init(config: Optional[Config] = None, *, forward_logs: bool = True, **option
     """
     joining = _Joining(config, options)
     try:
-        joining.operation.wait()
+        joining.begin().wait()
     except BaseException as failure:
         joining.end(failure)
         raise
@@ -319,7 +318,7 @@ async def init_async(config: Optional[Config] = None, *, forward_logs: bool = Tr
     """
     joining = _Joining(config, options)
     try:
-        await joining.operation
+        await joining.begin()
     except BaseException as failure:
         joining.end(failure)
         raise
@@ -330,18 +329,22 @@ class _Joining:
     """A session that joins its job."""
 
     def __init__(self, config: Optional[Config], options: Any) -> None:
-        joined = config_from(config, options)
-        given = joined["nccl_library"]
-        joined["nccl_library"] = given or wheel_nccl()
+        self._config = config_from(config, options)
+        self._handle = Handle()
+        self._logs_on_stderr = self._config["log_to"] == "stderr"
+
+    def begin(self) -> Operation[None]:
+        given = self._config["nccl_library"]
+        self._config["nccl_library"] = given or wheel_nccl()
         try:
-            pointer, op = _raw.dsgd_init_begin(joined._pointer, None)
+            op = self._handle.open(self._config._pointer)
         finally:
-            joined["nccl_library"] = given  # it may be the caller's
-        self._handle = Handle(pointer)
-        self._logs_on_stderr = joined["log_to"] == "stderr"
-        self.operation: Operation[None] = Operation(self._handle, op, (), lambda _: None)
+            self._config["nccl_library"] = given  # it may be the caller's
+        return Operation(self._handle, (), lambda _: None, lambda _: op)
 
     def end(self, failure: BaseException) -> None:
+        if self._handle.pointer is None:
+            return
         if not isinstance(failure, Error):
             _raw.dsgd_abort(self._handle.pointer, f"{type(failure).__name__} while joining")
         self._handle.close(0)

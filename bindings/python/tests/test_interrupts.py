@@ -100,3 +100,28 @@ def test_in_a_call(head, call):
     finally:
         other.kill()
         other.communicate()
+
+
+WHILE_BEGINNING = """
+import os, signal
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+options.update(head="127.0.0.1:1", log_to="none")  # no head listens there: joining goes on until it is interrupted
+before = threads()
+for microseconds in range(10, 3000, 20):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)
+        dsgd.init(forward_logs=False, **options)
+    except KeyboardInterrupt:
+        pass
+print(threads() - before)
+"""
+
+
+def test_while_joining_begins_leaves_no_session():
+    process = program(WHILE_BEGINNING, "")
+    output, errors = process.communicate(timeout=100)
+    assert output == "0\n", errors
