@@ -31,6 +31,11 @@ inline std::string printable(std::string_view value) {
   return value.size() > kShown ? text + "..." : text;
 }
 
+// "1 bucket", "2 buckets".
+inline std::string counted(size_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 inline std::vector<std::byte> bytes_of(const std::string& text) {
   const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
   return {bytes, bytes + text.size()};

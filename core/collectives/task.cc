@@ -1,5 +1,6 @@
 #include "core/collectives/task.h"
 
+#include "core/base/text.h"
 #include "core/collectives/mesh.h"
 
 namespace dsgd {
@@ -53,7 +54,7 @@ std::string describe(const transport::BulkHeader& shape, const std::string& part
     text += ", ";
   }
   if (shape.root >= 0) text += "root " + std::to_string(shape.root) + ", ";
-  text += parts.empty() ? std::to_string(shape.count) + (shape.count == 1 ? " element" : " elements") : parts;
+  text += parts.empty() ? counted(shape.count, "element") : parts;
   return text + ')';
 }
 

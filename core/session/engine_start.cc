@@ -175,8 +175,8 @@ void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan>
     if (!status.ok()) return done(status);
     if (Status applied = apply_plan(*plan); !applied.ok()) return done(applied);
     started_ = true;
-    log_->info("started: " + std::to_string(model_.parameters.size()) + " parameters in " +
-               std::to_string(step_.plan().size()) + " buckets, strategy " + plan->strategy.describe() + ", " +
+    log_->info("started: " + counted(model_.parameters.size(), "parameter") + " in " +
+               counted(step_.plan().size(), "bucket") + ", strategy " + plan->strategy.describe() + ", " +
                std::to_string(step_.buffer_bytes()) + " bytes of buffers");
     done({});
   };

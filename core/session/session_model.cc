@@ -74,10 +74,16 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
 }
 
 namespace {
-Status check_sync(const Parameter& parameter, UntrainedSync sync, double period, bool reproducible) {
+Status check_settings(const Parameter& parameter, const ParameterSettings& settings, double period, bool reproducible) {
   const auto bad = [&](Code code, const std::string& text) {
     return Status(code, "parameter '" + parameter.name + "': " + text).with_parameter(parameter.name);
   };
+  const ParameterSettings defaults;
+  if (!parameter.trained &&
+      (settings.rate != defaults.rate || settings.decay != defaults.decay || settings.frozen != defaults.frozen)) {
+    return bad(Code::kInvalidArgument, "rate, decay and frozen apply to trained parameters only; leave them out");
+  }
+  const UntrainedSync sync = settings.sync;
   if (period != std::floor(period))
     return bad(Code::kInvalidArgument,
                "sync_period = " + number_text(period) + " is not a number of steps; give a whole number");
@@ -121,7 +127,7 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
   Status status = words->finish();
   if (!status.ok()) return status;
   settings.sync_period = static_cast<uint64_t>(period);
-  status = check_sync(*parameter, settings.sync, period, impl_->config.flag("reproducible"));
+  status = check_settings(*parameter, settings, period, impl_->config.flag("reproducible"));
   if (!status.ok()) return status;
   status = impl_->writable("dsgd_parameter_set");
   if (!status.ok()) return status;

@@ -41,7 +41,7 @@ Status Session::Impl::refused(const char* call, Status why) {
 }
 
 Status Session::Impl::check_model() const {
-  if (model.replicas.empty()) return Status(Code::kState, "there is no replica; call dsgd_replica_add first, and look at what it returns");
+  if (model.replicas.empty()) return Status(Code::kState, "there is no replica; call dsgd_replica_add before dsgd_start");
   for (const auto& parameter : model.parameters) {
     for (size_t r = 0; r < model.replicas.size(); ++r) {
       if (model.bindings[r][parameter->index].bound) continue;

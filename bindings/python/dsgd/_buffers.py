@@ -46,7 +46,7 @@ class Buffer:
         else:
             raise TypeError(
                 f"{what} is {type(owner).__name__}, which has neither the buffer protocol nor __dlpack__; "
-                "give a NumPy array, a CPU tensor, an array.array or a bytearray"
+                "give a NumPy array, a CPU tensor, an array.array, bytes or a bytearray"
             )
 
     def _take_view(self, view: memoryview, what: str) -> None:
@@ -57,7 +57,7 @@ class Buffer:
         if not view.c_contiguous:
             raise InvalidArgumentError(
                 f"{what} of shape {view.shape} is not contiguous in row-major order; "
-                "give numpy.ascontiguousarray of it, and copy back what dsgd writes"
+                "give numpy.ascontiguousarray of it; it is a copy, so take what dsgd writes from there"
             )
         self.source: Any = view
         self.dtype = dtype
@@ -126,7 +126,7 @@ def _device_text(device: Any) -> str:
 
 
 def _known_types() -> str:
-    return f"dsgd takes {', '.join(known.name for known in DType)} in the machine's byte order"
+    return f"dsgd takes {', '.join(known.name for known in DType)} in the machine's byte order, and bool as uint8"
 
 
 def numpy_or_none() -> Any:

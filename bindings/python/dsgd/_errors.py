@@ -123,6 +123,11 @@ def status_of(code: int) -> Status:
     return Status(code) if code < 0 and code in Status._value2member_map_ else Status.UNKNOWN
 
 
+def status_text(code: int, function: str) -> str:
+    """For functions of C that return a status and no message. Called by the raw module."""
+    return f"{function} failed with status {status_of(code).name} ({code})"
+
+
 def from_status(code: int, message: str, rank: int, host: str, operation: str, parameter: str) -> Error:
     """Called by the raw module."""
     status = status_of(code)

@@ -152,12 +152,12 @@ def milliseconds(timeout: Optional[float]) -> int:
 
 
 def wait_in_slices(
-    call: Callable[[int], Any], timeout: Optional[float], message: Optional[Callable[[str], str]] = None
+    call: Callable[[int], Any], timeout: Optional[float], message: Optional[Callable[[], str]] = None
 ) -> Any:
     """`call(timeout_ms)` until it no longer raises WaitTimeoutError or `timeout` seconds have passed.
 
     Raises WaitTimeoutError with the message of the last slice, in which the slice's time is replaced by the whole timeout; or with
-    `message(time)` if given.
+    `message()` if given.
     """
     left = whole = milliseconds(timeout)
     while True:
@@ -168,9 +168,8 @@ def wait_in_slices(
             if left >= 0:
                 left -= part
                 if left <= 0:
-                    time = f"{whole} ms"
-                    raise WaitTimeoutError(
-                        message(time) if message else str(error).replace(f" {part} ms", f" {time}", 1),
+                        raise WaitTimeoutError(
+                        message() if message else str(error).replace(f" {part} ms", f" {whole} ms", 1),
                         rank=error.rank,
                         host=error.host,
                         operation=error.operation,

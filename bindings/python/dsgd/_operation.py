@@ -52,7 +52,7 @@ class Operation(Generic[T]):
         """
         return self._wait(timeout)
 
-    def _wait(self, timeout: Optional[float], message: Optional[Callable[[str], str]] = None) -> T:
+    def _wait(self, timeout: Optional[float], message: Optional[Callable[[], str]] = None) -> T:
         op = self._op
         try:
             wait_in_slices(lambda ms: _raw.dsgd_op_wait(op.pointer, ms), timeout, message)

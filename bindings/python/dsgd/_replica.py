@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, Iterable, Optional, Tuple
 
 from . import _raw
-from ._buffers import Buffer, as_array, dlpack_device
+from ._buffers import Buffer, as_array, dlpack_device, numpy_or_none
 from ._config import options_text
 from ._errors import InvalidArgumentError
 from ._handle import Handle
@@ -80,13 +81,20 @@ class Replica:
         self._handle.bound[self.index, parameter.name] = (held_value, held_gradient)
 
     def alloc(self, parameter: Parameter) -> Tuple[Any, Any]:
-        """Buffers of dsgd's own, zeroed: the fastest. Returns (value, gradient) as NumPy arrays (memoryviews where there
-        is no NumPy, to which no lists or tuples can be assigned; for a replica on a GPU as of alloc_tensors), gradient
-        None for an untrained parameter. They stay good after close, as long as they are referred to. Calling again
+        """Buffers of dsgd's own, zeroed: the fastest. Returns (value, gradient) as NumPy arrays (memoryviews, with a
+        RuntimeWarning, where there is no NumPy; for a replica on a GPU as of alloc_tensors), gradient None for an
+        untrained parameter. They stay good after close, as long as they are referred to. Calling again
         returns arrays over the same memory."""
         if self.device != "cpu":
             return self.alloc_tensors(parameter)
         self._alloc(parameter)
+        if numpy_or_none() is None:
+            warnings.warn(
+                "NumPy is not installed, so dsgd's arrays are memoryviews, to which no list or tuple can be assigned; "
+                "install numpy",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         value = as_array(self._region(parameter, False))
         return value, as_array(self._region(parameter, True)) if parameter.trained else None
 

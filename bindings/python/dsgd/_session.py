@@ -108,7 +108,8 @@ class Session(Collectives):
             return
         try:
             if not self.closed:
-                self.abort(f"{type(exception).__name__}: {exception}")
+                text = str(exception)
+                self.abort(f"{type(exception).__name__}: {text}" if text else type(exception).__name__)
             self.close(0)
         except Error:
             pass  # the exception on its way says more
@@ -269,7 +270,7 @@ class Session(Collectives):
         try:
             return found._wait(
                 timeout,
-                lambda time: f"object {name!r} was not put within {time}; some worker must put one of this name",
+                lambda: f"object {name!r} was not put within {timeout:g} s; some worker must put one of this name",
             )
         except BaseException:
             _raw.dsgd_op_abort(found._op.pointer, None)  # no caller wants the object any more

@@ -27,6 +27,13 @@ void dsgd_py_raise(int32_t status, dsgd_error* error) {
   dsgd_error_free(error);
 }
 
+void dsgd_py_raise_status(int32_t status, const char* function) {
+  PyObject* module = PyImport_ImportModule("dsgd._errors");
+  PyObject* text = module != NULL ? PyObject_CallMethod(module, "status_text", "is", (int)status, function) : NULL;
+  Py_XDECREF(module);
+  raise_error(status, text, NULL);
+}
+
 void dsgd_py_raise_invalid(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);

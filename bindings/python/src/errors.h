@@ -9,6 +9,8 @@
 
 /* Raises the exception for `status`, with the particulars of `error` (may be NULL), which it frees. */
 void dsgd_py_raise(int32_t status, dsgd_error* error);
+/* As dsgd_py_raise, for a function of C that returns a status and no dsgd_error. */
+void dsgd_py_raise_status(int32_t status, const char* function);
 /* Raises dsgd.InvalidArgumentError with a text that PyUnicode_FromFormat makes. */
 void dsgd_py_raise_invalid(const char* format, ...);
 PyObject* dsgd_py_step_result(const dsgd_step_result* result);

@@ -57,7 +57,7 @@
 %define DSGD_RETURNS(type, function, object)
 %typemap(out) type function {
   if ($1 < 0) {
-    dsgd_py_raise((int32_t)$1, NULL);
+    dsgd_py_raise_status((int32_t)$1, #function);
     SWIG_fail;
   }
   $result = object;

@@ -53,7 +53,9 @@ def test_alloc_is_one_memory_of_dsgds(session):
 def test_without_numpy_alloc_gives_memoryviews(session, monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)  # importing it fails
     replica = session.add_replica()
-    value, gradient = replica.alloc(session.add_parameter("w", (2, 2)))
+    with pytest.warns(RuntimeWarning, match="NumPy is not installed, so dsgd's arrays are memoryviews") as warned:
+        value, gradient = replica.alloc(session.add_parameter("w", (2, 2)))
+    assert warned[0].filename == __file__
     session.set_optimizer("sgd", lr=1)
     session.start()
     gradient.cast("B")[:] = array.array("f", [1, 2, 3, 4]).tobytes()

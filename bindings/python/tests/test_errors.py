@@ -56,10 +56,18 @@ def test_an_error_from_the_library_carries_its_parameter(session):
     assert caught.value.rank is None or caught.value.rank == 0
 
 
+def test_a_call_of_a_closed_session_is_named():
+    session = dsgd.init()
+    session.close()
+    for name in "rank", "size", "view":
+        with pytest.raises(dsgd.ClosedError, match=rf"^Session\.{name} failed with status CLOSED \(-3\)$"):
+            getattr(session, name)
+
+
 def test_messages_use_the_names_of_python(session):
     with pytest.raises(dsgd.StateError, match="a step needs Session.start first"):
         session.step()
-    with pytest.raises(dsgd.StateError, match="there is no replica; call Session.add_replica first"):
+    with pytest.raises(dsgd.StateError, match="there is no replica; call Session.add_replica before Session.start"):
         session.start()
     session.close()
     with pytest.raises(dsgd.ClosedError, match="call dsgd.init for a new one"):

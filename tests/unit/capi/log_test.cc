@@ -201,7 +201,7 @@ TEST(LogHook, gets_the_records_of_its_own_session_alone) {
         start(session);
         EXPECT_EQ(mine->with("rank " + std::to_string(rank) + " of 2"), 1u);
         EXPECT_EQ(mine->with("rank " + std::to_string(1 - rank) + " of 2"), 0u) << "the other's";
-        EXPECT_EQ(mine->with("started: 1 parameters"), 1u);
+        EXPECT_EQ(mine->with("started: 1 parameter in 1 bucket, "), 1u);
         dsgd_log_record* record = nullptr;
         EXPECT_EQ(dsgd_log_poll(session, 0, &record, nullptr), DSGD_ERR_WAIT_TIMEOUT) << "the hook has them already";
       },

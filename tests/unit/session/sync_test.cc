@@ -205,6 +205,9 @@ TEST(Sync, RejectsInvalidSettings) {
             << error.message();
       };
       refused(trained, "sync=mean", DSGD_ERR_INVALID_ARGUMENT, "sync applies to untrained parameters only");
+      for (const char* options : {"rate=2", "decay=0.1", "frozen=1"}) {
+        refused(real, options, DSGD_ERR_INVALID_ARGUMENT, "rate, decay and frozen apply to trained parameters only");
+      }
       refused(whole, "sync=mean", DSGD_ERR_INVALID_ARGUMENT, "use sync=first");
       refused(real, "sync=last", DSGD_ERR_INVALID_ARGUMENT, "'last'");
       refused(real, "sync=first sync_period=0", DSGD_ERR_INVALID_ARGUMENT, "sync_period");

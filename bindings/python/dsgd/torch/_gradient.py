@@ -107,8 +107,8 @@ def plain_tensor(gradient: torch.Tensor) -> torch.Tensor:
 def changed_error(name: str) -> StateError:
     return StateError(
         f"the gradient of parameter {name!r} was changed between backward and the end of the step, while dsgd sends it; "
-        "call the attachment's step() after each backward and zero_grad() only after that, and clip or scale gradients with the optimizer 'none', where backward ends with "
-        "the mean gradient",
+        "call the attachment's step() after each backward and zero_grad() only after that, clip by the option clip_norm of "
+        "the optimizer, and scale gradients with the optimizer 'none', where backward ends with the mean gradient",
         parameter=name,
     )
 
