@@ -203,7 +203,7 @@ Status Config::check_together() const {
                        "' is more than half of lease ('" + text("lease") +
                        "'), so that one late renewal would lose the worker; set it lower, or 0");
   const size_t devices = config::split_list(text("devices")).size();
-  if (static_cast<uint64_t>(integer("devices_per_worker")) > devices)
+  if (text("devices") != "auto" && static_cast<uint64_t>(integer("devices_per_worker")) > devices)
     return invalid("devices_per_worker", "key 'devices_per_worker': " + text("devices_per_worker") +
                                              " is more than the " + std::to_string(devices) +
                                              " of devices ('" + text("devices") + "'); list more devices");

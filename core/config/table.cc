@@ -54,9 +54,9 @@ constexpr Rule kRules[] = {
      0,
      false,
      false},
-    {{"devices", "string", "cpu", "DEVICE, DEVICE, ...",
+    {{"devices", "string", "cpu", "auto | DEVICE, DEVICE, ...",
       "Devices (cpu, or cuda:0 and so on) of the replicas that are added without naming one, in the order in "
-      "which they are added.",
+      "which they are added; auto: every GPU that the process can use, or the cpu if there is none.",
       "DSGD_DEVICES"},
      Type::kDevices,
      0,

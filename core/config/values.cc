@@ -52,9 +52,12 @@ std::string address_fault(std::string_view text, const std::string& any_port) {
 }
 
 std::string devices_fault(std::string_view text) {
-  for (const std::string& device : split_list(text))
+  const std::vector<std::string> devices = split_list(text);
+  for (const std::string& device : devices) {
+    if (device == "auto" && devices.size() > 1) return "has auto among other devices; write auto alone, or name all devices";
     if (device.empty() || device.find_first_of(" \t") != std::string::npos)
-      return "is not a list of devices; write for example cpu or cuda:0,cuda:1";
+      return "is not a list of devices; write for example auto, cpu or cuda:0,cuda:1";
+  }
   return "";
 }
 

@@ -282,11 +282,18 @@ Status check_version(const Backend& backend) {
 
 }  // namespace
 
-Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t index, Patience patience) {
+Result<int32_t> Device::count(const Backend& backend) {
   if (Status known = check_version(backend); !known.ok()) return known;
   int32_t count = 0;
   Status status = call([&](Message* message) { return backend.device_count(&count, message); });
   if (!status.ok()) return status;
+  return count;
+}
+
+Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t index, Patience patience) {
+  auto counted = Device::count(backend);
+  if (!counted.ok()) return counted.status();
+  const int32_t count = counted.value();
   const std::string name = std::string(backend.name) + ':' + std::to_string(index);
   if (index < 0 || index >= count) {
     return Status(Code::kInvalidArgument,
@@ -295,7 +302,7 @@ Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t ind
                                                  (count > 1 ? " to " + std::string(backend.name) + ':' + std::to_string(count - 1) : "")));
   }
   Handle* handle = nullptr;
-  status = call([&](Message* message) { return backend.open(index, &handle, message); });
+  Status status = call([&](Message* message) { return backend.open(index, &handle, message); });
   if (!status.ok()) return status;
   return std::shared_ptr<Device>(std::make_shared<Opened>(backend, handle, index, std::move(patience)));
 }

@@ -85,6 +85,9 @@ class Device {
   // Device `index` of a backend; its table must outlive it.
   static Result<std::shared_ptr<Device>> open(const Backend& backend, int32_t index, Patience patience = {});
 
+  // How many devices of a backend this process can use.
+  static Result<int32_t> count(const Backend& backend);
+
   // An error that says so if the buffer is memory of one of a backend's devices, which the host cannot use.
   static Status check_host_memory(const Backend& backend, const void* data, size_t nbytes);
 

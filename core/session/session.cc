@@ -39,8 +39,10 @@ Result<std::shared_ptr<Session>> Session::make(const Config& config, std::unique
   Status status = config.validate();
   if (!status.ok()) return status;
   for (const std::string& warning : config.warnings()) log->warning(warning);
+  Config found = config;
+  find_devices(found, registered, *log);
   auto session = std::shared_ptr<Session>(new Session());
-  session->impl_ = std::make_unique<Impl>(config, std::move(environment), std::move(log), registered);
+  session->impl_ = std::make_unique<Impl>(found, std::move(environment), std::move(log), registered);
   Impl& impl = *session->impl_;
   auto algorithm = impl.strategies.algorithm(config.text("algorithm"));
   if (!algorithm.ok()) return algorithm.status();

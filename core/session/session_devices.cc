@@ -11,6 +11,27 @@ namespace {
 constexpr size_t kReadPart = 4 << 20;  // bytes on the host at a time
 }
 
+void find_devices(Config& config, const Registered& registered, Log& log) {
+  if (config.text("devices") != "auto") return;
+  std::string found;
+  for (const auto& [name, load] : registered.backends) {
+    auto backend = load();
+    auto count = backend.ok() ? device::Device::count(*backend.value()) : Result<int32_t>(backend.status());
+    if (!count.ok()) {
+      const std::string text = "devices = 'auto': no " + name + " device is used: " + count.status().message();
+      backend.ok() ? log.warning(text) : log.info(text);
+      continue;
+    }
+    for (int32_t index = 0; index < count.value(); ++index) found += (found.empty() ? "" : ",") + name + ':' + std::to_string(index);
+  }
+  if (found.empty()) {
+    found = "cpu";
+    (void)config.set("devices_per_worker", "0");  // each worker has its own CPU replica
+  }
+  log.info("devices = 'auto': found " + found);
+  (void)config.set("devices", found);
+}
+
 Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string& name) {
   if (name == "cpu") return device::Device::host();
   const size_t colon = name.find(':');

@@ -245,4 +245,7 @@ struct Session::Impl {
   std::list<std::atomic<bool>*> queue_waiters;
 };
 
+// Replaces devices=auto by the devices that are there.
+void find_devices(Config& config, const Registered& registered, Log& log);
+
 }  // namespace dsgd

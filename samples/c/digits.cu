@@ -324,22 +324,18 @@ int main(int argc, char **argv) {
     fprintf(stderr, "digits: --batch is 1 to %d, --epochs at least 1\n", kMaxBatch);
     return 2;
   }
-  // Without --device, what `devices` says of this worker: dsgd run --set devices=cuda:0,cuda:1 --set devices_per_worker=1
-  const std::string list = option(argc, argv, "--device", getenv("DSGD_DEVICES") ? "" : "cuda:0");
-  std::vector<std::string> devices;
-  for (size_t begin = 0; begin <= list.size(); begin += devices.back().size() + 1) {
-    devices.push_back(list.substr(begin, list.find(',', begin) - begin));
-    if (!list.empty() && devices.back().rfind("cuda:", 0) != 0) {
-      fprintf(stderr, "digits: --device '%s': GPUs are expected, such as cuda:0, or cuda:0,cuda:1\n", list.c_str());
-      return 2;
-    }
-  }
+  // A replica on each of these. dsgd run --set devices=auto --set devices_per_worker=1 gives each worker one GPU.
+  const char *devices = option(argc, argv, "--device", getenv("DSGD_DEVICES") ? "" : "auto");
 
   dsgd_error *error = nullptr;
   dsgd_config *config = dsgd_config_new();  // DSGD_* variables, for example from `dsgd run`
   check(dsgd_config_log_hook(config, show_warning, nullptr, &error), &error);
+  if (*devices) check(dsgd_config_set(config, "devices", devices, &error), &error);
   dsgd_session *session;
   check(dsgd_init(config, &session, &error), &error);
+  dsgd_session_info info;
+  dsgd_session_info_init(&info, sizeof info);
+  check(dsgd_session_info_read(session, &info, &error), &error);
 
   // The model: four tensors, and a copy of them on each of the devices, in memory of dsgd's there.
   static const struct {
@@ -355,16 +351,18 @@ int main(int argc, char **argv) {
     check(dsgd_parameter_add(session, kTensors[i].name, DSGD_FLOAT32, kTensors[i].shape, kTensors[i].ndim, 0, &parameters[i],
                              &error), &error);
   }
-  std::vector<Replica> replicas(devices.size());
+  std::string names;
+  std::vector<Replica> replicas(static_cast<size_t>(info.replicas));
   for (size_t r = 0; r < replicas.size(); ++r) {
     Replica &replica = replicas[r];
     // Says if there is no such GPU.
-    check(dsgd_replica_add(session, devices[r].empty() ? nullptr : devices[r].c_str(), &replica.handle, &error), &error);
+    check(dsgd_replica_add(session, nullptr, &replica.handle, &error), &error);
     const std::string name = dsgd_replica_device(replica.handle);
     if (name.rfind("cuda:", 0) != 0) {
-      fprintf(stderr, "digits: `devices` gives this worker %s, and a GPU is needed; set it to cuda:0, say, or give --device\n", name.c_str());
+      fprintf(stderr, "digits: `devices` gives this worker %s, and a GPU is needed; give --device cuda:0, say\n", name.c_str());
       return 2;
     }
+    names += (r ? "," : "") + name;
     replica.gpu = atoi(name.c_str() + strlen("cuda:"));
     check(cudaSetDevice(replica.gpu));
     check(cudaStreamCreateWithFlags(&replica.stream, cudaStreamNonBlocking));
@@ -437,9 +435,8 @@ int main(int argc, char **argv) {
 
   uint64_t digest;
   check(dsgd_digest(session, &digest, &error), &error);
-  const char *device = list.empty() ? dsgd_replica_device(replicas[0].handle) : list.c_str();
   printf("{\"done\": true, \"rank\": %d, \"language\": \"c\", \"device\": \"%s\", \"accuracy\": %.4f, \"digest\": \"%016llx\"}\n",
-         static_cast<int>(dsgd_rank(session)), device, test_accuracy(replicas[0]), static_cast<unsigned long long>(digest));
+         static_cast<int>(dsgd_rank(session)), names.c_str(), test_accuracy(replicas[0]), static_cast<unsigned long long>(digest));
   dsgd_shard_free(shard);
   dsgd_finalize(session);
   dsgd_config_free(config);

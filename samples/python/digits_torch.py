@@ -58,10 +58,10 @@ class Network(torch.nn.Module):
 
 
 class Replica:
-    """A copy of the model, and of the data, on one device; None: the one that the configuration has for it."""
+    """A copy of the model, and of the data, on the next one of the session's devices."""
 
-    def __init__(self, session, device, train):
-        self.replica = session.add_replica(device)  # says if there is no such device
+    def __init__(self, session, train):
+        self.replica = session.add_replica()  # says if there is no such device
         self.device = torch.device(self.replica.device)
         self.network = Network().to(self.device)
         self.pixels, self.labels = (data.to(self.device) for data in train)
@@ -116,7 +116,7 @@ def step(session, replicas, parameters, begin, end):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="digits.csv")
-    parser.add_argument("--device", help="one or more of cpu, cuda:0, ..., with commas; else what `devices` has for this worker, or cuda:0")
+    parser.add_argument("--device", help="one or more of cpu, cuda:0, ..., with commas; else DSGD_DEVICES, or every GPU")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
@@ -125,15 +125,15 @@ def main():
     options = parser.parse_args()
     if options.batch < 1 or options.epochs < 1:
         parser.error("--batch and --epochs are at least 1")
-    # As of: dsgd run --set devices=cuda:0,cuda:1 --set devices_per_worker=1
-    devices = [None] if not options.device and "DSGD_DEVICES" in os.environ else (options.device or "cuda:0").split(",")
-    if any("cuda" in (device or "cuda") for device in devices) and torch.version.cuda is None:
+    # dsgd run --set devices=auto --set devices_per_worker=1 gives each worker one GPU.
+    devices = options.device or os.environ.get("DSGD_DEVICES") or ("auto" if torch.version.cuda else "cpu")
+    if "cuda" in devices and torch.version.cuda is None:
         parser.error("this PyTorch was built without CUDA; install another, or try --device cpu")
     train, test = read_data(options.data)
     torch.manual_seed(options.seed)
 
-    with dsgd.init() as session:  # DSGD_* variables, for example from `dsgd run`
-        replicas = [Replica(session, device, train) for device in devices]
+    with dsgd.init(devices=devices) as session:  # the rest from DSGD_* variables, for example from `dsgd run`
+        replicas = [Replica(session, train) for _ in range(session.info().replicas)]
         parameters = {
             name: session.add_parameter(name, tuple(tensor.shape))
             for name, tensor in replicas[0].network.named_parameters()

@@ -5,6 +5,7 @@ device_test.py --source DIR --build DIR --fake DIR [LANGUAGE...]      languages 
 """
 
 import argparse
+import itertools
 import pathlib
 import re
 import sys
@@ -66,8 +67,8 @@ def devices_come_from_the_configuration(options):
         expect(ended == status, f"dsgd run {' '.join(words)} ends with {ended}", output)
         return output
 
-    output = job(0, "-n", "2", "--set", "devices=cuda:0,cuda:1", "--set", "devices_per_worker=1")
-    for rank in (0, 1):
+    for rank, devices in itertools.product((0, 1), ("cuda:0,cuda:1", "auto")):
+        output = job(0, "-n", "2", "--set", f"devices={devices}", "--set", "devices_per_worker=1")
         expect(re.search(rf'^\[{rank}\] .*"rank": {rank}, .*"device": "cuda:{rank}"', output, re.MULTILINE), f"rank {rank} has cuda:{rank}", output)
     output = job(2, "-n", "1", "--set", "devices=cpu")
     expect("`devices` gives this worker cpu, and a GPU is needed" in output, "a worker without a GPU says so", output)
@@ -100,8 +101,8 @@ def gpu_jobs_are_checked(options):
 
 def says_what_is_wrong(options):
     """The program that users have, without the fake runtime."""
-    for device, status, message in (("cuda:0", 1, "no NVIDIA driver on this machine"), ("cpu", 2, "GPUs are expected, such as"),
-                                    ("cuda:0,", 2, "GPUs are expected, such as"), ("cuda:x", 1, "'cuda:x'")):
+    for device, status, message in (("cuda:0", 1, "no NVIDIA driver on this machine"), ("cpu", 2, "a GPU is needed; give --device cuda:0"),
+                                    ("cuda:0,", 1, "is not a list of devices"), ("cuda:x", 1, "'cuda:x'")):
         ended, output = run(options.build / "bin/digits_cuda", "--data", options.source / "samples/data/digits.csv", "--epochs", "1",
                             "--device", device)
         there = device == "cuda:0" and ended == 0 and '"done": true' in output  # on a machine with a GPU

@@ -160,7 +160,9 @@ TEST(Stall, OfAStepNamesTheGradientsThatAreMissing) {
       const char* said = rank == 1 ? "gradient 'second' was not marked" : "has not sent the gradients of parameters 'first', 'second'";
       EXPECT_TRUE(contains(status.message(), said)) << status.message();
     };
-    if (rank != 1) EXPECT_TRUE(session.gradient_ready(job.replicas[rank], job.parameters[rank][1], nullptr).ok());
+    if (rank != 1) {
+      EXPECT_TRUE(session.gradient_ready(job.replicas[rank], job.parameters[rank][1], nullptr).ok());
+    }
     late();
     if (rank == 1) {
       job.pause(session, 9500ms);

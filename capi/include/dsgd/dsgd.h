@@ -424,10 +424,10 @@ DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter); /* ""
 /* ---- Replicas and buffers --------------------------------------------------------------------------------------- */
 
 /* Adds a copy of the model on a device, before dsgd_start. `device`: "cpu"; "cuda:0" and so on, as CUDA numbers the
- * process's GPUs; NULL: the next entry of the configuration's `devices`. The first GPU loads libdsgd_cuda.so, which is
- * installed beside libdsgd.so and needs the NVIDIA driver 580 or later. A device may have several replicas, and a job
- * replicas on devices of all kinds. Workers may have different numbers of replicas, each at most 1024. `replica` may be
- * NULL. One thread at a time.
+ * process's GPUs; NULL: the next entry of the configuration's `devices`, which dsgd_session_info counts. The first GPU
+ * loads libdsgd_cuda.so, which is installed beside libdsgd.so and needs the NVIDIA driver 580 or later. A device may have
+ * several replicas, and a job replicas on devices of all kinds. Workers may have different numbers of replicas, each at
+ * most 1024. `replica` may be NULL. One thread at a time.
  * Errors: DSGD_ERR_UNSUPPORTED (no such kind of device here, no driver, a GPU that is too old),
  * DSGD_ERR_INVALID_ARGUMENT (no such index), DSGD_ERR_STATE, DSGD_ERR_LIMIT. */
 DSGD_API int32_t dsgd_replica_add(dsgd_session *session, const char *device, dsgd_replica **replica,

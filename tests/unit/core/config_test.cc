@@ -182,8 +182,8 @@ TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
     std::vector<std::string> good, bad;
   } cases[] = {
       {"devices",
-       {"cpu", "cpu,cpu", "cpu, cpu", "cuda:0,cuda:1"},
-       {"", ",", "cpu,", "cpu,,cpu", "cpu cpu", "c\tpu"}},
+       {"cpu", "cpu,cpu", "cpu, cpu", "cuda:0,cuda:1", "auto"},
+       {"", ",", "auto,cpu", "cpu, auto", "cpu,", "cpu,,cpu", "cpu cpu", "c\tpu"}},
       {"head", addresses, bad_addresses},
       {"interface", {"", "eth0", "10.0.0.3", "10.0.0.0/8", longest}, {too_long, "eth\n0"}},
       {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f"}},
@@ -476,7 +476,8 @@ TEST(Config, validate_refuses_what_does_not_go_together) {
   for (const Values& values :
        {Values{{"num_workers", "4"}, {"head", "h:1"}, {"rank", "3"}, {"min_workers", "4"}, {"servers", "4"}},
         Values{{"lease", "1s"}, {"heartbeat_interval", "500ms"}},
-        Values{{"devices", "cpu,cpu"}, {"devices_per_worker", "2"}}}) {
+        Values{{"devices", "cpu,cpu"}, {"devices_per_worker", "2"}},
+        Values{{"devices", "auto"}, {"devices_per_worker", "2"}}}) {
     const Status status = with(values).validate();
     EXPECT_TRUE(status.ok()) << status.message();
   }

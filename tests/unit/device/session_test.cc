@@ -51,6 +51,21 @@ class GpuSession : public testing::Test {
 
 TEST_F(GpuSession, AGpuIsThere) { ASSERT_GT(device::gpus(), 0); }
 
+TEST_F(GpuSession, AutoStandsForEveryGpu) {
+  for (const char* each : {"0", "1"}) {
+    auto session = open({{"devices", "auto"}, {"devices_per_worker", each}});
+    const int wanted = *each == '0' ? device::gpus() : 1;
+    ASSERT_EQ(session->info().replicas, wanted);
+    for (int index = 0; index < wanted; ++index) {
+      auto replica = session->add_replica("");
+      ASSERT_TRUE(replica.ok()) << replica.status().message();
+      EXPECT_EQ(replica.value()->device->name(), "cuda:" + std::to_string(index));
+    }
+    EXPECT_FALSE(session->add_replica("").ok());
+    ok(session->close(std::chrono::seconds(1)));
+  }
+}
+
 TEST_F(GpuSession, AnyMixOfDevicesGivesTheBitsOfTheHost) {
   using Devices = std::vector<std::vector<std::string>>;
   const std::vector<Devices> mixes = {{{"cuda:0"}, {"cpu"}}, {{"cpu"}, {second()}}, {{"cuda:0"}, {second()}}, {{"cuda:0"}}};

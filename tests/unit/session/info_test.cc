@@ -147,10 +147,11 @@ TEST(Info, ASessionHasFailedOnAllWorkersAfterAnAbort) {
 
 // As many replicas as `devices` has entries for this worker, before any is added.
 TEST(Info, CountsTheReplicasThatDevicesAsksFor) {
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);  // auto is then one replica on the cpu, however many each worker may take
   const struct {
     const char *devices, *each;
     int replicas;
-  } kCases[] = {{"cpu", "0", 1}, {"cpu,cpu,cpu", "0", 3}, {"cpu,cpu,cpu,cpu", "2", 2}};
+  } kCases[] = {{"cpu", "0", 1}, {"cpu,cpu,cpu", "0", 3}, {"cpu,cpu,cpu,cpu", "2", 2}, {"auto", "0", 1}, {"auto", "3", 1}};
   for (const auto& [devices, each, replicas] : kCases) {
     run_job(2, {{"devices", devices}, {"devices_per_worker", each}}, [&, wanted = replicas, text = devices](dsgd_session* session, int) {
       const int32_t told = info_of(session).replicas;
