@@ -133,7 +133,7 @@ def main():
     torch.manual_seed(options.seed)
 
     with dsgd.init(devices=devices) as session:  # the rest from DSGD_* variables, for example from `dsgd run`
-        replicas = [Replica(session, train) for _ in range(session.info().replicas)]
+        replicas = [Replica(session, train) for _ in range(session.info.replicas)]
         parameters = {
             name: session.add_parameter(name, tuple(tensor.shape))
             for name, tensor in replicas[0].network.named_parameters()

@@ -153,7 +153,7 @@ class Session(Collectives):
 
     def add_replica(self, device: Optional[str] = None) -> Replica:
         """Adds a copy of the model on a device, before start. None: the next entry of the configuration's `devices`;
-        info().replicas counts them."""
+        info.replicas counts them."""
         replica = Replica(self._handle, _raw.dsgd_replica_add(self._handle.pointer, device), len(self._replicas))
         self._replicas.append(replica)
         return replica
