@@ -132,6 +132,15 @@ typedef struct go_op_options {
 %typemap(gotype) (dsgd_op **ops, size_t max) "[]uintptr"
 %typemap(in) (dsgd_op **ops, size_t max) "$1 = (dsgd_op **)$input.array; $2 = (size_t)$input.len;"
 
+/* A text that is the caller's, as an address. */
+%typemap(gotype) char **text "*uintptr"
+%typemap(gotype) char *text "uintptr"
+%typemap(in) char *text "$1 = (char *)$input;"
+%typemap(freearg) char *text ""
+%inline %{
+static const char *dsgd_text_string(uintptr_t address) { return (const char *)address; }
+%}
+
 /* A NULL string and an empty one are the same in Go; only here does the difference matter. */
 %inline %{
 static int32_t dsgd_config_has(const dsgd_config *config, const char *key) {

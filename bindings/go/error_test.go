@@ -71,6 +71,7 @@ func TestNobodysHandlesAreRefused(t *testing.T) {
 		calls := sessionCalls(ctx, s, data)
 		calls["Close"] = s.Close()
 		calls["Info"] = first(s.Info())
+		calls["Metrics"] = first(s.Metrics())
 		calls["AddParameter"] = first(s.AddParameter("p", Float32, nil))
 		for call, err := range calls {
 			if !errors.Is(err, ErrInvalidArgument) {

@@ -266,6 +266,9 @@ func TestRanksAndSizes(t *testing.T) {
 		info.ID = 0
 		w.expect(id > 0 && info == SessionInfo{View: w.View(), State: SessionJoined, Rank: w.Rank(), Size: 3,
 			LocalRank: w.LocalRank(), LocalSize: 3, Replicas: 1}, "info of session %d: %+v", id, info)
+		metrics, err := w.Metrics()
+		w.ok(err)
+		w.expect(metrics["dsgd_workers"] == 3 && metrics[`dsgd_call_bytes_total{call="allreduce"}`] == 16, "metrics %v", metrics)
 	})
 }
 

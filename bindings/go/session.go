@@ -4,6 +4,8 @@ import (
 	"context"
 	"math"
 	"runtime"
+	"strconv"
+	"strings"
 	"time"
 
 	"dsgd.io/dsgd/internal/raw"
@@ -118,6 +120,37 @@ func (s *Session) Info() (SessionInfo, error) {
 	}
 	return SessionInfo{ID: info.ID, View: info.View, Steps: info.Steps, State: SessionState(info.State), Rank: int(info.Rank),
 		Size: int(info.Size), LocalRank: int(info.LocalRank), LocalSize: int(info.LocalSize), Replicas: int(info.Replicas)}, nil
+}
+
+// Metrics are counters since Init, by OpenMetrics name with labels: metrics[`dsgd_calls_total{call="allreduce"}`]. Reading them
+// is cheap and never blocks.
+func (s *Session) Metrics() (map[string]float64, error) {
+	text, err := s.MetricsText()
+	if err != nil {
+		return nil, err
+	}
+	metrics := map[string]float64{}
+	for _, line := range strings.Split(text, "\n") {
+		end := strings.LastIndexByte(line, ' ')
+		if end < 0 || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if metrics[line[:end]], err = strconv.ParseFloat(line[end+1:], 64); err != nil {
+			return nil, err
+		}
+	}
+	return metrics, nil
+}
+
+// MetricsText is the counters as OpenMetrics text, to be served to Prometheus as application/openmetrics-text.
+func (s *Session) MetricsText() (string, error) {
+	var e failure
+	var text uintptr
+	if err := e.check(raw.Dsgd_metrics(s.pointer(), &text, &e.handle), s); err != nil {
+		return "", err
+	}
+	defer raw.Dsgd_text_free(text)
+	return raw.Dsgd_text_string(text), nil
 }
 
 func (s *Session) number(result int) int {

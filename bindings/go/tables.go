@@ -386,6 +386,7 @@ func init() {
 		{"dsgd_memory_gradient", "Buffers.Gradient"},
 		{"dsgd_memory_nbytes", "Buffers.Value"},
 		{"dsgd_memory_value", "Buffers.Value"},
+		{"dsgd_metrics", "Session.Metrics"},
 		{"dsgd_object", "[]byte"},
 		{"dsgd_object_data", "Session.GetObject"},
 		{"dsgd_object_delete", "Session.DeleteObject"},

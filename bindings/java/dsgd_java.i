@@ -87,6 +87,18 @@
 %typemap(out) const char * %{ $result = jni_string(jenv, $1); %}
 %typemap(argout) const char * ""
 
+/* A text that is the caller's: element 0 of a String[]. */
+%typemap(jni) char **text "jobjectArray"
+%typemap(jtype) char **text "String[]"
+%typemap(jstype) char **text "String[]"
+%typemap(javain) char **text "$javainput"
+%typemap(in) char **text (char *made = NULL) "$1 = &made;"
+%typemap(argout) char **text {
+  if (result == DSGD_OK) (*jenv)->SetObjectArrayElement(jenv, $input, 0, jni_string(jenv, *$1));
+}
+%typemap(freearg) char **text "dsgd_text_free(*$1);"
+%ignore dsgd_text_free;
+
 /* ---- Buffers: direct ones only, address and size from the buffer itself -------------------------------- */
 
 %define DSGD_BUFFER(ARGUMENTS)

@@ -33,6 +33,7 @@ ARGUMENTS = {
 RESULTS = {
     ("uint64_t *",): "int",
     ("int32_t *",): "bool",
+    ("char **",): "str",
     ("dsgd_session **", "dsgd_op **"): "Tuple[Any, Any]",
     ("dsgd_object **", "dsgd_op **"): "Any",
     ("dsgd_step_result *",): "Tuple[Any, ...]",

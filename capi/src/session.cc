@@ -2,7 +2,10 @@
 #include "capi/src/session.h"
 
 #include <atomic>
+#include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <new>
 
 #include "capi/src/backends.h"
 #include "capi/src/call.h"
@@ -150,6 +153,21 @@ int32_t dsgd_session_info_read(const dsgd_session* session, dsgd_session_info* i
     return {};
   });
 }
+
+int32_t dsgd_metrics(const dsgd_session* session, char** text, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.local(session));
+    DSGD_RETURN_IF_ERROR(call.given(text, "text"));
+    auto made = session->core->metrics();
+    if (!made.ok()) return made.status();
+    char* const copy = strdup(made.value().c_str());
+    if (!copy) throw std::bad_alloc();
+    *text = copy;
+    return {};
+  });
+}
+
+void dsgd_text_free(char* text) { free(text); }
 
 double dsgd_loss_scale(const dsgd_session* session) {
   return session_number<double>(__func__, session, [](dsgd::Session& core) { return core.loss_scale(); });

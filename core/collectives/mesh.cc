@@ -69,6 +69,7 @@ Status Mesh::open(const transport::JoinReply& view) {
   view_ = view;
   const size_t peers = view_.members.size() - 1;
   outgoing_.resize(view_.members.size());
+  counters_ = std::make_unique<metrics::PeerCounters[]>(view_.members.size());
   left_.assign(view_.members.size(), 0);
   first_call_not_made_.assign(view_.members.size(), 0);
   std::vector<int32_t> all(view_.members.size());
@@ -257,6 +258,7 @@ void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data
   header.source = view_.rank;
   header.view = view_.view;
   note_sent(rank, header.operation);
+  counters_[rank].sent.add(data.size());
   std::weak_ptr<int> alive = alive_;
   const uint64_t number = next_send_++;
   const auto entry = tasks_.find(header.operation);
@@ -281,6 +283,7 @@ void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte
   header.source = view_.rank;
   header.view = view_.view;
   note_sent(rank, header.operation);
+  counters_[rank].sent.add(data.size());
   Outgoing& out = outgoing_[rank];
   if (out.channel && out.broken.ok() && !closed_) return out.channel->send_small(header, data, nullptr);
   with_channel(rank, {header.operation,
@@ -332,6 +335,7 @@ Task* Mesh::add(std::unique_ptr<Task> owned, transport::Time deadline) {
 Task* Mesh::begin(Task* task, transport::Time deadline) {
   const uint64_t operation = task->operation();
   Entry& entry = tasks_[operation];
+  entry.begun = loop().now();
   entry.heard.assign(view_.members.size(), 0);
   if (deadline != transport::kNever) {
     entry.timer = loop().schedule(deadline, [this, operation] { deadline_passed(operation); });
@@ -435,9 +439,14 @@ const Status* Mesh::failure_of(uint64_t operation) const {
   return it != failed_.end() && it->first < Mesh::operation(call + 1, 0) ? &it->second : nullptr;
 }
 
+void Mesh::hear(Entry& entry, int32_t rank) {
+  if (std::exchange(entry.heard[rank], 1)) return;
+  counters_[rank].wait.add(loop().now() - entry.begun);
+}
+
 void Mesh::give(Task& task, int32_t source, const BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) {
   const uint64_t operation = task.operation();
-  tasks_[operation].heard[source] = 1;
+  hear(tasks_[operation], source);
   in_task(task, [&] { task.on_chunk(task.group().place_of(source), header, std::move(receipt)); });
   has_agreed(operation, source);
 }
@@ -464,7 +473,7 @@ void Mesh::deadline_passed(uint64_t operation) {
     call(rank, question, loop().now() + kAsking, [this, alive, operation, rank](const Result<Message>& answer) {
       if (alive.expired() || !find(operation)) return;
       Entry& entry = tasks_[operation];
-      if (answer.ok()) entry.heard[rank] = 1;
+      if (answer.ok()) hear(entry, rank);
       if (!answer.ok() && answer.status().code() != Code::kTimeout) entry.not_begun.push_back(rank);
       if (--entry.unanswered == 0) time_out(operation);
     });
@@ -758,7 +767,11 @@ transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& hea
   }
   // Chunks that wait for their turn stay in order: none may overtake them.
   Task* task = header.phase == kSignaturePhase ? nullptr : match(header.source, header);
-  return task ? in_task(*task, [&] { return task->on_bulk(task->group().place_of(header.source), header, nbytes); }) : nullptr;
+  if (!task) return nullptr;
+  transport::BulkSink* const sink =
+      in_task(*task, [&] { return task->on_bulk(task->group().place_of(header.source), header, nbytes); });
+  if (sink) counters_[header.source].received.add(nbytes);  // else when it is in
+  return sink;
 }
 
 void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
@@ -773,6 +786,7 @@ void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                                       std::to_string(source) + "; this worker is in view " +
                                       std::to_string(view_.view)));
   }
+  if (opened_) counters_[source].received.add(receipt->data().size());
   take(source, &channel, header, std::move(receipt));
 }
 

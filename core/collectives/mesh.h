@@ -24,6 +24,7 @@
 #include "core/collectives/signature.h"
 #include "core/collectives/task.h"
 #include "core/membership/refusal_log.h"
+#include "core/metrics/counters.h"
 #include "transport/network.h"
 
 namespace dsgd {
@@ -120,6 +121,8 @@ class Mesh final : public transport::ServerHandler {
   // Fails all tasks; tells the peers that this session is broken. Later operations are refused by the owner.
   void fail_session(const Status& cause);
   void tell_failure(const Status& cause);
+  // By rank; from open() on. Any thread.
+  const metrics::PeerCounters& counters(int32_t rank) const { return counters_[rank]; }
   // Returns whether no message waits for a connection.
   bool sent() const;
 
@@ -201,6 +204,7 @@ class Mesh final : public transport::ServerHandler {
   struct Entry {
     std::unique_ptr<Task> task;
     transport::TimerId timer = 0;
+    transport::Time begun{};
     std::vector<char> heard;  // by rank: a chunk or an answer shows that it has begun there
     bool asked = false;       // its deadline has passed, here or at a peer
     std::vector<int32_t> not_begun;  // peers that have answered "not begun"
@@ -247,6 +251,7 @@ class Mesh final : public transport::ServerHandler {
   bool finish(Task& task);  // notes that the task has succeeded here; true if all peers have agreed
   std::vector<int32_t> missing(const Entry& entry) const;
   Signature signature_of(const Task& task) const;
+  void hear(Entry& entry, int32_t rank);
   void take(int32_t source, const transport::ServerChannel* channel, const transport::BulkHeader& header,
             std::unique_ptr<transport::BulkReceipt> receipt);
   std::unique_ptr<transport::BulkReceipt> take_dispute(int32_t source, const transport::BulkHeader& header,
@@ -287,6 +292,7 @@ class Mesh final : public transport::ServerHandler {
   size_t chunk_bytes_ = 0;
   size_t window_ = 0;
   std::vector<Outgoing> outgoing_;
+  std::unique_ptr<metrics::PeerCounters[]> counters_;  // by rank
   std::vector<char> left_;
   std::vector<uint64_t> first_call_not_made_;  // by rank, as its goodbye says; 0: unknown
   std::vector<char> probed_;      // by rank: a probe is under way

@@ -32,7 +32,7 @@ bool Mesh::send_signature(Task& task) {
 void Mesh::has_agreed(uint64_t operation, int32_t rank) {
   const auto entry = tasks_.find(operation);
   if (entry == tasks_.end() || entry->second.agreed.empty() || std::exchange(entry->second.agreed[rank], 1)) return;
-  entry->second.heard[rank] = 1;
+  hear(entry->second, rank);
   if (--entry->second.to_agree == 0 && entry->second.finished) entry->second.task->end({});
 }
 

@@ -77,6 +77,8 @@ class Operation {
     }
     done_.store(true, std::memory_order_release);
   }
+  uint64_t nbytes() const { return nbytes_; }  // of the host's buffers
+  void set_nbytes(uint64_t nbytes) { nbytes_ = nbytes; }
   uint64_t call() const { return call_; }  // of the engine; 0 before it has begun
   void set_call(uint64_t call) { call_ = call; }
   StepResult& mutable_step_result() { return step_result_; }
@@ -94,7 +96,7 @@ class Operation {
   Status status_;
   StepResult step_result_;
   SharedObject object_;  // null: the operation is not dsgd_object_get
-  uint64_t call_ = 0, ticket_ = 0;
+  uint64_t nbytes_ = 0, call_ = 0, ticket_ = 0;
   std::atomic<bool> done_{false};
 };
 

@@ -63,6 +63,7 @@ class Session {
   int32_t local_size() const;
   int64_t view() const;
   SessionInfo info() const;
+  Result<std::string> metrics() const;  // OpenMetrics text
 
   Result<Parameter*> add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
                                    bool trained);

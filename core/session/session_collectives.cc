@@ -92,7 +92,7 @@ Result<std::shared_ptr<Operation>> Session::allreduce(const void* send, void* re
   if (status.ok()) status = check_apart("all-reduce", send, receive, nbytes);
   if (status.ok()) status = check_reduction("all-reduce", dtype, reduction);
   if (!status.ok()) return status;
-  return impl_->launch("all-reduce", mode, options, [=, this](auto done) {
+  return impl_->launch("all-reduce", nbytes, mode, options, [=, this](auto done) {
     if (send != receive && nbytes > 0) std::memcpy(receive, send, nbytes);
     impl_->engine().allreduce(bytes(receive, nbytes), dtype, reduction, done, options);
   });
@@ -109,7 +109,7 @@ Result<std::shared_ptr<Operation>> Session::broadcast(void* data, size_t nbytes,
                                               std::to_string(impl_->size - 1))
         .with_operation("broadcast");
   }
-  return impl_->launch("broadcast", mode, options, [=, this](auto done) {
+  return impl_->launch("broadcast", nbytes, mode, options, [=, this](auto done) {
     impl_->engine().broadcast(bytes(data, nbytes), dtype, root, done, options);
   });
 }
@@ -126,7 +126,7 @@ Result<std::shared_ptr<Operation>> Session::allgather(const void* send, size_t s
   if (!parts.ok()) return parts.status();
   status = check_part("all-gather", "`send`", send_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
   if (!status.ok()) return status;
-  return impl_->launch("all-gather", mode, options, [=, this, parts = std::move(parts).value()](auto done) {
+  return impl_->launch("all-gather", receive_nbytes, mode, options, [=, this, parts = std::move(parts).value()](auto done) {
     impl_->engine().allgather(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts, dtype, done, options);
   });
 }
@@ -144,7 +144,7 @@ Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, siz
   if (!parts.ok()) return parts.status();
   status = check_part("reduce-scatter", "`receive`", receive_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
   if (!status.ok()) return status;
-  return impl_->launch("reduce-scatter", mode, options, [=, this, parts = std::move(parts).value()](auto done) {
+  return impl_->launch("reduce-scatter", send_nbytes, mode, options, [=, this, parts = std::move(parts).value()](auto done) {
     impl_->engine().reduce_scatter(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts, dtype, reduction,
                                    done, options);
   });
@@ -153,7 +153,7 @@ Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, siz
 Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  return impl_->launch("barrier", mode, options, [this, options](auto done) { impl_->engine().barrier(done, options); });
+  return impl_->launch("barrier", 0, mode, options, [this, options](auto done) { impl_->engine().barrier(done, options); });
 }
 
 Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, std::span<const uint8_t> data,
@@ -172,6 +172,7 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
   }
   const SharedObject object(new Object{{data.begin(), data.end()}, dtype, {shape.begin(), shape.end()}});
   const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_put", false, options.user_data);
+  operation->set_nbytes(data.size());
   impl_->launch(operation, mode, [this, name, object, options](auto done) {
     impl_->engine().put_object(name, object, done, options);
   });

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/metrics/counters.h"
 #include "core/session/session.h"
 #include "core/session/worker.h"
 
@@ -56,13 +57,18 @@ struct Session::Impl {
   template <typename Start, typename End>
   void begin(const Start& start, const std::shared_ptr<Operation>& operation, End end) {
     if (operation->done()) return;  // ended by end_lost(); its caller has returned
+    const auto ended = [this, operation, end, begun = loop().now()](const Status& status) {
+      count(*operation, status, begun);
+      end(status);
+    };
     try {
-      return start(end);
+      return start(ended);
     } catch (const std::bad_alloc&) {
     }
     engine().out_of_memory(operation->name().empty() ? "a call's buffers" : operation->name());
-    end(engine().broken());
+    ended(engine().broken());
   }
+  void count(const Operation& operation, const Status& status, transport::Time begun);
   class Waited {  // while a caller is blocked
    public:
     Waited(Impl& impl, const std::shared_ptr<Operation>& operation) : impl_(impl) {
@@ -93,8 +99,9 @@ struct Session::Impl {
   }
   // Makes an operation of the host; it ends on the loop.
   template <typename Start>
-  std::shared_ptr<Operation> launch(const char* kind, Mode mode, const CallOptions& options, Start start) {
+  std::shared_ptr<Operation> launch(const char* kind, size_t nbytes, Mode mode, const CallOptions& options, Start start) {
     auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false, options.user_data);
+    operation->set_nbytes(nbytes);
     const auto call = [this, start, operation, channel = options.channel](auto done) {
       operation->set_call(engine().next_call(channel));
       start(done);
@@ -117,7 +124,7 @@ struct Session::Impl {
   Result<std::shared_ptr<Operation>> launch_change(const char* name, Mode mode, const CallOptions& options, Start start, Then then) {
     set_changing(name);
     try {
-      return launch(name, mode, options, [this, start, then](auto done) {
+      return launch(name, 0, mode, options, [this, start, then](auto done) {
         start(engine(), [this, then, done](const Status& status) {
           planned(status, [this, then, done](const Status& planned) {
             if (planned.ok()) then();
@@ -236,6 +243,21 @@ struct Session::Impl {
   int64_t next_step = 0;  // index of the step in flight, or of the next one
   Status step_failure;    // of the last step begun
   bool torn = false;      // as engine().torn(), for other threads
+
+  struct CallsOfAKind {
+    const char *operation, *label;  // the operations' name; the name in metrics
+    metrics::CallCounters counters = {};
+  };
+  CallsOfAKind calls_by_kind[10] = {{"all-reduce", "allreduce"},
+                                    {"broadcast", "broadcast"},
+                                    {"all-gather", "allgather"},
+                                    {"reduce-scatter", "reduce_scatter"},
+                                    {"barrier", "barrier"},
+                                    {"dsgd_start", "start"},
+                                    {"dsgd_strategy_set", "strategy_set"},
+                                    {"dsgd_object_put", "object_put"},
+                                    {"dsgd_object_get", "object_get"},
+                                    {"dsgd_object_delete", "object_delete"}};
 
   std::mutex failure_mutex;
   Status failure;  // of the session; written on the loop

@@ -33,6 +33,7 @@ class Worker {
   transport::Loop& loop() { return network_->loop(); }
   transport::Network& network() { return *network_; }
   Engine& engine() { return *engine_; }
+  const Mesh* mesh() const { return mesh_.get(); }  // null: one worker
 
   // Loop only. `joined` is called once. If the head cannot be reached after `look_again`, the join ends with
   // kUnreachable. `limit`: the setting that the deadline comes from, for messages.

@@ -89,6 +89,9 @@ void Step::begin(StepRequest request, Done done) {
     buffers_[b].norms.clear();
   }
   exact_squares_ = {};
+  begun_ = marked_ = loop_.now();
+  counters_.memory.set(buffer_bytes_);
+  incomplete_ = plan_.size();
   watch();
   if (Status status = follow_each_other(); !status.ok()) return device_failed(status);
   if (!mesh_) return on_header({}, {make_header()});
@@ -147,7 +150,9 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
 
 void Step::parameter_ready(uint32_t parameter) {
   if (!done_) return;
-  for (uint32_t bucket : buckets_of_[parameter]) --buffers_[bucket].pending;
+  for (uint32_t bucket : buckets_of_[parameter]) {
+    if (--buffers_[bucket].pending == 0 && --incomplete_ == 0) marked_ = loop_.now();
+  }
   launch();
 }
 
@@ -197,6 +202,7 @@ void Step::reduce(size_t index) {
   if (!mesh_) return bucket_done(index, {});
 
   buffers.travels = true;
+  buffers.sent = loop_.now();
   const DType sum_type = data_type(bucket);
   auto shape = shape_of(operation_of(index, false), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
   auto done = [this, index, attempt = second_attempt_](const Status& status) {
@@ -241,6 +247,10 @@ void Step::bucket_done(size_t index, const Status& status) {
   if (!status.ok()) return fail(status);
   buffers_[index].held = nullptr;
   buffers_[index].reduced = true;
+  if (buffers_[index].travels) {
+    counters_.buckets.add(1);
+    counters_.travel.add(loop_.now() - buffers_[index].sent);
+  }
   --open_;
   if (returns_early()) {
     if (Status entered = return_results(index); !entered.ok()) return device_failed(entered);
@@ -312,6 +322,7 @@ void Step::finish() {
   // Without owners every worker has the whole mean, and no message is needed.
   if (measures_norm() && positive_ > 0 && !norms_done_ && updates_at_owner()) return exchange_norms();
   committed_ = true;
+  reduced_at_ = loop_.now();
   commit();
 }
 
@@ -328,6 +339,11 @@ void Step::end() {
   cancel_timers();
   if (!result_.applied) disturbed_ = true;
   if (mesh_) mesh_->end_call(request_.call, {});
+  counters_.ended.add(1);
+  if (result_.applied) counters_.applied.add(1);
+  counters_.gradients.add(marked_ - begun_);
+  counters_.reduction.add(reduced_at_ - marked_);
+  counters_.update.add(loop_.now() - reduced_at_);
   Done done = std::move(done_);
   done_ = nullptr;
   done({}, result_);
@@ -421,6 +437,8 @@ void Step::fail(const Status& cause, const Status& told) {
   cancel_timers();
   if (done_) {
     disturbed_ = true;
+    counters_.ended.add(1);
+    counters_.failed.add(1);
     // A failure that all have agreed on came before any of the team's work.
     if (collective_queue_ && !agreed_) collective_queue_->fail(cause);
     Done done = std::move(done_);

@@ -28,6 +28,7 @@
 #include "core/collectives/mesh.h"
 #include "core/device/collective_queue.h"
 #include "core/device/waiter.h"
+#include "core/metrics/counters.h"
 #include "core/reduce/exact_sum.h"
 #include "core/reduce/reproducible.h"
 #include "core/reduce/value_digest.h"
@@ -118,6 +119,7 @@ class Step {
     return mesh_ && strategy_.kind == StrategyKind::kPs && !model_.optimizer->is_none() && !clips();
   }
   size_t buffer_bytes() const { return buffer_bytes_; }  // memory that the step holds beside the model
+  const metrics::StepCounters& counters() const { return counters_; }  // any thread
 
   // On the host: of the owner's ranges, or of all where the host is a place.
   OptimizerState& host_state() { return host_state_; }
@@ -160,6 +162,7 @@ class Step {
     bool travelled = false;         // and waits for its turn to be gathered by a team's devices
     bool returned = false;          // results are on their way to the devices
     bool travels = false;           // its contribution is ready, and may have been used
+    transport::Time sent{};         // when it began to travel
     Direct* held = nullptr;         // waits for the header
     std::vector<double> norms;      // sum of squares of what this rank transformed
     // Where the first device computes the norm: sums of squares by range; the last are on the host.
@@ -348,6 +351,7 @@ class Step {
   OptimizerState host_state_;
   OptimizerState next_state_;  // what the owner computes until the commit (ps)
   size_t buffer_bytes_ = 0;
+  metrics::StepCounters counters_;
   Memory digest_there_, digest_here_;  // values that the header's digest covers, gathered, where replica 0 is not on the host
   std::vector<size_t> digest_offsets_;  // by parameter, bytes
   struct Untrained {
@@ -376,6 +380,8 @@ class Step {
   Status bucket_failure_;  // came before the header
   bool second_attempt_ = false;  // this step's buckets were restarted, without a worker that had left
   bool launching_ = false;
+  transport::Time begun_{}, marked_{}, reduced_at_{};  // beginning; all gradients marked; all buckets reduced
+  size_t incomplete_ = 0;  // buckets whose gradients are not all marked
   size_t next_ = 0;     // next bucket to start
   size_t open_ = 0;     // buckets started and not in
   size_t reduced_ = 0;  // buckets in

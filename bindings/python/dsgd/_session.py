@@ -7,7 +7,7 @@ import atexit
 import operator
 import warnings
 from types import TracebackType
-from typing import Any, Callable, Iterable, List, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Type, Union
 
 from . import _logs, _raw
 from ._buffers import Buffer, as_array
@@ -71,6 +71,16 @@ class Session(Collectives):
         """Rank, size, state and progress at one moment. Works after closing, too."""
         number, view, steps, state, *members = _raw.dsgd_session_info_read(self._handle.pointer)
         return SessionInfo(number, view, steps, state_of(state), *members)
+
+    def metrics(self) -> Dict[str, float]:
+        """Counters since init, by OpenMetrics name with labels: `metrics()['dsgd_calls_total{call="allreduce"}']`. Reading them
+        is cheap and never blocks. `dsgd.h` says what they count."""
+        lines = (line for line in self.metrics_text().splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def metrics_text(self) -> str:
+        """The counters as OpenMetrics text, to be served to Prometheus as application/openmetrics-text."""
+        return str(_raw.dsgd_metrics(self._handle.pointer))
 
     @property
     def closed(self) -> bool:

@@ -191,6 +191,7 @@ NAMES: Dict[str, str] = {
     "dsgd_memory_gradient": "Replica.alloc",
     "dsgd_memory_nbytes": "Replica.alloc",
     "dsgd_memory_value": "Replica.alloc",
+    "dsgd_metrics": "Session.metrics",
     "dsgd_object": "memoryview",
     "dsgd_object_data": "Session.get",
     "dsgd_object_delete": "Session.delete",

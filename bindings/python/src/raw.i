@@ -118,6 +118,11 @@ DSGD_EACH_OUTPUT_HANDLE(DSGD_OUTPUT_HANDLE)
 }
 %typemap(argout) (dsgd_object **object, dsgd_op **op) DSGD_SET_OUTPUT(SWIG_NewPointerObj(*$2, $*2_descriptor, 0))
 
+%typemap(in, numinputs=0) char **text (char *made = NULL) "$1 = &made;"
+%typemap(argout) char **text DSGD_SET_OUTPUT(PyUnicode_DecodeUTF8(*$1, (Py_ssize_t)strlen(*$1), "replace"))
+%typemap(freearg) char **text "dsgd_text_free(*$1);"
+%ignore dsgd_text_free;
+
 %typemap(in, numinputs=0) uint64_t *digest (uint64_t made = 0) "$1 = &made;"
 %typemap(argout) uint64_t *digest DSGD_SET_OUTPUT(PyLong_FromUnsignedLongLong(*$1))
 /* An operation that ended with an error raises it instead. */

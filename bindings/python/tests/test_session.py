@@ -36,6 +36,21 @@ def test_info_follows_the_session(session):
     assert session.info == dataclasses.replace(joined, state=dsgd.SessionState.CLOSED, steps=1)
 
 
+def test_metrics_count_calls_and_steps(session):
+    trained(session)
+    session.step()
+    session.put("name", b"12345")
+    session.get("name")
+    metrics = session.metrics()
+    assert metrics["dsgd_workers"] == metrics["dsgd_steps_total"] == metrics['dsgd_calls_total{call="start"}'] == 1
+    assert metrics['dsgd_call_bytes_total{call="object_put"}'] == metrics['dsgd_call_bytes_total{call="object_get"}'] == 5
+    assert metrics['dsgd_step_phase_seconds_total{phase="update"}'] > 0
+    assert session.metrics_text().endswith("# EOF\n")
+    session.close()
+    with pytest.raises(dsgd.ClosedError):
+        session.metrics()
+
+
 def test_gradients_are_marked_all_or_none(session):
     parameters = [session.add_parameter(name, 2) for name in "abc"]
     replica = session.add_replica()

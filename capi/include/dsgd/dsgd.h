@@ -366,6 +366,14 @@ DSGD_API int32_t dsgd_session_info_init(dsgd_session_info *info, size_t struct_s
  * closing, too. Any thread, never blocks. Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_FORKED. */
 DSGD_API int32_t dsgd_session_info_read(const dsgd_session *session, dsgd_session_info *info, dsgd_error **error);
 
+/* Counters of the session since dsgd_init as OpenMetrics 1.0 text, which Prometheus reads, in UTF-8 with "# EOF" as the
+ * last line: calls, failures, bytes and seconds by kind of call; steps, and their seconds by phase; bytes sent to and
+ * received from each worker, and seconds waited for its data; memory held. `*text` is the caller's; dsgd_text_free frees
+ * it. Works while the session is open, after a failure, too. Any thread, never blocks.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (still joining), DSGD_ERR_CLOSED, DSGD_ERR_FORKED. */
+DSGD_API int32_t dsgd_metrics(const dsgd_session *session, char **text, dsgd_error **error);
+DSGD_API void dsgd_text_free(char *text); /* NULL is fine; any thread */
+
 /* Takes the oldest record out of the session's log queue (see dsgd_config_log_hook); the caller frees it. Waits up to
  * timeout_ms for one, then returns DSGD_ERR_WAIT_TIMEOUT. Works after close
  * until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */

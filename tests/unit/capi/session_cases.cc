@@ -93,6 +93,19 @@ std::vector<BadCall> session_cases() {
       {"dsgd_session_info_read", "closed is fine", 0, nullptr,
        [](W w, E e) { return read_info(w.closed.session, sizeof(dsgd_session_info), e); }},
 
+      {"dsgd_metrics", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) {
+         char* text = nullptr;
+         return dsgd_metrics(nullptr, &text, e);
+       }},
+      {"dsgd_metrics", "NULL text", kInvalid, "'text' is NULL",
+       [](W w, E e) { return dsgd_metrics(w.running.session, nullptr, e); }},
+      {"dsgd_metrics", "closed", kClosed, "closed",
+       [](W w, E e) {
+         char* text = nullptr;
+         return dsgd_metrics(w.closed.session, &text, e);
+       }},
+
       {"dsgd_log_poll", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) {
          dsgd_log_record* record = nullptr;

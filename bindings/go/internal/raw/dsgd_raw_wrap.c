@@ -245,6 +245,9 @@ typedef struct go_op_options {
 } go_op_options;
 
 
+static const char *dsgd_text_string(uintptr_t address) { return (const char *)address; }
+
+
 static int32_t dsgd_config_has(const dsgd_config *config, const char *key) {
   return dsgd_config_value(config, key) != NULL;
 }
@@ -282,7 +285,7 @@ SWIGINTERN void delete_dsgd_config_key(struct dsgd_config_key *self){ free(self)
 extern "C" {
 #endif
 
-void _wrap_Swig_free_raw_3fb527dcaf02193d(void *_swig_go_0) {
+void _wrap_Swig_free_raw_80772e6a517b34e5(void *_swig_go_0) {
   void *arg1 = 0 ;
 
   arg1 = *(void **)&_swig_go_0;
@@ -292,7 +295,7 @@ void _wrap_Swig_free_raw_3fb527dcaf02193d(void *_swig_go_0) {
 }
 
 
-void *_wrap_Swig_malloc_raw_3fb527dcaf02193d(intgo _swig_go_0) {
+void *_wrap_Swig_malloc_raw_80772e6a517b34e5(intgo _swig_go_0) {
   int arg1 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -305,7 +308,20 @@ void *_wrap_Swig_malloc_raw_3fb527dcaf02193d(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_has_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+_gostring_ _wrap_dsgd_text_string_raw_80772e6a517b34e5(long long _swig_go_0) {
+  uintptr_t arg1 ;
+  char *result = 0 ;
+  _gostring_ _swig_go_result;
+
+  arg1 = (uintptr_t)_swig_go_0;
+
+  result = (char *)dsgd_text_string(arg1);
+  _swig_go_result = Swig_AllocateString((char*)result, result ? strlen((char*)result) : 0);
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_config_has_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -327,7 +343,7 @@ intgo _wrap_dsgd_config_has_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_version_raw_3fb527dcaf02193d() {
+intgo _wrap_dsgd_version_raw_80772e6a517b34e5() {
   uint32_t result;
   intgo _swig_go_result;
 
@@ -338,7 +354,7 @@ intgo _wrap_dsgd_version_raw_3fb527dcaf02193d() {
 }
 
 
-_gostring_ _wrap_dsgd_version_string_raw_3fb527dcaf02193d() {
+_gostring_ _wrap_dsgd_version_string_raw_80772e6a517b34e5() {
   char *result = 0 ;
   _gostring_ _swig_go_result;
 
@@ -349,7 +365,7 @@ _gostring_ _wrap_dsgd_version_string_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_dsgd_capability_raw_3fb527dcaf02193d(_gostring_ _swig_go_0) {
+intgo _wrap_dsgd_capability_raw_80772e6a517b34e5(_gostring_ _swig_go_0) {
   char *arg1 = 0 ;
   char *temp1 ;
   int32_t result;
@@ -369,7 +385,7 @@ intgo _wrap_dsgd_capability_raw_3fb527dcaf02193d(_gostring_ _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_OK_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_OK_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -381,7 +397,7 @@ intgo _wrap_DSGD_OK_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -393,7 +409,7 @@ intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_STATE_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_STATE_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -405,7 +421,7 @@ intgo _wrap_DSGD_ERR_STATE_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_CLOSED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_CLOSED_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -417,7 +433,7 @@ intgo _wrap_DSGD_ERR_CLOSED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_FORKED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_FORKED_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -429,7 +445,7 @@ intgo _wrap_DSGD_ERR_FORKED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_TIMEOUT_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_TIMEOUT_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -441,7 +457,7 @@ intgo _wrap_DSGD_ERR_TIMEOUT_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -453,7 +469,7 @@ intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_ABORTED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_ABORTED_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -465,7 +481,7 @@ intgo _wrap_DSGD_ERR_ABORTED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_WORKER_LOST_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_WORKER_LOST_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -477,7 +493,7 @@ intgo _wrap_DSGD_ERR_WORKER_LOST_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_MISMATCH_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_MISMATCH_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -489,7 +505,7 @@ intgo _wrap_DSGD_ERR_MISMATCH_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_NOT_FOUND_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_NOT_FOUND_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -501,7 +517,7 @@ intgo _wrap_DSGD_ERR_NOT_FOUND_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_EXISTS_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_EXISTS_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -513,7 +529,7 @@ intgo _wrap_DSGD_ERR_EXISTS_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -525,7 +541,7 @@ intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNREACHABLE_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_UNREACHABLE_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -537,7 +553,7 @@ intgo _wrap_DSGD_ERR_UNREACHABLE_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -549,7 +565,7 @@ intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_NO_MEMORY_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_NO_MEMORY_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -561,7 +577,7 @@ intgo _wrap_DSGD_ERR_NO_MEMORY_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_LIMIT_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_LIMIT_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -573,7 +589,7 @@ intgo _wrap_DSGD_ERR_LIMIT_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_IO_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_IO_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -585,7 +601,7 @@ intgo _wrap_DSGD_ERR_IO_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -597,7 +613,7 @@ intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_TORN_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_TORN_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -609,7 +625,7 @@ intgo _wrap_DSGD_ERR_TORN_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_INTERNAL_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_INTERNAL_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -621,7 +637,7 @@ intgo _wrap_DSGD_ERR_INTERNAL_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_DIVERGED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_DIVERGED_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -633,7 +649,7 @@ intgo _wrap_DSGD_ERR_DIVERGED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_CORRUPTED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_CORRUPTED_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -645,7 +661,7 @@ intgo _wrap_DSGD_ERR_CORRUPTED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_80772e6a517b34e5() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -657,7 +673,7 @@ intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_3fb527dcaf02193d() {
 }
 
 
-_gostring_ _wrap_dsgd_status_name_raw_3fb527dcaf02193d(intgo _swig_go_0) {
+_gostring_ _wrap_dsgd_status_name_raw_80772e6a517b34e5(intgo _swig_go_0) {
   int32_t arg1 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -670,7 +686,7 @@ _gostring_ _wrap_dsgd_status_name_raw_3fb527dcaf02193d(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_code_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_code_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -683,7 +699,7 @@ intgo _wrap_dsgd_error_code_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_rank_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_rank_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -696,7 +712,7 @@ intgo _wrap_dsgd_error_rank_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_host_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_host_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -709,7 +725,7 @@ _gostring_ _wrap_dsgd_error_host_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_operation_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_operation_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -722,7 +738,7 @@ _gostring_ _wrap_dsgd_error_operation_raw_3fb527dcaf02193d(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_parameter_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_parameter_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -735,7 +751,7 @@ _gostring_ _wrap_dsgd_error_parameter_raw_3fb527dcaf02193d(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_message_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_message_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -748,7 +764,7 @@ _gostring_ _wrap_dsgd_error_message_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0)
 }
 
 
-void _wrap_dsgd_error_free_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
+void _wrap_dsgd_error_free_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
 
   arg1 = *(dsgd_error **)&_swig_go_0;
@@ -758,7 +774,7 @@ void _wrap_dsgd_error_free_raw_3fb527dcaf02193d(dsgd_error *_swig_go_0) {
 }
 
 
-dsgd_config *_wrap_dsgd_config_new_raw_3fb527dcaf02193d() {
+dsgd_config *_wrap_dsgd_config_new_raw_80772e6a517b34e5() {
   dsgd_config *result = 0 ;
   dsgd_config *_swig_go_result;
 
@@ -769,7 +785,7 @@ dsgd_config *_wrap_dsgd_config_new_raw_3fb527dcaf02193d() {
 }
 
 
-void _wrap_dsgd_config_free_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0) {
+void _wrap_dsgd_config_free_raw_80772e6a517b34e5(dsgd_config *_swig_go_0) {
   dsgd_config *arg1 = 0 ;
 
   arg1 = *(dsgd_config **)&_swig_go_0;
@@ -779,7 +795,7 @@ void _wrap_dsgd_config_free_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_set_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_config_set_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -812,7 +828,7 @@ intgo _wrap_dsgd_config_set_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_config_load_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_load_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -836,7 +852,7 @@ intgo _wrap_dsgd_config_load_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gost
 }
 
 
-_gostring_ _wrap_dsgd_config_value_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+_gostring_ _wrap_dsgd_config_value_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -858,7 +874,7 @@ _gostring_ _wrap_dsgd_config_value_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0,
 }
 
 
-_gostring_ _wrap_dsgd_config_key_name_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_name_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -871,7 +887,7 @@ _gostring_ _wrap_dsgd_config_key_name_get_raw_3fb527dcaf02193d(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -884,7 +900,7 @@ _gostring_ _wrap_dsgd_config_key_Xtype_get_raw_3fb527dcaf02193d(struct dsgd_conf
 }
 
 
-_gostring_ _wrap_dsgd_config_key_default_value_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_default_value_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -897,7 +913,7 @@ _gostring_ _wrap_dsgd_config_key_default_value_get_raw_3fb527dcaf02193d(struct d
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -910,7 +926,7 @@ _gostring_ _wrap_dsgd_config_key_Xrange_get_raw_3fb527dcaf02193d(struct dsgd_con
 }
 
 
-_gostring_ _wrap_dsgd_config_key_help_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_help_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -923,7 +939,7 @@ _gostring_ _wrap_dsgd_config_key_help_get_raw_3fb527dcaf02193d(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_environment_get_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_environment_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -936,7 +952,7 @@ _gostring_ _wrap_dsgd_config_key_environment_get_raw_3fb527dcaf02193d(struct dsg
 }
 
 
-struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_3fb527dcaf02193d() {
+struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_80772e6a517b34e5() {
   struct dsgd_config_key *result = 0 ;
   struct dsgd_config_key *_swig_go_result;
 
@@ -947,7 +963,7 @@ struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_3fb527dcaf02193d() {
 }
 
 
-void _wrap_delete_dsgd_config_key_raw_3fb527dcaf02193d(struct dsgd_config_key *_swig_go_0) {
+void _wrap_delete_dsgd_config_key_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
 
   arg1 = *(struct dsgd_config_key **)&_swig_go_0;
@@ -957,7 +973,7 @@ void _wrap_delete_dsgd_config_key_raw_3fb527dcaf02193d(struct dsgd_config_key *_
 }
 
 
-long long _wrap_dsgd_config_key_count_raw_3fb527dcaf02193d() {
+long long _wrap_dsgd_config_key_count_raw_80772e6a517b34e5() {
   size_t result;
   long long _swig_go_result;
 
@@ -968,7 +984,7 @@ long long _wrap_dsgd_config_key_count_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_dsgd_config_key_at_raw_3fb527dcaf02193d(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_key_at_raw_80772e6a517b34e5(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
   size_t arg1 ;
   dsgd_config_key *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -985,7 +1001,7 @@ intgo _wrap_dsgd_config_key_at_raw_3fb527dcaf02193d(long long _swig_go_0, dsgd_c
 }
 
 
-intgo _wrap_DSGD_LOG_ERROR_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_LOG_ERROR_raw_80772e6a517b34e5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -997,7 +1013,7 @@ intgo _wrap_DSGD_LOG_ERROR_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_LOG_WARNING_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_LOG_WARNING_raw_80772e6a517b34e5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1009,7 +1025,7 @@ intgo _wrap_DSGD_LOG_WARNING_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_LOG_INFO_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_LOG_INFO_raw_80772e6a517b34e5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1021,7 +1037,7 @@ intgo _wrap_DSGD_LOG_INFO_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_LOG_DEBUG_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_LOG_DEBUG_raw_80772e6a517b34e5() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1033,7 +1049,7 @@ intgo _wrap_DSGD_LOG_DEBUG_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_dsgd_log_record_level_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_level_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1046,7 +1062,7 @@ intgo _wrap_dsgd_log_record_level_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go
 }
 
 
-_gostring_ _wrap_dsgd_log_record_message_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
+_gostring_ _wrap_dsgd_log_record_message_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1059,7 +1075,7 @@ _gostring_ _wrap_dsgd_log_record_message_raw_3fb527dcaf02193d(dsgd_log_record *_
 }
 
 
-long long _wrap_dsgd_log_record_time_ns_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_time_ns_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1072,7 +1088,7 @@ long long _wrap_dsgd_log_record_time_ns_raw_3fb527dcaf02193d(dsgd_log_record *_s
 }
 
 
-long long _wrap_dsgd_log_record_session_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_session_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -1085,7 +1101,7 @@ long long _wrap_dsgd_log_record_session_raw_3fb527dcaf02193d(dsgd_log_record *_s
 }
 
 
-intgo _wrap_dsgd_log_record_rank_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_rank_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1098,7 +1114,7 @@ intgo _wrap_dsgd_log_record_rank_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_
 }
 
 
-void _wrap_dsgd_log_record_free_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0) {
+void _wrap_dsgd_log_record_free_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
 
   arg1 = *(dsgd_log_record **)&_swig_go_0;
@@ -1108,7 +1124,7 @@ void _wrap_dsgd_log_record_free_raw_3fb527dcaf02193d(dsgd_log_record *_swig_go_0
 }
 
 
-intgo _wrap_dsgd_init_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_init_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_session **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1125,7 +1141,7 @@ intgo _wrap_dsgd_init_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, dsgd_session
 }
 
 
-intgo _wrap_dsgd_init_begin_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_init_begin_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_config *arg1 = 0 ;
   dsgd_op_options *arg2 = 0 ;
   dsgd_session **arg3 = 0 ;
@@ -1157,7 +1173,7 @@ intgo _wrap_dsgd_init_begin_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, dsgd_o
 }
 
 
-intgo _wrap_dsgd_close_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_close_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1174,7 +1190,7 @@ intgo _wrap_dsgd_close_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, intgo _swi
 }
 
 
-void _wrap_dsgd_session_free_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_session_free_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1184,7 +1200,7 @@ void _wrap_dsgd_session_free_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_finalize_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_finalize_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1194,7 +1210,7 @@ void _wrap_dsgd_finalize_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_abort_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_abort_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1221,7 +1237,7 @@ intgo _wrap_dsgd_abort_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_
 }
 
 
-intgo _wrap_dsgd_rank_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_rank_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1234,7 +1250,7 @@ intgo _wrap_dsgd_rank_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_size_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_size_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1247,7 +1263,7 @@ intgo _wrap_dsgd_size_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_rank_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_rank_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1260,7 +1276,7 @@ intgo _wrap_dsgd_local_rank_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_size_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_size_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1273,7 +1289,7 @@ intgo _wrap_dsgd_local_size_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_view_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
+long long _wrap_dsgd_view_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1286,7 +1302,7 @@ long long _wrap_dsgd_view_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SESSION_JOINED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_SESSION_JOINED_raw_80772e6a517b34e5() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1298,7 +1314,7 @@ intgo _wrap_DSGD_SESSION_JOINED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_SESSION_STARTED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_SESSION_STARTED_raw_80772e6a517b34e5() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1310,7 +1326,7 @@ intgo _wrap_DSGD_SESSION_STARTED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_SESSION_TORN_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_SESSION_TORN_raw_80772e6a517b34e5() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1322,7 +1338,7 @@ intgo _wrap_DSGD_SESSION_TORN_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_SESSION_FAILED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_SESSION_FAILED_raw_80772e6a517b34e5() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1334,7 +1350,7 @@ intgo _wrap_DSGD_SESSION_FAILED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_SESSION_CLOSED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_SESSION_CLOSED_raw_80772e6a517b34e5() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1346,7 +1362,7 @@ intgo _wrap_DSGD_SESSION_CLOSED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_dsgd_session_info_read_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_session_info *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_session_info_read_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_session_info *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   dsgd_session_info *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1363,7 +1379,35 @@ intgo _wrap_dsgd_session_info_read_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0
 }
 
 
-intgo _wrap_dsgd_log_poll_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_metrics_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, char **_swig_go_1, dsgd_error **_swig_go_2) {
+  dsgd_session *arg1 = 0 ;
+  char **arg2 = 0 ;
+  dsgd_error **arg3 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_session **)&_swig_go_0;
+  arg2 = *(char ***)&_swig_go_1;
+  arg3 = *(dsgd_error ***)&_swig_go_2;
+
+  result = (int32_t)dsgd_metrics((struct dsgd_session const *)arg1,arg2,arg3);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+void _wrap_dsgd_text_free_raw_80772e6a517b34e5(char *_swig_go_0) {
+  char *arg1 = 0 ;
+
+  arg1 = (char *)_swig_go_0;
+
+  dsgd_text_free(arg1);
+
+
+}
+
+
+intgo _wrap_dsgd_log_poll_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_log_record **arg3 = 0 ;
@@ -1382,7 +1426,7 @@ intgo _wrap_dsgd_log_poll_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, intgo _
 }
 
 
-intgo _wrap_dsgd_log_fd_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_log_fd_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1395,7 +1439,7 @@ intgo _wrap_dsgd_log_fd_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_FLOAT32_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_FLOAT32_raw_80772e6a517b34e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1407,7 +1451,7 @@ intgo _wrap_DSGD_FLOAT32_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_FLOAT64_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_FLOAT64_raw_80772e6a517b34e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1419,7 +1463,7 @@ intgo _wrap_DSGD_FLOAT64_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_INT32_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_INT32_raw_80772e6a517b34e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1431,7 +1475,7 @@ intgo _wrap_DSGD_INT32_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_INT64_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_INT64_raw_80772e6a517b34e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1443,7 +1487,7 @@ intgo _wrap_DSGD_INT64_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_UINT8_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_UINT8_raw_80772e6a517b34e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1455,7 +1499,7 @@ intgo _wrap_DSGD_UINT8_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_FLOAT16_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_FLOAT16_raw_80772e6a517b34e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1467,7 +1511,7 @@ intgo _wrap_DSGD_FLOAT16_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_BFLOAT16_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_BFLOAT16_raw_80772e6a517b34e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1479,7 +1523,7 @@ intgo _wrap_DSGD_BFLOAT16_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_INT8_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_INT8_raw_80772e6a517b34e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1491,7 +1535,7 @@ intgo _wrap_DSGD_INT8_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_UINT64_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_UINT64_raw_80772e6a517b34e5() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1503,7 +1547,7 @@ intgo _wrap_DSGD_UINT64_raw_3fb527dcaf02193d() {
 }
 
 
-long long _wrap_dsgd_dtype_size_raw_3fb527dcaf02193d(intgo _swig_go_0) {
+long long _wrap_dsgd_dtype_size_raw_80772e6a517b34e5(intgo _swig_go_0) {
   int32_t arg1 ;
   size_t result;
   long long _swig_go_result;
@@ -1516,7 +1560,7 @@ long long _wrap_dsgd_dtype_size_raw_3fb527dcaf02193d(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_UNTRAINED_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_UNTRAINED_raw_80772e6a517b34e5() {
   enum dsgd_parameter_flag result;
   intgo _swig_go_result;
 
@@ -1528,7 +1572,7 @@ intgo _wrap_DSGD_UNTRAINED_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_dsgd_parameter_add_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_parameter_add_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   int32_t arg3 ;
@@ -1561,7 +1605,7 @@ intgo _wrap_dsgd_parameter_add_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_parameter_set_raw_3fb527dcaf02193d(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_parameter_set_raw_80772e6a517b34e5(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_parameter *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1588,7 +1632,7 @@ intgo _wrap_dsgd_parameter_set_raw_3fb527dcaf02193d(dsgd_parameter *_swig_go_0, 
 }
 
 
-_gostring_ _wrap_dsgd_parameter_name_raw_3fb527dcaf02193d(dsgd_parameter *_swig_go_0) {
+_gostring_ _wrap_dsgd_parameter_name_raw_80772e6a517b34e5(dsgd_parameter *_swig_go_0) {
   dsgd_parameter *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1601,7 +1645,7 @@ _gostring_ _wrap_dsgd_parameter_name_raw_3fb527dcaf02193d(dsgd_parameter *_swig_
 }
 
 
-intgo _wrap_dsgd_replica_add_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_replica_add_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_replica **arg3 = 0 ;
@@ -1630,7 +1674,7 @@ intgo _wrap_dsgd_replica_add_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gos
 }
 
 
-_gostring_ _wrap_dsgd_replica_device_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0) {
+_gostring_ _wrap_dsgd_replica_device_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0) {
   dsgd_replica *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1643,7 +1687,7 @@ _gostring_ _wrap_dsgd_replica_device_raw_3fb527dcaf02193d(dsgd_replica *_swig_go
 }
 
 
-intgo _wrap_dsgd_replica_weight_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_replica_weight_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1660,7 +1704,7 @@ intgo _wrap_dsgd_replica_weight_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_bind_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_bind_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1685,7 +1729,7 @@ intgo _wrap_dsgd_bind_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parame
 }
 
 
-intgo _wrap_dsgd_alloc_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_alloc_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void **arg3 = 0 ;
@@ -1706,7 +1750,7 @@ intgo _wrap_dsgd_alloc_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_param
 }
 
 
-intgo _wrap_dsgd_memory_get_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_memory_get_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_memory **arg3 = 0 ;
@@ -1725,7 +1769,7 @@ intgo _wrap_dsgd_memory_get_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_
 }
 
 
-void *_wrap_dsgd_memory_value_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_value_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1738,7 +1782,7 @@ void *_wrap_dsgd_memory_value_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_memory_gradient_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_gradient_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1751,7 +1795,7 @@ void *_wrap_dsgd_memory_gradient_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_memory_nbytes_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
+long long _wrap_dsgd_memory_nbytes_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -1764,7 +1808,7 @@ long long _wrap_dsgd_memory_nbytes_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0)
 }
 
 
-void _wrap_dsgd_memory_free_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
+void _wrap_dsgd_memory_free_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
 
   arg1 = *(dsgd_memory **)&_swig_go_0;
@@ -1774,7 +1818,7 @@ void _wrap_dsgd_memory_free_raw_3fb527dcaf02193d(dsgd_memory *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_bind_dlpack_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_bind_dlpack_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned *arg3 = 0 ;
@@ -1795,7 +1839,7 @@ intgo _wrap_dsgd_bind_dlpack_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd
 }
 
 
-intgo _wrap_dsgd_export_dlpack_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_export_dlpack_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned **arg3 = 0 ;
@@ -1816,7 +1860,7 @@ intgo _wrap_dsgd_export_dlpack_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, ds
 }
 
 
-intgo _wrap_dsgd_optimizer_set_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_optimizer_set_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1852,7 +1896,7 @@ intgo _wrap_dsgd_optimizer_set_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_learning_rate_set_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_learning_rate_set_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1869,7 +1913,7 @@ intgo _wrap_dsgd_learning_rate_set_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0
 }
 
 
-double _wrap_dsgd_loss_scale_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
+double _wrap_dsgd_loss_scale_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   double result;
   double _swig_go_result;
@@ -1882,7 +1926,7 @@ double _wrap_dsgd_loss_scale_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_strategy_set_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_strategy_set_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1933,7 +1977,7 @@ intgo _wrap_dsgd_strategy_set_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _go
 }
 
 
-intgo _wrap_dsgd_start_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_start_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   dsgd_op_options *arg2 = 0 ;
   dsgd_op **arg3 = 0 ;
@@ -1963,7 +2007,7 @@ intgo _wrap_dsgd_start_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_op_op
 }
 
 
-intgo _wrap_dsgd_step_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_step_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_step_result *arg3 = 0 ;
@@ -1982,7 +2026,7 @@ intgo _wrap_dsgd_step_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, double _swi
 }
 
 
-intgo _wrap_dsgd_step_begin_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_step_begin_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2014,7 +2058,7 @@ intgo _wrap_dsgd_step_begin_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, doubl
 }
 
 
-intgo _wrap_dsgd_gradient_ready_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradient_ready_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2033,7 +2077,7 @@ intgo _wrap_dsgd_gradient_ready_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_gradients_ready_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, _goslice_ _swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradients_ready_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, _goslice_ _swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter **arg2 = 0 ;
   size_t arg3 ;
@@ -2053,7 +2097,7 @@ intgo _wrap_dsgd_gradients_ready_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_stream_wait_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_stream_wait_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   void *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2070,7 +2114,7 @@ intgo _wrap_dsgd_stream_wait_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, void
 }
 
 
-intgo _wrap_dsgd_gradient_absent_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_gradient_absent_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2087,7 +2131,7 @@ intgo _wrap_dsgd_gradient_absent_raw_3fb527dcaf02193d(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_step_flush_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_step_flush_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -2102,7 +2146,7 @@ intgo _wrap_dsgd_step_flush_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_
 }
 
 
-intgo _wrap_dsgd_op_step_result_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_step_result_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_step_result *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2119,7 +2163,7 @@ intgo _wrap_dsgd_op_step_result_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, dsgd_s
 }
 
 
-intgo _wrap_dsgd_stop_request_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_stop_request_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -2134,7 +2178,7 @@ intgo _wrap_dsgd_stop_request_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsg
 }
 
 
-long long _wrap_dsgd_op_id_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0) {
+long long _wrap_dsgd_op_id_raw_80772e6a517b34e5(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2147,7 +2191,7 @@ long long _wrap_dsgd_op_id_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_op_user_data_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0) {
+void *_wrap_dsgd_op_user_data_raw_80772e6a517b34e5(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2160,7 +2204,7 @@ void *_wrap_dsgd_op_user_data_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_op_wait_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_wait_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2177,7 +2221,7 @@ intgo _wrap_dsgd_op_wait_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, intgo _swig_g
 }
 
 
-intgo _wrap_dsgd_op_test_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_test_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2194,7 +2238,7 @@ intgo _wrap_dsgd_op_test_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, int *_swig_go
 }
 
 
-intgo _wrap_dsgd_op_abort_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_abort_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2221,7 +2265,7 @@ intgo _wrap_dsgd_op_abort_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, _gostring_ _
 }
 
 
-void _wrap_dsgd_op_free_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0) {
+void _wrap_dsgd_op_free_raw_80772e6a517b34e5(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
 
   arg1 = *(dsgd_op **)&_swig_go_0;
@@ -2231,7 +2275,7 @@ void _wrap_dsgd_op_free_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_queue_poll_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_queue_poll_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_op **arg2 = 0 ;
   size_t arg3 ;
@@ -2253,7 +2297,7 @@ intgo _wrap_dsgd_queue_poll_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gosl
 }
 
 
-intgo _wrap_dsgd_queue_fd_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_queue_fd_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -2266,7 +2310,7 @@ intgo _wrap_dsgd_queue_fd_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SUM_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_SUM_raw_80772e6a517b34e5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2278,7 +2322,7 @@ intgo _wrap_DSGD_SUM_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_MIN_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_MIN_raw_80772e6a517b34e5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2290,7 +2334,7 @@ intgo _wrap_DSGD_MIN_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_MAX_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_MAX_raw_80772e6a517b34e5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2302,7 +2346,7 @@ intgo _wrap_DSGD_MAX_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_PROD_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_PROD_raw_80772e6a517b34e5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2314,7 +2358,7 @@ intgo _wrap_DSGD_PROD_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_DSGD_MEAN_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_MEAN_raw_80772e6a517b34e5() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2326,7 +2370,7 @@ intgo _wrap_DSGD_MEAN_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_dsgd_allreduce_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
+intgo _wrap_dsgd_allreduce_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2368,7 +2412,7 @@ intgo _wrap_dsgd_allreduce_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_broadcast_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
+intgo _wrap_dsgd_broadcast_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2408,7 +2452,7 @@ intgo _wrap_dsgd_broadcast_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_allgather_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
+intgo _wrap_dsgd_allgather_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2452,7 +2496,7 @@ intgo _wrap_dsgd_allgather_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_reduce_scatter_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
+intgo _wrap_dsgd_reduce_scatter_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2498,7 +2542,7 @@ intgo _wrap_dsgd_reduce_scatter_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_barrier_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_barrier_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2530,7 +2574,7 @@ intgo _wrap_dsgd_barrier_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, dsgd_gro
 }
 
 
-intgo _wrap_dsgd_object_put_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, _goslice_ _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
+intgo _wrap_dsgd_object_put_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, _goslice_ _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2578,7 +2622,7 @@ intgo _wrap_dsgd_object_put_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_object_get_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_object_get_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2619,7 +2663,7 @@ intgo _wrap_dsgd_object_get_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_op_object_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_object_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_object **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2636,7 +2680,7 @@ intgo _wrap_dsgd_op_object_raw_3fb527dcaf02193d(dsgd_op *_swig_go_0, dsgd_object
 }
 
 
-intgo _wrap_dsgd_object_delete_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_object_delete_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2675,7 +2719,7 @@ intgo _wrap_dsgd_object_delete_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, _g
 }
 
 
-void *_wrap_dsgd_object_data_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
+void *_wrap_dsgd_object_data_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2688,7 +2732,7 @@ void *_wrap_dsgd_object_data_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_nbytes_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_nbytes_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2701,7 +2745,7 @@ long long _wrap_dsgd_object_nbytes_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0)
 }
 
 
-intgo _wrap_dsgd_object_dtype_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
+intgo _wrap_dsgd_object_dtype_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -2714,7 +2758,7 @@ intgo _wrap_dsgd_object_dtype_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_ndim_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_ndim_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2727,7 +2771,7 @@ long long _wrap_dsgd_object_ndim_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
 }
 
 
-int64_t *_wrap_dsgd_object_shape_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
+int64_t *_wrap_dsgd_object_shape_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   int64_t *result = 0 ;
   int64_t *_swig_go_result;
@@ -2740,7 +2784,7 @@ int64_t *_wrap_dsgd_object_shape_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_object_free_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
+void _wrap_dsgd_object_free_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
 
   arg1 = *(dsgd_object **)&_swig_go_0;
@@ -2750,7 +2794,7 @@ void _wrap_dsgd_object_free_raw_3fb527dcaf02193d(dsgd_object *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_3fb527dcaf02193d() {
+intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_80772e6a517b34e5() {
   enum dsgd_shard_flag result;
   intgo _swig_go_result;
 
@@ -2762,7 +2806,7 @@ intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_3fb527dcaf02193d() {
 }
 
 
-intgo _wrap_dsgd_shard_new_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_shard_new_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2785,7 +2829,7 @@ intgo _wrap_dsgd_shard_new_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_epoch_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_shard_epoch_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2802,7 +2846,7 @@ intgo _wrap_dsgd_shard_epoch_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_seek_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0, long long _swig_go_1, long long _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_seek_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0, long long _swig_go_1, long long _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2821,7 +2865,7 @@ intgo _wrap_dsgd_shard_seek_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0, long lo
 }
 
 
-long long _wrap_dsgd_shard_position_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_position_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2834,7 +2878,7 @@ long long _wrap_dsgd_shard_position_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0)
 }
 
 
-intgo _wrap_dsgd_shard_next_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_next_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   int64_t *arg2 = 0 ;
   size_t arg3 ;
@@ -2854,7 +2898,7 @@ intgo _wrap_dsgd_shard_next_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0, _goslic
 }
 
 
-long long _wrap_dsgd_shard_size_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_size_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2867,7 +2911,7 @@ long long _wrap_dsgd_shard_size_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_shard_free_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0) {
+void _wrap_dsgd_shard_free_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
 
   arg1 = *(dsgd_shard **)&_swig_go_0;
@@ -2877,7 +2921,7 @@ void _wrap_dsgd_shard_free_raw_3fb527dcaf02193d(dsgd_shard *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_digest_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_digest_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   uint64_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2894,7 +2938,7 @@ intgo _wrap_dsgd_digest_raw_3fb527dcaf02193d(dsgd_session *_swig_go_0, long long
 }
 
 
-intgo _wrap_dsgd_head_start_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_start_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_head **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2911,7 +2955,7 @@ intgo _wrap_dsgd_head_start_raw_3fb527dcaf02193d(dsgd_config *_swig_go_0, dsgd_h
 }
 
 
-_gostring_ _wrap_dsgd_head_address_raw_3fb527dcaf02193d(dsgd_head *_swig_go_0) {
+_gostring_ _wrap_dsgd_head_address_raw_80772e6a517b34e5(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -2924,7 +2968,7 @@ _gostring_ _wrap_dsgd_head_address_raw_3fb527dcaf02193d(dsgd_head *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_head_wait_raw_3fb527dcaf02193d(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_wait_raw_80772e6a517b34e5(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_head *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2941,7 +2985,7 @@ intgo _wrap_dsgd_head_wait_raw_3fb527dcaf02193d(dsgd_head *_swig_go_0, intgo _sw
 }
 
 
-void _wrap_dsgd_head_free_raw_3fb527dcaf02193d(dsgd_head *_swig_go_0) {
+void _wrap_dsgd_head_free_raw_80772e6a517b34e5(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
 
   arg1 = *(dsgd_head **)&_swig_go_0;

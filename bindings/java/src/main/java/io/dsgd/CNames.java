@@ -119,6 +119,7 @@ final class CNames {
           entry("dsgd_memory_gradient", "Memory.gradient"),
           entry("dsgd_memory_nbytes", "Memory.value"),
           entry("dsgd_memory_value", "Memory.value"),
+          entry("dsgd_metrics", "Session.metrics"),
           entry("dsgd_object", "SharedObject"),
           entry("dsgd_object_data", "SharedObject.data"),
           entry("dsgd_object_delete", "Session.deleteObject"),

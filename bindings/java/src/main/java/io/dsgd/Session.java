@@ -4,6 +4,8 @@ import java.nio.Buffer;
 import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.time.Instant;
+import java.util.LinkedHashMap;
+import java.util.Map;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.locks.ReentrantLock;
@@ -101,6 +103,34 @@ public final class Session implements AutoCloseable {
     SessionInfo[] info = new SessionInfo[1];
     Raw.dsgd_session_info_read(s, info);
     return info[0];
+  }
+
+  /**
+   * Counters since the session was opened, by OpenMetrics name with labels: {@code
+   * metrics().get("dsgd_calls_total{call=\"allreduce\"}")}. Reading them is cheap and never blocks.
+   */
+  public Map<String, Double> metrics() {
+    Map<String, Double> values = new LinkedHashMap<>();
+    for (String line : metricsText().split("\n")) {
+      int end = line.lastIndexOf(' ');
+      if (!line.startsWith("#")) {
+        values.put(line.substring(0, end), Double.valueOf(line.substring(end + 1)));
+      }
+    }
+    return values;
+  }
+
+  /**
+   * The counters as OpenMetrics text, to be served to Prometheus as {@code
+   * application/openmetrics-text}.
+   */
+  public String metricsText() {
+    return handle.get(
+        s -> {
+          String[] text = new String[1];
+          Raw.dsgd_metrics(s, text);
+          return text[0];
+        });
   }
 
   /**

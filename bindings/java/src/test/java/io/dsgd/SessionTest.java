@@ -97,6 +97,9 @@ class SessionTest {
     session.step(1);
     assertEquals(SessionState.STARTED, session.info().state());
     assertEquals(1, session.info().steps());
+    assertEquals(1.0, session.metrics().get("dsgd_steps_total"));
+    assertEquals(1.0, session.metrics().get("dsgd_calls_total{call=\"start\"}"));
+    assertTrue(session.metricsText().endsWith("# EOF\n"));
     session.close();
     assertEquals(SessionState.CLOSED, session.info().state());
     assertEquals(

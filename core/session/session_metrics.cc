@@ -1,0 +1,87 @@
+// The counters of a session as OpenMetrics text.
+
+#include "core/membership/doorman.h"
+#include "core/metrics/open_metrics.h"
+#include "core/session/session_impl.h"
+
+namespace dsgd {
+
+void Session::Impl::count(const Operation& operation, const Status& status, transport::Time begun) {
+  for (auto& [name, label, counters] : calls_by_kind) {
+    if (name != operation.name()) continue;
+    counters.ended.add(1);
+    if (!status.ok()) counters.failed.add(1);
+    counters.bytes.add(operation.object() ? operation.object()->bytes.size() : operation.nbytes());
+    counters.time.add(loop().now() - begun);
+    return;
+  }
+}
+
+Result<std::string> Session::metrics() const {
+  using metrics::OpenMetrics;
+  Impl::Call call(*impl_, Impl::Call::kRead);
+  if (!call.status().ok()) return call.status();
+  OpenMetrics out("dsgd_");
+  out.info("session", "The session.");
+  out.sample({{"job", impl_->config.text("job")}, {"rank", std::to_string(rank())}, {"version", library_version()}}, uint64_t{1});
+  out.gauge("workers", "", "Workers in the view.");
+  out.sample({}, static_cast<uint64_t>(size()));
+
+  const auto each_kind = [&](auto value) {
+    for (const auto& kind : impl_->calls_by_kind) out.sample({{"call", kind.label}}, value(kind.counters));
+  };
+  out.counter("calls", "", "Calls that have ended.");
+  each_kind([](const auto& counters) { return counters.ended.value(); });
+  out.counter("failed_calls", "", "Calls that have ended with an error.");
+  each_kind([](const auto& counters) { return counters.failed.value(); });
+  out.counter("call_bytes", "bytes", "Bytes of this worker's buffers in calls.");
+  each_kind([](const auto& counters) { return counters.bytes.value(); });
+  out.counter("call_seconds", "seconds", "Time from calls to their ends.");
+  each_kind([](const auto& counters) { return counters.time.seconds(); });
+
+  const metrics::StepCounters& steps = impl_->engine().steps().counters();
+  out.counter("steps", "", "Steps that have ended.");
+  out.sample({}, steps.ended.value());
+  out.counter("failed_steps", "", "Steps that have ended with an error.");
+  out.sample({}, steps.failed.value());
+  out.counter("applied_steps", "", "Steps that have updated the model.");
+  out.sample({}, steps.applied.value());
+  out.counter("step_phase_seconds", "seconds",
+              "Time of steps: until all gradients are marked; from there until they are reduced; from there to the end.");
+  out.sample({{"phase", "gradients"}}, steps.gradients.seconds());
+  out.sample({{"phase", "reduction"}}, steps.reduction.seconds());
+  out.sample({{"phase", "update"}}, steps.update.seconds());
+  out.counter("buckets", "", "Buckets of gradients that have travelled.");
+  out.sample({}, steps.buckets.value());
+  out.counter("bucket_seconds", "seconds", "Time that buckets have travelled; several travel at once.");
+  out.sample({}, steps.travel.seconds());
+  out.gauge("step_memory_bytes", "bytes", "Memory that steps hold beside the model.");
+  out.sample({}, steps.memory.value());
+
+  if (const Mesh* mesh = impl_->worker->mesh()) {
+    const auto each_peer = [&](auto value) {
+      for (int32_t peer = 0; peer < size(); ++peer) {
+        if (peer != rank()) out.sample({{"rank", std::to_string(peer)}}, value(mesh->counters(peer)));
+      }
+    };
+    out.counter("peer_sent_bytes", "bytes", "Bytes of collectives and steps sent to a worker.");
+    each_peer([](const auto& counters) { return counters.sent.value(); });
+    out.counter("peer_received_bytes", "bytes", "Bytes of collectives and steps received from a worker.");
+    each_peer([](const auto& counters) { return counters.received.value(); });
+    out.counter("peer_wait_seconds", "seconds", "Time from the beginning of operations here to the first data from a worker.");
+    each_peer([](const auto& counters) { return counters.wait.seconds(); });
+  }
+
+  const transport::Network::Counters network = impl_->worker->network().counters();
+  out.counter("network_sent_bytes", "bytes", "Bytes written to connections.");
+  out.sample({}, network.bytes_sent);
+  out.counter("network_received_bytes", "bytes", "Bytes read from connections.");
+  out.sample({}, network.bytes_received);
+  out.gauge("receive_memory_bytes", "bytes", "Memory of data that has arrived and is not used yet.");
+  out.sample({}, network.pooled_bytes);
+  out.gauge("receive_memory_peak_bytes", "bytes", "The most that it has been.");
+  out.sample({}, network.pooled_peak);
+  return std::move(out).text();
+}
+
+}  // namespace dsgd

@@ -1,0 +1,121 @@
+// The times among a session's metrics, in virtual time: who is late shows in the waits of the others.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/session/session.h"
+#include "transport/sim/world.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using Values = std::map<std::string, double>;
+
+constexpr int32_t kWorkers = 3;
+
+Values metrics_of(const Session& session) {
+  auto text = session.metrics();
+  EXPECT_TRUE(text.ok()) << text.status().message();
+  Values values;
+  std::istringstream lines(text.value());
+  for (std::string line; std::getline(lines, line);) {
+    if (line[0] != '#') values[line.substr(0, line.rfind(' '))] = std::stod(line.substr(line.rfind(' ')));
+  }
+  return values;
+}
+
+struct Worker {
+  Session& session;
+  Parameter* parameter;
+  Replica* replica;
+  void pause(std::chrono::milliseconds duration) {
+    (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = duration});
+  }
+};
+
+// What each of three started workers counts from the beginning of `body` to its end.
+std::array<Values, kWorkers> counted(const std::function<void(Worker& worker, int32_t rank)>& body) {
+  std::array<Values, kWorkers> counted;
+  transport::SimWorld world{7};
+  int32_t over = 0;
+  const auto run = [&](transport::ProcessId process, int32_t rank) {
+    Config config;
+    for (const auto& [key, value] : std::map<std::string, std::string>{
+             {"head", "node0:7700"}, {"token", "secret"}, {"num_workers", std::to_string(kWorkers)}, {"rank", std::to_string(rank)}}) {
+      ASSERT_TRUE(config.set(key, value).ok());
+    }
+    auto opened = Session::open(config, world.environment(process), std::make_shared<Log>());
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    Session& session = *opened.value();
+    std::vector<float> memory(2048);
+    const int64_t count = 1024;
+    Worker worker{session, session.add_parameter("weight", DType::kFloat32, {&count, 1}, true).value(), session.add_replica("cpu").value()};
+    ASSERT_TRUE(session.bind(worker.replica, worker.parameter, memory.data(), 4096, memory.data() + 1024, 4096, nullptr).ok());
+    ASSERT_TRUE(session.start().ok());
+    const Values before = metrics_of(session);
+    body(worker, rank);
+    for (const auto& [name, value] : metrics_of(session)) counted[rank][name] = value - before.at(name);
+    (void)session.close(0ms);
+  };
+  for (int32_t rank = 0; rank < kWorkers; ++rank) {
+    const transport::ProcessId process = world.start_process("node" + std::to_string(rank));
+    world.start_program(process, [&, process, rank] {
+      run(process, rank);
+      ++over;
+    });
+  }
+  EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 3600s));
+  return counted;
+}
+
+// Virtual time beyond a pause is what messages take.
+void expect_about(double value, double seconds) {
+  EXPECT_GE(value, seconds);
+  EXPECT_LT(value, seconds + 0.2);
+}
+
+TEST(Metrics, AWorkerThatIsLateForACollectiveShowsInTheWaitsOfTheOthers) {
+  const auto values = counted([](Worker& worker, int32_t rank) {
+    if (rank == 2) worker.pause(10s);
+    ASSERT_TRUE(worker.session.barrier(Session::Mode::kWait).ok());
+  });
+  for (const int32_t rank : {0, 1, 2}) {
+    const Values& mine = values[rank];
+    EXPECT_EQ(mine.at("dsgd_calls_total{call=\"barrier\"}"), 1);
+    expect_about(mine.at("dsgd_call_seconds_total{call=\"barrier\"}"), rank == 2 ? 0 : 10);
+    for (const int32_t peer : {0, 1, 2}) {
+      if (peer == rank) continue;
+      expect_about(mine.at("dsgd_peer_wait_seconds_total{rank=\"" + std::to_string(peer) + "\"}"), peer == 2 ? 10 : 0);
+    }
+  }
+  EXPECT_EQ(values[2].at("dsgd_failed_calls_total{call=\"object_get\"}"), 1);
+}
+
+TEST(Metrics, ALateGradientIsTimeUntilItIsMarkedHereAndOfReductionElsewhere) {
+  const auto values = counted([](Worker& worker, int32_t rank) {
+    auto step = worker.session.step_begin(1);
+    ASSERT_TRUE(step.ok());
+    if (rank == 1) worker.pause(5s);
+    ASSERT_TRUE(worker.session.gradient_ready(worker.replica, worker.parameter, nullptr).ok());
+    ASSERT_TRUE(worker.session.wait(*step.value(), -1ms).ok());
+  });
+  for (const int32_t rank : {0, 1, 2}) {
+    const Values& mine = values[rank];
+    EXPECT_EQ(mine.at("dsgd_steps_total"), 1);
+    EXPECT_EQ(mine.at("dsgd_applied_steps_total"), 1);
+    EXPECT_EQ(mine.at("dsgd_failed_steps_total"), 0);
+    EXPECT_EQ(mine.at("dsgd_buckets_total"), 1);
+    expect_about(mine.at("dsgd_step_phase_seconds_total{phase=\"gradients\"}"), rank == 1 ? 5 : 0);
+    expect_about(mine.at("dsgd_step_phase_seconds_total{phase=\"reduction\"}"), rank == 1 ? 0 : 5);
+    expect_about(mine.at("dsgd_step_phase_seconds_total{phase=\"update\"}"), 0);
+    expect_about(mine.at("dsgd_bucket_seconds_total"), rank == 1 ? 0 : 5);
+  }
+}
+
+}  // namespace
+}  // namespace dsgd::simulation

@@ -1,0 +1,100 @@
+// dsgd_metrics in jobs of several workers: what is counted, exactly; times are in tests/simulation.
+
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "job.h"
+
+namespace dsgd_test {
+namespace {
+
+std::string text_of(const dsgd_session* session) {
+  char* text = nullptr;
+  Error error;
+  EXPECT_EQ(dsgd_metrics(session, &text, error), DSGD_OK) << error.message();
+  const std::string copy = text ? text : "";
+  dsgd_text_free(text);
+  return copy;
+}
+
+std::map<std::string, double> metrics_of(const dsgd_session* session) {
+  std::map<std::string, double> values;
+  std::istringstream lines(text_of(session));
+  for (std::string line; std::getline(lines, line);) {
+    if (line[0] != '#') values[line.substr(0, line.rfind(' '))] = std::stod(line.substr(line.rfind(' ')));
+  }
+  return values;
+}
+
+TEST(Metrics, CountCallsBytesAndFailures) {
+  run_job(2, {}, [&](dsgd_session* session, int) {
+    std::vector<float> data(1000), all(2000);
+    for (int i = 0; i < 3; ++i) {
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
+    }
+    DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, data.data(), 4000, all.data(), 8000, nullptr, DSGD_FLOAT32, nullptr, nullptr, error_));
+    dsgd_op_options options;
+    dsgd_op_options_init(&options, sizeof options);
+    options.timeout_ms = 1;
+    dsgd_object* object = nullptr;
+    EXPECT_EQ(dsgd_object_get(session, "never", &options, &object, nullptr, nullptr), DSGD_ERR_TIMEOUT);
+    const auto values = metrics_of(session);
+    EXPECT_EQ(values.at("dsgd_calls_total{call=\"allreduce\"}"), 3);
+    EXPECT_EQ(values.at("dsgd_call_bytes_total{call=\"allreduce\"}"), 12000);
+    EXPECT_EQ(values.at("dsgd_calls_total{call=\"allgather\"}"), 1);
+    EXPECT_EQ(values.at("dsgd_call_bytes_total{call=\"allgather\"}"), 8000);
+    EXPECT_EQ(values.at("dsgd_failed_calls_total{call=\"allreduce\"}"), 0);
+    EXPECT_EQ(values.at("dsgd_calls_total{call=\"object_get\"}"), 1);
+    EXPECT_EQ(values.at("dsgd_failed_calls_total{call=\"object_get\"}"), 1);
+    EXPECT_GT(values.at("dsgd_call_seconds_total{call=\"allreduce\"}"), 0);
+    EXPECT_EQ(values.at("dsgd_workers"), 2);
+    EXPECT_EQ(values.at("dsgd_steps_total"), 0);
+  });
+}
+
+// Data that an operation needs has arrived when the operation has ended.
+TEST(Metrics, SendersAndReceiversAgreeOnTheBytes) {
+  constexpr int kWorkers = 3;
+  std::map<std::string, double> of[kWorkers];
+  run_job(kWorkers, {}, [&](dsgd_session* session, int rank) {
+    for (const size_t count : {size_t{1}, size_t{1000}, size_t{1} << 20}) {
+      std::vector<double> data(count);
+      DSGD_OK_OR_FAIL(
+          dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 8, DSGD_FLOAT64, DSGD_SUM, nullptr, nullptr, error_));
+    }
+    of[rank] = metrics_of(session);
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
+  });
+  const auto peer = [](const char* direction, int rank) {
+    return std::string("dsgd_peer_") + direction + "_bytes_total{rank=\"" + std::to_string(rank) + "\"}";
+  };
+  for (int from = 0; from < kWorkers; ++from) {
+    for (int to = 0; to < kWorkers; ++to) {
+      if (from == to) continue;
+      EXPECT_GT(of[from].at(peer("sent", to)), 0);
+      EXPECT_EQ(of[from].at(peer("sent", to)), of[to].at(peer("received", from))) << from << " to " << to;
+    }
+  }
+}
+
+TEST(Metrics, OfAWorkerThatIsAloneAndOfAFailedSessionCanBeRead) {
+  run_job(1, {}, [&](dsgd_session* session, int) {
+    EXPECT_EQ(metrics_of(session).at("dsgd_workers"), 1);
+    DSGD_OK_OR_FAIL(dsgd_abort(session, "why", error_));
+    EXPECT_EQ(metrics_of(session).count("dsgd_workers"), 1u);
+  });
+}
+
+TEST(Metrics, AreOpenMetricsText) {
+  run_job(1, {{"job", "a \"b\" \\c"}}, [&](dsgd_session* session, int) {
+    const std::string text = text_of(session);
+    EXPECT_TRUE(text.starts_with("# TYPE dsgd_session info\n# HELP dsgd_session The session.\ndsgd_session_info{job=\"a \\\"b\\\" \\\\c\",rank=\"0\",version=\"")) << text;
+    EXPECT_TRUE(text.ends_with("\n# EOF\n")) << text;
+    EXPECT_NE(text.find("# TYPE dsgd_call_bytes counter\n# UNIT dsgd_call_bytes bytes\n"), std::string::npos) << text;
+  });
+}
+
+}  // namespace
+}  // namespace dsgd_test
