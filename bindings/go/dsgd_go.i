@@ -138,7 +138,7 @@ typedef struct go_op_options {
 %typemap(in) char *text "$1 = (char *)$input;"
 %typemap(freearg) char *text ""
 %inline %{
-static const char *dsgd_text_string(uintptr_t address) { return (const char *)address; }
+static const char *dsgd_text_string(char *text) { return text; }
 %}
 
 /* A NULL string and an empty one are the same in Go; only here does the difference matter. */

@@ -245,7 +245,7 @@ typedef struct go_op_options {
 } go_op_options;
 
 
-static const char *dsgd_text_string(uintptr_t address) { return (const char *)address; }
+static const char *dsgd_text_string(char *text) { return text; }
 
 
 static int32_t dsgd_config_has(const dsgd_config *config, const char *key) {
@@ -285,7 +285,7 @@ SWIGINTERN void delete_dsgd_config_key(struct dsgd_config_key *self){ free(self)
 extern "C" {
 #endif
 
-void _wrap_Swig_free_raw_80772e6a517b34e5(void *_swig_go_0) {
+void _wrap_Swig_free_raw_0206f74cb374ae8e(void *_swig_go_0) {
   void *arg1 = 0 ;
 
   arg1 = *(void **)&_swig_go_0;
@@ -295,7 +295,7 @@ void _wrap_Swig_free_raw_80772e6a517b34e5(void *_swig_go_0) {
 }
 
 
-void *_wrap_Swig_malloc_raw_80772e6a517b34e5(intgo _swig_go_0) {
+void *_wrap_Swig_malloc_raw_0206f74cb374ae8e(intgo _swig_go_0) {
   int arg1 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -308,20 +308,21 @@ void *_wrap_Swig_malloc_raw_80772e6a517b34e5(intgo _swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_text_string_raw_80772e6a517b34e5(long long _swig_go_0) {
-  uintptr_t arg1 ;
+_gostring_ _wrap_dsgd_text_string_raw_0206f74cb374ae8e(char *_swig_go_0) {
+  char *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
 
-  arg1 = (uintptr_t)_swig_go_0;
+  arg1 = (char *)_swig_go_0;
 
   result = (char *)dsgd_text_string(arg1);
   _swig_go_result = Swig_AllocateString((char*)result, result ? strlen((char*)result) : 0);
+
   return _swig_go_result;
 }
 
 
-intgo _wrap_dsgd_config_has_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+intgo _wrap_dsgd_config_has_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -343,7 +344,7 @@ intgo _wrap_dsgd_config_has_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_version_raw_80772e6a517b34e5() {
+intgo _wrap_dsgd_version_raw_0206f74cb374ae8e() {
   uint32_t result;
   intgo _swig_go_result;
 
@@ -354,7 +355,7 @@ intgo _wrap_dsgd_version_raw_80772e6a517b34e5() {
 }
 
 
-_gostring_ _wrap_dsgd_version_string_raw_80772e6a517b34e5() {
+_gostring_ _wrap_dsgd_version_string_raw_0206f74cb374ae8e() {
   char *result = 0 ;
   _gostring_ _swig_go_result;
 
@@ -365,7 +366,7 @@ _gostring_ _wrap_dsgd_version_string_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_dsgd_capability_raw_80772e6a517b34e5(_gostring_ _swig_go_0) {
+intgo _wrap_dsgd_capability_raw_0206f74cb374ae8e(_gostring_ _swig_go_0) {
   char *arg1 = 0 ;
   char *temp1 ;
   int32_t result;
@@ -385,7 +386,7 @@ intgo _wrap_dsgd_capability_raw_80772e6a517b34e5(_gostring_ _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_OK_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_OK_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -397,7 +398,7 @@ intgo _wrap_DSGD_OK_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -409,7 +410,7 @@ intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_STATE_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_STATE_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -421,7 +422,7 @@ intgo _wrap_DSGD_ERR_STATE_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_CLOSED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_CLOSED_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -433,7 +434,7 @@ intgo _wrap_DSGD_ERR_CLOSED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_FORKED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_FORKED_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -445,7 +446,7 @@ intgo _wrap_DSGD_ERR_FORKED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_TIMEOUT_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_TIMEOUT_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -457,7 +458,7 @@ intgo _wrap_DSGD_ERR_TIMEOUT_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -469,7 +470,7 @@ intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_ABORTED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_ABORTED_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -481,7 +482,7 @@ intgo _wrap_DSGD_ERR_ABORTED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_WORKER_LOST_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_WORKER_LOST_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -493,7 +494,7 @@ intgo _wrap_DSGD_ERR_WORKER_LOST_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_MISMATCH_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_MISMATCH_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -505,7 +506,7 @@ intgo _wrap_DSGD_ERR_MISMATCH_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_NOT_FOUND_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_NOT_FOUND_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -517,7 +518,7 @@ intgo _wrap_DSGD_ERR_NOT_FOUND_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_EXISTS_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_EXISTS_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -529,7 +530,7 @@ intgo _wrap_DSGD_ERR_EXISTS_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -541,7 +542,7 @@ intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNREACHABLE_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_UNREACHABLE_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -553,7 +554,7 @@ intgo _wrap_DSGD_ERR_UNREACHABLE_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -565,7 +566,7 @@ intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_NO_MEMORY_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_NO_MEMORY_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -577,7 +578,7 @@ intgo _wrap_DSGD_ERR_NO_MEMORY_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_LIMIT_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_LIMIT_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -589,7 +590,7 @@ intgo _wrap_DSGD_ERR_LIMIT_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_IO_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_IO_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -601,7 +602,7 @@ intgo _wrap_DSGD_ERR_IO_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -613,7 +614,7 @@ intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_TORN_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_TORN_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -625,7 +626,7 @@ intgo _wrap_DSGD_ERR_TORN_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_INTERNAL_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_INTERNAL_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -637,7 +638,7 @@ intgo _wrap_DSGD_ERR_INTERNAL_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_DIVERGED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_DIVERGED_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -649,7 +650,7 @@ intgo _wrap_DSGD_ERR_DIVERGED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_CORRUPTED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_CORRUPTED_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -661,7 +662,7 @@ intgo _wrap_DSGD_ERR_CORRUPTED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_0206f74cb374ae8e() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -673,7 +674,7 @@ intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_80772e6a517b34e5() {
 }
 
 
-_gostring_ _wrap_dsgd_status_name_raw_80772e6a517b34e5(intgo _swig_go_0) {
+_gostring_ _wrap_dsgd_status_name_raw_0206f74cb374ae8e(intgo _swig_go_0) {
   int32_t arg1 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -686,7 +687,7 @@ _gostring_ _wrap_dsgd_status_name_raw_80772e6a517b34e5(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_code_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_code_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -699,7 +700,7 @@ intgo _wrap_dsgd_error_code_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_rank_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_rank_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -712,7 +713,7 @@ intgo _wrap_dsgd_error_rank_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_host_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_host_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -725,7 +726,7 @@ _gostring_ _wrap_dsgd_error_host_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_operation_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_operation_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -738,7 +739,7 @@ _gostring_ _wrap_dsgd_error_operation_raw_80772e6a517b34e5(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_parameter_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_parameter_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -751,7 +752,7 @@ _gostring_ _wrap_dsgd_error_parameter_raw_80772e6a517b34e5(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_message_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_message_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -764,7 +765,7 @@ _gostring_ _wrap_dsgd_error_message_raw_80772e6a517b34e5(dsgd_error *_swig_go_0)
 }
 
 
-void _wrap_dsgd_error_free_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
+void _wrap_dsgd_error_free_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
 
   arg1 = *(dsgd_error **)&_swig_go_0;
@@ -774,7 +775,7 @@ void _wrap_dsgd_error_free_raw_80772e6a517b34e5(dsgd_error *_swig_go_0) {
 }
 
 
-dsgd_config *_wrap_dsgd_config_new_raw_80772e6a517b34e5() {
+dsgd_config *_wrap_dsgd_config_new_raw_0206f74cb374ae8e() {
   dsgd_config *result = 0 ;
   dsgd_config *_swig_go_result;
 
@@ -785,7 +786,7 @@ dsgd_config *_wrap_dsgd_config_new_raw_80772e6a517b34e5() {
 }
 
 
-void _wrap_dsgd_config_free_raw_80772e6a517b34e5(dsgd_config *_swig_go_0) {
+void _wrap_dsgd_config_free_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0) {
   dsgd_config *arg1 = 0 ;
 
   arg1 = *(dsgd_config **)&_swig_go_0;
@@ -795,7 +796,7 @@ void _wrap_dsgd_config_free_raw_80772e6a517b34e5(dsgd_config *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_set_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_config_set_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -828,7 +829,7 @@ intgo _wrap_dsgd_config_set_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_config_load_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_load_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -852,7 +853,7 @@ intgo _wrap_dsgd_config_load_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gost
 }
 
 
-_gostring_ _wrap_dsgd_config_value_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+_gostring_ _wrap_dsgd_config_value_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -874,7 +875,7 @@ _gostring_ _wrap_dsgd_config_value_raw_80772e6a517b34e5(dsgd_config *_swig_go_0,
 }
 
 
-_gostring_ _wrap_dsgd_config_key_name_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_name_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -887,7 +888,7 @@ _gostring_ _wrap_dsgd_config_key_name_get_raw_80772e6a517b34e5(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -900,7 +901,7 @@ _gostring_ _wrap_dsgd_config_key_Xtype_get_raw_80772e6a517b34e5(struct dsgd_conf
 }
 
 
-_gostring_ _wrap_dsgd_config_key_default_value_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_default_value_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -913,7 +914,7 @@ _gostring_ _wrap_dsgd_config_key_default_value_get_raw_80772e6a517b34e5(struct d
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -926,7 +927,7 @@ _gostring_ _wrap_dsgd_config_key_Xrange_get_raw_80772e6a517b34e5(struct dsgd_con
 }
 
 
-_gostring_ _wrap_dsgd_config_key_help_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_help_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -939,7 +940,7 @@ _gostring_ _wrap_dsgd_config_key_help_get_raw_80772e6a517b34e5(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_environment_get_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_environment_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -952,7 +953,7 @@ _gostring_ _wrap_dsgd_config_key_environment_get_raw_80772e6a517b34e5(struct dsg
 }
 
 
-struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_80772e6a517b34e5() {
+struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_0206f74cb374ae8e() {
   struct dsgd_config_key *result = 0 ;
   struct dsgd_config_key *_swig_go_result;
 
@@ -963,7 +964,7 @@ struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_80772e6a517b34e5() {
 }
 
 
-void _wrap_delete_dsgd_config_key_raw_80772e6a517b34e5(struct dsgd_config_key *_swig_go_0) {
+void _wrap_delete_dsgd_config_key_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
 
   arg1 = *(struct dsgd_config_key **)&_swig_go_0;
@@ -973,7 +974,7 @@ void _wrap_delete_dsgd_config_key_raw_80772e6a517b34e5(struct dsgd_config_key *_
 }
 
 
-long long _wrap_dsgd_config_key_count_raw_80772e6a517b34e5() {
+long long _wrap_dsgd_config_key_count_raw_0206f74cb374ae8e() {
   size_t result;
   long long _swig_go_result;
 
@@ -984,7 +985,7 @@ long long _wrap_dsgd_config_key_count_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_dsgd_config_key_at_raw_80772e6a517b34e5(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_key_at_raw_0206f74cb374ae8e(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
   size_t arg1 ;
   dsgd_config_key *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1001,7 +1002,7 @@ intgo _wrap_dsgd_config_key_at_raw_80772e6a517b34e5(long long _swig_go_0, dsgd_c
 }
 
 
-intgo _wrap_DSGD_LOG_ERROR_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_LOG_ERROR_raw_0206f74cb374ae8e() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1013,7 +1014,7 @@ intgo _wrap_DSGD_LOG_ERROR_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_LOG_WARNING_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_LOG_WARNING_raw_0206f74cb374ae8e() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1025,7 +1026,7 @@ intgo _wrap_DSGD_LOG_WARNING_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_LOG_INFO_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_LOG_INFO_raw_0206f74cb374ae8e() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1037,7 +1038,7 @@ intgo _wrap_DSGD_LOG_INFO_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_LOG_DEBUG_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_LOG_DEBUG_raw_0206f74cb374ae8e() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1049,7 +1050,7 @@ intgo _wrap_DSGD_LOG_DEBUG_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_dsgd_log_record_level_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_level_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1062,7 +1063,7 @@ intgo _wrap_dsgd_log_record_level_raw_80772e6a517b34e5(dsgd_log_record *_swig_go
 }
 
 
-_gostring_ _wrap_dsgd_log_record_message_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
+_gostring_ _wrap_dsgd_log_record_message_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1075,7 +1076,7 @@ _gostring_ _wrap_dsgd_log_record_message_raw_80772e6a517b34e5(dsgd_log_record *_
 }
 
 
-long long _wrap_dsgd_log_record_time_ns_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_time_ns_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1088,7 +1089,7 @@ long long _wrap_dsgd_log_record_time_ns_raw_80772e6a517b34e5(dsgd_log_record *_s
 }
 
 
-long long _wrap_dsgd_log_record_session_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_session_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -1101,7 +1102,7 @@ long long _wrap_dsgd_log_record_session_raw_80772e6a517b34e5(dsgd_log_record *_s
 }
 
 
-intgo _wrap_dsgd_log_record_rank_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_rank_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1114,7 +1115,7 @@ intgo _wrap_dsgd_log_record_rank_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_
 }
 
 
-void _wrap_dsgd_log_record_free_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0) {
+void _wrap_dsgd_log_record_free_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
 
   arg1 = *(dsgd_log_record **)&_swig_go_0;
@@ -1124,7 +1125,7 @@ void _wrap_dsgd_log_record_free_raw_80772e6a517b34e5(dsgd_log_record *_swig_go_0
 }
 
 
-intgo _wrap_dsgd_init_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_init_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_session **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1141,7 +1142,7 @@ intgo _wrap_dsgd_init_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, dsgd_session
 }
 
 
-intgo _wrap_dsgd_init_begin_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_init_begin_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_config *arg1 = 0 ;
   dsgd_op_options *arg2 = 0 ;
   dsgd_session **arg3 = 0 ;
@@ -1173,7 +1174,7 @@ intgo _wrap_dsgd_init_begin_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, dsgd_o
 }
 
 
-intgo _wrap_dsgd_close_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_close_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1190,7 +1191,7 @@ intgo _wrap_dsgd_close_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, intgo _swi
 }
 
 
-void _wrap_dsgd_session_free_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_session_free_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1200,7 +1201,7 @@ void _wrap_dsgd_session_free_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_finalize_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_finalize_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1210,7 +1211,7 @@ void _wrap_dsgd_finalize_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_abort_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_abort_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1237,7 +1238,7 @@ intgo _wrap_dsgd_abort_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_
 }
 
 
-intgo _wrap_dsgd_rank_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_rank_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1250,7 +1251,7 @@ intgo _wrap_dsgd_rank_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_size_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_size_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1263,7 +1264,7 @@ intgo _wrap_dsgd_size_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_rank_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_rank_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1276,7 +1277,7 @@ intgo _wrap_dsgd_local_rank_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_size_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_size_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1289,7 +1290,7 @@ intgo _wrap_dsgd_local_size_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_view_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
+long long _wrap_dsgd_view_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1302,7 +1303,7 @@ long long _wrap_dsgd_view_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SESSION_JOINED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_SESSION_JOINED_raw_0206f74cb374ae8e() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1314,7 +1315,7 @@ intgo _wrap_DSGD_SESSION_JOINED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_SESSION_STARTED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_SESSION_STARTED_raw_0206f74cb374ae8e() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1326,7 +1327,7 @@ intgo _wrap_DSGD_SESSION_STARTED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_SESSION_TORN_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_SESSION_TORN_raw_0206f74cb374ae8e() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1338,7 +1339,7 @@ intgo _wrap_DSGD_SESSION_TORN_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_SESSION_FAILED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_SESSION_FAILED_raw_0206f74cb374ae8e() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1350,7 +1351,7 @@ intgo _wrap_DSGD_SESSION_FAILED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_SESSION_CLOSED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_SESSION_CLOSED_raw_0206f74cb374ae8e() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1362,7 +1363,7 @@ intgo _wrap_DSGD_SESSION_CLOSED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_dsgd_session_info_read_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_session_info *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_session_info_read_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_session_info *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   dsgd_session_info *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1379,7 +1380,7 @@ intgo _wrap_dsgd_session_info_read_raw_80772e6a517b34e5(dsgd_session *_swig_go_0
 }
 
 
-intgo _wrap_dsgd_metrics_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, char **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_metrics_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, char **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1396,7 +1397,7 @@ intgo _wrap_dsgd_metrics_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, char **_
 }
 
 
-void _wrap_dsgd_text_free_raw_80772e6a517b34e5(char *_swig_go_0) {
+void _wrap_dsgd_text_free_raw_0206f74cb374ae8e(char *_swig_go_0) {
   char *arg1 = 0 ;
 
   arg1 = (char *)_swig_go_0;
@@ -1407,7 +1408,7 @@ void _wrap_dsgd_text_free_raw_80772e6a517b34e5(char *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_log_poll_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_log_poll_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_log_record **arg3 = 0 ;
@@ -1426,7 +1427,7 @@ intgo _wrap_dsgd_log_poll_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, intgo _
 }
 
 
-intgo _wrap_dsgd_log_fd_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_log_fd_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1439,7 +1440,7 @@ intgo _wrap_dsgd_log_fd_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_FLOAT32_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_FLOAT32_raw_0206f74cb374ae8e() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1451,7 +1452,7 @@ intgo _wrap_DSGD_FLOAT32_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_FLOAT64_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_FLOAT64_raw_0206f74cb374ae8e() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1463,7 +1464,7 @@ intgo _wrap_DSGD_FLOAT64_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_INT32_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_INT32_raw_0206f74cb374ae8e() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1475,7 +1476,7 @@ intgo _wrap_DSGD_INT32_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_INT64_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_INT64_raw_0206f74cb374ae8e() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1487,7 +1488,7 @@ intgo _wrap_DSGD_INT64_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_UINT8_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_UINT8_raw_0206f74cb374ae8e() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1499,7 +1500,7 @@ intgo _wrap_DSGD_UINT8_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_FLOAT16_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_FLOAT16_raw_0206f74cb374ae8e() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1511,7 +1512,7 @@ intgo _wrap_DSGD_FLOAT16_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_BFLOAT16_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_BFLOAT16_raw_0206f74cb374ae8e() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1523,7 +1524,7 @@ intgo _wrap_DSGD_BFLOAT16_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_INT8_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_INT8_raw_0206f74cb374ae8e() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1535,7 +1536,7 @@ intgo _wrap_DSGD_INT8_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_UINT64_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_UINT64_raw_0206f74cb374ae8e() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1547,7 +1548,7 @@ intgo _wrap_DSGD_UINT64_raw_80772e6a517b34e5() {
 }
 
 
-long long _wrap_dsgd_dtype_size_raw_80772e6a517b34e5(intgo _swig_go_0) {
+long long _wrap_dsgd_dtype_size_raw_0206f74cb374ae8e(intgo _swig_go_0) {
   int32_t arg1 ;
   size_t result;
   long long _swig_go_result;
@@ -1560,7 +1561,7 @@ long long _wrap_dsgd_dtype_size_raw_80772e6a517b34e5(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_UNTRAINED_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_UNTRAINED_raw_0206f74cb374ae8e() {
   enum dsgd_parameter_flag result;
   intgo _swig_go_result;
 
@@ -1572,7 +1573,7 @@ intgo _wrap_DSGD_UNTRAINED_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_dsgd_parameter_add_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_parameter_add_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   int32_t arg3 ;
@@ -1605,7 +1606,7 @@ intgo _wrap_dsgd_parameter_add_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_parameter_set_raw_80772e6a517b34e5(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_parameter_set_raw_0206f74cb374ae8e(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_parameter *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1632,7 +1633,7 @@ intgo _wrap_dsgd_parameter_set_raw_80772e6a517b34e5(dsgd_parameter *_swig_go_0, 
 }
 
 
-_gostring_ _wrap_dsgd_parameter_name_raw_80772e6a517b34e5(dsgd_parameter *_swig_go_0) {
+_gostring_ _wrap_dsgd_parameter_name_raw_0206f74cb374ae8e(dsgd_parameter *_swig_go_0) {
   dsgd_parameter *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1645,7 +1646,7 @@ _gostring_ _wrap_dsgd_parameter_name_raw_80772e6a517b34e5(dsgd_parameter *_swig_
 }
 
 
-intgo _wrap_dsgd_replica_add_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_replica_add_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_replica **arg3 = 0 ;
@@ -1674,7 +1675,7 @@ intgo _wrap_dsgd_replica_add_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gos
 }
 
 
-_gostring_ _wrap_dsgd_replica_device_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0) {
+_gostring_ _wrap_dsgd_replica_device_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0) {
   dsgd_replica *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1687,7 +1688,7 @@ _gostring_ _wrap_dsgd_replica_device_raw_80772e6a517b34e5(dsgd_replica *_swig_go
 }
 
 
-intgo _wrap_dsgd_replica_weight_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_replica_weight_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1704,7 +1705,7 @@ intgo _wrap_dsgd_replica_weight_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_bind_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_bind_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1729,7 +1730,7 @@ intgo _wrap_dsgd_bind_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parame
 }
 
 
-intgo _wrap_dsgd_alloc_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_alloc_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void **arg3 = 0 ;
@@ -1750,7 +1751,7 @@ intgo _wrap_dsgd_alloc_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_param
 }
 
 
-intgo _wrap_dsgd_memory_get_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_memory_get_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_memory **arg3 = 0 ;
@@ -1769,7 +1770,7 @@ intgo _wrap_dsgd_memory_get_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_
 }
 
 
-void *_wrap_dsgd_memory_value_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_value_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1782,7 +1783,7 @@ void *_wrap_dsgd_memory_value_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_memory_gradient_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_gradient_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1795,7 +1796,7 @@ void *_wrap_dsgd_memory_gradient_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_memory_nbytes_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
+long long _wrap_dsgd_memory_nbytes_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -1808,7 +1809,7 @@ long long _wrap_dsgd_memory_nbytes_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0)
 }
 
 
-void _wrap_dsgd_memory_free_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
+void _wrap_dsgd_memory_free_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
 
   arg1 = *(dsgd_memory **)&_swig_go_0;
@@ -1818,7 +1819,7 @@ void _wrap_dsgd_memory_free_raw_80772e6a517b34e5(dsgd_memory *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_bind_dlpack_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_bind_dlpack_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned *arg3 = 0 ;
@@ -1839,7 +1840,7 @@ intgo _wrap_dsgd_bind_dlpack_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd
 }
 
 
-intgo _wrap_dsgd_export_dlpack_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_export_dlpack_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned **arg3 = 0 ;
@@ -1860,7 +1861,7 @@ intgo _wrap_dsgd_export_dlpack_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, ds
 }
 
 
-intgo _wrap_dsgd_optimizer_set_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_optimizer_set_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1896,7 +1897,7 @@ intgo _wrap_dsgd_optimizer_set_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_learning_rate_set_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_learning_rate_set_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1913,7 +1914,7 @@ intgo _wrap_dsgd_learning_rate_set_raw_80772e6a517b34e5(dsgd_session *_swig_go_0
 }
 
 
-double _wrap_dsgd_loss_scale_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
+double _wrap_dsgd_loss_scale_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   double result;
   double _swig_go_result;
@@ -1926,7 +1927,7 @@ double _wrap_dsgd_loss_scale_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_strategy_set_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_strategy_set_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1977,7 +1978,7 @@ intgo _wrap_dsgd_strategy_set_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _go
 }
 
 
-intgo _wrap_dsgd_start_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_start_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   dsgd_op_options *arg2 = 0 ;
   dsgd_op **arg3 = 0 ;
@@ -2007,7 +2008,7 @@ intgo _wrap_dsgd_start_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_op_op
 }
 
 
-intgo _wrap_dsgd_step_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_step_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_step_result *arg3 = 0 ;
@@ -2026,7 +2027,7 @@ intgo _wrap_dsgd_step_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, double _swi
 }
 
 
-intgo _wrap_dsgd_step_begin_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_step_begin_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2058,7 +2059,7 @@ intgo _wrap_dsgd_step_begin_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, doubl
 }
 
 
-intgo _wrap_dsgd_gradient_ready_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradient_ready_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2077,7 +2078,7 @@ intgo _wrap_dsgd_gradient_ready_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_gradients_ready_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, _goslice_ _swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradients_ready_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, _goslice_ _swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter **arg2 = 0 ;
   size_t arg3 ;
@@ -2097,7 +2098,7 @@ intgo _wrap_dsgd_gradients_ready_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_stream_wait_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_stream_wait_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   void *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2114,7 +2115,7 @@ intgo _wrap_dsgd_stream_wait_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, void
 }
 
 
-intgo _wrap_dsgd_gradient_absent_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_gradient_absent_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2131,7 +2132,7 @@ intgo _wrap_dsgd_gradient_absent_raw_80772e6a517b34e5(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_step_flush_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_step_flush_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -2146,7 +2147,7 @@ intgo _wrap_dsgd_step_flush_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_
 }
 
 
-intgo _wrap_dsgd_op_step_result_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_step_result_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_step_result *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2163,7 +2164,7 @@ intgo _wrap_dsgd_op_step_result_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, dsgd_s
 }
 
 
-intgo _wrap_dsgd_stop_request_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_stop_request_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -2178,7 +2179,7 @@ intgo _wrap_dsgd_stop_request_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsg
 }
 
 
-long long _wrap_dsgd_op_id_raw_80772e6a517b34e5(dsgd_op *_swig_go_0) {
+long long _wrap_dsgd_op_id_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2191,7 +2192,7 @@ long long _wrap_dsgd_op_id_raw_80772e6a517b34e5(dsgd_op *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_op_user_data_raw_80772e6a517b34e5(dsgd_op *_swig_go_0) {
+void *_wrap_dsgd_op_user_data_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2204,7 +2205,7 @@ void *_wrap_dsgd_op_user_data_raw_80772e6a517b34e5(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_op_wait_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_wait_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2221,7 +2222,7 @@ intgo _wrap_dsgd_op_wait_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, intgo _swig_g
 }
 
 
-intgo _wrap_dsgd_op_test_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_test_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2238,7 +2239,7 @@ intgo _wrap_dsgd_op_test_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, int *_swig_go
 }
 
 
-intgo _wrap_dsgd_op_abort_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_abort_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2265,7 +2266,7 @@ intgo _wrap_dsgd_op_abort_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, _gostring_ _
 }
 
 
-void _wrap_dsgd_op_free_raw_80772e6a517b34e5(dsgd_op *_swig_go_0) {
+void _wrap_dsgd_op_free_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
 
   arg1 = *(dsgd_op **)&_swig_go_0;
@@ -2275,7 +2276,7 @@ void _wrap_dsgd_op_free_raw_80772e6a517b34e5(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_queue_poll_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_queue_poll_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_op **arg2 = 0 ;
   size_t arg3 ;
@@ -2297,7 +2298,7 @@ intgo _wrap_dsgd_queue_poll_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gosl
 }
 
 
-intgo _wrap_dsgd_queue_fd_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_queue_fd_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -2310,7 +2311,7 @@ intgo _wrap_dsgd_queue_fd_raw_80772e6a517b34e5(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SUM_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_SUM_raw_0206f74cb374ae8e() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2322,7 +2323,7 @@ intgo _wrap_DSGD_SUM_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_MIN_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_MIN_raw_0206f74cb374ae8e() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2334,7 +2335,7 @@ intgo _wrap_DSGD_MIN_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_MAX_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_MAX_raw_0206f74cb374ae8e() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2346,7 +2347,7 @@ intgo _wrap_DSGD_MAX_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_PROD_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_PROD_raw_0206f74cb374ae8e() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2358,7 +2359,7 @@ intgo _wrap_DSGD_PROD_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_DSGD_MEAN_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_MEAN_raw_0206f74cb374ae8e() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2370,7 +2371,7 @@ intgo _wrap_DSGD_MEAN_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_dsgd_allreduce_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
+intgo _wrap_dsgd_allreduce_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2412,7 +2413,7 @@ intgo _wrap_dsgd_allreduce_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_broadcast_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
+intgo _wrap_dsgd_broadcast_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2452,7 +2453,7 @@ intgo _wrap_dsgd_broadcast_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_allgather_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
+intgo _wrap_dsgd_allgather_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2496,7 +2497,7 @@ intgo _wrap_dsgd_allgather_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_reduce_scatter_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
+intgo _wrap_dsgd_reduce_scatter_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2542,7 +2543,7 @@ intgo _wrap_dsgd_reduce_scatter_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_barrier_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_barrier_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2574,7 +2575,7 @@ intgo _wrap_dsgd_barrier_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, dsgd_gro
 }
 
 
-intgo _wrap_dsgd_object_put_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, _goslice_ _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
+intgo _wrap_dsgd_object_put_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, _goslice_ _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2622,7 +2623,7 @@ intgo _wrap_dsgd_object_put_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_object_get_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_object_get_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2663,7 +2664,7 @@ intgo _wrap_dsgd_object_get_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_op_object_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_object_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_object **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2680,7 +2681,7 @@ intgo _wrap_dsgd_op_object_raw_80772e6a517b34e5(dsgd_op *_swig_go_0, dsgd_object
 }
 
 
-intgo _wrap_dsgd_object_delete_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_object_delete_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2719,7 +2720,7 @@ intgo _wrap_dsgd_object_delete_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, _g
 }
 
 
-void *_wrap_dsgd_object_data_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
+void *_wrap_dsgd_object_data_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2732,7 +2733,7 @@ void *_wrap_dsgd_object_data_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_nbytes_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_nbytes_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2745,7 +2746,7 @@ long long _wrap_dsgd_object_nbytes_raw_80772e6a517b34e5(dsgd_object *_swig_go_0)
 }
 
 
-intgo _wrap_dsgd_object_dtype_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
+intgo _wrap_dsgd_object_dtype_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -2758,7 +2759,7 @@ intgo _wrap_dsgd_object_dtype_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_ndim_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_ndim_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2771,7 +2772,7 @@ long long _wrap_dsgd_object_ndim_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
 }
 
 
-int64_t *_wrap_dsgd_object_shape_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
+int64_t *_wrap_dsgd_object_shape_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   int64_t *result = 0 ;
   int64_t *_swig_go_result;
@@ -2784,7 +2785,7 @@ int64_t *_wrap_dsgd_object_shape_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_object_free_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
+void _wrap_dsgd_object_free_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
 
   arg1 = *(dsgd_object **)&_swig_go_0;
@@ -2794,7 +2795,7 @@ void _wrap_dsgd_object_free_raw_80772e6a517b34e5(dsgd_object *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_80772e6a517b34e5() {
+intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_0206f74cb374ae8e() {
   enum dsgd_shard_flag result;
   intgo _swig_go_result;
 
@@ -2806,7 +2807,7 @@ intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_80772e6a517b34e5() {
 }
 
 
-intgo _wrap_dsgd_shard_new_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_shard_new_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2829,7 +2830,7 @@ intgo _wrap_dsgd_shard_new_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_epoch_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_shard_epoch_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2846,7 +2847,7 @@ intgo _wrap_dsgd_shard_epoch_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_seek_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0, long long _swig_go_1, long long _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_seek_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0, long long _swig_go_1, long long _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2865,7 +2866,7 @@ intgo _wrap_dsgd_shard_seek_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0, long lo
 }
 
 
-long long _wrap_dsgd_shard_position_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_position_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2878,7 +2879,7 @@ long long _wrap_dsgd_shard_position_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0)
 }
 
 
-intgo _wrap_dsgd_shard_next_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_next_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   int64_t *arg2 = 0 ;
   size_t arg3 ;
@@ -2898,7 +2899,7 @@ intgo _wrap_dsgd_shard_next_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0, _goslic
 }
 
 
-long long _wrap_dsgd_shard_size_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_size_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2911,7 +2912,7 @@ long long _wrap_dsgd_shard_size_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_shard_free_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0) {
+void _wrap_dsgd_shard_free_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
 
   arg1 = *(dsgd_shard **)&_swig_go_0;
@@ -2921,7 +2922,7 @@ void _wrap_dsgd_shard_free_raw_80772e6a517b34e5(dsgd_shard *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_digest_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_digest_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   uint64_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2938,7 +2939,7 @@ intgo _wrap_dsgd_digest_raw_80772e6a517b34e5(dsgd_session *_swig_go_0, long long
 }
 
 
-intgo _wrap_dsgd_head_start_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_start_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_head **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2955,7 +2956,7 @@ intgo _wrap_dsgd_head_start_raw_80772e6a517b34e5(dsgd_config *_swig_go_0, dsgd_h
 }
 
 
-_gostring_ _wrap_dsgd_head_address_raw_80772e6a517b34e5(dsgd_head *_swig_go_0) {
+_gostring_ _wrap_dsgd_head_address_raw_0206f74cb374ae8e(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -2968,7 +2969,7 @@ _gostring_ _wrap_dsgd_head_address_raw_80772e6a517b34e5(dsgd_head *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_head_wait_raw_80772e6a517b34e5(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_wait_raw_0206f74cb374ae8e(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_head *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2985,7 +2986,7 @@ intgo _wrap_dsgd_head_wait_raw_80772e6a517b34e5(dsgd_head *_swig_go_0, intgo _sw
 }
 
 
-void _wrap_dsgd_head_free_raw_80772e6a517b34e5(dsgd_head *_swig_go_0) {
+void _wrap_dsgd_head_free_raw_0206f74cb374ae8e(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
 
   arg1 = *(dsgd_head **)&_swig_go_0;
