@@ -106,7 +106,7 @@ Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& o
   // The timer is for a name that is not resolved in time.
   impl.post_async(operation, [&impl, deadline, limit] {
     impl.loop().schedule(deadline + kSlack, [&impl, limit] {
-      impl.end_join(Status(Code::kTimeout, "joining the job at " + impl.config.text("head") + " did not end within " + limit));
+      impl.end_join(impl.late_join(limit));
     });
   });
   const Status started = impl.environment->start_thread("dsgd-join", [&impl, deadline, limit, call]() mutable {
@@ -184,13 +184,17 @@ Status Session::Impl::attempt_join(transport::Time deadline, const std::string& 
               look_again);
         },
         joined->done_flag(), deadline + kSlack);
-    if (!joined->done()) {
-      return Status(Code::kTimeout, "joining the job at " + config.text("head") + " did not end within " + limit);
-    }
+    if (!joined->done()) return block([&](const auto& done) { done(late_join(limit)); });
     // The head's address has been released, by an earlier job's head for example; a waiting worker may take it.
     if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline) return joined->status();
     if (Status status = worker->setup_again(); !status.ok()) return status;
   }
+}
+
+Status Session::Impl::late_join(const std::string& limit) {
+  const std::string progress = worker->join_progress();
+  return Status(Code::kTimeout, "joining the job at " + config.text("head") + " did not end within " + limit +
+                                    (progress.empty() ? "" : ": " + progress));
 }
 
 // ---- calls

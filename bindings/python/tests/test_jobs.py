@@ -314,7 +314,7 @@ def test_an_unreachable_head():
 def test_a_job_that_is_not_complete_in_time():
     with dsgd.Head(head="127.0.0.1:0", num_workers=2) as head:
         with pytest.raises(dsgd.TimeoutError, match="1 of 2"):
-            dsgd.init(head=head.address, num_workers=2, embed_head="never", init_timeout="300ms")
+            dsgd.init(head=head.address, num_workers=2, embed_head="never", init_timeout="1s")
 
 
 # ---- The head ----
