@@ -1,7 +1,7 @@
 """Makes the wheel: for build-wheel, and for pip, which finds it through pyproject.toml (PEP 517).
 
-The wheel carries libdsgd with Cap'n Proto, KJ and libuv hidden inside (DSGD_BUNDLE), and the `dsgd` tool. It is for the
-interpreter that runs this. Only the standard library is used.
+The wheel carries libdsgd with Cap'n Proto, KJ and libuv hidden inside (DSGD_BUNDLE), and the `dsgd` tool. Its
+extension module is for the stable ABI, so that one wheel serves every CPython from 3.11 on. Only the standard library is used.
 """
 
 import base64
@@ -21,6 +21,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 # Wheel and jar share the build folder, and so the Cap'n Proto that is built in it.
 BUILD, PACKAGES = ROOT / "build" / "bundled", ROOT / "build" / "packages"
+SWIG = (4, 2)  # the first that writes for the limited API
 ENTRY_POINTS = "[console_scripts]\ndsgd = dsgd.__main__:main\n"
 
 
@@ -59,8 +60,22 @@ def run(*command):
              f"'{shlex.join(command)}' ended with status {error.returncode}; its messages are above")  # fmt: skip
 
 
+def swig():
+    """The path of a SWIG that can write for the limited API: beside this Python, as in a virtual environment, or on the PATH."""
+    for folder in (os.path.dirname(sys.executable), *os.get_exec_path()):
+        program = shutil.which("swig", path=folder)
+        if program:
+            said = subprocess.run([program, "-version"], capture_output=True, text=True).stdout
+            version = re.search(r"SWIG Version (\d+)\.(\d+)", said)
+            if version and (int(version[1]), int(version[2])) >= SWIG:
+                return program
+    return None
+
+
 def check_needs():
-    missing = [] if shutil.which("swig") or shutil.which("swig4.0") else ["swig"]
+    if sys.version_info < (3, 11) or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        fail(f"{sys.executable} is Python {sys.version.split(' (')[0]}; build with CPython 3.11 or later that is not free-threaded")
+    missing = [] if swig() else ["swig 4.2 or newer (pip install swig)"]
     if not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists():
         missing.append(f"Python.h of {sys.executable}")
     missing += subprocess.run(
@@ -74,7 +89,7 @@ def build(folder, staging):
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     switches = ["DSGD_BUNDLE=ON", "DSGD_PYTHON=ON", "DSGD_JAVA=OFF", "DSGD_TESTS=OFF", "DSGD_TOOLS=ON", "DSGD_SAMPLES=OFF"]
     run("cmake", "-S", str(ROOT), "-B", str(folder), *generator, "-DCMAKE_BUILD_TYPE=Release",
-        f"-DPython3_EXECUTABLE={sys.executable}", *(f"-D{switch}" for switch in switches),
+        f"-DPython3_EXECUTABLE={sys.executable}", f"-DDSGD_PYTHON_SWIG={swig()}", "-DDSGD_PYTHON_ABI3=ON", *(f"-D{switch}" for switch in switches),
         *shlex.split(os.environ.get("CMAKE_ARGS", "")))  # fmt: skip
     jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
     run("cmake", "--build", str(folder), "--target", "dsgd_python", "dsgd_tool", "--parallel", jobs)
@@ -96,9 +111,9 @@ def version():
 
 
 def tag():
-    """As pip names it. No manylinux tag is claimed: the wheel is for systems with at least this one's libc."""
-    abi = "cp" + sysconfig.get_config_var("py_version_nodot") + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else "")
-    return f"{abi.rstrip('t')}-{abi}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+    """Of CPython from 3.11 on, and of systems that have at least the glibc of this one (PEP 600)."""
+    major, minor = os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ").split(".")[:2]
+    return f"cp311-abi3-manylinux_{major}_{minor}_{sysconfig.get_platform().removeprefix('linux-')}"
 
 
 def metadata(licenses):
@@ -108,7 +123,10 @@ def metadata(licenses):
         f"Version: {version()}\n"
         "Summary: Embeddable runtime for data-parallel stochastic gradient descent\n"
         + "".join(f"License-File: {name}\n" for name in licenses) +
-        "Requires-Python: >=3.9\n"
+        "Classifier: Operating System :: POSIX :: Linux\n"
+        "Classifier: Programming Language :: Python :: 3 :: Only\n"
+        "Classifier: Programming Language :: Python :: Implementation :: CPython\n"
+        "Requires-Python: >=3.11\n"
         "Provides-Extra: numpy\n"
         'Requires-Dist: numpy; extra == "numpy"\n'
         "Description-Content-Type: text/markdown\n"

@@ -12,11 +12,12 @@
             session.step(len(batch))                      # the mean weighs this worker by its samples
 """
 
+from ._not_built import explained, refuse_free_threaded
+
+refuse_free_threaded()
 try:
     from . import _raw
 except ImportError as _error:
-    from ._not_built import explained
-
     raise explained(_error) from None
 
 from ._config import Config, capability, config_keys

@@ -3,6 +3,12 @@
  * DLPack. Only the extension module is used: the Python file that SWIG writes beside it is not. */
 %module(package="dsgd", threads="1") raw  /* SWIG puts an underscore before the name of the extension module */
 
+/* Python.h does not bring these in the limited API, and the code of SWIG before 4.5 needs them. */
+%begin %{
+#include <errno.h>
+#include <stdlib.h>
+%}
+
 %{
 #include <dsgd/dsgd.h>
 

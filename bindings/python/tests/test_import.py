@@ -10,6 +10,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 import pytest
 
 import dsgd
+from dsgd import _not_built
 
 
 def message_of(module, content, folder):
@@ -41,6 +42,21 @@ def test_the_wrong_python_is_named_with_the_remedies(module, tmp_path):
 def test_a_module_that_cannot_be_loaded_keeps_the_loaders_words(tmp_path):
     message = message_of(f"_raw{EXTENSION_SUFFIXES[0]}", b"not ELF at all" * 100, tmp_path)
     assert "invalid ELF header" in message and "build-wheel" not in message
+
+
+def test_a_free_threaded_python_refuses_the_module_for_the_stable_abi(tmp_path, monkeypatch):
+    monkeypatch.setattr(_not_built, "FOLDER", tmp_path)
+    monkeypatch.setattr(_not_built, "EXTENSION_SUFFIXES", [".cpython-313t-x86_64-linux-gnu.so", ".abi3.so", ".so"])
+    monkeypatch.setattr(sys, "abiflags", "t")
+    _not_built.refuse_free_threaded()  # without a module, whose absence is another error
+    (tmp_path / "_raw.abi3.so").touch()
+    with pytest.raises(ImportError, match="is a free-threaded CPython, and _raw.abi3.so .* Run a CPython that has the GIL"):
+        _not_built.refuse_free_threaded()
+    (tmp_path / "_raw.cpython-313t-x86_64-linux-gnu.so").touch()
+    _not_built.refuse_free_threaded()
+    (tmp_path / "_raw.cpython-313t-x86_64-linux-gnu.so").unlink()
+    monkeypatch.setattr(sys, "abiflags", "")
+    _not_built.refuse_free_threaded()
 
 
 def test_the_wheel_of_nccl_beside_the_python_is_found(tmp_path):

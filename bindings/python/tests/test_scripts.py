@@ -4,6 +4,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import venv
 
 import pytest
 
@@ -26,21 +27,27 @@ def test_a_wheel_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "lacks, said",
+    "swig, said",
     [
-        (["dpkg-source"], "missing: dpkg-source; install with: .ci/prepare build core python packages"),
-        (["swig", "dpkg-source"], "missing: swig, dpkg-source; install with: .ci/prepare build core python packages"),
+        ("4.2.0", "missing: dpkg-source; install with: .ci/prepare build core python packages"),
+        ("10.0.0", "missing: dpkg-source; install with: .ci/prepare build core python packages"),
+        ("4.1.0", "missing: swig 4.2 or newer (pip install swig), dpkg-source; install with: .ci/prepare build core python packages"),
+        (None, "missing: swig 4.2 or newer (pip install swig), dpkg-source; install with: .ci/prepare build core python packages"),
     ],
 )
-def test_a_machine_that_lacks_something(tmp_path, lacks, said):
+def test_a_machine_that_lacks_something(tmp_path, swig, said):
     """In one line, before anything is built."""
+    venv.create(tmp_path / "venv")  # a Python with no SWIG beside it
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ["apt-get", "bash", "c++", "cmake", "dpkg-query", "dpkg-source", "env", "ninja", "sed", "swig"]:
-        if name not in lacks and shutil.which(name):
+    for name in ["apt-get", "bash", "c++", "cmake", "dpkg-query", "env", "ninja", "sed"]:
+        if shutil.which(name):
             (programs / name).symlink_to(shutil.which(name))
+    if swig:
+        (programs / "swig").write_text(f"#!{programs / 'bash'}\necho\necho 'SWIG Version {swig}'\n")
+        (programs / "swig").chmod(0o755)
     run = subprocess.run(
-        [sys.executable, SCRIPTS / "build-wheel", "--build", tmp_path / "build", "--output", tmp_path],
+        [tmp_path / "venv" / "bin" / "python", SCRIPTS / "build-wheel", "--build", tmp_path / "build", "--output", tmp_path],
         env={"PATH": str(programs)},
         capture_output=True,
         text=True,

@@ -105,6 +105,7 @@ def gpus():
 
 def main():
     assert "site-packages" in dsgd.__file__, dsgd.__file__
+    assert pathlib.Path(dsgd._raw.__file__).name == "_raw.abi3.so", dsgd._raw.__file__
     with tempfile.TemporaryDirectory() as folder:
         schema = schema_of(folder)
         for _ in range(2):
