@@ -1,11 +1,13 @@
-"""Makes the wheel: for build-wheel, and for pip, which finds it through pyproject.toml (PEP 517).
+"""Makes the wheel and the source archive: for build-wheel, and for pip, which finds it through pyproject.toml (PEP 517).
 
 The wheel carries libdsgd with Cap'n Proto, KJ and libuv hidden inside (DSGD_BUNDLE), and the `dsgd` tool. Its
 extension module is for the stable ABI, so that one wheel serves every CPython from 3.11 on. Only the standard library is used.
 """
 
 import base64
+import gzip
 import hashlib
+import io
 import os
 import pathlib
 import re
@@ -14,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import zipfile
 
@@ -22,6 +25,11 @@ ROOT = HERE.parent.parent
 # Wheel and jar share the build folder, and so the Cap'n Proto that is built in it.
 BUILD, PACKAGES = ROOT / "build" / "bundled", ROOT / "build" / "packages"
 SWIG = (4, 2)  # the first that writes for the limited API
+# Of the clone, in the source archive: all that a wheel is built from, and the script that installs what the build needs.
+SOURCES = (".ci/prepare", "CMakeLists.txt", "LICENSE", "README.md", "bindings/CMakeLists.txt", "bindings/dsgd.i",
+           "bindings/dsgd_handles.i", "bindings/python", ":!bindings/python/test-wheel", ":!bindings/python/tests", "capi", "core",
+           "pkgconfig", "transport")  # fmt: skip
+TIME = 315532800  # 1980-01-01, of every file in the source archive: the same files give the same bytes
 ENTRY_POINTS = "[console_scripts]\ndsgd = dsgd.__main__:main\n"
 
 
@@ -33,16 +41,43 @@ def make_wheel(folder, output):
         return pack(pathlib.Path(staging), output)
 
 
+def make_sdist(output):
+    """Writes the source archive into `output` and returns its path: tracked files of the clone, as they are in its working tree."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--", *SOURCES]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    except (OSError, subprocess.CalledProcessError):
+        listed = []
+    names = [name for name in listed if name]
+    if not names:
+        fail(f"the source archive has the files that git tracks, and git lists none in '{ROOT}'; make the archive in a clone")
+    files = {name: (ROOT / name).read_bytes() for name in names}
+    pyproject = files["bindings/python/pyproject.toml"].decode()
+    files["pyproject.toml"] = pyproject.replace('backend-path = ["."]', 'backend-path = ["bindings/python"]').encode()
+    files["PKG-INFO"] = metadata(["LICENSE"]).encode()
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in sorted(files.items()):
+            entry = tarfile.TarInfo(f"dsgd-{version()}/{name}")
+            entry.size = len(data)
+            entry.mtime = TIME
+            entry.mode = 0o755 if os.access(ROOT / name, os.X_OK) else 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    output.mkdir(parents=True, exist_ok=True)
+    sdist = output / f"dsgd-{version()}.tar.gz"
+    sdist.write_bytes(gzip.compress(content.getvalue(), mtime=TIME))
+    return sdist
+
+
 # ---- The functions that pip calls
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    folder = pathlib.Path((config_settings or {}).get("build", BUILD))
-    return make_wheel(folder, pathlib.Path(wheel_directory)).name
+    return make_wheel(BUILD, pathlib.Path(wheel_directory)).name
 
 
 def build_sdist(sdist_directory, config_settings=None):
-    fail("a source distribution is not made, since the C++ library is not below this folder; build the wheel in a clone")
+    return make_sdist(pathlib.Path(sdist_directory)).name
 
 
 # ---- The build
@@ -53,8 +88,10 @@ def fail(text):
 
 
 def run(*command):
+    # With ccache, the same objects in any folder: pip unpacks a source archive to a new one each time.
+    environment = {**os.environ, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
     try:
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, env=environment)
     except (OSError, subprocess.CalledProcessError) as error:
         fail(f"'{shlex.join(command)}' failed: {error}" if isinstance(error, OSError) else
              f"'{shlex.join(command)}' ended with status {error.returncode}; its messages are above")  # fmt: skip

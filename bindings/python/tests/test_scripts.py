@@ -4,11 +4,15 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 
 import pytest
 
+import dsgd
+
 SCRIPTS = pathlib.Path(__file__).parent.parent
+CLONE = SCRIPTS.parent.parent
 
 
 @pytest.mark.parametrize("script", ["build-wheel", "test-wheel"])
@@ -55,14 +59,33 @@ def test_a_machine_that_lacks_something(tmp_path, swig, said):
     assert run.returncode == 1 and run.stderr == f"build-wheel: {said}\n" and not (tmp_path / "build").exists()
 
 
-def test_no_source_distribution():
-    run = subprocess.run(
-        [sys.executable, "-c", "import wheel_backend; wheel_backend.build_sdist('.')"],
-        cwd=SCRIPTS,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 1 and "build the wheel in a clone" in run.stderr and "Traceback" not in run.stderr
+@pytest.mark.skipif(not (CLONE / ".git").exists(), reason="this is not a clone")
+def test_the_source_archive_has_tracked_files_only(tmp_path):
+    """That a wheel can be built from it is the test python_wheel."""
+    build = [sys.executable, SCRIPTS / "build-wheel", "--sdist", "--output"]
+    for output in (tmp_path / "first", tmp_path / "second"):
+        printed = subprocess.run([*build, output], capture_output=True, text=True, check=True).stdout
+        [sdist] = output.iterdir()
+        assert printed == f"{sdist}\n" and sdist.name == f"dsgd-{dsgd.__version__}.tar.gz"
+    assert sdist.read_bytes() == (tmp_path / "first" / sdist.name).read_bytes()
+    with tarfile.open(sdist) as archive:
+        entries = {entry.name.removeprefix(f"dsgd-{dsgd.__version__}/"): entry for entry in archive}
+        pyproject, info = (archive.extractfile(entries[name]).read().decode() for name in ("pyproject.toml", "PKG-INFO"))
+    assert 'backend-path = ["bindings/python"]\n' in pyproject and f"\nVersion: {dsgd.__version__}\n" in info
+    tracked = subprocess.run(["git", "-C", CLONE, "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert entries.keys() - set(tracked) == {"pyproject.toml", "PKG-INFO"}
+    assert not any(name.startswith(("tests/", "samples/", "bindings/java/", "bindings/python/tests/")) for name in entries)
+    assert entries["capi/bundle/build-deps"].mode == 0o755 and entries["LICENSE"].mode == 0o644
+
+
+def test_no_source_archive_outside_a_clone(tmp_path):
+    scripts = tmp_path / "bindings" / "python"
+    scripts.mkdir(parents=True)
+    for name in ("build-wheel", "wheel_backend.py"):
+        shutil.copy(SCRIPTS / name, scripts)
+    run = subprocess.run([sys.executable, scripts / "build-wheel", "--sdist"], capture_output=True, text=True)
+    assert run.returncode == 1 and f"git lists none in '{tmp_path}'; make the archive in a clone" in run.stderr
+    assert "Traceback" not in run.stderr
 
 
 def test_the_tool_of_a_package_that_is_not_a_wheel():
