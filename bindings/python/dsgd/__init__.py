@@ -34,7 +34,7 @@ from ._errors import (
 from ._collectives import Channel
 from ._head import Head
 from ._operation import Operation, StepOperation
-from ._replica import Parameter, Replica, Tensor
+from ._replica import Parameter, Replica, Tensor, UntrainedParameter
 from ._session import Session, init, init_async
 from ._shard import Shard
 from ._tables import DType, Reduction, SessionState, Status
@@ -66,6 +66,7 @@ __all__ = [
     "StepResult",
     "Tensor",
     "TimeoutError",
+    "UntrainedParameter",
     "WaitTimeoutError",
     "WorkerLostError",
     "capability",

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Optional, Protocol, Tuple, TypeVar, Union, cast
 
 from . import _raw
 from ._errors import InvalidArgumentError
 from ._tables import DType
 
+
+class SupportsDLPack(Protocol):
+    """A tensor, as of PyTorch or JAX."""
+
+    def __dlpack__(self) -> Any: ...
+    def __dlpack_device__(self) -> Any: ...
+
+
+# For annotations. NumPy is optional, and typing_extensions is known to type checkers even where it is not installed.
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer as SupportsBuffer
+
+    Array = NDArray[Any]
+    Indices = NDArray[numpy.int64]
+    Data = Union[SupportsBuffer, SupportsDLPack]
+else:
+    Array = Indices = Data = Any
+DataT = TypeVar("DataT", bound=Data)
+
 # By the struct module's letter and size. bfloat16 has no letter of its own, and is taken over DLPack alone.
-_FORMATS = {(dtype.format, dtype.itemsize): dtype for dtype in DType if dtype is not DType.bfloat16}
+_FORMATS: Dict[Tuple[str, int], DType] = {(dtype.format, dtype.itemsize): dtype for dtype in DType if dtype is not DType.bfloat16}
 # C's long, which has the size of one of the others.
 _FORMATS.update({("l", dtype.itemsize): dtype for dtype in DType if dtype.format in "iq"})
 _FORMATS.update({("L", dtype.itemsize): dtype for dtype in DType if dtype.format in "IQ"})
@@ -138,7 +159,7 @@ def numpy_or_none() -> Any:
     return numpy
 
 
-def as_array(region: Any) -> Any:
+def as_array(region: Any) -> Array:
     """A NumPy array over a region of dsgd's memory, or a memoryview where there is no NumPy."""
     numpy = numpy_or_none()
-    return memoryview(region) if numpy is None else numpy.asarray(region)
+    return cast(Array, memoryview(region) if numpy is None else numpy.asarray(region))

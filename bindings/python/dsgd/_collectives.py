@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union, overload
 
 from . import _raw
-from ._buffers import Buffer, numpy_or_none
+from ._buffers import Array, Buffer, Data, DataT, numpy_or_none
 from ._errors import InvalidArgumentError
 from ._handle import Handle
 from ._operation import Operation
@@ -24,31 +24,33 @@ class Collectives:
     _handle: Handle
     _options: Optional[Tuple[int, int, int]] = None  # of the operations: user data, timeout in ms, channel
 
-    def allreduce_async(self, data: Any, reduction: Union[str, Reduction] = "sum") -> Operation[Any]:
+    def allreduce_async(self, data: DataT, reduction: Union[str, Reduction] = "sum") -> Operation[DataT]:
         buffer = Buffer(data, "data").require_writable("data")
         return Operation(
             self._handle, (buffer,), lambda _: data,
             _raw.dsgd_allreduce, buffer.source, buffer.source, buffer.dtype, reduction_of(reduction), self._options,
         )
 
-    def allreduce(self, data: Any, reduction: Union[str, Reduction] = "sum") -> Any:
+    def allreduce(self, data: DataT, reduction: Union[str, Reduction] = "sum") -> DataT:
         """In place: every worker ends with the reduction of all workers' data. Returns `data`."""
         return self.allreduce_async(data, reduction).wait()
 
-    def broadcast_async(self, data: Any, root: int = 0) -> Operation[Any]:
+    def broadcast_async(self, data: DataT, root: int = 0) -> Operation[DataT]:
         buffer = Buffer(data, "data").require_writable("data")
         return Operation(
             self._handle, (buffer,), lambda _: data,
             _raw.dsgd_broadcast, buffer.source, buffer.dtype, root, self._options,
         )
 
-    def broadcast(self, data: Any, root: int = 0) -> Any:
+    def broadcast(self, data: DataT, root: int = 0) -> DataT:
         """In place: every worker ends with the data of rank `root`. Returns `data`."""
         return self.broadcast_async(data, root).wait()
 
-    def allgather_async(
-        self, send: Any, receive: Any = None, element_counts: Optional[Sequence[int]] = None
-    ) -> Operation[Any]:
+    @overload
+    def allgather_async(self, send: Data, receive: None = None, element_counts: Optional[Sequence[int]] = None) -> Operation[Array]: ...
+    @overload
+    def allgather_async(self, send: Data, receive: DataT, element_counts: Optional[Sequence[int]] = None) -> Operation[DataT]: ...
+    def allgather_async(self, send: Data, receive: Any = None, element_counts: Optional[Sequence[int]] = None) -> Operation[Any]:
         source = Buffer(send, "send")
         size = self._checked_size(element_counts)
         if receive is None:
@@ -60,17 +62,25 @@ class Collectives:
             _raw.dsgd_allgather, source.source, target.source, element_counts, source.dtype, self._options,
         )
 
-    def allgather(self, send: Any, receive: Any = None, element_counts: Optional[Sequence[int]] = None) -> Any:
+    @overload
+    def allgather(self, send: Data, receive: None = None, element_counts: Optional[Sequence[int]] = None) -> Array: ...
+    @overload
+    def allgather(self, send: Data, receive: DataT, element_counts: Optional[Sequence[int]] = None) -> DataT: ...
+    def allgather(self, send: Data, receive: Any = None, element_counts: Optional[Sequence[int]] = None) -> Any:
         """Every worker's `send`, in rank order. Returns `receive`, or without one a new NumPy array: of shape
         (size, *send.shape), or flat with `element_counts`, the number of elements of each rank where they differ."""
         return self.allgather_async(send, receive, element_counts).wait()
 
+    @overload
     def reduce_scatter_async(
-        self,
-        send: Any,
-        receive: Any = None,
-        reduction: Union[str, Reduction] = "sum",
-        element_counts: Optional[Sequence[int]] = None,
+        self, send: Data, receive: None = None, reduction: Union[str, Reduction] = "sum", element_counts: Optional[Sequence[int]] = None
+    ) -> Operation[Array]: ...
+    @overload
+    def reduce_scatter_async(
+        self, send: Data, receive: DataT, reduction: Union[str, Reduction] = "sum", element_counts: Optional[Sequence[int]] = None
+    ) -> Operation[DataT]: ...
+    def reduce_scatter_async(
+        self, send: Data, receive: Any = None, reduction: Union[str, Reduction] = "sum", element_counts: Optional[Sequence[int]] = None
     ) -> Operation[Any]:
         source = Buffer(send, "send")
         size = self._checked_size(element_counts)
@@ -87,12 +97,16 @@ class Collectives:
             _raw.dsgd_reduce_scatter, source.source, target.source, element_counts, source.dtype, reduction_of(reduction), self._options,
         )
 
+    @overload
     def reduce_scatter(
-        self,
-        send: Any,
-        receive: Any = None,
-        reduction: Union[str, Reduction] = "sum",
-        element_counts: Optional[Sequence[int]] = None,
+        self, send: Data, receive: None = None, reduction: Union[str, Reduction] = "sum", element_counts: Optional[Sequence[int]] = None
+    ) -> Array: ...
+    @overload
+    def reduce_scatter(
+        self, send: Data, receive: DataT, reduction: Union[str, Reduction] = "sum", element_counts: Optional[Sequence[int]] = None
+    ) -> DataT: ...
+    def reduce_scatter(
+        self, send: Data, receive: Any = None, reduction: Union[str, Reduction] = "sum", element_counts: Optional[Sequence[int]] = None
     ) -> Any:
         """The reduction of this rank's part of all workers' `send`, which is split in rank order into parts of
         `element_counts` elements (None: equal parts). Returns `receive`, or without one a new flat NumPy array."""

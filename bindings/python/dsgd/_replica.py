@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Iterable, Optional, Tuple
+from typing import Any, Iterable, Optional, Tuple, overload
 
 from . import _raw
-from ._buffers import Buffer, as_array, dlpack_device, numpy_or_none
+from ._buffers import Array, Buffer, Data, as_array, dlpack_device, numpy_or_none
 from ._config import options_text
 from ._errors import InvalidArgumentError
 from ._handle import Handle
@@ -46,6 +46,10 @@ class Parameter:
         return f"<dsgd.Parameter {self.name!r} {self.dtype.name} {self.shape}{'' if self.trained else ' untrained'}>"
 
 
+class UntrainedParameter(Parameter):
+    """A parameter that was added with trained=False, and thus has no gradient."""
+
+
 class Replica:
     """One copy of the model on one device. Made by Session.add_replica."""
 
@@ -55,7 +59,7 @@ class Replica:
         self.index = index
         self.device: str = _raw.dsgd_replica_device(pointer)  # "cpu", "cuda:0"
 
-    def bind(self, parameter: Parameter, value: Any, gradient: Any = None) -> None:
+    def bind(self, parameter: Parameter, value: Data, gradient: Optional[Data] = None) -> None:
         """Gives dsgd the host's own buffers of one parameter: anything with the buffer protocol or __dlpack__, without
         a copy; for a replica on a GPU, a tensor there with __dlpack__, as of PyTorch or CuPy, for the gradient of JAX,
         too. They are of the parameter's dtype, and of its shape or flat; `gradient` is None for an untrained one.
@@ -80,11 +84,15 @@ class Replica:
         # The ones bound before are let go of only now, when dsgd has.
         self._handle.bound[self.index, parameter.name] = (held_value, held_gradient)
 
-    def alloc(self, parameter: Parameter) -> Tuple[Any, Any]:
+    @overload
+    def alloc(self, parameter: UntrainedParameter) -> Tuple[Array, None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def alloc(self, parameter: Parameter) -> Tuple[Array, Array]: ...
+    def alloc(self, parameter: Parameter) -> Any:
         """Buffers of dsgd's own, zeroed: the fastest. Returns (value, gradient) as NumPy arrays (memoryviews, with a
         RuntimeWarning, where there is no NumPy; for a replica on a GPU as of alloc_tensors), gradient None for an
         untrained parameter. They stay good after close, as long as they are referred to. Calling again
-        returns arrays over the same memory."""
+        returns arrays over the same memory. The annotations say arrays; for a GPU alloc_tensors has the exact ones."""
         if self.device != "cpu":
             return self.alloc_tensors(parameter)
         self._alloc(parameter)
@@ -98,7 +106,11 @@ class Replica:
         value = as_array(self._region(parameter, False))
         return value, as_array(self._region(parameter, True)) if parameter.trained else None
 
-    def alloc_tensors(self, parameter: Parameter) -> Tuple["Tensor", Optional["Tensor"]]:
+    @overload
+    def alloc_tensors(self, parameter: UntrainedParameter) -> Tuple["Tensor", None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def alloc_tensors(self, parameter: Parameter) -> Tuple["Tensor", "Tensor"]: ...
+    def alloc_tensors(self, parameter: Parameter) -> Any:
         """As alloc, with objects for torch.from_dlpack, jax.numpy.from_dlpack and their like."""
         self._alloc(parameter)
         return Tensor(self, parameter, 0), Tensor(self, parameter, 1) if parameter.trained else None

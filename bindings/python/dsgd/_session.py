@@ -7,10 +7,10 @@ import atexit
 import operator
 import warnings
 from types import TracebackType
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Literal, Optional, Tuple, Type, Union, overload
 
 from . import _logs, _raw
-from ._buffers import Buffer, as_array
+from ._buffers import Buffer, Data, as_array
 from ._collectives import Channel, Collectives
 from ._config import Config, config_from, options_text
 from ._errors import Error, InvalidArgumentError, StateError
@@ -18,7 +18,7 @@ from ._handle import Handle, close_all, milliseconds, wait_in_slices
 from ._head import close_heads
 from ._nccl import wheel_nccl
 from ._operation import Operation, StepOperation
-from ._replica import Parameter, Replica
+from ._replica import Parameter, Replica, UntrainedParameter
 from ._shard import Shard
 from ._tables import DType, Status
 from ._types import LogRecord, SessionInfo, StepResult, dtype_of, state_of
@@ -149,6 +149,14 @@ class Session(Collectives):
 
     # ---- The model ----
 
+    @overload
+    def add_parameter(
+        self, name: str, shape: Union[int, Iterable[int]], dtype: Any = DType.float32, *, trained: Literal[False]
+    ) -> UntrainedParameter: ...
+    @overload
+    def add_parameter(
+        self, name: str, shape: Union[int, Iterable[int]], dtype: Any = DType.float32, *, trained: bool = True
+    ) -> Parameter: ...
     def add_parameter(
         self, name: str, shape: Union[int, Iterable[int]], dtype: Any = DType.float32, *, trained: bool = True
     ) -> Parameter:
@@ -157,7 +165,7 @@ class Session(Collectives):
         sizes = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
         kind = dtype_of(dtype)
         pointer = _raw.dsgd_parameter_add(self._handle.pointer, name, kind, sizes, 0 if trained else _raw.DSGD_UNTRAINED)
-        parameter = Parameter(self._handle, pointer, name, sizes, kind, trained)
+        parameter = (Parameter if trained else UntrainedParameter)(self._handle, pointer, name, sizes, kind, trained)
         self._parameters.append(parameter)
         return parameter
 
@@ -265,7 +273,7 @@ class Session(Collectives):
 
     # ---- Objects, data, logs ----
 
-    def put(self, name: str, data: Any) -> None:
+    def put(self, name: str, data: Data) -> None:
         """Gives `data` to every worker under `name`; returns when all have it. A NumPy array, CPU tensor or array.array arrives as
         an array, in workers of all languages; bytes, a bytearray or a memoryview of bytes arrive as bytes."""
         buffer = Buffer(data, "data")
@@ -300,7 +308,8 @@ class Session(Collectives):
         """The next log record, None if none comes: for sessions made with
         forward_logs=False."""
         try:
-            return wait_in_slices(lambda ms: _logs.poll(self._handle.pointer, ms), timeout)
+            record: LogRecord = wait_in_slices(lambda ms: _logs.poll(self._handle.pointer, ms), timeout)
+            return record
         except Error as error:
             if error.status in (Status.WAIT_TIMEOUT, Status.CLOSED):
                 return None

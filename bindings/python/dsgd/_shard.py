@@ -7,7 +7,7 @@ import weakref
 from typing import Any, Iterator, Optional
 
 from . import _raw
-from ._buffers import numpy_or_none
+from ._buffers import Indices, numpy_or_none
 from ._errors import InvalidArgumentError
 from ._handle import Handle
 
@@ -43,16 +43,17 @@ class Shard:
         stores it for seek()."""
         return int(_raw.dsgd_shard_position(self._pointer))
 
-    def next(self, count: int) -> Any:
+    def next(self, count: int) -> Indices:
         """Up to `count` next indices, as a NumPy array of int64 (array.array where there is no NumPy); none when the
         epoch is over."""
         if count < 1:
             raise InvalidArgumentError(f"{count} indices were asked for; give 1 or more")
         numpy = numpy_or_none()
-        indices = array.array("q", bytes(8 * count)) if numpy is None else numpy.empty(count, numpy.int64)
-        return indices[: _raw.dsgd_shard_next(self._pointer, indices)]
+        indices: Any = array.array("q", bytes(8 * count)) if numpy is None else numpy.empty(count, numpy.int64)
+        drawn: Indices = indices[: _raw.dsgd_shard_next(self._pointer, indices)]
+        return drawn
 
-    def batches(self, size: int, epoch: Optional[int] = None) -> Iterator[Any]:
+    def batches(self, size: int, epoch: Optional[int] = None) -> Iterator[Indices]:
         """The rest of the epoch, or all of the given one, in arrays of `size` indices; the last may be shorter."""
         if size < 1:
             raise InvalidArgumentError(f"a batch of {size} indices was asked for; give 1 or more")
@@ -60,7 +61,7 @@ class Shard:
             self.set_epoch(epoch)
         return self._batches(size)
 
-    def _batches(self, size: int) -> Iterator[Any]:
+    def _batches(self, size: int) -> Iterator[Indices]:
         while True:
             indices = self.next(size)
             if len(indices) == 0:

@@ -211,6 +211,7 @@ def test_untrained_scalar_and_empty_parameters(session):
     mean = session.add_parameter("mean", (), "float64", trained=False)
     empty = session.add_parameter("empty", (3, 0))
     counts = session.add_parameter("counts", 2, "int64", trained=False)
+    assert type(mean) is dsgd.UntrainedParameter and type(empty) is dsgd.Parameter
     replica = session.add_replica()
     value, gradient = replica.alloc(mean)
     assert value.shape == () and gradient is None
