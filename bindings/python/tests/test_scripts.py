@@ -1,4 +1,4 @@
-"""The packaging scripts say how they are called. That they work is the test python_wheel."""
+"""The packaging scripts check their arguments and needs. That packages work is the test python_wheel."""
 
 import pathlib
 import shutil
