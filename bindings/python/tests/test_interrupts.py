@@ -109,6 +109,8 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 signal.signal(signal.SIGALRM, signal.default_int_handler)
+# Python drops what is raised in the callback of a weak reference, such as importlib's. The interrupt then comes again.
+sys.unraisablehook = lambda _: signal.setitimer(signal.ITIMER_REAL, 0.001)
 options.update(head="127.0.0.1:1", log_to="none")  # no head listens there: joining goes on until it is interrupted
 before = threads()
 for microseconds in range(10, 3000, 20):
