@@ -110,16 +110,18 @@ struct OperationFailed {
   bool session = false;  // true: the whole session failed, not this operation alone
   Status cause;
 };
+// Announces an object; the answer comes when the receiver has it. Or, with `remove` or `fetch`, a request.
 struct ObjectPart {
   uint64_t view = 0;
   int32_t rank = -1;  // the sender
   std::string name;
   uint64_t total = 0, offset = 0;
-  std::vector<uint8_t> data;
-  bool remove = false;  // not a part: delete the object
+  std::vector<uint8_t> data;  // of a small object; the receiver fetches that of others
+  bool remove = false;  // delete the object
   uint64_t put = 0;     // number of the put that made the object, unique in the job; 0 in a request to rank 0 to delete
-  int32_t dtype = -1;          // first part only: dtype of the array, -1: bytes without a type
-  std::vector<int64_t> shape;  // first part only
+  int32_t dtype = -1;          // of the array; -1: bytes without a type
+  std::vector<int64_t> shape;
+  bool fetch = false;          // asks the receiver for the object's data from `offset` on
 };
 struct Goodbye {  // last message on a connection that is closed on purpose
   uint64_t view = 0;

@@ -306,6 +306,33 @@ void Mesh::call(int32_t rank, Message message, transport::Time deadline, std::fu
                       answered});
 }
 
+void Mesh::send_object(int32_t rank, uint64_t put, uint64_t offset, std::span<const std::byte> data,
+                       std::function<void(const Status&)> done) {
+  BulkHeader header;
+  header.view = view_.view;
+  header.operation = object_operation(put);
+  header.source = view_.rank;
+  header.offset = offset;
+  with_channel(rank, {header.operation, [header, data, done = std::move(done)](ClientChannel& channel) { channel.send(header, data, done); }});
+}
+
+void Mesh::revoke_object(uint64_t put) {
+  const uint64_t operation = object_operation(put);
+  for (Outgoing& out : outgoing_) {
+    std::erase_if(out.waiting, [&](const Waiting& one) { return one.operation == operation; });
+    if (out.channel) out.channel->revoke(operation);
+  }
+}
+
+void Mesh::discard_object(uint64_t put) {
+  const Status dropped(Code::kNotFound, "this worker does not fetch this object any more");
+  bool whole = true;
+  for (auto& [channel, incoming] : incoming_) {
+    whole &= surely([&, channel = channel] { channel->discard(object_operation(put), dropped); });
+  }
+  if (!whole) throw std::bad_alloc();
+}
+
 // ---- tasks
 
 Task* Mesh::find(uint64_t operation) {
@@ -765,6 +792,7 @@ transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& hea
       !is_peer(header.source)) {
     return nullptr;  // refused once it is in
   }
+  if (is_object(header.operation)) return events_.on_object_data(header.operation - object_operation(0), header, nbytes);
   // Chunks that wait for their turn stay in order: none may overtake them.
   Task* task = header.phase == kSignaturePhase ? nullptr : match(header.source, header);
   if (!task) return nullptr;
@@ -785,6 +813,10 @@ void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                                       std::to_string(header.view) + " came over the connection of rank " +
                                       std::to_string(source) + "; this worker is in view " +
                                       std::to_string(view_.view)));
+  }
+  if (is_object(header.operation)) {
+    if (!opened_) return receipt->finish(Status(Code::kState, "this worker has not asked for an object yet"));
+    return events_.on_object_data_end(header.operation - object_operation(0), header, std::move(receipt));
   }
   if (opened_) counters_[source].received.add(receipt->data().size());
   take(source, &channel, header, std::move(receipt));

@@ -491,7 +491,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
       [this] { step_.abort(broken_); },
       [this] { waiter_.fail(broken_); },
       [this] { fail_pending(broken_); },
-      [this] { objects_.fail(broken_); },
+      [this] { objects_.fail(mesh_, broken_); },
       [this] {
         if (on_broken_) on_broken_(broken_);
       },
@@ -556,7 +556,7 @@ void Engine::close(const Status& cause, bool compare) {
   const bool may_go_on = started_ && torn_.ok() && !last_step_failed_;
   all &= surely([&] { waiter_.fail(closed); });
   all &= surely([&] { fail_pending(closed); });
-  all &= surely([&] { objects_.fail(closed); });
+  all &= surely([&] { objects_.fail(mesh_, closed); });
   all &= surely([&] { if (mesh_) mesh_->close(cause, next_step_, last_digests_, may_go_on ? next_call() : 0); });
   if (!all) throw std::bad_alloc();
 }
@@ -589,6 +589,7 @@ void Engine::on_peer_left(int32_t rank) {
 }
 
 void Engine::on_object(transport::ObjectPart part, transport::Responder respond) {
+  if (!broken_.ok()) return respond(broken_);
   objects_.receive(mesh_, {deadline(), "step_timeout"}, std::move(part), respond);
 }
 

@@ -1,12 +1,13 @@
 #include "core/session/objects.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace dsgd {
 
 namespace {
-constexpr size_t kPart = 256 * 1024;
+constexpr size_t kSmall = transport::kSmallBytes;  // up to here an object travels in its announcement
 constexpr int32_t kNameOwner =
     0;  // the rank that decides which put of a name wins, and that carries out deletions
 const char* const kPut = "dsgd_object_put";
@@ -14,7 +15,22 @@ const char* const kDelete = "dsgd_object_delete";
 
 // The number of a worker's put, unique in the job. It is not 0.
 uint64_t put_number(int32_t rank, uint64_t index) { return static_cast<uint64_t>(rank) << 40 | index; }
-uint64_t putter(uint64_t number) { return number >> 40; }  // the rank
+int32_t putter(uint64_t number) { return static_cast<int32_t>(number >> 40); }
+
+// The ranks of a job in the order in which an object travels.
+std::vector<int32_t> chain(int32_t putter, int32_t size) {
+  std::vector<int32_t> ranks = {putter};
+  if (putter != kNameOwner) ranks.push_back(kNameOwner);
+  for (int32_t hop = 1; hop < size; ++hop) {
+    if (const int32_t rank = (putter + hop) % size; rank != kNameOwner) ranks.push_back(rank);
+  }
+  return ranks;
+}
+// Those before `rank` in the chain, the nearest first.
+std::vector<int32_t> sources_of(int32_t rank, int32_t putter, int32_t size) {
+  const std::vector<int32_t> ranks = chain(putter, size);
+  return {std::make_reverse_iterator(std::find(ranks.begin(), ranks.end(), rank)), ranks.rend()};
+}
 
 Status exists(const std::string& name) {
   return Status(Code::kExists,
@@ -23,9 +39,6 @@ Status exists(const std::string& name) {
 Status not_found(const std::string& name) {
   return Status(Code::kNotFound,
                 "there is no object '" + name + "'; it has not been put, or another worker has deleted it");
-}
-Status missing(const std::string& name) {
-  return Status(Code::kInternal, "a part of object '" + name + "' is missing");
 }
 transport::Message empty() { return transport::Empty{}; }
 std::vector<int32_t> ranks(const std::set<int32_t>& set) { return {set.begin(), set.end()}; }
@@ -39,16 +52,17 @@ struct Objects::Sending {
   Deadline deadline;
   Done done;
   transport::TimerId timer = 0;
-  std::vector<size_t> offset = {};  // by rank, next part
   bool spreading = false;           // rank 0 has accepted the put
   bool removed = false;             // another worker has deleted the object
-  std::set<int32_t> waiting = {};   // peers that parts are sent to and that do not have all yet
+  std::set<int32_t> waiting = {};   // peers that it is announced to and that do not have it yet
   std::set<int32_t> cut_off =
       {};  // those of them whose connection has ended; they have left, or else the session fails
   Status failure = {};
 
   Status too_late() const {
-    return mesh->too_late("object '" + name + "' has not reached all workers", deadline.limit, ranks(waiting))
+    std::vector<int32_t> missing = chain(mesh->rank(), mesh->size());  // the first holds up the others
+    std::erase_if(missing, [this](int32_t rank) { return waiting.count(rank) == 0; });
+    return mesh->too_late("object '" + name + "' has not reached all workers", deadline.limit, missing)
         .with_operation(kPut);
   }
 };
@@ -68,9 +82,8 @@ struct Objects::Removal {
 
 uint64_t Objects::put_of(const std::string& name) const {
   if (const auto object = objects_.find(name); object != objects_.end()) return object->second.put;
-  const auto incoming = std::find_if(incoming_.begin(), incoming_.end(), [&](const auto& item) {
-    return item.second.name == name && !item.second.removed;
-  });
+  const auto incoming =
+      std::find_if(incoming_.begin(), incoming_.end(), [&](const auto& item) { return item.second.name == name; });
   return incoming == incoming_.end() ? 0 : incoming->first;
 }
 
@@ -90,56 +103,43 @@ void Objects::put(Mesh* mesh, const std::string& name, SharedObject object, Dead
   }
   auto sending = std::make_shared<Sending>(
       Sending{mesh, name, number, std::move(object), std::move(deadline), std::move(done)});
-  sending->offset.assign(mesh->size(), 0);
   sending_.push_back(sending);
   sending->timer = mesh->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
-    if (const auto late = weak.lock()) finish(late, late->too_late());
+    if (const auto late = weak.lock()) give_up(late);
   });
   if (mesh->rank() == kNameOwner) return spread(sending);
   sending->waiting = {kNameOwner};
-  send_parts(sending, kNameOwner);
+  announce(sending, kNameOwner);
 }
 
-// Rank 0 has accepted the put. Stores the object here and sends it to the workers that do not have it yet.
+// Rank 0 has accepted the put. Stores the object here and announces it to the other workers.
 void Objects::spread(const std::shared_ptr<Sending>& sending) {
   Mesh& mesh = *sending->mesh;
   if (!sending->removed) store(sending->name, sending->object, sending->put);
   sending->spreading = true;
-  std::vector<int32_t>
-      others;  // starts at the next rank, so that concurrent putters start at different workers
-  for (int32_t hop = 1; hop < mesh.size(); ++hop) {
-    const int32_t rank = (mesh.rank() + hop) % mesh.size();
-    if (rank != kNameOwner) others.push_back(rank);
-  }
-  if (others.empty()) return finish(sending, {});
+  std::vector<int32_t> others = chain(mesh.rank(), mesh.size());
+  std::erase_if(others, [&](int32_t rank) { return rank == mesh.rank() || rank == kNameOwner; });
   sending->waiting.insert(others.begin(), others.end());
-  for (int32_t rank : others) send_parts(sending, rank);
+  if (sending->waiting.empty()) return finish(sending, {});
+  for (int32_t rank : others) announce(sending, rank);
 }
 
-// One part at a time to each peer: objects are small against a step's data and must not get in its way.
-void Objects::send_parts(std::shared_ptr<Sending> sending, int32_t rank) {
-  const std::vector<uint8_t>& bytes = sending->object->bytes;
-  const size_t offset = sending->offset[rank], count = std::min(kPart, bytes.size() - offset);
+void Objects::announce(const std::shared_ptr<Sending>& sending, int32_t rank) {
+  const Object& object = *sending->object;
   transport::ObjectPart part;
   part.view = sending->mesh->view().view;
   part.rank = sending->mesh->rank();
   part.name = sending->name;
-  part.total = bytes.size();
-  part.offset = offset;
-  part.data.assign(bytes.begin() + offset, bytes.begin() + offset + count);
-  if (offset == 0) {
-    part.dtype = sending->object->dtype;
-    part.shape = sending->object->shape;
-  }
+  part.total = object.bytes.size();
+  if (object.bytes.size() <= kSmall) part.data = object.bytes;
+  part.dtype = object.dtype;
+  part.shape = object.shape;
   part.put = sending->put;
-  sending->mesh->call(rank, std::move(part), sending->deadline.time,
-                      [this, sending, rank, count](Result<transport::Message> r) {
-                        if (r.ok()) sending->offset[rank] += count;
-                        answered(sending, rank, r.status());
-                      });
+  sending->mesh->call(rank, std::move(part), transport::kNever,
+                      [this, sending, rank](const Result<transport::Message>& r) { answered(sending, rank, r.status()); });
 }
 
-// `rank` has answered a part.
+// `rank` has the object, or will not get it.
 void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status) {
   if (!sending->done) return;  // the put has ended
   Mesh& mesh = *sending->mesh;
@@ -147,10 +147,8 @@ void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, co
     sending->cut_off.insert(rank);
     return;
   }
-  if (status.ok() && sending->offset[rank] < sending->object->bytes.size()) return send_parts(sending, rank);
-  if (!status.ok() && sending->failure.ok()) {  // the others still get the object
-    sending->failure =
-        status.code() == Code::kTimeout ? sending->too_late() : mesh.blame(rank, status).with_operation(kPut);
+  if (!status.ok() && !sending->removed && sending->failure.ok()) {  // the others still get the object
+    sending->failure = mesh.blame(rank, status).with_operation(kPut);
   }
   sending->waiting.erase(rank);
   if (!sending->waiting.empty()) return;
@@ -164,7 +162,22 @@ void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& stat
   if (auto done = std::exchange(sending->done, nullptr)) done(status);
 }
 
+// The deadline has passed. Workers that do not have the whole object get no more of it from here, and drop it unless another worker
+// has it.
+void Objects::give_up(const std::shared_ptr<Sending>& sending) {
+  const Status why = sending->too_late();
+  const auto object = objects_.find(sending->name);
+  if (object != objects_.end() && object->second.put == sending->put) {
+    objects_.erase(object);
+    if (sending->mesh->rank() == kNameOwner) incoming_[sending->put] = {sending->name, nullptr};
+  }
+  sending->mesh->revoke_object(sending->put);
+  finish(sending, why);
+}
+
 void Objects::peer_left(int32_t rank) {
+  std::erase_if(removed_early_, [rank](uint64_t put) { return putter(put) == rank; });
+  fetches_.peer_left(rank);
   const auto all = sending_;
   for (const auto& sending : all) {
     if (sending->cut_off.count(rank)) answered(sending, rank, sending->mesh->has_closed(rank));
@@ -188,7 +201,7 @@ void Objects::remove(Mesh* mesh, const std::string& name, Deadline deadline, Don
       objects_.erase(name);
       return done({});
     }
-    if (const auto incoming = incoming_.find(put); incoming != incoming_.end()) drop(&incoming->second);
+    if (!alone) drop(*mesh, put, empty());
     asked.clear();
     for (int32_t rank = 0; rank < mesh->size(); ++rank) {
       if (rank != kNameOwner) asked.insert(rank);
@@ -233,7 +246,7 @@ void Objects::removed(const std::shared_ptr<Removal>& removal, int32_t rank, con
 void Objects::finish(const std::shared_ptr<Removal>& removal, const Status& status) {
   removals_.remove(removal);
   removal->mesh->loop().cancel(removal->timer);
-  if (status.ok() && removal->mesh->rank() == kNameOwner) erase(removal->name, removal->put);
+  if (status.ok() && removal->mesh->rank() == kNameOwner) erase(*removal->mesh, removal->name, removal->put);
   if (auto done = std::exchange(removal->done, nullptr)) done(status);
 }
 
@@ -245,24 +258,28 @@ void Objects::receive_removal(Mesh* mesh, Deadline deadline, const transport::Ob
   }
   if (request.rank != kNameOwner)
     return respond(Status(Code::kInternal, "only rank 0 deletes object '" + request.name + "'"));
-  erase(request.name, request.put);
+  erase(*mesh, request.name, request.put);
   respond(empty());
 }
 
-void Objects::drop(Incoming* incoming) {
-  incoming->removed = true;
-  incoming->object = {};
+// Drops an object that is being fetched, and answers its announcement.
+void Objects::drop(Mesh& mesh, uint64_t put, const Result<transport::Message>& answer) {
+  const auto dropped = incoming_.extract(put);
+  if (!dropped) return;
+  fetches_.drop(mesh, put);
+  if (dropped.mapped().respond) dropped.mapped().respond(answer);
 }
 
-void Objects::erase(const std::string& name, uint64_t put) {
+void Objects::erase(Mesh& mesh, const std::string& name, uint64_t put) {
   const auto sending =
       std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
   if (sending != sending_.end()) (*sending)->removed = true;
   if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
     objects_.erase(object);
-  } else if (const auto incoming = incoming_.find(put); incoming != incoming_.end()) {
-    drop(&incoming->second);
-  } else if (sending == sending_.end()) {
+    mesh.revoke_object(put);
+  } else if (incoming_.count(put) > 0) {
+    drop(mesh, put, empty());
+  } else if (mesh.rank() != kNameOwner && putter(put) != mesh.rank() && !mesh.has_left(putter(put))) {
     removed_early_.insert(put);
   }
 }
@@ -272,36 +289,53 @@ void Objects::erase(const std::string& name, uint64_t put) {
 void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
                       const transport::Responder& respond) {
   if (part.remove) return receive_removal(mesh, std::move(deadline), part, respond);
-  if (part.total > Object::kLargest || part.offset > part.total ||
-      part.data.size() > part.total - part.offset) {
-    return respond(Status(Code::kInternal, "a part of object '" + part.name + "' lies outside of it"));
+  part.fetch ? receive_fetch(mesh, part, respond) : receive_announcement(mesh, std::move(part), respond);
+}
+
+void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part, const transport::Responder& respond) {
+  const bool small = part.total <= kSmall;
+  if (part.total > Object::kLargest || part.data.size() != (small ? part.total : 0) || putter(part.put) != part.rank ||
+      part.put >= Mesh::kObjects || incoming_.count(part.put) > 0) {
+    return respond(Status(Code::kInternal, "the announcement of object '" + part.name + "' is wrong"));
   }
-  if (!incoming_.count(part.put)) {
-    // A putter puts a name once at a time. So a partial earlier put of this putter has failed: drop it.
-    std::erase_if(incoming_, [&](const auto& item) {
-      return item.second.name == part.name && putter(item.first) == putter(part.put) &&
-             item.first < part.put && !item.second.removed;
-    });
-    if (put_of(part.name) != 0 || is_deleting(*mesh, part.name)) return respond(exists(part.name));
-    if (part.offset > 0) return respond(missing(part.name));
-    if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
-      return respond(Status(Code::kInternal, "object '" + part.name + "': " + why));
-    }
-    incoming_.emplace(part.put,
-                      Incoming{.name = part.name,
-                               .object = {.bytes = {}, .dtype = part.dtype, .shape = std::move(part.shape)},
-                               .removed = removed_early_.erase(part.put) > 0});
+  if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
+    return respond(Status(Code::kInternal, "object '" + part.name + "': " + why));
   }
-  Incoming& incoming = incoming_.at(part.put);
-  if (part.offset != incoming.received) return respond(missing(part.name));
-  // The memory grows with the data received, not with `total`.
-  std::vector<uint8_t>& bytes = incoming.object.bytes;
-  if (!incoming.removed) bytes.insert(bytes.end(), part.data.begin(), part.data.end());
-  incoming.received += part.data.size();
-  respond(empty());
-  if (incoming.received < part.total) return;
-  Incoming whole = std::move(incoming_.extract(part.put).mapped());
-  if (!whole.removed) store(part.name, std::make_shared<const Object>(std::move(whole.object)), part.put);
+  if (removed_early_.erase(part.put) > 0) return respond(empty());
+  // A putter puts a name once at a time. So its earlier put has failed, unless rank 0 holds the object.
+  const uint64_t earlier = put_of(part.name);
+  if (earlier != 0 && putter(earlier) == part.rank && earlier < part.put && (mesh->rank() != kNameOwner || !has(part.name))) {
+    erase(*mesh, part.name, earlier);
+  }
+  if (put_of(part.name) != 0 || is_deleting(*mesh, part.name)) return respond(exists(part.name));
+  Object object{.bytes = std::move(part.data), .dtype = part.dtype, .shape = std::move(part.shape)};
+  if (small) {
+    store(part.name, std::make_shared<const Object>(std::move(object)), part.put);
+    return respond(empty());
+  }
+  incoming_[part.put] = {part.name, respond};
+  fetches_.begin(mesh, part.put, part.name, std::move(object), part.total, sources_of(mesh->rank(), part.rank, mesh->size()),
+                 [this, put = part.put, keep = mesh->rank() == kNameOwner](const Result<SharedObject>& fetched) {
+                   const auto at = incoming_.find(put);
+                   const Incoming incoming = std::exchange(at->second, {at->second.name, nullptr});
+                   if (fetched.ok() || !keep) incoming_.erase(at);
+                   if (fetched.ok()) store(incoming.name, fetched.value(), put);
+                   incoming.respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
+                 });
+}
+
+void Objects::receive_fetch(Mesh* mesh, const transport::ObjectPart& request, const transport::Responder& respond) {
+  const auto sending = std::find_if(sending_.begin(), sending_.end(), [&](const auto& s) { return s->put == request.put; });
+  if (sending != sending_.end() && !(*sending)->spreading && request.rank == kNameOwner) {
+    spread(std::shared_ptr<Sending>(*sending));  // rank 0 has accepted the put
+  }
+  ObjectFetches::Reader reader{request.rank, request.offset, respond};
+  if (fetches_.is_fetching(request.put)) return fetches_.add_reader(request.put, std::move(reader));
+  const auto stored = objects_.find(request.name);
+  if (stored == objects_.end() || stored->second.put != request.put || request.offset >= stored->second.object->bytes.size()) {
+    return respond(not_found(request.name));
+  }
+  ObjectFetches::send(*mesh, request.put, stored->second.object, std::move(reader));
 }
 
 void Objects::store(const std::string& name, SharedObject object, uint64_t put) {
@@ -337,7 +371,11 @@ void Objects::cancel(uint64_t ticket, const Status& why) {
 
 // ---- failure
 
-void Objects::fail(const Status& cause) {
+void Objects::fail(Mesh* mesh, const Status& cause) {
+  while (!incoming_.empty()) drop(*mesh, incoming_.begin()->first, cause);
+  for (const auto& [name, stored] : objects_) {
+    if (mesh) mesh->revoke_object(stored.put);
+  }
   while (!sending_.empty()) finish(std::shared_ptr<Sending>(sending_.front()), cause);
   while (!removals_.empty()) finish(std::shared_ptr<Removal>(removals_.front()), cause);
   fail_waiters(cause);

@@ -36,6 +36,7 @@ std::vector<Message> messages() {
           OperationFailed{1, 1, 17, true, problem()},
           ObjectPart{1, 1, "name", 100, 0, {1, 2, 3, 4, 5}, false, 7, 4, {10, 10}},
           ObjectPart{1, 0, "name", 0, 0, {}, true, 7},
+          ObjectPart{1, 0, "name", 0, 4096, {}, false, 7, -1, {}, true},
           Goodbye{1, 1, {}, 5, {1, 2}, 7}};
 }
 

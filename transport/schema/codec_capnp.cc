@@ -187,6 +187,7 @@ class Check {
         }
         to.remove = part.getRemove();
         to.put = part.getPut();
+        to.fetch = part.getFetch();
         to.dtype = part.getDtype();
         const auto shape = part.getShape();
         if (ok() && length(shape.size(), kMaxObjectDimensions, "shape of an object", "entries")) {
@@ -347,6 +348,7 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setData(capnp::Data::Reader(part.data.data(), part.data.size()));
           out.setRemove(part.remove);
           out.setPut(part.put);
+          out.setFetch(part.fetch);
           out.setDtype(part.dtype);
           out.setShape(kj::arrayPtr(part.shape.data(), part.shape.size()));
         } else {

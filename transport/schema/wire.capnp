@@ -118,6 +118,7 @@ struct ObjectPart {
   put @7 :UInt64;
   dtype @8 :Int32 = -1;
   shape @9 :List(Int64);
+  fetch @10 :Bool;
 }
 
 struct Message {

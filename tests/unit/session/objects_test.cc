@@ -207,7 +207,7 @@ TEST(Put, ReachesTheOthersWhenAWorkerHasClosed) {
 }
 
 TEST(DeletedObject, NeedsNoWorkerThatHasClosed) {
-  std::atomic<bool> looked{false};
+  std::atomic<int> looked{0};
   run_job(3, {}, [&](dsgd_session* session, int rank) {
     if (rank == 1) put(session, "x", "bytes");
     get(session, "x");
@@ -215,8 +215,8 @@ TEST(DeletedObject, NeedsNoWorkerThatHasClosed) {
     if (rank == 2) return;  // closes its session
     if (rank == 1) DSGD_OK_OR_FAIL(dsgd_object_delete(session, "x", nullptr, nullptr, error_));
     while (has(session, "x")) std::this_thread::yield();
-    if (rank == 0) looked = true;
-    while (!looked) std::this_thread::yield();  // a worker that is alone is told so by dsgd_object_get
+    ++looked;
+    while (looked < 2) std::this_thread::yield();  // a worker that is alone is told so by dsgd_object_get
   });
 }
 

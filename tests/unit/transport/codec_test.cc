@@ -43,7 +43,7 @@ std::vector<Message> samples() {
       Leave{5, kBig, detailed()},
       Report{6, kBig, detailed(), 7},
       OperationFailed{kBig, 7, kBig - 1, true, detailed()},
-      ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}},
+      ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}, true},
       Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4}};
 }
 
@@ -89,7 +89,7 @@ bool same(const OperationFailed& a, const OperationFailed& b) {
 bool same(const ObjectPart& a, const ObjectPart& b) {
   return a.view == b.view && a.rank == b.rank && a.name == b.name && a.total == b.total &&
          a.offset == b.offset && a.data == b.data && a.remove == b.remove && a.put == b.put &&
-         a.dtype == b.dtype && a.shape == b.shape;
+         a.dtype == b.dtype && a.shape == b.shape && a.fetch == b.fetch;
 }
 bool same_message(const Message& a, const Message& b) {
   return std::visit(

@@ -1,0 +1,293 @@
+// Objects on their way between workers: how long a put takes in virtual time, and what it leaves behind when a worker is
+// lost, leaves, or is late, or when another worker deletes the object meanwhile.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cluster.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using transport::Death;
+using transport::Duration;
+using Bytes = std::vector<uint8_t>;
+
+Bytes pattern(size_t size, int seed) {
+  Bytes bytes(size);
+  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(i * 7 + i / 251 + static_cast<size_t>(seed));
+  return bytes;
+}
+
+Status ended(Session& session, const Result<std::shared_ptr<Operation>>& operation) {
+  return operation.ok() ? session.wait(*operation.value(), -1ms) : operation.status();
+}
+
+Status put(Session& session, const std::string& name, const Bytes& bytes, Duration timeout = {}) {
+  return ended(session, session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait, {.timeout = timeout}));
+}
+
+// kInternal: the object differs from `want`.
+Status get(Session& session, const std::string& name, const Bytes& want, Duration timeout = {}) {
+  const auto got = session.object_get(name, Session::Mode::kWait, {.timeout = timeout});
+  const Status status = ended(session, got);
+  if (status.ok() && got.value()->object()->bytes != want) return Status(Code::kInternal, "the object is another one");
+  return status;
+}
+
+Status remove(Session& session, const std::string& name) { return ended(session, session.object_delete(name, Session::Mode::kWait)); }
+
+Status meet(Session& session) { return ended(session, session.barrier(Session::Mode::kWait)); }
+
+void pause(Session& session, Duration duration) { (void)get(session, "nothing", {}, duration); }
+
+ClusterOptions options_of(int workers, uint64_t seed = 1) {
+  ClusterOptions options{.workers = workers, .separate_head = true, .seed = seed};
+  options.network.delay = {100us, 200us};
+  return options;
+}
+
+std::string histories(const Cluster& cluster, int workers) {
+  std::string text;
+  for (int rank = 0; rank < workers; ++rank) text += cluster.history(rank);
+  return text;
+}
+
+Duration duration_of(const NotedCall* call) { return call ? call->ended - call->began : Duration::max(); }
+
+// An answer takes 20 ms. If each part of 256 KiB waited for the answer to the one before, 32 MiB would take 2.5 s per hop.
+TEST(PutTime, HasManyPartsOnTheWayAtOnce) {
+  const Bytes bytes = pattern(32 << 20, 1);
+  for (int workers = 2; workers <= 4; ++workers) {
+    for (const int putter : {0, workers - 1}) {
+      ClusterOptions options = options_of(workers);
+      options.settings["receive_memory"] = "256M";
+      options.network.delay = {10ms, 10ms};
+      options.network.socket_buffer = 8 << 20;
+      Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
+        cluster.note(rank, "meet", [&] { return meet(session); });
+        if (rank == putter) cluster.note(rank, "put", [&] { return put(session, "x", bytes); });
+        cluster.note(rank, "get", [&] { return get(session, "x", bytes); });
+        cluster.note(rank, "meet", [&] { return meet(session); });
+      });
+      ASSERT_TRUE(cluster.run_until_ended(600s));
+      for (int rank = 0; rank < workers; ++rank) EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
+      EXPECT_LT(duration_of(cluster.call(putter, "put")), 1s) << workers << " workers\n" << cluster.history(putter);
+    }
+  }
+}
+
+// The links from the putter to all workers but rank 0 (or rank 1, if rank 0 puts) are slow. The data come on other ways.
+TEST(PutTime, IsThatOfAChain) {
+  constexpr int kWorkers = 4;
+  const Bytes bytes = pattern(16 << 20, 2);
+  for (int putter = 0; putter < kWorkers; ++putter) {
+    ClusterOptions options = options_of(kWorkers);
+    options.settings["receive_memory"] = "4M";
+    Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
+      cluster.note(rank, "meet", [&] { return meet(session); });
+      if (rank == putter) {
+        for (int other = 0; other < kWorkers; ++other) {
+          if (other == putter || other == (putter == 0 ? 1 : 0)) continue;
+          cluster.world.set_delay(cluster.process(putter), cluster.process(other), {100ms, 100ms});
+        }
+        cluster.note(rank, "put", [&] { return put(session, "x", bytes); });
+      }
+      cluster.note(rank, "get", [&] { return get(session, "x", bytes); });
+      cluster.note(rank, "meet", [&] { return meet(session); });
+    });
+    ASSERT_TRUE(cluster.run_until_ended(600s));
+    for (int rank = 0; rank < kWorkers; ++rank) EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
+    EXPECT_LT(duration_of(cluster.call(putter, "put")), 2s) << "rank " << putter << " puts\n" << cluster.history(putter);
+  }
+}
+
+// A worker dies at some moment of a put. The others learn it, wherever they and it stand in the chain.
+TEST(LostWorker, EndsAPutAtAnyMoment) {
+  const Bytes bytes = pattern(2 << 20, 3);
+  int whole = 0, failed = 0;
+  for (int workers = 3; workers <= 5; ++workers) {
+    for (int victim = 0; victim < workers; ++victim) {
+      for (int moment = 0; moment < 8; ++moment) {
+        const int putter = (victim + moment) % workers;
+        const Death death = moment % 2 ? Death::kReset : Death::kSilent;
+        ClusterOptions options = options_of(workers, static_cast<uint64_t>(moment) + 1);
+        Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
+          cluster.note(rank, "meet", [&] { return meet(session); });
+          if (rank == putter) {
+            cluster.world.at(cluster.world.now() + moment * 3ms + 100us, [&cluster, victim, death] { cluster.world.kill(cluster.process(victim), death); });
+            cluster.note(rank, "put", [&] { return put(session, "x", bytes); });
+          }
+          cluster.note(rank, "get", [&] { return get(session, "x", bytes); });
+          cluster.note(rank, "meet", [&] { return meet(session); });
+        });
+        const std::string what = std::to_string(workers) + " workers, rank " + std::to_string(putter) + " puts, rank " +
+                                 std::to_string(victim) + " dies, moment " + std::to_string(moment) + "\n";
+        ASSERT_TRUE(cluster.run_until_ended(20s)) << what << histories(cluster, workers);
+        for (int rank = 0; rank < workers; ++rank) {
+          if (rank == victim) continue;
+          for (const NotedCall& call : cluster.calls(rank)) {
+            if (call.name == "close" || call.name == "open") continue;
+            if (call.name == "put" || call.name == "get") ++(call.status.ok() ? whole : failed);
+            if (call.status.ok()) continue;
+            EXPECT_EQ(call.status.code(), Code::kWorkerLost) << what << cluster.history(rank);
+            EXPECT_EQ(call.status.rank(), victim) << what << cluster.history(rank);
+          }
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(whole, 0);
+  EXPECT_GT(failed, 0);
+}
+
+// A worker closes its session at some moment of a put. The put names it, or has ended before; all others get the object, and the
+// next one, too.
+TEST(Leaver, LeavesTheObjectToTheOthers) {
+  const Bytes bytes = pattern(2 << 20, 4), next = pattern(100'000, 5);
+  int named = 0;
+  for (int workers = 3; workers <= 5; ++workers) {
+    for (int leaver = 1; leaver < workers; ++leaver) {
+      for (int moment = 0; moment < 10; ++moment) {
+        int putter = (leaver + 1 + moment) % workers;
+        if (putter == leaver) putter = 0;
+        Cluster cluster(options_of(workers, static_cast<uint64_t>(moment) + 1), [&](Cluster& cluster, Session& session, int rank) {
+          cluster.note(rank, "meet", [&] { return meet(session); });
+          if (rank == leaver) {
+            if (moment > 0) pause(session, moment * 2ms);
+            return;
+          }
+          const auto put_it = [&](const std::string& name, const Bytes& object) {
+            const Status status = put(session, name, object);
+            if (status.code() != Code::kWorkerLost || status.rank() != leaver) return status;
+            ++named;
+            return Status();
+          };
+          if (rank == putter) cluster.note(rank, "put", [&] { return put_it("x", bytes); });
+          cluster.note(rank, "get", [&] { return get(session, "x", bytes, 30s); });
+          if (rank == 0) cluster.note(rank, "next put", [&] { return put_it("y", next); });
+          cluster.note(rank, "next get", [&] { return get(session, "y", next, 30s); });
+          pause(session, 100ms);  // nobody else leaves meanwhile
+        });
+        ASSERT_TRUE(cluster.run_until_ended(300s));
+        for (int rank = 0; rank < workers; ++rank) {
+          ASSERT_FALSE(cluster.first_failure(rank)) << workers << " workers, rank " << putter << " puts, rank " << leaver << " leaves, moment "
+                                                    << moment << "\n"
+                                                    << histories(cluster, workers);
+        }
+      }
+    }
+  }
+  EXPECT_GT(named, 0);
+}
+
+// A worker that has the object closes its session while others still fetch theirs from it. The put succeeds.
+TEST(Leaver, HasTheObjectAndIsNotNamed) {
+  constexpr int kWorkers = 4;
+  const Bytes bytes = pattern(2 << 20, 6);
+  for (int putter = 0; putter < kWorkers; ++putter) {
+    Cluster cluster(options_of(kWorkers), [&](Cluster& cluster, Session& session, int rank) {
+      cluster.note(rank, "meet", [&] { return meet(session); });
+      if (rank == putter) cluster.note(rank, "put", [&] { return put(session, "x", bytes); });
+      cluster.note(rank, "get", [&] { return get(session, "x", bytes, 30s); });
+    });
+    ASSERT_TRUE(cluster.run_until_ended(300s));
+    for (int rank = 0; rank < kWorkers; ++rank) {
+      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << putter << " puts\n" << histories(cluster, kWorkers);
+    }
+  }
+}
+
+// A worker is stopped for a while. The put that runs out of time names it; then the name can be deleted and put again.
+TEST(LateWorker, IsNamedAndTheNameCanBePutAgain) {
+  constexpr int kWorkers = 4;
+  const Bytes bytes = pattern(2 << 20, 7), again = pattern(3 << 20, 8);
+  for (int late = 0; late < kWorkers; ++late) {
+    const int putter = (late + 1) % kWorkers, deleter = (late + 2) % kWorkers;
+    ClusterOptions options = options_of(kWorkers);
+    options.settings["lease"] = "10s";
+    Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
+      cluster.note(rank, "meet", [&] { return meet(session); });
+      if (rank == putter) {
+        cluster.world.pause(cluster.process(late));
+        const Status status = put(session, "x", bytes, 300ms);
+        cluster.world.resume(cluster.process(late));
+        cluster.note(rank, "late put", [&] {
+          const bool right = status.code() == Code::kTimeout && status.rank() == late;
+          return right ? Status() : Status(Code::kInternal, std::string("it ended so: ") + code_name(status.code()) + " " + status.message());
+        });
+      }
+      cluster.note(rank, "meet", [&] { return meet(session); });
+      if (rank == deleter) {
+        const Status status = remove(session, "x");
+        cluster.note(rank, "delete", [&] { return status.code() == Code::kNotFound ? Status() : status; });
+      }
+      cluster.note(rank, "meet", [&] { return meet(session); });
+      if (rank == late) cluster.note(rank, "put", [&] { return put(session, "x", again); });
+      cluster.note(rank, "get", [&] { return get(session, "x", again); });
+      cluster.note(rank, "meet", [&] { return meet(session); });
+    });
+    ASSERT_TRUE(cluster.run_until_ended(300s));
+    for (int rank = 0; rank < kWorkers; ++rank) {
+      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << late << " is late\n" << histories(cluster, kWorkers);
+    }
+  }
+}
+
+// An object is deleted at some moment of its put. No part that is on its way brings it back, and the name can be put again.
+TEST(DeletedObject, DoesNotComeBack) {
+  const Bytes again = pattern(300'000, 10);
+  int deleted = 0;
+  for (const size_t size : {size_t{1000}, size_t{2} << 20}) {
+    const Bytes bytes = pattern(size, 9);
+    for (uint64_t seed = 1; seed <= 60; ++seed) {
+      const int workers = 3 + static_cast<int>(seed % 3);
+      const int putter = static_cast<int>(seed / 3) % workers, deleter = static_cast<int>(seed / 7 + 1) % workers;
+      ClusterOptions options = options_of(workers, seed);
+      options.network.delay = {20us, 2ms, 0.1, 20ms};
+      Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
+        cluster.note(rank, "meet", [&] { return meet(session); });
+        std::shared_ptr<Operation> putting;
+        if (rank == putter) {
+          auto begun = session.object_put("x", bytes, Object::kNoType, {}, Session::Mode::kWait);
+          if (begun.ok()) putting = begun.value();
+        }
+        if (rank == deleter) {
+          pause(session, seed * 300us);
+          Status status = remove(session, "x");
+          deleted += status.ok();
+          cluster.note(rank, "delete", [&] { return status.code() == Code::kNotFound ? Status() : status; });
+        }
+        if (putting) cluster.note(rank, "put", [&] { return session.wait(*putting, -1ms); });
+        cluster.note(rank, "meet", [&] { return meet(session); });
+        if (rank == deleter) {  // if it was put too late for the first
+          const Status status = remove(session, "x");
+          cluster.note(rank, "delete", [&] { return status.code() == Code::kNotFound ? Status() : status; });
+        }
+        cluster.note(rank, "meet", [&] { return meet(session); });
+        pause(session, 100ms);
+        cluster.note(rank, "none", [&] {
+          const Status status = get(session, "x", bytes, 1ms);
+          return status.code() == Code::kTimeout ? Status() : Status(Code::kInternal, "it is here");
+        });
+        cluster.note(rank, "meet", [&] { return meet(session); });
+        if (rank == deleter) cluster.note(rank, "next put", [&] { return put(session, "x", again); });
+        cluster.note(rank, "next get", [&] { return get(session, "x", again); });
+        cluster.note(rank, "meet", [&] { return meet(session); });
+      });
+      ASSERT_TRUE(cluster.run_until_ended(300s));
+      for (int rank = 0; rank < workers; ++rank) {
+        ASSERT_FALSE(cluster.first_failure(rank)) << size << " bytes, seed " << seed << ", rank " << putter << " puts, rank " << deleter
+                                                  << " deletes\n"
+                                                  << histories(cluster, workers);
+      }
+    }
+  }
+  EXPECT_GT(deleted, 0);
+}
+
+}  // namespace
+}  // namespace dsgd::simulation
