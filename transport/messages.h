@@ -117,11 +117,11 @@ struct ObjectPart {
   std::string name;
   uint64_t total = 0, offset = 0;
   std::vector<uint8_t> data;  // of a small object; the receiver fetches that of others
-  bool remove = false;  // delete the object
+  bool remove = false;        // delete the object
   uint64_t put = 0;     // number of the put that made the object, unique in the job; 0 in a request to rank 0 to delete
-  int32_t dtype = -1;          // of the array; -1: bytes without a type
+  int32_t dtype = -1;   // of the array; -1: bytes without a type
   std::vector<int64_t> shape;
-  bool fetch = false;          // asks the receiver for the object's data from `offset` on
+  bool fetch = false;  // asks the receiver for the object's data from `offset` on
 };
 struct Goodbye {  // last message on a connection that is closed on purpose
   uint64_t view = 0;

@@ -313,7 +313,9 @@ void Mesh::send_object(int32_t rank, uint64_t put, uint64_t offset, std::span<co
   header.operation = object_operation(put);
   header.source = view_.rank;
   header.offset = offset;
-  with_channel(rank, {header.operation, [header, data, done = std::move(done)](ClientChannel& channel) { channel.send(header, data, done); }});
+  with_channel(rank, {header.operation, [header, data, done = std::move(done)](ClientChannel& channel) {
+                        channel.send(header, data, done);
+                      }});
 }
 
 void Mesh::revoke_object(uint64_t put) {
@@ -792,7 +794,8 @@ transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& hea
       !is_peer(header.source)) {
     return nullptr;  // refused once it is in
   }
-  if (is_object(header.operation)) return events_.on_object_data(header.operation - object_operation(0), header, nbytes);
+  if (is_object(header.operation))
+    return events_.on_object_data(header.operation - object_operation(0), header, nbytes);
   // Chunks that wait for their turn stay in order: none may overtake them.
   Task* task = header.phase == kSignaturePhase ? nullptr : match(header.source, header);
   if (!task) return nullptr;

@@ -52,9 +52,14 @@ class MeshEvents {
   // A peer closed its session in good order; all that it sent has arrived.
   virtual void on_peer_left(int32_t rank) = 0;
   virtual void on_object(transport::ObjectPart part, transport::Responder respond) = 0;
-  // A chunk of an object: its payload comes next, or is in. As transport::ServerHandler::on_bulk and on_bulk_end.
-  virtual transport::BulkSink* on_object_data(uint64_t /*put*/, const transport::BulkHeader&, size_t /*nbytes*/) { return nullptr; }
-  virtual void on_object_data_end(uint64_t /*put*/, const transport::BulkHeader&, std::unique_ptr<transport::BulkReceipt> receipt) {
+  // A chunk of an object: its payload comes next, or is in. As transport::ServerHandler::on_bulk and
+  // on_bulk_end.
+  virtual transport::BulkSink* on_object_data(uint64_t /*put*/, const transport::BulkHeader&,
+                                              size_t /*nbytes*/) {
+    return nullptr;
+  }
+  virtual void on_object_data_end(uint64_t /*put*/, const transport::BulkHeader&,
+                                  std::unique_ptr<transport::BulkReceipt> receipt) {
     receipt->finish(Status(Code::kNotFound, "this worker holds no objects"));
   }
   // A peer closes its session after so many steps, and these are digests of its values, if it could give any.
@@ -93,8 +98,8 @@ class Mesh final : public transport::ServerHandler {
   static constexpr uint64_t operation(uint64_t call, uint64_t index) { return call * kOperationsOfACall + index; }
   static constexpr uint64_t call_of(uint64_t operation) { return operation / kOperationsOfACall; }
   static constexpr uint32_t channel_of(uint64_t call) { return static_cast<uint32_t>(call / kCallsOfAChannel); }
-  // The highest numbers, which no call reaches, are those of objects. The transport sends lower numbers first, so objects do not
-  // get in the way of a step.
+  // The highest numbers, which no call reaches, are those of objects. The transport sends lower numbers
+  // first, so objects do not get in the way of a step.
   static constexpr uint64_t object_operation(uint64_t put) { return ~uint64_t{0} - kObjects + 1 + put; }
   static constexpr bool is_object(uint64_t operation) { return operation >= object_operation(0); }
   // "call 3 of the session", "call 3 of channel 1"
@@ -152,10 +157,11 @@ class Mesh final : public transport::ServerHandler {
   void call(int32_t rank, transport::Message message, transport::Time deadline,
             std::function<void(Result<transport::Message>)> done);
 
-  // Objects. `put`: number of the put, less than kObjects. A chunk of data, which the transport reads until it calls `done` or
-  // destroys it.
+  // Objects. `put`: number of the put, less than kObjects. A chunk of data, which the transport reads until
+  // it calls `done` or destroys it.
   static constexpr uint64_t kObjects = uint64_t{1} << 59;
-  void send_object(int32_t rank, uint64_t put, uint64_t offset, std::span<const std::byte> data, std::function<void(const Status&)> done);
+  void send_object(int32_t rank, uint64_t put, uint64_t offset, std::span<const std::byte> data,
+                   std::function<void(const Status&)> done);
   void revoke_object(uint64_t put);   // data that wait to be sent are not sent, and their `done` is destroyed
   void discard_object(uint64_t put);  // data that are arriving are not written any more
 

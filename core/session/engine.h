@@ -129,10 +129,12 @@ class Engine final : public MeshEvents {
   void on_peer_left(int32_t rank) override;
   void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
   void on_object(transport::ObjectPart part, transport::Responder respond) override;
-  transport::BulkSink* on_object_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) override {
+  transport::BulkSink* on_object_data(uint64_t put, const transport::BulkHeader& header,
+                                      size_t nbytes) override {
     return objects_.on_data(put, header, nbytes);
   }
-  void on_object_data_end(uint64_t put, const transport::BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) override {
+  void on_object_data_end(uint64_t put, const transport::BulkHeader& header,
+                          std::unique_ptr<transport::BulkReceipt> receipt) override {
     objects_.on_data_end(put, header, std::move(receipt));
   }
 

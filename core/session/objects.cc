@@ -8,8 +8,8 @@ namespace dsgd {
 
 namespace {
 constexpr size_t kSmall = transport::kSmallBytes;  // up to here an object travels in its announcement
-constexpr int32_t kNameOwner =
-    0;  // the rank that decides which put of a name wins, and that carries out deletions
+// The rank that decides which put of a name wins, and that carries out deletions.
+constexpr int32_t kNameOwner = 0;
 const char* const kPut = "dsgd_object_put";
 const char* const kDelete = "dsgd_object_delete";
 
@@ -52,11 +52,10 @@ struct Objects::Sending {
   Deadline deadline;
   Done done;
   transport::TimerId timer = 0;
-  bool spreading = false;           // rank 0 has accepted the put
-  bool removed = false;             // another worker has deleted the object
-  std::set<int32_t> waiting = {};   // peers that it is announced to and that do not have it yet
-  std::set<int32_t> cut_off =
-      {};  // those of them whose connection has ended; they have left, or else the session fails
+  bool spreading = false;          // rank 0 has accepted the put
+  bool removed = false;            // another worker has deleted the object
+  std::set<int32_t> waiting = {};  // peers that it is announced to and that do not have it yet
+  std::set<int32_t> cut_off = {};  // of them: no connection; they have left, or the session fails
   Status failure = {};
 
   Status too_late() const {
@@ -74,16 +73,15 @@ struct Objects::Removal {
   Done done;
   transport::TimerId timer = 0;
   std::set<int32_t> waiting = {};  // workers that have not answered yet
-  std::set<int32_t> cut_off =
-      {};  // those of them whose connection has ended; they have left, or else the session fails
+  std::set<int32_t> cut_off = {};  // of them: no connection; they have left, or the session fails
 };
 
 // ---- putting
 
 uint64_t Objects::put_of(const std::string& name) const {
   if (const auto object = objects_.find(name); object != objects_.end()) return object->second.put;
-  const auto incoming =
-      std::find_if(incoming_.begin(), incoming_.end(), [&](const auto& item) { return item.second.name == name; });
+  const auto incoming = std::find_if(incoming_.begin(), incoming_.end(),
+                                     [&](const auto& item) { return item.second.name == name; });
   return incoming == incoming_.end() ? 0 : incoming->first;
 }
 
@@ -135,8 +133,9 @@ void Objects::announce(const std::shared_ptr<Sending>& sending, int32_t rank) {
   part.dtype = object.dtype;
   part.shape = object.shape;
   part.put = sending->put;
-  sending->mesh->call(rank, std::move(part), transport::kNever,
-                      [this, sending, rank](const Result<transport::Message>& r) { answered(sending, rank, r.status()); });
+  sending->mesh->call(
+      rank, std::move(part), transport::kNever,
+      [this, sending, rank](const Result<transport::Message>& r) { answered(sending, rank, r.status()); });
 }
 
 // `rank` has the object, or will not get it.
@@ -162,8 +161,8 @@ void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& stat
   if (auto done = std::exchange(sending->done, nullptr)) done(status);
 }
 
-// The deadline has passed. Workers that do not have the whole object get no more of it from here, and drop it unless another worker
-// has it.
+// The deadline has passed. Workers that do not have the whole object get no more of it from here, and drop it
+// unless another worker has it.
 void Objects::give_up(const std::shared_ptr<Sending>& sending) {
   const Status why = sending->too_late();
   const auto object = objects_.find(sending->name);
@@ -292,10 +291,11 @@ void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
   part.fetch ? receive_fetch(mesh, part, respond) : receive_announcement(mesh, std::move(part), respond);
 }
 
-void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part, const transport::Responder& respond) {
+void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part,
+                                   const transport::Responder& respond) {
   const bool small = part.total <= kSmall;
-  if (part.total > Object::kLargest || part.data.size() != (small ? part.total : 0) || putter(part.put) != part.rank ||
-      part.put >= Mesh::kObjects || incoming_.count(part.put) > 0) {
+  if (part.total > Object::kLargest || part.data.size() != (small ? part.total : 0) ||
+      putter(part.put) != part.rank || part.put >= Mesh::kObjects || incoming_.count(part.put) > 0) {
     return respond(Status(Code::kInternal, "the announcement of object '" + part.name + "' is wrong"));
   }
   if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
@@ -304,7 +304,8 @@ void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part, const
   if (removed_early_.erase(part.put) > 0) return respond(empty());
   // A putter puts a name once at a time. So its earlier put has failed, unless rank 0 holds the object.
   const uint64_t earlier = put_of(part.name);
-  if (earlier != 0 && putter(earlier) == part.rank && earlier < part.put && (mesh->rank() != kNameOwner || !has(part.name))) {
+  if (earlier != 0 && putter(earlier) == part.rank && earlier < part.put &&
+      (mesh->rank() != kNameOwner || !has(part.name))) {
     erase(*mesh, part.name, earlier);
   }
   if (put_of(part.name) != 0 || is_deleting(*mesh, part.name)) return respond(exists(part.name));
@@ -314,25 +315,30 @@ void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part, const
     return respond(empty());
   }
   incoming_[part.put] = {part.name, respond};
-  fetches_.begin(mesh, part.put, part.name, std::move(object), part.total, sources_of(mesh->rank(), part.rank, mesh->size()),
-                 [this, put = part.put, keep = mesh->rank() == kNameOwner](const Result<SharedObject>& fetched) {
-                   const auto at = incoming_.find(put);
-                   const Incoming incoming = std::exchange(at->second, {at->second.name, nullptr});
-                   if (fetched.ok() || !keep) incoming_.erase(at);
-                   if (fetched.ok()) store(incoming.name, fetched.value(), put);
-                   incoming.respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
-                 });
+  fetches_.begin(
+      mesh, part.put, part.name, std::move(object), part.total,
+      sources_of(mesh->rank(), part.rank, mesh->size()),
+      [this, put = part.put, keep = mesh->rank() == kNameOwner](const Result<SharedObject>& fetched) {
+        const auto at = incoming_.find(put);
+        const Incoming incoming = std::exchange(at->second, {at->second.name, nullptr});
+        if (fetched.ok() || !keep) incoming_.erase(at);
+        if (fetched.ok()) store(incoming.name, fetched.value(), put);
+        incoming.respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
+      });
 }
 
-void Objects::receive_fetch(Mesh* mesh, const transport::ObjectPart& request, const transport::Responder& respond) {
-  const auto sending = std::find_if(sending_.begin(), sending_.end(), [&](const auto& s) { return s->put == request.put; });
+void Objects::receive_fetch(Mesh* mesh, const transport::ObjectPart& request,
+                            const transport::Responder& respond) {
+  const auto sending =
+      std::find_if(sending_.begin(), sending_.end(), [&](const auto& s) { return s->put == request.put; });
   if (sending != sending_.end() && !(*sending)->spreading && request.rank == kNameOwner) {
     spread(std::shared_ptr<Sending>(*sending));  // rank 0 has accepted the put
   }
   ObjectFetches::Reader reader{request.rank, request.offset, respond};
   if (fetches_.is_fetching(request.put)) return fetches_.add_reader(request.put, std::move(reader));
   const auto stored = objects_.find(request.name);
-  if (stored == objects_.end() || stored->second.put != request.put || request.offset >= stored->second.object->bytes.size()) {
+  if (stored == objects_.end() || stored->second.put != request.put ||
+      request.offset >= stored->second.object->bytes.size()) {
     return respond(not_found(request.name));
   }
   ObjectFetches::send(*mesh, request.put, stored->second.object, std::move(reader));
@@ -362,7 +368,8 @@ uint64_t Objects::get(const std::string& name, std::function<void(Result<SharedO
 }
 
 void Objects::cancel(uint64_t ticket, const Status& why) {
-  const auto at = std::find_if(waiters_.begin(), waiters_.end(), [ticket](const Waiter& waiter) { return waiter.ticket == ticket; });
+  const auto at = std::find_if(waiters_.begin(), waiters_.end(),
+                               [ticket](const Waiter& waiter) { return waiter.ticket == ticket; });
   if (at == waiters_.end()) return;
   const auto done = std::move(at->done);
   waiters_.erase(at);

@@ -1,14 +1,15 @@
 // Named objects that every worker holds. Everything is on the session's loop.
 //
-// Put: the putter announces the object to rank 0, which accepts only the first put of a name. When rank 0 has accepted it, the
-// putter announces it to the other workers. So two puts of one name at the same time cannot leave different objects. An
-// announcement is answered when the receiver has the whole object. A small object travels in the announcement. The workers fetch
-// the data of others along a chain (object_fetches.h): the putter, rank 0, then the others in the order of their ranks. Rank 0
-// fetches the data only when it has accepted the put.
+// Put: the putter announces the object to rank 0, which accepts only the first put of a name. When rank 0 has
+// accepted it, the putter announces it to the other workers. So two puts of one name at the same time cannot
+// leave different objects. An announcement is answered when the receiver has the whole object. A small object
+// travels in the announcement. The workers fetch the data of others along a chain (object_fetches.h): the
+// putter, rank 0, then the others in the order of their ranks. Rank 0 fetches the data only when it has
+// accepted the put.
 //
-// Delete: rank 0 asks the other workers to delete the object and deletes its own copy last. Puts of the name fail until then.
-// Each put has a number, and a request to delete names it. A worker that is still fetching the object drops it. Data come only
-// to workers that fetch them, so late data do not bring it back.
+// Delete: rank 0 asks the other workers to delete the object and deletes its own copy last. Puts of the name
+// fail until then. Each put has a number, and a request to delete names it. A worker that is still fetching
+// the object drops it. Data come only to workers that fetch them, so late data do not bring it back.
 #pragma once
 
 #include <cstdint>
@@ -38,15 +39,20 @@ class Objects {
   void put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done);
   // Deletes the object on all workers. kNotFound: there is none, or another worker is deleting it.
   void remove(Mesh* mesh, const std::string& name, Deadline deadline, Done done);
-  // Calls `done` with the object as soon as it is here. Returns a ticket for cancel(); 0 when `done` was called at once.
+  // Calls `done` with the object as soon as it is here. Returns a ticket for cancel(); 0 when `done` was
+  // called at once.
   uint64_t get(const std::string& name, std::function<void(Result<SharedObject>)> done);
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
   void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
   // `deadline`: for a removal that rank 0 carries out for another worker.
-  void receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part, const transport::Responder& respond);
+  void receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
+               const transport::Responder& respond);
   // The data of one chunk begin and end.
-  transport::BulkSink* on_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) { return fetches_.on_data(put, header, nbytes); }
-  void on_data_end(uint64_t put, const transport::BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) {
+  transport::BulkSink* on_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) {
+    return fetches_.on_data(put, header, nbytes);
+  }
+  void on_data_end(uint64_t put, const transport::BulkHeader& header,
+                   std::unique_ptr<transport::BulkReceipt> receipt) {
     fetches_.on_data_end(put, header, std::move(receipt));
   }
   void fail(Mesh* mesh, const Status& cause);  // all operations in flight
@@ -58,8 +64,8 @@ class Objects {
     SharedObject object;
     uint64_t put;  // number of the put that made it
   };
-  // An object that is being fetched. At rank 0 also one whose put has failed: other workers may hold it, so the name is taken until
-  // the object is deleted or its putter puts it again.
+  // An object that is being fetched. At rank 0 also one whose put has failed: other workers may hold it, so
+  // the name is taken until the object is deleted or its putter puts it again.
   struct Incoming {
     std::string name;
     transport::Responder respond;  // to the announcement; null once the put has failed
@@ -71,7 +77,7 @@ class Objects {
   };
   struct Sending;
   struct Removal;
-  uint64_t put_of(const std::string& name) const;  // number of the put that has the name here, though parts may be missing; 0: none
+  uint64_t put_of(const std::string& name) const;  // number of the put that has the name here; 0: none
   void spread(const std::shared_ptr<Sending>& sending);
   void announce(const std::shared_ptr<Sending>& sending, int32_t rank);
   void answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status);
@@ -79,7 +85,8 @@ class Objects {
   void give_up(const std::shared_ptr<Sending>& sending);
   void removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status);
   void finish(const std::shared_ptr<Removal>& removal, const Status& status);
-  void receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request, const transport::Responder& respond);
+  void receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request,
+                       const transport::Responder& respond);
   void receive_announcement(Mesh* mesh, transport::ObjectPart part, const transport::Responder& respond);
   void receive_fetch(Mesh* mesh, const transport::ObjectPart& request, const transport::Responder& respond);
   bool is_deleting(const Mesh& mesh, const std::string& name) const;  // at rank 0
@@ -89,11 +96,13 @@ class Objects {
 
   std::map<std::string, Stored> objects_;
   std::map<uint64_t, Incoming> incoming_;  // by number of the put
-  std::set<uint64_t> removed_early_;       // puts that were removed before they were announced; kept until then, or until the putter leaves
+  std::set<uint64_t> removed_early_;  // puts that were removed before they were announced; kept until then,
+                                      // or until the putter leaves
   ObjectFetches fetches_;
   std::list<Waiter> waiters_;
-  std::list<std::shared_ptr<Sending>> sending_;   // puts in flight
-  std::list<std::shared_ptr<Removal>> removals_;  // removals in flight: those asked for here and, at rank 0, all
+  std::list<std::shared_ptr<Sending>> sending_;  // puts in flight
+  std::list<std::shared_ptr<Removal>>
+      removals_;  // removals in flight: those asked for here and, at rank 0, all
   uint64_t next_ticket_ = 1;
   uint64_t puts_ = 0;  // of this worker
 };

@@ -1,5 +1,5 @@
-// Objects on their way between workers: how long a put takes in virtual time, and what it leaves behind when a worker is
-// lost, leaves, or is late, or when another worker deletes the object meanwhile.
+// Objects on their way between workers: how long a put takes in virtual time, and what it leaves behind when
+// a worker is lost, leaves, or is late, or when another worker deletes the object meanwhile.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -17,7 +17,8 @@ using Bytes = std::vector<uint8_t>;
 
 Bytes pattern(size_t size, int seed) {
   Bytes bytes(size);
-  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(i * 7 + i / 251 + static_cast<size_t>(seed));
+  for (size_t i = 0; i < size; ++i)
+    bytes[i] = static_cast<uint8_t>(i * 7 + i / 251 + static_cast<size_t>(seed));
   return bytes;
 }
 
@@ -26,18 +27,22 @@ Status ended(Session& session, const Result<std::shared_ptr<Operation>>& operati
 }
 
 Status put(Session& session, const std::string& name, const Bytes& bytes, Duration timeout = {}) {
-  return ended(session, session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait, {.timeout = timeout}));
+  return ended(session, session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait,
+                                           {.timeout = timeout}));
 }
 
 // kInternal: the object differs from `want`.
 Status get(Session& session, const std::string& name, const Bytes& want, Duration timeout = {}) {
   const auto got = session.object_get(name, Session::Mode::kWait, {.timeout = timeout});
   const Status status = ended(session, got);
-  if (status.ok() && got.value()->object()->bytes != want) return Status(Code::kInternal, "the object is another one");
+  if (status.ok() && got.value()->object()->bytes != want)
+    return Status(Code::kInternal, "the object is another one");
   return status;
 }
 
-Status remove(Session& session, const std::string& name) { return ended(session, session.object_delete(name, Session::Mode::kWait)); }
+Status remove(Session& session, const std::string& name) {
+  return ended(session, session.object_delete(name, Session::Mode::kWait));
+}
 
 Status meet(Session& session) { return ended(session, session.barrier(Session::Mode::kWait)); }
 
@@ -57,7 +62,8 @@ std::string histories(const Cluster& cluster, int workers) {
 
 Duration duration_of(const NotedCall* call) { return call ? call->ended - call->began : Duration::max(); }
 
-// An answer takes 20 ms. If each part of 256 KiB waited for the answer to the one before, 32 MiB would take 2.5 s per hop.
+// An answer takes 20 ms. If each part of 256 KiB waited for the answer to the one before, 32 MiB would
+// take 2.5 s per hop.
 TEST(PutTime, HasManyPartsOnTheWayAtOnce) {
   const Bytes bytes = pattern(32 << 20, 1);
   for (int workers = 2; workers <= 4; ++workers) {
@@ -73,13 +79,16 @@ TEST(PutTime, HasManyPartsOnTheWayAtOnce) {
         cluster.note(rank, "meet", [&] { return meet(session); });
       });
       ASSERT_TRUE(cluster.run_until_ended(600s));
-      for (int rank = 0; rank < workers; ++rank) EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
-      EXPECT_LT(duration_of(cluster.call(putter, "put")), 1s) << workers << " workers\n" << cluster.history(putter);
+      for (int rank = 0; rank < workers; ++rank)
+        EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
+      EXPECT_LT(duration_of(cluster.call(putter, "put")), 1s) << workers << " workers\n"
+                                                              << cluster.history(putter);
     }
   }
 }
 
-// The links from the putter to all workers but rank 0 (or rank 1, if rank 0 puts) are slow. The data come on other ways.
+// The links from the putter to all workers but rank 0 (or rank 1, if rank 0 puts) are slow. The data come on
+// other ways.
 TEST(PutTime, IsThatOfAChain) {
   constexpr int kWorkers = 4;
   const Bytes bytes = pattern(16 << 20, 2);
@@ -99,8 +108,10 @@ TEST(PutTime, IsThatOfAChain) {
       cluster.note(rank, "meet", [&] { return meet(session); });
     });
     ASSERT_TRUE(cluster.run_until_ended(600s));
-    for (int rank = 0; rank < kWorkers; ++rank) EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
-    EXPECT_LT(duration_of(cluster.call(putter, "put")), 2s) << "rank " << putter << " puts\n" << cluster.history(putter);
+    for (int rank = 0; rank < kWorkers; ++rank)
+      EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
+    EXPECT_LT(duration_of(cluster.call(putter, "put")), 2s) << "rank " << putter << " puts\n"
+                                                            << cluster.history(putter);
   }
 }
 
@@ -117,14 +128,17 @@ TEST(LostWorker, EndsAPutAtAnyMoment) {
         Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
           cluster.note(rank, "meet", [&] { return meet(session); });
           if (rank == putter) {
-            cluster.world.at(cluster.world.now() + moment * 3ms + 100us, [&cluster, victim, death] { cluster.world.kill(cluster.process(victim), death); });
+            cluster.world.at(cluster.world.now() + moment * 3ms + 100us, [&cluster, victim, death] {
+              cluster.world.kill(cluster.process(victim), death);
+            });
             cluster.note(rank, "put", [&] { return put(session, "x", bytes); });
           }
           cluster.note(rank, "get", [&] { return get(session, "x", bytes); });
           cluster.note(rank, "meet", [&] { return meet(session); });
         });
-        const std::string what = std::to_string(workers) + " workers, rank " + std::to_string(putter) + " puts, rank " +
-                                 std::to_string(victim) + " dies, moment " + std::to_string(moment) + "\n";
+        const std::string what = std::to_string(workers) + " workers, rank " + std::to_string(putter) +
+                                 " puts, rank " + std::to_string(victim) + " dies, moment " +
+                                 std::to_string(moment) + "\n";
         ASSERT_TRUE(cluster.run_until_ended(20s)) << what << histories(cluster, workers);
         for (int rank = 0; rank < workers; ++rank) {
           if (rank == victim) continue;
@@ -144,8 +158,8 @@ TEST(LostWorker, EndsAPutAtAnyMoment) {
   EXPECT_GT(failed, 0);
 }
 
-// A worker closes its session at some moment of a put. The put names it, or has ended before; all others get the object, and the
-// next one, too.
+// A worker closes its session at some moment of a put. The put names it, or has ended before; all others get
+// the object, and the next one, too.
 TEST(Leaver, LeavesTheObjectToTheOthers) {
   const Bytes bytes = pattern(2 << 20, 4), next = pattern(100'000, 5);
   int named = 0;
@@ -154,29 +168,31 @@ TEST(Leaver, LeavesTheObjectToTheOthers) {
       for (int moment = 0; moment < 10; ++moment) {
         int putter = (leaver + 1 + moment) % workers;
         if (putter == leaver) putter = 0;
-        Cluster cluster(options_of(workers, static_cast<uint64_t>(moment) + 1), [&](Cluster& cluster, Session& session, int rank) {
-          cluster.note(rank, "meet", [&] { return meet(session); });
-          if (rank == leaver) {
-            if (moment > 0) pause(session, moment * 2ms);
-            return;
-          }
-          const auto put_it = [&](const std::string& name, const Bytes& object) {
-            const Status status = put(session, name, object);
-            if (status.code() != Code::kWorkerLost || status.rank() != leaver) return status;
-            ++named;
-            return Status();
-          };
-          if (rank == putter) cluster.note(rank, "put", [&] { return put_it("x", bytes); });
-          cluster.note(rank, "get", [&] { return get(session, "x", bytes, 30s); });
-          if (rank == 0) cluster.note(rank, "next put", [&] { return put_it("y", next); });
-          cluster.note(rank, "next get", [&] { return get(session, "y", next, 30s); });
-          pause(session, 100ms);  // nobody else leaves meanwhile
-        });
+        Cluster cluster(options_of(workers, static_cast<uint64_t>(moment) + 1),
+                        [&](Cluster& cluster, Session& session, int rank) {
+                          cluster.note(rank, "meet", [&] { return meet(session); });
+                          if (rank == leaver) {
+                            if (moment > 0) pause(session, moment * 2ms);
+                            return;
+                          }
+                          const auto put_it = [&](const std::string& name, const Bytes& object) {
+                            const Status status = put(session, name, object);
+                            if (status.code() != Code::kWorkerLost || status.rank() != leaver) return status;
+                            ++named;
+                            return Status();
+                          };
+                          if (rank == putter) cluster.note(rank, "put", [&] { return put_it("x", bytes); });
+                          cluster.note(rank, "get", [&] { return get(session, "x", bytes, 30s); });
+                          if (rank == 0) cluster.note(rank, "next put", [&] { return put_it("y", next); });
+                          cluster.note(rank, "next get", [&] { return get(session, "y", next, 30s); });
+                          pause(session, 100ms);  // nobody else leaves meanwhile
+                        });
         ASSERT_TRUE(cluster.run_until_ended(300s));
         for (int rank = 0; rank < workers; ++rank) {
-          ASSERT_FALSE(cluster.first_failure(rank)) << workers << " workers, rank " << putter << " puts, rank " << leaver << " leaves, moment "
-                                                    << moment << "\n"
-                                                    << histories(cluster, workers);
+          ASSERT_FALSE(cluster.first_failure(rank))
+              << workers << " workers, rank " << putter << " puts, rank " << leaver << " leaves, moment "
+              << moment << "\n"
+              << histories(cluster, workers);
         }
       }
     }
@@ -196,12 +212,14 @@ TEST(Leaver, HasTheObjectAndIsNotNamed) {
     });
     ASSERT_TRUE(cluster.run_until_ended(300s));
     for (int rank = 0; rank < kWorkers; ++rank) {
-      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << putter << " puts\n" << histories(cluster, kWorkers);
+      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << putter << " puts\n"
+                                                << histories(cluster, kWorkers);
     }
   }
 }
 
-// A worker is stopped for a while. The put that runs out of time names it; then the name can be deleted and put again.
+// A worker is stopped for a while. The put that runs out of time names it; then the name can be deleted and
+// put again.
 TEST(LateWorker, IsNamedAndTheNameCanBePutAgain) {
   constexpr int kWorkers = 4;
   const Bytes bytes = pattern(2 << 20, 7), again = pattern(3 << 20, 8);
@@ -217,7 +235,9 @@ TEST(LateWorker, IsNamedAndTheNameCanBePutAgain) {
         cluster.world.resume(cluster.process(late));
         cluster.note(rank, "late put", [&] {
           const bool right = status.code() == Code::kTimeout && status.rank() == late;
-          return right ? Status() : Status(Code::kInternal, std::string("it ended so: ") + code_name(status.code()) + " " + status.message());
+          return right ? Status()
+                       : Status(Code::kInternal, std::string("it ended so: ") + code_name(status.code()) +
+                                                     " " + status.message());
         });
       }
       cluster.note(rank, "meet", [&] { return meet(session); });
@@ -232,12 +252,14 @@ TEST(LateWorker, IsNamedAndTheNameCanBePutAgain) {
     });
     ASSERT_TRUE(cluster.run_until_ended(300s));
     for (int rank = 0; rank < kWorkers; ++rank) {
-      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << late << " is late\n" << histories(cluster, kWorkers);
+      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << late << " is late\n"
+                                                << histories(cluster, kWorkers);
     }
   }
 }
 
-// An object is deleted at some moment of its put. No part that is on its way brings it back, and the name can be put again.
+// An object is deleted at some moment of its put. No part that is on its way brings it back, and the name can
+// be put again.
 TEST(DeletedObject, DoesNotComeBack) {
   const Bytes again = pattern(300'000, 10);
   int deleted = 0;
@@ -245,7 +267,8 @@ TEST(DeletedObject, DoesNotComeBack) {
     const Bytes bytes = pattern(size, 9);
     for (uint64_t seed = 1; seed <= 60; ++seed) {
       const int workers = 3 + static_cast<int>(seed % 3);
-      const int putter = static_cast<int>(seed / 3) % workers, deleter = static_cast<int>(seed / 7 + 1) % workers;
+      const int putter = static_cast<int>(seed / 3) % workers,
+                deleter = static_cast<int>(seed / 7 + 1) % workers;
       ClusterOptions options = options_of(workers, seed);
       options.network.delay = {20us, 2ms, 0.1, 20ms};
       Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
@@ -280,8 +303,8 @@ TEST(DeletedObject, DoesNotComeBack) {
       });
       ASSERT_TRUE(cluster.run_until_ended(300s));
       for (int rank = 0; rank < workers; ++rank) {
-        ASSERT_FALSE(cluster.first_failure(rank)) << size << " bytes, seed " << seed << ", rank " << putter << " puts, rank " << deleter
-                                                  << " deletes\n"
+        ASSERT_FALSE(cluster.first_failure(rank)) << size << " bytes, seed " << seed << ", rank " << putter
+                                                  << " puts, rank " << deleter << " deletes\n"
                                                   << histories(cluster, workers);
       }
     }
