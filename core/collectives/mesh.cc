@@ -313,6 +313,7 @@ void Mesh::send_object(int32_t rank, uint64_t put, uint64_t offset, std::span<co
   header.operation = object_operation(put);
   header.source = view_.rank;
   header.offset = offset;
+  counters_[rank].sent.add(data.size());
   with_channel(rank, {header.operation, [header, data, done = std::move(done)](ClientChannel& channel) {
                         channel.send(header, data, done);
                       }});
@@ -794,13 +795,14 @@ transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& hea
       !is_peer(header.source)) {
     return nullptr;  // refused once it is in
   }
-  if (is_object(header.operation))
-    return events_.on_object_data(header.operation - object_operation(0), header, nbytes);
-  // Chunks that wait for their turn stay in order: none may overtake them.
-  Task* task = header.phase == kSignaturePhase ? nullptr : match(header.source, header);
-  if (!task) return nullptr;
-  transport::BulkSink* const sink =
-      in_task(*task, [&] { return task->on_bulk(task->group().place_of(header.source), header, nbytes); });
+  transport::BulkSink* sink = nullptr;
+  if (is_object(header.operation)) {
+    sink = events_.on_object_data(header.operation - object_operation(0), header, nbytes);
+  } else if (header.phase != kSignaturePhase) {
+    // Chunks that wait for their turn stay in order: none may overtake them.
+    Task* task = match(header.source, header);
+    if (task) sink = in_task(*task, [&] { return task->on_bulk(task->group().place_of(header.source), header, nbytes); });
+  }
   if (sink) counters_[header.source].received.add(nbytes);  // else when it is in
   return sink;
 }

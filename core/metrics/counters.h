@@ -28,7 +28,7 @@ struct CallCounters {
 };
 
 struct PeerCounters {
-  Counter sent, received;  // bytes of collectives and steps
+  Counter sent, received;  // bytes of collectives, steps and objects
   // Time from the beginning of an operation here to the peer's first data for it. High where the peer is late.
   Counter wait;
 };

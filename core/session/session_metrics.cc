@@ -64,9 +64,9 @@ Result<std::string> Session::metrics() const {
         if (peer != rank()) out.sample({{"rank", std::to_string(peer)}}, value(mesh->counters(peer)));
       }
     };
-    out.counter("peer_sent_bytes", "bytes", "Bytes of collectives and steps sent to a worker.");
+    out.counter("peer_sent_bytes", "bytes", "Bytes of collectives, steps and objects sent to a worker.");
     each_peer([](const auto& counters) { return counters.sent.value(); });
-    out.counter("peer_received_bytes", "bytes", "Bytes of collectives and steps received from a worker.");
+    out.counter("peer_received_bytes", "bytes", "Bytes of collectives, steps and objects received from a worker.");
     each_peer([](const auto& counters) { return counters.received.value(); });
     out.counter("peer_wait_seconds", "seconds", "Time from the beginning of operations here to the first data from a worker.");
     each_peer([](const auto& counters) { return counters.wait.seconds(); });

@@ -64,12 +64,22 @@ TEST(Metrics, SendersAndReceiversAgreeOnTheBytes) {
       DSGD_OK_OR_FAIL(
           dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 8, DSGD_FLOAT64, DSGD_SUM, nullptr, nullptr, error_));
     }
+    std::vector<char> object(3 << 20);
+    dsgd_object* got = nullptr;
+    if (rank == 0) {
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "object", object.data(), object.size(), -1, nullptr, 0, nullptr, nullptr, error_));
+    } else {
+      DSGD_OK_OR_FAIL(dsgd_object_get(session, "object", nullptr, &got, nullptr, error_));
+      dsgd_object_free(got);
+    }
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
     of[rank] = metrics_of(session);
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
   const auto peer = [](const char* direction, int rank) {
     return std::string("dsgd_peer_") + direction + "_bytes_total{rank=\"" + std::to_string(rank) + "\"}";
   };
+  EXPECT_GE(of[0].at(peer("sent", 1)) + of[0].at(peer("sent", 2)), 3 << 20);
   for (int from = 0; from < kWorkers; ++from) {
     for (int to = 0; to < kWorkers; ++to) {
       if (from == to) continue;
