@@ -106,6 +106,8 @@ std::vector<BadCall> session_cases() {
          return dsgd_metrics(w.closed.session, &text, e);
        }},
 
+      {"dsgd_text_free", "NULL", 0, nullptr, [](W, E) { return dsgd_text_free(nullptr), 0; }},
+
       {"dsgd_log_poll", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) {
          dsgd_log_record* record = nullptr;
