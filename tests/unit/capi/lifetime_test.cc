@@ -5,10 +5,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -150,15 +149,16 @@ TEST(Lifetime, a_polled_op_outlives_the_free_of_the_other_reference) {
   dsgd_finalize(model.session);
 }
 
-// A thread within a call that blocks.
+// A thread within a call that blocks, or that has returned from it.
 class Blocked {
  public:
   explicit Blocked(std::function<int32_t()> call)
       : thread_([this, call = std::move(call)] {
           id_ = gettid();
           status_ = call();
+          returned_ = true;
         }) {
-    while (!asleep()) std::this_thread::yield();
+    while (!asleep() && !returned_) std::this_thread::yield();
   }
   int32_t status() {
     thread_.join();
@@ -168,12 +168,16 @@ class Blocked {
  private:
   bool asleep() const {
     if (id_ == 0) return false;
-    std::ifstream file("/proc/self/task/" + std::to_string(id_) + "/stat");
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
-    return text.substr(text.rfind(')') + 2, 1) == "S";
+    FILE* file = fopen(("/proc/self/task/" + std::to_string(id_) + "/stat").c_str(), "re");
+    if (file == nullptr) return false;
+    char text[256] = "";
+    const bool read = fgets(text, sizeof text, file) != nullptr;  // not if the thread has just ended
+    fclose(file);
+    return read && strstr(text, ") S ") != nullptr;
   }
 
   std::atomic<pid_t> id_{0};
+  std::atomic<bool> returned_{false};
   int32_t status_ = 0;
   std::thread thread_;  // last: it uses the others
 };
@@ -198,15 +202,16 @@ TEST(Lifetime, freeing_a_session_ends_the_calls_of_other_threads) {
     dsgd_op* ended = nullptr;
     size_t count = 0;
     Blocked wait([&] { return dsgd_op_wait(lonely.op, -1, nullptr); });
-    Blocked log([&] {
-      dsgd_log_record* record = nullptr;
-      int32_t status;
-      while ((status = dsgd_log_poll(lonely.session, -1, &record, nullptr)) == DSGD_OK) dsgd_log_record_free(record);
-      return status;
-    });
+    // One call: after it the session may be gone. It ends with a record, or because the session does.
+    dsgd_log_record* record = nullptr;
+    while (dsgd_log_poll(lonely.session, 0, &record, nullptr) == DSGD_OK) dsgd_log_record_free(record);
+    record = nullptr;
+    Blocked log([&] { return dsgd_log_poll(lonely.session, -1, &record, nullptr); });
     dsgd_session_free(lonely.session);
     EXPECT_EQ(wait.status(), DSGD_ERR_CLOSED);
-    log.status();
+    const int32_t polled = log.status();
+    EXPECT_EQ(polled, record != nullptr ? DSGD_OK : DSGD_ERR_CLOSED);
+    dsgd_log_record_free(record);
     dsgd_op_free(lonely.op);
 
     Model model;
