@@ -72,6 +72,7 @@ func TestNobodysHandlesAreRefused(t *testing.T) {
 		calls["Close"] = s.Close()
 		calls["Info"] = first(s.Info())
 		calls["Metrics"] = first(s.Metrics())
+		calls["Trace"] = first(s.Trace())
 		calls["AddParameter"] = first(s.AddParameter("p", Float32, nil))
 		for call, err := range calls {
 			if !errors.Is(err, ErrInvalidArgument) {

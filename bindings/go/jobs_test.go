@@ -2,6 +2,7 @@ package dsgd
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
@@ -268,6 +269,9 @@ func TestRanksAndSizes(t *testing.T) {
 			LocalRank: w.LocalRank(), LocalSize: 3, Replicas: 1}, "info of session %d: %+v", id, info)
 		metrics, err := w.Metrics()
 		w.ok(err)
+		trace, err := w.Trace()
+		w.ok(err)
+		w.expect(json.Valid([]byte(trace)) && strings.Contains(trace, "allreduce"), "trace %q", trace)
 		w.expect(metrics["dsgd_workers"] == 3 && metrics[`dsgd_call_bytes_total{call="allreduce"}`] == 16, "metrics %v", metrics)
 	})
 }

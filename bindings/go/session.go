@@ -143,10 +143,16 @@ func (s *Session) Metrics() (map[string]float64, error) {
 }
 
 // MetricsText is the counters as OpenMetrics text, to be served to Prometheus as application/openmetrics-text.
-func (s *Session) MetricsText() (string, error) {
+func (s *Session) MetricsText() (string, error) { return s.text(raw.Dsgd_metrics) }
+
+// Trace is what the session did lately, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline: steps, their phases, buckets,
+// calls and waits.
+func (s *Session) Trace() (string, error) { return s.text(raw.Dsgd_trace) }
+
+func (s *Session) text(read func(session uintptr, text, handle *uintptr) int) (string, error) {
 	var e failure
 	var text uintptr
-	if err := e.check(raw.Dsgd_metrics(s.pointer(), &text, &e.handle), s); err != nil {
+	if err := e.check(read(s.pointer(), &text, &e.handle), s); err != nil {
 		return "", err
 	}
 	defer raw.Dsgd_text_free(text)

@@ -445,6 +445,7 @@ func init() {
 		{"dsgd_stop_request", "Session.RequestStop"},
 		{"dsgd_strategy_set", "Session.SetStrategy"},
 		{"dsgd_stream_wait", "Replica.StreamWait"},
+		{"dsgd_trace", "Session.Trace"},
 		{"dsgd_version", "VersionNumber"},
 		{"dsgd_version_string", "Version"},
 		{"dsgd_view", "Session.View"},

@@ -2,10 +2,12 @@
 #include "capi/src/session.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <string>
 
 #include "capi/src/backends.h"
 #include "capi/src/call.h"
@@ -38,6 +40,21 @@ Number session_number(const char* function, const dsgd_session* session, Read&& 
   return guard_number<Number>(function, [&](const Call& call, Number* number) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     *number = read(*session->core);
+    return {};
+  });
+}
+
+// A text that becomes the caller's.
+template <typename Make>
+int32_t session_text(const char* function, const dsgd_session* session, char** text, dsgd_error** error, Make&& make) {
+  return guard(function, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.local(session));
+    DSGD_RETURN_IF_ERROR(call.given(text, "text"));
+    const dsgd::Result<std::string> made = make(*session->core);
+    if (!made.ok()) return made.status();
+    char* const copy = strdup(made.value().c_str());
+    if (!copy) throw std::bad_alloc();
+    *text = copy;
     return {};
   });
 }
@@ -155,15 +172,12 @@ int32_t dsgd_session_info_read(const dsgd_session* session, dsgd_session_info* i
 }
 
 int32_t dsgd_metrics(const dsgd_session* session, char** text, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.local(session));
-    DSGD_RETURN_IF_ERROR(call.given(text, "text"));
-    auto made = session->core->metrics();
-    if (!made.ok()) return made.status();
-    char* const copy = strdup(made.value().c_str());
-    if (!copy) throw std::bad_alloc();
-    *text = copy;
-    return {};
+  return session_text(__func__, session, text, error, [](const dsgd::Session& core) { return core.metrics(); });
+}
+
+int32_t dsgd_trace(const dsgd_session* session, char** text, dsgd_error** error) {
+  return session_text(__func__, session, text, error, [](const dsgd::Session& core) {
+    return core.trace(std::chrono::system_clock::now().time_since_epoch());
   });
 }
 

@@ -25,6 +25,9 @@ constexpr size_t kClaimsOfARank = 4;   // connections that may wait for the view
 // Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline, whatever the lease.
 constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
 
+// Shorter waits for a peer are not worth a span of the trace.
+constexpr transport::Duration kTracedWait = std::chrono::milliseconds(1);
+
 // The root of a broadcast ends when all peers have begun: if it ran ahead of them, its data would fill their memory.
 bool is_broadcast_root(const BulkHeader& shape, int32_t rank) {
   return shape.algorithm == static_cast<uint8_t>(Algorithm::kChain) && shape.root == rank;
@@ -96,6 +99,9 @@ Status Mesh::open(const transport::JoinReply& view) {
     if (!is_in_view(channel->hello())) strangers.push_back(channel);
   }
   for (ServerChannel* channel : strangers) show_out(*channel);
+  for (const auto& [operation, chunks] : parked_) {
+    for (const Parked& chunk : chunks) counters_[chunk.source].received.add(chunk.receipt->data().size());
+  }
   probed_.assign(view_.members.size(), 0);
   if (options_.probe && size() > 1) watch_peers();
   for (EarlyObject& early : std::exchange(early_objects_, {})) {
@@ -471,7 +477,11 @@ const Status* Mesh::failure_of(uint64_t operation) const {
 
 void Mesh::hear(Entry& entry, int32_t rank) {
   if (std::exchange(entry.heard[rank], 1)) return;
-  counters_[rank].wait.add(loop().now() - entry.begun);
+  const transport::Time now = loop().now();
+  counters_[rank].wait.add(now - entry.begun);
+  if (options_.trace && now - entry.begun >= kTracedWait) {
+    options_.trace->record({metrics::Track::kPeer, false, static_cast<uint32_t>(rank), "wait", 0, 0, entry.begun, now});
+  }
 }
 
 void Mesh::give(Task& task, int32_t source, const BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) {

@@ -25,6 +25,7 @@
 #include "core/collectives/task.h"
 #include "core/membership/refusal_log.h"
 #include "core/metrics/counters.h"
+#include "core/metrics/trace.h"
 #include "transport/network.h"
 
 namespace dsgd {
@@ -38,6 +39,7 @@ struct MeshOptions {
   // Finds out whether a peer can be reached, by a new connection (core/membership/probe.h); `done` comes on the session's
   // loop. Null: peers are not probed.
   std::function<void(const transport::MemberInfo& peer, transport::Time deadline, std::function<void(const Status&)> done)> probe = {};
+  metrics::Trace* trace = nullptr;
 };
 
 // Events that the mesh reports to its owner.

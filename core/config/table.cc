@@ -347,6 +347,14 @@ constexpr Rule kRules[] = {
      0,
      false,
      true},
+    {{"trace_spans", "integer", "16384", "0..16777216",
+      "How many of the latest spans a session keeps for dsgd_trace, in 48 bytes each; 0: none.",
+      "DSGD_TRACE_SPANS"},
+     Type::kInteger,
+     0,
+     1 << 24,
+     false,
+     false},
     {{"worker_id", "string", "", "up to 255 characters",
       "Name of this worker, unique in the job, that gives it the same rank in every run; empty: made from "
       "host and "

@@ -64,6 +64,7 @@ class Session {
   int64_t view() const;
   SessionInfo info() const;
   Result<std::string> metrics() const;  // OpenMetrics text
+  Result<std::string> trace(transport::Duration unix_now) const;  // JSON; the argument is the present as Unix time
 
   Result<Parameter*> add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
                                    bool trained);

@@ -1,4 +1,4 @@
-// The counters of a session as OpenMetrics text.
+// The counters of a session as OpenMetrics text, and its spans as trace events.
 
 #include "core/membership/doorman.h"
 #include "core/metrics/open_metrics.h"
@@ -11,8 +11,11 @@ void Session::Impl::count(const Operation& operation, const Status& status, tran
     if (name != operation.name()) continue;
     counters.ended.add(1);
     if (!status.ok()) counters.failed.add(1);
-    counters.bytes.add(operation.object() ? operation.object()->bytes.size() : operation.nbytes());
-    counters.time.add(loop().now() - begun);
+    const uint64_t nbytes = operation.object() ? operation.object()->bytes.size() : operation.nbytes();
+    counters.bytes.add(nbytes);
+    const transport::Time now = loop().now();
+    counters.time.add(now - begun);
+    worker->trace().record({metrics::Track::kCalls, !status.ok(), 0, label, operation.id(), nbytes, begun, now});
     return;
   }
 }
@@ -82,6 +85,12 @@ Result<std::string> Session::metrics() const {
   out.gauge("receive_memory_peak_bytes", "bytes", "The most that it has been.");
   out.sample({}, network.pooled_peak);
   return std::move(out).text();
+}
+
+Result<std::string> Session::trace(transport::Duration unix_now) const {
+  Impl::Call call(*impl_, Impl::Call::kRead);
+  if (!call.status().ok()) return call.status();
+  return metrics::trace_events(impl_->worker->trace().spans(), rank(), unix_now - impl_->loop().now());
 }
 
 }  // namespace dsgd

@@ -118,7 +118,10 @@ Status Worker::setup() {
   if (!network.ok()) return network.status();
   network_ = std::move(network).value();
   network_->set_checksum(checksum_of(config_));
-  engine_ = std::make_unique<Engine>(network_->loop(), model_, engine_options(config_, algorithm_), log_);
+  trace_ = std::make_unique<metrics::Trace>(static_cast<size_t>(config_.integer("trace_spans")));
+  EngineOptions options = engine_options(config_, algorithm_);
+  options.step.trace = trace_.get();
+  engine_ = std::make_unique<Engine>(network_->loop(), model_, std::move(options), log_);
   if (solo_) return {};
 
   worker_id_ = config_.text("worker_id");
@@ -135,6 +138,7 @@ Status Worker::setup() {
   mesh.num_workers = static_cast<int32_t>(num_workers);
   mesh.receive_memory = config_.size("receive_memory");
   mesh.lease = lease_;
+  mesh.trace = trace_.get();
   mesh.probe = [this, hello = mesh.hello, token = mesh.token](const transport::MemberInfo& peer, transport::Time deadline,
                                           std::function<void(const Status&)> done) mutable {
     hello.rank = view_.rank;

@@ -32,6 +32,7 @@ class Worker {
   Status prepare();
   transport::Loop& loop() { return network_->loop(); }
   transport::Network& network() { return *network_; }
+  metrics::Trace& trace() { return *trace_; }
   Engine& engine() { return *engine_; }
   const Mesh* mesh() const { return mesh_.get(); }  // null: one worker
 
@@ -81,6 +82,7 @@ class Worker {
   std::shared_ptr<transport::Poster> poster_;  // from the heartbeat's loop to the session's
 
   // Destroyed from below: listeners stop before what they call.
+  std::unique_ptr<metrics::Trace> trace_;
   std::unique_ptr<transport::Network> network_, heartbeat_network_, head_network_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Mesh> mesh_;

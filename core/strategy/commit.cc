@@ -279,6 +279,7 @@ Status Step::return_results(size_t index) {
 Status Step::update(size_t index) {
   const Bucket& bucket = plan_[index];
   Buffers& buffers = buffers_[index];
+  const transport::Time begun = loop_.now();
   if (returns_results()) {
     if (Status status = return_results(index); !status.ok()) return status;
   }
@@ -291,6 +292,7 @@ Status Step::update(size_t index) {
     make_updates(index, place);
     if (Status status = place.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok()) return status;
   }
+  trace_bucket(index, "update", begun, loop_.now());
   return {};
 }
 

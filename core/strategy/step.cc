@@ -151,7 +151,9 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
 void Step::parameter_ready(uint32_t parameter) {
   if (!done_) return;
   for (uint32_t bucket : buckets_of_[parameter]) {
-    if (--buffers_[bucket].pending == 0 && --incomplete_ == 0) marked_ = loop_.now();
+    if (--buffers_[bucket].pending > 0) continue;
+    buffers_[bucket].marked = loop_.now();
+    if (--incomplete_ == 0) marked_ = buffers_[bucket].marked;
   }
   launch();
 }
@@ -247,9 +249,14 @@ void Step::bucket_done(size_t index, const Status& status) {
   if (!status.ok()) return fail(status);
   buffers_[index].held = nullptr;
   buffers_[index].reduced = true;
+  const transport::Time now = loop_.now(), marked = buffers_[index].marked;
+  const transport::Time sent = buffers_[index].travels ? buffers_[index].sent : now;
+  trace_bucket(index, "gradients", begun_, marked);
+  trace_bucket(index, "contribution", marked, sent);
   if (buffers_[index].travels) {
+    trace_bucket(index, "travel", sent, now);
     counters_.buckets.add(1);
-    counters_.travel.add(loop_.now() - buffers_[index].sent);
+    counters_.travel.add(now - sent);
   }
   --open_;
   if (returns_early()) {
@@ -341,12 +348,27 @@ void Step::end() {
   if (mesh_) mesh_->end_call(request_.call, {});
   counters_.ended.add(1);
   if (result_.applied) counters_.applied.add(1);
+  const transport::Time now = loop_.now();
   counters_.gradients.add(marked_ - begun_);
   counters_.reduction.add(reduced_at_ - marked_);
-  counters_.update.add(loop_.now() - reduced_at_);
+  counters_.update.add(now - reduced_at_);
+  trace("gradients", begun_, marked_);
+  trace("reduction", marked_, reduced_at_);
+  trace("update", reduced_at_, now);
+  trace("step", begun_, now);
   Done done = std::move(done_);
   done_ = nullptr;
   done({}, result_);
+}
+
+void Step::trace(const char* name, transport::Time begin, transport::Time end, bool failed) {
+  if (options_.trace) options_.trace->record({metrics::Track::kSteps, failed, 0, name, request_.step, 0, begin, end});
+}
+
+void Step::trace_bucket(size_t index, const char* name, transport::Time begin, transport::Time end) {
+  if (!options_.trace) return;
+  const size_t nbytes = plan_[index].elements * dtype_size(plan_[index].dtype);
+  options_.trace->record({metrics::Track::kBucket, false, static_cast<uint32_t>(index), name, request_.step, nbytes, begin, end});
 }
 
 // The other workers do not know of the failure, and this worker's values may be wrong: the session fails.
@@ -439,6 +461,7 @@ void Step::fail(const Status& cause, const Status& told) {
     disturbed_ = true;
     counters_.ended.add(1);
     counters_.failed.add(1);
+    trace("step", begun_, loop_.now(), true);
     // A failure that all have agreed on came before any of the team's work.
     if (collective_queue_ && !agreed_) collective_queue_->fail(cause);
     Done done = std::move(done_);

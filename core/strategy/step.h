@@ -29,6 +29,7 @@
 #include "core/device/collective_queue.h"
 #include "core/device/waiter.h"
 #include "core/metrics/counters.h"
+#include "core/metrics/trace.h"
 #include "core/reduce/exact_sum.h"
 #include "core/reduce/reproducible.h"
 #include "core/reduce/value_digest.h"
@@ -45,6 +46,7 @@ struct StepOptions {
   bool gradient_norm = false;  // always with a loss scale
   bool absent_is_zero = false;  // a gradient that is absent on some replicas counts as zero there, with its weight
   transport::Duration lease{};  // time for the head or a peer to name a lost worker
+  metrics::Trace* trace = nullptr;
 };
 
 struct StepRequest {
@@ -162,6 +164,7 @@ class Step {
     bool travelled = false;         // and waits for its turn to be gathered by a team's devices
     bool returned = false;          // results are on their way to the devices
     bool travels = false;           // its contribution is ready, and may have been used
+    transport::Time marked{};       // when its gradients were
     transport::Time sent{};         // when it began to travel
     Direct* held = nullptr;         // waits for the header
     std::vector<double> norms;      // sum of squares of what this rank transformed
@@ -284,6 +287,8 @@ class Step {
   void refuse(const Status& why);
   void fail(const Status& cause, const Status& told);
   void cancel_timers();
+  void trace(const char* name, transport::Time begin, transport::Time end, bool failed = false);
+  void trace_bucket(size_t bucket, const char* name, transport::Time begin, transport::Time end);
   std::byte* result_of(const Buffers& buffers) const { return bytes(buffers.result ? buffers.result : buffers.data); }
   // Of contributions and their sums.
   DType data_type(const Bucket& bucket) const {

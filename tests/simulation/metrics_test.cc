@@ -1,8 +1,9 @@
-// The times among a session's metrics, in virtual time: who is late shows in the waits of the others.
+// The times among a session's metrics and in its trace, in virtual time: who is late shows in the waits of the others.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -38,10 +39,14 @@ struct Worker {
   }
 };
 
+using Body = std::function<void(Worker& worker, int32_t rank)>;
+using Prepare = std::function<void(transport::SimWorld& world, const std::vector<transport::ProcessId>& processes)>;
+
 // What each of three started workers counts from the beginning of `body` to its end.
-std::array<Values, kWorkers> counted(const std::function<void(Worker& worker, int32_t rank)>& body) {
+std::array<Values, kWorkers> counted(const Body& body, const Prepare& prepare = {}) {
   std::array<Values, kWorkers> counted;
   transport::SimWorld world{7};
+  std::vector<transport::ProcessId> processes;
   int32_t over = 0;
   const auto run = [&](transport::ProcessId process, int32_t rank) {
     Config config;
@@ -62,15 +67,30 @@ std::array<Values, kWorkers> counted(const std::function<void(Worker& worker, in
     for (const auto& [name, value] : metrics_of(session)) counted[rank][name] = value - before.at(name);
     (void)session.close(0ms);
   };
+  for (int32_t rank = 0; rank < kWorkers; ++rank) processes.push_back(world.start_process("node" + std::to_string(rank)));
+  if (prepare) prepare(world, processes);
   for (int32_t rank = 0; rank < kWorkers; ++rank) {
-    const transport::ProcessId process = world.start_process("node" + std::to_string(rank));
-    world.start_program(process, [&, process, rank] {
-      run(process, rank);
+    world.start_program(processes[rank], [&, rank] {
+      run(processes[rank], rank);
       ++over;
     });
   }
   EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 3600s));
   return counted;
+}
+
+// Seconds of each span, by row and name; the last one counts.
+Values trace_of(const Session& session) {
+  auto text = session.trace({});
+  EXPECT_TRUE(text.ok()) << text.status().message();
+  std::map<int, std::string> rows;
+  Values seconds;
+  const auto trace = nlohmann::json::parse(text.value());
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.at("name") == "thread_name") rows[event.at("tid")] = event.at("args").at("name");
+    if (event.at("ph") == "X") seconds[rows.at(event.at("tid")) + ": " + event.at("name").get<std::string>()] = event.at("dur").get<double>() / 1e6;
+  }
+  return seconds;
 }
 
 // Virtual time beyond a pause is what messages take.
@@ -83,6 +103,9 @@ TEST(Metrics, AWorkerThatIsLateForACollectiveShowsInTheWaitsOfTheOthers) {
   const auto values = counted([](Worker& worker, int32_t rank) {
     if (rank == 2) worker.pause(10s);
     ASSERT_TRUE(worker.session.barrier(Session::Mode::kWait).ok());
+    const Values trace = trace_of(worker.session);
+    expect_about(trace.at("calls: barrier"), rank == 2 ? 0 : 10);
+    if (rank != 2) expect_about(trace.at("waits for rank 2: wait"), 10);
   });
   for (const int32_t rank : {0, 1, 2}) {
     const Values& mine = values[rank];
@@ -96,6 +119,19 @@ TEST(Metrics, AWorkerThatIsLateForACollectiveShowsInTheWaitsOfTheOthers) {
   EXPECT_EQ(values[2].at("dsgd_failed_calls_total{call=\"object_get\"}"), 1);
 }
 
+// The head tells rank 2 late that the job has begun, so rank 1's first data comes before.
+TEST(Metrics, DataThatComesBeforeTheJobBeginsHereIsCounted) {
+  std::array<Values, kWorkers> absolute;
+  counted(
+      [&](Worker& worker, int32_t rank) {
+        ASSERT_TRUE(worker.session.barrier(Session::Mode::kWait).ok());
+        absolute[rank] = metrics_of(worker.session);
+      },
+      [](transport::SimWorld& world, const auto& processes) { world.set_delay(processes[0], processes[2], {1s, 1s}); });
+  EXPECT_GT(absolute[1].at("dsgd_peer_sent_bytes_total{rank=\"2\"}"), 0);
+  EXPECT_EQ(absolute[1].at("dsgd_peer_sent_bytes_total{rank=\"2\"}"), absolute[2].at("dsgd_peer_received_bytes_total{rank=\"1\"}"));
+}
+
 TEST(Metrics, ALateGradientIsTimeUntilItIsMarkedHereAndOfReductionElsewhere) {
   const auto values = counted([](Worker& worker, int32_t rank) {
     auto step = worker.session.step_begin(1);
@@ -103,6 +139,15 @@ TEST(Metrics, ALateGradientIsTimeUntilItIsMarkedHereAndOfReductionElsewhere) {
     if (rank == 1) worker.pause(5s);
     ASSERT_TRUE(worker.session.gradient_ready(worker.replica, worker.parameter, nullptr).ok());
     ASSERT_TRUE(worker.session.wait(*step.value(), -1ms).ok());
+    const Values trace = trace_of(worker.session);
+    for (const std::string row : {"steps", "bucket 0"}) {
+      expect_about(trace.at(row + ": gradients"), rank == 1 ? 5 : 0);
+      expect_about(trace.at(row + ": update"), 0);
+    }
+    expect_about(trace.at("steps: step"), 5);
+    expect_about(trace.at("steps: reduction"), rank == 1 ? 0 : 5);
+    expect_about(trace.at("bucket 0: contribution"), 0);
+    expect_about(trace.at("bucket 0: travel"), rank == 1 ? 0 : 5);
   });
   for (const int32_t rank : {0, 1, 2}) {
     const Values& mine = values[rank];

@@ -82,6 +82,11 @@ class Session(Collectives):
         """The counters as OpenMetrics text, to be served to Prometheus as application/openmetrics-text."""
         return str(_raw.dsgd_metrics(self._handle.pointer))
 
+    def trace(self) -> str:
+        """What the session did lately, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline: steps, their phases, buckets,
+        calls and waits. `dsgd.h` says what is in it."""
+        return str(_raw.dsgd_trace(self._handle.pointer))
+
     @property
     def closed(self) -> bool:
         return self._handle.closed

@@ -250,6 +250,7 @@ NAMES: Dict[str, str] = {
     "dsgd_stop_request": "Session.request_stop",
     "dsgd_strategy_set": "Session.set_strategy",
     "dsgd_stream_wait": "Replica.stream_wait",
+    "dsgd_trace": "Session.trace",
     "dsgd_version": "dsgd.__version__",
     "dsgd_version_string": "dsgd.__version__",
     "dsgd_view": "Session.view",

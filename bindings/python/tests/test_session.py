@@ -1,6 +1,7 @@
 """A job of one worker: everything but the peers."""
 
 import dataclasses
+import json
 import logging
 import math
 
@@ -46,6 +47,8 @@ def test_metrics_count_calls_and_steps(session):
     assert metrics['dsgd_call_bytes_total{call="object_put"}'] == metrics['dsgd_call_bytes_total{call="object_get"}'] == 5
     assert metrics['dsgd_step_phase_seconds_total{phase="update"}'] > 0
     assert session.metrics_text().endswith("# EOF\n")
+    events = json.loads(session.trace())["traceEvents"]
+    assert {"step", "start", "object_put"} <= {event["name"] for event in events}
     session.close()
     with pytest.raises(dsgd.ClosedError):
         session.metrics()

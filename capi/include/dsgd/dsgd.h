@@ -374,6 +374,13 @@ DSGD_API int32_t dsgd_session_info_read(const dsgd_session *session, dsgd_sessio
 DSGD_API int32_t dsgd_metrics(const dsgd_session *session, char **text, dsgd_error **error);
 DSGD_API void dsgd_text_free(char *text); /* NULL is fine; any thread */
 
+/* What the session did when, as JSON in the Trace Event Format of Chrome, which Perfetto (ui.perfetto.dev) shows as a
+ * timeline. A trace has the latest spans, as many as the key `trace_spans` allows: steps and their phases (gradients, reduction,
+ * update); of each bucket, the same with what it travels; calls; waits of 1 ms and more for each worker. `ts` is the Unix time
+ * in microseconds and `pid` the rank, so the `traceEvents` of several workers can be put into one file. `*text` is as in
+ * dsgd_metrics, and so are thread rule and errors. Recording is cheap enough to be always on. */
+DSGD_API int32_t dsgd_trace(const dsgd_session *session, char **text, dsgd_error **error);
+
 /* Takes the oldest record out of the session's log queue (see dsgd_config_log_hook); the caller frees it. Waits up to
  * timeout_ms for one, then returns DSGD_ERR_WAIT_TIMEOUT. Works after close
  * until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */

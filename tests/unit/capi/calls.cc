@@ -41,6 +41,13 @@ std::vector<Call> calls() {
          dsgd_text_free(text);
          return status;
        }},
+      {"dsgd_trace", true,
+       [](W w, E e) {
+         char* text = nullptr;
+         const int32_t status = dsgd_trace(w.running.session, &text, e);
+         dsgd_text_free(text);
+         return status;
+       }},
       {"dsgd_loss_scale", false, [](W w, E) { return dsgd_loss_scale(w.running.session); }},
       {"dsgd_log_fd", false, [](W w, E) { return dsgd_log_fd(w.running.session); }},
       {"dsgd_log_poll", true, [](W w, E e) { return dsgd_log_poll(w.running.session, 0, &record, e); }},

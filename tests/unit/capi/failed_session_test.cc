@@ -30,6 +30,7 @@ const std::map<std::string, std::string> kExceptions = {
     {"dsgd_session_info_read", "tells that the session has failed"},
     {"dsgd_loss_scale", "reads what is here"},
     {"dsgd_metrics", "reads what is here"},
+    {"dsgd_trace", "reads what is here"},
     {"dsgd_digest", "reads what is here"},
     {"dsgd_memory_get", "reads what is here"},
     {"dsgd_export_dlpack", "reads what is here"},

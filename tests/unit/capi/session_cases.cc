@@ -106,6 +106,19 @@ std::vector<BadCall> session_cases() {
          return dsgd_metrics(w.closed.session, &text, e);
        }},
 
+      {"dsgd_trace", "NULL session", kInvalid, "'session' is NULL",
+       [](W, E e) {
+         char* text = nullptr;
+         return dsgd_trace(nullptr, &text, e);
+       }},
+      {"dsgd_trace", "NULL text", kInvalid, "'text' is NULL",
+       [](W w, E e) { return dsgd_trace(w.running.session, nullptr, e); }},
+      {"dsgd_trace", "closed", kClosed, "closed",
+       [](W w, E e) {
+         char* text = nullptr;
+         return dsgd_trace(w.closed.session, &text, e);
+       }},
+
       {"dsgd_text_free", "NULL", 0, nullptr, [](W, E) { return dsgd_text_free(nullptr), 0; }},
 
       {"dsgd_log_poll", "NULL session", kInvalid, "'session' is NULL",

@@ -87,6 +87,7 @@ TEST(ConfigKeys, are_complete_and_alphabetical) {
                                              "strategy",
                                              "supervisor",
                                              "token",
+                                             "trace_spans",
                                              "worker_id"}));
 }
 
@@ -139,6 +140,7 @@ TEST(ConfigKeys, every_number_takes_the_ends_of_its_range_and_nothing_beyond) {
       {"spin", {"", "0", "1ns", "50us", "1s", "1000ms"}, {"1001ms", "2s", "-1us", "50"}},
       {"stall_warning", {"1s", "30s", "24h"}, {"999ms", "0", "25h", ""}},
       {"step_timeout", {"10ms", "300s", "24h"}, {"9ms", "0", "25h", ""}},
+      {"trace_spans", {"0", "16777216"}, {"-1", "16777217", ""}},
   };
   std::set<std::string> tested;
   for (const auto& test : cases) {

@@ -1,6 +1,8 @@
-// dsgd_metrics in jobs of several workers: what is counted, exactly; times are in tests/simulation.
+// dsgd_metrics and dsgd_trace in jobs of several workers: what is counted, exactly; times are in tests/simulation.
 
+#include <chrono>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -51,6 +53,7 @@ TEST(Metrics, CountCallsBytesAndFailures) {
     EXPECT_GT(values.at("dsgd_call_seconds_total{call=\"allreduce\"}"), 0);
     EXPECT_EQ(values.at("dsgd_workers"), 2);
     EXPECT_EQ(values.at("dsgd_steps_total"), 0);
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));  // no get ends because a worker has closed
   });
 }
 
@@ -103,6 +106,65 @@ TEST(Metrics, AreOpenMetricsText) {
     EXPECT_TRUE(text.starts_with("# TYPE dsgd_session info\n# HELP dsgd_session The session.\ndsgd_session_info{job=\"a \\\"b\\\" \\\\c\",rank=\"0\",version=\"")) << text;
     EXPECT_TRUE(text.ends_with("\n# EOF\n")) << text;
     EXPECT_NE(text.find("# TYPE dsgd_call_bytes counter\n# UNIT dsgd_call_bytes bytes\n"), std::string::npos) << text;
+  });
+}
+
+// The names of a row's spans, in order.
+std::vector<std::string> names_of(const nlohmann::json& trace, const std::string& row) {
+  std::vector<std::string> names;
+  int thread = -1;
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.at("name") == "thread_name" && event.at("args").at("name") == row) thread = event.at("tid");
+    if (event.at("ph") == "X" && event.at("tid") == thread) names.push_back(event.at("name"));
+  }
+  return names;
+}
+
+nlohmann::json trace_of(const dsgd_session* session) {
+  char* text = nullptr;
+  Error error;
+  EXPECT_EQ(dsgd_trace(session, &text, error), DSGD_OK) << error.message();
+  auto trace = nlohmann::json::parse(text ? text : "");
+  dsgd_text_free(text);
+  return trace;
+}
+
+int64_t unix_microseconds() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+TEST(Trace, HasCallsStepsAndBucketsAtTheirTimes) {
+  const int64_t before = unix_microseconds();
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    const int64_t size = 4;
+    dsgd_parameter* parameter = nullptr;
+    dsgd_replica* replica = nullptr;
+    void *value = nullptr, *gradient = nullptr;
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "weight", DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
+    DSGD_OK_OR_FAIL(dsgd_replica_add(session, nullptr, &replica, error_));
+    DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
+    const auto trace = trace_of(session);
+    using Names = std::vector<std::string>;
+    EXPECT_EQ(names_of(trace, "steps"), (Names{"step", "gradients", "reduction", "update"})) << trace.dump(1);
+    EXPECT_EQ(names_of(trace, "bucket 0"), (Names{"gradients", "contribution", "travel", "update"})) << trace.dump(1);
+    EXPECT_EQ(names_of(trace, "calls"), (Names{"start", "barrier"})) << trace.dump(1);
+    for (const auto& event : trace.at("traceEvents")) {
+      EXPECT_EQ(event.at("pid"), rank);
+      if (event.at("ph") != "X") continue;
+      EXPECT_GE(event.at("ts"), before);
+      EXPECT_GE(event.at("dur"), 0);
+      EXPECT_LE(event.at("ts").get<int64_t>() + event.at("dur").get<int64_t>(), unix_microseconds());
+    }
+  });
+}
+
+TEST(Trace, MayBeOff) {
+  run_job(1, {{"trace_spans", "0"}}, [&](dsgd_session* session, int) {
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
+    EXPECT_EQ(names_of(trace_of(session), "calls"), std::vector<std::string>{});
   });
 }
 

@@ -183,6 +183,7 @@ extern swig_intgo _wrap_DSGD_SESSION_CLOSED_raw_0206f74cb374ae8e(void);
 extern swig_intgo _wrap_dsgd_session_info_read_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_metrics_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern void _wrap_dsgd_text_free_raw_0206f74cb374ae8e(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_trace_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_log_poll_raw_0206f74cb374ae8e(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_log_fd_raw_0206f74cb374ae8e(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_FLOAT32_raw_0206f74cb374ae8e(void);
@@ -1022,6 +1023,15 @@ func Dsgd_metrics(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int) {
 func Dsgd_text_free(arg1 uintptr) {
 	_swig_i_0 := arg1
 	C._wrap_dsgd_text_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+}
+
+func Dsgd_trace(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	_swig_i_2 := arg3
+	swig_r = (int)(C._wrap_dsgd_trace_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	return swig_r
 }
 
 func Dsgd_log_poll(arg1 uintptr, arg2 int, arg3 *uintptr, arg4 *uintptr) (_swig_ret int) {

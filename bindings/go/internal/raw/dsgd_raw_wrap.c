@@ -1408,6 +1408,23 @@ void _wrap_dsgd_text_free_raw_0206f74cb374ae8e(char *_swig_go_0) {
 }
 
 
+intgo _wrap_dsgd_trace_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, char **_swig_go_1, dsgd_error **_swig_go_2) {
+  dsgd_session *arg1 = 0 ;
+  char **arg2 = 0 ;
+  dsgd_error **arg3 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_session **)&_swig_go_0;
+  arg2 = *(char ***)&_swig_go_1;
+  arg3 = *(dsgd_error ***)&_swig_go_2;
+
+  result = (int32_t)dsgd_trace((struct dsgd_session const *)arg1,arg2,arg3);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
 intgo _wrap_dsgd_log_poll_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;

@@ -179,6 +179,7 @@ final class CNames {
           entry("dsgd_stop_request", "Session.requestStop"),
           entry("dsgd_strategy_set", "Session.setStrategy"),
           entry("dsgd_stream_wait", "Replica.streamWait"),
+          entry("dsgd_trace", "Session.trace"),
           entry("dsgd_version", "Dsgd.version"),
           entry("dsgd_version_string", "Dsgd.versionString"),
           entry("dsgd_view", "Session.view"));

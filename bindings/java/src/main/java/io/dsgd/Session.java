@@ -9,6 +9,7 @@ import java.util.Map;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.BiConsumer;
 import java.util.function.Consumer;
 import java.util.function.LongFunction;
 
@@ -125,10 +126,22 @@ public final class Session implements AutoCloseable {
    * application/openmetrics-text}.
    */
   public String metricsText() {
+    return text(Raw::dsgd_metrics);
+  }
+
+  /**
+   * What the session did lately, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline: steps,
+   * their phases, buckets, calls and waits.
+   */
+  public String trace() {
+    return text(Raw::dsgd_trace);
+  }
+
+  private String text(BiConsumer<Long, String[]> make) {
     return handle.get(
         s -> {
           String[] text = new String[1];
-          Raw.dsgd_metrics(s, text);
+          make.accept(s, text);
           return text[0];
         });
   }

@@ -100,6 +100,7 @@ class SessionTest {
     assertEquals(1.0, session.metrics().get("dsgd_steps_total"));
     assertEquals(1.0, session.metrics().get("dsgd_calls_total{call=\"start\"}"));
     assertTrue(session.metricsText().endsWith("# EOF\n"));
+    assertTrue(session.trace().contains("\"name\":\"step\""));
     session.close();
     assertEquals(SessionState.CLOSED, session.info().state());
     assertEquals(
