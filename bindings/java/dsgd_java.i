@@ -99,15 +99,15 @@
 %typemap(freearg) char **text "dsgd_text_free(*$1);"
 %ignore dsgd_text_free;
 
-/* ---- Buffers: direct ones only, address and size from the buffer itself -------------------------------- */
+/* ---- Memory: address and size from a NativeArray -------------------------------------------------------- */
 
 %define DSGD_BUFFER(ARGUMENTS)
 %typemap(jni) ARGUMENTS "jobject"
-%typemap(jtype) ARGUMENTS "java.nio.Buffer"
-%typemap(jstype) ARGUMENTS "java.nio.Buffer"
+%typemap(jtype) ARGUMENTS "NativeArray"
+%typemap(jstype) ARGUMENTS "NativeArray"
 %typemap(javain) ARGUMENTS "$javainput"
 %typemap(in) ARGUMENTS %{
-  if (!jni_buffer(jenv, $input, (void **)&$1, &$2)) return $null;
+  if (!jni_array(jenv, $input, (void **)&$1, &$2)) return $null;
 %}
 %typemap(freearg) ARGUMENTS ""
 %typemap(argout) ARGUMENTS ""
@@ -122,11 +122,11 @@ DSGD_BUFFER((void *receive, size_t receive_nbytes))
 
 /* dsgd_allreduce: as many bytes as `receive` has; the layer checks. */
 %typemap(jni) const void *send "jobject"
-%typemap(jtype) const void *send "java.nio.Buffer"
-%typemap(jstype) const void *send "java.nio.Buffer"
+%typemap(jtype) const void *send "NativeArray"
+%typemap(jstype) const void *send "NativeArray"
 %typemap(javain) const void *send "$javainput"
 %typemap(in) const void *send (size_t nbytes) %{
-  if (!jni_buffer(jenv, $input, (void **)&$1, &nbytes)) return $null;
+  if (!jni_array(jenv, $input, (void **)&$1, &nbytes)) return $null;
 %}
 %typemap(freearg) const void *send ""
 %typemap(argout) const void *send ""
@@ -266,10 +266,13 @@ DSGD_OUTPUT_NUMBER(int32_t *done, jintArray, int, int32_t, jni_set_int)
 
 %typemap(in, numinputs=0) JNIEnv *jenv "$1 = jenv;"
 %rename(buffer_over) jni_buffer_over;
+%rename(buffer_address) jni_buffer_address;
 %rename(dlpack_delete) jni_dlpack_delete;
 %rename(dlpack_data) jni_dlpack_data;
 /* A direct buffer over memory of C's; whoever asks keeps that memory mapped. */
 jobject jni_buffer_over(JNIEnv *jenv, void *address, size_t nbytes);
+/* Of a direct buffer. */
+void *jni_buffer_address(JNIEnv *jenv, jobject buffer);
 /* Calls a tensor's deleter; the address of its first element. */
 void jni_dlpack_delete(struct DLManagedTensorVersioned *tensor);
 void *jni_dlpack_data(struct DLManagedTensorVersioned *tensor);

@@ -10,10 +10,8 @@ static struct {
   jmethodID step_result_new;
   jclass session_info;
   jmethodID session_info_new;
-  struct {
-    jclass class;
-    size_t element;
-  } buffers[7];
+  jfieldID array_address;
+  jfieldID array_nbytes;
 } g_java;
 
 static jclass global_class(JNIEnv* env, const char* name) {
@@ -22,12 +20,6 @@ static jclass global_class(JNIEnv* env, const char* name) {
 }
 
 JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void* reserved) {
-  static const struct {
-    const char* name;
-    size_t element;
-  } kBuffers[] = {{"java/nio/ByteBuffer", 1}, {"java/nio/FloatBuffer", 4}, {"java/nio/DoubleBuffer", 8},
-                  {"java/nio/IntBuffer", 4},  {"java/nio/LongBuffer", 8},  {"java/nio/ShortBuffer", 2},
-                  {"java/nio/CharBuffer", 2}};
   JNIEnv* env;
   (void)reserved;
   if ((*vm)->GetEnv(vm, (void**)&env, JNI_VERSION_10) != JNI_OK) return JNI_ERR;
@@ -45,11 +37,11 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void* reserved) {
   if (g_java.session_info == NULL) return JNI_ERR;
   g_java.session_info_new = (*env)->GetMethodID(env, g_java.session_info, "<init>", "(JJJIIIIII)V");
   if (g_java.session_info_new == NULL) return JNI_ERR;
-  for (size_t i = 0; i < sizeof kBuffers / sizeof *kBuffers; ++i) {
-    g_java.buffers[i].class = global_class(env, kBuffers[i].name);
-    g_java.buffers[i].element = kBuffers[i].element;
-    if (g_java.buffers[i].class == NULL) return JNI_ERR;
-  }
+  jclass array = (*env)->FindClass(env, "io/dsgd/NativeArray");
+  if (array == NULL) return JNI_ERR;
+  g_java.array_address = (*env)->GetFieldID(env, array, "address", "J");
+  g_java.array_nbytes = (*env)->GetFieldID(env, array, "nbytes", "J");
+  if (g_java.array_address == NULL || g_java.array_nbytes == NULL) return JNI_ERR;
   return JNI_VERSION_10;
 }
 
@@ -251,30 +243,26 @@ void jni_set_config_key(JNIEnv* env, jobjectArray array, const dsgd_config_key* 
   }
 }
 
-/* ---- Buffers
+/* ---- Memory
  * ---------------------------------------------------------------------------------------------------- */
 
-int jni_buffer(JNIEnv* env, jobject buffer, void** address, size_t* nbytes) {
+int jni_array(JNIEnv* env, jobject array, void** address, size_t* nbytes) {
   *address = NULL;
   *nbytes = 0;
-  if (buffer == NULL) return 1;
-  void* found = (*env)->GetDirectBufferAddress(env, buffer);
-  const jlong capacity = (*env)->GetDirectBufferCapacity(env, buffer); /* in elements of the buffer's type */
-  if (found == NULL || capacity < 0) {
+  if (array == NULL) return 1;
+  *address = (void*)(intptr_t)(*env)->GetLongField(env, array, g_java.array_address);
+  *nbytes = (size_t)(*env)->GetLongField(env, array, g_java.array_nbytes);
+  return 1;
+}
+
+void* jni_buffer_address(JNIEnv* env, jobject buffer) {
+  void* address = (*env)->GetDirectBufferAddress(env, buffer);
+  if (address == NULL) {
     jni_throw_text(env, DSGD_ERR_INVALID_ARGUMENT,
                    "the buffer is not direct; dsgd reads and writes buffers in place: make it with "
                    "ByteBuffer.allocateDirect or Replica.alloc");
-    return 0;
   }
-  for (size_t i = 0; i < sizeof g_java.buffers / sizeof *g_java.buffers; ++i) {
-    if ((*env)->IsInstanceOf(env, buffer, g_java.buffers[i].class)) {
-      *address = found;
-      *nbytes = (size_t)capacity * g_java.buffers[i].element;
-      return 1;
-    }
-  }
-  jni_throw_text(env, DSGD_ERR_INVALID_ARGUMENT, "the buffer is of a class that dsgd does not know");
-  return 0;
+  return address;
 }
 
 jobject jni_buffer_over(JNIEnv* env, void* address, size_t nbytes) {

@@ -26,8 +26,10 @@ int jni_longs_out(JNIEnv* env, jlongArray array, jlong** values, size_t* length)
 /* From {user data, timeout_ms, channel}; untouched for null. */
 int jni_op_options(JNIEnv* env, jlongArray numbers, dsgd_op_options* options);
 
-/* Address and bytes of a whole direct buffer (position and limit are not looked at); NULL and 0 for null. */
-int jni_buffer(JNIEnv* env, jobject buffer, void** address, size_t* nbytes);
+/* Address and bytes of a NativeArray; NULL and 0 for null. */
+int jni_array(JNIEnv* env, jobject array, void** address, size_t* nbytes);
+/* Of a whole direct buffer (position is not looked at). */
+void* jni_buffer_address(JNIEnv* env, jobject buffer);
 jobject jni_buffer_over(JNIEnv* env, void* address, size_t nbytes);
 
 void jni_set_long(JNIEnv* env, jlongArray array, uint64_t value);

@@ -16,8 +16,8 @@ import java.nio.ShortBuffer;
 final class Buffers {
   private Buffers() {}
 
-  /** A buffer that dsgd reads. */
-  static Buffer readable(Buffer buffer, DType type, String name) {
+  /** The memory of a buffer that dsgd reads. */
+  static NativeArray readable(Buffer buffer, DType type, String name) {
     if (buffer == null) {
       throw DsgdException.invalid(name + " is null; pass a direct buffer");
     }
@@ -47,17 +47,46 @@ final class Buffers {
               + " asFloatBuffer() or the like");
     }
     boolean whole = buffer.position() == 0 && buffer.limit() == buffer.capacity();
-    return whole ? buffer : buffer.slice();
+    Buffer range = whole ? buffer : buffer.slice();
+    return NativeArray.over(range, (long) range.capacity() * elements.size(), type);
   }
 
-  /** A buffer that dsgd writes. */
-  static Buffer writable(Buffer buffer, DType type, String name) {
-    Buffer checked = readable(buffer, type, name);
-    if (checked.isReadOnly()) {
-      throw DsgdException.invalid(
-          name + " is read-only but dsgd writes to it; pass a writable buffer");
+  /** The memory of a buffer that dsgd writes. */
+  static NativeArray writable(Buffer buffer, DType type, String name) {
+    return writable(readable(buffer, type, name), type, name);
+  }
+
+  /** An array that dsgd reads, and that must be of this type. */
+  static NativeArray readable(NativeArray array, DType type, String name) {
+    if (array == null) {
+      throw DsgdException.invalid(name + " is null; pass an array");
     }
-    return checked;
+    if (array.type != type) {
+      throw DsgdException.invalid(
+          name
+              + " holds "
+              + array.type
+              + " but "
+              + type
+              + " is asked for; pass an array of that type");
+    }
+    return array;
+  }
+
+  /** As {@link #readable(NativeArray, DType, String)}, for one that dsgd writes. */
+  static NativeArray writable(NativeArray array, DType type, String name) {
+    if (!readable(array, type, name).writable) {
+      throw DsgdException.invalid(
+          name + " is read-only but dsgd writes to it; pass a writable buffer or array");
+    }
+    return array;
+  }
+
+  static DType typeOf(NativeArray array, String name) {
+    if (array == null) {
+      throw DsgdException.invalid(name + " is null; pass an array");
+    }
+    return array.type;
   }
 
   /**

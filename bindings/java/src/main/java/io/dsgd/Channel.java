@@ -87,4 +87,57 @@ public final class Channel {
   public Operation<Void> barrierAsync() {
     return Collectives.begin(session, Collectives.barrier(options));
   }
+
+  // ---- The same for memory of any size and type
+  // ------------------------------------------------------------------------
+
+  /** As {@link #allReduce(Buffer, Reduction)}. */
+  public void allReduce(NativeArray data, Reduction reduction) throws InterruptedException {
+    Collectives.run(session, Collectives.allReduce(options, data, reduction));
+  }
+
+  /** As {@link #allReduceAsync(Buffer, Reduction)}. */
+  public Operation<Void> allReduceAsync(NativeArray data, Reduction reduction) {
+    return Collectives.begin(session, Collectives.allReduce(options, data, reduction));
+  }
+
+  /** As {@link #broadcast(Buffer, int)}. */
+  public void broadcast(NativeArray data, int root) throws InterruptedException {
+    Collectives.run(session, Collectives.broadcast(options, data, root));
+  }
+
+  /** As {@link #broadcastAsync(Buffer, int)}. */
+  public Operation<Void> broadcastAsync(NativeArray data, int root) {
+    return Collectives.begin(session, Collectives.broadcast(options, data, root));
+  }
+
+  /** As {@link #allGather(Buffer, Buffer, long...)}. */
+  public void allGather(NativeArray send, NativeArray receive, long... elementCounts)
+      throws InterruptedException {
+    Collectives.run(session, Collectives.allGather(session, options, send, receive, elementCounts));
+  }
+
+  /** As {@link #allGatherAsync(Buffer, Buffer, long...)}. */
+  public Operation<Void> allGatherAsync(
+      NativeArray send, NativeArray receive, long... elementCounts) {
+    return Collectives.begin(
+        session, Collectives.allGather(session, options, send, receive, elementCounts));
+  }
+
+  /** As {@link #reduceScatter(Buffer, Buffer, Reduction, long...)}. */
+  public void reduceScatter(
+      NativeArray send, NativeArray receive, Reduction reduction, long... elementCounts)
+      throws InterruptedException {
+    Collectives.run(
+        session,
+        Collectives.reduceScatter(session, options, send, receive, reduction, elementCounts));
+  }
+
+  /** As {@link #reduceScatterAsync(Buffer, Buffer, Reduction, long...)}. */
+  public Operation<Void> reduceScatterAsync(
+      NativeArray send, NativeArray receive, Reduction reduction, long... elementCounts) {
+    return Collectives.begin(
+        session,
+        Collectives.reduceScatter(session, options, send, receive, reduction, elementCounts));
+  }
 }

@@ -13,7 +13,7 @@ final class Collectives {
   static final long[] DEFAULTS = null;
 
   /** One checked call. The buffers are those that C sees. */
-  record Call(InFlight.Start start, Buffer... buffers) {}
+  record Call(InFlight.Start start, NativeArray... buffers) {}
 
   private Collectives() {}
 
@@ -26,28 +26,54 @@ final class Collectives {
   }
 
   static Call allReduce(long[] options, Buffer data, Reduction reduction) {
+    return allReduce(
+        options, Buffers.writable(data, Buffers.typeOf(data, "data"), "data"), reduction);
+  }
+
+  static Call allReduce(long[] options, NativeArray data, Reduction reduction) {
     DType type = Buffers.typeOf(data, "data");
-    Buffer d = Buffers.writable(data, type, "data");
+    Buffers.writable(data, type, "data");
     int code = code(reduction);
-    return new Call((s, op) -> Raw.dsgd_allreduce(s, WORLD, d, d, type.code, code, options, op), d);
+    return new Call(
+        (s, op) -> Raw.dsgd_allreduce(s, WORLD, data, data, type.code, code, options, op), data);
   }
 
   static Call broadcast(long[] options, Buffer data, int root) {
+    return broadcast(options, Buffers.writable(data, Buffers.typeOf(data, "data"), "data"), root);
+  }
+
+  // The root's data is only read, but who is root is C's to say.
+  static Call broadcast(long[] options, NativeArray data, int root) {
     DType type = Buffers.typeOf(data, "data");
-    Buffer d =
-        Buffers.writable(
-            data, type, "data"); // the root's is only read, but who is root is C's to say
-    return new Call((s, op) -> Raw.dsgd_broadcast(s, WORLD, d, type.code, root, options, op), d);
+    Buffers.writable(data, type, "data");
+    return new Call(
+        (s, op) -> Raw.dsgd_broadcast(s, WORLD, data, type.code, root, options, op), data);
   }
 
   static Call allGather(
       Session session, long[] options, Buffer send, Buffer receive, long... elementCounts) {
     DType type = Buffers.typeOf(send, "send");
-    Buffer from = Buffers.readable(send, type, "send");
-    Buffer to = Buffers.writable(receive, type, "receive");
+    return allGather(
+        session,
+        options,
+        Buffers.readable(send, type, "send"),
+        Buffers.writable(receive, type, "receive"),
+        elementCounts);
+  }
+
+  static Call allGather(
+      Session session,
+      long[] options,
+      NativeArray send,
+      NativeArray receive,
+      long... elementCounts) {
+    DType type = Buffers.typeOf(send, "send");
+    Buffers.writable(receive, type, "receive");
     long[] parts = parts(session, elementCounts);
     return new Call(
-        (s, op) -> Raw.dsgd_allgather(s, WORLD, from, to, parts, type.code, options, op), from, to);
+        (s, op) -> Raw.dsgd_allgather(s, WORLD, send, receive, parts, type.code, options, op),
+        send,
+        receive);
   }
 
   static Call reduceScatter(
@@ -58,14 +84,31 @@ final class Collectives {
       Reduction reduction,
       long... elementCounts) {
     DType type = Buffers.typeOf(send, "send");
-    Buffer from = Buffers.readable(send, type, "send");
-    Buffer to = Buffers.writable(receive, type, "receive");
+    return reduceScatter(
+        session,
+        options,
+        Buffers.readable(send, type, "send"),
+        Buffers.writable(receive, type, "receive"),
+        reduction,
+        elementCounts);
+  }
+
+  static Call reduceScatter(
+      Session session,
+      long[] options,
+      NativeArray send,
+      NativeArray receive,
+      Reduction reduction,
+      long... elementCounts) {
+    DType type = Buffers.typeOf(send, "send");
+    Buffers.writable(receive, type, "receive");
     long[] parts = parts(session, elementCounts);
     int code = code(reduction);
     return new Call(
-        (s, op) -> Raw.dsgd_reduce_scatter(s, WORLD, from, to, parts, type.code, code, options, op),
-        from,
-        to);
+        (s, op) ->
+            Raw.dsgd_reduce_scatter(s, WORLD, send, receive, parts, type.code, code, options, op),
+        send,
+        receive);
   }
 
   static Call barrier(long[] options) {

@@ -1,6 +1,5 @@
 package io.dsgd;
 
-import java.nio.Buffer;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -46,25 +45,25 @@ final class InFlight {
   }
 
   /** Begins an operation that the thread that polls the queue ends. */
-  <T> Operation<T> begin(Session owner, Start start, LongFunction<T> result, Buffer... buffers) {
+  <T> Operation<T> begin(Session owner, Start start, LongFunction<T> result, NativeArray... buffers) {
     startPoller();
     return add(owner, start, result, buffers);
   }
 
   /** Begins an operation and waits for it. */
-  <T> T run(Session owner, Start start, LongFunction<T> result, Buffer... buffers)
+  <T> T run(Session owner, Start start, LongFunction<T> result, NativeArray... buffers)
       throws InterruptedException {
     return addAwaited(owner, start, result, buffers).joinInC();
   }
 
   /** As begin, for an operation that the caller waits for with joinInC. */
   <T> Operation<T> addAwaited(
-      Session owner, Start start, LongFunction<T> result, Buffer... buffers) {
+      Session owner, Start start, LongFunction<T> result, NativeArray... buffers) {
     checkMayWait(); // before the operation has begun
     return add(owner, start, result, buffers);
   }
 
-  private <T> Operation<T> add(Session owner, Start start, LongFunction<T> result, Buffer... buffers) {
+  private <T> Operation<T> add(Session owner, Start start, LongFunction<T> result, NativeArray... buffers) {
     long[] pointer = new long[1];
     session.use(s -> start.with(s, pointer));
     Operation<T> operation = new Operation<>(owner, this, pointer[0], result, buffers);

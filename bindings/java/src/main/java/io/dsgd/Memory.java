@@ -4,52 +4,73 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * The buffers of one parameter in one replica that dsgd allocated. They stay mapped as long as any
- * of them or of their views ({@code asFloatBuffer()}, slices) is reachable, even beyond the
+ * The memory of one parameter in one replica that dsgd allocated. It stays mapped as long as any
+ * array, buffer or view of it ({@code asFloatBuffer()}, slices) is reachable, even beyond the
  * session.
  */
 public final class Memory {
-  private final ByteBuffer value;
-  private final ByteBuffer gradient;
+  private final NativeArray value;
+  private final NativeArray gradient;
+  private ByteBuffer valueBuffer; // made when asked for
+  private ByteBuffer gradientBuffer;
 
-  Memory(ByteBuffer value, ByteBuffer gradient) {
+  private Memory(NativeArray value, NativeArray gradient) {
     this.value = value;
     this.gradient = gradient;
   }
 
-  /** The values, in native byte order; a new view at each call. */
-  public ByteBuffer value() {
-    return view(value);
+  /**
+   * The values, in native byte order; a new view at each call. A parameter of more than 2147483647
+   * bytes has only {@link #valueArray}.
+   */
+  public synchronized ByteBuffer value() {
+    if (valueBuffer == null) {
+      valueBuffer = value.buffer();
+    }
+    return view(valueBuffer);
   }
 
-  /** The gradients, in native byte order; null for an untrained parameter. */
-  public ByteBuffer gradient() {
-    return gradient == null ? null : view(gradient);
+  /** The gradients, as {@link #value}; null for an untrained parameter. */
+  public synchronized ByteBuffer gradient() {
+    if (gradientBuffer == null && gradient != null) {
+      gradientBuffer = gradient.buffer();
+    }
+    return gradient == null ? null : view(gradientBuffer);
   }
 
   private static ByteBuffer view(ByteBuffer buffer) {
     return buffer.duplicate().order(ByteOrder.nativeOrder());
   }
 
-  static Memory of(long replica, Parameter parameter, long parameterPointer) {
-    ByteBuffer value = buffer(replica, parameter, parameterPointer, false);
-    return new Memory(
-        value, parameter.isTrained() ? buffer(replica, parameter, parameterPointer, true) : null);
+  /** The values, of any size. */
+  public NativeArray valueArray() {
+    return value;
   }
 
-  /**
-   * Each buffer has a reference to the memory of its own, given back when the last view of it is
-   * gone.
-   */
-  private static ByteBuffer buffer(
+  /** The gradients, of any size; null for an untrained parameter. */
+  public NativeArray gradientArray() {
+    return gradient;
+  }
+
+  static Memory of(long replica, Parameter parameter, long parameterPointer) {
+    NativeArray value = array(replica, parameter, parameterPointer, false);
+    return new Memory(
+        value, parameter.isTrained() ? array(replica, parameter, parameterPointer, true) : null);
+  }
+
+  /** Each array has a reference to the memory of its own. */
+  private static NativeArray array(
       long replica, Parameter parameter, long parameterPointer, boolean gradient) {
     long[] memory = new long[1];
     Raw.dsgd_memory_get(replica, parameterPointer, memory);
     long reference = memory[0];
     long address =
         gradient ? Raw.dsgd_memory_gradient(reference) : Raw.dsgd_memory_value(reference);
-    String name = "parameter '" + parameter.name() + "'";
-    return Natives.buffer(
-        address, Raw.dsgd_memory_nbytes(reference), name, () -> Raw.dsgd_memory_free(reference));
+    return NativeArray.ofC(
+        address,
+        Raw.dsgd_memory_nbytes(reference),
+        parameter.type(),
+        true,
+        () -> Raw.dsgd_memory_free(reference));
   }
 }

@@ -1,8 +1,8 @@
 package io.dsgd;
 
 import java.lang.ref.Cleaner;
+import java.lang.ref.Reference;
 import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
@@ -88,27 +88,8 @@ final class Natives {
     return number;
   }
 
-  /**
-   * A direct buffer over memory of C's, in native order. {@code free} is called when the buffer and
-   * every view of it are unreachable, and not before: a JVM dies reading memory that is no longer
-   * mapped.
-   */
-  static ByteBuffer buffer(long address, long nbytes, String name, Runnable free) {
-    if (nbytes > Integer.MAX_VALUE) {
-      free.run();
-      throw DsgdException.of(
-          Status.UNSUPPORTED.code,
-          -1,
-          "",
-          "",
-          name,
-          name
-              + " has "
-              + nbytes
-              + " bytes; a Java buffer holds at most 2147483647: split it into smaller ones");
-    }
-    ByteBuffer buffer = (ByteBuffer) Raw.buffer_over(address, nbytes);
-    CLEANER.register(buffer, free);
-    return buffer.order(ByteOrder.nativeOrder());
+  /** Keeps {@code owner} reachable as long as the buffer or a view of it is. */
+  static void keep(Object owner, ByteBuffer buffer) {
+    CLEANER.register(buffer, () -> Reference.reachabilityFence(owner));
   }
 }

@@ -1,6 +1,5 @@
 package io.dsgd;
 
-import java.nio.Buffer;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
@@ -25,10 +24,10 @@ public final class Operation<T> {
   private final long id;
   private final LongFunction<T> result;
   private final CompletableFuture<T> ended = new CompletableFuture<>();
-  private Buffer[] buffers;
+  private NativeArray[] buffers;
 
   Operation(
-      Session session, InFlight inFlight, long pointer, LongFunction<T> result, Buffer... buffers) {
+      Session session, InFlight inFlight, long pointer, LongFunction<T> result, NativeArray... buffers) {
     this.session = session;
     this.inFlight = inFlight;
     this.pointer = pointer;

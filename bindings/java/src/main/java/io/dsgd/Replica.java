@@ -2,6 +2,7 @@ package io.dsgd;
 
 import java.nio.Buffer;
 import java.util.Collection;
+import java.util.function.BiFunction;
 
 /** One copy of the model on one device of this worker. Belongs to its session. */
 public final class Replica {
@@ -53,21 +54,37 @@ public final class Replica {
    * @param gradient null for an untrained parameter
    */
   public void bind(Parameter parameter, Buffer value, Buffer gradient) {
+    bind(
+        parameter,
+        (type, name) -> Buffers.writable(value, type, name),
+        gradient == null ? null : (type, name) -> Buffers.writable(gradient, type, name));
+  }
+
+  /**
+   * As {@link #bind(Parameter, Buffer, Buffer)}, with memory of any size.
+   *
+   * @param gradient null for an untrained parameter
+   */
+  public void bind(Parameter parameter, NativeArray value, NativeArray gradient) {
+    bind(
+        parameter,
+        (type, name) -> Buffers.writable(value, type, name),
+        gradient == null ? null : (type, name) -> Buffers.writable(gradient, type, name));
+  }
+
+  private void bind(
+      Parameter parameter,
+      BiFunction<DType, String, NativeArray> value,
+      BiFunction<DType, String, NativeArray> gradient) {
     session.inTurn(
         s -> {
           long p = Parameter.pointer(parameter, session);
           requireHost();
-          Buffer v =
-              Buffers.writable(
-                  value, parameter.type(), "value of parameter '" + parameter.name() + "'");
-          Buffer g =
-              gradient == null
-                  ? null
-                  : Buffers.writable(
-                      gradient,
-                      parameter.type(),
-                      "gradient of parameter '" + parameter.name() + "'");
-          if (g == null && parameter.isTrained() && v.hasRemaining()) {
+          String of = " of parameter '" + parameter.name() + "'";
+          NativeArray v = value.apply(parameter.type(), "value" + of);
+          NativeArray g =
+              gradient == null ? null : gradient.apply(parameter.type(), "gradient" + of);
+          if (g == null && parameter.isTrained() && v.nbytes > 0) {
             throw DsgdException.invalid(
                 parameter.name(),
                 "parameter '"

@@ -459,6 +459,59 @@ public final class Session implements AutoCloseable {
     return Collectives.begin(this, Collectives.barrier(Collectives.DEFAULTS));
   }
 
+  // ---- The same for memory of any size and type
+  // ------------------------------------------------------------------------
+
+  /** As {@link #allReduce(Buffer, Reduction)}. */
+  public void allReduce(NativeArray data, Reduction reduction) throws InterruptedException {
+    Collectives.run(this, Collectives.allReduce(Collectives.DEFAULTS, data, reduction));
+  }
+
+  /** As {@link #allReduceAsync(Buffer, Reduction)}. */
+  public Operation<Void> allReduceAsync(NativeArray data, Reduction reduction) {
+    return Collectives.begin(this, Collectives.allReduce(Collectives.DEFAULTS, data, reduction));
+  }
+
+  /** As {@link #broadcast(Buffer, int)}. */
+  public void broadcast(NativeArray data, int root) throws InterruptedException {
+    Collectives.run(this, Collectives.broadcast(Collectives.DEFAULTS, data, root));
+  }
+
+  /** As {@link #broadcastAsync(Buffer, int)}. */
+  public Operation<Void> broadcastAsync(NativeArray data, int root) {
+    return Collectives.begin(this, Collectives.broadcast(Collectives.DEFAULTS, data, root));
+  }
+
+  /** As {@link #allGather(Buffer, Buffer, long...)}. */
+  public void allGather(NativeArray send, NativeArray receive, long... elementCounts)
+      throws InterruptedException {
+    Collectives.run(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, elementCounts));
+  }
+
+  /** As {@link #allGatherAsync(Buffer, Buffer, long...)}. */
+  public Operation<Void> allGatherAsync(
+      NativeArray send, NativeArray receive, long... elementCounts) {
+    return Collectives.begin(
+        this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, elementCounts));
+  }
+
+  /** As {@link #reduceScatter(Buffer, Buffer, Reduction, long...)}. */
+  public void reduceScatter(
+      NativeArray send, NativeArray receive, Reduction reduction, long... elementCounts)
+      throws InterruptedException {
+    Collectives.run(
+        this,
+        Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, elementCounts));
+  }
+
+  /** As {@link #reduceScatterAsync(Buffer, Buffer, Reduction, long...)}. */
+  public Operation<Void> reduceScatterAsync(
+      NativeArray send, NativeArray receive, Reduction reduction, long... elementCounts) {
+    return Collectives.begin(
+        this,
+        Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, elementCounts));
+  }
+
   // ---- Objects, shards, logs
   // ------------------------------------------------------------------------------------------
 
@@ -467,7 +520,7 @@ public final class Session implements AutoCloseable {
    * all have it.
    */
   public void putObject(String name, ByteBuffer data) throws InterruptedException {
-    Buffer checked = Buffers.readable(data, DType.UINT8, "data of object '" + name + "'");
+    NativeArray checked = Buffers.readable(data, DType.UINT8, "data of object '" + name + "'");
     inFlight.run(
         this,
         (s, op) -> Raw.dsgd_object_put(s, name, checked, NO_DTYPE, NO_SHAPE, Collectives.DEFAULTS, op),
@@ -488,7 +541,7 @@ public final class Session implements AutoCloseable {
     if (type == null || shape == null) {
       throw DsgdException.invalid("type or shape of object '" + name + "' is null; give both");
     }
-    Buffer checked = Buffers.readable(data, type, "data of object '" + name + "'");
+    NativeArray checked = Buffers.readable(data, type, "data of object '" + name + "'");
     long[] dimensions = shape.clone();
     inFlight.run(
         this,
@@ -496,6 +549,21 @@ public final class Session implements AutoCloseable {
             Raw.dsgd_object_put(s, name, checked, type.code, dimensions, Collectives.DEFAULTS, op),
         put -> null,
         checked);
+  }
+
+  /** As {@link #putObject(String, Buffer, DType, long...)}, with memory of any size. */
+  public void putObject(String name, NativeArray data, long... shape) throws InterruptedException {
+    if (shape == null) {
+      throw DsgdException.invalid("shape of object '" + name + "' is null; give it");
+    }
+    DType type = Buffers.typeOf(data, "data of object '" + name + "'");
+    long[] dimensions = shape.clone();
+    inFlight.run(
+        this,
+        (s, op) ->
+            Raw.dsgd_object_put(s, name, data, type.code, dimensions, Collectives.DEFAULTS, op),
+        put -> null,
+        data);
   }
 
   /** As {@link #putObject(String, ByteBuffer)}, with a copy of an array. */

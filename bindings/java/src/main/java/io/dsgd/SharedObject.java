@@ -10,7 +10,7 @@ import java.util.Arrays;
  */
 public final class SharedObject {
   private final String name;
-  private final ByteBuffer data;
+  private final NativeArray data;
   private final DType dtype;
   private final long[] shape;
 
@@ -27,12 +27,12 @@ public final class SharedObject {
           .get(shape);
     }
     this.data =
-        Natives.buffer(
-                Raw.dsgd_object_data(pointer),
-                Raw.dsgd_object_nbytes(pointer),
-                "object '" + name + "'",
-                () -> Raw.dsgd_object_free(pointer))
-            .asReadOnlyBuffer();
+        NativeArray.ofC(
+            Raw.dsgd_object_data(pointer),
+            Raw.dsgd_object_nbytes(pointer),
+            dtype == null ? DType.UINT8 : dtype,
+            false,
+            () -> Raw.dsgd_object_free(pointer));
   }
 
   public String name() {
@@ -54,13 +54,19 @@ public final class SharedObject {
    * array are in row-major order: {@code data().asFloatBuffer()}, for example.
    */
   public ByteBuffer data() {
-    return data.duplicate().order(ByteOrder.nativeOrder());
+    return data.buffer();
+  }
+
+  /** The elements, or bytes, of an object of any size; not copied, and read-only. */
+  public NativeArray array() {
+    return data;
   }
 
   /** A copy of the bytes. */
   public byte[] toByteArray() {
-    byte[] bytes = new byte[data.capacity()];
-    data.duplicate().get(bytes);
+    ByteBuffer buffer = data();
+    byte[] bytes = new byte[buffer.remaining()];
+    buffer.get(bytes);
     return bytes;
   }
 }

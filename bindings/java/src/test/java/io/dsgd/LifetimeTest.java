@@ -283,14 +283,4 @@ class LifetimeTest {
     assertEquals(7, frees.get());
   }
 
-  @Test
-  void hugeMemoryIsRefusedAndLetGo() throws Exception {
-    AtomicInteger frees = new AtomicInteger();
-    DsgdException e =
-        Fails.with(
-            Status.UNSUPPORTED,
-            () -> Natives.buffer(0, 1L << 31, "parameter 'huge'", frees::incrementAndGet));
-    assertTrue(e.getMessage().contains("parameter 'huge' has 2147483648 bytes"), e.getMessage());
-    assertEquals(1, frees.get());
-  }
 }
