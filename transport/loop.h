@@ -61,7 +61,7 @@ class Loop {
 // Runs `work` on the loop and returns when it is done. If memory is short, tries again every millisecond until `until`. Not from the
 // loop.
 template <typename Work>
-void run_surely(Loop& loop, const Work& work, Time until = kNever) {
+void run_with_retry(Loop& loop, const Work& work, Time until = kNever) {
   struct Attempt {
     const Work& work;
     std::atomic<bool> over{false};

@@ -4,7 +4,7 @@
 #include <new>
 #include <numeric>
 
-#include "core/base/surely.h"
+#include "core/base/catch_bad_alloc.h"
 #include "core/base/text.h"
 
 namespace dsgd {
@@ -98,7 +98,7 @@ Status Mesh::open(const transport::JoinReply& view) {
   for (const auto& [channel, incoming] : incoming_) {
     if (!is_in_view(channel->hello())) strangers.push_back(channel);
   }
-  for (ServerChannel* channel : strangers) show_out(*channel);
+  for (ServerChannel* channel : strangers) disconnect_stranger(*channel);
   for (const auto& [operation, chunks] : parked_) {
     for (const Parked& chunk : chunks) counters_[chunk.source].received.add(chunk.receipt->data().size());
   }
@@ -138,7 +138,7 @@ Status Mesh::check_claim(const ServerChannel& channel) const {
   return {};
 }
 
-void Mesh::show_out(ServerChannel& channel) {
+void Mesh::disconnect_stranger(ServerChannel& channel) {
   const Status why = not_in_job(channel);
   refusals_.note("they are not from workers of this job", why.message());
   incoming_.erase(&channel);
@@ -337,7 +337,7 @@ void Mesh::discard_object(uint64_t put) {
   const Status dropped(Code::kNotFound, "this worker does not fetch this object any more");
   bool whole = true;
   for (auto& [channel, incoming] : incoming_) {
-    whole &= surely([&, channel = channel] { channel->discard(object_operation(put), dropped); });
+    whole &= catch_bad_alloc([&, channel = channel] { channel->discard(object_operation(put), dropped); });
   }
   if (!whole) throw std::bad_alloc();
 }
@@ -429,7 +429,7 @@ void Mesh::ended(Task& task, const Status& status) {
   }
   disputes_.erase(operation);
   Task& last = *node.mapped().task;
-  buried_.insert(std::move(node));
+  ended_tasks_.insert(std::move(node));
   const auto done = std::move(last.done_);
   // Each part runs even if another runs out of memory. Once `done` is called, nothing uses the host's buffers
   // any more.
@@ -439,18 +439,18 @@ void Mesh::ended(Task& task, const Status& status) {
       std::erase_if(out.waiting, [&](const Waiting& one) { return one.operation == operation; });
       if (out.channel) out.channel->revoke(operation);
     }
-    for (auto& [channel, incoming] : incoming_) whole &= surely([&, channel = channel] { channel->discard(operation, status); });
-    whole &= surely([&] { last.drop_chunks(status); });
-    whole &= surely([&] { remember_failure(operation, status); });
+    for (auto& [channel, incoming] : incoming_) whole &= catch_bad_alloc([&, channel = channel] { channel->discard(operation, status); });
+    whole &= catch_bad_alloc([&] { last.drop_chunks(status); });
+    whole &= catch_bad_alloc([&] { remember_failure(operation, status); });
     drop_parked(operation, status);
   }
-  whole &= surely([&] { ended_.insert(operation); });
-  whole &= surely([&] {  // destroyed after the caller's stack is gone
+  whole &= catch_bad_alloc([&] { ended_.insert(operation); });
+  whole &= catch_bad_alloc([&] {  // destroyed after the caller's stack is gone
     if (burial_) return;
     loop().post([this, alive = std::weak_ptr(alive_)] {
       if (alive.expired()) return;
       burial_ = false;
-      (void)std::exchange(buried_, {});
+      (void)std::exchange(ended_tasks_, {});
     });
     burial_ = true;
   });
@@ -780,7 +780,7 @@ bool Mesh::sent() const {
 
 void Mesh::drop_channels() {
   closed_ = true;
-  buried_.clear();
+  ended_tasks_.clear();
   parked_.clear();
   outgoing_.clear();
 }

@@ -293,7 +293,7 @@ class Mesh final : public transport::ServerHandler {
   // Returns an error unless the connection belongs to this job and is the only one of its worker.
   Status check_claim(const transport::ServerChannel& channel) const;
   Status not_in_job(const transport::ServerChannel& channel) const;
-  void show_out(transport::ServerChannel& channel);  // closes a connection that does not belong to this job
+  void disconnect_stranger(transport::ServerChannel& channel);  // closes a connection that does not belong to this job
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
   void fail_tasks_that_need(int32_t rank);
   void leave_out(int32_t rank);
@@ -323,7 +323,7 @@ class Mesh final : public transport::ServerHandler {
   std::set<int32_t> waited_for_;  // by operations, when watch_peers() last looked
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
   std::map<uint64_t, Entry> tasks_;
-  std::multimap<uint64_t, Entry> buried_;  // ended tasks that may be on the call stack
+  std::multimap<uint64_t, Entry> ended_tasks_;  // ended tasks that may be on the call stack
   uint64_t next_send_ = 0;
   bool burial_ = false;                    // a task that destroys them is posted
   std::map<uint64_t, std::vector<Parked>> parked_;

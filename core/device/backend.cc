@@ -51,9 +51,9 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
     return call([&](Message* message) { return backend.check_pointer(handle, data, nbytes, message); });
   }
   Result<std::unique_ptr<WorkQueue>> new_queue() override;
-  Result<std::unique_ptr<Mark>> new_mark() override;
-  Status record_stream(Mark& mark, void* stream) override;
-  Status stream_wait(void* stream, Mark& mark) override;
+  Result<std::unique_ptr<DeviceEvent>> new_event() override;
+  Status record_stream(DeviceEvent& event, void* stream) override;
+  Status stream_wait(void* stream, DeviceEvent& event) override;
 
   // The device is let go of last, behind all that is released before.
   template <typename Call>
@@ -65,7 +65,7 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
     } catch (const std::bad_alloc&) {
       return call();
     }
-    patience_.warn(name_ + " does not end what was entered into it or into the host's streams; its memory is released when it has, "
+    patience_.warn(name_ + " does not end what was enqueued in it or into the host's streams; its memory is released when it has, "
                            "and not waited for");
   }
 
@@ -111,7 +111,7 @@ Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, R
     made->given_up = true;
     return Status(Code::kTimeout, name_ + " has not given " + std::to_string(nbytes) + " bytes in " +
                                       std::to_string(std::chrono::duration_cast<std::chrono::seconds>(patience_.allocation).count()) +
-                                      " s; what the host has entered into its streams may not end");
+                                      " s; what the host has enqueued in its streams may not end");
   }
   if (!made->status.ok()) return made->status;
   return std::shared_ptr<void>(made->data, [self = shared_from_this(), release](void* freed) {
@@ -119,10 +119,10 @@ Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, R
   });
 }
 
-class OpenedMark final : public Mark {
+class OpenedEvent final : public DeviceEvent {
  public:
-  OpenedMark(std::shared_ptr<Opened> device, Event* event) : event(event), device_(std::move(device)) {}
-  ~OpenedMark() override {
+  OpenedEvent(std::shared_ptr<Opened> device, Event* event) : event(event), device_(std::move(device)) {}
+  ~OpenedEvent() override {
     device_->release([close = device_->backend.event_close, event = event] { close(event); });
   }
   Result<bool> done() override {
@@ -139,7 +139,7 @@ class OpenedMark final : public Mark {
   const std::shared_ptr<Opened> device_;
 };
 
-Event* event_of(Mark& mark) { return static_cast<OpenedMark&>(mark).event; }
+Event* event_of(DeviceEvent& event) { return static_cast<OpenedEvent&>(event).event; }
 
 class OpenedQueue final : public WorkQueue {
  public:
@@ -169,8 +169,8 @@ class OpenedQueue final : public WorkQueue {
       return backend().squares(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket, sums, message);
     });
   }
-  Status record(Mark& mark) override {
-    return call([&](Message* message) { return backend().event_record(event_of(mark), queue_, message); });
+  Status record(DeviceEvent& event) override {
+    return call([&](Message* message) { return backend().event_record(event_of(event), queue_, message); });
   }
   Status notify(std::function<void()> rung) override {
     auto context = std::make_unique<std::function<void()>>(std::move(rung));
@@ -186,8 +186,8 @@ class OpenedQueue final : public WorkQueue {
     if (status.ok()) (void)context.release();  // the call's
     return status;
   }
-  Status wait(Mark& mark) override {
-    return call([&](Message* message) { return backend().queue_wait(queue_, event_of(mark), message); });
+  Status wait(DeviceEvent& event) override {
+    return call([&](Message* message) { return backend().queue_wait(queue_, event_of(event), message); });
   }
 
  private:
@@ -214,14 +214,14 @@ class OpenedCommunicator final : public Communicator {
       close(comm);
     });
   }
-  void enter(const Work& work, std::chrono::nanoseconds patience, Ended ended) override {
+  void enqueue(const Work& work, std::chrono::nanoseconds patience, Ended ended) override {
     std::vector<Event*> after, reached;
-    for (Mark* mark : work.after) after.push_back(event_of(*mark));
-    for (Mark* mark : work.reached) reached.push_back(event_of(*mark));
-    const CollectiveWork entered{work.collective, work.dtype, work.count, work.buffers.data(), after.empty() ? nullptr : after.data(),
+    for (DeviceEvent* event : work.after) after.push_back(event_of(*event));
+    for (DeviceEvent* event : work.reached) reached.push_back(event_of(*event));
+    const CollectiveWork enqueued{work.collective, work.dtype, work.count, work.buffers.data(), after.empty() ? nullptr : after.data(),
                                  work.before.data(), work.behind.data(), static_cast<uint32_t>(work.before.size()),
                                  static_cast<uint32_t>(work.behind.size()), reached.data(), patience.count()};
-    backend_.communicator_enter(communicator_, &entered, call_held, held(std::move(ended)));
+    backend_.communicator_enqueue(communicator_, &enqueued, call_held, held(std::move(ended)));
   }
   void fail(const Status& cause) override {
     backend_.communicator_fail(communicator_, static_cast<int32_t>(cause.code()), cause.message().c_str());
@@ -240,11 +240,11 @@ Result<std::unique_ptr<WorkQueue>> Opened::new_queue() {
   return std::unique_ptr<WorkQueue>(std::make_unique<OpenedQueue>(shared_from_this(), queue));
 }
 
-Result<std::unique_ptr<Mark>> Opened::new_mark() {
+Result<std::unique_ptr<DeviceEvent>> Opened::new_event() {
   Event* event = nullptr;
   Status status = call([&](Message* message) { return backend.event_open(handle, &event, message); });
   if (!status.ok()) return status;
-  return std::unique_ptr<Mark>(std::make_unique<OpenedMark>(shared_from_this(), event));
+  return std::unique_ptr<DeviceEvent>(std::make_unique<OpenedEvent>(shared_from_this(), event));
 }
 
 Result<Device::CommunicatorLibrary> Opened::load_communicators(const std::string& path) {
@@ -264,12 +264,12 @@ Result<CommunicatorId> Opened::new_communicator_id() {
   return id;
 }
 
-Status Opened::record_stream(Mark& mark, void* stream) {
-  return call([&](Message* message) { return backend.event_record_stream(event_of(mark), stream, message); });
+Status Opened::record_stream(DeviceEvent& event, void* stream) {
+  return call([&](Message* message) { return backend.event_record_stream(event_of(event), stream, message); });
 }
 
-Status Opened::stream_wait(void* stream, Mark& mark) {
-  return call([&](Message* message) { return backend.stream_wait(stream, event_of(mark), message); });
+Status Opened::stream_wait(void* stream, DeviceEvent& event) {
+  return call([&](Message* message) { return backend.stream_wait(stream, event_of(event), message); });
 }
 
 // Before anything of the table's is called.

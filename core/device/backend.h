@@ -1,6 +1,6 @@
 // What a device can do, as a table of C functions: the boundary to a plug-in such as libdsgd_cuda.so, which is loaded when its
-// first device is asked for. Only plain data crosses it. Work goes to queues: a call returns as soon as it is entered, and
-// what was entered into one queue happens in order. Only getting and giving back (open, close, allocate, release) may wait for
+// first device is asked for. Only plain data crosses it. Work goes to queues: a call returns as soon as it is enqueued, and
+// what was enqueued in one queue happens in order. Only getting and giving back (open, close, allocate, release) may wait for
 // the device, so they are called with patience (transport/bounded_calls.h).
 //
 // Codes are those of dsgd.h (0 or negative); on failure `message` is filled. Any thread, but one at a time per queue.
@@ -138,7 +138,7 @@ struct Backend {
   int32_t (*squares)(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* sums,
                      Message* message);
 
-  // function(context) is called once, from a thread of the backend's, when what was entered before is done; never if the
+  // function(context) is called once, from a thread of the backend's, when what was enqueued before is done; never if the
   // device fails. It may come after queue_close.
   int32_t (*queue_notify)(Queue* queue, void (*function)(void*), void* context, Message* message);
 
@@ -155,11 +155,11 @@ struct Backend {
   int32_t (*communicator_load)(const char* path, int32_t* version, Message* message);
   int32_t (*communicator_id)(CommunicatorId* id, Message* message);
   // Joins with `count` devices, as ranks first .. first + count - 1 of `size`. It has a thread and queues of its own, in which
-  // work is done in the order in which it is entered; all members enter the same. `ended`: all members have joined.
+  // work is done in the order in which it is enqueued; all members enqueue the same. `ended`: all members have joined.
   int32_t (*communicator_open)(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first, int32_t size,
                                int64_t patience, CollectiveEnded ended, void* context, Comm** communicator, Message* message);
   // `work` is copied. After a failure everything fails, and what the devices wait for is aborted; `ended` does not wait for that.
-  void (*communicator_enter)(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context);
+  void (*communicator_enqueue)(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context);
   void (*communicator_fail)(Comm* communicator, int32_t code, const char* why);  // any thread
   // What is in flight is aborted; waits until the devices have let go of it.
   void (*communicator_close)(Comm* communicator);

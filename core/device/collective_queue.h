@@ -26,8 +26,8 @@ class CollectiveQueue {
     communicator_ = std::move(joined).value();
   }
   // `done` comes from the loop, when the work has ended on the devices of this process. After the first failure all fail.
-  void enter(const Communicator::Work& work, transport::Time deadline, Done done) {
-    communicator_->enter(work, deadline - loop_.now(), on_loop(std::move(done)));
+  void enqueue(const Communicator::Work& work, transport::Time deadline, Done done) {
+    communicator_->enqueue(work, deadline - loop_.now(), on_loop(std::move(done)));
   }
   // Aborts what is in flight, on the devices too. There is no way back.
   void fail(const Status& cause) {

@@ -1,7 +1,7 @@
 // A device of this process: where the buffers of replicas live, and what a step does with them there. Strategies know this
 // interface and not what is behind it: the host's memory and cores ("cpu"), or a backend's device ("cuda:0").
 //
-// Work is entered into a queue and happens in its order; the host never waits for it, but asks an event. On the host work is
+// Work is enqueued in a queue and happens in its order; the host never waits for it, but asks an event. On the host work is
 // done when the call returns, and every event is done.
 #pragma once
 
@@ -22,10 +22,10 @@ namespace dsgd::device {
 class Device;
 
 // A point in a queue, or in a stream of the host's.
-class Mark {
+class DeviceEvent {
  public:
-  virtual ~Mark() = default;
-  // Done: what was entered before is over. An error: it has failed.
+  virtual ~DeviceEvent() = default;
+  // Done: what was enqueued before is over. An error: it has failed.
   virtual Result<bool> done() = 0;
 };
 
@@ -38,15 +38,15 @@ class WorkQueue {
   virtual Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
                         const void* bucket) = 0;
   virtual Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* sums) = 0;
-  virtual Status record(Mark& mark) = 0;
-  virtual Status wait(Mark& mark) = 0;  // what is entered from now on happens after the mark
-  // `rung` is called once, from any thread or from within this call, when what was entered before is done; never if the
+  virtual Status record(DeviceEvent& event) = 0;
+  virtual Status wait(DeviceEvent& event) = 0;  // what is enqueued from now on happens after the event
+  // `rung` is called once, from any thread or from within this call, when what was enqueued before is done; never if the
   // device fails.
   virtual Status notify(std::function<void()> rung) = 0;
 };
 
 // Devices of this process in a communicator, with those of other processes: sums in order, in queues of its own. All members
-// enter the same. Its end aborts what is in flight; devices may use what has failed until then. One thread at a time, but fail().
+// enqueue the same. Its end aborts what is in flight; devices may use what has failed until then. One thread at a time, but fail().
 class Communicator {
  public:
   // Called once, from any thread; kWorkerLost: a member is lost, which one is not known.
@@ -56,12 +56,12 @@ class Communicator {
     DType dtype = DType::kFloat32;
     size_t count = 0;            // see Collective
     std::vector<void*> buffers;  // by device
-    std::vector<Mark*> after;    // by device: waited for before; may be empty
+    std::vector<DeviceEvent*> after;    // by device: waited for before; may be empty
     std::vector<CollectiveCopy> before, behind;  // in the same queues, before and behind it
-    std::vector<Mark*> reached;  // by device; recorded behind all of it
+    std::vector<DeviceEvent*> reached;  // by device; recorded behind all of it
   };
   virtual ~Communicator() = default;
-  virtual void enter(const Work& work, std::chrono::nanoseconds patience, Ended ended) = 0;
+  virtual void enqueue(const Work& work, std::chrono::nanoseconds patience, Ended ended) = 0;
   virtual void fail(const Status& cause) = 0;  // everything fails, and what devices wait for is aborted
 };
 
@@ -118,10 +118,10 @@ class Device {
   virtual Status check(const void* data, size_t nbytes) const = 0;
 
   virtual Result<std::unique_ptr<WorkQueue>> new_queue() = 0;
-  virtual Result<std::unique_ptr<Mark>> new_mark() = 0;
+  virtual Result<std::unique_ptr<DeviceEvent>> new_event() = 0;
   // A stream of the host's; on the host there are none, and NULL is right.
-  virtual Status record_stream(Mark& mark, void* stream) = 0;
-  virtual Status stream_wait(void* stream, Mark& mark) = 0;
+  virtual Status record_stream(DeviceEvent& event, void* stream) = 0;
+  virtual Status stream_wait(void* stream, DeviceEvent& event) = 0;
 };
 
 }  // namespace dsgd::device

@@ -20,7 +20,7 @@ Result<std::shared_ptr<void>> zeroed(size_t nbytes) {
   return std::shared_ptr<void>(data, [](void* memory) { ::operator delete(memory, kAlignment); });
 }
 
-class HostMark final : public Mark {
+class HostEvent final : public DeviceEvent {
  public:
   Result<bool> done() override { return true; }
 };
@@ -70,8 +70,8 @@ class HostQueue final : public WorkQueue {
     return {};
   }
 
-  Status record(Mark&) override { return {}; }
-  Status wait(Mark&) override { return {}; }
+  Status record(DeviceEvent&) override { return {}; }
+  Status wait(DeviceEvent&) override { return {}; }
   Status notify(std::function<void()> rung) override {
     rung();
     return {};
@@ -133,9 +133,9 @@ class Host final : public Device {
   Result<std::shared_ptr<void>> allocate_staging(size_t nbytes) override { return zeroed(nbytes); }
   Status check(const void*, size_t) const override { return {}; }  // whatever the host gives is its own
   Result<std::unique_ptr<WorkQueue>> new_queue() override { return std::unique_ptr<WorkQueue>(std::make_unique<HostQueue>()); }
-  Result<std::unique_ptr<Mark>> new_mark() override { return std::unique_ptr<Mark>(std::make_unique<HostMark>()); }
-  Status record_stream(Mark&, void* stream) override { return no_streams(stream); }
-  Status stream_wait(void* stream, Mark&) override { return no_streams(stream); }
+  Result<std::unique_ptr<DeviceEvent>> new_event() override { return std::unique_ptr<DeviceEvent>(std::make_unique<HostEvent>()); }
+  Status record_stream(DeviceEvent&, void* stream) override { return no_streams(stream); }
+  Status stream_wait(void* stream, DeviceEvent&) override { return no_streams(stream); }
 
  private:
   static Status no_communicators() { return Status(Code::kUnsupported, "cpu has no communicators"); }

@@ -12,41 +12,41 @@ constexpr transport::Duration kLook = std::chrono::milliseconds(20);
 }
 
 // Outlives the waiter, since devices ring when they please.
-struct Waiter::Bell {
+struct Waiter::Wakeup {
   transport::Poster poster;
   Waiter* waiter;                  // touched on the loop only; null: nobody waits any more
   std::atomic<bool> rung = false;  // a look is on its way
 
-  static void ring(const std::shared_ptr<Bell>& bell) {
-    if (bell->rung.exchange(true)) return;
-    bell->poster.post([bell] {
-      bell->rung = false;
-      if (bell->waiter) bell->waiter->look();
+  static void post(const std::shared_ptr<Wakeup>& wakeup) {
+    if (wakeup->rung.exchange(true)) return;
+    wakeup->poster.post([wakeup] {
+      wakeup->rung = false;
+      if (wakeup->waiter) wakeup->waiter->look();
     });
   }
 };
 
-Waiter::Waiter(transport::Loop& loop) : loop_(loop), bell_(new Bell{transport::Poster(loop), this}) {}
+Waiter::Waiter(transport::Loop& loop) : loop_(loop), wakeup_(new Wakeup{transport::Poster(loop), this}) {}
 
 void Waiter::close() {
-  if (!bell_->waiter) return;
+  if (!wakeup_->waiter) return;
   waiting_.clear();
   if (timer_) loop_.cancel(std::exchange(timer_, 0));
-  bell_->poster.close();
-  bell_->waiter = nullptr;
+  wakeup_->poster.close();
+  wakeup_->waiter = nullptr;
 }
 
-void Waiter::after(const std::string& name, WorkQueue& queue, Mark& mark, transport::Time deadline,
+void Waiter::after(const std::string& name, WorkQueue& queue, DeviceEvent& event, transport::Time deadline,
                    std::function<void(const Status&)> then) {
-  if (Status status = queue.record(mark); !status.ok()) return then(status);
-  auto done = mark.done();
+  if (Status status = queue.record(event); !status.ok()) return then(status);
+  auto done = event.done();
   if (!done.ok() || done.value()) return then(done.status());
-  // Entered first, since the device may ring at once.
-  waiting_.push_back({name, &mark, deadline, std::move(then)});
-  const auto entered = std::prev(waiting_.end());
-  if (Status status = queue.notify([bell = bell_] { Bell::ring(bell); }); !status.ok()) {
-    auto failed = std::move(entered->then);
-    waiting_.erase(entered);
+  // Enqueued first, since the device may ring at once.
+  waiting_.push_back({name, &event, deadline, std::move(then)});
+  const auto enqueued = std::prev(waiting_.end());
+  if (Status status = queue.notify([wakeup = wakeup_] { Wakeup::post(wakeup); }); !status.ok()) {
+    auto failed = std::move(enqueued->then);
+    waiting_.erase(enqueued);
     return failed(status);
   }
   look_later();
@@ -62,11 +62,11 @@ void Waiter::look() {
   std::list<Status> how;
   for (auto next = waiting_.begin(); next != waiting_.end();) {
     const auto at = next++;
-    auto done = at->mark->done();
+    auto done = at->event->done();
     Status status = done.status();
     if (done.ok() && !done.value()) {
       if (loop_.now() < at->deadline) continue;
-      status = Status(Code::kTimeout, at->name + " has not done in time what was entered into it; what the host has entered into "
+      status = Status(Code::kTimeout, at->name + " has not done in time what was enqueued in it; what the host has enqueued in "
                                                  "its streams before may not end");
     }
     how.push_back(std::move(status));
@@ -77,9 +77,9 @@ void Waiter::look() {
 
 void Waiter::end(std::list<Waiting> over, std::list<Status> how) {
   if (waiting_.empty() && timer_) loop_.cancel(std::exchange(timer_, 0));
-  const std::shared_ptr<Bell> bell = bell_;
+  const std::shared_ptr<Wakeup> wakeup = wakeup_;
   for (Waiting& waiting : over) {
-    if (!bell->waiter) return;  // destroyed by what was called
+    if (!wakeup->waiter) return;  // destroyed by what was called
     const auto then = std::move(waiting.then);
     const Status status = std::move(how.front());
     how.pop_front();
@@ -89,10 +89,10 @@ void Waiter::end(std::list<Waiting> over, std::list<Status> how) {
 
 void Waiter::look_later() {
   if (timer_) return;
-  timer_ = loop_.schedule(loop_.now() + kLook, [this, bell = bell_] {
+  timer_ = loop_.schedule(loop_.now() + kLook, [this, wakeup = wakeup_] {
     timer_ = 0;
     look();
-    if (bell->waiter && !waiting_.empty()) look_later();
+    if (wakeup->waiter && !waiting_.empty()) look_later();
   });
 }
 

@@ -1,4 +1,4 @@
-// Runs a callback on a loop when a device has passed a mark. The device posts to the loop. A timer checks for devices that have
+// Runs a callback on a loop when a device has passed a event. The device posts to the loop. A timer checks for devices that have
 // failed, which do not post, and for those that are late.
 #pragma once
 
@@ -19,10 +19,10 @@ class Waiter {
   ~Waiter() { close(); }
   Waiter(const Waiter&) = delete;
 
-  // Records `mark` behind the work in `queue` and calls `then` when that work has ended, has failed, or has not ended by the
-  // deadline: within this call if it is known already, as on the host, else from the loop. Keep the mark until then.
+  // Records `event` behind the work in `queue` and calls `then` when that work has ended, has failed, or has not ended by the
+  // deadline: within this call if it is known already, as on the host, else from the loop. Keep the event until then.
   // `name` is the device's, for messages.
-  void after(const std::string& name, WorkQueue& queue, Mark& mark, transport::Time deadline,
+  void after(const std::string& name, WorkQueue& queue, DeviceEvent& event, transport::Time deadline,
              std::function<void(const Status&)> then);
   // Ends all waits with `cause`.
   void fail(const Status& cause);
@@ -30,10 +30,10 @@ class Waiter {
   void close();
 
  private:
-  struct Bell;
+  struct Wakeup;
   struct Waiting {
     std::string name;
-    Mark* mark;
+    DeviceEvent* event;
     transport::Time deadline;
     std::function<void(const Status&)> then;
   };
@@ -42,7 +42,7 @@ class Waiter {
   void look_later();
 
   transport::Loop& loop_;
-  std::shared_ptr<Bell> bell_;
+  std::shared_ptr<Wakeup> wakeup_;
   std::list<Waiting> waiting_;
   transport::TimerId timer_ = 0;
 };

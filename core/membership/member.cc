@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/membership/doorman.h"
+#include "core/membership/admission.h"
 #include "core/membership/heartbeat.h"
 #include "core/membership/joiner.h"
 #include "core/membership/text.h"

@@ -5,7 +5,7 @@
 #include <new>
 #include <numeric>
 
-#include "core/base/surely.h"
+#include "core/base/catch_bad_alloc.h"
 #include "core/collectives/all_reduce.h"
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
@@ -435,7 +435,7 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
                   .with_rank(status.rank(), status.host())
                   .with_operation(status.operation());
     }
-    if (!torn_.ok()) (void)surely([&] { log_->report({WorkerReport::Kind::kFailed, torn_.rank()}); });
+    if (!torn_.ok()) (void)catch_bad_alloc([&] { log_->report({WorkerReport::Kind::kFailed, torn_.rank()}); });
     done(status, result);
   });
 }
@@ -498,7 +498,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
   };
   if (broken_.ok()) {
     broken_ = cause;
-    (void)surely([&] { log_->report({WorkerReport::Kind::kFailed, cause.rank()}); });
+    (void)catch_bad_alloc([&] { log_->report({WorkerReport::Kind::kFailed, cause.rank()}); });
     if (on_failed_) on_failed_(cause);
     tell_peers_ = tell_peers;
     undone_ = (1u << std::size(parts)) - 1;
@@ -506,7 +506,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
   if (undone_ == 0 || std::exchange(failing_, true)) return;
   for (size_t i = 0; i < std::size(parts); ++i) {
     const unsigned part = 1u << i;
-    if ((undone_ & part) && surely(parts[i])) undone_ &= ~part;
+    if ((undone_ & part) && catch_bad_alloc(parts[i])) undone_ &= ~part;
   }
   failing_ = false;
   if (undone_ != 0) throw std::bad_alloc();
@@ -546,18 +546,18 @@ void Engine::on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> dige
 }
 
 void Engine::close(const Status& cause, bool compare) {
-  if (cause.ok() && compare) (void)surely([&] { compare_at_close(); });
+  if (cause.ok() && compare) (void)catch_bad_alloc([&] { compare_at_close(); });
   const Status closed =
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
   if (broken_.ok()) broken_ = closed;
-  bool all = surely([&] { cause.ok() ? step_.fail(closed) : step_.abort(cause); });
+  bool all = catch_bad_alloc([&] { cause.ok() ? step_.fail(closed) : step_.abort(cause); });
   // The others can go on without this worker only if its start and all its steps succeeded, and it is not in
   // mid-step.
   const bool may_go_on = started_ && torn_.ok() && !last_step_failed_;
-  all &= surely([&] { waiter_.fail(closed); });
-  all &= surely([&] { fail_pending(closed); });
-  all &= surely([&] { objects_.fail(mesh_, closed); });
-  all &= surely([&] { if (mesh_) mesh_->close(cause, next_step_, last_digests_, may_go_on ? next_call() : 0); });
+  all &= catch_bad_alloc([&] { waiter_.fail(closed); });
+  all &= catch_bad_alloc([&] { fail_pending(closed); });
+  all &= catch_bad_alloc([&] { objects_.fail(mesh_, closed); });
+  all &= catch_bad_alloc([&] { if (mesh_) mesh_->close(cause, next_step_, last_digests_, may_go_on ? next_call() : 0); });
   if (!all) throw std::bad_alloc();
 }
 

@@ -92,8 +92,8 @@ class Engine final : public MeshEvents {
   void mark_absent(uint32_t replica, uint32_t parameter) { step_.mark_absent(replica, parameter); }
 
   // Calls `done` when the work enqueued on the place has ended, or not within step_timeout.
-  void when_reached(Place& place, Done done) {
-    waiter_.after(place.device->name(), *place.queue, *place.reached, deadline(), std::move(done));
+  void when_reached(DeviceContext& context, Done done) {
+    waiter_.after(context.device->name(), *context.queue, *context.reached, deadline(), std::move(done));
   }
 
   void put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options = {});
@@ -181,7 +181,7 @@ class Engine final : public MeshEvents {
   std::vector<std::shared_ptr<device::Device>> gpus() const;  // of the replicas, each once, in the order of the replicas
   Result<device::Device::CommunicatorLibrary> communicator_library() const;
   void form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of, Done done);
-  Result<Teams> seat_all(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of, bool demanded);
+  Result<Teams> form_teams(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of, bool demanded);
   void join_team(std::shared_ptr<Call> call, Teams teams, Done done);
   Status other_version(int32_t rank) const;
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);

@@ -165,9 +165,9 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
 }
 
 void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done) {
-  auto places = make_places(model_);
-  if (!places.ok()) return done(places.status());
-  step_.set_places(std::move(places).value());
+  auto contexts = make_contexts(model_);
+  if (!contexts.ok()) return done(contexts.status());
+  step_.set_contexts(std::move(contexts).value());
   auto made = host_values();  // those of rank 0 are on their way when this returns
   if (!made.ok()) return done(made.status());
   const auto values = std::make_shared<const HostValues>(std::move(made).value());
@@ -207,11 +207,11 @@ void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan>
 }
 
 Result<Engine::HostValues> Engine::host_values() {
-  const bool only_host = step_.places().back().is_host();
-  device::Device& staging = *step_.places().back().device;
+  const bool only_host = step_.contexts().back().is_host();
+  device::Device& staging = *step_.contexts().back().device;
   const Replica& first = *model_.replicas[0];
-  for (Place& place : step_.places()) {
-    if (Status status = place.follow_default_stream(); !status.ok()) return status;
+  for (DeviceContext& context : step_.contexts()) {
+    if (Status status = context.follow_default_stream(); !status.ok()) return status;
   }
   HostValues values;
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
@@ -225,9 +225,9 @@ Result<Engine::HostValues> Engine::host_values() {
     if (!made.ok()) return made.status();
     values.push_back(std::move(made).value());
     if (rank() != 0 || nbytes == 0) continue;
-    for (Place& place : step_.places()) {
-      if (place.device != first.device) continue;
-      Status status = place.queue->copy(values.back().get(), value, nbytes);
+    for (DeviceContext& context : step_.contexts()) {
+      if (context.device != first.device) continue;
+      Status status = context.queue->copy(values.back().get(), value, nbytes);
       if (!status.ok()) return status;
     }
   }
@@ -235,10 +235,10 @@ Result<Engine::HostValues> Engine::host_values() {
 }
 
 Status Engine::spread_values(const HostValues& values) {
-  for (Place& place : step_.places()) {
-    for (uint32_t r : place.replicas) {
+  for (DeviceContext& context : step_.contexts()) {
+    for (uint32_t r : context.replicas) {
       for (size_t p = 0; p < model_.parameters.size(); ++p) {
-        Status status = place.queue->copy(model_.bindings[r][p].value, values[p].get(), model_.parameters[p]->nbytes());
+        Status status = context.queue->copy(model_.bindings[r][p].value, values[p].get(), model_.parameters[p]->nbytes());
         if (!status.ok()) return status;
       }
     }

@@ -133,7 +133,7 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
   }
   const auto heard = [this, call, gpus_of, demanded, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
     if (!status.ok()) return done(status);
-    auto teams = seat_all(all, gpus_of, demanded);
+    auto teams = form_teams(all, gpus_of, demanded);
     if (!teams.ok() || !teams.value().any()) return done(teams.status());
     join_team(call, std::move(teams).value(), done);
   };
@@ -142,7 +142,7 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
 }
 
 // Computes the teams from the messages of all workers, so all workers get the same result.
-Result<Teams> Engine::seat_all(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of, bool demanded) {
+Result<Teams> Engine::form_teams(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of, bool demanded) {
   std::vector<OfWorker> workers(said.size());
   std::map<std::string, std::vector<int32_t>> candidates;
   for (size_t r = 0; r < said.size(); ++r) {
@@ -157,8 +157,8 @@ Result<Teams> Engine::seat_all(const std::vector<std::vector<std::byte>>& said, 
     const bool by_node = mesh_ && !options_.internode_nccl;
     candidates[by_node ? mesh_->view().members[r].machine : ""].push_back(rank);
   }
-  std::vector<Seat> seats(workers.size());
-  for (size_t r = 0; r < seats.size(); ++r) seats[r].team = static_cast<int32_t>(r);
+  std::vector<TeamMember> members(workers.size());
+  for (size_t r = 0; r < members.size(); ++r) members[r].team = static_cast<int32_t>(r);
   for (const auto& [machine, ranks] : candidates) {
     int32_t devices = 0;
     for (int32_t r : ranks) devices += static_cast<int32_t>(gpus_of[static_cast<size_t>(r)]);
@@ -171,11 +171,11 @@ Result<Teams> Engine::seat_all(const std::vector<std::vector<std::byte>>& said, 
     int32_t first = 0;
     for (int32_t r : ranks) {
       const int32_t own = static_cast<int32_t>(gpus_of[static_cast<size_t>(r)]);
-      seats[static_cast<size_t>(r)] = {ranks.front(), first, own, devices};
+      members[static_cast<size_t>(r)] = {ranks.front(), first, own, devices};
       first += own;
     }
   }
-  return Teams(std::move(seats));
+  return Teams(std::move(members));
 }
 
 Status Engine::other_version(int32_t rank) const {
@@ -185,8 +185,8 @@ Status Engine::other_version(int32_t rank) const {
 }
 
 void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
-  const Seat seat = teams.seat(rank());
-  const bool in_team = seat.size > 1;
+  const TeamMember member = teams.member(rank());
+  const bool in_team = member.size > 1;
   auto queue = in_team ? std::make_unique<device::CollectiveQueue>(loop_, gpus()) : nullptr;
   device::CollectiveQueue* const joining = queue.get();
   step_.set_teams(std::move(teams), std::move(queue));
@@ -206,21 +206,21 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
     done(why);
   };
   CommunicatorWire mine;
-  if (in_team && seat.team == rank()) {
+  if (in_team && member.team == rank()) {
     auto id = gpus().front()->new_communicator_id();
     say(id.status(), &mine);
     if (id.ok()) mine.id = id.value();
   }
-  const auto told = [this, seat, joining, joined, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+  const auto told = [this, member, joining, joined, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
     if (!status.ok()) return done(status);
     if (!joining) return joined({});
     CommunicatorWire theirs;
     Status failed;
-    if (!hear(all[static_cast<size_t>(seat.team)], 0, seat.team, &theirs, &failed)) return done(other_version(seat.team));
+    if (!hear(all[static_cast<size_t>(member.team)], 0, member.team, &theirs, &failed)) return done(other_version(member.team));
     if (!failed.ok()) return joined(failed);
-    log_->info("GPUs " + std::to_string(seat.first) + " to " + std::to_string(seat.first + seat.devices - 1) + " of " +
-               std::to_string(seat.size) + " whose gradients NCCL reduces");
-    joining->join(theirs.id, seat.first, seat.size, deadline(), joined);
+    log_->info("GPUs " + std::to_string(member.first) + " to " + std::to_string(member.first + member.devices - 1) + " of " +
+               std::to_string(member.size) + " whose gradients NCCL reduces");
+    joining->join(theirs.id, member.first, member.size, deadline(), joined);
   };
   if (!mesh_) return told({}, {bytes_of(mine)});
   exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), bytes_of(mine), "dsgd_start", told);

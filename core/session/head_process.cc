@@ -10,7 +10,7 @@ struct HeadProcess::Impl {
   std::unique_ptr<transport::Environment> environment;
   std::unique_ptr<transport::Network> network;
   std::unique_ptr<Head> head;
-  std::unique_ptr<Doorman> doorman;
+  std::unique_ptr<Admission> admission;
   std::unique_ptr<transport::Listener> listener;
   std::string address;
   std::atomic<bool> ended{false};
@@ -58,10 +58,10 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
       impl.ended = true;
     });
   });
-  impl.doorman = std::make_unique<Doorman>(loop, config.text("job"), config.text("token"),
-                                           Doorman::Route{impl.network.get(), impl.head.get()}, Doorman::Route{}, log);
-  impl.doorman->on_refused([head = impl.head.get()](const std::string& why) { head->note_refused(why); });
-  auto listener = impl.network->listen(address, impl.doorman.get(), {options.lease, descriptors_of_job(num_workers, true, false)});
+  impl.admission = std::make_unique<Admission>(loop, config.text("job"), config.text("token"),
+                                           Admission::Route{impl.network.get(), impl.head.get()}, Admission::Route{}, log);
+  impl.admission->on_refused([head = impl.head.get()](const std::string& why) { head->note_refused(why); });
+  auto listener = impl.network->listen(address, impl.admission.get(), {options.lease, descriptors_of_job(num_workers, true, false)});
   if (!listener.ok()) return listener.status();
   impl.listener = std::move(listener).value();
   impl.address = impl.listener->address();

@@ -113,7 +113,7 @@ Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& o
     impl.join(deadline, limit);
     call.reset();  // the session may be gone after it
   });
-  if (!started.ok()) transport::run_surely(impl.loop(), [&] { impl.end_join(started); });
+  if (!started.ok()) transport::run_with_retry(impl.loop(), [&] { impl.end_join(started); });
   return operation;
 }
 
@@ -124,7 +124,7 @@ void Session::Impl::join(transport::Time deadline, const std::string& limit) {
   } catch (const std::bad_alloc&) {
     status = engine().exhausted();
   }
-  if (membership == Membership::kJoining) transport::run_surely(loop(), [&] { end_join(status); });
+  if (membership == Membership::kJoining) transport::run_with_retry(loop(), [&] { end_join(status); });
 }
 
 void Session::Impl::end_join(const Status& status) {
@@ -256,11 +256,11 @@ Status Session::close(std::chrono::milliseconds timeout) {
     impl.leave_unmarked_step();
     impl.leave(deadline, timeout.count() != 0);
   } catch (const std::bad_alloc&) {
-    impl.leave_surely(false, [] {}, impl.loop().now() + kLeaving);
+    impl.leave_with_retry(false, [] {}, impl.loop().now() + kLeaving);
   }
   Status diverged;
   const auto look = [&] { diverged = impl.engine().divergence(); };
-  transport::run_surely(impl.loop(), look, impl.loop().now() + kLeaving);
+  transport::run_with_retry(impl.loop(), look, impl.loop().now() + kLeaving);
   // The operations of waiting callers have ended. When the last caller has returned, the loop is no longer
   // used.
   {
@@ -279,11 +279,11 @@ Status Session::close(std::chrono::milliseconds timeout) {
 }
 
 void Session::Impl::leave(transport::Time deadline, bool compare) {
-  transport::run_surely(loop(), [this] { end_join(closed_status()); });
+  transport::run_with_retry(loop(), [this] { end_join(closed_status()); });
   if (membership == Membership::kFailed) {  // nothing but an abort that the head may still have to pass on
     auto left = std::make_shared<std::atomic<bool>>(false);
     const transport::Time until = loop().now() + kLeaving;
-    leave_surely(false, [left] { *left = true; }, until);
+    leave_with_retry(false, [left] { *left = true; }, until);
     loop().wait(*left, until);
     return;
   }
@@ -319,7 +319,7 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
-  leave_surely(compare, [left] { *left = true; }, leave_until);
+  leave_with_retry(compare, [left] { *left = true; }, leave_until);
   loop().wait(*left, leave_until);
 }
 
@@ -328,13 +328,13 @@ bool Session::Impl::has_failed() {
   return !failure.ok();
 }
 
-void Session::Impl::leave_surely(bool compare, std::function<void()> left, transport::Time until) {
+void Session::Impl::leave_with_retry(bool compare, std::function<void()> left, transport::Time until) {
   std::optional<Status> cause;  // as it was before the engine was closed
   const auto work = [&] {
     if (!cause) cause = engine().broken();
     worker->leave(*cause, compare, left);
   };
-  transport::run_surely(loop(), work, until);
+  transport::run_with_retry(loop(), work, until);
 }
 
 Status Session::abort(const std::string& reason) {
@@ -429,7 +429,7 @@ void Session::Impl::end_lost(const Status& why) {
 }
 
 void Session::Impl::wake_queue() {
-  transport::run_surely(loop(), [this] {
+  transport::run_with_retry(loop(), [this] {
     std::lock_guard lock(queue_mutex);
     for (std::atomic<bool>* waiter : queue_waiters) *waiter = true;
   });

@@ -75,18 +75,18 @@ Status Session::Impl::read(const Replica& replica, const std::byte* data, size_t
     use(data, nbytes);
     return {};
   }
-  auto opened = open_place(replica.device);
+  auto opened = open_context(replica.device);
   if (!opened.ok()) return opened.status();
-  Place& place = opened.value();
-  auto staging = place.device->allocate_staging(std::min(nbytes, kReadPart));
+  DeviceContext& context = opened.value();
+  auto staging = context.device->allocate_staging(std::min(nbytes, kReadPart));
   if (!staging.ok()) return staging.status();
-  // What a step has entered comes before what the default stream does next.
-  Status status = place.follow_default_stream();
+  // What a step has enqueued comes before what the default stream does next.
+  Status status = context.follow_default_stream();
   for (size_t at = 0; at < nbytes && status.ok(); at += kReadPart) {
     const size_t part = std::min(kReadPart, nbytes - at);
-    status = place.queue->copy(staging.value().get(), data + at, part);
+    status = context.queue->copy(staging.value().get(), data + at, part);
     if (!status.ok()) break;
-    status = block([&, this](auto done) { engine().when_reached(place, done); });
+    status = block([&, this](auto done) { engine().when_reached(context, done); });
     if (status.ok()) use(staging.value().get(), part);
   }
   return status;

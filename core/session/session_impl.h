@@ -150,7 +150,7 @@ struct Session::Impl {
   Status joined();  // kState while the session is joining; why it has not joined
   void leave(transport::Time deadline, bool compare);
   bool has_failed();
-  void leave_surely(bool compare, std::function<void()> left, transport::Time until);
+  void leave_with_retry(bool compare, std::function<void()> left, transport::Time until);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
   void end_launched(std::list<std::shared_ptr<Operation>>::iterator at, const Status& status);  // queue_mutex is held

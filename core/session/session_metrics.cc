@@ -1,6 +1,6 @@
 // The counters of a session as OpenMetrics text, and its spans as trace events.
 
-#include "core/membership/doorman.h"
+#include "core/membership/admission.h"
 #include "core/metrics/open_metrics.h"
 #include "core/session/session_impl.h"
 

@@ -134,7 +134,7 @@ Status Session::Impl::note_stream(const Replica& replica, const Parameter& param
     auto& [streams, events] = of_replica.buckets[bucket];
     if (std::any_of(streams.begin(), streams.end(), [stream](const auto& known) { return known.stream == stream; })) continue;
     if (events.size() == streams.size()) {
-      auto made = replica.device->new_mark();
+      auto made = replica.device->new_event();
       if (!made.ok()) return made.status();
       events.push_back(std::move(made).value());
     }
@@ -476,7 +476,7 @@ Status Session::stream_wait(Replica* replica, void* stream) {
   std::lock_guard lock(impl_->step_mutex);
   auto& mark = impl_->model.stream_marks[replica->index].values;
   if (!mark) {
-    auto made = device.new_mark();
+    auto made = device.new_event();
     if (!made.ok()) return made.status();
     mark = std::move(made).value();
   }

@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "core/base/surely.h"
+#include "core/base/catch_bad_alloc.h"
 #include "core/membership/probe.h"
 #include "core/membership/text.h"
 
@@ -84,7 +84,7 @@ Worker::~Worker() {
   listener_.reset();
   if (poster_) poster_->close();
   if (network_) {  // channels of ours are the loop's, and end there
-    transport::run_surely(network_->loop(), [this] {
+    transport::run_with_retry(network_->loop(), [this] {
       network_->loop().on_exhausted({});  // what has not ended by now will not
       member_.reset();
       if (engine_) engine_->leave_loop();
@@ -189,15 +189,15 @@ Status Worker::embed_head() {
   network.value()->set_checksum(checksum_of(config_));
   HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")), lease_, {}};
   auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
-  auto doorman = std::make_unique<Doorman>(network.value()->loop(), config_.text("job"), config_.text("token"),
-                                           Doorman::Route{network.value().get(), head.get()},
-                                           listens_apart() ? Doorman::Route{} : Doorman::Route{network_.get(), mesh_.get()},
+  auto admission = std::make_unique<Admission>(network.value()->loop(), config_.text("job"), config_.text("token"),
+                                           Admission::Route{network.value().get(), head.get()},
+                                           listens_apart() ? Admission::Route{} : Admission::Route{network_.get(), mesh_.get()},
                                            log_);
-  doorman->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
+  admission->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
   const std::string address = config_.text("head");
-  if (!listens_apart()) doorman->accept_probes(heartbeat_network_.get());
+  if (!listens_apart()) admission->accept_probes(heartbeat_network_.get());
   const int64_t reserved = descriptors_of_job(config_.integer("num_workers"), true, true);
-  auto listener = network.value()->listen(address, doorman.get(), {lease_, reserved});
+  auto listener = network.value()->listen(address, admission.get(), {lease_, reserved});
   if (!listener.ok()) {
     const Code code = listener.status().code();
     network.value().reset();  // before the head, which its loop may call
@@ -216,7 +216,7 @@ Status Worker::embed_head() {
   if (!listens_apart()) listener_.reset();  // its address has not been published
   head_network_ = std::move(network).value();
   head_ = std::move(head);
-  head_doorman_ = std::move(doorman);
+  head_admission_ = std::move(admission);
   head_listener_ = std::move(listener).value();
   log_->info("this process is the head, at " + head_listener_->address());
   return {};
@@ -259,9 +259,9 @@ Status Worker::listen_for_peers() {
                                           "risk)")
         .with_parameter("token");
   }
-  doorman_ = std::make_unique<Doorman>(heartbeat_network_->loop(), config_.text("job"), config_.text("token"), Doorman::Route{},
-                                       Doorman::Route{network_.get(), mesh_.get()}, log_);
-  doorman_->accept_probes(heartbeat_network_.get());
+  admission_ = std::make_unique<Admission>(heartbeat_network_->loop(), config_.text("job"), config_.text("token"), Admission::Route{},
+                                       Admission::Route{network_.get(), mesh_.get()}, log_);
+  admission_->accept_probes(heartbeat_network_.get());
   auto listener = listen_in_range(address);
   if (!listener.ok()) return listener.status();
   listener_ = std::move(listener).value();
@@ -274,11 +274,11 @@ Result<std::unique_ptr<transport::Listener>> Worker::listen_in_range(const std::
   const PortRange ports = config_.ports();
   const transport::ListenOptions options{lease_, descriptors_of_job(config_.integer("num_workers"), false, true)};
   if (ports.first == 0 || address.rfind("unix:", 0) == 0 || !address.ends_with(":0")) {
-    return heartbeat_network_->listen(address, doorman_.get(), options);
+    return heartbeat_network_->listen(address, admission_.get(), options);
   }
   const std::string host = host_of(address) + ":";
   for (uint32_t port = ports.first; port <= ports.last; ++port) {
-    auto listener = heartbeat_network_->listen(host + std::to_string(port), doorman_.get(), options);
+    auto listener = heartbeat_network_->listen(host + std::to_string(port), admission_.get(), options);
     if (listener.ok() || listener.status().code() != Code::kAddressInUse) return listener;
   }
   return Status(Code::kAddressInUse, "ports = '" + config_.text("ports") + "': each is in use on " + host_of(address) +
@@ -299,7 +299,7 @@ void Worker::watch_memory() {
 
 void Worker::ran_out() {
   if (auto joined = std::exchange(joined_, nullptr)) joined(engine_->exhausted());
-  const bool whole = surely([this] { engine_->fail(engine_->exhausted(), true); });
+  const bool whole = catch_bad_alloc([this] { engine_->fail(engine_->exhausted(), true); });
   if (engine_->at_rest() && on_exhausted_) on_exhausted_(engine_->exhausted());
   if (!whole) throw std::bad_alloc();
 }

@@ -88,7 +88,7 @@ class Worker {
   std::unique_ptr<Mesh> mesh_;
   std::unique_ptr<Head> head_;
   std::unique_ptr<Member> member_;
-  std::unique_ptr<Doorman> head_doorman_, doorman_;
+  std::unique_ptr<Admission> head_admission_, admission_;
   std::unique_ptr<transport::Listener> head_listener_, listener_;  // the head's takes peers, too, if there is no other
 };
 

@@ -90,7 +90,7 @@ void Step::mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& pi
 const void* Step::owned_values(size_t index, const Piece& piece, size_t begin, size_t count, float* scratch) const {
   if (buffers_[index].values) return bytes(buffers_[index].values) + (piece.position + begin) * dtype_size(plan_[index].dtype);
   const DType dtype = model_.parameters[piece.parameter]->dtype;
-  const std::byte* value = model_.bindings[places_.front().replicas[0]][piece.parameter].value + (piece.begin + begin) * dtype_size(dtype);
+  const std::byte* value = model_.bindings[contexts_.front().replicas[0]][piece.parameter].value + (piece.begin + begin) * dtype_size(dtype);
   if (!is_half(dtype)) return value;
   widen(dtype, scratch, value, count);
   return scratch;
@@ -192,7 +192,7 @@ Status Step::measure(size_t index) {
     buffers.means.clear();
     for (const Piece& piece : bucket.pieces) buffers.means.push_back(piece_mean(bucket, buffers, piece, transforms()));
   }
-  if (norms_on_device()) return enter_squares(index);
+  if (norms_on_device()) return enqueue_squares(index);
   if (updates_at_owner() || (!options_.reproducible && !measures_norm())) return {};
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Piece& piece = bucket.pieces[i];
@@ -212,13 +212,13 @@ Status Step::measure(size_t index) {
 }
 
 // All devices have the same sums; the first one computes with them.
-Status Step::enter_squares(size_t index) {
+Status Step::enqueue_squares(size_t index) {
   const Bucket& bucket = plan_[index];
   Buffers& buffers = buffers_[index];
   square_pieces_.clear();
   for (const Piece& piece : bucket.pieces) square_pieces_.push_back({piece.position, piece.count});
   double* const sums = static_cast<double*>(buffers.squares_there.get());
-  device::WorkQueue& queue = *places_.front().queue;
+  device::WorkQueue& queue = *contexts_.front().queue;
   Status status = queue.squares(bucket.dtype, square_pieces_, buffers.at.front().sums.get(), sums);
   return status.ok() ? queue.copy(buffers.squares_here.get(), sums, buffers.square_ranges * sizeof(double)) : status;
 }
@@ -266,9 +266,9 @@ Status Step::return_results(size_t index) {
   Buffers& buffers = buffers_[index];
   if (std::exchange(buffers.returned, true)) return {};
   Status status;
-  for (size_t p = 0; p < places_.size() && status.ok(); ++p) {
-    if (places_[p].is_host()) continue;
-    device::WorkQueue& queue = *places_[p].from_host;
+  for (size_t p = 0; p < contexts_.size() && status.ok(); ++p) {
+    if (contexts_[p].is_host()) continue;
+    device::WorkQueue& queue = *contexts_[p].from_host;
     status = queue.copy(buffers.at[p].sums.get(), result_of(buffers), bucket.elements * dtype_size(bucket.dtype));
     if (status.ok()) status = queue.record(*buffers.at[p].returned);
   }
@@ -283,20 +283,20 @@ Status Step::update(size_t index) {
   if (returns_results()) {
     if (Status status = return_results(index); !status.ok()) return status;
   }
-  for (size_t p = 0; p < places_.size(); ++p) {
-    Place& place = places_[p];
-    const void* sums = place.is_host() ? result_of(buffers) : buffers.at[p].sums.get();
-    if (!place.is_host() && returns_results()) {
-      if (Status status = place.queue->wait(*buffers.at[p].returned); !status.ok()) return status;
+  for (size_t p = 0; p < contexts_.size(); ++p) {
+    DeviceContext& context = contexts_[p];
+    const void* sums = context.is_host() ? result_of(buffers) : buffers.at[p].sums.get();
+    if (!context.is_host() && returns_results()) {
+      if (Status status = context.queue->wait(*buffers.at[p].returned); !status.ok()) return status;
     }
-    make_updates(index, place);
-    if (Status status = place.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok()) return status;
+    make_updates(index, context);
+    if (Status status = context.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok()) return status;
   }
   trace_bucket(index, "update", begun, loop_.now());
   return {};
 }
 
-// All updates are done, or entered into the devices' queues.
+// All updates are done, or enqueued in the devices' queues.
 void Step::updated() {
   result_.applied = true;
   std::vector<char> has_mean(model_.parameters.size(), 0);
@@ -314,13 +314,13 @@ void Step::updated() {
 }
 
 void Step::deliver_values() {
-  if (Status status = give_to_streams(); !status.ok()) return device_failed(status);
+  if (Status status = order_streams_after_update(); !status.ok()) return device_failed(status);
   const bool norm = norms_on_device() && !norm_comes_first();  // part of the step's result, so it is waited for
   if (!request_.wait_for_devices && !norm) return end();
   end_when_reached(norm);
 }
 
-void Step::make_updates(size_t index, Place& place) {
+void Step::make_updates(size_t index, DeviceContext& context) {
   using device::Action;
   const Bucket& bucket = plan_[index];
   const size_t element = dtype_size(bucket.dtype);
@@ -335,14 +335,14 @@ void Step::make_updates(size_t index, Place& place) {
     const DType dtype = model_.parameters[piece.parameter]->dtype;
     const size_t begin = piece.begin * dtype_size(dtype);
     device::UpdatePiece update{piece.position, piece.count, (have_mean() ? 1 : means[i].weight) * clip_divisor_, static_cast<uint32_t>(targets_.size()),
-                               static_cast<uint32_t>(place.replicas.size()), action, {}, {}, dtype, nullptr};
-    for (uint32_t r : place.replicas) {
+                               static_cast<uint32_t>(context.replicas.size()), action, {}, {}, dtype, nullptr};
+    for (uint32_t r : context.replicas) {
       const Binding& binding = model_.bindings[r][piece.parameter];
       targets_.push_back((none ? binding.gradient : binding.value) + begin);
     }
     if (action == Action::kUpdate) {
       update.rule = model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]);
-      const auto& state = state_at(place)[piece.parameter];
+      const auto& state = state_at(context)[piece.parameter];
       for (size_t s = 0; s < state.size(); ++s) {
         void* elements = bytes(state[s]) + piece.begin * element;
         if (s < update.rule.state_count) {
@@ -358,16 +358,16 @@ void Step::make_updates(size_t index, Place& place) {
 
 // Orders the new values before all work that the host enqueues from now on into its default stream and into
 // the streams on which it marked gradients.
-Status Step::give_to_streams() {
-  for (Place& place : places_) {
-    if (place.is_host()) continue;
-    Status status = place.queue->record(*place.reached);
-    if (status.ok()) status = place.device->stream_wait(nullptr, *place.reached);
+Status Step::order_streams_after_update() {
+  for (DeviceContext& context : contexts_) {
+    if (context.is_host()) continue;
+    Status status = context.queue->record(*context.reached);
+    if (status.ok()) status = context.device->stream_wait(nullptr, *context.reached);
     if (!status.ok()) return status;
     std::lock_guard lock(model_.streams_mutex);
-    for (uint32_t r : place.replicas) {
+    for (uint32_t r : context.replicas) {
       for (void* stream : model_.stream_marks[r].streams) {
-        status = place.device->stream_wait(stream, *place.reached);
+        status = context.device->stream_wait(stream, *context.reached);
         if (!status.ok()) return status;
       }
     }

@@ -31,16 +31,16 @@ double Step::replica_weight(uint32_t replica, uint32_t parameter) const {
 
 void Step::fetch(size_t index) {
   Buffers& buffers = buffers_[index];
-  buffers.fetching = static_cast<int>(places_.size()) - (host_is_place() ? 1 : 0);
+  buffers.fetching = static_cast<int>(contexts_.size()) - (host_has_replicas() ? 1 : 0);
   if (buffers.fetching == 0) return fetched(index);
-  for (size_t p = 0; p < places_.size(); ++p) {
-    if (places_[p].is_host()) continue;
-    if (Status status = enter_fetch(index, p); !status.ok()) return device_failed(status);
+  for (size_t p = 0; p < contexts_.size(); ++p) {
+    if (contexts_[p].is_host()) continue;
+    if (Status status = enqueue_fetch(index, p); !status.ok()) return device_failed(status);
   }
   if (stays_on_device()) return contribute(index);
-  for (size_t p = 0; p < places_.size() && done_; ++p) {
-    if (places_[p].is_host()) continue;
-    waiter_.after(places_[p].device->name(), *places_[p].to_host, *buffers.at[p].reached, request_.deadline,
+  for (size_t p = 0; p < contexts_.size() && done_; ++p) {
+    if (contexts_[p].is_host()) continue;
+    waiter_.after(contexts_[p].device->name(), *contexts_[p].to_host, *buffers.at[p].reached, request_.deadline,
                   [this, index, call = request_.call](const Status& status) {
                     if (!done_ || request_.call != call) return;
                     if (!status.ok()) return device_failed(status);
@@ -50,13 +50,13 @@ void Step::fetch(size_t index) {
 }
 
 // Pieces and terms of the bucket for the replicas of a place, or for one of them with weight 1.
-void Step::make_terms(size_t index, const Place& place, bool weighted, uint32_t only) {
+void Step::make_terms(size_t index, const DeviceContext& context, bool weighted, uint32_t only) {
   sum_pieces_.clear();
   terms_.clear();
   for (const Piece& piece : plan_[index].pieces) {
     const DType dtype = model_.parameters[piece.parameter]->dtype;
     const uint32_t first = static_cast<uint32_t>(terms_.size());
-    for (uint32_t r : place.replicas) {
+    for (uint32_t r : context.replicas) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0 || (!weighted && r != only)) continue;
       const std::byte* gradient = model_.bindings[r][piece.parameter].gradient + piece.begin * dtype_size(dtype);
@@ -67,57 +67,57 @@ void Step::make_terms(size_t index, const Place& place, bool weighted, uint32_t 
   }
 }
 
-Status Step::enter_fetch(size_t index, size_t p) {
+Status Step::enqueue_fetch(size_t index, size_t p) {
   const Bucket& bucket = plan_[index];
   const size_t nbytes = bucket.elements * dtype_size(bucket.dtype);
   Buffers& buffers = buffers_[index];
   AtDevice& at = buffers.at[p];
-  Place& place = places_[p];
-  if (Status status = follow_streams(index, place); !status.ok()) return status;
+  DeviceContext& context = contexts_[p];
+  if (Status status = follow_streams(index, context); !status.ok()) return status;
   if (buffers.values && p == where_[0].first) {  // by way of the memory of the sums
-    if (Status status = enter_values(index, p); !status.ok()) return status;
+    if (Status status = enqueue_values(index, p); !status.ok()) return status;
   }
   if (!options_.reproducible) {
-    make_terms(index, place, true, 0);
-    Status status = place.queue->sum(bucket.dtype, sum_pieces_, terms_, at.sums.get());
+    make_terms(index, context, true, 0);
+    Status status = context.queue->sum(bucket.dtype, sum_pieces_, terms_, at.sums.get());
     if (!status.ok() || in_team() || stays_on_device()) return status;
   } else {
     // Exact sums are the host's work, whatever device a gradient comes from.
-    for (size_t k = 0; k < place.replicas.size(); ++k) {
-      make_terms(index, place, false, place.replicas[k]);
+    for (size_t k = 0; k < context.replicas.size(); ++k) {
+      make_terms(index, context, false, context.replicas[k]);
       if (sum_pieces_.empty()) continue;
-      Status status = place.queue->sum(bucket.dtype, sum_pieces_, terms_, at.sums.get());
-      if (status.ok()) status = place.queue->copy(at.fetched[k].get(), at.sums.get(), nbytes);
+      Status status = context.queue->sum(bucket.dtype, sum_pieces_, terms_, at.sums.get());
+      if (status.ok()) status = context.queue->copy(at.fetched[k].get(), at.sums.get(), nbytes);
       if (!status.ok()) return status;
     }
   }
-  Status status = place.queue->record(*at.summed);
-  if (status.ok()) status = place.to_host->wait(*at.summed);
+  Status status = context.queue->record(*at.summed);
+  if (status.ok()) status = context.to_host->wait(*at.summed);
   if (!status.ok() || options_.reproducible) return status;
-  return place.to_host->copy((at.fetched_sums ? at.fetched_sums : buffers.data).get(), at.sums.get(), nbytes);
+  return context.to_host->copy((at.fetched_sums ? at.fetched_sums : buffers.data).get(), at.sums.get(), nbytes);
 }
 
-// The gradients of a bucket are there, and nothing reads its values any more, when what the host has entered before it marked them is
+// The gradients of a bucket are there, and nothing reads its values any more, when what the host has enqueued before it marked them is
 // done. Values change in replicas that contribute nothing, too.
-Status Step::follow_streams(size_t index, Place& place) {
+Status Step::follow_streams(size_t index, DeviceContext& context) {
   bool followed = false;
-  for (uint32_t r : place.replicas) {
+  for (uint32_t r : context.replicas) {
     const StreamMarks& marks = model_.stream_marks[r];
     for (uint32_t parameter : plan_[index].parameters) {
       const bool in_marks = marks.marked[parameter] && !request_.wait_for_devices;
       if (in_marks || std::exchange(followed, true)) continue;
-      if (Status status = place.follow_default_stream(); !status.ok()) return status;
+      if (Status status = context.follow_default_stream(); !status.ok()) return status;
     }
     const StreamMarks::OfBucket& of_bucket = marks.buckets[index];
     for (size_t s = 0; s < of_bucket.streams.size(); ++s) {
-      if (Status status = place.queue->wait(*of_bucket.marks[s]); !status.ok()) return status;
+      if (Status status = context.queue->wait(*of_bucket.marks[s]); !status.ok()) return status;
     }
   }
   return {};
 }
 
 // Values that this owner will update, on the host.
-Status Step::enter_values(size_t index, size_t p) {
+Status Step::enqueue_values(size_t index, size_t p) {
   const Bucket& bucket = plan_[index];
   const size_t element = dtype_size(bucket.dtype), rank = static_cast<size_t>(mesh_->rank());
   sum_pieces_.clear();
@@ -126,14 +126,14 @@ Status Step::enter_values(size_t index, size_t p) {
     if (piece.owner != mesh_->rank()) continue;
     const DType dtype = model_.parameters[piece.parameter]->dtype;
     sum_pieces_.push_back({piece.position, piece.count, static_cast<uint32_t>(terms_.size()), 1, dtype});
-    terms_.push_back({model_.bindings[places_[p].replicas[0]][piece.parameter].value + piece.begin * dtype_size(dtype), 1});
+    terms_.push_back({model_.bindings[contexts_[p].replicas[0]][piece.parameter].value + piece.begin * dtype_size(dtype), 1});
   }
   if (terms_.empty()) return {};
   std::byte* sums = bytes(buffers_[index].at[p].sums);
-  Status status = places_[p].queue->sum(bucket.dtype, sum_pieces_, terms_, sums);
+  Status status = contexts_[p].queue->sum(bucket.dtype, sum_pieces_, terms_, sums);
   if (!status.ok()) return status;
   const size_t begin = bucket.bounds[rank] * element, end = bucket.bounds[rank + 1] * element;
-  return places_[p].queue->copy(bytes(buffers_[index].values) + begin, sums + begin, end - begin);
+  return contexts_[p].queue->copy(bytes(buffers_[index].values) + begin, sums + begin, end - begin);
 }
 
 void Step::fetched(size_t index) {
@@ -145,10 +145,10 @@ void Step::fetched(size_t index) {
 }
 
 Step::Elements Step::gradient_of(size_t index, uint32_t replica, const Piece& piece) const {
-  const auto [place, k] = where_[replica];
-  if (!places_[place].is_host()) {
+  const auto [context, k] = where_[replica];
+  if (!contexts_[context].is_host()) {
     const DType dtype = plan_[index].dtype;
-    return {dtype, bytes(buffers_[index].at[place].fetched[k]) + piece.position * dtype_size(dtype)};
+    return {dtype, bytes(buffers_[index].at[context].fetched[k]) + piece.position * dtype_size(dtype)};
   }
   const DType dtype = model_.parameters[piece.parameter]->dtype;
   return {dtype, model_.bindings[replica][piece.parameter].gradient + piece.begin * dtype_size(dtype)};
@@ -174,10 +174,10 @@ void Step::raise_exponents(size_t index) {
 void Step::add_up(size_t index) {
   const Bucket& bucket = plan_[index];
   Buffers& buffers = buffers_[index];
-  for (size_t p = 0; p < places_.size(); ++p) {
-    if (places_[p].is_host()) {
-      make_terms(index, places_[p], true, 0);
-      places_[p].queue->sum(bucket.dtype, sum_pieces_, terms_, buffers.data.get());
+  for (size_t p = 0; p < contexts_.size(); ++p) {
+    if (contexts_[p].is_host()) {
+      make_terms(index, contexts_[p], true, 0);
+      contexts_[p].queue->sum(bucket.dtype, sum_pieces_, terms_, buffers.data.get());
     } else if (buffers.at[p].fetched_sums) {
       reduce_into(bucket.dtype, Reduction::kSum, buffers.data.get(), buffers.at[p].fetched_sums.get(), bucket.elements);
     }

@@ -56,12 +56,12 @@ struct StreamMarks {
       uint32_t parameter;           // the first one that was marked there
     };
     std::vector<Stream> streams;                       // in this step
-    std::vector<std::unique_ptr<device::Mark>> marks;  // of these, recorded when the bucket is complete; kept for later steps
+    std::vector<std::unique_ptr<device::DeviceEvent>> marks;  // of these, recorded when the bucket is complete; kept for later steps
   };
   std::vector<OfBucket> buckets;         // of the plan
   std::vector<char> marked;              // by parameter, in this step; else the default stream counts
   std::vector<void*> streams;            // of this step's marks, each once; under Model::streams_mutex
-  std::unique_ptr<device::Mark> values;  // recorded in the default stream; for streams without marks
+  std::unique_ptr<device::DeviceEvent> values;  // recorded in the default stream; for streams without marks
 };
 
 // By parameter, by tensor of the optimizer. Zeroed.

@@ -81,7 +81,7 @@ void Step::begin(StepRequest request, Done done) {
   bucket_failure_ = {};
   clip_divisor_ = 1;
   next_ = open_ = reduced_ = next_gather_ = 0;
-  all_entered_ = false;
+  all_enqueued_ = false;
   for (size_t b = 0; b < plan_.size(); ++b) {
     buffers_[b].pending = static_cast<int>(plan_[b].parameters.size());
     buffers_[b].reduced = buffers_[b].travelled = buffers_[b].returned = buffers_[b].travels = false;
@@ -93,12 +93,12 @@ void Step::begin(StepRequest request, Done done) {
   counters_.memory.set(buffer_bytes_);
   incomplete_ = plan_.size();
   watch();
-  if (Status status = follow_each_other(); !status.ok()) return device_failed(status);
+  if (Status status = order_device_queues(); !status.ok()) return device_failed(status);
   if (!mesh_) return on_header({}, {make_header()});
-  if (places_[where_[0].first].is_host()) return send_header();
+  if (contexts_[where_[0].first].is_host()) return send_header();
   if (Status status = fetch_digest_values(digest_part()); !status.ok()) return device_failed(status);
-  Place& place = places_[where_[0].first];
-  waiter_.after(place.device->name(), *place.queue, *place.reached, request_.deadline,
+  DeviceContext& context = contexts_[where_[0].first];
+  waiter_.after(context.device->name(), *context.queue, *context.reached, request_.deadline,
                 [this](const Status& status) { status.ok() ? send_header() : device_failed(status); });
 }
 
@@ -176,7 +176,7 @@ void Step::launch() {
   }
   launching_ = false;
   if (!done_) return;
-  if (by_teams() && next_ == plan_.size()) tell_that_all_is_entered();
+  if (by_teams() && next_ == plan_.size()) tell_all_enqueued();
   launch_gathers();
   finish();
 }
@@ -260,7 +260,7 @@ void Step::bucket_done(size_t index, const Status& status) {
   }
   --open_;
   if (returns_early()) {
-    if (Status entered = return_results(index); !entered.ok()) return device_failed(entered);
+    if (Status enqueued = return_results(index); !enqueued.ok()) return device_failed(enqueued);
   }
   if (in_team() && !stays_on_device()) {
     buffers_[index].travelled = true;
@@ -344,7 +344,7 @@ void Step::end_when_reached(bool norm) {
 
 void Step::end() {
   cancel_timers();
-  if (!result_.applied) disturbed_ = true;
+  if (!result_.applied) previous_step_skipped_ = true;
   if (mesh_) mesh_->end_call(request_.call, {});
   counters_.ended.add(1);
   if (result_.applied) counters_.applied.add(1);
@@ -458,7 +458,7 @@ void Step::abort(const Status& cause) {
 void Step::fail(const Status& cause, const Status& told) {
   cancel_timers();
   if (done_) {
-    disturbed_ = true;
+    previous_step_skipped_ = true;
     counters_.ended.add(1);
     counters_.failed.add(1);
     trace("step", begun_, loop_.now(), true);

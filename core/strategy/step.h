@@ -35,7 +35,7 @@
 #include "core/reduce/value_digest.h"
 #include "core/session/operation.h"
 #include "core/strategy/model.h"
-#include "core/strategy/place.h"
+#include "core/strategy/device_context.h"
 #include "core/strategy/plan.h"
 #include "core/strategy/teams.h"
 
@@ -83,8 +83,8 @@ class Step {
   void abort(const Status& cause);
 
   // The devices that replicas are on; known from start.
-  void set_places(std::vector<Place> places);
-  std::vector<Place>& places() { return places_; }
+  void set_contexts(std::vector<DeviceContext> contexts);
+  std::vector<DeviceContext>& contexts() { return contexts_; }
   // Known from start, too. `queue`: of this worker's devices; null if they are in no team.
   void set_teams(Teams teams, std::unique_ptr<device::CollectiveQueue> queue);
   // A new plan, at start and after a change of strategy or settings. It fails for want of memory.
@@ -134,7 +134,7 @@ class Step {
   // change of strategy. Nothing to do where the host is the only place, or owners update.
   void fetch_state(transport::Time deadline, std::function<void(const Status&)> done) { copy_state(false, deadline, std::move(done)); }
   void spread_state(transport::Time deadline, std::function<void(const Status&)> done) { copy_state(true, deadline, std::move(done)); }
-  // Calls `then` when what was entered into the queues of all places is done, or is not by the deadline.
+  // Calls `then` when what was enqueued in the queues of all places is done, or is not by the deadline.
   void when_reached(transport::Time deadline, std::function<void(const Status&)> then);
 
  private:
@@ -144,8 +144,8 @@ class Step {
     Memory sums;                  // there; laid out as the bucket
     Memory fetched_sums;          // on the host, of its replicas; null: they are Buffers::data
     std::vector<Memory> fetched;  // on the host, by replica of the place: gradients, when reproducible
-    std::unique_ptr<device::Mark> summed, reached;  // after the local sums; after the copies behind them
-    std::unique_ptr<device::Mark> returned;         // after the copy of the results, for the update
+    std::unique_ptr<device::DeviceEvent> summed, reached;  // after the local sums; after the copies behind them
+    std::unique_ptr<device::DeviceEvent> returned;         // after the copy of the results, for the update
   };
   struct PieceMean {
     bool present;
@@ -186,7 +186,7 @@ class Step {
 
   // devices (step_devices.cc)
   Status fetch_digest_values(uint64_t part);
-  Status follow_each_other();
+  Status order_device_queues();
 
   // header (step_header.cc)
   void send_header();
@@ -207,10 +207,10 @@ class Step {
 
   // contribution (contribution.cc)
   void fetch(size_t bucket);
-  Status enter_fetch(size_t bucket, size_t place);
-  Status follow_streams(size_t bucket, Place& place);
-  void make_terms(size_t bucket, const Place& place, bool weighted, uint32_t only);
-  Status enter_values(size_t bucket, size_t place);
+  Status enqueue_fetch(size_t bucket, size_t context);
+  Status follow_streams(size_t bucket, DeviceContext& context);
+  void make_terms(size_t bucket, const DeviceContext& context, bool weighted, uint32_t only);
+  Status enqueue_values(size_t bucket, size_t context);
   void fetched(size_t bucket);
   struct Elements {
     DType dtype;
@@ -238,14 +238,14 @@ class Step {
 
   // teams (step_teams.cc)
   void fetch_together(size_t bucket);
-  Status enter_trailers(size_t bucket, size_t place);
+  Status enqueue_trailers(size_t bucket, size_t context);
   void fetch_trailers(size_t bucket, device::Communicator::Work* work);
   void launch_gathers();
   void gather_together(size_t bucket);
   device::Communicator::Work work_on(size_t bucket, device::Collective collective);
   std::vector<device::CollectiveCopy> part_copies(size_t bucket, bool to_devices);
   static std::vector<Slice> trailers_of(const Bucket& bucket);
-  void tell_that_all_is_entered();
+  void tell_all_enqueued();
   void team_failed(const Status& cause);
 
   // untrained parameters (step_sync.cc)
@@ -271,15 +271,15 @@ class Step {
   void transform(size_t bucket, size_t begin, size_t end);
   void commit();
   Status measure(size_t bucket);
-  Status enter_squares(size_t bucket);
+  Status enqueue_squares(size_t bucket);
   double norm_of_devices() const;
   void update_by_norm();
   Status update(size_t bucket);
   Status return_results(size_t bucket);
-  void make_updates(size_t bucket, Place& place);
+  void make_updates(size_t bucket, DeviceContext& context);
   void updated();
   void deliver_values();
-  Status give_to_streams();
+  Status order_streams_after_update();
   void end_when_reached(bool norm);
   void end();
   void watch();
@@ -303,7 +303,7 @@ class Step {
   bool transforms() const { return mesh_ && strategy_.kind != StrategyKind::kAllReduce; }
   // Whether result_of() has the mean before an update. Else it has sums, which are divided as they are used.
   bool have_mean() const { return transforms() || options_.reproducible; }
-  bool host_is_place() const { return places_.front().is_host(); }
+  bool host_has_replicas() const { return contexts_.front().is_host(); }
   // Whether teams, of this worker or of others, reduce a part of the gradients.
   bool by_teams() const {
     return teams_.any() && (strategy_.kind != StrategyKind::kAllReduce || goes_by_nccl(strategy_.algorithm));
@@ -315,7 +315,7 @@ class Step {
   // Whether sums stay on the devices: the host has nothing to compute or to send.
   bool stays_on_device() const {
     if (by_teams()) return teams_.everybody() && !transforms();
-    return !mesh_ && places_.size() == 1 && !host_is_place() && !options_.reproducible;
+    return !mesh_ && contexts_.size() == 1 && !host_has_replicas() && !options_.reproducible;
   }
   bool alone_on_device() const { return stays_on_device() && !mesh_; }
   // Whether the devices compute the norm, since the host does not have the sums of all elements.
@@ -330,7 +330,7 @@ class Step {
   size_t team_bytes(const Bucket& bucket) const;
   Status make_buffers(size_t bucket);
   Status ensure_state();
-  OptimizerState& state_at(Place& place) { return place.is_host() ? host_state_ : place.state; }
+  OptimizerState& state_at(DeviceContext& context) { return context.is_host() ? host_state_ : context.state; }
   void copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done);
   uint64_t header_operation() const;
   uint64_t norms_operation() const;
@@ -351,7 +351,7 @@ class Step {
   std::vector<Buffers> buffers_;
   std::vector<std::vector<uint32_t>> buckets_of_;  // by parameter
   uint32_t total_replicas_ = 1;
-  std::vector<Place> places_;
+  std::vector<DeviceContext> contexts_;
   std::vector<std::pair<size_t, size_t>> where_;  // by replica: its place, and its index among the replicas there
   OptimizerState host_state_;
   OptimizerState next_state_;  // what the owner computes until the commit (ps)
@@ -391,10 +391,10 @@ class Step {
   size_t open_ = 0;     // buckets started and not in
   size_t reduced_ = 0;  // buckets in
   size_t next_gather_ = 0;  // next bucket that a team gathers
-  bool all_entered_ = false;  // and told
+  bool all_enqueued_ = false;  // and told
   bool norms_done_ = false;
   bool committed_ = false;
-  bool disturbed_ = false;  // the previous step changed nothing, so its copies may still be in progress
+  bool previous_step_skipped_ = false;  // the previous step changed nothing, so its copies may still be in progress
   double total_weight_ = 0;
   uint32_t positive_ = 0;  // replicas with weight > 0
   double squares_ = 0;  // of the mean, as far as the host computes them

@@ -9,11 +9,11 @@
 
 namespace dsgd {
 
-void Step::set_places(std::vector<Place> places) {
-  places_ = std::move(places);
+void Step::set_contexts(std::vector<DeviceContext> contexts) {
+  contexts_ = std::move(contexts);
   where_.resize(model_.replicas.size());
-  for (size_t p = 0; p < places_.size(); ++p) {
-    for (size_t k = 0; k < places_[p].replicas.size(); ++k) where_[places_[p].replicas[k]] = {p, k};
+  for (size_t p = 0; p < contexts_.size(); ++p) {
+    for (size_t k = 0; k < contexts_[p].replicas.size(); ++k) where_[contexts_[p].replicas[k]] = {p, k};
   }
 }
 
@@ -27,8 +27,8 @@ void Step::set_teams(Teams teams, std::unique_ptr<device::CollectiveQueue> queue
 // All parts of a team's devices, which are of one size.
 size_t Step::team_bytes(const Bucket& bucket) const {
   if (!in_team()) return 0;
-  const Seat& seat = teams_.seat(rank());
-  return Teams::device_part(seat, bucket.elements) * static_cast<size_t>(seat.size) * dtype_size(bucket.dtype);
+  const TeamMember& member = teams_.member(rank());
+  return Teams::device_part(member, bucket.elements) * static_cast<size_t>(member.size) * dtype_size(bucket.dtype);
 }
 
 Status Step::make_buffers(size_t index) {
@@ -37,7 +37,7 @@ Status Step::make_buffers(size_t index) {
   const size_t nbytes = bucket.elements * dtype_size(bucket.dtype);
   // Zeroed: padding adds nothing. Devices copy from and to what is on the host.
   const auto on_host = [&](size_t size, Memory* memory) -> Status {
-    auto made = places_.back().device->allocate_staging(size);
+    auto made = contexts_.back().device->allocate_staging(size);
     if (!made.ok()) return made.status();
     *memory = std::move(made).value();
     buffer_bytes_ += size;
@@ -53,32 +53,32 @@ Status Step::make_buffers(size_t index) {
     status = on_host(nbytes, &buffers.result);
     if (status.ok()) status = on_host(bucket.elements * dtype_size(reproducible::exponent_type(bucket.dtype)), &buffers.exponents);
   }
-  if (status.ok() && updates_at_owner() && !host_is_place()) status = on_host(nbytes, &buffers.values);
+  if (status.ok() && updates_at_owner() && !host_has_replicas()) status = on_host(nbytes, &buffers.values);
   if (status.ok() && norms_on_device()) {
     buffers.square_ranges = 0;
     for (const Piece& piece : bucket.pieces) buffers.square_ranges += device::square_ranges(piece.count);
     const size_t nbytes_of_sums = buffers.square_ranges * sizeof(double);
     status = on_host(nbytes_of_sums, &buffers.squares_here);
-    auto made = places_.front().device->allocate(nbytes_of_sums);
+    auto made = contexts_.front().device->allocate(nbytes_of_sums);
     if (!made.ok()) return made.status();
     buffers.squares_there = std::move(made).value();
   }
-  buffers.at.resize(places_.size());
-  bool data_taken = host_is_place();
-  for (size_t p = 0; p < places_.size() && status.ok(); ++p) {
-    const Place& place = places_[p];
-    if (place.is_host()) continue;
+  buffers.at.resize(contexts_.size());
+  bool data_taken = host_has_replicas();
+  for (size_t p = 0; p < contexts_.size() && status.ok(); ++p) {
+    const DeviceContext& context = contexts_[p];
+    if (context.is_host()) continue;
     AtDevice& at = buffers.at[p];
-    auto sums = place.device->allocate(std::max(nbytes, team_bytes(bucket)));
+    auto sums = context.device->allocate(std::max(nbytes, team_bytes(bucket)));
     if (!sums.ok()) return sums.status();
     at.sums = std::move(sums).value();
     for (auto* mark : {&at.summed, &at.reached, &at.returned}) {
-      auto made = place.device->new_mark();
+      auto made = context.device->new_event();
       if (!made.ok()) return made.status();
       *mark = std::move(made).value();
     }
-    for (uint32_t r : place.replicas) {  // more only for hosts with more streams
-      auto made = place.device->new_mark();
+    for (uint32_t r : context.replicas) {  // more only for hosts with more streams
+      auto made = context.device->new_event();
       if (!made.ok()) return made.status();
       model_.stream_marks[r].buckets[index].marks.push_back(std::move(made).value());
     }
@@ -87,7 +87,7 @@ Status Step::make_buffers(size_t index) {
     } else if (in_team()) {
       continue;  // each device has its part of the bucket's own memory
     } else if (options_.reproducible) {
-      at.fetched.resize(place.replicas.size());
+      at.fetched.resize(context.replicas.size());
       for (Memory& gradients : at.fetched) {
         if (status.ok()) status = on_host(nbytes, &gradients);
       }
@@ -121,24 +121,24 @@ Status Step::ensure_state() {
     return Status(Code::kNoMemory, "cpu: no memory for " + std::to_string(nbytes) + " bytes of optimizer state");
   };
   const bool at_owner = updates_at_owner();
-  if (at_owner || host_is_place()) fill(host_state_, untouched);
+  if (at_owner || host_has_replicas()) fill(host_state_, untouched);
   if (at_owner) {
     fill(next_state_, untouched);
   } else {
     next_state_.clear();
   }
-  for (Place& place : places_) {
-    if (place.is_host()) continue;
+  for (DeviceContext& context : contexts_) {
+    if (context.is_host()) continue;
     if (at_owner) {
-      place.state.clear();
+      context.state.clear();
     } else {
-      fill(place.state, [&](size_t nbytes) { return place.device->allocate(nbytes); });
+      fill(context.state, [&](size_t nbytes) { return context.device->allocate(nbytes); });
     }
   }
   model_.updates.resize(model_.parameters.size(), 0);
 
-  if (status.ok() && mesh_ && !places_[where_[0].first].is_host() && !digest_here_) {
-    device::Device& device = *places_[where_[0].first].device;
+  if (status.ok() && mesh_ && !contexts_[where_[0].first].is_host() && !digest_here_) {
+    device::Device& device = *contexts_[where_[0].first].device;
     size_t nbytes = 0;
     for (const auto& parameter : model_.parameters) {
       digest_offsets_.push_back(nbytes);
@@ -156,16 +156,16 @@ Status Step::ensure_state() {
 }
 
 // The last step may have ended before its updates did. What one device writes to the host now, another may still be reading.
-Status Step::follow_each_other() {
-  if (std::exchange(disturbed_, false)) {
-    for (Place& place : places_) {
-      if (Status status = place.align(); !status.ok()) return status;
+Status Step::order_device_queues() {
+  if (std::exchange(previous_step_skipped_, false)) {
+    for (DeviceContext& context : contexts_) {
+      if (Status status = context.align(); !status.ok()) return status;
     }
   }
-  for (Place& place : places_) {
-    for (Place& other : places_) {
-      if (&place == &other || place.is_host() || other.is_host()) continue;
-      if (Status status = place.queue->wait(*other.reached); !status.ok()) return status;
+  for (DeviceContext& context : contexts_) {
+    for (DeviceContext& other : contexts_) {
+      if (&context == &other || context.is_host() || other.is_host()) continue;
+      if (Status status = context.queue->wait(*other.reached); !status.ok()) return status;
     }
   }
   return {};
@@ -175,8 +175,8 @@ Status Step::follow_each_other() {
 
 // Gathered by the device in one pass; the weight of 1 leaves their bits as they are.
 Status Step::fetch_digest_values(uint64_t part) {
-  Place& place = places_[where_[0].first];
-  if (Status status = place.follow_default_stream(); !status.ok()) return status;
+  DeviceContext& context = contexts_[where_[0].first];
+  if (Status status = context.follow_default_stream(); !status.ok()) return status;
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
     sum_pieces_.clear();
     terms_.clear();
@@ -190,24 +190,24 @@ Status Step::fetch_digest_values(uint64_t part) {
       terms_.push_back({model_.bindings[0][p].value + begin * dtype_size(parameter.dtype), 1});
     }
     if (sum_pieces_.empty()) continue;
-    Status status = place.queue->sum(dtype, sum_pieces_, terms_, digest_there_.get());
+    Status status = context.queue->sum(dtype, sum_pieces_, terms_, digest_there_.get());
     if (!status.ok()) return status;
   }
-  return place.queue->copy(digest_here_.get(), digest_there_.get(), digest_offsets_.back());
+  return context.queue->copy(digest_here_.get(), digest_there_.get(), digest_offsets_.back());
 }
 
 // ---- optimizer state, around a change of strategy
 
 void Step::copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done) {
-  const bool only_host = places_.back().is_host();
-  if (only_host || updates_at_owner() || (!to_devices && host_is_place())) return done({});
+  const bool only_host = contexts_.back().is_host();
+  if (only_host || updates_at_owner() || (!to_devices && host_has_replicas())) return done({});
   if (host_state_.empty()) host_state_.resize(model_.parameters.size());
   // Through memory that devices can copy from and to, which is what stays on the host until the change is over.
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
-    const size_t nbytes = parameter.state_nbytes(), tensors = places_.back().state[p].size();
+    const size_t nbytes = parameter.state_nbytes(), tensors = contexts_.back().state[p].size();
     for (size_t s = 0; s < tensors; ++s) {
-      auto staging = places_.back().device->allocate_staging(nbytes);
+      auto staging = contexts_.back().device->allocate_staging(nbytes);
       if (!staging.ok()) return done(staging.status());
       if (to_devices) {
         if (nbytes > 0) std::memcpy(staging.value().get(), host_state_[p][s].get(), nbytes);
@@ -215,18 +215,18 @@ void Step::copy_state(bool to_devices, transport::Time deadline, std::function<v
         host_state_[p].resize(tensors);
       }
       host_state_[p][s] = std::move(staging).value();
-      for (Place& place : places_) {
-        if (place.is_host()) continue;
-        void* there = place.state[p][s].get();
+      for (DeviceContext& context : contexts_) {
+        if (context.is_host()) continue;
+        void* there = context.state[p][s].get();
         void* here = host_state_[p][s].get();
-        Status status = to_devices ? place.queue->copy(there, here, nbytes) : place.queue->copy(here, there, nbytes);
+        Status status = to_devices ? context.queue->copy(there, here, nbytes) : context.queue->copy(here, there, nbytes);
         if (!status.ok()) return done(status);
         if (!to_devices) break;  // all devices have the same
       }
     }
   }
   when_reached(deadline, [this, to_devices, done](const Status& status) {
-    if (to_devices && !host_is_place()) host_state_.clear();
+    if (to_devices && !host_has_replicas()) host_state_.clear();
     done(status);
   });
 }
@@ -234,8 +234,8 @@ void Step::copy_state(bool to_devices, transport::Time deadline, std::function<v
 // ---- waiting
 
 void Step::when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
-  const auto reached = join(places_.size(), std::move(then));
-  for (Place& place : places_) waiter_.after(place.device->name(), *place.queue, *place.reached, deadline, reached);
+  const auto reached = join(contexts_.size(), std::move(then));
+  for (DeviceContext& context : contexts_) waiter_.after(context.device->name(), *context.queue, *context.reached, deadline, reached);
 }
 
 }  // namespace dsgd

@@ -39,7 +39,7 @@ uint64_t Step::value_digest() const {
 
 std::vector<uint64_t> Step::digests_on_host() const {
   std::vector<uint64_t> digests;
-  if (!places_[where_[0].first].is_host()) return digests;
+  if (!contexts_[where_[0].first].is_host()) return digests;
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     if (!model_.parameters[p]->trained) continue;
     // A host may have freed memory of its own before it closes the session. Only dsgd's memory and DLPack tensors are sure
@@ -90,11 +90,11 @@ void Step::digest_from(uint64_t part, std::function<void()> digested) {
       add_digest(*digests_[p], p, part);
     }
   };
-  Place& place = places_[where_[0].first];
-  for (; place.is_host() && part < kDigestParts; ++part) add(part);
+  DeviceContext& context = contexts_[where_[0].first];
+  for (; context.is_host() && part < kDigestParts; ++part) add(part);
   if (part == kDigestParts) return digested();
   if (Status status = fetch_digest_values(part); !status.ok()) return device_failed(status);
-  waiter_.after(place.device->name(), *place.queue, *place.reached, request_.deadline,
+  waiter_.after(context.device->name(), *context.queue, *context.reached, request_.deadline,
                 [this, add, part, digested = std::move(digested)](const Status& status) {
                   if (!done_) return;
                   if (!status.ok()) return device_failed(status);

@@ -51,11 +51,11 @@ void divide_to(DType dtype, std::byte* values, const double* sums, size_t count,
 
 Status Step::make_sync_staging() {
   untrained_.staging.assign(model_.replicas.size(), std::vector<Memory>(model_.parameters.size()));
-  for (const Place& place : places_) {
-    for (uint32_t r : place.replicas) {
+  for (const DeviceContext& context : contexts_) {
+    for (uint32_t r : context.replicas) {
       for (size_t p = 0; p < model_.parameters.size(); ++p) {
-        if (place.is_host() || model_.settings[p].sync == UntrainedSync::kNone) continue;
-        auto made = place.device->allocate_staging(model_.parameters[p]->nbytes());
+        if (context.is_host() || model_.settings[p].sync == UntrainedSync::kNone) continue;
+        auto made = context.device->allocate_staging(model_.parameters[p]->nbytes());
         if (!made.ok()) return made.status();
         untrained_.staging[r][p] = std::move(made).value();
         buffer_bytes_ += model_.parameters[p]->nbytes();
@@ -88,13 +88,13 @@ void Step::sync_untrained() {
 }
 
 Status Step::copy_untrained_to_host() {
-  for (Place& place : places_) {
-    if (place.is_host()) continue;
-    if (Status status = place.follow_default_stream(); !status.ok()) return status;
-    for (uint32_t r : place.replicas) {
+  for (DeviceContext& context : contexts_) {
+    if (context.is_host()) continue;
+    if (Status status = context.follow_default_stream(); !status.ok()) return status;
+    for (uint32_t r : context.replicas) {
       for (const auto* due : {&untrained_.mean_due, &untrained_.first_due}) {
         for (uint32_t p : *due) {
-          Status status = place.queue->copy(untrained_.staging[r][p].get(), model_.bindings[r][p].value,
+          Status status = context.queue->copy(untrained_.staging[r][p].get(), model_.bindings[r][p].value,
                                             model_.parameters[p]->nbytes());
           if (!status.ok()) return status;
         }
@@ -161,16 +161,16 @@ void Step::exchange_untrained() {
 }
 
 Status Step::write_untrained() {
-  for (Place& place : places_) {
-    for (uint32_t r : place.replicas) {
+  for (DeviceContext& context : contexts_) {
+    for (uint32_t r : context.replicas) {
       const double* sums = untrained_.mean_sums.data();
       const std::byte* values = untrained_.first_values.data();
       const auto give = [&](uint32_t p, const auto& write) -> Status {
         const Parameter& parameter = *model_.parameters[p];
         std::byte* const value = model_.bindings[r][p].value;
-        write(parameter, place.is_host() ? value : bytes(untrained_.staging[r][p]));
-        return place.is_host() ? Status()
-                               : place.queue->copy(value, untrained_.staging[r][p].get(), parameter.nbytes());
+        write(parameter, context.is_host() ? value : bytes(untrained_.staging[r][p]));
+        return context.is_host() ? Status()
+                               : context.queue->copy(value, untrained_.staging[r][p].get(), parameter.nbytes());
       };
       for (uint32_t p : untrained_.mean_due) {
         Status status = give(p, [&](const Parameter& parameter, std::byte* value) {

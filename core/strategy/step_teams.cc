@@ -13,10 +13,10 @@ using device::Communicator;
 void Step::fetch_together(size_t index) {
   Buffers& buffers = buffers_[index];
   write_trailers(index);
-  for (size_t p = 0; p < places_.size(); ++p) {
-    Status status = enter_fetch(index, p);
-    if (status.ok()) status = enter_trailers(index, p);
-    if (status.ok()) status = places_[p].queue->record(*buffers.at[p].summed);
+  for (size_t p = 0; p < contexts_.size(); ++p) {
+    Status status = enqueue_fetch(index, p);
+    if (status.ok()) status = enqueue_trailers(index, p);
+    if (status.ok()) status = contexts_[p].queue->record(*buffers.at[p].summed);
     if (!status.ok()) return device_failed(status);
   }
   Communicator::Work work = work_on(index, stays_on_device() ? Collective::kAllReduce : Collective::kReduceScatter);
@@ -26,7 +26,7 @@ void Step::fetch_together(size_t index) {
   } else if (mesh_) {
     fetch_trailers(index, &work);
   }
-  collective_queue_->enter(work, request_.deadline, [this, index, call = request_.call](const Status& status) {
+  collective_queue_->enqueue(work, request_.deadline, [this, index, call = request_.call](const Status& status) {
     if (!done_ || request_.call != call) return;
     if (!status.ok()) return team_failed(status);
     stays_on_device() ? bucket_done(index, {}) : reduce(index);
@@ -44,20 +44,20 @@ std::vector<Slice> Step::trailers_of(const Bucket& bucket) {
 }
 
 // One device brings the trailers of all of this worker's; the others bring zeros.
-Status Step::enter_trailers(size_t index, size_t p) {
+Status Step::enqueue_trailers(size_t index, size_t p) {
   if (!mesh_) return {};
   const Bucket& bucket = plan_[index];
   std::byte* sums = bytes(buffers_[index].at[p].sums);
   if (p > 0) {
     sum_pieces_.clear();
     for (const Slice& range : trailers_of(bucket)) sum_pieces_.push_back({range.begin, range.count(), 0, 0, bucket.dtype});
-    return places_[p].queue->sum(bucket.dtype, sum_pieces_, {}, sums);
+    return contexts_[p].queue->sum(bucket.dtype, sum_pieces_, {}, sums);
   }
   const size_t element = dtype_size(bucket.dtype);
   Status status;
   for (const Slice& range : trailers_of(bucket)) {
     const std::byte* from = bytes(buffers_[index].data) + range.begin * element;
-    if (status.ok()) status = places_[p].queue->copy(sums + range.begin * element, from, range.count() * element);
+    if (status.ok()) status = contexts_[p].queue->copy(sums + range.begin * element, from, range.count() * element);
   }
   return status;
 }
@@ -77,7 +77,7 @@ Communicator::Work Step::work_on(size_t index, Collective collective) {
   Communicator::Work work;
   work.collective = collective;
   work.dtype = bucket.dtype;
-  work.count = collective == Collective::kAllReduce ? bucket.elements : Teams::device_part(teams_.seat(rank()), bucket.elements);
+  work.count = collective == Collective::kAllReduce ? bucket.elements : Teams::device_part(teams_.member(rank()), bucket.elements);
   for (AtDevice& at : buffers_[index].at) {
     work.buffers.push_back(at.sums.get());
     work.reached.push_back(at.reached.get());
@@ -89,8 +89,8 @@ Communicator::Work Step::work_on(size_t index, Collective collective) {
 std::vector<device::CollectiveCopy> Step::part_copies(size_t index, bool to_devices) {
   const size_t element = dtype_size(plan_[index].dtype);
   std::vector<device::CollectiveCopy> copies;
-  for (size_t d = 0; d < places_.size(); ++d) {
-    const Slice part = Teams::part(teams_.seat(rank()), static_cast<int32_t>(d), plan_[index].elements);
+  for (size_t d = 0; d < contexts_.size(); ++d) {
+    const Slice part = Teams::part(teams_.member(rank()), static_cast<int32_t>(d), plan_[index].elements);
     if (part.count() == 0) continue;
     std::byte* here = result_of(buffers_[index]) + part.begin * element;
     std::byte* there = bytes(buffers_[index].at[d].sums) + part.begin * element;
@@ -109,7 +109,7 @@ void Step::gather_together(size_t index) {
   Communicator::Work work = work_on(index, Collective::kAllGather);
   work.before = part_copies(index, true);
   fetch_trailers(index, &work);
-  collective_queue_->enter(work, request_.deadline, [this, call = request_.call](const Status& status) {
+  collective_queue_->enqueue(work, request_.deadline, [this, call = request_.call](const Status& status) {
     if (!done_ || request_.call != call) return;
     if (!status.ok()) return team_failed(status);
     ++reduced_;
@@ -119,8 +119,8 @@ void Step::gather_together(size_t index) {
 
 // A device does not show which peer it waits for. So each worker announces that it has enqueued all its work;
 // the error of this exchange names the workers that have not.
-void Step::tell_that_all_is_entered() {
-  if (!mesh_ || std::exchange(all_entered_, true)) return;
+void Step::tell_all_enqueued() {
+  if (!mesh_ || std::exchange(all_enqueued_, true)) return;
   ++open_;
   const auto shape = shape_of(operation_of(plan_.size(), true), Kind::kBucket, DType::kUint8, Algorithm::kOneHop, 0);
   exchange(shape, {}, [this](const Status& status, const auto&) {

@@ -12,7 +12,7 @@
 namespace dsgd {
 
 // A worker's place in its team.
-struct Seat {
+struct TeamMember {
   int32_t team = 0;                 // the lowest rank of its workers
   int32_t first = 0, devices = 1;   // ranks of this worker's devices in the communicator
   int32_t size = 1;                 // devices of the team; 1: a worker by itself, on whatever device
@@ -21,15 +21,15 @@ struct Seat {
 class Teams {
  public:
   Teams() = default;
-  explicit Teams(std::vector<Seat> seats);  // by rank
+  explicit Teams(std::vector<TeamMember> members);  // by rank
   bool any() const { return any_; }              // a team has more than one device
   bool everybody() const { return everybody_; }  // all workers are one team
-  const Seat& seat(int32_t rank) const { return seats_[static_cast<size_t>(rank)]; }
+  const TeamMember& member(int32_t rank) const { return members_[static_cast<size_t>(rank)]; }
 
   // Elements of one device's part of a bucket; the last ones may be beyond its end.
-  static size_t device_part(const Seat& seat, size_t elements);
+  static size_t device_part(const TeamMember& member, size_t elements);
   // The part of a bucket on the k-th device of a worker.
-  static Slice part(const Seat& seat, int32_t k, size_t elements);
+  static Slice part(const TeamMember& member, int32_t k, size_t elements);
   // By rank: the part of a bucket that each worker copies to the host.
   std::vector<Slice> parts(size_t elements) const;
   // By rank: the slice that each worker reduces between teams. If all teams have the same layout, a worker
@@ -37,7 +37,7 @@ class Teams {
   std::vector<Slice> owners(size_t elements) const;
 
  private:
-  std::vector<Seat> seats_;
+  std::vector<TeamMember> members_;
   bool any_ = false, everybody_ = false;
   std::vector<std::vector<int32_t>> alike_;  // by team, if all are alike: its ranks
 };

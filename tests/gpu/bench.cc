@@ -170,21 +170,21 @@ class Bench {
     for (size_t window : windows(count)) expect(name, there + window, part_of(content, from + window, size));
   }
 
-  // Seconds of one of many that are entered one after the other, for so long that a clock does not matter, after the device has had
+  // Seconds of one of many that are enqueued one after the other, for so long that a clock does not matter, after the device has had
   // time to come to its speed.
-  double time_with(const std::function<void()>& enter, const std::function<void()>& finish) const {
+  double time_with(const std::function<void()>& enqueue, const std::function<void()>& finish) const {
     const double begin = now(), warm = small() ? 0 : 0.3, least = small() ? 1e-4 : 0.05;
     for (int calls = 1;;) {
       const double before = now();
-      for (int i = 0; i < calls; ++i) enter();
+      for (int i = 0; i < calls; ++i) enqueue();
       finish();
       const double seconds = now() - before;
       if (seconds >= least && before - begin >= warm) return seconds / calls;
       if (seconds < least) calls *= 2;
     }
   }
-  double time(const std::function<void()>& enter) {
-    return time_with(enter, [this] { device::finish(*device_, *queue_); });
+  double time(const std::function<void()>& enqueue) {
+    return time_with(enqueue, [this] { device::finish(*device_, *queue_); });
   }
   void row(const std::string& name, double seconds, double bytes, const std::string& limit) {
     std::printf("%s,%.9f,%.0f,%s\n", name.c_str(), seconds, bytes, limit.c_str());

@@ -9,14 +9,14 @@ import time
 import torch
 
 
-def measure(enter, small) -> float:
+def measure(enqueue, small) -> float:
     """Seconds of one of many, measured as gpu_bench does it."""
     begin, calls = time.perf_counter(), 1
     warm, least = (0, 1e-4) if small else (0.3, 0.05)
     while True:
         before = time.perf_counter()
         for _ in range(calls):
-            enter()
+            enqueue()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - before
         if seconds >= least and before - begin >= warm:

@@ -79,7 +79,7 @@ bool serve_one(const std::vector<int>& ranks) {
     Header theirs{};
     if (!receive_all(ranks[r], &theirs, sizeof theirs)) return false;
     if (r == 0) header = theirs;
-    if (std::memcmp(&theirs, &header, sizeof header) != 0) misuse("ranks have entered different collectives");
+    if (std::memcmp(&theirs, &header, sizeof header) != 0) misuse("ranks have enqueued different collectives");
     part.resize(sent_elements(header, ranks.size()) * header.element);
     if (!receive_all(ranks[r], part.data(), part.size())) return false;
     if (header.what == What::kAllGather || r == 0) {
@@ -220,7 +220,7 @@ STAND_IN ncclGroupEnd(void) {
   if (--depth > 0) return nccl::kSuccess;
   for (const Call& call : std::exchange(calls, {})) {
     ++call.comm->in_streams;
-    fake_cuda::enter(call.stream, [call] { take_part(call); });
+    fake_cuda::enqueue(call.stream, [call] { take_part(call); });
   }
   return nccl::kSuccess;
 }

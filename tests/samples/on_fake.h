@@ -12,7 +12,7 @@
 // Backwards, since nothing may depend on the order of threads.
 template <typename Element>
 void launch_on_fake(cudaStream_t stream, int count, Element element) {
-  fake_cuda::enter(stream, [count, element] {
+  fake_cuda::enqueue(stream, [count, element] {
     for (int index = count; index-- > 0;) element(index);
   });
 }

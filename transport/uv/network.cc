@@ -68,7 +68,7 @@ class UvNetwork::UvListener final : public Listener {
       stop();
       return;
     }
-    run_surely(state->loop(), stop);
+    run_with_retry(state->loop(), stop);
   }
   std::string address() const override { return address_; }
 
@@ -128,9 +128,9 @@ UvNetwork::~UvNetwork() {
   }
   UvLoop& loop = state_->loop();
   std::atomic<bool> ended{false};
-  run_surely(loop, [&] { state_->begin_end(&ended); });
+  run_with_retry(loop, [&] { state_->begin_end(&ended); });
   loop.wait(ended, loop.now() + kEnding);
-  run_surely(loop, [this] { state_->force_end(); });
+  run_with_retry(loop, [this] { state_->force_end(); });
   state_->read_.pool->set_freed(nullptr);  // receipts may come back later still
   state_->loop_.reset();
 }

@@ -153,7 +153,7 @@ int32_t allocate(Handle* device, uint64_t nbytes, void** data, Message* message)
   DSGD_CURRENT(device);
   void* memory = nullptr;
   DSGD_CUDA(device, cudaMalloc(&memory, std::max<uint64_t>(nbytes, 1)));
-  // Queues do not wait for the default stream, so the zeros have to be there before anything is entered into one.
+  // Queues do not wait for the default stream, so the zeros have to be there before anything is enqueued in one.
   cudaError_t error = cudaMemset(memory, 0, std::max<uint64_t>(nbytes, 1));
   if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);
   if (error != cudaSuccess) {
@@ -536,7 +536,7 @@ cudaStream_t stream_of(void* stream) {
   }
 }
 
-// What dsgd enters into a stream of the host's would go into the graph that is being captured there, or spoil it.
+// What dsgd enqueues in a stream of the host's would go into the graph that is being captured there, or spoil it.
 int32_t check_capture(const Handle* device, void* given, Message* message) {
   const cudaStream_t stream = stream_of(given);
   if (stream != given) return 0;  // a default one
@@ -580,14 +580,14 @@ int32_t queue_wait(Queue* queue, Event* event, Message* message) {
 EventState event_query(Event* event, Message* message) {
   const Current current(event->device);
   if (!current.ok()) {
-    (void)failed(message, event->device, "work entered earlier", cudaErrorContextIsDestroyed);
+    (void)failed(message, event->device, "work enqueued earlier", cudaErrorContextIsDestroyed);
     return EventState::kFailed;
   }
   const cudaError_t error = cudaEventQuery(event->event);
   if (error == cudaSuccess) return EventState::kDone;
   (void)cudaGetLastError();
   if (error == cudaErrorNotReady) return EventState::kPending;
-  (void)failed(message, event->device, "work entered earlier", error);
+  (void)failed(message, event->device, "work enqueued earlier", error);
   return EventState::kFailed;
 }
 
@@ -624,7 +624,7 @@ constexpr Backend kBackend = {
     .communicator_load = communicator_load,
     .communicator_id = communicator_id,
     .communicator_open = communicator_open,
-    .communicator_enter = communicator_enter,
+    .communicator_enqueue = communicator_enqueue,
     .communicator_fail = communicator_fail,
     .communicator_close = communicator_close,
 };

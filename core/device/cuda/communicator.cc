@@ -57,7 +57,7 @@ Clock::time_point from_now(int64_t nanoseconds) {
 }
 
 // Devices ring it, also when who waits has gone.
-struct Bell {
+struct Wakeup {
   std::mutex mutex;
   std::condition_variable changed;
   bool rung = false;
@@ -77,7 +77,7 @@ struct Comm {
     thread = std::thread([this] { run(); });
   }
   size_t count() const { return devices.size(); }
-  void enter(cuda::Item item);
+  void enqueue(cuda::Item item);
   void fail(cuda::Failure why);
 
  private:
@@ -85,7 +85,7 @@ struct Comm {
   void break_off(std::unique_lock<std::mutex>& lock);
   void begin(cuda::Item item);
   int32_t join(Clock::time_point until, Message* message);
-  int32_t enter_now(const cuda::Item& item, Message* message);
+  int32_t enqueue_now(const cuda::Item& item, Message* message);
   bool look();
   int32_t wait_until_over(Clock::time_point until, bool closing, const char* what, Message* message);
   int32_t too_late(const char* what, Message* message) const;
@@ -97,9 +97,9 @@ struct Comm {
   // of the thread
   std::vector<Queue*> queues;
   std::unique_ptr<cuda::Ranks> ranks;
-  std::deque<cuda::Item> entered;
+  std::deque<cuda::Item> enqueued;
 
-  const std::shared_ptr<cuda::Bell> bell = std::make_shared<cuda::Bell>();
+  const std::shared_ptr<cuda::Wakeup> wakeup = std::make_shared<cuda::Wakeup>();
   // under its mutex
   std::deque<cuda::Item> waiting;
   cuda::Failure failure;
@@ -110,52 +110,52 @@ struct Comm {
 
 Comm::~Comm() {
   {
-    std::lock_guard lock(bell->mutex);
+    std::lock_guard lock(wakeup->mutex);
     ending = true;
-    bell->changed.notify_all();
+    wakeup->changed.notify_all();
   }
   if (thread.joinable()) thread.join();
 }
 
-void Comm::enter(cuda::Item item) {
-  std::unique_lock lock(bell->mutex);
+void Comm::enqueue(cuda::Item item) {
+  std::unique_lock lock(wakeup->mutex);
   if (failure.code != 0) {
     const cuda::Failure why = failure;
     lock.unlock();
     return item.ended(item.context, why.code, why.text.c_str());
   }
   waiting.push_back(std::move(item));
-  bell->changed.notify_all();
+  wakeup->changed.notify_all();
 }
 
 void Comm::fail(cuda::Failure why) {
-  std::lock_guard lock(bell->mutex);
+  std::lock_guard lock(wakeup->mutex);
   if (failure.code == 0) failure = std::move(why);
-  bell->changed.notify_all();
+  wakeup->changed.notify_all();
 }
 
 void Comm::run() {
-  std::unique_lock lock(bell->mutex);
+  std::unique_lock lock(wakeup->mutex);
   while (!ending && failure.code == 0) {
-    bell->rung = false;
+    wakeup->rung = false;
     if (!waiting.empty()) {
       cuda::Item item = std::move(waiting.front());
       waiting.pop_front();
       lock.unlock();
       begin(std::move(item));
       lock.lock();
-    } else if (entered.empty()) {
-      bell->changed.wait(lock, [this] { return ending || failure.code != 0 || !waiting.empty(); });
+    } else if (enqueued.empty()) {
+      wakeup->changed.wait(lock, [this] { return ending || failure.code != 0 || !waiting.empty(); });
     } else {
       lock.unlock();
       const bool progress = look();
       lock.lock();
       if (progress) continue;
-      bell->changed.wait_for(lock, cuda::kLook,
-                             [this] { return bell->rung || ending || failure.code != 0 || !waiting.empty(); });
+      wakeup->changed.wait_for(lock, cuda::kLook,
+                             [this] { return wakeup->rung || ending || failure.code != 0 || !waiting.empty(); });
     }
   }
-  const bool good_order = failure.code == 0 && entered.empty() && waiting.empty();
+  const bool good_order = failure.code == 0 && enqueued.empty() && waiting.empty();
   if (!good_order) break_off(lock);  // before the devices have let go of it: what they wait for, in the host's streams, may not end
   lock.unlock();
   Message ignored;
@@ -172,8 +172,8 @@ void Comm::run() {
 void Comm::break_off(std::unique_lock<std::mutex>& lock) {
   if (failure.code == 0) failure = {static_cast<int32_t>(Code::kClosed), "the session is closed"};
   const cuda::Failure why = failure;
-  std::deque<cuda::Item> left = std::move(entered);
-  entered.clear();
+  std::deque<cuda::Item> left = std::move(enqueued);
+  enqueued.clear();
   for (cuda::Item& item : waiting) left.push_back(std::move(item));
   waiting.clear();
   lock.unlock();
@@ -188,8 +188,8 @@ void Comm::begin(cuda::Item item) {
     if (code != 0) fail({code, message.text});
     return item.ended(item.context, code, message.text);
   }
-  const int32_t code = enter_now(item, &message);
-  entered.push_back(std::move(item));
+  const int32_t code = enqueue_now(item, &message);
+  enqueued.push_back(std::move(item));
   if (code != 0) fail({code, message.text});
 }
 
@@ -206,7 +206,7 @@ int32_t Comm::join(Clock::time_point until, Message* message) {
   return wait_until_over(until, false, "communicator", message);
 }
 
-int32_t Comm::enter_now(const cuda::Item& item, Message* message) {
+int32_t Comm::enqueue_now(const cuda::Item& item, Message* message) {
   const CollectiveWork& work = item.work;
   int32_t code = 0;
   const auto copy_all = [&](const std::vector<CollectiveCopy>& copies) {
@@ -216,21 +216,21 @@ int32_t Comm::enter_now(const cuda::Item& item, Message* message) {
   };
   for (size_t d = 0; d < item.after.size() && code == 0; ++d) code = cuda::queue_wait(queues[d], item.after[d], message);
   copy_all(item.before);
-  if (code == 0) code = ranks->enter(work.collective, work.dtype, item.buffers.data(), work.count, queues.data(), message);
+  if (code == 0) code = ranks->enqueue(work.collective, work.dtype, item.buffers.data(), work.count, queues.data(), message);
   // Only then is it in the queues, and something else can be put behind it.
   if (code == 0) code = wait_until_over(item.until, false, cuda::name_of(work.collective), message);
   copy_all(item.behind);
   for (size_t d = 0; d < queues.size() && code == 0; ++d) {
     code = cuda::event_record(item.reached[d], queues[d], message);
     if (code != 0) break;
-    auto context = std::make_unique<std::shared_ptr<cuda::Bell>>(bell);
+    auto context = std::make_unique<std::shared_ptr<cuda::Wakeup>>(wakeup);
     code = cuda::queue_notify(
         queues[d],
         [](void* context) {
-          const std::unique_ptr<std::shared_ptr<cuda::Bell>> bell(static_cast<std::shared_ptr<cuda::Bell>*>(context));
-          std::lock_guard lock((*bell)->mutex);
-          (*bell)->rung = true;
-          (*bell)->changed.notify_all();
+          const std::unique_ptr<std::shared_ptr<cuda::Wakeup>> wakeup(static_cast<std::shared_ptr<cuda::Wakeup>*>(context));
+          std::lock_guard lock((*wakeup)->mutex);
+          (*wakeup)->rung = true;
+          (*wakeup)->changed.notify_all();
         },
         context.get(), message);
     if (code == 0) (void)context.release();  // the call's
@@ -240,7 +240,7 @@ int32_t Comm::enter_now(const cuda::Item& item, Message* message) {
 
 // Has the oldest one ended, or has something failed?
 bool Comm::look() {
-  const cuda::Item& oldest = entered.front();
+  const cuda::Item& oldest = enqueued.front();
   Message message{};
   int32_t code = 0;
   bool reached = true;
@@ -258,8 +258,8 @@ bool Comm::look() {
     return true;
   }
   if (!reached) return false;
-  const cuda::Item ended = std::move(entered.front());
-  entered.pop_front();
+  const cuda::Item ended = std::move(enqueued.front());
+  enqueued.pop_front();
   ended.ended(ended.context, 0, "");
   return true;
 }
@@ -271,14 +271,14 @@ int32_t Comm::wait_until_over(Clock::time_point until, bool closing, const char*
     if (const int32_t code = ranks->over(&over, message); code != 0 || over) return code;
     const Clock::time_point now = Clock::now();
     if (now >= until) return too_late(what, message);
-    std::unique_lock lock(bell->mutex);
+    std::unique_lock lock(wakeup->mutex);
     if (failure.code != 0) return cuda::fail(message, static_cast<Code>(failure.code), "%s", failure.text.c_str());
     if (ending && !closing) return cuda::fail(message, Code::kClosed, "the session is closed");
     if (now - begun < cuda::kSpin) {
       lock.unlock();
       std::this_thread::yield();
     } else {
-      bell->changed.wait_for(lock, cuda::kSpin);
+      wakeup->changed.wait_for(lock, cuda::kSpin);
     }
   }
 }
@@ -302,13 +302,13 @@ int32_t communicator_open(Handle* const* devices, uint32_t count, const Communic
   return 0;
 }
 
-void communicator_enter(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context) {
+void communicator_enqueue(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context) {
   const size_t devices = communicator->count();
   Item item{*work, {work->buffers, work->buffers + devices}, {}, {work->reached, work->reached + devices},
             {work->before, work->before + work->befores}, {work->behind, work->behind + work->behinds}, from_now(work->patience),
             ended, context};
   if (work->after) item.after.assign(work->after, work->after + devices);
-  communicator->enter(std::move(item));
+  communicator->enqueue(std::move(item));
 }
 
 void communicator_fail(Comm* communicator, int32_t code, const char* why) { communicator->fail({code, why}); }

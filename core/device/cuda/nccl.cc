@@ -163,7 +163,7 @@ int32_t Ranks::init(const CommunicatorId& id, Message* message) {
   return is_bad(ended) ? failed(message, 0, "ncclGroupEnd", ended) : 0;
 }
 
-int32_t Ranks::enter(Collective collective, DType dtype, void* const* buffers, uint64_t count, Queue* const* queues,
+int32_t Ranks::enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count, Queue* const* queues,
                      Message* message) {
   const size_t part = count * dtype_size(dtype);
   const nccl::DataType type = type_of(dtype);

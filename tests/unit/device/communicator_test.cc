@@ -41,7 +41,7 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
   struct Gpu {
     std::shared_ptr<Device> device;
     std::unique_ptr<WorkQueue> queue;
-    std::unique_ptr<Mark> filled, reached;
+    std::unique_ptr<DeviceEvent> filled, reached;
   };
   struct Member {
     std::vector<Gpu*> gpus;
@@ -52,7 +52,7 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
     for (int i = 0; i < device::gpus(); ++i) {
       auto device = Device::open(cuda_backend(), i).value();
       auto queue = std::move(device->new_queue()).value();
-      auto filled = std::move(device->new_mark()).value(), reached = std::move(device->new_mark()).value();
+      auto filled = std::move(device->new_event()).value(), reached = std::move(device->new_event()).value();
       gpus.push_back({std::move(device), std::move(queue), std::move(filled), std::move(reached)});
     }
   }
@@ -88,7 +88,7 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
     for (const Status& status : join()) ok(status);
   }
 
-  // A buffer on each GPU, and what the host has put there, or reads. Copies are entered and not waited for.
+  // A buffer on each GPU, and what the host has put there, or reads. Copies are enqueued and not waited for.
   template <typename T>
   struct Buffers {
     std::vector<std::shared_ptr<void>> there, here;
@@ -154,7 +154,7 @@ void CommunicatorConformance::sums() {
       fill(buffers, all);
       std::vector<Ending> endings(members.size());
       for (size_t m = 0; m < members.size(); ++m) {
-        members[m].communicator->enter(work_of(members[m], collective, count, buffers), 1min, endings[m].told());
+        members[m].communicator->enqueue(work_of(members[m], collective, count, buffers), 1min, endings[m].told());
       }
       for (Ending& ending : endings) ok(ending.status());
       read(buffers, all);
@@ -182,8 +182,8 @@ TEST_P(CommunicatorConformance, AllGetTheSumsOfAPlainLoop) {
   sums<double>();
 }
 
-// What is entered waits for marks of other queues, and for what was entered before it; copies come where they were asked for.
-TEST_P(CommunicatorConformance, WhatIsEnteredHappensInOrderBetweenItsMarks) {
+// What is enqueued waits for events of other queues, and for what was enqueued before it; copies come where they were asked for.
+TEST_P(CommunicatorConformance, WorkHappensInOrderBetweenItsEvents) {
   constexpr size_t kCount = 50'000, kTimes = 3;
   all_join();
   const Buffers<double> first = buffers<double>(kCount), sums = buffers<double>(kCount), between = buffers<double>(kCount);
@@ -199,7 +199,7 @@ TEST_P(CommunicatorConformance, WhatIsEnteredHappensInOrderBetweenItsMarks) {
         if (time == 0) work.before.push_back({d, sums.there[g].get(), first.there[g].get(), kCount * sizeof(double)});
         if (time == 0) work.behind.push_back({d, between.host(g), sums.there[g].get(), kCount * sizeof(double)});
       }
-      members[m].communicator->enter(work, 1min, endings[m][time].told());
+      members[m].communicator->enqueue(work, 1min, endings[m][time].told());
     }
   }
   for (std::vector<Ending>& of_member : endings) {
@@ -227,7 +227,7 @@ TEST_P(CommunicatorConformance, WhoWaitsInVainForAMemberIsToldWhenTheTimeIsOverA
   }
   const Buffers<float> buffers = this->buffers<float>(1000);
   Ending ending;
-  members[0].communicator->enter(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, ending.told());
+  members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, ending.told());
   EXPECT_EQ(ending.status().code(), Code::kTimeout);
 }
 
@@ -237,12 +237,12 @@ TEST_P(CommunicatorConformance, WhatIsFailedFailsFromThenOnForThatReason) {
   fill(buffers, 1000);
   std::optional<Ending> in_flight;
   if (members.size() > 1) {  // it waits for the others
-    members[0].communicator->enter(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, in_flight.emplace().told());
+    members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, in_flight.emplace().told());
     EXPECT_FALSE(in_flight->has_come());
   }
   Ending later;
   members[0].communicator->fail(Status(Code::kAborted, "the test has seen enough"));
-  members[0].communicator->enter(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, later.told());
+  members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, later.told());
   for (Ending* ending : {in_flight ? &*in_flight : nullptr, &later}) {
     if (!ending) continue;
     const Status status = ending->status();
@@ -257,7 +257,7 @@ TEST_P(CommunicatorConformance, WhoIsWaitedForInVainInACollectiveIsATimeout) {
   const Buffers<float> buffers = this->buffers<float>(1000);
   fill(buffers, 1000);
   Ending ending;
-  members[0].communicator->enter(work_of(members[0], Collective::kReduceScatter, 10, buffers), 300ms, ending.told());
+  members[0].communicator->enqueue(work_of(members[0], Collective::kReduceScatter, 10, buffers), 300ms, ending.told());
   const Status status = ending.status();
   EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
   EXPECT_THAT(status.message(), HasSubstr("cuda:0: the reduce-scatter over "));
@@ -268,7 +268,7 @@ TEST_P(CommunicatorConformance, WhatIsInFlightEndsWithTheCommunicator) {
   const Buffers<float> buffers = this->buffers<float>(1000);
   fill(buffers, 1000);
   Ending ending;
-  members[0].communicator->enter(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, ending.told());
+  members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, ending.told());
   members[0].communicator.reset();
   ASSERT_TRUE(ending.has_come());
   const Status status = ending.status();

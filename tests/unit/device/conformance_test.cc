@@ -105,7 +105,7 @@ TEST_P(DeviceConformance, MemoryIsZeroedAlignedAndOutlivesTheDevicesReference) {
   memory.reset();
 }
 
-TEST_P(DeviceConformance, WhatIsEnteredIntoAQueueHappensInOrder) {
+TEST_P(DeviceConformance, WorkOfAQueueHappensInOrder) {
   auto a = buffer(draw<float>(1000)), b = buffer(draw<float>(1000)), c = buffer(draw<float>(1000));
   const std::vector<float> first = read(a);
   for (int round = 0; round < 20; ++round) {
@@ -120,14 +120,14 @@ TEST_P(DeviceConformance, AMarkOfOneQueueHoldsUpAnother) {
   auto other = std::move(device->new_queue()).value();
   auto a = buffer(draw<float>(100'000)), b = buffer(std::vector<float>(100'000)), c = buffer(std::vector<float>(100'000));
   finish();
-  auto mark = std::move(device->new_mark()).value();
+  auto event = std::move(device->new_event()).value();
   for (int round = 0; round < 20; ++round) {
     ok(queue->copy(b.data(), a.data(), 400'000));
-    ok(queue->record(*mark));
-    ok(other->wait(*mark));
+    ok(queue->record(*event));
+    ok(other->wait(*event));
     ok(other->copy(c.data(), b.data(), 400'000));
-    ok(other->record(*mark));
-    ok(queue->wait(*mark));
+    ok(other->record(*event));
+    ok(queue->wait(*event));
     ok(queue->copy(a.data(), c.data(), 400'000));
   }
   EXPECT_EQ(read(c), read(a));
@@ -388,13 +388,13 @@ TEST_P(DeviceConformance, ItsOwnMemoryIsTakenAndHostStreamsAreAsDLPackSays) {
   auto memory = device->allocate(1000).value();
   ok(device->check(memory.get(), 1000));
   ok(device->check(nullptr, 0));
-  auto mark = std::move(device->new_mark()).value();
-  ok(device->record_stream(*mark, nullptr));
-  ok(queue->wait(*mark));
-  ok(device->stream_wait(nullptr, *mark));
+  auto event = std::move(device->new_event()).value();
+  ok(device->record_stream(*event, nullptr));
+  ok(queue->wait(*event));
+  ok(device->stream_wait(nullptr, *event));
   finish();
   if (!device->is_host()) return;
-  EXPECT_EQ(device->record_stream(*mark, memory.get()).code(), Code::kInvalidArgument);
+  EXPECT_EQ(device->record_stream(*event, memory.get()).code(), Code::kInvalidArgument);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceConformance, testing::Values(

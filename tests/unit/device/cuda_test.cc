@@ -41,9 +41,9 @@ class Cuda : public testing::Test {
     EXPECT_THAT(status.message(), HasSubstr(says));
   }
   // Done within a minute, or the test fails.
-  static void wait(Mark& mark) {
+  static void wait(DeviceEvent& event) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    while (!mark.done().value()) {
+    while (!event.done().value()) {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline);
       std::this_thread::yield();
     }
@@ -99,8 +99,8 @@ TEST_F(Cuda, TellsNameAndDescription) {
 TEST_F(Cuda, NothingWaitsForTheDevice) {
   auto device = open();
   auto queue = std::move(device->new_queue()).value();
-  auto mark = std::move(device->new_mark()).value();
-  auto from_host = std::move(device->new_mark()).value();
+  auto event = std::move(device->new_event()).value();
+  auto from_host = std::move(device->new_event()).value();
   auto values = device->allocate(4000).value(), staging = device->allocate_staging(4000).value();
   for (int i = 0; i < 1000; ++i) static_cast<float*>(staging.get())[i] = 1;
   {
@@ -115,10 +115,10 @@ TEST_F(Cuda, NothingWaitsForTheDevice) {
     EXPECT_TRUE(queue->wait(*from_host).ok());
     EXPECT_TRUE(queue->update(DType::kFloat32, {&update, 1}, {&target, 1}, values.get()).ok());
     EXPECT_TRUE(queue->copy(staging.get(), values.get(), 4000).ok());
-    EXPECT_TRUE(queue->record(*mark).ok());
-    EXPECT_FALSE(mark->done().value());
+    EXPECT_TRUE(queue->record(*event).ok());
+    EXPECT_FALSE(event->done().value());
   }
-  wait(*mark);
+  wait(*event);
   EXPECT_EQ(static_cast<float*>(staging.get())[999], 0.5f);
 }
 
@@ -131,7 +131,7 @@ TEST_F(Cuda, ADeviceThatHangsIsGivenUpAndReleasedLater) {
   {
     auto device = Device::open(*dsgd_cuda_backend(), 1, patience).value();
     auto queue = std::move(device->new_queue()).value();
-    auto mark = std::move(device->new_mark()).value();
+    auto event = std::move(device->new_event()).value();
     auto memory = device->allocate(4000).value(), more = device->allocate(4000).value(), staging = device->allocate_staging(4000).value();
     {
       const fake_cuda::Pause pause;
@@ -148,13 +148,13 @@ TEST_F(Cuda, ADeviceThatHangsIsGivenUpAndReleasedLater) {
     memory.reset();
     staging.reset();
     queue.reset();
-    mark.reset();
+    event.reset();
     device.reset();
     EXPECT_GT(fake_cuda::alive().allocations, before.allocations);
   }
   ASSERT_TRUE(fake_cuda::wait_for(before));
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_THAT(warnings[0], HasSubstr("cuda:1 does not end what was entered into it"));
+  EXPECT_THAT(warnings[0], HasSubstr("cuda:1 does not end what was enqueued in it"));
 }
 
 TEST_F(Cuda, OfSeveralDevicesThatHangOneIsWaitedForLong) {
@@ -182,13 +182,13 @@ TEST_F(Cuda, AQueueWaitsForAStreamOfTheHosts) {
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   auto queue = std::move(device->new_queue()).value();
-  auto ready = std::move(device->new_mark()).value(), done = std::move(device->new_mark()).value();
+  auto ready = std::move(device->new_event()).value(), done = std::move(device->new_event()).value();
   auto gradient = device->allocate(4000).value(), bucket = device->allocate(4000).value();
   auto staging = device->allocate_staging(4000).value();
   const Term term{gradient.get(), 3};
   const SumPiece sum{0, 1000, 0, 1};
   for (float round = 1; round < 50; ++round) {
-    fake_cuda::enter(stream, [&] {
+    fake_cuda::enqueue(stream, [&] {
       std::this_thread::yield();
       for (int i = 0; i < 1000; ++i) static_cast<float*>(gradient.get())[i] = round;
     });
@@ -240,7 +240,7 @@ TEST_F(Cuda, AskingWhetherMemoryIsTheHostsUsesNoDeviceThatIsNotInUse) {
 
 TEST_F(Cuda, ADeviceThatWasResetIsAnErrorAndNotAnotherDevice) {
   auto device = open(1);
-  auto mark = std::move(device->new_mark()).value();
+  auto event = std::move(device->new_event()).value();
   fake_cuda::fail("cuCtxPushCurrent", cudaErrorContextIsDestroyed);
   expect_error(device->allocate(8).status(), Code::kInternal, "cuda:1: its context is gone");
   EXPECT_TRUE(device->allocate(8).ok());
@@ -249,7 +249,7 @@ TEST_F(Cuda, ADeviceThatWasResetIsAnErrorAndNotAnotherDevice) {
 TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {
   auto device = open(1);
   auto queue = std::move(device->new_queue()).value();
-  auto mark = std::move(device->new_mark()).value();
+  auto event = std::move(device->new_event()).value();
   auto memory = device->allocate(16 * sizeof(double)).value();
   const Term term{memory.get(), 2};
   const SumPiece sum{0, 16, 0, 1};
@@ -271,12 +271,12 @@ TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {
       {"launch", [&] { return queue->sum(DType::kFloat32, {&sum, 1}, {&term, 1}, memory.get()); }},
       {"launch", [&] { return queue->sum(DType::kFloat64, {&sum, 1}, {&term, 1}, memory.get()); }},
       {"launch", [&] { return queue->update(DType::kFloat32, {&update, 1}, {&target, 1}, memory.get()); }},
-      {"cudaEventCreateWithFlags", [&] { return device->new_mark().status(); }},
-      {"cudaEventRecord", [&] { return queue->record(*mark); }},
-      {"cudaEventRecord", [&] { return device->record_stream(*mark, nullptr); }},
-      {"cudaStreamWaitEvent", [&] { return queue->wait(*mark); }},
-      {"cudaStreamWaitEvent", [&] { return device->stream_wait(nullptr, *mark); }},
-      {"cudaEventQuery", [&] { return mark->done().status(); }},
+      {"cudaEventCreateWithFlags", [&] { return device->new_event().status(); }},
+      {"cudaEventRecord", [&] { return queue->record(*event); }},
+      {"cudaEventRecord", [&] { return device->record_stream(*event, nullptr); }},
+      {"cudaStreamWaitEvent", [&] { return queue->wait(*event); }},
+      {"cudaStreamWaitEvent", [&] { return device->stream_wait(nullptr, *event); }},
+      {"cudaEventQuery", [&] { return event->done().status(); }},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.function);
@@ -296,7 +296,7 @@ TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {
 TEST_F(Cuda, ManyTensorsTakeFewLaunches) {
   auto device = open();
   auto queue = std::move(device->new_queue()).value();
-  auto mark = std::move(device->new_mark()).value();
+  auto event = std::move(device->new_event()).value();
   auto memory = device->allocate(161 * 4096).value(), bucket = device->allocate(161 * 4096).value();
   std::vector<SumPiece> sums;
   std::vector<UpdatePiece> updates;
@@ -313,8 +313,8 @@ TEST_F(Cuda, ManyTensorsTakeFewLaunches) {
   const fake_cuda::Alive alive = fake_cuda::alive();
   EXPECT_TRUE(queue->sum(DType::kFloat32, sums, terms, bucket.get()).ok());
   EXPECT_TRUE(queue->update(DType::kFloat32, updates, targets, bucket.get()).ok());
-  EXPECT_TRUE(queue->record(*mark).ok());
-  wait(*mark);
+  EXPECT_TRUE(queue->record(*event).ok());
+  wait(*event);
   EXPECT_EQ(fake_cuda::launches() - before, 1u + 1u);
   EXPECT_EQ(fake_cuda::alive().events, alive.events);
   EXPECT_EQ(fake_cuda::alive().streams, alive.streams);

@@ -115,7 +115,7 @@ struct CUstream_st {
   CUstream_st() {
     if (!world().immediate) thread = std::thread([this] { run(); });
   }
-  void enter(std::function<void()> item) {
+  void enqueue(std::function<void()> item) {
     if (!thread.joinable()) return item();
     std::lock_guard lock(mutex);
     work.push_back(std::move(item));
@@ -284,7 +284,7 @@ bool Capture::spoiled() const {
   std::lock_guard lock(w.mutex);
   return w.spoiled;
 }
-void enter(cudaStream_t stream, std::function<void()> work) { stream_of(stream)->enter(std::move(work)); }
+void enqueue(cudaStream_t stream, std::function<void()> work) { stream_of(stream)->enqueue(std::move(work)); }
 Alive alive() {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -371,7 +371,7 @@ cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
     ++w.launches;
   }
   static const bool omits = std::getenv("FAKE_CUDA_OMITS");  // the last block of each kernel, for tests of what checks results
-  stream_of(stream)->enter([kernel] {
+  stream_of(stream)->enqueue([kernel] {
     check(kernel);
     // Backwards, since nothing may depend on the order.
     for (uint32_t block = kernel.blocks - omits; block-- > 0;) {
@@ -483,7 +483,7 @@ cudaError_t cudaFreeHost(void* data) {
 cudaError_t cudaMemset(void* data, int value, size_t nbytes) {
   FAKE_CALL();
   must_be_device(data, nbytes, "a memset");
-  stream_of(nullptr)->enter([=] { std::memset(data, value, nbytes); });
+  stream_of(nullptr)->enqueue([=] { std::memset(data, value, nbytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind, cudaStream_t stream) {
@@ -497,10 +497,10 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
   }
   if (!from_known) {  // read before the call returns
     const auto* bytes = static_cast<const char*>(from);
-    stream_of(stream)->enter([to, staged = std::vector<char>(bytes, bytes + nbytes)] { std::memcpy(to, staged.data(), staged.size()); });
+    stream_of(stream)->enqueue([to, staged = std::vector<char>(bytes, bytes + nbytes)] { std::memcpy(to, staged.data(), staged.size()); });
     return cudaSuccess;
   }
-  stream_of(stream)->enter([=] {
+  stream_of(stream)->enqueue([=] {
     {
       World& w = world();
       std::unique_lock lock(w.mutex);
@@ -522,7 +522,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
 cudaError_t cudaMemsetAsync(void* data, int value, size_t nbytes, cudaStream_t stream) {
   FAKE_CALL();
   must_be_device(data, nbytes, "a memset");
-  stream_of(stream)->enter([=] { std::memset(data, value, nbytes); });
+  stream_of(stream)->enqueue([=] { std::memset(data, value, nbytes); });
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
@@ -607,7 +607,7 @@ cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t stream) {
     std::lock_guard lock(event->mutex);
     number = ++event->recorded;
   }
-  stream_of(stream)->enter([event, number] {
+  stream_of(stream)->enqueue([event, number] {
     std::lock_guard lock(event->mutex);
     event->reached = std::max(event->reached, number);
     event->changed.notify_all();
@@ -622,7 +622,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t given, unsigned
     std::lock_guard lock(event->mutex);
     number = event->recorded;
   }
-  stream_of(stream)->enter([event, number] {
+  stream_of(stream)->enqueue([event, number] {
     std::unique_lock lock(event->mutex);
     event->changed.wait(lock, [&] { return event->reached >= number; });
   });
@@ -630,7 +630,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t given, unsigned
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* context) {
   FAKE_CALL();
-  stream_of(stream)->enter([function, context] { function(context); });
+  stream_of(stream)->enqueue([function, context] { function(context); });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t given) {

@@ -13,13 +13,13 @@ namespace fake_cuda {
 
 // From now on: devices there are (0 to 8), or the error of cudaGetDeviceCount; the driver's version.
 void set_devices(int count, cudaError_t error = cudaSuccess, int driver = 13000);
-// Before any stream is made: work is done when it is entered, without threads, so that what follows can be repeated.
+// Before any stream is made: work is done when it is enqueued, without threads, so that what follows can be repeated.
 void set_immediate();
 // Copies may be from and to pageable memory, as those of hosts are; otherwise, as with all of the plug-in's, that is a misuse.
 void allow_pageable();
 // The n-th next call of a function (1: the next) returns this error, once.
 void fail(const char* function, cudaError_t error, int n = 1);
-// While one of these is alive, work in streams waits; what is entered is kept.
+// While one of these is alive, work in streams waits; what is enqueued is kept.
 class Pause {
  public:
   Pause();
@@ -49,7 +49,7 @@ class Capture {
 // From now on each piece of work in streams that are made on this device takes so long.
 void set_delay(int device, std::chrono::microseconds delay);
 // Puts host work into a stream, as a kernel of the host's would be.
-void enter(cudaStream_t stream, std::function<void()> work);
+void enqueue(cudaStream_t stream, std::function<void()> work);
 // Streams, events and allocations that are alive.
 struct Alive {
   int streams, events, allocations;

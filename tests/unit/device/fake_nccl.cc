@@ -117,7 +117,7 @@ void take_part(nccl::Comm comm, uint64_t number, What what, size_t count, size_t
     if (operation.parts.empty()) {
       operation.what = what, operation.count = count, operation.element = element;
     } else if (operation.what != what || operation.count != count || operation.element != element) {
-      misuse("ranks have entered different collectives as number " + std::to_string(number));
+      misuse("ranks have enqueued different collectives as number " + std::to_string(number));
     }
     operation.parts[comm->rank] = part;
     if (operation.parts.size() == static_cast<size_t>(clique.size)) {
@@ -150,7 +150,7 @@ nccl::Result collective(const char* function, What what, const void* send, void*
                         nccl::Comm comm, cudaStream_t stream) {
   if (fails(function)) return kInternalError;
   if (depth == 0) misuse("a collective outside of a group");
-  if (comm->launching) misuse("a collective while the last one is being entered");
+  if (comm->launching) misuse("a collective while the last one is being enqueued");
   calls.push_back({comm, what, {send, receive}, count, type == nccl::kFloat32 ? size_t{4} : size_t{8}, stream});
   return nccl::kSuccess;
 }
@@ -248,22 +248,22 @@ FAKE_NCCL ncclGroupStart(void) {
 }
 FAKE_NCCL ncclGroupEnd(void) {
   if (--depth > 0) return nccl::kSuccess;
-  std::vector<Call> entered;
-  entered.swap(calls);
+  std::vector<Call> enqueued;
+  enqueued.swap(calls);
   if (fails("ncclGroupEnd")) return kInternalError;
-  for (const Call& call : entered) {
+  for (const Call& call : enqueued) {
     nccl::Comm comm = call.comm;
     if (comm->launcher.joinable()) comm->launcher.join();
     comm->launching = true;
     ++comm->in_streams;
     comm->launcher = std::thread([call, comm, number = comm->next++] {
-      fake_cuda::enter(call.stream, [call, number] {
+      fake_cuda::enqueue(call.stream, [call, number] {
         take_part(call.comm, number, call.what, call.count, call.element, call.part);
       });
       comm->launching = false;
     });
   }
-  return entered.empty() ? nccl::kSuccess : nccl::kInProgress;
+  return enqueued.empty() ? nccl::kSuccess : nccl::kInProgress;
 }
 FAKE_NCCL ncclAllReduce(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Operation, nccl::Comm comm,
                         cudaStream_t stream) {

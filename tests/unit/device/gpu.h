@@ -18,7 +18,7 @@ namespace dsgd::device {
 const Backend& cuda_backend();
 int gpus();  // that tests may use; 0 if there are none
 
-// Until what was entered is done: the device rings, and only then.
+// Until what was enqueued is done: the device rings, and only then.
 inline void finish(Device& device, WorkQueue& queue) {
   struct Bell {
     std::mutex mutex;
@@ -26,8 +26,8 @@ inline void finish(Device& device, WorkQueue& queue) {
     bool rung = false;
   };
   const auto bell = std::make_shared<Bell>();
-  auto mark = std::move(device.new_mark()).value();
-  Status status = queue.record(*mark);
+  auto event = std::move(device.new_event()).value();
+  Status status = queue.record(*event);
   if (status.ok()) {
     status = queue.notify([bell] {
       std::lock_guard lock(bell->mutex);
@@ -38,7 +38,7 @@ inline void finish(Device& device, WorkQueue& queue) {
   ASSERT_TRUE(status.ok()) << status.message();
   std::unique_lock lock(bell->mutex);
   ASSERT_TRUE(bell->changed.wait_for(lock, std::chrono::minutes(1), [&] { return bell->rung; }));
-  auto done = mark->done();
+  auto done = event->done();
   ASSERT_TRUE(done.ok()) << done.status().message();
   EXPECT_TRUE(done.value());
 }

@@ -284,7 +284,7 @@ TEST_F(Nccl, AStepEndsInTimeThoughTheHostsStreamDoesNot) {
   std::promise<void> go;
   Trainer trainer(open({{"step_timeout", "300ms"}}), {"cuda:0", "cuda:1"});
   ok(trainer.session->start());
-  fake_cuda::enter(nullptr, [&go] { go.get_future().wait(); });
+  fake_cuda::enqueue(nullptr, [&go] { go.get_future().wait(); });
   const Status late = trainer.session->step(1, nullptr);  // would else end when the stream does: never
   EXPECT_EQ(late.code(), Code::kTimeout) << late.message();
   EXPECT_THAT(late.message(), HasSubstr("the all-reduce over 2 devices has not ended in time"));

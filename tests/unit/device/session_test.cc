@@ -504,12 +504,12 @@ TEST_F(GpuSession, GradientsAreReadAfterTheirStreamsAndValuesComeBeforeWhatFollo
     auto operation = trainer.session->step_begin(1);
     ASSERT_TRUE(operation.ok());
     for (Tensor& tensor : trainer.tensors) {
-      fake_cuda::enter(stream, [&tensor] { std::fill_n(floats(tensor.memory[0]->gradient), tensor.parameter->count, 3.0f); });
+      fake_cuda::enqueue(stream, [&tensor] { std::fill_n(floats(tensor.memory[0]->gradient), tensor.parameter->count, 3.0f); });
       ok(trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, stream));
     }
     ok(trainer.session->wait(*operation.value(), -1ms));
     EXPECT_TRUE(operation.value()->step_result().applied);
-    fake_cuda::enter(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
+    fake_cuda::enqueue(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
   }
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   EXPECT_EQ(seen, std::vector<float>(seen.size(), -3));
@@ -601,7 +601,7 @@ TEST_F(GpuSession, ValuesOfAReplicaWithoutWeightAreWrittenAfterItsStream) {
     float seen = -1000;
     auto operation = trainer.session->step_begin(1);
     ASSERT_TRUE(operation.ok());
-    fake_cuda::enter(absent ? cudaStream_t{} : streams[1], [&] {
+    fake_cuda::enqueue(absent ? cudaStream_t{} : streams[1], [&] {
       go.get_future().wait();
       seen = floats(trainer.tensors[1].memory[1]->value)[7];
     });
@@ -733,7 +733,7 @@ TEST_F(GpuSession, AStreamThatWaitsSeesTheNewValues) {
     ok(trainer.session->step_flush());
     ok(trainer.session->wait(*operation.value(), -1ms));
     ok(trainer.session->stream_wait(trainer.replicas[0], stream));
-    fake_cuda::enter(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
+    fake_cuda::enqueue(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
   }
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   EXPECT_EQ(seen, trainer.values(large, 0));
@@ -741,7 +741,7 @@ TEST_F(GpuSession, AStreamThatWaitsSeesTheNewValues) {
   ok(trainer.session->close(10s));
 }
 
-// Steps that end when their updates are entered, on a quick device and a slow one, each with a stream of its own: none may see
+// Steps that end when their updates are enqueued, on a quick device and a slow one, each with a stream of its own: none may see
 // another step's sums.
 TEST_F(GpuSession, AQuickDeviceDoesNotRunAwayFromASlowOne) {
   const HostStream streams[] = {HostStream(0), HostStream(1)};
@@ -793,7 +793,7 @@ TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
   const auto before = fake_cuda::alive();
   std::atomic<int> warnings{0};
   const auto log = std::make_shared<Log>(LogLevel::kWarning, [&](const LogRecord& record) {
-    if (record.message.find("cuda:0 does not end what was entered into it") != std::string::npos) ++warnings;
+    if (record.message.find("cuda:0 does not end what was enqueued in it") != std::string::npos) ++warnings;
   });
   {
     auto trainer = std::make_unique<Trainer>(open({{"step_timeout", "200ms"}}, "", log), std::vector<std::string>{"cuda:0"});

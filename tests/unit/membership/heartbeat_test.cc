@@ -6,7 +6,7 @@
 
 #include <optional>
 
-#include "core/membership/doorman.h"
+#include "core/membership/admission.h"
 #include "transport/sim/world.h"
 
 namespace dsgd {
@@ -62,16 +62,16 @@ class HeartbeatTest : public testing::Test {
   }
 
   void listen() {
-    auto listener = head_network_->listen("node0:7700", &doorman());
+    auto listener = head_network_->listen("node0:7700", &admission());
     ASSERT_TRUE(listener.ok()) << listener.status().message();
     listener_ = std::move(listener).value();
   }
-  Doorman& doorman() {
-    if (!doorman_) {
-      doorman_ = std::make_unique<Doorman>(head_network_->loop(), "digits", "secret", Doorman::Route{head_network_.get(), &head_},
-                                           Doorman::Route{}, nullptr);
+  Admission& admission() {
+    if (!admission_) {
+      admission_ = std::make_unique<Admission>(head_network_->loop(), "digits", "secret", Admission::Route{head_network_.get(), &head_},
+                                           Admission::Route{}, nullptr);
     }
-    return *doorman_;
+    return *admission_;
   }
   void start(const std::string& token = "secret") {
     HeartbeatOptions options;
@@ -114,7 +114,7 @@ class HeartbeatTest : public testing::Test {
   transport::ProcessId head_process_, process_;
   std::unique_ptr<transport::Environment> head_environment_, environment_;
   ScriptedHead head_;
-  std::unique_ptr<Doorman> doorman_;
+  std::unique_ptr<Admission> admission_;
   std::unique_ptr<transport::Network> head_network_, network_;
   std::unique_ptr<transport::Listener> listener_;
   std::shared_ptr<Heartbeat> heartbeat_;

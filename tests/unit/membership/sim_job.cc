@@ -25,9 +25,9 @@ SimHead::SimHead(SimWorld& world, ProcessId p, const std::string& host, uint32_t
     : process(p), environment_(world.environment(p)), network_(network_of(*environment_, "head")) {
   head_ = std::make_unique<Head>(network_->loop(), HeadOptions{num_workers, lease}, nullptr);
   head_->on_end([this](const Status& status) { ends.push_back(status); });
-  doorman_ = std::make_unique<Doorman>(network_->loop(), "digits", "secret", Doorman::Route{network_.get(), head_.get()},
-                                       Doorman::Route{}, nullptr);
-  auto listener = network_->listen(host + kHeadPort, doorman_.get());
+  admission_ = std::make_unique<Admission>(network_->loop(), "digits", "secret", Admission::Route{network_.get(), head_.get()},
+                                       Admission::Route{}, nullptr);
+  auto listener = network_->listen(host + kHeadPort, admission_.get());
   EXPECT_TRUE(listener.ok()) << listener.status().message();
   if (listener.ok()) listener_ = std::move(listener).value();
 }

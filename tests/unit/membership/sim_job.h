@@ -29,7 +29,7 @@ class SimHead {
   std::unique_ptr<transport::Environment> environment_;
   std::unique_ptr<transport::Network> network_;
   std::unique_ptr<Head> head_;
-  std::unique_ptr<Doorman> doorman_;
+  std::unique_ptr<Admission> admission_;
   std::unique_ptr<transport::Listener> listener_;
 };
 

@@ -1,4 +1,4 @@
-#include "core/membership/doorman.h"
+#include "core/membership/admission.h"
 
 #include "core/base/text.h"
 
@@ -15,14 +15,14 @@ std::string major_version(const std::string& version) { return version.substr(0,
 
 const char* library_version() { return DSGD_LIBRARY_VERSION; }
 
-Doorman::Doorman(transport::Loop& loop, std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log)
+Admission::Admission(transport::Loop& loop, std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log)
     : job_(std::move(job)),
       token_(std::move(token)),
       head_(head),
       peer_(peer),
       refusals_(loop, log ? std::move(log) : std::make_shared<Log>()) {}
 
-Result<Doorman::Decision> Doorman::on_hello(const transport::Hello& hello, const std::string& from) {
+Result<Admission::Decision> Admission::on_hello(const transport::Hello& hello, const std::string& from) {
   std::string cause;
   auto decision = decide(hello, from, &cause);
   if (!decision.ok()) refused(cause, decision.status());
@@ -30,19 +30,19 @@ Result<Doorman::Decision> Doorman::on_hello(const transport::Hello& hello, const
 }
 
 // The message goes to a process that may not know the token, so it names only what that process has sent.
-Status Doorman::on_wrong_token(const transport::Hello& hello, const std::string& from) {
+Status Admission::on_wrong_token(const transport::Hello& hello, const std::string& from) {
   Status why(Code::kUnauthorized, name_of(hello, from) + " was refused: its token is wrong for job '" + printable(hello.job) +
                                       "'; give every process of the job the same `token` and `job`");
   refused("their token is wrong", why);
   return why;
 }
 
-void Doorman::refused(const std::string& cause, const Status& why) {
+void Admission::refused(const std::string& cause, const Status& why) {
   refusals_.note(cause, why.message());
   if (refused_) refused_(why.message());
 }
 
-Result<Doorman::Decision> Doorman::decide(const transport::Hello& hello, const std::string& from, std::string* cause) const {
+Result<Admission::Decision> Admission::decide(const transport::Hello& hello, const std::string& from, std::string* cause) const {
   const std::string who = name_of(hello, from);
   *cause = "they want another job";
   if (hello.job != job_) {

@@ -1,4 +1,4 @@
-#include "core/membership/doorman.h"
+#include "core/membership/admission.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,10 +14,10 @@ using testing::HasSubstr;
 using testing::Not;
 using transport::Role;
 
-// Never called: the doorman only hands the pointer on.
+// Never called: the admission only hands the pointer on.
 transport::Network* network_at(uintptr_t place) { return reinterpret_cast<transport::Network*>(place); }
 
-class DoormanTest : public testing::Test {
+class AdmissionTest : public testing::Test {
  protected:
   FakeLoop loop_;
   Head head_handler_{loop_, HeadOptions{1, 1s}, nullptr};
@@ -25,8 +25,8 @@ class DoormanTest : public testing::Test {
   std::vector<std::string> logged_;
   std::shared_ptr<Log> log_ = std::make_shared<Log>(
       LogLevel::kWarning, [this](const LogRecord& record) { logged_.push_back(record.message); });
-  Doorman::Route head_{network_at(0x1000), &head_handler_};
-  Doorman::Route peer_{network_at(0x2000), &peer_handler_};
+  Admission::Route head_{network_at(0x1000), &head_handler_};
+  Admission::Route peer_{network_at(0x2000), &peer_handler_};
 
   static transport::Hello good(Role role) {
     transport::Hello hello;
@@ -38,12 +38,12 @@ class DoormanTest : public testing::Test {
   }
 };
 
-TEST_F(DoormanTest, RoutesByRole) {
-  Doorman doorman(loop_, "digits", "secret", head_, peer_, log_);
+TEST_F(AdmissionTest, RoutesByRole) {
+  Admission admission(loop_, "digits", "secret", head_, peer_, log_);
   for (Role role : {Role::kControl, Role::kHeartbeat, Role::kPeer}) {
-    auto decision = doorman.on_hello(good(role), "10.0.0.7:99");
+    auto decision = admission.on_hello(good(role), "10.0.0.7:99");
     ASSERT_TRUE(decision.ok()) << decision.status().message();
-    const Doorman::Route& expected = role == Role::kPeer ? peer_ : head_;
+    const Admission::Route& expected = role == Role::kPeer ? peer_ : head_;
     EXPECT_EQ(decision.value().network, expected.network);
     EXPECT_EQ(decision.value().handler, expected.handler);
   }
@@ -51,10 +51,10 @@ TEST_F(DoormanTest, RoutesByRole) {
 }
 
 // An answer is all that a probe is for: its connection is not kept.
-TEST_F(DoormanTest, AProbeIsAnsweredWithARefusalThatIsFinal) {
-  Doorman doorman(loop_, "digits", "secret", head_, peer_, log_);
-  doorman.accept_probes(network_at(0x3000));
-  auto decision = doorman.on_hello(good(Role::kProbe), "10.0.0.7:99");
+TEST_F(AdmissionTest, AProbeIsAnsweredWithARefusalThatIsFinal) {
+  Admission admission(loop_, "digits", "secret", head_, peer_, log_);
+  admission.accept_probes(network_at(0x3000));
+  auto decision = admission.on_hello(good(Role::kProbe), "10.0.0.7:99");
   ASSERT_TRUE(decision.ok()) << decision.status().message();
   FakeChannel channel("w1", Role::kProbe);
   const Status refused = decision.value().handler->on_open(channel);
@@ -63,14 +63,14 @@ TEST_F(DoormanTest, AProbeIsAnsweredWithARefusalThatIsFinal) {
   EXPECT_TRUE(logged_.empty());
 }
 
-TEST_F(DoormanTest, AWrongTokenWritesNoLinesOfItsOwnIntoTheLog) {
-  Doorman doorman(loop_, "digits", "secret", head_, peer_, log_);
+TEST_F(AdmissionTest, AWrongTokenWritesNoLinesOfItsOwnIntoTheLog) {
+  Admission admission(loop_, "digits", "secret", head_, peer_, log_);
   transport::Hello hello = good(Role::kControl);
   hello.job = std::string(100000, 'x');
   hello.worker_id = "w1\n[error] all is lost";
   std::vector<std::string> told;
-  doorman.on_refused([&](const std::string& why) { told.push_back(why); });
-  EXPECT_FALSE(doorman.on_wrong_token(hello, "10.0.0.7:99").ok());
+  admission.on_refused([&](const std::string& why) { told.push_back(why); });
+  EXPECT_FALSE(admission.on_wrong_token(hello, "10.0.0.7:99").ok());
   ASSERT_EQ(logged_.size(), 1u);
   ASSERT_EQ(told.size(), 1u);
   EXPECT_THAT(logged_[0], HasSubstr(told[0]));
@@ -79,17 +79,17 @@ TEST_F(DoormanTest, AWrongTokenWritesNoLinesOfItsOwnIntoTheLog) {
 }
 
 // 48 000 refused connections wrote 1.6 MB a second.
-TEST_F(DoormanTest, RefusalsAreLoggedOnceAndThenCountedByCause) {
-  Doorman doorman(loop_, "digits", "secret", head_, peer_, log_);
+TEST_F(AdmissionTest, RefusalsAreLoggedOnceAndThenCountedByCause) {
+  Admission admission(loop_, "digits", "secret", head_, peer_, log_);
   size_t told = 0;
-  doorman.on_refused([&](const std::string&) { ++told; });
+  admission.on_refused([&](const std::string&) { ++told; });
   transport::Hello stranger = good(Role::kControl), other_job = good(Role::kControl);
   other_job.job = "other";
   for (int i = 0; i < 1000; ++i) {
     stranger.worker_id = "w" + std::to_string(i);
-    (void)doorman.on_wrong_token(stranger, "10.0.0.7:99");
+    (void)admission.on_wrong_token(stranger, "10.0.0.7:99");
   }
-  for (int i = 0; i < 2; ++i) EXPECT_FALSE(doorman.on_hello(other_job, "10.0.0.7:99").ok());
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE(admission.on_hello(other_job, "10.0.0.7:99").ok());
   ASSERT_EQ(logged_.size(), 2u);
   EXPECT_THAT(logged_[0], AllOf(HasSubstr("'w0'"), HasSubstr("token is wrong")));
   EXPECT_THAT(logged_[1], HasSubstr("'other'"));
@@ -100,29 +100,29 @@ TEST_F(DoormanTest, RefusalsAreLoggedOnceAndThenCountedByCause) {
   EXPECT_THAT(logged_, testing::UnorderedElementsAre("999 further connections were refused in the last 10 s because their token is wrong",
                                                      "1 further connection was refused in the last 10 s because they want another job"));
   logged_.clear();
-  (void)doorman.on_wrong_token(stranger, "10.0.0.7:99");  // it goes on: still only counted
+  (void)admission.on_wrong_token(stranger, "10.0.0.7:99");  // it goes on: still only counted
   EXPECT_TRUE(logged_.empty());
   loop_.advance(10s);
   EXPECT_EQ(logged_, std::vector<std::string>{"1 further connection was refused in the last 10 s because their token is wrong"});
   logged_.clear();
   loop_.advance(20s);  // quiet, so the next one is news
   EXPECT_TRUE(logged_.empty());
-  (void)doorman.on_wrong_token(stranger, "10.0.0.7:99");
+  (void)admission.on_wrong_token(stranger, "10.0.0.7:99");
   ASSERT_EQ(logged_.size(), 1u);
   EXPECT_THAT(logged_[0], HasSubstr("'w999'"));
 }
 
-TEST_F(DoormanTest, ADestroyedDoormanLogsNoCounts) {
+TEST_F(AdmissionTest, ADestroyedAdmissionLogsNoCounts) {
   {
-    Doorman doorman(loop_, "digits", "secret", head_, peer_, log_);
-    for (int i = 0; i < 3; ++i) (void)doorman.on_wrong_token(good(Role::kControl), "10.0.0.7:99");
+    Admission admission(loop_, "digits", "secret", head_, peer_, log_);
+    for (int i = 0; i < 3; ++i) (void)admission.on_wrong_token(good(Role::kControl), "10.0.0.7:99");
   }
   logged_.clear();
   loop_.advance(11s);
   EXPECT_TRUE(logged_.empty());
 }
 
-TEST_F(DoormanTest, RefusesWhoDoesNotBelong) {
+TEST_F(AdmissionTest, RefusesWhoDoesNotBelong) {
   struct Case {
     const char* name;
     std::function<void(transport::Hello&)> spoil;
@@ -142,11 +142,11 @@ TEST_F(DoormanTest, RefusesWhoDoesNotBelong) {
       {"no version", [](auto& h) { h.library_version = ""; }, Code::kMismatch, {library_version()}},
   };
   for (const Case& c : cases) {
-    Doorman doorman(loop_, "digits", "secret", head_, peer_, log_);
+    Admission admission(loop_, "digits", "secret", head_, peer_, log_);
     SCOPED_TRACE(c.name);
     transport::Hello hello = good(Role::kControl);
     c.spoil(hello);
-    auto decision = doorman.on_hello(hello, "10.0.0.7:99");
+    auto decision = admission.on_hello(hello, "10.0.0.7:99");
     ASSERT_FALSE(decision.ok());
     EXPECT_EQ(decision.status().code(), c.code);
     for (const std::string& text : c.says) EXPECT_THAT(decision.status().message(), HasSubstr(text));
@@ -155,33 +155,33 @@ TEST_F(DoormanTest, RefusesWhoDoesNotBelong) {
   }
 }
 
-TEST_F(DoormanTest, AWrongTokenIsNamedWithItsRemedyAndLearnsNothingOfTheJob) {
-  Doorman doorman(loop_, "digits", "secret", head_, peer_, log_);
-  EXPECT_EQ(doorman.token(), "secret");
+TEST_F(AdmissionTest, AWrongTokenIsNamedWithItsRemedyAndLearnsNothingOfTheJob) {
+  Admission admission(loop_, "digits", "secret", head_, peer_, log_);
+  EXPECT_EQ(admission.token(), "secret");
   transport::Hello hello = good(Role::kControl);
   hello.job = "other";
   hello.protocol = 77;
-  const Status why = doorman.on_wrong_token(hello, "10.0.0.7:99");
+  const Status why = admission.on_wrong_token(hello, "10.0.0.7:99");
   EXPECT_EQ(why.code(), Code::kUnauthorized);
   EXPECT_THAT(why.message(), AllOf(HasSubstr("w1"), HasSubstr("10.0.0.7:99"), HasSubstr("same `token`")));
   EXPECT_THAT(why.message(), Not(HasSubstr("digits")));
   EXPECT_THAT(why.message(), Not(HasSubstr("secret")));
 }
 
-TEST_F(DoormanTest, AMinorVersionMayDiffer) {
-  Doorman doorman(loop_, "digits", "secret", head_, peer_, log_);
+TEST_F(AdmissionTest, AMinorVersionMayDiffer) {
+  Admission admission(loop_, "digits", "secret", head_, peer_, log_);
   transport::Hello hello = good(Role::kControl);
   const std::string version = library_version();
   hello.library_version = version.substr(0, version.find('.')) + ".999.1";
-  EXPECT_TRUE(doorman.on_hello(hello, "x").ok());
+  EXPECT_TRUE(admission.on_hello(hello, "x").ok());
 }
 
-TEST_F(DoormanTest, SaysWhichRoleTheProcessLacks) {
-  Doorman worker(loop_, "digits", "secret", {}, peer_, log_);
+TEST_F(AdmissionTest, SaysWhichRoleTheProcessLacks) {
+  Admission worker(loop_, "digits", "secret", {}, peer_, log_);
   auto to_head = worker.on_hello(good(Role::kControl), "x");
   EXPECT_EQ(to_head.status().code(), Code::kState);
   EXPECT_THAT(to_head.status().message(), HasSubstr("`head`"));
-  Doorman head(loop_, "digits", "secret", head_, {}, log_);
+  Admission head(loop_, "digits", "secret", head_, {}, log_);
   auto to_peer = head.on_hello(good(Role::kPeer), "x");
   EXPECT_EQ(to_peer.status().code(), Code::kState);
   EXPECT_THAT(to_peer.status().message(), HasSubstr("head"));

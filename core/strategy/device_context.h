@@ -11,25 +11,25 @@
 
 namespace dsgd {
 
-struct Place {
+struct DeviceContext {
   std::shared_ptr<device::Device> device;
   std::vector<uint32_t> replicas;            // in order
-  std::unique_ptr<device::WorkQueue> queue;  // entered on the session's loop, as the next two
+  std::unique_ptr<device::WorkQueue> queue;  // enqueued on the session's loop, as the next two
   // Of a device that is not the host: what goes to the host and comes from it, beside each other and beside the queue's work.
   std::unique_ptr<device::WorkQueue> to_host, from_host;
-  std::unique_ptr<device::Mark> entered;     // in the host's default stream
-  std::unique_ptr<device::Mark> reached;     // in the queue
+  std::unique_ptr<device::DeviceEvent> enqueued;     // in the host's default stream
+  std::unique_ptr<device::DeviceEvent> reached;     // in the queue
   OptimizerState state;                      // where all workers update alike and the device is not the host
   bool is_host() const { return device->is_host(); }
-  // What is entered into the queue from now on happens after what the host has entered into its default stream.
+  // What is enqueued in the queue from now on happens after what the host has enqueued in its default stream.
   Status follow_default_stream();
-  // What is entered into any of its queues from now on happens after all that is in them.
+  // What is enqueued in any of its queues from now on happens after all that is in them.
   Status align();
 };
 
-Result<Place> open_place(std::shared_ptr<device::Device> device);  // no replicas yet, and the first queue alone
+Result<DeviceContext> open_context(std::shared_ptr<device::Device> device);  // no replicas yet, and the first queue alone
 // In the order of their first replicas, but the host first.
-Result<std::vector<Place>> make_places(const Model& model);
+Result<std::vector<DeviceContext>> make_contexts(const Model& model);
 
 // Zeroed memory of the host whose pages cost nothing until they are touched: an owner of some ranges touches only those.
 std::shared_ptr<void> untouched_memory(size_t nbytes);

@@ -14,7 +14,7 @@ namespace dsgd {
 
 const char* library_version();  // "1.0.0"; what a Hello carries
 
-class Doorman final : public transport::AcceptHandler {
+class Admission final : public transport::AcceptHandler {
  public:
   struct Route {
     transport::Network* network = nullptr;  // null: this process has no such role
@@ -22,10 +22,10 @@ class Doorman final : public transport::AcceptHandler {
   };
   // Routes probes (probe.h) to this network. Without it, they are refused.
   void accept_probes(transport::Network* network) { probe_ = {network, &probe_handler_}; }
-  // Routes by role. The transport has checked the token; the doorman checks the job, the protocol and the
+  // Routes by role. The transport has checked the token; the admission checks the job, the protocol and the
   // library's major version. Refusals are logged, at a limited rate (`log` null: not at all). `loop`: of the
   // listening network.
-  Doorman(transport::Loop& loop, std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log);
+  Admission(transport::Loop& loop, std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log);
   // Called for each refusal, on the listening network's loop.
   void on_refused(std::function<void(const std::string& why)> refused) { refused_ = std::move(refused); }
 

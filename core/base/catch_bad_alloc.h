@@ -7,7 +7,7 @@ namespace dsgd {
 
 // Runs `work`. Returns false if it threw std::bad_alloc.
 template <typename Work>
-bool surely(const Work& work) {
+bool catch_bad_alloc(const Work& work) {
   try {
     work();
     return true;

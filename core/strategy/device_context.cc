@@ -1,25 +1,25 @@
-#include "core/strategy/place.h"
+#include "core/strategy/device_context.h"
 
 #include <algorithm>
 #include <cstdlib>
 
 namespace dsgd {
 
-Result<Place> open_place(std::shared_ptr<device::Device> device) {
+Result<DeviceContext> open_context(std::shared_ptr<device::Device> device) {
   auto queue = device->new_queue();
   if (!queue.ok()) return queue.status();
-  auto entered = device->new_mark(), reached = device->new_mark();
-  if (!entered.ok()) return entered.status();
+  auto enqueued = device->new_event(), reached = device->new_event();
+  if (!enqueued.ok()) return enqueued.status();
   if (!reached.ok()) return reached.status();
-  return Place{std::move(device), {}, std::move(queue).value(), {}, {}, std::move(entered).value(), std::move(reached).value(), {}};
+  return DeviceContext{std::move(device), {}, std::move(queue).value(), {}, {}, std::move(enqueued).value(), std::move(reached).value(), {}};
 }
 
-Result<std::vector<Place>> make_places(const Model& model) {
-  std::vector<Place> places;
+Result<std::vector<DeviceContext>> make_contexts(const Model& model) {
+  std::vector<DeviceContext> contexts;
   for (const auto& replica : model.replicas) {
-    auto place = std::find_if(places.begin(), places.end(), [&](const Place& p) { return p.device == replica->device; });
-    if (place == places.end()) {
-      auto opened = open_place(replica->device);
+    auto context = std::find_if(contexts.begin(), contexts.end(), [&](const DeviceContext& p) { return p.device == replica->device; });
+    if (context == contexts.end()) {
+      auto opened = open_context(replica->device);
       if (!opened.ok()) return opened.status();
       for (auto* queue : {&opened.value().to_host, &opened.value().from_host}) {
         if (opened.value().is_host()) break;
@@ -27,19 +27,19 @@ Result<std::vector<Place>> make_places(const Model& model) {
         if (!made.ok()) return made.status();
         *queue = std::move(made).value();
       }
-      place = places.insert(replica->device->is_host() ? places.begin() : places.end(), std::move(opened).value());
+      context = contexts.insert(replica->device->is_host() ? contexts.begin() : contexts.end(), std::move(opened).value());
     }
-    place->replicas.push_back(replica->index);
+    context->replicas.push_back(replica->index);
   }
-  return places;
+  return contexts;
 }
 
-Status Place::follow_default_stream() {
-  Status status = device->record_stream(*entered, nullptr);
-  return status.ok() ? queue->wait(*entered) : status;
+Status DeviceContext::follow_default_stream() {
+  Status status = device->record_stream(*enqueued, nullptr);
+  return status.ok() ? queue->wait(*enqueued) : status;
 }
 
-Status Place::align() {
+Status DeviceContext::align() {
   Status status;
   const auto follow = [&](device::WorkQueue& behind, device::WorkQueue& before) {
     if (status.ok()) status = before.record(*reached);
