@@ -79,7 +79,8 @@ void run_with_retry(Loop& loop, const Work& work, Time until = kNever) {
     Attempt attempt{work};
     try {
       // One pointer, which a Task holds without memory of its own.
-      if (!loop.run([&attempt] { attempt.run(); }, attempt.over, kNever)) return;  // the process exits: no thread drives the loop
+      // The process exits: no thread drives the loop.
+      if (!loop.run([&attempt] { attempt.run(); }, attempt.over, kNever)) return;
     } catch (const std::bad_alloc&) {
     }
     if (attempt.done || loop.now() >= until) return;

@@ -71,9 +71,9 @@ struct JoinRequest {
 struct JoinReply {  // comes when num_workers have joined
   uint64_t view = 0;
   int32_t rank = -1;
-  int32_t head_rank = -1;  // worker that hosts the head, -1: a process of its own
+  int32_t head_rank = -1;           // worker that hosts the head, -1: a process of its own
   std::vector<MemberInfo> members;  // by rank
-  std::string job_nonce;            // random; workers name it in each later hello, which shows that they are of this job
+  std::string job_nonce;  // random; workers name it in each later hello, which shows that they are of this job
 };
 struct Watch {  // parked by the head until it has news after `sequence`
   uint64_t sequence = 0;
@@ -118,8 +118,8 @@ struct ObjectPart {
   uint64_t total = 0, offset = 0;
   std::vector<uint8_t> data;  // of a small object; the receiver fetches that of others
   bool remove = false;        // delete the object
-  uint64_t put = 0;     // number of the put that made the object, unique in the job; 0 in a request to rank 0 to delete
-  int32_t dtype = -1;   // of the array; -1: bytes without a type
+  uint64_t put = 0;    // number of the put that made the object, unique in the job; 0 in a request to rank 0 to delete
+  int32_t dtype = -1;  // of the array; -1: bytes without a type
   std::vector<int64_t> shape;
   bool fetch = false;  // asks the receiver for the object's data from `offset` on
 };
@@ -127,15 +127,15 @@ struct Goodbye {  // last message on a connection that is closed on purpose
   uint64_t view = 0;
   int32_t rank = -1;
   Status cause;
-  uint64_t steps = 0;             // that the sender has made
-  std::vector<uint64_t> digests;  // of its values then; empty: not compared
+  uint64_t steps = 0;                // that the sender has made
+  std::vector<uint64_t> digests;     // of its values then; empty: not compared
   uint64_t first_call_not_made = 0;  // steps of this and later calls go on without the sender; 0: none does
 };
 
 struct Empty {};
 
-using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report,
-                             OperationFailed, ObjectPart, Goodbye>;
+using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report, OperationFailed,
+                             ObjectPart, Goodbye>;
 
 // ---- bulk: one chunk of an operation. The meaning of kind, dtype, reduction, phase is core's.
 struct BulkHeader {

@@ -103,7 +103,7 @@ struct DialOptions {
   Hello hello;
   std::string token;  // proved to the other side, which has to prove it, too; never sent
   Time deadline = kNever;
-  size_t bulk_window = 4 << 20;   // unanswered bytes per operation
+  size_t bulk_window = 4 << 20;  // unanswered bytes per operation
   // Unanswered bytes of small chunks, all operations together. Beyond it, each operation may have one unanswered chunk. Otherwise
   // chunks of a later operation, which the peer keeps until it begins that operation, could block the chunk that the peer waits for.
   size_t small_window = 1 << 20;
@@ -137,7 +137,7 @@ struct ListenOptions {
 
 class Listener {
  public:
-  virtual ~Listener() = default;                               // stops listening; accepted connections live on
+  virtual ~Listener() = default;            // stops listening; accepted connections live on
   virtual std::string address() const = 0;  // bound address with the real port: "127.0.0.1:40123", "unix:/tmp/x"
 };
 
@@ -209,8 +209,9 @@ class Environment {
       case Code::kOk:
         return {};
       case Code::kForked:
-        return Status(Code::kForked, "this process is a fork of the one that opened the session; open a session of its own "
-                                     "with dsgd_init");
+        return Status(Code::kForked,
+                      "this process is a fork of the one that opened the session; open a session of its own "
+                      "with dsgd_init");
       default:
         return Status(Code::kClosed, "the process exits, which has ended its sessions");
     }

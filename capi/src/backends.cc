@@ -59,9 +59,9 @@ Result<const device::Backend*> load_cuda() {
     loaded = table();
     return loaded.load();
   }
-  return Status(Code::kUnsupported,
-                "the plug-in for CUDA devices cannot be loaded: " + why + "; build dsgd with -DDSGD_CUDA=ON, which installs " +
-                    kCudaLibrary + " beside libdsgd.so, or use the device cpu")
+  return Status(Code::kUnsupported, "the plug-in for CUDA devices cannot be loaded: " + why +
+                                        "; build dsgd with -DDSGD_CUDA=ON, which installs " + kCudaLibrary +
+                                        " beside libdsgd.so, or use the device cpu")
       .with_parameter("devices");
 }
 

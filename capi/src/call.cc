@@ -117,8 +117,9 @@ Status Call::world(const dsgd_group* group) const {
 
 Status Call::on_host(const void* data, size_t nbytes, const char* argument) const {
   const Status there = check_host_memory(data, nbytes);
-  return there.ok() ? there : invalid(std::string("argument '") + argument + "' is " + there.message() +
-                                      "; collectives and objects take memory of the host, give a copy there");
+  return there.ok() ? there
+                    : invalid(std::string("argument '") + argument + "' is " + there.message() +
+                              "; collectives and objects take memory of the host, give a copy there");
 }
 
 Status Call::buffer(const void* data, size_t nbytes, int32_t dtype, const char* argument) const {

@@ -56,7 +56,7 @@ class Call {
   Status open(const dsgd_replica* replica, const dsgd_parameter* parameter) const;  // and of the same session
 
   Status alive(const Status& status, const char* kind) const;  // passes on what a session or a head says of its process
-  Status wait_time(int32_t timeout_ms) const;  // -1 or more
+  Status wait_time(int32_t timeout_ms) const;                  // -1 or more
   Status dtype(int32_t dtype) const;
   Status reduction(int32_t reduction, int32_t dtype) const;
   Status world(const dsgd_group* group) const;
@@ -84,12 +84,12 @@ int32_t guard(const char* function, dsgd_error** error, Body&& body) {
   } catch (abi::__forced_unwind&) {
     throw;  // the host cancels its thread: no exception, and it may not be stopped
   } catch (const std::exception& exception) {
-    return give_error(Status(Code::kInternal, std::string(function) + ": unexpected exception (" +
-                                                  exception.what() + "); please report this"),
+    return give_error(Status(Code::kInternal, std::string(function) + ": unexpected exception (" + exception.what() +
+                                                  "); please report this"),
                       error);
   } catch (...) {
-    return give_error(
-        Status(Code::kInternal, std::string(function) + ": unexpected exception; please report this"), error);
+    return give_error(Status(Code::kInternal, std::string(function) + ": unexpected exception; please report this"),
+                      error);
   }
 }
 

@@ -17,8 +17,7 @@ using dsgd::capi::run_operation;
 namespace {
 
 // The checks that all collectives with data share.
-Status check_collective(const Call& call, const dsgd_session* session, const dsgd_group* group,
-                        int32_t dtype) {
+Status check_collective(const Call& call, const dsgd_session* session, const dsgd_group* group, int32_t dtype) {
   DSGD_RETURN_IF_ERROR(call.open(session));
   DSGD_RETURN_IF_ERROR(call.world(group));
   return call.dtype(dtype);
@@ -36,54 +35,66 @@ int32_t dsgd_allreduce(dsgd_session* session, dsgd_group* group, const void* sen
     DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, nbytes, dtype, "receive"));
-    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      return session->core->allreduce(send, receive, nbytes, static_cast<DType>(dtype),
-                                      static_cast<Reduction>(reduction), mode, given);
-    }, Channels::kAny);
+    return run_operation(
+        call, session, options, op,
+        [&](Session::Mode mode, const CallOptions& given) {
+          return session->core->allreduce(send, receive, nbytes, static_cast<DType>(dtype),
+                                          static_cast<Reduction>(reduction), mode, given);
+        },
+        Channels::kAny);
   });
 }
 
-int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, size_t nbytes, int32_t dtype,
-                       int32_t root, const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
+int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, size_t nbytes, int32_t dtype, int32_t root,
+                       const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(data, nbytes, dtype, "data"));
     const int32_t size = session->core->size();
     if (root < 0 || root >= size)
       return call.invalid("root is " + std::to_string(root) + "; ranks are 0 to " + std::to_string(size - 1));
-    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      return session->core->broadcast(data, nbytes, static_cast<DType>(dtype), root, mode, given);
-    }, Channels::kAny);
+    return run_operation(
+        call, session, options, op,
+        [&](Session::Mode mode, const CallOptions& given) {
+          return session->core->broadcast(data, nbytes, static_cast<DType>(dtype), root, mode, given);
+        },
+        Channels::kAny);
   });
 }
 
-int32_t dsgd_allgather(dsgd_session* session, dsgd_group* group, const void* send, size_t send_nbytes,
-                       void* receive, size_t receive_nbytes, const size_t* element_counts, int32_t dtype,
+int32_t dsgd_allgather(dsgd_session* session, dsgd_group* group, const void* send, size_t send_nbytes, void* receive,
+                       size_t receive_nbytes, const size_t* element_counts, int32_t dtype,
                        const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
-    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      return session->core->allgather(send, send_nbytes, receive, receive_nbytes, element_counts,
-                                      static_cast<DType>(dtype), mode, given);
-    }, Channels::kAny);
+    return run_operation(
+        call, session, options, op,
+        [&](Session::Mode mode, const CallOptions& given) {
+          return session->core->allgather(send, send_nbytes, receive, receive_nbytes, element_counts,
+                                          static_cast<DType>(dtype), mode, given);
+        },
+        Channels::kAny);
   });
 }
 
 int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void* send, size_t send_nbytes,
                             void* receive, size_t receive_nbytes, const size_t* element_counts, int32_t dtype,
-                            int32_t reduction, const dsgd_op_options* options, dsgd_op** op,
-                            dsgd_error** error) {
+                            int32_t reduction, const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
-    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, element_counts, static_cast<DType>(dtype),
-                                           static_cast<Reduction>(reduction), mode, given);
-    }, Channels::kAny);
+    return run_operation(
+        call, session, options, op,
+        [&](Session::Mode mode, const CallOptions& given) {
+          return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, element_counts,
+                                               static_cast<DType>(dtype), static_cast<Reduction>(reduction), mode,
+                                               given);
+        },
+        Channels::kAny);
   });
 }
 
@@ -92,9 +103,10 @@ int32_t dsgd_barrier(dsgd_session* session, dsgd_group* group, const dsgd_op_opt
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.world(group));
-    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      return session->core->barrier(mode, given);
-    }, Channels::kAny);
+    return run_operation(
+        call, session, options, op,
+        [&](Session::Mode mode, const CallOptions& given) { return session->core->barrier(mode, given); },
+        Channels::kAny);
   });
 }
 

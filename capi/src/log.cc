@@ -40,8 +40,7 @@ Result<std::unique_ptr<dsgd_log_record>> LogQueue::pop(std::chrono::milliseconds
     if (records_.empty()) notifier_->clear();
     return record;
   }
-  if (closed_)
-    return Status(Code::kClosed, "dsgd_log_poll: the session is closed and its log queue is empty");
+  if (closed_) return Status(Code::kClosed, "dsgd_log_poll: the session is closed and its log queue is empty");
   return Status(Code::kWaitTimeout,
                 "dsgd_log_poll: no log record came within " + std::to_string(timeout.count()) + " ms");
 }
@@ -95,8 +94,7 @@ using dsgd::capi::is_handle;
 
 extern "C" {
 
-int32_t dsgd_log_poll(dsgd_session* session, int32_t timeout_ms, dsgd_log_record** record,
-                      dsgd_error** error) {
+int32_t dsgd_log_poll(dsgd_session* session, int32_t timeout_ms, dsgd_log_record** record, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
     DSGD_RETURN_IF_ERROR(call.wait_time(timeout_ms));

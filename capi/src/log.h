@@ -44,7 +44,7 @@ class LogQueue {
   void push(std::unique_ptr<dsgd_log_record> record);
   // Oldest first. timeout < 0: until one comes or the queue is closed. Code::kWaitTimeout, Code::kClosed.
   Result<std::unique_ptr<dsgd_log_record>> pop(std::chrono::milliseconds timeout);
-  void close();  // pop returns what is left, then Code::kClosed
+  void close();                               // pop returns what is left, then Code::kClosed
   int fd() const { return notifier_->fd(); }  // readable while the queue is not empty
 
  private:

@@ -11,8 +11,7 @@
 struct dsgd_memory : dsgd::capi::Handle {
   static constexpr uint64_t kTag = dsgd::capi::tag_of("memory  ");
   static constexpr const char* kName = "dsgd_memory";
-  explicit dsgd_memory(std::shared_ptr<dsgd::TensorMemory> tensor)
-      : Handle(kTag), tensor(std::move(tensor)) {}
+  explicit dsgd_memory(std::shared_ptr<dsgd::TensorMemory> tensor) : Handle(kTag), tensor(std::move(tensor)) {}
 
   const std::shared_ptr<dsgd::TensorMemory> tensor;
 };

@@ -42,11 +42,14 @@ Result<CallOptions> read_options(const Call& call, const dsgd_op_options* option
   DSGD_RETURN_IF_ERROR(check_sized(call, options, kOptionsFirstSize, "options", "dsgd_op_options_init"));
   const dsgd_op_options given = read_sized(options);
   if (given.timeout_ms != -1 && given.timeout_ms < 1)
-    return call.invalid("options->timeout_ms is " + std::to_string(given.timeout_ms) + "; give milliseconds, at least 1, or -1");
+    return call.invalid("options->timeout_ms is " + std::to_string(given.timeout_ms) +
+                        "; give milliseconds, at least 1, or -1");
   if (given.channel >= DSGD_CHANNELS)
-    return call.invalid("options->channel is " + std::to_string(given.channel) + "; channels are 0 to " + std::to_string(DSGD_CHANNELS - 1));
+    return call.invalid("options->channel is " + std::to_string(given.channel) + "; channels are 0 to " +
+                        std::to_string(DSGD_CHANNELS - 1));
   if (channels == Channels::kZero && given.channel != 0)
-    return call.invalid("options->channel is " + std::to_string(given.channel) + "; only collectives use channels other than 0");
+    return call.invalid("options->channel is " + std::to_string(given.channel) +
+                        "; only collectives use channels other than 0");
   CallOptions read;
   if (given.timeout_ms > 0) read.timeout = std::chrono::milliseconds(given.timeout_ms);
   read.channel = given.channel;
@@ -169,8 +172,7 @@ int32_t dsgd_queue_poll(dsgd_session* session, dsgd_op** ops, size_t max, int32_
         left = std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
         left = std::max(left, milliseconds(0));
         if (ended.value().empty() && left.count() == 0)
-          return call.fail(Code::kWaitTimeout,
-                           "no operation ended within " + std::to_string(timeout_ms) + " ms");
+          return call.fail(Code::kWaitTimeout, "no operation ended within " + std::to_string(timeout_ms) + " ms");
       }
     }
   });

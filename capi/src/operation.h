@@ -21,8 +21,7 @@ class OpTable {
   // Starts an operation and registers its handle under one lock, so that a poll that sees the operation end
   // always finds the handle. `start` returns Result<std::shared_ptr<Operation>> and does not block.
   template <typename Start>
-  Result<dsgd_op*> start(const std::shared_ptr<OpTable>& self, const std::shared_ptr<Session>& session,
-                         Start&& start);
+  Result<dsgd_op*> start(const std::shared_ptr<OpTable>& self, const std::shared_ptr<Session>& session, Start&& start);
   // The handle, with one more reference; null: freed, or never the host's.
   dsgd_op* find(const Operation& operation);
   bool forget(dsgd_op& op);  // drops a reference; true: it was the last one, and the table has forgotten the op
@@ -47,7 +46,8 @@ struct dsgd_op : dsgd::capi::KeptHandle {
   const std::shared_ptr<dsgd::Operation> operation;
   const std::weak_ptr<dsgd::Session> session;  // weak: an op that a host forgot must not keep a session open
   const std::shared_ptr<dsgd::capi::OpTable> table;
-  int references = 1;  // the host's: of the call that began it, and of each poll that returned it; under the table's mutex
+  // The host's: of the call that began it, and of each poll that returned it; under the table's mutex.
+  int references = 1;
 };
 
 namespace dsgd::capi {

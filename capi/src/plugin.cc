@@ -121,7 +121,8 @@ int32_t dsgd_schedule_add(dsgd_schedule* schedule, int32_t transfer, int32_t rou
     if (transfer < DSGD_TRANSFER_SEND || transfer > DSGD_TRANSFER_COPY) {
       return call.invalid("unknown transfer " + std::to_string(transfer) + "; use a value of DSGD_TRANSFER_*");
     }
-    if (schedule->transfers->size() > dsgd::ScheduleAlgorithm::kMostTransfers) return {};  // the check of the schedule reports the excess
+    // The check of the schedule reports the excess.
+    if (schedule->transfers->size() > dsgd::ScheduleAlgorithm::kMostTransfers) return {};
     schedule->transfers->push_back({static_cast<dsgd::TransferKind>(transfer), round, peer, begin, count});
     return {};
   });
@@ -144,12 +145,13 @@ int32_t dsgd_algorithm_register(dsgd_config* config, const char* name, const dsg
     const dsgd_algorithm vtable = dsgd::capi::read_sized(algorithm);
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_version(call, vtable.version, "algorithm"));
     if (vtable.flags != 0) {
-      return call.invalid("flags are " + std::to_string(vtable.flags) + "; an algorithm has no flags yet, leave them 0");
+      return call.invalid("flags are " + std::to_string(vtable.flags) +
+                          "; an algorithm has no flags yet, leave them 0");
     }
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.allreduce != nullptr, "allreduce"));
     auto& registered = config->registered.algorithms;
-    DSGD_RETURN_IF_ERROR(dsgd::capi::check_name(call, name, dsgd::Strategies::built_in_algorithms(),
-                                                registered.count(name) > 0));
+    DSGD_RETURN_IF_ERROR(
+        dsgd::capi::check_name(call, name, dsgd::Strategies::built_in_algorithms(), registered.count(name) > 0));
     config->values.allow("algorithm", name);
     registered[name] = [held = dsgd::capi::hold(vtable), who = "algorithm '" + std::string(name) + "'"](
                            int32_t rank, int32_t size, uint64_t count, std::vector<dsgd::Transfer>* transfers) {
@@ -193,8 +195,7 @@ int32_t dsgd_strategy_register(dsgd_config* config, const char* name, const dsgd
                           "; use DSGD_STRATEGY_MEAN_AT_OWNER or DSGD_STRATEGY_UPDATE_AT_OWNER");
     }
     auto& registered = config->registered.strategies;
-    DSGD_RETURN_IF_ERROR(
-        dsgd::capi::check_name(call, name, dsgd::Strategies::built_in(), registered.count(name) > 0));
+    DSGD_RETURN_IF_ERROR(dsgd::capi::check_name(call, name, dsgd::Strategies::built_in(), registered.count(name) > 0));
     config->values.allow("strategy", name);
     dsgd::RegisteredStrategy made;
     made.update_at_owner = vtable.flags == DSGD_STRATEGY_UPDATE_AT_OWNER;

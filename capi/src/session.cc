@@ -89,9 +89,9 @@ int32_t dsgd_init_begin(const dsgd_config* config, const dsgd_op_options* option
     auto core = dsgd::Session::make(values, std::move(environment), std::move(log), registered);
     if (!core.ok()) return core.status();
     made->core = std::move(core).value();
-    DSGD_RETURN_IF_ERROR(run_operation(call, made.get(), options, op, [&](dsgd::Session::Mode mode, const dsgd::CallOptions& given) {
-      return made->core->join(mode, given);
-    }));
+    DSGD_RETURN_IF_ERROR(run_operation(
+        call, made.get(), options, op,
+        [&](dsgd::Session::Mode mode, const dsgd::CallOptions& given) { return made->core->join(mode, given); }));
     *session = made.release();
     return {};
   });
@@ -153,8 +153,7 @@ int32_t dsgd_session_info_read(const dsgd_session* session, dsgd_session_info* i
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
     DSGD_RETURN_IF_ERROR(call.given(info, "info"));
-    DSGD_RETURN_IF_ERROR(
-        dsgd::capi::check_sized(call, info, kSessionInfoFirstSize, "info", "dsgd_session_info_init"));
+    DSGD_RETURN_IF_ERROR(dsgd::capi::check_sized(call, info, kSessionInfoFirstSize, "info", "dsgd_session_info_init"));
     const dsgd::SessionInfo core = session->core->info();
     dsgd_session_info copy{};
     copy.id = session->id;

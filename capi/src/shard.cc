@@ -26,8 +26,8 @@ using dsgd::capi::is_handle;
 
 extern "C" {
 
-int32_t dsgd_shard_new(const dsgd_session* session, uint64_t samples, uint64_t seed, uint32_t flags,
-                       dsgd_shard** shard, dsgd_error** error) {
+int32_t dsgd_shard_new(const dsgd_session* session, uint64_t samples, uint64_t seed, uint32_t flags, dsgd_shard** shard,
+                       dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.given(shard, "shard"));
@@ -54,8 +54,9 @@ int32_t dsgd_shard_seek(dsgd_shard* shard, uint64_t epoch, uint64_t position, ds
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(shard, "shard"));
     if (position > shard->core.samples())
-      return call.invalid("position " + std::to_string(position) + " is beyond the " + std::to_string(shard->core.samples()) +
-                          " samples of an epoch; pass what dsgd_shard_position returned for a data set of the same size");
+      return call.invalid(
+          "position " + std::to_string(position) + " is beyond the " + std::to_string(shard->core.samples()) +
+          " samples of an epoch; pass what dsgd_shard_position returned for a data set of the same size");
     shard->core.seek(epoch, position);
     return {};
   });

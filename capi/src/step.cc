@@ -20,8 +20,7 @@ constexpr const char* kStepResultInit = "dsgd_step_result_init";
 const Parameter* read_only_gradient(dsgd_session* session) {
   std::lock_guard lock(session->mutex);
   for (const auto& replica : session->replicas)
-    if (!replica->read_only_gradients.empty())
-      return session->parameters[*replica->read_only_gradients.begin()]->core;
+    if (!replica->read_only_gradients.empty()) return session->parameters[*replica->read_only_gradients.begin()]->core;
   return nullptr;
 }
 
@@ -89,8 +88,8 @@ int32_t dsgd_learning_rate_set(dsgd_session* session, double rate, dsgd_error** 
   });
 }
 
-int32_t dsgd_strategy_set(dsgd_session* session, const char* name, const char* options, const dsgd_op_options* op_options,
-                          dsgd_op** op, dsgd_error** error) {
+int32_t dsgd_strategy_set(dsgd_session* session, const char* name, const char* options,
+                          const dsgd_op_options* op_options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
@@ -103,8 +102,9 @@ int32_t dsgd_strategy_set(dsgd_session* session, const char* name, const char* o
 int32_t dsgd_start(dsgd_session* session, const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
-    return run_operation(call, session, options, op,
-                         [&](Session::Mode mode, const CallOptions& given) { return session->core->start(mode, given); });
+    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+      return session->core->start(mode, given);
+    });
   });
 }
 
@@ -124,13 +124,13 @@ int32_t dsgd_step_begin(dsgd_session* session, double weight, const dsgd_op_opti
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.given(op, "op"));
-    return run_operation(call, session, options, op,
-                         [&](Session::Mode, const CallOptions& given) { return session->core->step_begin(weight, given); });
+    return run_operation(call, session, options, op, [&](Session::Mode, const CallOptions& given) {
+      return session->core->step_begin(weight, given);
+    });
   });
 }
 
-int32_t dsgd_gradient_ready(dsgd_replica* replica, dsgd_parameter* parameter, void* stream,
-                            dsgd_error** error) {
+int32_t dsgd_gradient_ready(dsgd_replica* replica, dsgd_parameter* parameter, void* stream, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
     return replica->session->core->gradients_ready(replica->core, {&parameter->core, 1}, stream);

@@ -98,15 +98,13 @@ int run_head(const Options& options) {
 
 Command add_head(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  app.add_option("--listen", options->listen,
-                 "Address to listen on, host:port; port 0: any (default: DSGD_HEAD)");
+  app.add_option("--listen", options->listen, "Address to listen on, host:port; port 0: any (default: DSGD_HEAD)");
   app.add_option("--num-workers", options->num_workers, "Workers of the job (default: DSGD_NUM_WORKERS)")
       ->check(whole_number(1, kMostWorkers));
   app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
   app.add_option("--token", options->token,
                  "Secret of the job; DSGD_TOKEN keeps it out of the process list (default: DSGD_TOKEN)");
-  app.add_option("--set", options->settings, "Another configuration key, KEY=VALUE; may be repeated")
-      ->take_all();
+  app.add_option("--set", options->settings, "Another configuration key, KEY=VALUE; may be repeated")->take_all();
   app.add_option("--config", options->file, "Configuration file with lines \"key = value\"");
   app.add_flag("--supervised", options->supervised)->group("");  // see remote.h
   app.footer(

@@ -49,19 +49,20 @@ std::string try_to_reach(const std::string& address) {
   if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  if (const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found)) return gai_strerror(error);
+  if (const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found))
+    return gai_strerror(error);
   int error = 0;
   for (const addrinfo* it = found; it; it = it->ai_next)
     if ((error = connect_to(it->ai_addr, it->ai_addrlen)) == 0) break;
   freeaddrinfo(found);
   if (error == 0) return "";
   const bool silent = error == ETIMEDOUT || error == EHOSTUNREACH;
-  return std::string(std::strerror(error)) + (silent ? "; a firewall may be between" : "; is `dsgd head` running there?");
+  return std::string(std::strerror(error)) +
+         (silent ? "; a firewall may be between" : "; is `dsgd head` running there?");
 }
 
 void watch(const std::string& address, const std::shared_ptr<WaitNote>& note) {
-  for (std::string why; !(why = try_to_reach(address)).empty(); std::this_thread::sleep_for(kPause))
-    note->begin(why);
+  for (std::string why; !(why = try_to_reach(address)).empty(); std::this_thread::sleep_for(kPause)) note->begin(why);
   note->end();
 }
 

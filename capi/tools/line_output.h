@@ -22,9 +22,9 @@ class LineOutput {
   int fd() const { return from_; }  // -1 after the end
   const std::string& last_line() const { return last_line_; }
   int error() const { return error_; }  // 0, or the errno of the first line that was lost
-  void discard() { discard_ = true; }  // writes no further line
-  void copy();                      // what there is, without waiting
-  void finish();                    // copies what there is, and an unfinished line too
+  void discard() { discard_ = true; }   // writes no further line
+  void copy();                          // what there is, without waiting
+  void finish();                        // copies what there is, and an unfinished line too
 
  private:
   void write_lines(bool all);

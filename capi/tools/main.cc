@@ -69,8 +69,7 @@ int run_tool(int argc, char** argv) {
   if (dashes != own.end()) words.assign(dashes + 1, own.end());
   own.erase(dashes, own.end());
 
-  CLI::App app("Data-parallel training: run local workers, run the head of a job, list the configuration.",
-               "dsgd");
+  CLI::App app("Data-parallel training: run local workers, run the head of a job, list the configuration.", "dsgd");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("dsgd ") + dsgd_version_string());
   CLI::App& run = *app.add_subcommand("run", "Run local workers of one job");
@@ -90,8 +89,7 @@ int run_tool(int argc, char** argv) {
     if (wrong.get_exit_code() == 0) return app.exit(wrong);  // help
     const bool subcommand = dynamic_cast<const CLI::RequiredError*>(&wrong) && app.get_subcommands().empty();
     const bool extra = dynamic_cast<const CLI::ExtrasError*>(&wrong) != nullptr;
-    std::fprintf(stderr, "dsgd: %s; %s\n",
-                 subcommand ? without_subcommand(app).c_str() : wrong.what(),
+    std::fprintf(stderr, "dsgd: %s; %s\n", subcommand ? without_subcommand(app).c_str() : wrong.what(),
                  run.parsed() && extra ? "the workers' command comes after --: dsgd run [OPTIONS] -- COMMAND"
                                        : "see `dsgd --help` and `dsgd SUBCOMMAND --help`");
     return kExitUsage;

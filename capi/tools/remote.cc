@@ -52,7 +52,8 @@ std::vector<std::string> ssh_words(const std::string& ssh, const std::string& ho
   std::stringstream given(ssh);
   for (std::string word; given >> word;) all.push_back(word);
   // No password is asked for, since several ssh would ask at once. A dead connection is found within 30 s.
-  for (const char* word : {"-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3", "--"})
+  for (const char* word :
+       {"-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3", "--"})
     all.push_back(word);
   all.push_back(host);
   std::string command = "cd " + quoted(std::filesystem::current_path()) + " && exec";

@@ -34,8 +34,7 @@ Environment job_environment(const RunOptions& options) {
     const size_t equals = text.find('=');
     const std::string name = text.substr(0, equals);
     const char* value = equals == std::string::npos ? std::getenv(name.c_str()) : text.c_str() + equals + 1;
-    if (name.empty() || !value)
-      throw CLI::ValidationError("--env", "'" + text + "' is not set here; write NAME=VALUE");
+    if (name.empty() || !value) throw CLI::ValidationError("--env", "'" + text + "' is not set here; write NAME=VALUE");
     variables[name] = value;
   }
   return variables;
@@ -45,8 +44,10 @@ std::vector<Host> all_hosts(const RunOptions& options, bool one_command) {
   auto hosts = options.hosts.empty() ? read_hostfile(options.hostfile) : parse_hosts(options.hosts);
   for (const auto& host : hosts)
     if (host.workers && !one_command)
-      throw CLI::ValidationError("--hosts", "host '" + host.name +
-                                                "' has a number of workers, which is not possible with several commands; give -n for each command");
+      throw CLI::ValidationError(
+          "--hosts",
+          "host '" + host.name +
+              "' has a number of workers, which is not possible with several commands; give -n for each command");
   return hosts;
 }
 
@@ -63,10 +64,9 @@ std::string head_address(const RunOptions& options, const std::vector<Host>& hos
                   "); pass --head HOST:PORT, the address at which the workers reach it (port 0: any)");
   for (const auto& host : hosts) {
     if (is_loopback(address) && !is_loopback(resolve(host.name, &why)))
-      throw Failure(
-          holder + "its address " + address + " cannot be reached from '" + host.name +
-          "'; give it a name that resolves to an address the other hosts can reach, or pass --head HOST:PORT "
-          "(port 0: any)");
+      throw Failure(holder + "its address " + address + " cannot be reached from '" + host.name +
+                    "'; give it a name that resolves to an address the other hosts can reach, or pass --head HOST:PORT "
+                    "(port 0: any)");
   }
   return address + ":0";
 }
@@ -84,10 +84,13 @@ std::shared_ptr<WaitNote> ssh_note(const Host& host) {
 Child head_child(const RunOptions& options, const Host& host, const std::string& address, uint32_t workers,
                  Environment variables, std::string* started) {
   if (!options.verbose) variables.try_emplace("DSGD_LOG_LEVEL", "warning");
-  Child head{"head on host", host.name,
-             ssh_words(options.ssh, host.name, {remote_dsgd(options), "head", "--supervised", "--listen", address,
-                                                "--num-workers", std::to_string(workers)}),
-             {}, ""};
+  Child head{"head on host",
+             host.name,
+             ssh_words(options.ssh, host.name,
+                       {remote_dsgd(options), "head", "--supervised", "--listen", address, "--num-workers",
+                        std::to_string(workers)}),
+             {},
+             ""};
   head.input = environment_block(variables);
   head.on_line = [started](const std::string& line) {
     *started = line;
@@ -99,8 +102,7 @@ Child head_child(const RunOptions& options, const Host& host, const std::string&
 
 }  // namespace
 
-int run_on_hosts(const RunOptions& options, const std::vector<std::string>& words, uint32_t workers,
-                 bool one_command) {
+int run_on_hosts(const RunOptions& options, const std::vector<std::string>& words, uint32_t workers, bool one_command) {
   if (options.num_workers || options.first_rank)
     throw CLI::ValidationError("--hosts", "--num-workers and --first-rank follow from the hosts; leave them out");
   const auto hosts = all_hosts(options, one_command);
@@ -113,8 +115,7 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
   const std::chrono::duration<double> grace(options.grace_seconds);
   Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(grace) + kFarewell);
   std::string address;
-  supervisor.start(
-      head_child(options, hosts[0], head_address(options, hosts), all_workers, variables, &address));
+  supervisor.start(head_child(options, hosts[0], head_address(options, hosts), all_workers, variables, &address));
   const auto head_note = ssh_note(hosts[0]);
   supervisor.announce(head_note);
   supervisor.wait_until([&] { return !address.empty(); });
@@ -126,11 +127,21 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
 
   uint32_t rank = 0;
   for (const auto& host : hosts) {
-    std::vector<std::string> remote = {remote_dsgd(options), "run", "--supervised", "-n",
+    std::vector<std::string> remote = {remote_dsgd(options),
+                                       "run",
+                                       "--supervised",
+                                       "-n",
                                        std::to_string(host.workers ? host.workers : options.workers),
-                                       "--head", address, "--num-workers", std::to_string(all_workers),
-                                       "--first-rank", std::to_string(rank), "--grace", std::to_string(options.grace_seconds),
-                                       "--separator", options.separator};
+                                       "--head",
+                                       address,
+                                       "--num-workers",
+                                       std::to_string(all_workers),
+                                       "--first-rank",
+                                       std::to_string(rank),
+                                       "--grace",
+                                       std::to_string(options.grace_seconds),
+                                       "--separator",
+                                       options.separator};
     if (!options.init.empty()) remote.insert(remote.end(), {"--init", options.init});
     if (options.no_prefix) remote.push_back("--no-prefix");
     remote.push_back("--");

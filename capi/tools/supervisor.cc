@@ -98,9 +98,7 @@ struct Supervisor::Running {
   }
 
   const std::string kind, name, command;
-  bool runs_rank(int rank) const {
-    return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers;
-  }
+  bool runs_rank(int rank) const { return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers; }
 
   const bool service;
   const int first_rank, workers;
@@ -170,7 +168,8 @@ void Supervisor::start(const Child& child) {
     waitpid(pid, nullptr, 0);
     throw Failure("cannot run '" + child.command[0] + "': " + std::strerror(number));
   }
-  running->output = std::make_unique<LineOutput>(output.take_read(), STDOUT_FILENO, child.prefix.value_or(""), child.on_line);
+  running->output =
+      std::make_unique<LineOutput>(output.take_read(), STDOUT_FILENO, child.prefix.value_or(""), child.on_line);
   running->errors = std::make_unique<LineOutput>(errors.take_read(), STDERR_FILENO, child.prefix.value_or(""));
   if (child.input) {
     input.close_read();  // so that a child that has gone is noticed
@@ -213,10 +212,8 @@ void Supervisor::follow_joins() {
 }
 
 void Supervisor::handle_events() {
-  std::vector<pollfd> fds{{signal_fd_, POLLIN, 0},
-                          {exits_, POLLIN, 0},
-                          {ending_ ? -1 : lifeline_, POLLIN, 0},
-                          {reports_.fd(), POLLIN, 0}};
+  std::vector<pollfd> fds{
+      {signal_fd_, POLLIN, 0}, {exits_, POLLIN, 0}, {ending_ ? -1 : lifeline_, POLLIN, 0}, {reports_.fd(), POLLIN, 0}};
   for (const auto& child : children_)
     for (const auto* lines : {child->output.get(), child->errors.get()}) fds.push_back({lines->fd(), POLLIN, 0});
   poll(fds.data(), fds.size(), milliseconds_until(next_event()));
@@ -252,8 +249,7 @@ int Supervisor::wait() {
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) {
       lines->finish();
-      if (lines->error() && lines->error() != EPIPE)
-        lost = lines->error();  // EPIPE: `| head` reads what it wants
+      if (lines->error() && lines->error() != EPIPE) lost = lines->error();  // EPIPE: `| head` reads what it wants
     }
   children_.clear();
   if (lost) {
@@ -300,9 +296,8 @@ void Supervisor::ended(Running& child) {
   if (awaited) awaited_ = nullptr;
   const int status = exit_status(wait_status);
   if (status == 0 || child.service || (ending_ && !awaited)) return;
-  const std::string how = WIFSIGNALED(wait_status)
-                              ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
-                              : " failed with status " + std::to_string(status);
+  const std::string how = WIFSIGNALED(wait_status) ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
+                                                   : " failed with status " + std::to_string(status);
   blame(child, child.command + how, status);
 }
 

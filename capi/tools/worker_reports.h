@@ -15,9 +15,9 @@ class WorkerReports {
   WorkerReports& operator=(const WorkerReports&) = delete;
 
   const std::string& address() const { return address_; }  // value of the key
-  int fd() const { return fd_; }                            // readable when there are reports
-  void take();                                              // all that have come; never waits
-  void forget(int rank);                                    // this worker has ended
+  int fd() const { return fd_; }                           // readable when there are reports
+  void take();                                             // all that have come; never waits
+  void forget(int rank);                                   // this worker has ended
   // The rank that the last failure of worker `rank` names; -1: none.
   int cause(int rank) const;
   bool any_waits() const { return !waiting_.empty(); }       // for the job to begin
@@ -29,7 +29,7 @@ class WorkerReports {
   int fd_ = -1;
   std::string address_, progress_;
   std::map<int, int> causes_;  // by rank
-  std::set<int> waiting_;       // ranks
+  std::set<int> waiting_;      // ranks
 };
 
 }  // namespace dsgd_tool

@@ -24,7 +24,7 @@ struct LogRecord {
 struct WorkerReport {
   enum class Kind { kWaiting, kJoined, kFailed };
   Kind kind;
-  int32_t cause = -1;    // of kFailed: the rank that the failure names, -1: none
+  int32_t cause = -1;     // of kFailed: the rank that the failure names, -1: none
   std::string text = {};  // of kWaiting: "2 of 4 workers have come: ..."
 };
 

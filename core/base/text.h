@@ -47,14 +47,16 @@ inline std::string text_of(const std::vector<std::byte>& bytes) {
 
 // The first line in which a rank's text differs from the first rank's, in words: "rank 0 has 'a', rank 2 has 'b'"; empty if none
 // does.
-inline std::string first_difference(std::string_view zero, std::string_view here, int32_t rank, int32_t first_rank = 0) {
+inline std::string first_difference(std::string_view zero, std::string_view here, int32_t rank,
+                                    int32_t first_rank = 0) {
   while (!zero.empty() || !here.empty()) {
     const std::string_view a = zero.substr(0, zero.find('\n')), b = here.substr(0, here.find('\n'));
     const auto shown = [](std::string_view text, std::string_view line) {
       return text.empty() ? std::string("nothing more") : std::string("'").append(cut(line, 2000)) + "'";
     };
     if (a != b || zero.empty() != here.empty()) {
-      return "rank " + std::to_string(first_rank) + " has " + shown(zero, a) + ", rank " + std::to_string(rank) + " has " + shown(here, b);
+      return "rank " + std::to_string(first_rank) + " has " + shown(zero, a) + ", rank " + std::to_string(rank) +
+             " has " + shown(here, b);
     }
     zero.remove_prefix(std::min(a.size() + 1, zero.size()));
     here.remove_prefix(std::min(b.size() + 1, here.size()));

@@ -53,8 +53,8 @@ Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader 
   if (algorithm == Algorithm::kRing) {
     shape.tag = mesh.chunk_bytes();
     done = finish_all(plan, std::move(done));
-    return std::unique_ptr<Task>(std::make_unique<Ring>(
-        mesh, shape, RingPlan{plan.count, element, plan.data, add}, std::move(done), std::move(group)));
+    return std::unique_ptr<Task>(std::make_unique<Ring>(mesh, shape, RingPlan{plan.count, element, plan.data, add},
+                                                        std::move(done), std::move(group)));
   }
   DirectPlan direct;
   direct.slices = slices_between(balanced_slices(plan.count, group->size()));
@@ -64,7 +64,8 @@ Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader 
   direct.add = add;
   direct.transform = std::move(plan.finish);
   shape.tag = Direct::tag(mesh, direct);
-  return std::unique_ptr<Task>(std::make_unique<Direct>(mesh, shape, std::move(direct), false, std::move(done), std::move(group)));
+  return std::unique_ptr<Task>(
+      std::make_unique<Direct>(mesh, shape, std::move(direct), false, std::move(done), std::move(group)));
 }
 
 }  // namespace dsgd

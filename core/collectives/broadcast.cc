@@ -64,7 +64,9 @@ void Broadcast::forward(size_t chunk) {
 
 bool Broadcast::expected(int32_t source, const BulkHeader& header, size_t nbytes) const {
   const int32_t from = small_ ? shape_.root : (rank_ + size_ - 1) % size_;
-  if (header.phase != 0 || position_ == 0 || source != from || header.offset % chunk_ != 0 || header.offset >= data_.size()) return false;
+  if (header.phase != 0 || position_ == 0 || source != from || header.offset % chunk_ != 0 ||
+      header.offset >= data_.size())
+    return false;
   return nbytes == std::min<size_t>(chunk_, data_.size() - header.offset) && !have_[header.offset / chunk_];
 }
 

@@ -26,7 +26,8 @@ std::vector<Slice> slices_between(const std::vector<size_t>& bounds) {
   return slices;
 }
 
-Direct::Direct(Mesh& mesh, const BulkHeader& shape, DirectPlan plan, bool hold, Done done, std::shared_ptr<const Group> group)
+Direct::Direct(Mesh& mesh, const BulkHeader& shape, DirectPlan plan, bool hold, Done done,
+               std::shared_ptr<const Group> group)
     : Task(mesh, shape, std::move(done), std::move(group)),
       plan_(std::move(plan)),
       hold_(hold),
@@ -66,7 +67,8 @@ void Direct::cut_slices() {
   for (const Slice& slice : slices_between(bounds)) {
     Segment segment{slice, {}};
     for (int32_t r = 0; r < size_; ++r) {
-      if (plan_.parts.empty() || (plan_.parts[r].begin <= slice.begin && slice.end <= plan_.parts[r].end)) segment.ranks.push_back(r);
+      if (plan_.parts.empty() || (plan_.parts[r].begin <= slice.begin && slice.end <= plan_.parts[r].end))
+        segment.ranks.push_back(r);
     }
     segments_.push_back(std::move(segment));
   }
@@ -83,7 +85,8 @@ void Direct::cut_slices() {
 
 bool Direct::find_cut(int32_t owner, size_t begin, size_t* index) const {
   const std::vector<Cut>& cuts = cuts_[owner];
-  const auto at = std::lower_bound(cuts.begin(), cuts.end(), begin, [](const Cut& cut, size_t b) { return cut.begin < b; });
+  const auto at =
+      std::lower_bound(cuts.begin(), cuts.end(), begin, [](const Cut& cut, size_t b) { return cut.begin < b; });
   *index = static_cast<size_t>(at - cuts.begin());
   return at != cuts.end() && at->begin == begin;
 }
@@ -159,7 +162,8 @@ bool Direct::locate(const BulkHeader& header, size_t nbytes, int32_t source, siz
 // Sums are ((g0 + g1) + g2) + ...: the first two in either order, since a + b = b + a bit for bit, then by rank.
 bool Direct::eligible(const Chunk& chunk, int32_t turn) const {
   if (chunk.added[turn]) return false;
-  if (!plan_.ordered) return chunk.own_turn >= 0 || !chunk.landing;  // without an own one, the first is copied, the others add
+  // Without an own one, the first is copied, the others add.
+  if (!plan_.ordered) return chunk.own_turn >= 0 || !chunk.landing;
   if (chunk.landing) return false;
   if (chunk.count <= 1) return turn <= 1;
   return turn == chunk.count;

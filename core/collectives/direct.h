@@ -17,18 +17,18 @@ struct Slice {
 };
 
 struct DirectPlan {
-  std::vector<Slice> slices;         // by place: the elements it owns; together all elements, each once
-  std::vector<Slice> parts = {};     // by place: the elements it contributes and gets; empty: all
-  size_t element = 4;                // bytes of an element in the reduce phase
-  std::byte* data = nullptr;         // contributions, at their positions
-  std::byte* own = nullptr;          // this rank's slice, where its sum is made; null: its place in `data`
-  bool reduce = true;                // false: the own slice of `result` already holds the results
-  bool ordered = true;               // false: the sum does not depend on the order (integers)
+  std::vector<Slice> slices;      // by place: the elements it owns; together all elements, each once
+  std::vector<Slice> parts = {};  // by place: the elements it contributes and gets; empty: all
+  size_t element = 4;             // bytes of an element in the reduce phase
+  std::byte* data = nullptr;      // contributions, at their positions
+  std::byte* own = nullptr;       // this rank's slice, where its sum is made; null: its place in `data`
+  bool reduce = true;             // false: the own slice of `result` already holds the results
+  bool ordered = true;            // false: the sum does not depend on the order (integers)
   // sum(destination, source, count): destination += source, in elements
   Add add;
   bool gather = true;
-  size_t result_element = 4;         // bytes of an element in the gather phase
-  std::byte* result = nullptr;       // at their positions; may be `data` when the sizes are equal
+  size_t result_element = 4;    // bytes of an element in the gather phase
+  std::byte* result = nullptr;  // at their positions; may be `data` when the sizes are equal
   // Called for consecutive ranges of the own slice, from its beginning, once their sums are complete: turns sums (in data)
   // into results (in result). Empty: sums are the results.
   std::function<void(size_t begin, size_t end)> transform;
@@ -72,10 +72,10 @@ class Direct final : public Task {
   // The state of one cut of the own slice.
   struct Chunk {
     std::vector<std::unique_ptr<transport::BulkReceipt>> parked;  // by turn, arrived before it
-    std::vector<char> added;                                     // by turn
-    int32_t count = 0;                                           // how many are added
+    std::vector<char> added;                                      // by turn
+    int32_t count = 0;                                            // how many are added
     int32_t own_turn = -1;
-    bool landing = false;                                        // a sink is adding right now
+    bool landing = false;                 // a sink is adding right now
     std::unique_ptr<std::byte[]> prefix;  // sum of the ranks before ours, until ours is added
     bool prefix_empty = true;
   };
@@ -97,16 +97,16 @@ class Direct final : public Task {
   DirectPlan plan_;
   bool hold_;
   const int32_t rank_, size_;
-  size_t chunk_ = 0;        // elements
+  size_t chunk_ = 0;  // elements
   size_t first_ = 0;  // of the own slice
   std::vector<Segment> segments_;
   std::vector<std::vector<Cut>> cuts_;  // by owner
   std::vector<Chunk> chunks_;
-  size_t complete_ = 0;     // chunks of the own slice that are transformed and published
+  size_t complete_ = 0;                      // chunks of the own slice that are transformed and published
   std::vector<std::vector<char>> gathered_;  // by owner, by chunk
   std::vector<size_t> to_gather_;            // by owner, chunks still to come
   size_t gathering_ = 0;
-  size_t sends_ = 0;        // zero-copy sends not yet answered
+  size_t sends_ = 0;  // zero-copy sends not yet answered
   std::vector<size_t> sends_to_;
   std::vector<Sink> sinks_;  // by source
 };

@@ -6,7 +6,9 @@ namespace dsgd {
 
 Exchange::Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<std::byte> mine, Gathered done,
                    std::shared_ptr<const Group> group, bool optional)
-    : Task(mesh, shape, [this, done = std::move(done)](const Status& status) { done(status, parts_); }, std::move(group)),
+    : Task(
+          mesh, shape, [this, done = std::move(done)](const Status& status) { done(status, parts_); },
+          std::move(group)),
       parts_(group_->size()),
       have_(group_->size(), 0),
       waiting_(group_->size() - 1),

@@ -21,7 +21,7 @@ constexpr size_t kSmallestChunk = 4096;
 constexpr size_t kChunksInWindow = 4;
 // Largest number of operations for which a peer may have unanswered chunks at once.
 constexpr size_t kOpenAtOnce = 2 * Mesh::kOpenTasks + (Mesh::kChannels - 1) * Mesh::kOpenTasksOfAChannel;
-constexpr size_t kClaimsOfARank = 4;   // connections that may wait for the view, of one rank
+constexpr size_t kClaimsOfARank = 4;  // connections that may wait for the view, of one rank
 // Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline, whatever the lease.
 constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
 
@@ -62,7 +62,11 @@ size_t bytes_of(const Parked& parked) {
 }  // namespace
 
 Mesh::Mesh(transport::Network& network, MeshOptions options, MeshEvents& events, std::shared_ptr<Log> log)
-    : network_(network), options_(std::move(options)), events_(events), log_(std::move(log)), refusals_(network.loop(), log_) {
+    : network_(network),
+      options_(std::move(options)),
+      events_(events),
+      log_(std::move(log)),
+      refusals_(network.loop(), log_) {
   for (uint32_t channel = 0; channel < kChannels; ++channel) calls_ended_below_[channel] = call_number(channel, 1);
 }
 
@@ -82,10 +86,10 @@ Status Mesh::open(const transport::JoinReply& view) {
   size_t share = options_.receive_memory / std::max<size_t>(1, peers * kOpenAtOnce);
   chunk_bytes_ = std::min(kLargestChunk, share / 2 / kSmallestChunk * kSmallestChunk);
   if (chunk_bytes_ < kSmallestChunk) {
-    return Status(Code::kInvalidArgument,
-                  "receive_memory = " + std::to_string(options_.receive_memory) + " bytes is too little for " +
-                      std::to_string(view_.members.size()) + " workers; set at least " +
-                      std::to_string(2 * kSmallestChunk * peers * kOpenAtOnce));
+    return Status(Code::kInvalidArgument, "receive_memory = " + std::to_string(options_.receive_memory) +
+                                              " bytes is too little for " + std::to_string(view_.members.size()) +
+                                              " workers; set at least " +
+                                              std::to_string(2 * kSmallestChunk * peers * kOpenAtOnce));
   }
   window_ = std::min(share, kChunksInWindow * chunk_bytes_);
   options_.hello.role = transport::Role::kPeer;
@@ -111,20 +115,23 @@ Status Mesh::open(const transport::JoinReply& view) {
 }
 
 bool Mesh::is_in_view(const transport::Hello& hello) const {
-  return is_peer(hello.rank) && hello.worker_id == view_.members[hello.rank].worker_id && hello.job_nonce == view_.job_nonce;
+  return is_peer(hello.rank) && hello.worker_id == view_.members[hello.rank].worker_id &&
+         hello.job_nonce == view_.job_nonce;
 }
 
 Status Mesh::not_in_job(const ServerChannel& channel) const {
   const transport::Hello& hello = channel.hello();
-  return Status(Code::kMismatch, "a connection from " + channel.address() + " claims to be rank " + std::to_string(hello.rank) +
-                                     ", worker '" + printable(hello.worker_id) + "', which is not in this job");
+  return Status(Code::kMismatch, "a connection from " + channel.address() + " claims to be rank " +
+                                     std::to_string(hello.rank) + ", worker '" + printable(hello.worker_id) +
+                                     "', which is not in this job");
 }
 
 // Only workers that have joined know the job's nonce. Until this worker has, too, claims cannot be told apart, and a few of each
 // rank are kept; open() looks at them again.
 Status Mesh::check_claim(const ServerChannel& channel) const {
   const transport::Hello& hello = channel.hello();
-  const bool possible = hello.rank >= 0 && hello.rank < options_.num_workers && hello.worker_id != options_.hello.worker_id;
+  const bool possible =
+      hello.rank >= 0 && hello.rank < options_.num_workers && hello.worker_id != options_.hello.worker_id;
   if (opened_ ? !is_in_view(hello) : !possible) return not_in_job(channel);
   size_t of_rank = 0;
   for (const auto& [other, incoming] : incoming_) {
@@ -132,7 +139,8 @@ Status Mesh::check_claim(const ServerChannel& channel) const {
     ++of_rank;
     const bool same = other->hello().worker_id == hello.worker_id && other->hello().job_nonce == hello.job_nonce;
     if (!same && of_rank < kClaimsOfARank) continue;
-    return Status(Code::kExists, "a connection from " + channel.address() + " claims to be rank " + std::to_string(hello.rank) +
+    return Status(Code::kExists, "a connection from " + channel.address() + " claims to be rank " +
+                                     std::to_string(hello.rank) +
                                      ", which is connected already; each worker has one connection to each other");
   }
   return {};
@@ -156,7 +164,8 @@ std::string Mesh::member_name(int32_t rank) const {
 
 std::string Mesh::call_name(uint64_t call) {
   const uint32_t channel = channel_of(call);
-  return "call " + std::to_string(call % kCallsOfAChannel) + (channel == 0 ? " of the session" : " of channel " + std::to_string(channel));
+  return "call " + std::to_string(call % kCallsOfAChannel) +
+         (channel == 0 ? " of the session" : " of channel " + std::to_string(channel));
 }
 
 std::string Mesh::member_names(std::span<const int32_t> ranks) const {
@@ -172,9 +181,10 @@ std::string Mesh::host_of(int32_t rank) const {
 Status Mesh::lost(int32_t rank, const Status& why) const {
   if (why.code() == Code::kAborted) return why;
   if (why.code() == Code::kCorrupted) {
-    return Status(Code::kCorrupted, "the connection with " + member_name(rank) + " cannot be trusted: " + why.message() +
-                                        "; no value of a parameter was changed; start a new session, and have the network and the "
-                                        "machines checked if it happens again")
+    return Status(Code::kCorrupted,
+                  "the connection with " + member_name(rank) + " cannot be trusted: " + why.message() +
+                      "; no value of a parameter was changed; start a new session, and have the network and the "
+                      "machines checked if it happens again")
         .with_rank(rank, host_of(rank));
   }
   return Status(Code::kWorkerLost, member_name(rank) + " was lost: " + why.message()).with_rank(rank, host_of(rank));
@@ -292,10 +302,8 @@ void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte
   counters_[rank].sent.add(data.size());
   Outgoing& out = outgoing_[rank];
   if (out.channel && out.broken.ok() && !closed_) return out.channel->send_small(header, data, nullptr);
-  with_channel(rank, {header.operation,
-                      [header, copy = std::vector<std::byte>(data.begin(), data.end())](ClientChannel& channel) {
-                        channel.send_small(header, copy, nullptr);
-                      }});
+  with_channel(rank, {header.operation, [header, copy = std::vector<std::byte>(data.begin(), data.end())](
+                                            ClientChannel& channel) { channel.send_small(header, copy, nullptr); }});
 }
 
 void Mesh::call(int32_t rank, Message message, transport::Time deadline, std::function<void(Result<Message>)> done) {
@@ -439,7 +447,8 @@ void Mesh::ended(Task& task, const Status& status) {
       std::erase_if(out.waiting, [&](const Waiting& one) { return one.operation == operation; });
       if (out.channel) out.channel->revoke(operation);
     }
-    for (auto& [channel, incoming] : incoming_) whole &= catch_bad_alloc([&, channel = channel] { channel->discard(operation, status); });
+    for (auto& [channel, incoming] : incoming_)
+      whole &= catch_bad_alloc([&, channel = channel] { channel->discard(operation, status); });
     whole &= catch_bad_alloc([&] { last.drop_chunks(status); });
     whole &= catch_bad_alloc([&] { remember_failure(operation, status); });
     drop_parked(operation, status);
@@ -547,8 +556,7 @@ Status Mesh::too_late(const std::string& what, const std::string& limit, std::sp
             (silent.empty() ? "" : "; no answer yet from " + member_names(silent)) +
             "; look at what these workers do, or raise ";
   }
-  return Status(Code::kTimeout, what + " within " + limit + waits + key)
-      .with_rank(first, host_of(first));
+  return Status(Code::kTimeout, what + " within " + limit + waits + key).with_rank(first, host_of(first));
 }
 
 void Mesh::fail(Task& task, const Status& cause) {
@@ -590,9 +598,10 @@ void Mesh::end_call(uint64_t call, const Status& cause) {
 
 Status Mesh::refusal(int32_t source, const BulkHeader& header) const {
   if (const Status* failure = failure_of(header.operation)) return *failure;
-  return Status(Code::kMismatch, "workers disagree: rank " + std::to_string(source) + " calls " + describe(header) +
-                                     ", which rank " + std::to_string(view_.rank) +
-                                     " has ended without it; all workers must call the same operations in the same order")
+  return Status(Code::kMismatch,
+                "workers disagree: rank " + std::to_string(source) + " calls " + describe(header) + ", which rank " +
+                    std::to_string(view_.rank) +
+                    " has ended without it; all workers must call the same operations in the same order")
       .with_rank(view_.rank, host_of(view_.rank));
 }
 
@@ -624,9 +633,7 @@ void Mesh::fail_session(const Status& cause) {
   }
 }
 
-bool Mesh::alone() const {
-  return opened_ && std::count(left_.begin(), left_.end(), 1) == size() - 1;
-}
+bool Mesh::alone() const { return opened_ && std::count(left_.begin(), left_.end(), 1) == size() - 1; }
 
 void Mesh::told_left(int32_t rank) {
   if (rank < 0 || rank >= size() || left_[rank]) return;
@@ -717,7 +724,8 @@ void Mesh::leave_out(int32_t rank) {
   }
   for (uint64_t operation : open) {
     Task* task = find(operation);
-    if (task && in_task(*task, [&] { return task->leave_out(task->group().place_of(rank)); })) has_agreed(operation, rank);
+    if (task && in_task(*task, [&] { return task->leave_out(task->group().place_of(rank)); }))
+      has_agreed(operation, rank);
   }
 }
 
@@ -737,7 +745,8 @@ void Mesh::answer_for(int32_t rank) {
       if (send.rank == rank) answered.emplace_back(operation, std::move(send.done));
     }
     std::erase_if(entry.sends, [rank](const auto& send) { return send.second.rank == rank; });
-    if (outgoing_[rank].channel) outgoing_[rank].channel->revoke(operation);  // else a late answer would call `done` twice
+    // Else a late answer would call `done` twice.
+    if (outgoing_[rank].channel) outgoing_[rank].channel->revoke(operation);
   }
   for (auto& [operation, done] : answered) {
     if (find(operation)) done({});
@@ -761,14 +770,15 @@ void Mesh::fail_tasks_that_need(int32_t rank) {
   }
 }
 
-void Mesh::close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests, uint64_t first_call_not_made) {
+void Mesh::close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,
+                 uint64_t first_call_not_made) {
   if (closed_) return;
   fail_session(cause.ok() ? Status(Code::kClosed, "the session was closed") : cause);
   for (int32_t rank = 0; rank < static_cast<int32_t>(outgoing_.size()); ++rank) {
     Outgoing& out = outgoing_[rank];
     if (!out.channel || !out.broken.ok()) continue;
-    out.channel->call(transport::Goodbye{view_.view, view_.rank, cause, steps, digests, first_call_not_made}, transport::kNever,
-                      [](Result<Message>) {});
+    out.channel->call(transport::Goodbye{view_.view, view_.rank, cause, steps, digests, first_call_not_made},
+                      transport::kNever, [](Result<Message>) {});
     out.channel->close(true);
   }
   closed_ = true;
@@ -811,7 +821,8 @@ transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& hea
   } else if (header.phase != kSignaturePhase) {
     // Chunks that wait for their turn stay in order: none may overtake them.
     Task* task = match(header.source, header);
-    if (task) sink = in_task(*task, [&] { return task->on_bulk(task->group().place_of(header.source), header, nbytes); });
+    if (task)
+      sink = in_task(*task, [&] { return task->on_bulk(task->group().place_of(header.source), header, nbytes); });
   }
   if (sink) counters_[header.source].received.add(nbytes);  // else when it is in
   return sink;
@@ -823,11 +834,10 @@ void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
   if (it == incoming_.end() || closed_) return receipt->finish(Status(Code::kClosed, "the session is closed"));
   const int32_t source = it->second.rank;
   if (header.source != source || (opened_ && (header.view != view_.view || !is_peer(source)))) {
-    return receipt->finish(Status(Code::kMismatch,
-                                  "a chunk from rank " + std::to_string(header.source) + " in view " +
-                                      std::to_string(header.view) + " came over the connection of rank " +
-                                      std::to_string(source) + "; this worker is in view " +
-                                      std::to_string(view_.view)));
+    return receipt->finish(Status(Code::kMismatch, "a chunk from rank " + std::to_string(header.source) + " in view " +
+                                                       std::to_string(header.view) +
+                                                       " came over the connection of rank " + std::to_string(source) +
+                                                       "; this worker is in view " + std::to_string(view_.view)));
   }
   if (is_object(header.operation)) {
     if (!opened_) return receipt->finish(Status(Code::kState, "this worker has not asked for an object yet"));
@@ -850,7 +860,8 @@ void Mesh::take(int32_t source, const ServerChannel* channel, const BulkHeader& 
   if (has_ended(header.operation)) return receipt->finish(refusal(source, header));
   // A worker of dsgd never sends so much before the job begins.
   if (!opened_ && bytes_of(parked_) + receipt->data().size() > options_.receive_memory) {
-    return receipt->finish(Status(Code::kLimit, "the chunks that came before the job began would take more than receive_memory"));
+    return receipt->finish(
+        Status(Code::kLimit, "the chunks that came before the job began would take more than receive_memory"));
   }
   parked_[header.operation].push_back({source, channel, header, std::move(receipt)});
 }
@@ -861,7 +872,8 @@ void Mesh::failure_from_peer(const transport::OperationFailed& message) {
     events_.on_peer_failure(message.cause.rank() >= 0 ? message.cause.rank() : message.rank, message.cause);
     return;
   }
-  if (message.cause.code() == Code::kWaitTimeout) return deadline_passed(message.operation);  // the answer has told the rest
+  // The answer has told the rest.
+  if (message.cause.code() == Code::kWaitTimeout) return deadline_passed(message.operation);
   // A worker that leaves tells why. This worker passes it on, since its own goodbye may reach a third one earlier.
   const bool leaver = message.cause.code() == Code::kWorkerLost && message.cause.rank() == message.rank;
   if (leaver && !has_ended(message.operation)) tell_peers(message.operation, false, message.cause);
@@ -870,7 +882,8 @@ void Mesh::failure_from_peer(const transport::OperationFailed& message) {
 
 // A failure that all workers share ends the operation here, too, whether it has begun or not.
 void Mesh::end_with(uint64_t operation, const Status& cause) {
-  if (Task* task = find(operation)) return task->end(cause.operation().empty() ? Status(cause).with_operation(task->name()) : cause);
+  if (Task* task = find(operation))
+    return task->end(cause.operation().empty() ? Status(cause).with_operation(task->name()) : cause);
   if (has_ended(operation)) return;
   failed_early_.insert_or_assign(operation, cause);
   if (failed_early_.size() > kRememberedFailures) failed_early_.erase(std::prev(failed_early_.end()));
@@ -913,7 +926,8 @@ void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder
       it->second.goodbye = true;
       it->second.cause = goodbye->cause;
       it->second.first_call_not_made = goodbye->first_call_not_made;
-      if (opened_ && is_peer(it->second.rank)) events_.on_goodbye(it->second.rank, goodbye->steps, std::move(goodbye->digests));
+      if (opened_ && is_peer(it->second.rank))
+        events_.on_goodbye(it->second.rank, goodbye->steps, std::move(goodbye->digests));
     }
     respond(Message(transport::Empty{}));
   } else {
@@ -939,7 +953,8 @@ void Mesh::on_close(ServerChannel& channel, const Status& why) {
     first_call_not_made_[rank] = node.mapped().first_call_not_made;
     return events_.on_peer_left(rank);
   }
-  peer_gone(rank, lost(rank, why.ok() ? Status(Code::kWorkerLost, "its connection was closed without a goodbye") : why));
+  peer_gone(rank,
+            lost(rank, why.ok() ? Status(Code::kWorkerLost, "its connection was closed without a goodbye") : why));
 }
 
 }  // namespace dsgd

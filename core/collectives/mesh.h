@@ -31,14 +31,16 @@
 namespace dsgd {
 
 struct MeshOptions {
-  transport::Hello hello;             // job, worker id; role, rank, view and job nonce are filled in
+  transport::Hello hello;  // job, worker id; role, rank, view and job nonce are filled in
   std::string token;
   int32_t num_workers = std::numeric_limits<int32_t>::max();  // of the job, before the view is known
   uint64_t receive_memory = 256 << 20;
   transport::Duration lease = std::chrono::seconds(10);  // limit of every wait for a peer that does not answer
   // Finds out whether a peer can be reached, by a new connection (core/membership/probe.h); `done` comes on the session's
   // loop. Null: peers are not probed.
-  std::function<void(const transport::MemberInfo& peer, transport::Time deadline, std::function<void(const Status&)> done)> probe = {};
+  std::function<void(const transport::MemberInfo& peer, transport::Time deadline,
+                     std::function<void(const Status&)> done)>
+      probe = {};
   metrics::Trace* trace = nullptr;
 };
 
@@ -56,8 +58,7 @@ class MeshEvents {
   virtual void on_object(transport::ObjectPart part, transport::Responder respond) = 0;
   // A chunk of an object: its payload comes next, or is in. As transport::ServerHandler::on_bulk and
   // on_bulk_end.
-  virtual transport::BulkSink* on_object_data(uint64_t /*put*/, const transport::BulkHeader&,
-                                              size_t /*nbytes*/) {
+  virtual transport::BulkSink* on_object_data(uint64_t /*put*/, const transport::BulkHeader&, size_t /*nbytes*/) {
     return nullptr;
   }
   virtual void on_object_data_end(uint64_t /*put*/, const transport::BulkHeader&,
@@ -144,10 +145,11 @@ class Mesh final : public transport::ServerHandler {
 
   // Peers that the open operations of a call wait for.
   struct Missing {
-    std::string name;                  // of the first of these operations
+    std::string name;  // of the first of these operations
     std::vector<uint64_t> operations;
-    std::vector<int32_t> ranks;        // peers that have sent nothing for it; if there are none, those whose data is missing
-    bool first = false;                // it is the first operation of the call: these peers have not made the call
+    // Peers that have sent nothing for it; if there are none, those whose data is missing.
+    std::vector<int32_t> ranks;
+    bool first = false;  // it is the first operation of the call: these peers have not made the call
   };
   Missing waiting(uint64_t call) const;
 
@@ -229,8 +231,8 @@ class Mesh final : public transport::ServerHandler {
     std::unique_ptr<Task> task;
     transport::TimerId timer = 0;
     transport::Time begun{};
-    std::vector<char> heard;  // by rank: a chunk or an answer shows that it has begun there
-    bool asked = false;       // its deadline has passed, here or at a peer
+    std::vector<char> heard;         // by rank: a chunk or an answer shows that it has begun there
+    bool asked = false;              // its deadline has passed, here or at a peer
     std::vector<int32_t> not_begun;  // peers that have answered "not begun"
     int32_t unanswered = 0;
     struct Send {
@@ -238,13 +240,13 @@ class Mesh final : public transport::ServerHandler {
       std::function<void(const Status&)> done;
     };
     std::map<uint64_t, Send> sends;  // not yet answered, by number
-    bool unsound = false;  // out of memory in the task: it can only be ended
+    bool unsound = false;            // out of memory in the task: it can only be ended
     // Comparison of a call's first operation (mesh_compare.cc).
-    std::vector<char> agreed;      // by rank: a chunk from it has shown the same signature
-    int32_t to_agree = 0;          // peers that have not
-    std::vector<char> sent_to;     // by rank: it has been sent a chunk, which carries the signature
-    bool finished = false;         // the task has succeeded, and waits for the comparison
-    Status disagreement;           // with a peer, from the header of its chunk
+    std::vector<char> agreed;        // by rank: a chunk from it has shown the same signature
+    int32_t to_agree = 0;            // peers that have not
+    std::vector<char> sent_to;       // by rank: it has been sent a chunk, which carries the signature
+    bool finished = false;           // the task has succeeded, and waits for the comparison
+    Status disagreement;             // with a peer, from the header of its chunk
     transport::TimerId verdict = 0;  // limit of the wait for rank 0, which sends all workers the same error
   };
 
@@ -319,22 +321,22 @@ class Mesh final : public transport::ServerHandler {
   std::unique_ptr<metrics::PeerCounters[]> counters_;  // by rank
   std::vector<char> left_;
   std::vector<uint64_t> first_call_not_made_;  // by rank, as its goodbye says; 0: unknown
-  std::vector<char> probed_;      // by rank: a probe is under way
-  std::set<int32_t> waited_for_;  // by operations, when watch_peers() last looked
+  std::vector<char> probed_;                   // by rank: a probe is under way
+  std::set<int32_t> waited_for_;               // by operations, when watch_peers() last looked
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
   std::map<uint64_t, Entry> tasks_;
   std::multimap<uint64_t, Entry> ended_tasks_;  // ended tasks that may be on the call stack
   uint64_t next_send_ = 0;
-  bool burial_ = false;                    // a task that destroys them is posted
+  bool burial_ = false;  // a task that destroys them is posted
   std::map<uint64_t, std::vector<Parked>> parked_;
-  std::vector<EarlyObject> early_objects_;  // in order of arrival; handled by open()
-  std::map<uint64_t, Status> failed_;  // causes of the newest failed operations, for chunks that come late
+  std::vector<EarlyObject> early_objects_;   // in order of arrival; handled by open()
+  std::map<uint64_t, Status> failed_;        // causes of the newest failed operations, for chunks that come late
   std::map<uint64_t, Status> failed_early_;  // failed by a peer before they began here
   std::map<uint64_t, std::map<int32_t, Signature>> disputes_;  // at rank 0: operation -> rank -> signature
-  Entry* starting_ = nullptr;          // the entry whose task is in start()
-  std::array<uint64_t, kChannels> calls_ended_below_;  // by channel: all calls below this one have ended here
-  std::set<uint64_t> calls_ended_;     // ended ones at or above it
-  std::set<uint64_t> ended_;           // ended operations of calls that have not ended
+  Entry* starting_ = nullptr;                                  // the entry whose task is in start()
+  std::array<uint64_t, kChannels> calls_ended_below_;          // by channel: all calls below this one have ended here
+  std::set<uint64_t> calls_ended_;                             // ended ones at or above it
+  std::set<uint64_t> ended_;                                   // ended operations of calls that have not ended
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 

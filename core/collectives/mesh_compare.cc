@@ -14,7 +14,8 @@ namespace dsgd {
 using transport::BulkHeader;
 
 void Mesh::note_sent(int32_t rank, uint64_t operation) {
-  if (starting_ && !starting_->sent_to.empty() && starting_->task->operation() == operation) starting_->sent_to[rank] = 1;
+  if (starting_ && !starting_->sent_to.empty() && starting_->task->operation() == operation)
+    starting_->sent_to[rank] = 1;
 }
 
 bool Mesh::send_signature(Task& task) {
@@ -100,7 +101,8 @@ std::unique_ptr<transport::BulkReceipt> Mesh::take_dispute(int32_t source, const
       !read_signature(header, data, view_.members.size(), &theirs)) {
     receipt->finish(Status(Code::kInternal, "unexpected chunk"));
     Task* task = find(header.operation);
-    if (task && task->group().place_of(source) >= 0) task->protocol_error(task->group().place_of(source), header, data.size());
+    if (task && task->group().place_of(source) >= 0)
+      task->protocol_error(task->group().place_of(source), header, data.size());
     return nullptr;
   }
   if (has_ended(header.operation)) {

@@ -16,7 +16,8 @@ struct RingPlan {
 
 class Ring final : public Task {
  public:
-  Ring(Mesh& mesh, const transport::BulkHeader& shape, RingPlan plan, Done done, std::shared_ptr<const Group> group = nullptr);
+  Ring(Mesh& mesh, const transport::BulkHeader& shape, RingPlan plan, Done done,
+       std::shared_ptr<const Group> group = nullptr);
 
   void start() override;
   transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
@@ -24,9 +25,7 @@ class Ring final : public Task {
                 std::unique_ptr<transport::BulkReceipt> receipt) override;
   std::vector<int32_t> missing() const override;
 
-
  private:
-
   int32_t slice_sent(int32_t round) const;      // slice that this worker sends in a round
   int32_t slice_received(int32_t round) const;  // and the one it receives
   size_t chunks_of(int32_t slice) const;

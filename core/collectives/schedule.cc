@@ -28,7 +28,9 @@ class Sums {
   static size_t words_of(int32_t size) { return (static_cast<size_t>(size) + 63) / 64; }
 
   Sums(int32_t rank, int32_t size, size_t segments)
-      : words_(words_of(size)), orders_(segments, finalize64(static_cast<uint64_t>(rank) + 1)), members_(segments * words_, 0) {
+      : words_(words_of(size)),
+        orders_(segments, finalize64(static_cast<uint64_t>(rank) + 1)),
+        members_(segments * words_, 0) {
     for (size_t segment = 0; segment < segments; ++segment) {
       members_[segment * words_ + static_cast<size_t>(rank) / 64] = uint64_t{1} << (rank % 64);
     }
@@ -68,18 +70,18 @@ class Sums {
 // All ranks' transfers of one operation, cut into the segments between all their ends.
 class Check {
  public:
-  Check(const std::string& name, int32_t size, uint64_t count) : name_(name), size_(size), count_(count), parts_(size) {}
+  Check(const std::string& name, int32_t size, uint64_t count)
+      : name_(name), size_(size), count_(count), parts_(size) {}
 
   Status take(int32_t rank, std::vector<Transfer> transfers);
-  Status pairs() const;     // what is sent is expected, and the reverse
-  Status outcome() const;   // every rank ends with the same whole sum
+  Status pairs() const;    // what is sent is expected, and the reverse
+  Status outcome() const;  // every rank ends with the same whole sum
   std::shared_ptr<const Schedule> schedule(int32_t rank) const;
 
  private:
   Status wrong(const std::string& what) const {
     return Status(Code::kInvalidArgument, "algorithm '" + name_ + "' is wrong for " + std::to_string(size_) +
-                                              " workers and " + std::to_string(count_) +
-                                              " elements: " + what +
+                                              " workers and " + std::to_string(count_) + " elements: " + what +
                                               "; ranks are numbered from 0 among the participating workers");
   }
   std::vector<uint64_t> cuts(int32_t first, int32_t last) const;  // where transfers of these ranks begin and end
@@ -243,8 +245,8 @@ std::shared_ptr<const Schedule> Check::schedule(int32_t rank) const {
   uint64_t digest = finalize64(count_ + 1);
   for (const auto& part : parts_) {
     for (const Transfer& t : part) {
-      for (uint64_t field : {static_cast<uint64_t>(t.kind), static_cast<uint64_t>(t.round), static_cast<uint64_t>(t.peer),
-                             t.begin, t.count}) {
+      for (uint64_t field : {static_cast<uint64_t>(t.kind), static_cast<uint64_t>(t.round),
+                             static_cast<uint64_t>(t.peer), t.begin, t.count}) {
         digest = finalize64(digest ^ finalize64(field + 0x9e3779b97f4a7c15ull));
       }
     }

@@ -32,21 +32,21 @@ struct Transfer {
 struct Schedule {
   struct Entry {
     Transfer transfer;
-    uint32_t number = 0;        // among the transfers from the same sender to the same receiver
-    uint32_t waits_for = 0;     // how many entries name it below
+    uint32_t number = 0;     // among the transfers from the same sender to the same receiver
+    uint32_t waits_for = 0;  // how many entries name it below
     // The elements of this send are overwritten in its own round, so it sends a copy. Otherwise both sides
     // could wait for ever, each for the other to read its elements first.
     bool copied = false;
-    std::vector<uint32_t> before;    // begin when this one is over (when it has begun, if it is copied)
-    std::vector<uint32_t> following; // begin when this one has begun: sends to one peer begin in their order
+    std::vector<uint32_t> before;     // begin when this one is over (when it has begun, if it is copied)
+    std::vector<uint32_t> following;  // begin when this one has begun: sends to one peer begin in their order
   };
-  std::vector<Entry> entries;           // by round, sends before receives
-  uint64_t digest = 0;                  // of all ranks' parts
+  std::vector<Entry> entries;  // by round, sends before receives
+  uint64_t digest = 0;         // of all ranks' parts
 };
 
 class ScheduleAlgorithm {
  public:
-  static constexpr size_t kMostTransfers = 65535;      // of one rank
+  static constexpr size_t kMostTransfers = 65535;        // of one rank
   static constexpr size_t kMostOfAll = size_t{1} << 20;  // of all ranks together
 
   // A pure function of its arguments; may be called from any thread.

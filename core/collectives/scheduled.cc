@@ -13,8 +13,11 @@ using transport::BulkReceipt;
 // What is larger is sent from its place: there may be any number of transfers, and copies of all of them at once.
 constexpr size_t kCopied = 4096;
 
-Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Done done, std::shared_ptr<const Group> group)
-    : Task(mesh, shape, std::move(done), std::move(group)), plan_(std::move(plan)), chunk_(mesh.chunk_bytes() / plan_.element) {}
+Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Done done,
+                     std::shared_ptr<const Group> group)
+    : Task(mesh, shape, std::move(done), std::move(group)),
+      plan_(std::move(plan)),
+      chunk_(mesh.chunk_bytes() / plan_.element) {}
 
 uint64_t Scheduled::tag(const Mesh& mesh, const Schedule& schedule) { return schedule.digest ^ mesh.chunk_bytes(); }
 

@@ -10,14 +10,15 @@ namespace dsgd {
 
 struct ScheduledPlan {
   std::shared_ptr<const Schedule> schedule;
-  size_t element = 4;  // bytes
+  size_t element = 4;         // bytes
   std::byte* data = nullptr;  // in place
   Add add;
 };
 
 class Scheduled final : public Task {
  public:
-  Scheduled(Mesh& mesh, const transport::BulkHeader& shape, ScheduledPlan plan, Done done, std::shared_ptr<const Group> group = nullptr);
+  Scheduled(Mesh& mesh, const transport::BulkHeader& shape, ScheduledPlan plan, Done done,
+            std::shared_ptr<const Group> group = nullptr);
 
   void start() override;
   transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
@@ -34,9 +35,10 @@ class Scheduled final : public Task {
     uint32_t waits_for = 0;
     size_t left = 0;  // chunks to receive, or sends not yet answered
     bool begun = false;
-    std::vector<char> have;               // by chunk, of a receive
-    std::vector<std::pair<size_t, std::unique_ptr<transport::BulkReceipt>>> parked;  // chunks that came before their turn
-    std::vector<std::byte> copy;          // of a send whose elements are overwritten while it travels
+    std::vector<char> have;  // by chunk, of a receive
+    std::vector<std::pair<size_t, std::unique_ptr<transport::BulkReceipt>>>
+        parked;                   // chunks that came before their turn
+    std::vector<std::byte> copy;  // of a send whose elements are overwritten while it travels
   };
 
   const Transfer& transfer(size_t entry) const { return plan_.schedule->entries[entry].transfer; }
@@ -59,8 +61,8 @@ class Scheduled final : public Task {
   std::vector<std::vector<size_t>> receives_from_;  // by rank, by number: the entry
   std::vector<size_t> ready_;                       // entries that may begin
   bool beginning_ = false;
-  size_t left_ = 0;  // entries not over
-  std::vector<Sink> sinks_;        // by source
+  size_t left_ = 0;          // entries not over
+  std::vector<Sink> sinks_;  // by source
 };
 
 }  // namespace dsgd

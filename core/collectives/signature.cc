@@ -13,7 +13,8 @@ constexpr size_t kShownCounts = 32;  // a list longer than that is not read by a
 // All counts, or the first one that differs from the other side's.
 std::string counts_text(const std::vector<uint64_t>& counts, const std::vector<uint64_t>& other) {
   if (counts.size() > kShownCounts && counts.size() == other.size()) {
-    const size_t rank = static_cast<size_t>(std::mismatch(counts.begin(), counts.end(), other.begin()).first - counts.begin());
+    const size_t rank =
+        static_cast<size_t>(std::mismatch(counts.begin(), counts.end(), other.begin()).first - counts.begin());
     if (rank < counts.size()) return "count " + std::to_string(counts[rank]) + " for rank " + std::to_string(rank);
   }
   std::string text;
@@ -49,13 +50,15 @@ std::vector<std::byte> signature_payload(const Signature& signature) {
   return payload;
 }
 
-bool read_signature(const transport::BulkHeader& header, std::span<const std::byte> payload, size_t workers, Signature* signature) {
+bool read_signature(const transport::BulkHeader& header, std::span<const std::byte> payload, size_t workers,
+                    Signature* signature) {
   const size_t numbers = payload.size() / sizeof(uint64_t);
   if (payload.size() % sizeof(uint64_t) != 0 || (numbers != 1 && numbers != 1 + workers)) return false;
   signature->header = header;
   std::memcpy(&signature->chunk_bytes, payload.data(), sizeof signature->chunk_bytes);
   signature->counts.resize(numbers - 1);
-  if (numbers > 1) std::memcpy(signature->counts.data(), payload.data() + sizeof(uint64_t), payload.size() - sizeof(uint64_t));
+  if (numbers > 1)
+    std::memcpy(signature->counts.data(), payload.data() + sizeof(uint64_t), payload.size() - sizeof(uint64_t));
   return true;
 }
 

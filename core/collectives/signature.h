@@ -27,7 +27,8 @@ bool same_operation(const transport::BulkHeader& one, const transport::BulkHeade
 
 std::vector<std::byte> signature_payload(const Signature& signature);
 // Fails if the payload is malformed.
-bool read_signature(const transport::BulkHeader& header, std::span<const std::byte> payload, size_t workers, Signature* signature);
+bool read_signature(const transport::BulkHeader& header, std::span<const std::byte> payload, size_t workers,
+                    Signature* signature);
 
 // "workers disagree: rank 0 calls all-gather (int64, counts [7, 0]), rank 1 calls ...; all workers must call ..."
 std::string disagreement(int32_t rank, const Signature& one, int32_t other_rank, const Signature& other);

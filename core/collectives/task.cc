@@ -7,28 +7,44 @@ namespace dsgd {
 
 const char* kind_name(Kind kind) {
   switch (kind) {
-    case Kind::kExchange: return "exchange";
-    case Kind::kAllReduce: return "all-reduce";
-    case Kind::kReduceScatter: return "reduce-scatter";
-    case Kind::kAllGather: return "all-gather";
-    case Kind::kBroadcast: return "broadcast";
-    case Kind::kBarrier: return "barrier";
-    case Kind::kBucket: return "dsgd_step";
-    case Kind::kStart: return "dsgd_start";
-    case Kind::kStrategy: return "dsgd_strategy_set";
-    case Kind::kHeader: return "dsgd_step";
+    case Kind::kExchange:
+      return "exchange";
+    case Kind::kAllReduce:
+      return "all-reduce";
+    case Kind::kReduceScatter:
+      return "reduce-scatter";
+    case Kind::kAllGather:
+      return "all-gather";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kBarrier:
+      return "barrier";
+    case Kind::kBucket:
+      return "dsgd_step";
+    case Kind::kStart:
+      return "dsgd_start";
+    case Kind::kStrategy:
+      return "dsgd_strategy_set";
+    case Kind::kHeader:
+      return "dsgd_step";
   }
   return "unknown operation";
 }
 
 const char* algorithm_name(Algorithm algorithm) {
   switch (algorithm) {
-    case Algorithm::kAuto: return "auto";
-    case Algorithm::kDirect: return "direct";
-    case Algorithm::kRing: return "ring";
-    case Algorithm::kOneHop: return "one hop";
-    case Algorithm::kChain: return "chain";
-    case Algorithm::kScheduled: return "registered";
+    case Algorithm::kAuto:
+      return "auto";
+    case Algorithm::kDirect:
+      return "direct";
+    case Algorithm::kRing:
+      return "ring";
+    case Algorithm::kOneHop:
+      return "one hop";
+    case Algorithm::kChain:
+      return "chain";
+    case Algorithm::kScheduled:
+      return "registered";
   }
   return "unknown";
 }
@@ -46,7 +62,8 @@ transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algor
 std::string describe(const transport::BulkHeader& shape, const std::string& parts) {
   const Kind kind = static_cast<Kind>(shape.kind);
   std::string text = kind_name(kind);
-  const bool has_data = kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kAllGather || kind == Kind::kBroadcast;
+  const bool has_data =
+      kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kAllGather || kind == Kind::kBroadcast;
   if (!has_data && shape.count == 0) return text;
   text += std::string(" (") + dtype_name(static_cast<DType>(shape.dtype)) + ", ";
   if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter) {
@@ -78,7 +95,8 @@ void Task::send_small(int32_t place, const transport::BulkHeader& header, std::s
 
 std::string Task::name() const {
   if (!name_.empty()) return name_;
-  return std::string(kind_name(static_cast<Kind>(shape_.kind))) + " (" + Mesh::call_name(Mesh::call_of(shape_.operation)) + ")";
+  return std::string(kind_name(static_cast<Kind>(shape_.kind))) + " (" +
+         Mesh::call_name(Mesh::call_of(shape_.operation)) + ")";
 }
 
 void Task::end(const Status& status) {
@@ -89,13 +107,13 @@ void Task::end(const Status& status) {
 
 void Task::protocol_error(int32_t place, const transport::BulkHeader& header, size_t nbytes) {
   const int32_t source = group_->ranks[place];
-  mesh_.fail(*this, Status(Code::kInternal, name() + ": " + mesh_.member_name(source) + " sent " +
-                                                std::to_string(nbytes) + " bytes at offset " +
-                                                std::to_string(header.offset) + " of phase " +
-                                                std::to_string(header.phase) +
-                                                ", outside what was agreed; all workers must run the same dsgd version")
-                        .with_rank(source)
-                        .with_operation(name()));
+  mesh_.fail(*this,
+             Status(Code::kInternal, name() + ": " + mesh_.member_name(source) + " sent " + std::to_string(nbytes) +
+                                         " bytes at offset " + std::to_string(header.offset) + " of phase " +
+                                         std::to_string(header.phase) +
+                                         ", outside what was agreed; all workers must run the same dsgd version")
+                 .with_rank(source)
+                 .with_operation(name()));
 }
 
 }  // namespace dsgd

@@ -19,16 +19,16 @@ namespace dsgd {
 class Mesh;
 
 enum class Kind : uint8_t {
-  kExchange = 1,       // small all-gather in one hop: step headers, barriers, small all-reduces
+  kExchange = 1,  // small all-gather in one hop: step headers, barriers, small all-reduces
   kAllReduce = 2,
   kReduceScatter = 3,
   kAllGather = 4,
   kBroadcast = 5,
   kBarrier = 6,
-  kBucket = 7,         // a bucket of a step
-  kStart = 8,          // signature and initial values
-  kStrategy = 9,       // a change of strategy
-  kHeader = 10,        // a step's header
+  kBucket = 7,    // a bucket of a step
+  kStart = 8,     // signature and initial values
+  kStrategy = 9,  // a change of strategy
+  kHeader = 10,   // a step's header
 };
 enum class Algorithm : uint8_t { kAuto = 0, kDirect = 1, kRing = 2, kOneHop = 3, kChain = 4, kScheduled = 5 };
 

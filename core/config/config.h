@@ -44,8 +44,7 @@ class Config {
   // The environment, given as NAME=VALUE pairs (the caller reads it). The values of DSGD_* variables are
   // checked by validate(), not here, so that dsgd_config_new cannot fail. The others are for
   // apply_launcher(), as is the local process of the launcher (see find_launch).
-  void set_environment(std::vector<std::pair<std::string, std::string>> variables,
-                       std::string launcher_process = "");
+  void set_environment(std::vector<std::pair<std::string, std::string>> variables, std::string launcher_process = "");
   // One more value of a "choice" key: a name that the host has registered.
   void allow(std::string_view key, std::string_view value);
   Status set(std::string_view key, std::string_view value);

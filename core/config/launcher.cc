@@ -88,16 +88,30 @@ struct Known {
 // The innermost comes first: a process inherits the variables of the outer ones. "PyTorch" is the environment of
 // env://, PyTorch's initialization method, as Kubeflow's PyTorchJob and scripts set it.
 constexpr Known kKnown[] = {
-    {"torchrun", {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"},
-     "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", nullptr, read_torchrun},
+    {"torchrun",
+     {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"},
+     "RANK",
+     "WORLD_SIZE",
+     "LOCAL_WORLD_SIZE",
+     nullptr,
+     read_torchrun},
     {"PyTorch", {"RANK", "WORLD_SIZE"}, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", nullptr, read_pytorch},
-    {"Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"},
-     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr, read_open_mpi},
+    {"Open MPI",
+     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"},
+     "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_SIZE",
+     nullptr,
+     read_open_mpi},
     // A batch script has SLURM_PROCID, too; only a step that srun starts has SLURM_STEP_ID.
-    {"Slurm", {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_JOB_ID"},
-     "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", nullptr, "SLURM_STEP_NUM_NODES", read_slurm},
-    {"MPICH", {"PMI_RANK", "PMI_SIZE", "PMI_FD"},
-     "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", nullptr, read_mpich},
+    {"Slurm",
+     {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_JOB_ID"},
+     "SLURM_PROCID",
+     "SLURM_STEP_NUM_TASKS",
+     nullptr,
+     "SLURM_STEP_NUM_NODES",
+     read_slurm},
+    {"MPICH", {"PMI_RANK", "PMI_SIZE", "PMI_FD"}, "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", nullptr, read_mpich},
 };
 
 // A variable that shows, from a least value on, that a launcher has started several processes.

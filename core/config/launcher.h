@@ -17,13 +17,13 @@ using Variables = std::map<std::string, std::string, std::less<>>;
 
 // The place of this process in the job that its launcher started.
 struct Launch {
-  std::string launcher;       // for messages: "torchrun"
+  std::string launcher;  // for messages: "torchrun"
   int64_t rank = 0, size = 1;
-  std::string rank_variable;  // "RANK"
-  std::string host;           // of rank 0, the loopback address if the job has one host; "": not known
-  int64_t port = 0;           // derived; equal on all workers; 0: not known
+  std::string rank_variable;     // "RANK"
+  std::string host;              // of rank 0, the loopback address if the job has one host; "": not known
+  int64_t port = 0;              // derived; equal on all workers; 0: not known
   std::string no_host, no_port;  // for messages: why it is not known, and the variable to set
-  std::string job;            // differs from one start to the next
+  std::string job;               // differs from one start to the next
 };
 
 // Nothing if no known launcher started this process. Where launchers are nested, the innermost counts.

@@ -34,8 +34,7 @@ std::string address_fault(std::string_view text, const std::string& any_port) {
   if (text.starts_with("unix:")) return text.size() > 5 ? "" : "has no path; write unix:PATH";
   const size_t colon = text.rfind(':');
   if (colon == std::string_view::npos && parse_integer(text)) return "has no host; write HOST:PORT";
-  if (colon == std::string_view::npos || text.ends_with(']'))
-    return "has no port; write HOST:PORT (" + any_port + ")";
+  if (colon == std::string_view::npos || text.ends_with(']')) return "has no port; write HOST:PORT (" + any_port + ")";
   const std::string_view host = text.substr(0, colon), port = text.substr(colon + 1);
   if (host.empty()) return "has no host; write HOST:PORT";
   const bool bracketed = host.starts_with('[') && host.ends_with(']');
@@ -43,8 +42,7 @@ std::string address_fault(std::string_view text, const std::string& any_port) {
     return "is not an address; write HOST:PORT or [IPV6]:PORT";
   if (!bracketed && host.find(':') != std::string_view::npos)
     return "is ambiguous; write an IPv6 address as [IPV6]:PORT";
-  if (host.find_first_of(" \t/") != std::string_view::npos)
-    return "has a blank or '/' in its host; write HOST:PORT";
+  if (host.find_first_of(" \t/") != std::string_view::npos) return "has a blank or '/' in its host; write HOST:PORT";
   const auto number = parse_integer(port);
   if (!number || *number < 0 || *number > 65535 || port.front() == '-')
     return "has a bad port '" + std::string(port) + "'; ports are 0..65535";
@@ -54,7 +52,8 @@ std::string address_fault(std::string_view text, const std::string& any_port) {
 std::string devices_fault(std::string_view text) {
   const std::vector<std::string> devices = split_list(text);
   for (const std::string& device : devices) {
-    if (device == "auto" && devices.size() > 1) return "has auto among other devices; write auto alone, or name all devices";
+    if (device == "auto" && devices.size() > 1)
+      return "has auto among other devices; write auto alone, or name all devices";
     if (device.empty() || device.find_first_of(" \t") != std::string::npos)
       return "is not a list of devices; write for example auto, cpu or cuda:0,cuda:1";
   }
@@ -64,7 +63,8 @@ std::string devices_fault(std::string_view text) {
 std::string text_fault(const Rule& rule, std::string_view value) {
   if (value.empty() && !rule.empty_too) return "must not be empty";
   const size_t longest = rule.maximum > 0 ? static_cast<size_t>(rule.maximum) : kLongestText;
-  if (rule.type == Type::kText && value.size() > longest) return "is longer than " + std::to_string(longest) + " characters";
+  if (rule.type == Type::kText && value.size() > longest)
+    return "is longer than " + std::to_string(longest) + " characters";
   if (has_control_character(value)) return "contains a control character";
   if (value.empty()) return "";
   if (rule.type == Type::kAddress)
@@ -72,12 +72,12 @@ std::string text_fault(const Rule& rule, std::string_view value) {
                                     ? "port 0 lets the system choose where `dsgd head` listens"
                                     : "port 0 lets the system choose");
   if (rule.type == Type::kDevices) return devices_fault(value);
-  if (rule.type == Type::kPorts && !parse_ports(value)) return "is not a port or a range of ports; write for example 7701-7720";
+  if (rule.type == Type::kPorts && !parse_ports(value))
+    return "is not a port or a range of ports; write for example 7701-7720";
   return "";
 }
 
-std::string number_fault(const Rule& rule, std::string_view value, std::optional<int64_t> number,
-                         const char* what) {
+std::string number_fault(const Rule& rule, std::string_view value, std::optional<int64_t> number, const char* what) {
   if (value.empty() && rule.empty_too) return "";
   if (!number) return std::string("is not ") + what + " (range " + rule.key.range + ")";
   if (*number == 0 && rule.zero_too) return "";
@@ -93,8 +93,7 @@ std::string choice_fault(const Rule& rule, std::string_view value, const std::ve
   const std::string nearest = nearest_name(value, names);
   std::string all = rule.key.range;
   for (const std::string& name : more) all += " | " + name;
-  return "is not one of " + all +
-         (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
+  return "is not one of " + all + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
 }
 
 std::string fault(const Rule& rule, std::string_view value, const std::vector<std::string>& more) {
@@ -113,8 +112,7 @@ std::string fault(const Rule& rule, std::string_view value, const std::vector<st
       return number_fault(rule, value, parse_integer(value), "a whole number, nor one of the words");
     }
     case Type::kDuration:
-      return number_fault(rule, value, parse_duration(value),
-                          "a duration; write for example 500ms, 10s or 5m");
+      return number_fault(rule, value, parse_duration(value), "a duration; write for example 500ms, 10s or 5m");
     case Type::kSize:
       return number_fault(rule, value, parse_size(value), "a size; write for example 64K, 4M or 1G");
     case Type::kSwitch:
@@ -173,16 +171,15 @@ std::optional<int64_t> parse_duration(std::string_view text) {
 }
 
 std::optional<int64_t> parse_size(std::string_view text) {
-  return parse_scaled(text, {{"", 1},
-                             {"K", int64_t{1} << 10},
-                             {"M", int64_t{1} << 20},
-                             {"G", int64_t{1} << 30},
-                             {"T", int64_t{1} << 40}});
+  return parse_scaled(
+      text,
+      {{"", 1}, {"K", int64_t{1} << 10}, {"M", int64_t{1} << 20}, {"G", int64_t{1} << 30}, {"T", int64_t{1} << 40}});
 }
 
 std::optional<PortRange> parse_ports(std::string_view text) {
   const size_t dash = text.find('-');
-  const std::string_view low = text.substr(0, dash), high = dash == std::string_view::npos ? low : text.substr(dash + 1);
+  const std::string_view low = text.substr(0, dash),
+                         high = dash == std::string_view::npos ? low : text.substr(dash + 1);
   const auto first = parse_integer(low), last = parse_integer(high);
   if (!first || !last || *first < 1 || *last < *first || *last > 65535) return std::nullopt;
   return PortRange{static_cast<uint16_t>(*first), static_cast<uint16_t>(*last)};

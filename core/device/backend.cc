@@ -23,13 +23,18 @@ Status call(Call&& function) {
   return Status(static_cast<Code>(code), message.text);
 }
 
-constexpr std::chrono::nanoseconds kAfterAnother = std::chrono::milliseconds(100);  // has hung: how long this one is waited for
+// Has hung: how long this one is waited for.
+constexpr std::chrono::nanoseconds kAfterAnother = std::chrono::milliseconds(100);
 
 class Opened final : public Device, public std::enable_shared_from_this<Opened> {
  public:
   Opened(const Backend& backend, Handle* handle, int32_t index, Patience patience)
-      : backend(backend), handle(handle), index_(index), name_(std::string(backend.name) + ':' + std::to_string(index)),
-        description_(name_ + ": " + backend.describe(handle)), patience_(std::move(patience)) {}
+      : backend(backend),
+        handle(handle),
+        index_(index),
+        name_(std::string(backend.name) + ':' + std::to_string(index)),
+        description_(name_ + ": " + backend.describe(handle)),
+        patience_(std::move(patience)) {}
   ~Opened() override {
     release([close = backend.close, handle = handle] { close(handle); });
   }
@@ -65,8 +70,10 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
     } catch (const std::bad_alloc&) {
       return call();
     }
-    patience_.warn(name_ + " does not end what was enqueued in it or into the host's streams; its memory is released when it has, "
-                           "and not waited for");
+    patience_.warn(
+        name_ +
+        " does not end what was enqueued in it or into the host's streams; its memory is released when it has, "
+        "and not waited for");
   }
 
   const Backend& backend;
@@ -109,9 +116,10 @@ Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, R
   std::lock_guard lock(made->mutex);
   if (!made->ended) {
     made->given_up = true;
-    return Status(Code::kTimeout, name_ + " has not given " + std::to_string(nbytes) + " bytes in " +
-                                      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(patience_.allocation).count()) +
-                                      " s; what the host has enqueued in its streams may not end");
+    return Status(Code::kTimeout,
+                  name_ + " has not given " + std::to_string(nbytes) + " bytes in " +
+                      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(patience_.allocation).count()) +
+                      " s; what the host has enqueued in its streams may not end");
   }
   if (!made->status.ok()) return made->status;
   return std::shared_ptr<void>(made->data, [self = shared_from_this(), release](void* freed) {
@@ -154,19 +162,21 @@ class OpenedQueue final : public WorkQueue {
   }
   Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket) override {
     return call([&](Message* message) {
-      return backend().sum(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), terms.data(), bucket, message);
+      return backend().sum(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), terms.data(), bucket,
+                           message);
     });
   }
   Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
                 const void* bucket) override {
     return call([&](Message* message) {
-      return backend().update(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), targets.data(), bucket,
-                              message);
+      return backend().update(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), targets.data(),
+                              bucket, message);
     });
   }
   Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* sums) override {
     return call([&](Message* message) {
-      return backend().squares(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket, sums, message);
+      return backend().squares(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket, sums,
+                               message);
     });
   }
   Status record(DeviceEvent& event) override {
@@ -210,17 +220,24 @@ class OpenedCommunicator final : public Communicator {
       : devices_(std::move(devices)), backend_(backend), communicator_(communicator) {}
   ~OpenedCommunicator() override {
     // All of its devices stay until it has gone.
-    static_cast<Opened&>(*devices_.front()).release([devices = devices_, close = backend_.communicator_close, comm = communicator_] {
-      close(comm);
-    });
+    static_cast<Opened&>(*devices_.front())
+        .release([devices = devices_, close = backend_.communicator_close, comm = communicator_] { close(comm); });
   }
   void enqueue(const Work& work, std::chrono::nanoseconds patience, Ended ended) override {
     std::vector<Event*> after, reached;
     for (DeviceEvent* event : work.after) after.push_back(event_of(*event));
     for (DeviceEvent* event : work.reached) reached.push_back(event_of(*event));
-    const CollectiveWork enqueued{work.collective, work.dtype, work.count, work.buffers.data(), after.empty() ? nullptr : after.data(),
-                                 work.before.data(), work.behind.data(), static_cast<uint32_t>(work.before.size()),
-                                 static_cast<uint32_t>(work.behind.size()), reached.data(), patience.count()};
+    const CollectiveWork enqueued{work.collective,
+                                  work.dtype,
+                                  work.count,
+                                  work.buffers.data(),
+                                  after.empty() ? nullptr : after.data(),
+                                  work.before.data(),
+                                  work.behind.data(),
+                                  static_cast<uint32_t>(work.before.size()),
+                                  static_cast<uint32_t>(work.behind.size()),
+                                  reached.data(),
+                                  patience.count()};
     backend_.communicator_enqueue(communicator_, &enqueued, call_held, held(std::move(ended)));
   }
   void fail(const Status& cause) override {
@@ -296,10 +313,12 @@ Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t ind
   const int32_t count = counted.value();
   const std::string name = std::string(backend.name) + ':' + std::to_string(index);
   if (index < 0 || index >= count) {
-    return Status(Code::kInvalidArgument,
-                  "there is no device '" + name + "': this machine has " +
-                      (count == 0 ? "none" : std::string(backend.name) + ":0" +
-                                                 (count > 1 ? " to " + std::string(backend.name) + ':' + std::to_string(count - 1) : "")));
+    return Status(
+        Code::kInvalidArgument,
+        "there is no device '" + name + "': this machine has " +
+            (count == 0 ? "none"
+                        : std::string(backend.name) + ":0" +
+                              (count > 1 ? " to " + std::string(backend.name) + ':' + std::to_string(count - 1) : "")));
   }
   Handle* handle = nullptr;
   Status status = call([&](Message* message) { return backend.open(index, &handle, message); });
@@ -312,17 +331,17 @@ Status Device::check_host_memory(const Backend& backend, const void* data, size_
   return call([&](Message* message) { return backend.check_host_pointer(data, nbytes, message); });
 }
 
-Result<std::unique_ptr<Communicator>> Device::join(const std::vector<std::shared_ptr<Device>>& devices, const CommunicatorId& id,
-                                                   int32_t first, int32_t size, std::chrono::nanoseconds patience,
-                                                   Communicator::Ended joined) {
+Result<std::unique_ptr<Communicator>> Device::join(const std::vector<std::shared_ptr<Device>>& devices,
+                                                   const CommunicatorId& id, int32_t first, int32_t size,
+                                                   std::chrono::nanoseconds patience, Communicator::Ended joined) {
   std::vector<Handle*> handles;
   for (const auto& device : devices) handles.push_back(static_cast<Opened&>(*device).handle);
   const Backend& backend = static_cast<Opened&>(*devices.front()).backend;
   Comm* communicator = nullptr;
   void* context = held(std::move(joined));
   Status status = call([&](Message* message) {
-    return backend.communicator_open(handles.data(), static_cast<uint32_t>(handles.size()), &id, first, size, patience.count(), call_held,
-                                     context, &communicator, message);
+    return backend.communicator_open(handles.data(), static_cast<uint32_t>(handles.size()), &id, first, size,
+                                     patience.count(), call_held, context, &communicator, message);
   });
   if (!status.ok()) {
     delete static_cast<Communicator::Ended*>(context);

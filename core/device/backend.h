@@ -38,9 +38,9 @@ struct SumPiece {
 };
 
 enum class Action : uint8_t {
-  kUpdate,    // the first target is a value: rule applied to the mean bucket / divisor; the others become its copies
-  kMean,      // all targets become the mean bucket / divisor
-  kCopy,      // all targets become what is in the bucket
+  kUpdate,  // the first target is a value: rule applied to the mean bucket / divisor; the others become its copies
+  kMean,    // all targets become the mean bucket / divisor
+  kCopy,    // all targets become what is in the bucket
 };
 // Targets of a half type are rounded from float32. Their rule is applied to master values in float32, which follow the targets
 // where the host has written these (`followed` in core/base/half.h).
@@ -61,7 +61,9 @@ struct SquarePiece {
   uint64_t position, count;  // elements
 };
 inline constexpr uint32_t kSquareRange = 8192;
-inline constexpr uint32_t square_ranges(uint64_t count) { return static_cast<uint32_t>((count + kSquareRange - 1) / kSquareRange); }
+inline constexpr uint32_t square_ranges(uint64_t count) {
+  return static_cast<uint32_t>((count + kSquareRange - 1) / kSquareRange);
+}
 
 // ---- sums over devices, of this process and of others
 
@@ -84,13 +86,13 @@ struct CollectiveWork {
   Collective collective;
   DType dtype;
   uint64_t count;
-  void* const* buffers;             // by device, as all that follows
-  Event* const* after;              // waited for before; null: nothing
-  const CollectiveCopy* before;     // in the same queues, before and behind it
+  void* const* buffers;          // by device, as all that follows
+  Event* const* after;           // waited for before; null: nothing
+  const CollectiveCopy* before;  // in the same queues, before and behind it
   const CollectiveCopy* behind;
   uint32_t befores, behinds;
-  Event* const* reached;            // recorded behind all of it
-  int64_t patience;                 // nanoseconds
+  Event* const* reached;  // recorded behind all of it
+  int64_t patience;       // nanoseconds
 };
 // Called once, from a thread of the backend's or from within the call that it was given to. Code 0: it has ended well;
 // kWorkerLost: a member is lost, which one is not known.
@@ -100,8 +102,8 @@ using CollectiveEnded = void (*)(void* context, int32_t code, const char* messag
 
 struct Handle;  // a device
 struct Queue;
-struct Event;   // a point in a queue or in a stream of the host's
-struct Comm;    // devices of this process in a communicator
+struct Event;  // a point in a queue or in a stream of the host's
+struct Comm;   // devices of this process in a communicator
 
 enum class EventState : int32_t { kDone = 0, kPending = 1, kFailed = -1 };
 
@@ -111,7 +113,7 @@ struct Backend {
 
   int32_t (*device_count)(int32_t* count, Message* message);
   int32_t (*open)(int32_t index, Handle** device, Message* message);
-  void (*close)(Handle* device);  // all of its queues and events are closed before
+  void (*close)(Handle* device);                  // all of its queues and events are closed before
   const char* (*describe)(const Handle* device);  // "NVIDIA H200, compute capability 9.0, 139.8 GiB"
   DeviceId (*identity)(const Handle* device);
 
@@ -128,15 +130,16 @@ struct Backend {
 
   int32_t (*queue_open)(Handle* device, Queue** queue, Message* message);
   void (*queue_close)(Queue* queue);
-  int32_t (*copy)(Queue* queue, void* to, const void* from, uint64_t nbytes, Message* message);  // device or staging memory
+  // Device or staging memory.
+  int32_t (*copy)(Queue* queue, void* to, const void* from, uint64_t nbytes, Message* message);
   int32_t (*sum)(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket,
                  Message* message);
   int32_t (*update)(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets,
                     const void* bucket, Message* message);
 
   // `sums`: on the device.
-  int32_t (*squares)(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* sums,
-                     Message* message);
+  int32_t (*squares)(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket,
+                     double* sums, Message* message);
 
   // function(context) is called once, from a thread of the backend's, when what was enqueued before is done; never if the
   // device fails. It may come after queue_close.
@@ -156,8 +159,9 @@ struct Backend {
   int32_t (*communicator_id)(CommunicatorId* id, Message* message);
   // Joins with `count` devices, as ranks first .. first + count - 1 of `size`. It has a thread and queues of its own, in which
   // work is done in the order in which it is enqueued; all members enqueue the same. `ended`: all members have joined.
-  int32_t (*communicator_open)(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first, int32_t size,
-                               int64_t patience, CollectiveEnded ended, void* context, Comm** communicator, Message* message);
+  int32_t (*communicator_open)(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first,
+                               int32_t size, int64_t patience, CollectiveEnded ended, void* context,
+                               Comm** communicator, Message* message);
   // `work` is copied. After a failure everything fails, and what the devices wait for is aborted; `ended` does not wait for that.
   void (*communicator_enqueue)(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context);
   void (*communicator_fail)(Comm* communicator, int32_t code, const char* why);  // any thread

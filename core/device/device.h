@@ -54,11 +54,11 @@ class Communicator {
   struct Work {
     Collective collective = Collective::kAllReduce;
     DType dtype = DType::kFloat32;
-    size_t count = 0;            // see Collective
-    std::vector<void*> buffers;  // by device
-    std::vector<DeviceEvent*> after;    // by device: waited for before; may be empty
+    size_t count = 0;                            // see Collective
+    std::vector<void*> buffers;                  // by device
+    std::vector<DeviceEvent*> after;             // by device: waited for before; may be empty
     std::vector<CollectiveCopy> before, behind;  // in the same queues, before and behind it
-    std::vector<DeviceEvent*> reached;  // by device; recorded behind all of it
+    std::vector<DeviceEvent*> reached;           // by device; recorded behind all of it
   };
   virtual ~Communicator() = default;
   virtual void enqueue(const Work& work, std::chrono::nanoseconds patience, Ended ended) = 0;
@@ -99,9 +99,9 @@ class Device {
   virtual Result<CommunicatorLibrary> load_communicators(const std::string& path) = 0;
   virtual Result<CommunicatorId> new_communicator_id() = 0;
   // `devices`: of this process and of one backend, in the order of their ranks. `joined`: all members have come.
-  static Result<std::unique_ptr<Communicator>> join(const std::vector<std::shared_ptr<Device>>& devices, const CommunicatorId& id,
-                                                    int32_t first, int32_t size, std::chrono::nanoseconds patience,
-                                                    Communicator::Ended joined);
+  static Result<std::unique_ptr<Communicator>> join(const std::vector<std::shared_ptr<Device>>& devices,
+                                                    const CommunicatorId& id, int32_t first, int32_t size,
+                                                    std::chrono::nanoseconds patience, Communicator::Ended joined);
 
   virtual ~Device() = default;
   virtual const std::string& name() const = 0;      // "cpu", "cuda:0"

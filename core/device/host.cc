@@ -39,7 +39,8 @@ class HostQueue final : public WorkQueue {
       if (piece.terms == 0) std::memset(sum, 0, piece.count * element);
       for (uint32_t t = 0; t < piece.terms; ++t) {
         const Term& term = terms[piece.first_term + t];
-        (t == 0 ? weighted_set : weighted_add)(is_half(piece.source) ? piece.source : dtype, sum, term.gradient, piece.count, term.weight);
+        (t == 0 ? weighted_set : weighted_add)(is_half(piece.source) ? piece.source : dtype, sum, term.gradient,
+                                               piece.count, term.weight);
       }
     }
     return {};
@@ -100,9 +101,11 @@ class HostQueue final : public WorkQueue {
         value = master;
       }
       void* state[3];
-      for (int s = 0; s < 3; ++s) state[s] = piece.state[s] ? static_cast<std::byte*>(piece.state[s]) + begin * element : nullptr;
+      for (int s = 0; s < 3; ++s)
+        state[s] = piece.state[s] ? static_cast<std::byte*>(piece.state[s]) + begin * element : nullptr;
       const void* const in[3] = {state[0], state[1], state[2]};
-      apply(piece.rule, dtype, count, scratch_, value, value, {in, piece.rule.state_count}, {state, piece.rule.state_count});
+      apply(piece.rule, dtype, count, scratch_, value, value, {in, piece.rule.state_count},
+            {state, piece.rule.state_count});
       result = static_cast<const std::byte*>(value);
       copies_from = is_half(piece.target) ? 0 : 1;
     }
@@ -132,8 +135,12 @@ class Host final : public Device {
   Result<std::shared_ptr<void>> allocate(size_t nbytes) override { return zeroed(nbytes); }
   Result<std::shared_ptr<void>> allocate_staging(size_t nbytes) override { return zeroed(nbytes); }
   Status check(const void*, size_t) const override { return {}; }  // whatever the host gives is its own
-  Result<std::unique_ptr<WorkQueue>> new_queue() override { return std::unique_ptr<WorkQueue>(std::make_unique<HostQueue>()); }
-  Result<std::unique_ptr<DeviceEvent>> new_event() override { return std::unique_ptr<DeviceEvent>(std::make_unique<HostEvent>()); }
+  Result<std::unique_ptr<WorkQueue>> new_queue() override {
+    return std::unique_ptr<WorkQueue>(std::make_unique<HostQueue>());
+  }
+  Result<std::unique_ptr<DeviceEvent>> new_event() override {
+    return std::unique_ptr<DeviceEvent>(std::make_unique<HostEvent>());
+  }
   Status record_stream(DeviceEvent&, void* stream) override { return no_streams(stream); }
   Status stream_wait(void* stream, DeviceEvent&) override { return no_streams(stream); }
 

@@ -15,7 +15,8 @@ std::string major_version(const std::string& version) { return version.substr(0,
 
 const char* library_version() { return DSGD_LIBRARY_VERSION; }
 
-Admission::Admission(transport::Loop& loop, std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log)
+Admission::Admission(transport::Loop& loop, std::string job, std::string token, Route head, Route peer,
+                     std::shared_ptr<Log> log)
     : job_(std::move(job)),
       token_(std::move(token)),
       head_(head),
@@ -31,7 +32,8 @@ Result<Admission::Decision> Admission::on_hello(const transport::Hello& hello, c
 
 // The message goes to a process that may not know the token, so it names only what that process has sent.
 Status Admission::on_wrong_token(const transport::Hello& hello, const std::string& from) {
-  Status why(Code::kUnauthorized, name_of(hello, from) + " was refused: its token is wrong for job '" + printable(hello.job) +
+  Status why(Code::kUnauthorized, name_of(hello, from) + " was refused: its token is wrong for job '" +
+                                      printable(hello.job) +
                                       "'; give every process of the job the same `token` and `job`");
   refused("their token is wrong", why);
   return why;
@@ -42,7 +44,8 @@ void Admission::refused(const std::string& cause, const Status& why) {
   if (refused_) refused_(why.message());
 }
 
-Result<Admission::Decision> Admission::decide(const transport::Hello& hello, const std::string& from, std::string* cause) const {
+Result<Admission::Decision> Admission::decide(const transport::Hello& hello, const std::string& from,
+                                              std::string* cause) const {
   const std::string who = name_of(hello, from);
   *cause = "they want another job";
   if (hello.job != job_) {
@@ -67,10 +70,9 @@ Result<Admission::Decision> Admission::decide(const transport::Hello& hello, con
   const bool to_peer = hello.role == transport::Role::kPeer || hello.role == transport::Role::kProbe;
   const Route& route = hello.role == transport::Role::kProbe ? probe_ : to_peer ? peer_ : head_;
   if (route.network == nullptr || route.handler == nullptr) {
-    return Status(Code::kState, to_peer
-                                    ? "this process is a head and computes nothing; it has no worker to reach"
-                                    : "this process is a worker of job '" + job_ +
-                                          "', not its head; set `head` to the head's address");
+    return Status(Code::kState, to_peer ? "this process is a head and computes nothing; it has no worker to reach"
+                                        : "this process is a worker of job '" + job_ +
+                                              "', not its head; set `head` to the head's address");
   }
   return Decision{route.network, route.handler};
 }

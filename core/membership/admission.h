@@ -25,7 +25,8 @@ class Admission final : public transport::AcceptHandler {
   // Routes by role. The transport has checked the token; the admission checks the job, the protocol and the
   // library's major version. Refusals are logged, at a limited rate (`log` null: not at all). `loop`: of the
   // listening network.
-  Admission(transport::Loop& loop, std::string job, std::string token, Route head, Route peer, std::shared_ptr<Log> log);
+  Admission(transport::Loop& loop, std::string job, std::string token, Route head, Route peer,
+            std::shared_ptr<Log> log);
   // Called for each refusal, on the listening network's loop.
   void on_refused(std::function<void(const std::string& why)> refused) { refused_ = std::move(refused); }
 

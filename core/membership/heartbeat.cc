@@ -13,7 +13,8 @@ using transport::Duration;
 using transport::Time;
 
 constexpr Duration kShortest = std::chrono::milliseconds(1);  // of an interval; guards against a configuration of 0
-constexpr Duration kLongestDrain = std::chrono::milliseconds(10);  // enough to read what has arrived; part of "lease + 100 ms"
+constexpr Duration kLongestDrain =
+    std::chrono::milliseconds(10);  // enough to read what has arrived; part of "lease + 100 ms"
 
 constexpr int kMostConnections = 4;  // to the head, opened one after the other while none is answered
 
@@ -25,8 +26,7 @@ HeartbeatOptions sane(HeartbeatOptions options) {
 
 }  // namespace
 
-Heartbeat::Heartbeat(transport::Network& network, HeartbeatOptions options,
-                     std::function<void(const Status&)> failed)
+Heartbeat::Heartbeat(transport::Network& network, HeartbeatOptions options, std::function<void(const Status&)> failed)
     : network_(network), options_(sane(std::move(options))), failed_(std::move(failed)) {}
 
 void Heartbeat::start() {
@@ -172,9 +172,10 @@ void Heartbeat::tick() {
 void Heartbeat::ask_peers() {
   peers_asked_ = true;
   for (const auto& addresses : options_.peers) {
-    probe(network_, options_.hello, options_.token, addresses, lease_start_ + options_.lease, [weak = weak_from_this()](const Status& status) {
-      if (auto self = weak.lock(); self && status.ok()) self->peer_answered_ = true;
-    });
+    probe(network_, options_.hello, options_.token, addresses, lease_start_ + options_.lease,
+          [weak = weak_from_this()](const Status& status) {
+            if (auto self = weak.lock(); self && status.ok()) self->peer_answered_ = true;
+          });
   }
 }
 
@@ -188,8 +189,7 @@ void Heartbeat::expire() {
                                               (last_error_.empty() ? "" : "; last error: " + last_error_))
                     .with_rank(options_.hello.rank, options_.own_host));
   }
-  lose("has not answered for " + describe_duration(silence) +
-       " (lease); it is stopped, suspended or cut off" +
+  lose("has not answered for " + describe_duration(silence) + " (lease); it is stopped, suspended or cut off" +
        (last_error_.empty() ? "" : "; last error: " + last_error_));
 }
 
@@ -216,16 +216,14 @@ Status Heartbeat::own_stop() {
 // Reports the loss of the head, or of this process if that was stopped.
 void Heartbeat::lose(const std::string& how, Code code) {
   if (was_stopped()) return fail(own_stop());
-  fail(Status(code, options_.head_name + " " + how)
-           .with_rank(options_.head_rank, options_.head_host));
+  fail(Status(code, options_.head_name + " " + how).with_rank(options_.head_rank, options_.head_host));
 }
 
 void Heartbeat::fail(Status why) {
   if (over_) return;
   over_ = true;
   loop().cancel(timer_);
-  if (auto failed = std::move(failed_))
-    failed(why);  // the channel stays until stop: this may be called from within it
+  if (auto failed = std::move(failed_)) failed(why);  // the channel stays until stop: this may be called from within it
 }
 
 }  // namespace dsgd

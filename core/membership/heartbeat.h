@@ -3,8 +3,8 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,7 +21,7 @@ struct HeartbeatOptions {
   std::string head_name;  // for messages: "the head at ..."
   int32_t head_rank = -1;
   std::string head_host;
-  std::string own_name, own_host;  // "rank 2 (worker ...)"
+  std::string own_name, own_host;               // "rank 2 (worker ...)"
   std::vector<std::vector<std::string>> peers;  // addresses of the workers that are not on the head's machine
 };
 
@@ -77,8 +77,9 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   transport::Time lease_start_{};  // when the last acknowledged renewal was sent
   transport::Time sent_{};         // the last renewal
   transport::Time next_renewal_ = transport::kNever, next_dial_{};
-  transport::Time due_{};          // of the timer
-  transport::Duration stalled_{};  // how long this process was stopped since the last acknowledged renewal; 0: not stopped
+  transport::Time due_{};  // of the timer
+  transport::Duration
+      stalled_{};  // how long this process was stopped since the last acknowledged renewal; 0: not stopped
   transport::TimerId timer_ = 0;
   std::string last_error_;
 };

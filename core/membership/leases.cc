@@ -9,7 +9,8 @@ using transport::Duration;
 using transport::Time;
 
 constexpr Duration kShortestLease = std::chrono::milliseconds(4);  // guards against a configuration of 0
-constexpr Duration kLongestDrain = std::chrono::milliseconds(10);  // enough to read what has arrived; part of "lease + 100 ms"
+constexpr Duration kLongestDrain =
+    std::chrono::milliseconds(10);  // enough to read what has arrived; part of "lease + 100 ms"
 
 }  // namespace
 

@@ -48,7 +48,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   transport::Network& heartbeat_network;
   MemberOptions options;
   const std::shared_ptr<Log> log;
-  const std::shared_ptr<transport::Poster> poster;  // from the heartbeat's thread back to the loop; closed when the member ends
+  // From the heartbeat's thread back to the loop; closed when the member ends.
+  const std::shared_ptr<transport::Poster> poster;
 
   Phase phase = Phase::kIdle;
   std::shared_ptr<Joiner> joiner;
@@ -174,7 +175,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     channel->call(request, transport::kNever, [weak = weak_from_this()](Result<Message> answer) {
       auto self = weak.lock();
       if (!self || self->over() || !self->channel) return;  // while leaving, only the answer to Leave matters
-      if (!answer.ok()) return self->head_lost("was lost: " + answer.status().message(), code_of_break(answer.status()));
+      if (!answer.ok())
+        return self->head_lost("was lost: " + answer.status().message(), code_of_break(answer.status()));
       if (auto* news = std::get_if<transport::WatchReply>(&answer.value())) self->on_news(*news);
     });
   }
@@ -208,8 +210,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   void head_lost(const std::string& how, Code code = Code::kWorkerLost) {
     if (host_left) return head_gone();
     drop_channel(false);
-    break_down(Status(code, describe_head(options.head, view) + " " + how)
-                   .with_rank(view.head_rank, head_host()));
+    break_down(Status(code, describe_head(options.head, view) + " " + how).with_rank(view.head_rank, head_host()));
   }
 
   // The head has gone in good order, with the worker that hosted it.
@@ -257,8 +258,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   void leave(const Status& cause, std::function<void()> done) {
     if (phase == Phase::kJoining) {
-      join_failed(
-          Status(Code::kClosed, "the session was closed while it waited for the head at " + options.head));
+      join_failed(Status(Code::kClosed, "the session was closed while it waited for the head at " + options.head));
     }
     tell_done = std::move(done);
     if (phase == Phase::kLeaving) return;  // finish() follows
@@ -284,8 +284,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   // The head knows (or is gone): the heartbeat ends, then the connection.
   void left_job() {
-    if (phase == Phase::kLeaving || phase == Phase::kHeadless || phase == Phase::kBroken ||
-        phase == Phase::kIdle) {
+    if (phase == Phase::kLeaving || phase == Phase::kHeadless || phase == Phase::kBroken || phase == Phase::kIdle) {
       phase = Phase::kLeft;
     }
     stop_heartbeat([poster = poster, weak = weak_from_this()] {

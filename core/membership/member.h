@@ -15,12 +15,11 @@ struct MemberOptions {
   transport::Hello hello;  // job; Member fills in role, rank, view, worker id, version and job nonce
   std::string token;
   transport::JoinRequest join;
-  transport::Time
-      deadline{};  // of the join: refused dials are tried again until then (the head may not be up yet)
+  transport::Time deadline{};  // of the join: refused dials are tried again until then (the head may not be up yet)
   transport::Time look_again = transport::kNever;  // a dial that fails after it ends the join, with kUnreachable
   std::optional<transport::Time> began = {};       // of a join that goes on, for messages
-  std::string limit = "`init_timeout`";  // the setting that the deadline comes from, for messages
-  std::string rank_origin = {};          // see Config::rank_origin()
+  std::string limit = "`init_timeout`";            // the setting that the deadline comes from, for messages
+  std::string rank_origin = {};                    // see Config::rank_origin()
   transport::Duration lease{};
   transport::Duration heartbeat_interval{};
 };

@@ -71,8 +71,8 @@ void ProbeHandler::on_bulk_end(transport::ServerChannel&, const transport::BulkH
   receipt->finish(reached());
 }
 
-void probe(transport::Network& network, transport::Hello hello, std::string token, std::vector<std::string> addresses, transport::Time deadline,
-           std::function<void(const Status&)> done) {
+void probe(transport::Network& network, transport::Hello hello, std::string token, std::vector<std::string> addresses,
+           transport::Time deadline, std::function<void(const Status&)> done) {
   auto probe = std::make_shared<Probe>();
   probe->network = &network;
   probe->hello = std::move(hello);
@@ -80,7 +80,8 @@ void probe(transport::Network& network, transport::Hello hello, std::string toke
   probe->token = std::move(token);
   probe->addresses = std::move(addresses);
   probe->deadline = deadline;
-  probe->period = std::max<transport::Duration>((deadline - network.loop().now()) / kAttempts, std::chrono::milliseconds(1));
+  probe->period =
+      std::max<transport::Duration>((deadline - network.loop().now()) / kAttempts, std::chrono::milliseconds(1));
   probe->done = std::move(done);
   probe->attempt();
 }

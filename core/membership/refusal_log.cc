@@ -32,8 +32,7 @@ struct RefusalLog::State : std::enable_shared_from_this<State> {
     }
     entry->second = 0;
     log->warning(std::to_string(count) + (count == 1 ? " further connection was" : " further connections were") +
-                 " refused in the last " + std::to_string(kWindow.count()) +
-                 " s because " + cause);
+                 " refused in the last " + std::to_string(kWindow.count()) + " s because " + cause);
     open_window(cause);
   }
 };

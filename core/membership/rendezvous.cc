@@ -32,8 +32,7 @@ bool same_process(const MemberInfo& a, const MemberInfo& b) {
 Status Rendezvous::check(const JoinRequest& request) const {
   const MemberInfo& member = request.member;
   if (member.worker_id.empty()) {
-    return Status(Code::kInvalidArgument, "a worker on host " + member.host + " (pid " +
-                                              std::to_string(member.pid) +
+    return Status(Code::kInvalidArgument, "a worker on host " + member.host + " (pid " + std::to_string(member.pid) +
                                               ") joins without a worker id; set `worker_id`");
   }
   if (request.num_workers != num_workers_) {
@@ -53,7 +52,9 @@ Status Rendezvous::check(const JoinRequest& request) const {
 
 // Workers that reach the head from the loopback interface are on the head's machine, whatever they call it.
 Status Rendezvous::check_reachable() const {
-  const auto beside_head = [](const Candidate& candidate) { return candidate.channel && is_loopback(candidate.channel->address()); };
+  const auto beside_head = [](const Candidate& candidate) {
+    return candidate.channel && is_loopback(candidate.channel->address());
+  };
   for (const Candidate& local : candidates_) {
     const MemberInfo& member = local.request.member;
     if (!std::all_of(member.addresses.begin(), member.addresses.end(), is_loopback)) continue;
@@ -61,10 +62,11 @@ Status Rendezvous::check_reachable() const {
       const MemberInfo& remote = other.request.member;
       if (member.addresses.empty() || remote.machine == member.machine) continue;
       if (beside_head(local) && beside_head(other)) continue;
-      return Status(Code::kInvalidArgument, "worker " + describe_candidate(member) + " listens on " + member.addresses.front() +
-                                            ", which only its own machine reaches, and worker " + describe_candidate(remote) +
-                                            " is on another one; set `interface` or `listen` of the former to a network "
-                                            "that both are on")
+      return Status(Code::kInvalidArgument,
+                    "worker " + describe_candidate(member) + " listens on " + member.addresses.front() +
+                        ", which only its own machine reaches, and worker " + describe_candidate(remote) +
+                        " is on another one; set `interface` or `listen` of the former to a network "
+                        "that both are on")
           .with_parameter("interface");
     }
   }
@@ -79,10 +81,10 @@ Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
     const MemberInfo& holder = other.request.member;
     if (holder.worker_id == member.worker_id) {
       if (!same_process(holder, member)) {
-        return Status(Code::kExists,
-                      "worker id '" + member.worker_id + "' is taken by a worker on host " + holder.host +
-                          " (pid " + std::to_string(holder.pid) +
-                          ") that waits for the same job; give each worker its own `worker_id`" + kFirstRankHint);
+        return Status(Code::kExists, "worker id '" + member.worker_id + "' is taken by a worker on host " +
+                                         holder.host + " (pid " + std::to_string(holder.pid) +
+                                         ") that waits for the same job; give each worker its own `worker_id`" +
+                                         kFirstRankHint);
       }
       own_place = &other;
       continue;
@@ -94,8 +96,7 @@ Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
           .with_parameter("rank");  // the joiner appends how to choose another one
     }
     if (candidate.request.hosts_head && other.request.hosts_head) {
-      return Status(Code::kExists, "worker " + describe_candidate(member) +
-                                       " says that it hosts the head, as worker " +
+      return Status(Code::kExists, "worker " + describe_candidate(member) + " says that it hosts the head, as worker " +
                                        describe_candidate(holder) + " does; only one can");
     }
   }
@@ -109,8 +110,8 @@ Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
 }
 
 bool Rendezvous::remove(const transport::ServerChannel& channel, MemberInfo* gone) {
-  auto it = std::find_if(candidates_.begin(), candidates_.end(),
-                         [&](const Candidate& c) { return c.channel == &channel; });
+  auto it =
+      std::find_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return c.channel == &channel; });
   if (it == candidates_.end()) return false;
   *gone = it->request.member;
   candidates_.erase(it);
@@ -118,8 +119,7 @@ bool Rendezvous::remove(const transport::ServerChannel& channel, MemberInfo* gon
 }
 
 bool Rendezvous::holds(const transport::ServerChannel& channel) const {
-  return std::any_of(candidates_.begin(), candidates_.end(),
-                     [&](const Candidate& c) { return c.channel == &channel; });
+  return std::any_of(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return c.channel == &channel; });
 }
 
 std::vector<Rendezvous::Candidate> Rendezvous::take_by_rank() {
@@ -161,8 +161,8 @@ std::string Rendezvous::progress() const {
       all_ask = false;
     }
   }
-  std::string text = std::to_string(candidates_.size()) + " of " + std::to_string(num_workers_) +
-                     " workers have come" + list(": ", come);
+  std::string text = std::to_string(candidates_.size()) + " of " + std::to_string(num_workers_) + " workers have come" +
+                     list(": ", come);
   if (all_ask) {  // ranks are given from outside, so the missing ones have names
     for (uint32_t rank = 0; rank < num_workers_; ++rank) {
       if (!taken[rank]) missing.push_back(std::to_string(rank));

@@ -35,12 +35,13 @@ struct PeerCounters {
 
 struct StepCounters {
   Counter ended, failed, applied;
-  Counter gradients;    // time from the step's beginning until all gradients are marked
-  Counter reduction;    // time from there until all buckets are reduced: communication that the backward pass does not hide
-  Counter update;       // time from there to the step's end
-  Counter travel;       // time that buckets travelled; several travel at once
-  Counter buckets;      // that have travelled
-  Counter memory;       // bytes that the step holds beside the model
+  Counter gradients;  // time from the step's beginning until all gradients are marked
+  Counter
+      reduction;    // time from there until all buckets are reduced: communication that the backward pass does not hide
+  Counter update;   // time from there to the step's end
+  Counter travel;   // time that buckets travelled; several travel at once
+  Counter buckets;  // that have travelled
+  Counter memory;   // bytes that the step holds beside the model
 };
 
 }  // namespace dsgd::metrics

@@ -17,7 +17,9 @@ class OpenMetrics {
 
   // A family begins; its samples follow. A counter's samples have the suffix "_total", an info's "_info". `unit` ends the
   // name, or is empty.
-  void counter(std::string_view name, std::string_view unit, std::string_view help) { family(name, "counter", unit, help); }
+  void counter(std::string_view name, std::string_view unit, std::string_view help) {
+    family(name, "counter", unit, help);
+  }
   void gauge(std::string_view name, std::string_view unit, std::string_view help) { family(name, "gauge", unit, help); }
   void info(std::string_view name, std::string_view help) { family(name, "info", "", help); }
 

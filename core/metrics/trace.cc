@@ -91,12 +91,14 @@ std::string trace_events(const std::vector<Span>& spans, int32_t rank, transport
   for (const auto& [row, of_row] : by_row) {
     const std::string place = process + ",\"tid\":" + std::to_string(++thread);
     text += ",\n{\"ph\":\"M\"," + place + ",\"name\":\"thread_name\",\"args\":{\"name\":\"" + name_of(row) + "\"}}";
-    text += ",\n{\"ph\":\"M\"," + place + ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":" + std::to_string(thread) + "}}";
+    text += ",\n{\"ph\":\"M\"," + place +
+            ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":" + std::to_string(thread) + "}}";
     for (const Span* span : of_row) {
       const int64_t begin = microseconds(span->begin + unix_origin), end = microseconds(span->end + unix_origin);
-      text += ",\n{\"ph\":\"X\"," + place + ",\"ts\":" + std::to_string(begin) + ",\"dur\":" + std::to_string(end - begin) + ",\"name\":\"" +
-              span->name + "\",\"args\":{";
-      if (span->track == Track::kSteps || span->track == Track::kBucket) text += "\"step\":" + std::to_string(span->number) + ",";
+      text += ",\n{\"ph\":\"X\"," + place + ",\"ts\":" + std::to_string(begin) +
+              ",\"dur\":" + std::to_string(end - begin) + ",\"name\":\"" + span->name + "\",\"args\":{";
+      if (span->track == Track::kSteps || span->track == Track::kBucket)
+        text += "\"step\":" + std::to_string(span->number) + ",";
       if (span->track == Track::kCalls) text += "\"operation\":" + std::to_string(span->number) + ",";
       if (span->nbytes > 0) text += "\"bytes\":" + std::to_string(span->nbytes) + ",";
       text += span->failed ? "\"failed\":true}}" : "\"failed\":false}}";

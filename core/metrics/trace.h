@@ -18,9 +18,9 @@ enum class Track : uint8_t { kSteps, kBucket, kCalls, kPeer };
 struct Span {
   Track track = Track::kSteps;
   bool failed = false;
-  uint32_t index = 0;        // of the bucket; rank of the peer
-  const char* name = "";     // a literal
-  uint64_t number = 0;       // of the step; of the call's operation
+  uint32_t index = 0;     // of the bucket; rank of the peer
+  const char* name = "";  // a literal
+  uint64_t number = 0;    // of the step; of the call's operation
   uint64_t nbytes = 0;
   transport::Time begin{}, end{};
 };

@@ -26,8 +26,7 @@ DSGD_INLINED void loop(SgdCoefficients<T> c, SgdBuffers<T> b, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     T buffer_out = 0;
     const T buffer_in = kMomentum == Momentum::kRunning ? b.buffer_in[i] : T{0};
-    b.value_out[i] =
-        update::sgd<kDecay, kMomentum, kNesterov>(c, b.gradient[i], b.value_in[i], buffer_in, &buffer_out);
+    b.value_out[i] = update::sgd<kDecay, kMomentum, kNesterov>(c, b.gradient[i], b.value_in[i], buffer_in, &buffer_out);
     if constexpr (kMomentum != Momentum::kNone) b.buffer_out[i] = buffer_out;
   }
 }
@@ -61,8 +60,7 @@ DSGD_INLINED void loop(AdamCoefficients<T> c, AdamBuffers<T> b, size_t count) {
   DSGD_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
     T mean = b.mean_in[i], square = b.square_in[i], largest = kAmsGrad ? b.largest_in[i] : T{0};
-    b.value_out[i] =
-        update::adam<kDecay, kAmsGrad>(c, b.gradient[i], b.value_in[i], &mean, &square, &largest);
+    b.value_out[i] = update::adam<kDecay, kAmsGrad>(c, b.gradient[i], b.value_in[i], &mean, &square, &largest);
     b.mean_out[i] = mean;
     b.square_out[i] = square;
     if constexpr (kAmsGrad) b.largest_out[i] = largest;
@@ -82,12 +80,12 @@ DSGD_INLINED void choose(const UpdateRule& rule, AdamBuffers<T> b, size_t count)
   }
 }
 
-#define DSGD_RUN(type)                                                                    \
-  DSGD_CLONES void run(const UpdateRule& rule, SgdBuffers<type> buffers, size_t count) {  \
+#define DSGD_RUN(type)                                                                         \
+  DSGD_CLONES void run(const UpdateRule& rule, SgdBuffers<type> buffers, size_t count) {       \
     rule.sgd_decay ? choose<true>(rule, buffers, count) : choose<false>(rule, buffers, count); \
-  }                                                                                       \
-  DSGD_CLONES void run(const UpdateRule& rule, AdamBuffers<type> buffers, size_t count) { \
-    rule.amsgrad ? choose<true>(rule, buffers, count) : choose<false>(rule, buffers, count); \
+  }                                                                                            \
+  DSGD_CLONES void run(const UpdateRule& rule, AdamBuffers<type> buffers, size_t count) {      \
+    rule.amsgrad ? choose<true>(rule, buffers, count) : choose<false>(rule, buffers, count);   \
   }
 DSGD_RUN(float)
 DSGD_RUN(double)
@@ -117,8 +115,8 @@ void apply_as(const UpdateRule& rule, size_t count, const void* gradient, const 
 
 }  // namespace
 
-void apply(const UpdateRule& rule, DType dtype, size_t count, const void* gradient, const void* value_in, void* value_out,
-           std::span<const void* const> state_in, std::span<void* const> state_out) {
+void apply(const UpdateRule& rule, DType dtype, size_t count, const void* gradient, const void* value_in,
+           void* value_out, std::span<const void* const> state_in, std::span<void* const> state_out) {
   dtype == DType::kFloat32 ? apply_as<float>(rule, count, gradient, value_in, value_out, state_in, state_out)
                            : apply_as<double>(rule, count, gradient, value_in, value_out, state_in, state_out);
 }

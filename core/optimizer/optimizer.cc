@@ -36,17 +36,18 @@ Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::s
     if (name == "sgd") return make_sgd(std::move(parsed).value());
     if (name != "none") return make_adam(std::move(parsed).value(), name == "adamw");
     if (options.find("clip_norm=") != options.npos) {
-      return Status(Code::kInvalidArgument, "optimizer 'none' does not clip: clip_norm needs sgd, adam or adamw; clip the mean "
-                                            "gradient in the host's own optimizer")
+      return Status(Code::kInvalidArgument,
+                    "optimizer 'none' does not clip: clip_norm needs sgd, adam or adamw; clip the mean "
+                    "gradient in the host's own optimizer")
           .with_parameter("clip_norm");
     }
     if (Status status = parsed->finish(); !status.ok()) return status;
     return std::unique_ptr<Optimizer>(std::make_unique<None>());
   }
   const std::string nearest = nearest_name(name, names);
-  return Status(Code::kInvalidArgument, "unknown optimizer '" + given + "'" +
-                                            (nearest.empty() ? "; there are sgd, adam, adamw and none"
-                                                             : "; did you mean '" + nearest + "'?"));
+  return Status(Code::kInvalidArgument,
+                "unknown optimizer '" + given + "'" +
+                    (nearest.empty() ? "; there are sgd, adam, adamw and none" : "; did you mean '" + nearest + "'?"));
 }
 
 }  // namespace dsgd

@@ -32,8 +32,12 @@ struct UpdateRule {
   DSGD_COMPARABLE(UpdateRule)
 };
 template <>
-inline const UpdateRule::Coefficients<float>& UpdateRule::as<float>() const { return float32; }
+inline const UpdateRule::Coefficients<float>& UpdateRule::as<float>() const {
+  return float32;
+}
 template <>
-inline const UpdateRule::Coefficients<double>& UpdateRule::as<double>() const { return float64; }
+inline const UpdateRule::Coefficients<double>& UpdateRule::as<double>() const {
+  return float64;
+}
 
 }  // namespace dsgd

@@ -11,7 +11,8 @@
 
 namespace dsgd {
 
-inline constexpr int kDigitBits = 24;  // of a number; a sum has more, so that 2^31 numbers fit an int64, and 128 an int32
+// Of a number; a sum has more, so that 2^31 numbers fit an int64, and 128 an int32.
+inline constexpr int kDigitBits = 24;
 
 // Contribution weights: digit k counts units of 2^(24 k - 136).
 inline constexpr size_t kWeightDigits = 8;

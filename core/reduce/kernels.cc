@@ -77,7 +77,7 @@ DSGD_INLINED T symmetric_greatest(T a, T b) {
     DSGD_INDEPENDENT                                                                         \
     for (size_t i = 0; i < count; ++i) destination[i] = operation(a[i], b[i]);               \
   }
-#define DSGD_REDUCE_ALL(prefix, suffix, type)                     \
+#define DSGD_REDUCE_ALL(prefix, suffix, type)                   \
   DSGD_REDUCE(prefix##add_##suffix, type, prefix##plus)         \
   DSGD_REDUCE(prefix##minimum_##suffix, type, prefix##least)    \
   DSGD_REDUCE(prefix##maximum_##suffix, type, prefix##greatest) \
@@ -100,8 +100,8 @@ template <typename T>
 using Kernel = void (*)(T*, const T*, const T*, size_t);
 
 template <typename T>
-void dispatch(Reduction reduction, void* destination, const void* a, const void* b, size_t count,
-              Kernel<T> sum, Kernel<T> minimum, Kernel<T> maximum, Kernel<T> product) {
+void dispatch(Reduction reduction, void* destination, const void* a, const void* b, size_t count, Kernel<T> sum,
+              Kernel<T> minimum, Kernel<T> maximum, Kernel<T> product) {
   const Kernel<T> kernel = reduction == Reduction::kMin    ? minimum
                            : reduction == Reduction::kMax  ? maximum
                            : reduction == Reduction::kProd ? product
@@ -117,14 +117,16 @@ DSGD_DIVIDE(float32, float)
 DSGD_DIVIDE(float64, double)
 #undef DSGD_DIVIDE
 
-#define DSGD_SCALE(suffix, stored)                                                                                    \
-  DSGD_CLONES void weighted_set_##suffix(Wide<stored>* destination, const stored* source, size_t count, Wide<stored> c) { \
-    DSGD_INDEPENDENT                                                                                                  \
-    for (size_t i = 0; i < count; ++i) destination[i] = c * widen(source[i]);                                         \
-  }                                                                                                                   \
-  DSGD_CLONES void weighted_add_##suffix(Wide<stored>* destination, const stored* source, size_t count, Wide<stored> c) { \
-    DSGD_INDEPENDENT                                                                                                  \
-    for (size_t i = 0; i < count; ++i) destination[i] += c * widen(source[i]);                                        \
+#define DSGD_SCALE(suffix, stored)                                                                      \
+  DSGD_CLONES void weighted_set_##suffix(Wide<stored>* destination, const stored* source, size_t count, \
+                                         Wide<stored> c) {                                              \
+    DSGD_INDEPENDENT                                                                                    \
+    for (size_t i = 0; i < count; ++i) destination[i] = c * widen(source[i]);                           \
+  }                                                                                                     \
+  DSGD_CLONES void weighted_add_##suffix(Wide<stored>* destination, const stored* source, size_t count, \
+                                         Wide<stored> c) {                                              \
+    DSGD_INDEPENDENT                                                                                    \
+    for (size_t i = 0; i < count; ++i) destination[i] += c * widen(source[i]);                          \
   }
 DSGD_SCALE(float32, float)
 DSGD_SCALE(float64, double)
@@ -132,16 +134,16 @@ DSGD_SCALE(float16, Float16)
 DSGD_SCALE(bfloat16, Bfloat16)
 #undef DSGD_SCALE
 
-#define DSGD_CONVERSIONS(suffix, stored)                                                         \
-  DSGD_CLONES void widen_##suffix(float* destination, const stored* source, size_t count) {      \
-    for (size_t i = 0; i < count; ++i) destination[i] = widen(source[i]);                        \
-  }                                                                                              \
-  DSGD_CLONES void narrow_##suffix(stored* destination, const float* source, size_t count) {     \
-    for (size_t i = 0; i < count; ++i) destination[i] = narrow<stored>(source[i]);               \
-  }                                                                                              \
-  DSGD_CLONES void follow_##suffix(float* master, const float* value, size_t count) {            \
-    DSGD_INDEPENDENT                                                                             \
-    for (size_t i = 0; i < count; ++i) master[i] = followed<stored>(master[i], value[i]);        \
+#define DSGD_CONVERSIONS(suffix, stored)                                                     \
+  DSGD_CLONES void widen_##suffix(float* destination, const stored* source, size_t count) {  \
+    for (size_t i = 0; i < count; ++i) destination[i] = widen(source[i]);                    \
+  }                                                                                          \
+  DSGD_CLONES void narrow_##suffix(stored* destination, const float* source, size_t count) { \
+    for (size_t i = 0; i < count; ++i) destination[i] = narrow<stored>(source[i]);           \
+  }                                                                                          \
+  DSGD_CLONES void follow_##suffix(float* master, const float* value, size_t count) {        \
+    DSGD_INDEPENDENT                                                                         \
+    for (size_t i = 0; i < count; ++i) master[i] = followed<stored>(master[i], value[i]);    \
   }
 DSGD_CONVERSIONS(float16, Float16)
 DSGD_CONVERSIONS(bfloat16, Bfloat16)
@@ -174,11 +176,10 @@ DSGD_CLONES double squares_float64(const double* data, size_t count) { return sq
 
 }  // namespace
 
-void reduce_to(DType dtype, Reduction reduction, void* destination, const void* a, const void* b,
-               size_t count) {
-#define DSGD_DISPATCH(suffix, type)                                                          \
-  return dispatch<type>(reduction, destination, a, b, count, add_##suffix, minimum_##suffix, \
-                        maximum_##suffix, multiply_##suffix)
+void reduce_to(DType dtype, Reduction reduction, void* destination, const void* a, const void* b, size_t count) {
+#define DSGD_DISPATCH(suffix, type)                                                                            \
+  return dispatch<type>(reduction, destination, a, b, count, add_##suffix, minimum_##suffix, maximum_##suffix, \
+                        multiply_##suffix)
   switch (dtype) {
     case DType::kFloat32:
       DSGD_DISPATCH(float32, float);
@@ -224,16 +225,16 @@ void divide(DType dtype, void* destination, size_t count, double divisor) {
     divide_float64(static_cast<double*>(destination), count, divisor);
 }
 
-#define DSGD_BY_DTYPE(function)                                                                                        \
-  void function(DType dtype, void* destination, const void* source, size_t count, double c) {                          \
-    if (dtype == DType::kFloat64) {                                                                                    \
-      return function##_float64(static_cast<double*>(destination), static_cast<const double*>(source), count, c);      \
-    }                                                                                                                  \
-    float* const sums = static_cast<float*>(destination);                                                              \
-    const float weight = static_cast<float>(c);                                                                        \
-    if (dtype == DType::kFloat32) function##_float32(sums, static_cast<const float*>(source), count, weight);          \
-    if (dtype == DType::kFloat16) function##_float16(sums, static_cast<const Float16*>(source), count, weight);        \
-    if (dtype == DType::kBfloat16) function##_bfloat16(sums, static_cast<const Bfloat16*>(source), count, weight);     \
+#define DSGD_BY_DTYPE(function)                                                                                    \
+  void function(DType dtype, void* destination, const void* source, size_t count, double c) {                      \
+    if (dtype == DType::kFloat64) {                                                                                \
+      return function##_float64(static_cast<double*>(destination), static_cast<const double*>(source), count, c);  \
+    }                                                                                                              \
+    float* const sums = static_cast<float*>(destination);                                                          \
+    const float weight = static_cast<float>(c);                                                                    \
+    if (dtype == DType::kFloat32) function##_float32(sums, static_cast<const float*>(source), count, weight);      \
+    if (dtype == DType::kFloat16) function##_float16(sums, static_cast<const Float16*>(source), count, weight);    \
+    if (dtype == DType::kBfloat16) function##_bfloat16(sums, static_cast<const Bfloat16*>(source), count, weight); \
   }
 DSGD_BY_DTYPE(weighted_set)
 DSGD_BY_DTYPE(weighted_add)

@@ -20,8 +20,7 @@ void reduce_into(DType dtype, Reduction reduction, void* destination, const void
 // signs the smaller is the negative one. For algorithms in which one worker computes a (op) b and another b (op) a.
 void reduce_symmetric(DType dtype, Reduction reduction, void* destination, const void* source, size_t count);
 // destination[i] = a[i] (op) b[i]
-void reduce_to(DType dtype, Reduction reduction, void* destination, const void* a, const void* b,
-               size_t count);
+void reduce_to(DType dtype, Reduction reduction, void* destination, const void* a, const void* b, size_t count);
 // destination[i] /= divisor, in the element's type. float32 and float64 only.
 void divide(DType dtype, void* destination, size_t count, double divisor);
 

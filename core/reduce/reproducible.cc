@@ -12,8 +12,8 @@
 namespace dsgd::reproducible {
 namespace {
 
-constexpr size_t kBlock = 4096;            // elements that are widened at a time
-constexpr uint32_t kNarrowReplicas = 8;    // whose sums of float32 keep 24 bits in 32-bit integers
+constexpr size_t kBlock = 4096;          // elements that are widened at a time
+constexpr uint32_t kNarrowReplicas = 8;  // whose sums of float32 keep 24 bits in 32-bit integers
 constexpr uint64_t kInfinity = 0x7ff0000000000000;
 constexpr int kBias = 1023;
 
@@ -107,8 +107,8 @@ DSGD_INLINED void raise(const T* gradient, size_t count, double c, typename Form
 
 // Where the exponent says that a product is not finite, any integer will do.
 template <typename T, typename Sum>
-DSGD_INLINED void add(const T* gradient, size_t count, double c, const typename Format<T>::Code* exponents, int64_t bits,
-                      Sum* sums) {
+DSGD_INLINED void add(const T* gradient, size_t count, double c, const typename Format<T>::Code* exponents,
+                      int64_t bits, Sum* sums) {
   using Bits = std::make_unsigned_t<Sum>;
   DSGD_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
@@ -133,14 +133,14 @@ DSGD_INLINED void divide(const Sum* sums, size_t count, const typename Format<T>
   }
 }
 
-#define DSGD_REPRODUCIBLE(suffix, T, Sum)                                                                            \
-  DSGD_CLONES void add_##suffix(const T* gradient, size_t count, double c, const Format<T>::Code* exponents,         \
-                                int64_t bits, Sum* sums) {                                                           \
-    add(gradient, count, c, exponents, bits, sums);                                                                  \
-  }                                                                                                                  \
-  DSGD_CLONES void divide_##suffix(const Sum* sums, size_t count, const Format<T>::Code* exponents, int64_t shift,   \
-                                   double divisor, T* mean) {                                                        \
-    divide(sums, count, exponents, shift, divisor, mean);                                                            \
+#define DSGD_REPRODUCIBLE(suffix, T, Sum)                                                                          \
+  DSGD_CLONES void add_##suffix(const T* gradient, size_t count, double c, const Format<T>::Code* exponents,       \
+                                int64_t bits, Sum* sums) {                                                         \
+    add(gradient, count, c, exponents, bits, sums);                                                                \
+  }                                                                                                                \
+  DSGD_CLONES void divide_##suffix(const Sum* sums, size_t count, const Format<T>::Code* exponents, int64_t shift, \
+                                   double divisor, T* mean) {                                                      \
+    divide(sums, count, exponents, shift, divisor, mean);                                                          \
   }
 DSGD_REPRODUCIBLE(float32_narrow, float, int32_t)
 DSGD_REPRODUCIBLE(float32, float, int64_t)

@@ -27,12 +27,24 @@ DSGD_INLINED bool any_nan(Layout<Bits> layout, const Bits* values, size_t count)
   for (size_t i = 0; i < count; ++i) found = static_cast<Bits>(found | (layout.is_nan(values[i]) ? 1 : 0));
   return found != 0;
 }
-DSGD_CLONES bool any_nan_of_16(Layout<uint16_t> layout, const uint16_t* values, size_t count) { return any_nan(layout, values, count); }
-DSGD_CLONES bool any_nan_of_32(Layout<uint32_t> layout, const uint32_t* values, size_t count) { return any_nan(layout, values, count); }
-DSGD_CLONES bool any_nan_of_64(Layout<uint64_t> layout, const uint64_t* values, size_t count) { return any_nan(layout, values, count); }
-bool has_nan(Layout<uint16_t> layout, const uint16_t* values, size_t count) { return any_nan_of_16(layout, values, count); }
-bool has_nan(Layout<uint32_t> layout, const uint32_t* values, size_t count) { return any_nan_of_32(layout, values, count); }
-bool has_nan(Layout<uint64_t> layout, const uint64_t* values, size_t count) { return any_nan_of_64(layout, values, count); }
+DSGD_CLONES bool any_nan_of_16(Layout<uint16_t> layout, const uint16_t* values, size_t count) {
+  return any_nan(layout, values, count);
+}
+DSGD_CLONES bool any_nan_of_32(Layout<uint32_t> layout, const uint32_t* values, size_t count) {
+  return any_nan(layout, values, count);
+}
+DSGD_CLONES bool any_nan_of_64(Layout<uint64_t> layout, const uint64_t* values, size_t count) {
+  return any_nan(layout, values, count);
+}
+bool has_nan(Layout<uint16_t> layout, const uint16_t* values, size_t count) {
+  return any_nan_of_16(layout, values, count);
+}
+bool has_nan(Layout<uint32_t> layout, const uint32_t* values, size_t count) {
+  return any_nan_of_32(layout, values, count);
+}
+bool has_nan(Layout<uint64_t> layout, const uint64_t* values, size_t count) {
+  return any_nan_of_64(layout, values, count);
+}
 
 template <typename Bits>
 void add_floating(XXH3_state_t* state, Layout<Bits> layout, const void* data, size_t count) {
@@ -41,8 +53,9 @@ void add_floating(XXH3_state_t* state, Layout<Bits> layout, const void* data, si
     const size_t part = std::min(kBlock, count - begin);
     std::memcpy(block.data(), static_cast<const Bits*>(data) + begin, part * sizeof(Bits));
     if (has_nan(layout, block.data(), part)) {
-      std::replace_if(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(part), [layout](Bits bits) { return layout.is_nan(bits); },
-                      layout.quiet_nan);
+      std::replace_if(
+          block.begin(), block.begin() + static_cast<std::ptrdiff_t>(part),
+          [layout](Bits bits) { return layout.is_nan(bits); }, layout.quiet_nan);
     }
     XXH3_64bits_update(state, block.data(), part * sizeof(Bits));
   }
@@ -60,11 +73,16 @@ ValueDigest::~ValueDigest() = default;
 void ValueDigest::add(DType dtype, const void* values, size_t count) {
   XXH3_state_t* state = &state_->xxh;
   switch (dtype) {
-    case DType::kFloat16: return add_floating<uint16_t>(state, {0x7c00, 0x7e00}, values, count);
-    case DType::kBfloat16: return add_floating<uint16_t>(state, {0x7f80, 0x7fc0}, values, count);
-    case DType::kFloat32: return add_floating<uint32_t>(state, {0x7f800000, 0x7fc00000}, values, count);
-    case DType::kFloat64: return add_floating<uint64_t>(state, {0x7ff0000000000000, 0x7ff8000000000000}, values, count);
-    default: XXH3_64bits_update(state, values, count * dtype_size(dtype));
+    case DType::kFloat16:
+      return add_floating<uint16_t>(state, {0x7c00, 0x7e00}, values, count);
+    case DType::kBfloat16:
+      return add_floating<uint16_t>(state, {0x7f80, 0x7fc0}, values, count);
+    case DType::kFloat32:
+      return add_floating<uint32_t>(state, {0x7f800000, 0x7fc00000}, values, count);
+    case DType::kFloat64:
+      return add_floating<uint64_t>(state, {0x7ff0000000000000, 0x7ff8000000000000}, values, count);
+    default:
+      XXH3_64bits_update(state, values, count * dtype_size(dtype));
   }
 }
 

@@ -30,8 +30,9 @@ auto adder(DType dtype, Reduction reduction) {
 }
 
 Status nobody_puts() {
-  return Status(Code::kWorkerLost, "all other workers have closed their sessions, so nobody can put this object; all workers "
-                                   "must make their calls before they close");
+  return Status(Code::kWorkerLost,
+                "all other workers have closed their sessions, so nobody can put this object; all workers "
+                "must make their calls before they close");
 }
 
 // Half types are added up in float32, which is what travels.
@@ -57,7 +58,12 @@ std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
 }  // namespace
 
 Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log)
-    : loop_(loop), model_(model), options_(std::move(options)), log_(std::move(log)), waiter_(loop), step_(loop, model, options_.step),
+    : loop_(loop),
+      model_(model),
+      options_(std::move(options)),
+      log_(std::move(log)),
+      waiter_(loop),
+      step_(loop, model, options_.step),
       exhausted_(Code::kNoMemory, std::string("no memory for ") + kCommunication),
       stalls_(loop, options_.stall_warning, log_, [this](uint64_t call) { return waiting(call); }) {
   step_.on_device_failure([this](const Status& why) { fail(why, true); });
@@ -154,10 +160,11 @@ void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::v
       [=, this, mine = std::move(mine)](uint64_t operation, Done ended) {
         BulkHeader header = like;
         header.operation = operation;
-        auto task = std::make_unique<Exchange>(*mesh_, header, mine, [parts, ended](const Status& status, const auto& all) {
-          *parts = all;
-          ended(status);
-        });
+        auto task =
+            std::make_unique<Exchange>(*mesh_, header, mine, [parts, ended](const Status& status, const auto& all) {
+              *parts = all;
+              ended(status);
+            });
         if (!name.empty()) task->rename(name);
         return task;
       },
@@ -166,7 +173,8 @@ void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::v
 
 // ---- collectives
 
-void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done, const CallOptions& options) {
+void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done,
+                       const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (size() == 1) return done({});  // sum, min, max, product and mean of one
   const std::shared_ptr<Call> call = begin_call(&done, options);
@@ -180,7 +188,8 @@ void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reducti
 }
 
 // In the following, `dtype` is what the host has; the data is of wide(dtype).
-void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
+void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
+                            Done done) {
   const size_t others = static_cast<size_t>(size()) - 1;
   const bool small = data.size() <= transport::kSmallBytes && data.size() * others <= kOneHopBytes;
   if (data.empty() || (options_.algorithm.name == "auto" && small)) {
@@ -226,16 +235,18 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
                if (theirs.code != 0) return failed(code_of(theirs.code), theirs.message);
                if (rank == 0) first = theirs.digest;
                if (theirs.digest != first) {
-                 return failed(Code::kMismatch, "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
-                                                    std::to_string(count) + " elements rank 0 and rank " + std::to_string(rank) +
-                                                    " have different schedules; register the same function on all workers");
+                 return failed(Code::kMismatch,
+                               "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
+                                   std::to_string(count) + " elements rank 0 and rank " + std::to_string(rank) +
+                                   " have different schedules; register the same function on all workers");
                }
              }
              done({});
            });
 }
 
-void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
+void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
+                            Done done) {
   const DType type = wide(dtype);
   const size_t count = data.size() / dtype_size(type);
   schedule(
@@ -249,8 +260,9 @@ void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> dat
               if (!status.ok()) return ended(status);
               for (size_t r = 0; r < all.size(); ++r) {
                 if (all[r].size() == data.size()) continue;
-                return ended(Status(Code::kInternal, "rank " + std::to_string(r) + " sent " + std::to_string(all[r].size()) +
-                                                         " bytes, expected " + std::to_string(data.size()) +
+                return ended(Status(Code::kInternal, "rank " + std::to_string(r) + " sent " +
+                                                         std::to_string(all[r].size()) + " bytes, expected " +
+                                                         std::to_string(data.size()) +
                                                          "; all workers must run the same version of dsgd")
                                  .with_rank(static_cast<int32_t>(r)));
               }
@@ -263,7 +275,8 @@ void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> dat
       std::move(done));
 }
 
-void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done) {
+void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
+                        Done done) {
   const DType type = wide(dtype);
   const size_t element = dtype_size(type), count = data.size() / element;
   schedule(
@@ -307,7 +320,8 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
   if (!send.empty() && own != send.data()) std::memmove(own, send.data(), send.size());
   if (!mesh_) return done({});
   std::shared_ptr<Call> call = begin_call(&done, options);
-  if (bounds.back() == 0) return meet(std::move(call), Kind::kAllGather, dtype, Reduction::kSum, std::move(counts), std::move(done));
+  if (bounds.back() == 0)
+    return meet(std::move(call), Kind::kAllGather, dtype, Reduction::kSum, std::move(counts), std::move(done));
   schedule(
       std::move(call),
       [=, this](uint64_t operation, Done ended) {
@@ -338,20 +352,22 @@ void Engine::reduce_scatter(std::span<const std::byte> send, std::span<std::byte
   }
   const auto given = widened_copy(send, dtype);
   const auto sums = std::make_shared<std::vector<float>>(receive.size() / dtype_size(dtype));
-  reduce_scatter_wide(std::move(call), std::as_bytes(std::span(*given)), std::as_writable_bytes(std::span(*sums)), std::move(counts),
-                      dtype, reduction, [given, sums, receive, dtype, done](const Status& status) {
+  reduce_scatter_wide(std::move(call), std::as_bytes(std::span(*given)), std::as_writable_bytes(std::span(*sums)),
+                      std::move(counts), dtype, reduction, [given, sums, receive, dtype, done](const Status& status) {
                         if (status.ok()) narrow(dtype, receive.data(), sums->data(), sums->size());
                         done(status);
                       });
 }
 
-void Engine::reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std::byte> send, std::span<std::byte> receive,
-                                 std::vector<size_t> counts, DType dtype, Reduction reduction, Done done) {
+void Engine::reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std::byte> send,
+                                 std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
+                                 Reduction reduction, Done done) {
   const DType type = wide(dtype);
   const size_t element = dtype_size(type);
   const std::vector<size_t> bounds = bounds_of(counts);
   const std::byte* own = send.data() + bounds[rank()] * element;
-  if (bounds.back() == 0) return meet(std::move(call), Kind::kReduceScatter, dtype, reduction, std::move(counts), std::move(done));
+  if (bounds.back() == 0)
+    return meet(std::move(call), Kind::kReduceScatter, dtype, reduction, std::move(counts), std::move(done));
   // The sum is made in `receive`, beginning with this rank's own contribution: `send` stays as it is.
   if (!receive.empty() && own != receive.data()) std::memcpy(receive.data(), own, receive.size());
   schedule(
@@ -388,7 +404,8 @@ void Engine::barrier(Done done, const CallOptions& options) {
 }
 
 // There is nothing to move; all workers must make the same call.
-void Engine::meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts, Done done) {
+void Engine::meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts,
+                  Done done) {
   schedule(
       std::move(call),
       [=, this](uint64_t operation, Done ended) {
@@ -462,11 +479,10 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
     }
   }
   const auto timer = std::make_shared<transport::TimerId>(0);
-  const uint64_t ticket =
-      objects_.get(name, [this, timer, done = std::move(done)](Result<SharedObject> object) {
-        loop_.cancel(*timer);
-        done(std::move(object));
-      });
+  const uint64_t ticket = objects_.get(name, [this, timer, done = std::move(done)](Result<SharedObject> object) {
+    loop_.cancel(*timer);
+    done(std::move(object));
+  });
   if (ticket == 0) return 0;
   const Status late(Code::kTimeout, "object '" + name + "' was not put within " + options.limit() +
                                         "; some worker must call dsgd_object_put with this name");
@@ -478,8 +494,7 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
 
 // Runs every part even if another runs out of memory. The next call runs the parts that failed.
 void Engine::fail(const Status& cause, bool tell_peers) {
-  const bool own =
-      size() == 1 && cause.code() == Code::kAborted;  // the only host knows that it has called dsgd_abort
+  const bool own = size() == 1 && cause.code() == Code::kAborted;  // the only host knows that it has called dsgd_abort
   const std::function<void()> parts[] = {
       [this, own] { log_->write(own ? LogLevel::kInfo : LogLevel::kError, broken_.message()); },
       [this] {
@@ -557,7 +572,9 @@ void Engine::close(const Status& cause, bool compare) {
   all &= catch_bad_alloc([&] { waiter_.fail(closed); });
   all &= catch_bad_alloc([&] { fail_pending(closed); });
   all &= catch_bad_alloc([&] { objects_.fail(mesh_, closed); });
-  all &= catch_bad_alloc([&] { if (mesh_) mesh_->close(cause, next_step_, last_digests_, may_go_on ? next_call() : 0); });
+  all &= catch_bad_alloc([&] {
+    if (mesh_) mesh_->close(cause, next_step_, last_digests_, may_go_on ? next_call() : 0);
+  });
   if (!all) throw std::bad_alloc();
 }
 

@@ -68,7 +68,8 @@ class Engine final : public MeshEvents {
   bool at_rest() const { return !broken_.ok() && (undone_ & kOperations) == 0; }
 
   // Collectives on the world. Buffers are untouched after `done`.
-  void allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done, const CallOptions& options = {});
+  void allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done,
+                 const CallOptions& options = {});
   void broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done, const CallOptions& options = {});
   void allgather(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
                  Done done, const CallOptions& options = {});
@@ -99,7 +100,8 @@ class Engine final : public MeshEvents {
   void put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options = {});
   void delete_object(const std::string& name, Done done, const CallOptions& options = {});
   // Returns a ticket for cancel_get; 0 when `done` was called at once.
-  uint64_t get_object(const std::string& name, std::function<void(Result<SharedObject>)> done, const CallOptions& options = {});
+  uint64_t get_object(const std::string& name, std::function<void(Result<SharedObject>)> done,
+                      const CallOptions& options = {});
   void cancel_get(uint64_t ticket, const Status& why) { objects_.cancel(ticket, why); }
 
   // The number of a channel's next call. And what a call waits for: a sentence with the first missing rank
@@ -113,15 +115,17 @@ class Engine final : public MeshEvents {
   // that status, preallocated.
   void out_of_memory(const std::string& what);
   const Status& exhausted() const { return exhausted_; }
-  void peer_left(int32_t rank) { if (mesh_) mesh_->told_left(rank); }
+  void peer_left(int32_t rank) {
+    if (mesh_) mesh_->told_left(rank);
+  }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
   // `compare`: compares the values with those of the other workers that close.
   void close(const Status& cause, bool compare);
-  const Status& divergence() const { return divergence_; }  // found as it closed
+  const Status& divergence() const { return divergence_; }                // found as it closed
   void leave_loop() { waiter_.close(), step_.close(), stalls_.close(); }  // the last call on it
-  bool idle() const;  // no operation is in flight
-  bool sent() const { return !mesh_ || mesh_->sent(); }  // no message waits for a connection
+  bool idle() const;                                                      // no operation is in flight
+  bool sent() const { return !mesh_ || mesh_->sent(); }                   // no message waits for a connection
 
   // MeshEvents
   void on_peer_failure(int32_t rank, const Status& why) override;
@@ -129,8 +133,7 @@ class Engine final : public MeshEvents {
   void on_peer_left(int32_t rank) override;
   void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
   void on_object(transport::ObjectPart part, transport::Responder respond) override;
-  transport::BulkSink* on_object_data(uint64_t put, const transport::BulkHeader& header,
-                                      size_t nbytes) override {
+  transport::BulkSink* on_object_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) override {
     return objects_.on_data(put, header, nbytes);
   }
   void on_object_data_end(uint64_t put, const transport::BulkHeader& header,
@@ -153,35 +156,40 @@ class Engine final : public MeshEvents {
   // `make(operation, done)` returns the task or an error.
   template <typename Make>
   void schedule(std::shared_ptr<Call> call, Make make, Done done) {
-    enqueue(std::move(call),
-            [make = std::move(make)](uint64_t operation, const Done& ended) {
-              return Result<std::unique_ptr<Task>>(make(operation, ended));
-            },
-            std::move(done));
+    enqueue(
+        std::move(call),
+        [make = std::move(make)](uint64_t operation, const Done& ended) {
+          return Result<std::unique_ptr<Task>>(make(operation, ended));
+        },
+        std::move(done));
   }
   void enqueue(std::shared_ptr<Call> call, MakeTask make, Done done);
   void pump(uint32_t channel);
   Status usable() const;
   transport::Time deadline(const CallOptions& options = {}) const;
   void exchange(std::shared_ptr<Call> call, const transport::BulkHeader& like, std::vector<std::byte> mine,
-                std::string name,
-                std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
-  void meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts, Done done);
-  void allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
+                std::string name, std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
+  void meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts,
+            Done done);
+  void allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
+                      Done done);
   void reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std::byte> send, std::span<std::byte> receive,
                            std::vector<size_t> counts, DType dtype, Reduction reduction, Done done);
   void reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
   void compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count, Done done);
-  void reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
+  void reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
+                      Done done);
 
   // start (engine_start.cc)
   std::string signature(const std::string& strategy) const;
   void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
   // engine_teams.cc; `gpus_of`: by rank
-  std::vector<std::shared_ptr<device::Device>> gpus() const;  // of the replicas, each once, in the order of the replicas
+  // Of the replicas, each once, in the order of the replicas.
+  std::vector<std::shared_ptr<device::Device>> gpus() const;
   Result<device::Device::CommunicatorLibrary> communicator_library() const;
   void form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of, Done done);
-  Result<Teams> form_teams(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of, bool demanded);
+  Result<Teams> form_teams(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of,
+                           bool demanded);
   void join_team(std::shared_ptr<Call> call, Teams teams, Done done);
   Status other_version(int32_t rank) const;
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);
@@ -195,7 +203,8 @@ class Engine final : public MeshEvents {
   Status apply_plan(Plan plan);
   void replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done done);
   void move_state(std::shared_ptr<Call> call, Done done);
-  void gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t bucket, size_t tensor, Done done);
+  void gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t bucket, size_t tensor,
+                    Done done);
 
   transport::Loop& loop_;
   Model& model_;

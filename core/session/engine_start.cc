@@ -35,7 +35,8 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 // A plan in one line; or why there is none.
 std::string describe(const Result<Plan>& plan, const StrategySpec& strategy) {
-  return plan.ok() ? plan.value().describe() : strategy.describe() + " cannot be used: " + plan.status().message().substr(0, 1000);
+  return plan.ok() ? plan.value().describe()
+                   : strategy.describe() + " cannot be used: " + plan.status().message().substr(0, 1000);
 }
 
 }  // namespace
@@ -67,11 +68,12 @@ void Engine::refuse(const std::string& name, const Status& why) {
   if (!mesh_ || !torn_.ok() || !usable().ok()) return;
   Done end = [](const Status&) {};
   const std::shared_ptr<Call> call = begin_call(&end);
-  const Status told = Status(Code::kMismatch, name + ": " + mesh_->member_name(rank()) + " rejected this call: " + why.message() +
-                                                  "; correct it there and repeat the call on all workers")
-                          .with_rank(rank(), mesh_->view().members[static_cast<size_t>(rank())].host)
-                          .with_operation(name)
-                          .with_parameter(why.parameter());
+  const Status told =
+      Status(Code::kMismatch, name + ": " + mesh_->member_name(rank()) + " rejected this call: " + why.message() +
+                                  "; correct it there and repeat the call on all workers")
+          .with_rank(rank(), mesh_->view().members[static_cast<size_t>(rank())].host)
+          .with_operation(name)
+          .with_parameter(why.parameter());
   mesh_->refuse(Mesh::operation(call->number, 0), told);
   end(told);
 }
@@ -98,35 +100,37 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
   const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, own_gpus};
   std::vector<std::byte> bytes(sizeof wire);
   std::memcpy(bytes.data(), &wire, sizeof wire);
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes), "dsgd_start",
-           [this, call, mine, unusable, agreed, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-             if (!status.ok()) return done(status);
-             bool equal = true;
-             std::vector<uint32_t> gpus_of;
-             uint64_t length = 0, hash = 0;
-             total_replicas_ = 0;
-             for (size_t rank = 0; rank < all.size(); ++rank) {
-               StartWire theirs{};
-               if (all[rank].size() != sizeof theirs) {
-                 return done(other_version(static_cast<int32_t>(rank)));
-               }
-               std::memcpy(&theirs, all[rank].data(), sizeof theirs);
-               if (rank == 0) length = theirs.length, hash = theirs.hash;
-               equal = equal && theirs.hash == hash && theirs.length == length;
-               total_replicas_ += theirs.replicas;
-               gpus_of.push_back(std::min(theirs.gpus, theirs.replicas));
-             }
-             if (!equal) return compare_signatures(call, mine, length, done);
-             if (!unusable.ok()) return done(unusable);
-             agreed(gpus_of);
-           });
+  exchange(
+      call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes), "dsgd_start",
+      [this, call, mine, unusable, agreed, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+        if (!status.ok()) return done(status);
+        bool equal = true;
+        std::vector<uint32_t> gpus_of;
+        uint64_t length = 0, hash = 0;
+        total_replicas_ = 0;
+        for (size_t rank = 0; rank < all.size(); ++rank) {
+          StartWire theirs{};
+          if (all[rank].size() != sizeof theirs) {
+            return done(other_version(static_cast<int32_t>(rank)));
+          }
+          std::memcpy(&theirs, all[rank].data(), sizeof theirs);
+          if (rank == 0) length = theirs.length, hash = theirs.hash;
+          equal = equal && theirs.hash == hash && theirs.length == length;
+          total_replicas_ += theirs.replicas;
+          gpus_of.push_back(std::min(theirs.gpus, theirs.replicas));
+        }
+        if (!equal) return compare_signatures(call, mine, length, done);
+        if (!unusable.ok()) return done(unusable);
+        agreed(gpus_of);
+      });
 }
 
 // Sends rank 0's signature to all workers. Each answers with its first difference; all report that of the
 // lowest rank.
 void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done) {
   if (length > Object::kLargest) {
-    return done(Status(Code::kMismatch, "dsgd_start: rank 0 runs another version of dsgd; install the same version on all workers"));
+    return done(Status(Code::kMismatch,
+                       "dsgd_start: rank 0 runs another version of dsgd; install the same version on all workers"));
   }
   auto theirs = std::make_shared<std::vector<std::byte>>(length);
   if (rank() == 0) *theirs = bytes_of(mine);
@@ -142,25 +146,26 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
       [this, call, mine, theirs, done](const Status& status) {
         if (!status.ok()) return done(status);
         const std::string difference = first_difference(text_of(*theirs), mine, rank());
-        exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference), "dsgd_start",
-                 [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-                   if (!status.ok()) return done(status);
-                   for (size_t rank = 0; rank < all.size(); ++rank) {
-                     if (all[rank].empty()) continue;
-                     const std::string text = text_of(all[rank]);
-                     std::string parameter;
-                     if (const size_t at = text.find("'parameter "); at != std::string::npos) {
-                       parameter = text.substr(at + 11, text.find(' ', at + 11) - at - 11);
-                     }
-                     return done(Status(Code::kMismatch, "dsgd_start: workers disagree: " + text +
-                                                             "; register the same parameters in the same order and set the "
-                                                             "same options on all workers")
-                                     .with_rank(static_cast<int32_t>(rank))
-                                     .with_operation("dsgd_start")
-                                     .with_parameter(parameter));
-                   }
-                   done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
-                 });
+        exchange(
+            call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference), "dsgd_start",
+            [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+              if (!status.ok()) return done(status);
+              for (size_t rank = 0; rank < all.size(); ++rank) {
+                if (all[rank].empty()) continue;
+                const std::string text = text_of(all[rank]);
+                std::string parameter;
+                if (const size_t at = text.find("'parameter "); at != std::string::npos) {
+                  parameter = text.substr(at + 11, text.find(' ', at + 11) - at - 11);
+                }
+                return done(Status(Code::kMismatch, "dsgd_start: workers disagree: " + text +
+                                                        "; register the same parameters in the same order and set the "
+                                                        "same options on all workers")
+                                .with_rank(static_cast<int32_t>(rank))
+                                .with_operation("dsgd_start")
+                                .with_parameter(parameter));
+              }
+              done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
+            });
       });
 }
 
@@ -238,7 +243,8 @@ Status Engine::spread_values(const HostValues& values) {
   for (DeviceContext& context : step_.contexts()) {
     for (uint32_t r : context.replicas) {
       for (size_t p = 0; p < model_.parameters.size(); ++p) {
-        Status status = context.queue->copy(model_.bindings[r][p].value, values[p].get(), model_.parameters[p]->nbytes());
+        Status status =
+            context.queue->copy(model_.bindings[r][p].value, values[p].get(), model_.parameters[p]->nbytes());
         if (!status.ok()) return status;
       }
     }
@@ -247,16 +253,18 @@ Status Engine::spread_values(const HostValues& values) {
 }
 
 Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) const {
-  if (started_ && strategy.kind == StrategyKind::kAllReduce && strategy.algorithm.name == "nccl" && !step_.has_teams()) {
-    return Status(Code::kUnsupported, "algorithm = nccl cannot be used: no GPU team was formed at start; start with algorithm=nccl to see "
-                                      "why, or use auto")
+  if (started_ && strategy.kind == StrategyKind::kAllReduce && strategy.algorithm.name == "nccl" &&
+      !step_.has_teams()) {
+    return Status(Code::kUnsupported,
+                  "algorithm = nccl cannot be used: no GPU team was formed at start; start with algorithm=nccl to see "
+                  "why, or use auto")
         .with_parameter("algorithm");
   }
   std::vector<PlanParameter> planned;
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
-    planned.push_back(
-        {parameter.dtype, parameter.count, parameter.trained && (frozen_too || !model_.settings[p].frozen), parameter.name});
+    planned.push_back({parameter.dtype, parameter.count,
+                       parameter.trained && (frozen_too || !model_.settings[p].frozen), parameter.name});
   }
   PlanOptions options{size(), options_.servers > 0 ? options_.servers : size(), options_.bucket_bytes};
   const auto& replicas = model_.replicas;
@@ -297,12 +305,12 @@ Status Engine::replan() {
     for (const Piece& piece : bucket.pieces) {
       const auto before = owners.find({piece.parameter, piece.begin});
       if (!step_.updates_at_owner() || before == owners.end() || before->second == piece.owner) continue;
-      return Status(Code::kInvalidArgument, "strategy '" + step_.strategy().name + "' gives elements " +
-                                                std::to_string(piece.begin) + " to " + std::to_string(piece.begin + piece.count) +
-                                                " of parameter '" + model_.parameters[piece.parameter]->name + "' to rank " +
-                                                std::to_string(piece.owner) + ", and gave them to rank " +
-                                                std::to_string(before->second) +
-                                                " before; a plug-in always gives the same answer");
+      return Status(Code::kInvalidArgument,
+                    "strategy '" + step_.strategy().name + "' gives elements " + std::to_string(piece.begin) + " to " +
+                        std::to_string(piece.begin + piece.count) + " of parameter '" +
+                        model_.parameters[piece.parameter]->name + "' to rank " + std::to_string(piece.owner) +
+                        ", and gave them to rank " + std::to_string(before->second) +
+                        " before; a plug-in always gives the same answer");
     }
   }
   return apply_plan(std::move(plan).value());
@@ -317,7 +325,8 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOpt
   const Status unusable = planned.status();
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   if (!mesh_) return unusable.ok() ? replace_plan(call->deadline, plan, std::move(done)) : done(unusable);
-  exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine), "dsgd_strategy_set",
+  exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
+           "dsgd_strategy_set",
            [this, call, plan, unusable, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              for (size_t rank = 1; rank < all.size(); ++rank) {
@@ -341,7 +350,8 @@ void Engine::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> 
     if (!fetched.ok()) return done(fetched);
     if (Status applied = apply_plan(*plan); !applied.ok()) return done(applied);
     step_.spread_state(deadline, [this, plan, done](const Status& spread) {
-      if (spread.ok()) log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) + " on");
+      if (spread.ok())
+        log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) + " on");
       done(spread);
     });
   });
@@ -367,7 +377,8 @@ void Engine::move_state(std::shared_ptr<Call> call, Done done) {
 }
 
 // Of one bucket, one of the optimizer's tensors.
-void Engine::gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t index, size_t tensor, Done done) {
+void Engine::gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t index, size_t tensor,
+                          Done done) {
   const Bucket& bucket = plan->buckets[index];
   const size_t element = dtype_size(bucket.dtype);
   auto buffer = std::make_shared<std::vector<std::byte>>(bucket.elements * element);

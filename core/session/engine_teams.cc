@@ -52,7 +52,9 @@ struct OfWorker {
   Status unusable;
 };
 
-bool less(const device::DeviceId& a, const device::DeviceId& b) { return std::memcmp(a.bytes, b.bytes, sizeof a.bytes) < 0; }
+bool less(const device::DeviceId& a, const device::DeviceId& b) {
+  return std::memcmp(a.bytes, b.bytes, sizeof a.bytes) < 0;
+}
 
 // Returns why these workers cannot be one team, else OK.
 Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ranks) {
@@ -65,14 +67,16 @@ Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ra
     if (worker.version != version) {
       return of_rank(Code::kMismatch, "rank " + std::to_string(first) + " and rank " + std::to_string(rank) +
                                           " have different versions of NCCL (" + std::to_string(version) + " and " +
-                                          std::to_string(worker.version) + "); install the same version on all workers");
+                                          std::to_string(worker.version) +
+                                          "); install the same version on all workers");
     }
     for (const device::DeviceId& id : worker.ids) {
       const auto [holder, fresh] = holders.emplace(id, rank);
       if (fresh) continue;
-      return of_rank(Code::kUnsupported, "rank " + std::to_string(holder->second) + " and rank " + std::to_string(rank) +
-                                             " use one GPU, which NCCL does not allow; give each worker GPUs of its own, or "
-                                             "give one worker several replicas");
+      return of_rank(Code::kUnsupported,
+                     "rank " + std::to_string(holder->second) + " and rank " + std::to_string(rank) +
+                         " use one GPU, which NCCL does not allow; give each worker GPUs of its own, or "
+                         "give one worker several replicas");
     }
   }
   return {};
@@ -83,7 +87,8 @@ Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ra
 std::vector<std::shared_ptr<device::Device>> Engine::gpus() const {
   std::vector<std::shared_ptr<device::Device>> devices;
   for (const auto& replica : model_.replicas) {
-    if (replica->device->is_host() || std::find(devices.begin(), devices.end(), replica->device) != devices.end()) continue;
+    if (replica->device->is_host() || std::find(devices.begin(), devices.end(), replica->device) != devices.end())
+      continue;
     devices.push_back(replica->device);
   }
   return devices;
@@ -93,26 +98,31 @@ std::vector<std::shared_ptr<device::Device>> Engine::gpus() const {
 Result<device::Device::CommunicatorLibrary> Engine::communicator_library() const {
   for (const auto& replica : model_.replicas) {
     if (!replica->device->is_host()) continue;
-    return Status(Code::kUnsupported, "this worker has replicas on cpu and on GPUs, so the CPU reduces their gradients; use one worker for "
-                                      "the cpu and another one for the GPUs");
+    return Status(Code::kUnsupported,
+                  "this worker has replicas on cpu and on GPUs, so the CPU reduces their gradients; use one worker for "
+                  "the cpu and another one for the GPUs");
   }
   return gpus().front()->load_communicators(options_.nccl_library);
 }
 
 // Forms teams for the strategy that training begins with. A later strategy may use them or not.
-void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of, Done done) {
-  const AlgorithmChoice& algorithm = strategy.kind == StrategyKind::kAllReduce ? strategy.algorithm : options_.algorithm;
+void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of,
+                        Done done) {
+  const AlgorithmChoice& algorithm =
+      strategy.kind == StrategyKind::kAllReduce ? strategy.algorithm : options_.algorithm;
   const bool demanded = algorithm.name == "nccl";
   size_t all_gpus = 0;
   for (uint32_t gpus : gpus_of) all_gpus += gpus;
   if (demanded && all_gpus == 0) {
-    return done(Status(Code::kInvalidArgument, "algorithm = nccl reduces gradients of GPUs, but no worker has a replica on a GPU; "
-                                               "use auto")
+    return done(Status(Code::kInvalidArgument,
+                       "algorithm = nccl reduces gradients of GPUs, but no worker has a replica on a GPU; "
+                       "use auto")
                     .with_parameter("algorithm"));
   }
   if (demanded && options_.step.reproducible) {
-    return done(Status(Code::kUnsupported, "algorithm = nccl cannot be used with reproducible = 1, which reduces on the CPU; "
-                                           "use auto")
+    return done(Status(Code::kUnsupported,
+                       "algorithm = nccl cannot be used with reproducible = 1, which reduces on the CPU; "
+                       "use auto")
                     .with_parameter("algorithm"));
   }
   if (!goes_by_nccl(algorithm) || options_.step.reproducible || all_gpus < 2) return done({});
@@ -131,7 +141,8 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
       mine.insert(mine.end(), bytes, bytes + sizeof id.bytes);
     }
   }
-  const auto heard = [this, call, gpus_of, demanded, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+  const auto heard = [this, call, gpus_of, demanded, done](const Status& status,
+                                                           const std::vector<std::vector<std::byte>>& all) {
     if (!status.ok()) return done(status);
     auto teams = form_teams(all, gpus_of, demanded);
     if (!teams.ok() || !teams.value().any()) return done(teams.status());
@@ -142,7 +153,8 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
 }
 
 // Computes the teams from the messages of all workers, so all workers get the same result.
-Result<Teams> Engine::form_teams(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of, bool demanded) {
+Result<Teams> Engine::form_teams(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of,
+                                 bool demanded) {
   std::vector<OfWorker> workers(said.size());
   std::map<std::string, std::vector<int32_t>> candidates;
   for (size_t r = 0; r < said.size(); ++r) {
@@ -179,7 +191,8 @@ Result<Teams> Engine::form_teams(const std::vector<std::vector<std::byte>>& said
 }
 
 Status Engine::other_version(int32_t rank) const {
-  return Status(Code::kMismatch, "dsgd_start: rank " + std::to_string(rank) + " runs another version of dsgd; install the same version on all workers")
+  return Status(Code::kMismatch, "dsgd_start: rank " + std::to_string(rank) +
+                                     " runs another version of dsgd; install the same version on all workers")
       .with_rank(rank)
       .with_operation("dsgd_start");
 }
@@ -211,15 +224,17 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
     say(id.status(), &mine);
     if (id.ok()) mine.id = id.value();
   }
-  const auto told = [this, member, joining, joined, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+  const auto told = [this, member, joining, joined, done](const Status& status,
+                                                          const std::vector<std::vector<std::byte>>& all) {
     if (!status.ok()) return done(status);
     if (!joining) return joined({});
     CommunicatorWire theirs;
     Status failed;
-    if (!hear(all[static_cast<size_t>(member.team)], 0, member.team, &theirs, &failed)) return done(other_version(member.team));
+    if (!hear(all[static_cast<size_t>(member.team)], 0, member.team, &theirs, &failed))
+      return done(other_version(member.team));
     if (!failed.ok()) return joined(failed);
-    log_->info("GPUs " + std::to_string(member.first) + " to " + std::to_string(member.first + member.devices - 1) + " of " +
-               std::to_string(member.size) + " whose gradients NCCL reduces");
+    log_->info("GPUs " + std::to_string(member.first) + " to " + std::to_string(member.first + member.devices - 1) +
+               " of " + std::to_string(member.size) + " whose gradients NCCL reduces");
     joining->join(theirs.id, member.first, member.size, deadline(), joined);
   };
   if (!mesh_) return told({}, {bytes_of(mine)});

@@ -27,8 +27,9 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   for (const std::string& warning : config.warnings()) log->warning(warning);
   const std::string address = config.text("head");
   if (address.empty()) {
-    return Status(Code::kInvalidArgument, "`head` is not set; give the address to listen on, for example "
-                                          "head = 127.0.0.1:7700 (port 0: any)")
+    return Status(Code::kInvalidArgument,
+                  "`head` is not set; give the address to listen on, for example "
+                  "head = 127.0.0.1:7700 (port 0: any)")
         .with_parameter("head");
   }
   if (status = check_token(config.text("token"), address); !status.ok()) return status;
@@ -58,10 +59,12 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
       impl.ended = true;
     });
   });
-  impl.admission = std::make_unique<Admission>(loop, config.text("job"), config.text("token"),
-                                           Admission::Route{impl.network.get(), impl.head.get()}, Admission::Route{}, log);
+  impl.admission =
+      std::make_unique<Admission>(loop, config.text("job"), config.text("token"),
+                                  Admission::Route{impl.network.get(), impl.head.get()}, Admission::Route{}, log);
   impl.admission->on_refused([head = impl.head.get()](const std::string& why) { head->note_refused(why); });
-  auto listener = impl.network->listen(address, impl.admission.get(), {options.lease, descriptors_of_job(num_workers, true, false)});
+  auto listener = impl.network->listen(address, impl.admission.get(),
+                                       {options.lease, descriptors_of_job(num_workers, true, false)});
   if (!listener.ok()) return listener.status();
   impl.listener = std::move(listener).value();
   impl.address = impl.listener->address();
@@ -83,8 +86,7 @@ const std::string& HeadProcess::address() const { return impl_->address; }
 Status HeadProcess::alive() const { return impl_->environment->alive(); }
 
 Status HeadProcess::wait(std::chrono::milliseconds timeout) {
-  const transport::Time deadline =
-      timeout.count() < 0 ? transport::kNever : impl_->network->loop().now() + timeout;
+  const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->network->loop().now() + timeout;
   if (!impl_->network->loop().wait(impl_->ended, deadline)) {
     return Status(Code::kWaitTimeout, "the job goes on after " + std::to_string(timeout.count()) + " ms");
   }

@@ -17,7 +17,7 @@ struct Object {
   static constexpr int32_t kNoType = -1;
 
   std::vector<uint8_t> bytes;
-  int32_t dtype = kNoType;           // a DType, or kNoType: bytes that only the host understands
+  int32_t dtype = kNoType;          // a DType, or kNoType: bytes that only the host understands
   std::vector<int64_t> shape = {};  // of the array; empty for a scalar and for bytes
 };
 using SharedObject = std::shared_ptr<const Object>;
@@ -25,10 +25,13 @@ using SharedObject = std::shared_ptr<const Object>;
 // Returns why an object of `nbytes` bytes cannot have this dtype and shape; "" if it can.
 inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape, uint64_t nbytes) {
   if (shape.size() > Object::kMostDimensions) {
-    return "it has " + std::to_string(shape.size()) + " dimensions; at most " + std::to_string(Object::kMostDimensions) + " are allowed";
+    return "it has " + std::to_string(shape.size()) + " dimensions; at most " +
+           std::to_string(Object::kMostDimensions) + " are allowed";
   }
-  if (dtype == Object::kNoType) return shape.empty() ? "" : "it has a shape but no dtype; give a dtype, or ndim 0 for bytes";
-  if (!valid_dtype(dtype)) return "dtype " + std::to_string(dtype) + " is unknown; use a value of enum dsgd_dtype, or -1 for bytes";
+  if (dtype == Object::kNoType)
+    return shape.empty() ? "" : "it has a shape but no dtype; give a dtype, or ndim 0 for bytes";
+  if (!valid_dtype(dtype))
+    return "dtype " + std::to_string(dtype) + " is unknown; use a value of enum dsgd_dtype, or -1 for bytes";
   uint64_t expected = dtype_size(static_cast<DType>(dtype));
   bool empty = false;
   for (const int64_t dimension : shape) {
@@ -37,7 +40,8 @@ inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape
   }
   for (const int64_t dimension : shape) {
     if (empty || expected > nbytes) break;
-    expected = static_cast<uint64_t>(dimension) > nbytes / expected + 1 ? nbytes + 1 : expected * static_cast<uint64_t>(dimension);
+    expected = static_cast<uint64_t>(dimension) > nbytes / expected + 1 ? nbytes + 1
+                                                                        : expected * static_cast<uint64_t>(dimension);
   }
   if ((empty ? 0 : expected) == nbytes) return "";
   return "it has " + std::to_string(nbytes) + " bytes, which is not the size of an array of this shape of " +

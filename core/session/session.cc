@@ -11,7 +11,8 @@ namespace {
 
 // These are constants because the promises behind them are: a call returns within 100 ms after its deadline, and
 // dsgd_close may always take a second to leave in good order (dsgd.h).
-constexpr transport::Duration kSlack = std::chrono::milliseconds(50);  // protocol timers, whose messages say more, come first
+// Protocol timers, whose messages say more, come first.
+constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
 constexpr transport::Duration kLeaving = std::chrono::seconds(1);
 constexpr transport::Duration kLeavingFailed = std::chrono::milliseconds(500);
 // Intervals of polling; no promise depends on them.
@@ -24,7 +25,8 @@ Status closed_status() { return Status(Code::kClosed, "the session is closed; op
 
 Session::Session() = default;
 
-Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique_ptr<transport::Environment> environment,
+Result<std::shared_ptr<Session>> Session::open(const Config& config,
+                                               std::unique_ptr<transport::Environment> environment,
                                                std::shared_ptr<Log> log, const Registered& registered) {
   auto session = make(config, std::move(environment), std::move(log), registered);
   if (!session.ok()) return session;
@@ -34,7 +36,8 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config, std::unique
   return session;
 }
 
-Result<std::shared_ptr<Session>> Session::make(const Config& config, std::unique_ptr<transport::Environment> environment,
+Result<std::shared_ptr<Session>> Session::make(const Config& config,
+                                               std::unique_ptr<transport::Environment> environment,
                                                std::shared_ptr<Log> log, const Registered& registered) {
   Status status = config.validate();
   if (!status.ok()) return status;
@@ -94,7 +97,8 @@ Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& o
   auto call = std::make_shared<Impl::Call>(impl, Impl::Call::kWait);
   if (!call->status().ok()) return call->status();
   const bool own_limit = options.timeout.count() > 0;
-  const transport::Time deadline = impl.loop().now() + (own_limit ? options.timeout : impl.config.duration("init_timeout"));
+  const transport::Time deadline =
+      impl.loop().now() + (own_limit ? options.timeout : impl.config.duration("init_timeout"));
   const std::string limit = own_limit ? options.limit() : "`init_timeout`";
   const auto operation = std::make_shared<Operation>(impl.next_id.fetch_add(1), "dsgd_init", false, options.user_data);
   impl.join_operation = operation;
@@ -105,9 +109,7 @@ Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& o
   }
   // The timer is for a name that is not resolved in time.
   impl.post_async(operation, [&impl, deadline, limit] {
-    impl.loop().schedule(deadline + kSlack, [&impl, limit] {
-      impl.end_join(impl.late_join(limit));
-    });
+    impl.loop().schedule(deadline + kSlack, [&impl, limit] { impl.end_join(impl.late_join(limit)); });
   });
   const Status started = impl.environment->start_thread("dsgd-join", [&impl, deadline, limit, call]() mutable {
     impl.join(deadline, limit);
@@ -186,7 +188,8 @@ Status Session::Impl::attempt_join(transport::Time deadline, const std::string& 
         joined->done_flag(), deadline + kSlack);
     if (!joined->done()) return block([&](const auto& done) { done(late_join(limit)); });
     // The head's address has been released, by an earlier job's head for example; a waiting worker may take it.
-    if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline) return joined->status();
+    if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline)
+      return joined->status();
     if (Status status = worker->setup_again(); !status.ok()) return status;
   }
 }
@@ -204,8 +207,9 @@ Session::Impl::Call::Call(Impl& impl, Use use) : impl_(impl) {
   if (!status_.ok()) return;  // in a forked child the parent's locks may be held for ever
   std::lock_guard lock(impl_.call_mutex);
   if (impl_.opened && !impl_.ended && impl_.loop().on_loop()) {  // it would wait for itself
-    status_ = Status(Code::kState, "dsgd calls are not allowed inside a plug-in function or the log hook; call after it has "
-                                   "returned");
+    status_ = Status(Code::kState,
+                     "dsgd calls are not allowed inside a plug-in function or the log hook; call after it has "
+                     "returned");
     return;
   }
   if (use == kWait ? impl_.ended : impl_.closing) {
@@ -308,12 +312,13 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
       loop().schedule(loop().now() + std::chrono::milliseconds(1), [again] { (*again)(); });
     }
   };
-  const transport::Time latest = deadline == transport::kNever ? deadline : std::max(deadline, loop().now() + kLeaving) + kSlack;
+  const transport::Time latest =
+      deadline == transport::kNever ? deadline : std::max(deadline, loop().now() + kLeaving) + kSlack;
   loop().run([look] { (*look)(); }, *idle, latest);
   // Then leave. The head answers at once; if this worker hosts it, when the others know or have left, too.
   const transport::Time now = loop().now();
-  transport::Time leave_until =
-      std::min(std::max(deadline, now + kLeaving), std::min(since->load(), now) + Member::host_patience(worker->lease()));
+  transport::Time leave_until = std::min(std::max(deadline, now + kLeaving),
+                                         std::min(since->load(), now) + Member::host_patience(worker->lease()));
   // After a failure the workers have nothing to agree on; only a head in this process must still tell the
   // others.
   if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
@@ -342,10 +347,11 @@ Status Session::abort(const std::string& reason) {
   if (!call.status().ok()) return call.status();
   const bool joined = impl_->membership == Impl::Membership::kJoined;
   const std::string host = impl_->environment->host_name();
-  const std::string who = (joined ? "rank " + std::to_string(impl_->rank) : "a worker that had not joined yet") + " (host " + host +
-                          ", pid " + std::to_string(impl_->environment->process_id()) + ")";
-  const Status cause = Status(Code::kAborted, who + " aborted the job: " + (reason.empty() ? "no reason given" : reason))
-                           .with_rank(joined ? impl_->rank : -1, host);
+  const std::string who = (joined ? "rank " + std::to_string(impl_->rank) : "a worker that had not joined yet") +
+                          " (host " + host + ", pid " + std::to_string(impl_->environment->process_id()) + ")";
+  const Status cause =
+      Status(Code::kAborted, who + " aborted the job: " + (reason.empty() ? "no reason given" : reason))
+          .with_rank(joined ? impl_->rank : -1, host);
   impl_->loop().post([impl = impl_.get(), cause] {
     if (impl->membership == Impl::Membership::kJoined) return impl->engine().fail(cause, true);
     impl->end_join(cause);
@@ -373,12 +379,13 @@ int64_t Session::view() const { return impl_->view; }
 SessionInfo Session::info() const {
   using State = SessionInfo::State;
   SessionInfo info;
-  info.rank = rank(), info.size = size(), info.local_rank = local_rank(), info.local_size = local_size(), info.view = view();
+  info.rank = rank(), info.size = size(), info.local_rank = local_rank(), info.local_size = local_size(),
+  info.view = view();
   const auto devices = impl_->config.devices(static_cast<uint32_t>(info.local_rank));
   if (devices.ok()) info.replicas = static_cast<int32_t>(devices.value().size());  // checked at the beginning
   std::lock_guard lock(impl_->step_mutex);
   info.steps = impl_->next_step;
-  info.state = closed()             ? State::kClosed
+  info.state = closed()              ? State::kClosed
                : impl_->has_failed() ? State::kFailed
                : impl_->torn         ? State::kTorn
                : impl_->started      ? State::kStarted
@@ -445,7 +452,8 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
     const auto waiting = std::make_shared<Status>();
     impl_->block([this, &operation, waiting](auto done) {
       if (impl_->join_operation.get() == &operation) {
-        if (std::string progress = impl_->worker->join_progress(); !progress.empty()) *waiting = Status(Code::kTimeout, progress);
+        if (std::string progress = impl_->worker->join_progress(); !progress.empty())
+          *waiting = Status(Code::kTimeout, progress);
       }
       if (operation.call() != 0) *waiting = impl_->engine().waiting(operation.call());
       done(Status());
@@ -466,8 +474,7 @@ Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max, 
   Impl::Call call(*impl_, Impl::Call::kWait);
   if (Status status = alive(); !status.ok()) return status;
   const bool usable = call.status().ok();
-  const transport::Time deadline =
-      !usable || timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
+  const transport::Time deadline = !usable || timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
   for (;;) {
     std::atomic<bool> woken{false};
     std::list<std::atomic<bool>*>::iterator self;
@@ -494,9 +501,7 @@ Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max, 
   }
 }
 
-int Session::queue_fd() const {
-  return impl_->notifier ? impl_->notifier->fd() : static_cast<int>(Code::kUnsupported);
-}
+int Session::queue_fd() const { return impl_->notifier ? impl_->notifier->fd() : static_cast<int>(Code::kUnsupported); }
 
 void Session::queue_forget(const Operation& operation) {
   std::lock_guard lock(impl_->queue_mutex);

@@ -35,12 +35,15 @@ struct SessionInfo {
 class Session {
  public:
   // A session that has not joined yet. `config` is validated by this call. Does not block.
-  static Result<std::shared_ptr<Session>> make(const Config& config, std::unique_ptr<transport::Environment> environment,
+  static Result<std::shared_ptr<Session>> make(const Config& config,
+                                               std::unique_ptr<transport::Environment> environment,
                                                std::shared_ptr<Log> log, const Registered& registered = {});
   // Makes a session and blocks until it has joined.
-  static Result<std::shared_ptr<Session>> open(const Config& config, std::unique_ptr<transport::Environment> environment,
+  static Result<std::shared_ptr<Session>> open(const Config& config,
+                                               std::unique_ptr<transport::Environment> environment,
                                                std::shared_ptr<Log> log, const Registered& registered = {});
-  ~Session();  // as free: ends without waiting for operations; in a forked child it abandons threads and sockets, and so it does as the process exits
+  // As free: ends without waiting for operations; in a forked child it abandons threads and sockets, and so it does as the process exits.
+  ~Session();
 
   // kQueue: the returned operation is running, and will be in the queue. kWait: it has ended. The calling thread then drives
   // the loop itself, which is the fast way.
@@ -63,11 +66,10 @@ class Session {
   int32_t local_size() const;
   int64_t view() const;
   SessionInfo info() const;
-  Result<std::string> metrics() const;  // OpenMetrics text
+  Result<std::string> metrics() const;                            // OpenMetrics text
   Result<std::string> trace(transport::Duration unix_now) const;  // JSON; the argument is the present as Unix time
 
-  Result<Parameter*> add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
-                                   bool trained);
+  Result<Parameter*> add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape, bool trained);
   Status set_parameter(Parameter* parameter, const std::string& options);
   Result<Replica*> add_replica(const std::string& device);  // "": next entry of `devices`
   Status set_replica_weight(Replica* replica, double weight);
@@ -98,13 +100,13 @@ class Session {
   Code stop_request() noexcept;  // kOk, kForked or kClosed; async-signal-safe
 
   // Collectives. Buffers: see dsgd.h.
-  Result<std::shared_ptr<Operation>> allreduce(const void* send, void* receive, size_t nbytes, DType dtype, Reduction reduction,
-                                               Mode mode, const CallOptions& options = {});
+  Result<std::shared_ptr<Operation>> allreduce(const void* send, void* receive, size_t nbytes, DType dtype,
+                                               Reduction reduction, Mode mode, const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode,
                                                const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> allgather(const void* send, size_t send_nbytes, void* receive,
-                                               size_t receive_nbytes, const size_t* element_counts, DType dtype, Mode mode,
-                                               const CallOptions& options = {});
+                                               size_t receive_nbytes, const size_t* element_counts, DType dtype,
+                                               Mode mode, const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> reduce_scatter(const void* send, size_t send_nbytes, void* receive,
                                                     size_t receive_nbytes, const size_t* element_counts, DType dtype,
                                                     Reduction reduction, Mode mode, const CallOptions& options = {});
@@ -115,11 +117,12 @@ class Session {
   Status wait(Operation& operation, std::chrono::milliseconds timeout);
   // Operations that have ended and that still are in the queue, oldest first; removes them from it.
   Result<std::vector<std::shared_ptr<Operation>>> queue_poll(size_t max, std::chrono::milliseconds timeout);
-  int queue_fd() const;                         // readable while the queue is not empty; negative code on failure
+  int queue_fd() const;                           // readable while the queue is not empty; negative code on failure
   void queue_forget(const Operation& operation);  // the host freed it
 
   Result<std::shared_ptr<Operation>> object_put(const std::string& name, std::span<const uint8_t> data, int32_t dtype,
-                                                std::span<const int64_t> shape, Mode mode, const CallOptions& options = {});
+                                                std::span<const int64_t> shape, Mode mode,
+                                                const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> object_delete(const std::string& name, Mode mode, const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> object_get(const std::string& name, Mode mode, const CallOptions& options = {});
 
@@ -139,7 +142,7 @@ class HeadProcess {
                                                     std::shared_ptr<Log> log);
   ~HeadProcess();
   const std::string& address() const;
-  Status alive() const;  // see transport::Environment
+  Status alive() const;                            // see transport::Environment
   Status wait(std::chrono::milliseconds timeout);  // timeout < 0: no limit
 
  private:

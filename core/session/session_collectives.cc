@@ -27,7 +27,9 @@ Status check_buffer(const char* operation, const char* which, const void* data, 
 Status check_apart(const char* operation, const void* send, const void* receive, size_t nbytes) {
   const auto from = reinterpret_cast<uintptr_t>(send), to = reinterpret_cast<uintptr_t>(receive);
   if (from == to || from + nbytes <= to || to + nbytes <= from) return {};
-  return Status(Code::kInvalidArgument, std::string(operation) + ": `send` and `receive` overlap; pass the same pointer twice, or buffers apart")
+  return Status(
+             Code::kInvalidArgument,
+             std::string(operation) + ": `send` and `receive` overlap; pass the same pointer twice, or buffers apart")
       .with_operation(operation);
 }
 
@@ -39,7 +41,8 @@ Status check_reduction(const char* operation, DType dtype, Reduction reduction) 
 }
 
 // Elements of each rank: given, or equal parts of `total`.
-Result<std::vector<size_t>> part_counts(const char* operation, const size_t* element_counts, size_t total, int32_t size) {
+Result<std::vector<size_t>> part_counts(const char* operation, const size_t* element_counts, size_t total,
+                                        int32_t size) {
   std::vector<size_t> parts(size);
   if (element_counts) {
     size_t left = total;
@@ -84,7 +87,7 @@ std::span<const std::byte> bytes(const void* data, size_t nbytes) {
 }  // namespace
 
 Result<std::shared_ptr<Operation>> Session::allreduce(const void* send, void* receive, size_t nbytes, DType dtype,
-                                                     Reduction reduction, Mode mode, const CallOptions& options) {
+                                                      Reduction reduction, Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("all-reduce", "`send`", send, nbytes, dtype);
@@ -99,7 +102,7 @@ Result<std::shared_ptr<Operation>> Session::allreduce(const void* send, void* re
 }
 
 Result<std::shared_ptr<Operation>> Session::broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode,
-                                                     const CallOptions& options) {
+                                                      const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("broadcast", "the buffer", data, nbytes, dtype);
@@ -126,14 +129,17 @@ Result<std::shared_ptr<Operation>> Session::allgather(const void* send, size_t s
   if (!parts.ok()) return parts.status();
   status = check_part("all-gather", "`send`", send_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
   if (!status.ok()) return status;
-  return impl_->launch("all-gather", receive_nbytes, mode, options, [=, this, parts = std::move(parts).value()](auto done) {
-    impl_->engine().allgather(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts, dtype, done, options);
-  });
+  return impl_->launch("all-gather", receive_nbytes, mode, options,
+                       [=, this, parts = std::move(parts).value()](auto done) {
+                         impl_->engine().allgather(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts,
+                                                   dtype, done, options);
+                       });
 }
 
 Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, size_t send_nbytes, void* receive,
-                                                           size_t receive_nbytes, const size_t* element_counts, DType dtype,
-                                                           Reduction reduction, Mode mode, const CallOptions& options) {
+                                                           size_t receive_nbytes, const size_t* element_counts,
+                                                           DType dtype, Reduction reduction, Mode mode,
+                                                           const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status status = check_buffer("reduce-scatter", "`send`", send, send_nbytes, dtype);
@@ -144,21 +150,23 @@ Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, siz
   if (!parts.ok()) return parts.status();
   status = check_part("reduce-scatter", "`receive`", receive_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
   if (!status.ok()) return status;
-  return impl_->launch("reduce-scatter", send_nbytes, mode, options, [=, this, parts = std::move(parts).value()](auto done) {
-    impl_->engine().reduce_scatter(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts, dtype, reduction,
-                                   done, options);
-  });
+  return impl_->launch("reduce-scatter", send_nbytes, mode, options,
+                       [=, this, parts = std::move(parts).value()](auto done) {
+                         impl_->engine().reduce_scatter(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts,
+                                                        dtype, reduction, done, options);
+                       });
 }
 
 Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  return impl_->launch("barrier", 0, mode, options, [this, options](auto done) { impl_->engine().barrier(done, options); });
+  return impl_->launch("barrier", 0, mode, options,
+                       [this, options](auto done) { impl_->engine().barrier(done, options); });
 }
 
 Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, std::span<const uint8_t> data,
-                                                       int32_t dtype, std::span<const int64_t> shape,
-                                                       Mode mode, const CallOptions& options) {
+                                                       int32_t dtype, std::span<const int64_t> shape, Mode mode,
+                                                       const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   Status named = check_name("object", name);
@@ -171,11 +179,11 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
     return Status(Code::kInvalidArgument, "object '" + name + "': " + why);
   }
   const SharedObject object(new Object{{data.begin(), data.end()}, dtype, {shape.begin(), shape.end()}});
-  const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_put", false, options.user_data);
+  const auto operation =
+      std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_put", false, options.user_data);
   operation->set_nbytes(data.size());
-  impl_->launch(operation, mode, [this, name, object, options](auto done) {
-    impl_->engine().put_object(name, object, done, options);
-  });
+  impl_->launch(operation, mode,
+                [this, name, object, options](auto done) { impl_->engine().put_object(name, object, done, options); });
   return operation;
 }
 
@@ -185,8 +193,8 @@ Result<std::shared_ptr<Operation>> Session::object_delete(const std::string& nam
   if (!call.status().ok()) return call.status();
   Status named = check_name("object", name);
   if (!named.ok()) return named;
-  const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_delete", false,
-                                                     options.user_data);
+  const auto operation =
+      std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_delete", false, options.user_data);
   impl_->launch(operation, mode,
                 [this, name, options](auto done) { impl_->engine().delete_object(name, done, options); });
   return operation;
@@ -195,7 +203,8 @@ Result<std::shared_ptr<Operation>> Session::object_delete(const std::string& nam
 Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_get", false, options.user_data);
+  const auto operation =
+      std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_get", false, options.user_data);
   impl_->launch(operation, mode, [this, name, operation, options](auto done) {
     const uint64_t ticket = impl_->engine().get_object(
         name,

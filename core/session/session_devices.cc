@@ -22,7 +22,8 @@ void find_devices(Config& config, const Registered& registered, Log& log) {
       backend.ok() ? log.warning(text) : log.info(text);
       continue;
     }
-    for (int32_t index = 0; index < count.value(); ++index) found += (found.empty() ? "" : ",") + name + ':' + std::to_string(index);
+    for (int32_t index = 0; index < count.value(); ++index)
+      found += (found.empty() ? "" : ",") + name + ':' + std::to_string(index);
   }
   if (found.empty()) {
     found = "cpu";
@@ -46,11 +47,14 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
   const auto read = colon == std::string::npos ? std::from_chars_result{end, std::errc::invalid_argument}
                                                : std::from_chars(name.data() + colon + 1, end, index);
   if (read.ec == std::errc::result_out_of_range) {
-    return Status(Code::kInvalidArgument, "device '" + name + "' does not exist: its index is too large; use a smaller one").with_parameter("devices");
+    return Status(Code::kInvalidArgument,
+                  "device '" + name + "' does not exist: its index is too large; use a smaller one")
+        .with_parameter("devices");
   }
   if (read.ec != std::errc() || read.ptr != end || name[colon + 1] == '-') {
     const bool several = name.find_first_of(",;") != std::string::npos;
-    return Status(Code::kInvalidArgument, "device '" + name + "' has no index; write " + backend->first + ":0 for the first one" +
+    return Status(Code::kInvalidArgument, "device '" + name + "' has no index; write " + backend->first +
+                                              ":0 for the first one" +
                                               (several ? ", and name one device for each replica" : ""))
         .with_parameter("devices");
   }

@@ -21,8 +21,12 @@ namespace dsgd {
 struct Session::Impl {
   Impl(const Config& config, std::unique_ptr<transport::Environment> environment, std::shared_ptr<Log> log,
        const Registered& registered)
-      : config(config), environment(std::move(environment)), log(std::move(log)), strategies(registered),
-        backends(registered.backends), check_host_memory(registered.check_host_memory) {}
+      : config(config),
+        environment(std::move(environment)),
+        log(std::move(log)),
+        strategies(registered),
+        backends(registered.backends),
+        check_host_memory(registered.check_host_memory) {}
 
   // A call in progress. close() waits until there is none, since calls use the loop.
   class Call {
@@ -99,7 +103,8 @@ struct Session::Impl {
   }
   // Makes an operation of the host; it ends on the loop.
   template <typename Start>
-  std::shared_ptr<Operation> launch(const char* kind, size_t nbytes, Mode mode, const CallOptions& options, Start start) {
+  std::shared_ptr<Operation> launch(const char* kind, size_t nbytes, Mode mode, const CallOptions& options,
+                                    Start start) {
     auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false, options.user_data);
     operation->set_nbytes(nbytes);
     const auto call = [this, start, operation, channel = options.channel](auto done) {
@@ -121,7 +126,8 @@ struct Session::Impl {
   // Launches what changes the plan of the steps, during which the model is not touched: start, or another strategy.
   // start(engine, done) begins it; `then` is called on the loop when it has succeeded.
   template <typename Start, typename Then>
-  Result<std::shared_ptr<Operation>> launch_change(const char* name, Mode mode, const CallOptions& options, Start start, Then then) {
+  Result<std::shared_ptr<Operation>> launch_change(const char* name, Mode mode, const CallOptions& options, Start start,
+                                                   Then then) {
     set_changing(name);
     try {
       return launch(name, 0, mode, options, [this, start, then](auto done) {
@@ -147,7 +153,7 @@ struct Session::Impl {
   Status attempt_join(transport::Time deadline, const std::string& limit);
   void end_join(const Status& status);
   Status late_join(const std::string& limit);  // loop only: it did not end in time
-  Status joined();  // kState while the session is joining; why it has not joined
+  Status joined();                             // kState while the session is joining; why it has not joined
   void leave(transport::Time deadline, bool compare);
   bool has_failed();
   void leave_with_retry(bool compare, std::function<void()> left, transport::Time until);
@@ -160,12 +166,14 @@ struct Session::Impl {
   Result<std::shared_ptr<device::Device>> device(const std::string& name);
   // Gives `use` the bytes of a replica's buffer, part by part. Blocks until the work enqueued before has
   // ended, or step_timeout.
-  Status read(const Replica& replica, const std::byte* data, size_t nbytes, const std::function<void(const void*, size_t)>& use);
+  Status read(const Replica& replica, const std::byte* data, size_t nbytes,
+              const std::function<void(const void*, size_t)>& use);
 
   Status check_model() const;          // an error if the model cannot be started
   Status check_buffers_apart() const;  // no two of all bound buffers share memory
-  Status refused(const char* call, Status why);  // tells the other workers that this one rejected the call; returns `why`
-  Status writable(const char* what);  // kState while a step, or a change of the plan, is in flight
+  Status refused(const char* call,
+                 Status why);                 // tells the other workers that this one rejected the call; returns `why`
+  Status writable(const char* what);          // kState while a step, or a change of the plan, is in flight
   Status unchanging(const char* what) const;  // kState while a change of the plan is in flight; step_mutex is held
   // The message to the engine about marked gradients. A gradient is marked only if this message could be
   // posted.
@@ -175,7 +183,8 @@ struct Session::Impl {
   };
   Status mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream);
   // May fail half-way; the first `*marked` of them have their marks then.
-  Status mark_each(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream, size_t* marked);
+  Status mark_each(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream,
+                   size_t* marked);
   Status note_stream(const Replica& replica, const Parameter& parameter, void* stream);
   Status record_streams(uint32_t bucket);
   void tell(std::vector<uint32_t> complete);
@@ -184,7 +193,7 @@ struct Session::Impl {
   UnmarkedGradients unmarked_gradients() const;
   void leave_unmarked_step();
   Status no_step() const;  // why no gradient can be marked while no step is in flight; step_mutex is held
-  Status flush();  // marks the rest of the step in flight
+  Status flush();          // marks the rest of the step in flight
   void tell_engine(const Marked& marked);
   // Sizes the marks for the new plan if `status` is OK, then calls `done`. Loop only.
   void planned(const Status& status, const std::function<void(const Status&)>& done);
@@ -193,7 +202,8 @@ struct Session::Impl {
   Result<std::vector<double>> split_weight(double weight);
   std::string next_step_name();
   // Begins a step on the loop; `blocking` marks everything at once.
-  Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation, const CallOptions& options = {});
+  Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation,
+                    const CallOptions& options = {});
   Status post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
                    std::vector<std::vector<char>> absent, Marked marked, const CallOptions& options);
   void step_ended(const std::shared_ptr<Operation>& operation, const Status& status, const StepResult& result,
@@ -203,7 +213,8 @@ struct Session::Impl {
   const std::unique_ptr<transport::Environment> environment;
   const std::shared_ptr<Log> log;
   bool devices_taken = false;  // a replica without a device name has taken an entry of `devices`
-  const device::Patience patience{.warn = [log = log](const std::string& message) { log->warning(message); }};  // with all devices
+  const device::Patience patience{
+      .warn = [log = log](const std::string& message) { log->warning(message); }};  // with all devices
   const Strategies strategies;
   const std::map<std::string, Registered::OpenBackend> backends;
   const Registered::CheckHostMemory check_host_memory;
@@ -214,9 +225,9 @@ struct Session::Impl {
   int64_t view = 1;
   StrategySpec strategy;
 
-  std::mutex close_mutex;          // a second close() waits for the first
+  std::mutex close_mutex;  // a second close() waits for the first
   std::mutex call_mutex;
-  int calls = 0;                   // in progress
+  int calls = 0;                     // in progress
   std::atomic<bool> closing{false};  // written under call_mutex; no new work begins
   std::atomic<bool> ended{false};    // written under call_mutex; all operations have ended, no new wait begins
   std::atomic<bool> drained{false};  // ended, and no call is in progress
@@ -233,17 +244,17 @@ struct Session::Impl {
   std::mutex model_mutex;  // registering and binding
   std::mutex step_mutex;   // marks and the step in flight
   static constexpr char kNotMarked = 0, kReady = 1, kAbsent = 2;
-  std::vector<std::vector<char>> marks;  // by replica, by parameter: one of these
-  std::vector<uint32_t> unmarked;        // by parameter: replicas that have not marked it
+  std::vector<std::vector<char>> marks;           // by replica, by parameter: one of these
+  std::vector<uint32_t> unmarked;                 // by parameter: replicas that have not marked it
   std::vector<std::vector<uint32_t>> buckets_of;  // by parameter: buckets of the plan
-  std::vector<uint32_t> incomplete;      // by bucket: parameters that are not marked on all replicas
-  std::vector<uint32_t> untold;          // parameters marked on all replicas in this step, not yet posted to the engine
+  std::vector<uint32_t> incomplete;               // by bucket: parameters that are not marked on all replicas
+  std::vector<uint32_t> untold;  // parameters marked on all replicas in this step, not yet posted to the engine
   std::shared_ptr<Operation> step_operation;
   bool in_step = false;
   const char* changing = nullptr;  // the change of the plan in flight: start, or another strategy
-  int64_t next_step = 0;  // index of the step in flight, or of the next one
-  Status step_failure;    // of the last step begun
-  bool torn = false;      // as engine().torn(), for other threads
+  int64_t next_step = 0;           // index of the step in flight, or of the next one
+  Status step_failure;             // of the last step begun
+  bool torn = false;               // as engine().torn(), for other threads
 
   struct CallsOfAKind {
     const char *operation, *label;  // the operations' name; the name in metrics
@@ -264,7 +275,8 @@ struct Session::Impl {
   Status failure;  // of the session; written on the loop
 
   std::mutex queue_mutex;
-  std::list<std::shared_ptr<Operation>> queue, launched, waited;  // ended; in flight, asynchronous; in flight, with a blocked caller
+  // Ended; in flight, asynchronous; in flight, with a blocked caller.
+  std::list<std::shared_ptr<Operation>> queue, launched, waited;
   std::list<std::atomic<bool>*> queue_waiters;
 };
 

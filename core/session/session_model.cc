@@ -20,7 +20,8 @@ Status Session::Impl::writable(const char* what) {
 
 Status Session::Impl::unchanging(const char* what) const {
   if (!changing) return {};
-  return Status(Code::kState, std::string(what) + " is called while " + changing + " is in progress; wait for its op first");
+  return Status(Code::kState,
+                std::string(what) + " is called while " + changing + " is in progress; wait for its op first");
 }
 
 Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
@@ -43,8 +44,9 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
     if (parameter->name == name) return bad(Code::kExists, "the name is taken; give each parameter one of its own");
   }
   if (trained && !is_floating(dtype)) {
-    return bad(Code::kInvalidArgument, std::string("trained parameters are float32, float64, float16 or bfloat16, not ") +
-                                           dtype_name(dtype) + "; add it with DSGD_UNTRAINED");
+    return bad(Code::kInvalidArgument,
+               std::string("trained parameters are float32, float64, float16 or bfloat16, not ") + dtype_name(dtype) +
+                   "; add it with DSGD_UNTRAINED");
   }
   for (int64_t dimension : shape) {
     if (dimension < 0) {
@@ -157,7 +159,8 @@ Result<Replica*> Session::add_replica(const std::string& device) {
     const size_t index = model.replicas.size();
     if (index >= devices.value().size()) {
       return Status(Code::kInvalidArgument, "replica " + std::to_string(index) + " has no entry in devices = '" +
-                                                impl_->config.text("devices") + "'; name its device or lengthen the list")
+                                                impl_->config.text("devices") +
+                                                "'; name its device or lengthen the list")
           .with_parameter("devices");
     }
     name = devices.value()[index];
@@ -195,8 +198,8 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   auto bad = [&](const std::string& text) {
-    return Status(Code::kInvalidArgument,
-                  "binding parameter '" + parameter->name + "' in replica " + std::to_string(replica->index) + ": " + text)
+    return Status(Code::kInvalidArgument, "binding parameter '" + parameter->name + "' in replica " +
+                                              std::to_string(replica->index) + ": " + text)
         .with_parameter(parameter->name);
   };
   const size_t nbytes = parameter->nbytes(), align = dtype_size(parameter->dtype);
@@ -245,7 +248,8 @@ Status Session::Impl::check_buffers_apart() const {
     size_t replica;
     const char* what;
     std::string name() const {
-      return std::string("the ") + what + " of parameter '" + parameter->name + "' in replica " + std::to_string(replica);
+      return std::string("the ") + what + " of parameter '" + parameter->name + "' in replica " +
+             std::to_string(replica);
     }
   };
   std::vector<Range> ranges;
@@ -333,15 +337,17 @@ Result<uint64_t> Session::digest() {
   if (model.replicas.empty()) return Status(Code::kState, "there is no replica yet; call dsgd_replica_add first");
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     if (model.bindings[0][p].bound) continue;
-    return Status(Code::kState, "parameter '" + model.parameters[p]->name + "' has no buffers in replica 0; call dsgd_bind or dsgd_alloc first")
+    return Status(Code::kState, "parameter '" + model.parameters[p]->name +
+                                    "' has no buffers in replica 0; call dsgd_bind or dsgd_alloc first")
         .with_parameter(model.parameters[p]->name);
   }
   ValueDigest digest;
   Status read;
   for (size_t p = 0; p < model.parameters.size() && read.ok(); ++p) {
     const DType dtype = model.parameters[p]->dtype;
-    read = impl_->read(*model.replicas[0], model.bindings[0][p].value, model.parameters[p]->nbytes(),
-                       [&digest, dtype](const void* data, size_t nbytes) { digest.add(dtype, data, nbytes / dtype_size(dtype)); });
+    read = impl_->read(
+        *model.replicas[0], model.bindings[0][p].value, model.parameters[p]->nbytes(),
+        [&digest, dtype](const void* data, size_t nbytes) { digest.add(dtype, data, nbytes / dtype_size(dtype)); });
   }
   if (!read.ok()) return read;
   return digest.result();

@@ -18,7 +18,8 @@ Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   auto strategy = impl_->strategies.parse(name, options, impl_->config.text("algorithm"));
-  if (!strategy.ok()) return impl_->started ? impl_->refused("dsgd_strategy_set", strategy.status()) : strategy.status();
+  if (!strategy.ok())
+    return impl_->started ? impl_->refused("dsgd_strategy_set", strategy.status()) : strategy.status();
   Status status = impl_->writable("dsgd_strategy_set");
   if (!status.ok()) return status;
   if (!impl_->started) {
@@ -30,7 +31,9 @@ Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name
   }
   return impl_->launch_change(
       "dsgd_strategy_set", mode, options_of_call,
-      [spec = strategy.value(), options_of_call](Engine& engine, auto done) { engine.set_strategy(spec, done, options_of_call); },
+      [spec = strategy.value(), options_of_call](Engine& engine, auto done) {
+        engine.set_strategy(spec, done, options_of_call);
+      },
       [this, spec = strategy.value()] { impl_->strategy = spec; });
 }
 
@@ -41,7 +44,8 @@ Status Session::Impl::refused(const char* call, Status why) {
 }
 
 Status Session::Impl::check_model() const {
-  if (model.replicas.empty()) return Status(Code::kState, "there is no replica; call dsgd_replica_add before dsgd_start");
+  if (model.replicas.empty())
+    return Status(Code::kState, "there is no replica; call dsgd_replica_add before dsgd_start");
   for (const auto& parameter : model.parameters) {
     for (size_t r = 0; r < model.replicas.size(); ++r) {
       if (model.bindings[r][parameter->index].bound) continue;
@@ -68,7 +72,8 @@ Result<std::shared_ptr<Operation>> Session::start(Mode mode, const CallOptions& 
     if (Status whole = impl_->check_model(); !whole.ok()) return impl_->refused("dsgd_start", std::move(whole));
   }
   return impl_->launch_change(
-      "dsgd_start", mode, options, [this, options](Engine& engine, auto done) { engine.start(impl_->strategy, done, options); },
+      "dsgd_start", mode, options,
+      [this, options](Engine& engine, auto done) { engine.start(impl_->strategy, done, options); },
       [this] {
         impl_->started = true;
         if (const std::string& devices = impl_->config.text("devices"); !impl_->devices_taken && devices != "cpu") {
@@ -96,7 +101,8 @@ void Session::Impl::planned(const Status& status, const std::function<void(const
 void Session::Impl::count_marks() {
   std::fill(incomplete.begin(), incomplete.end(), 0);
   for (size_t p = 0; p < unmarked.size(); ++p) {
-    unmarked[p] = static_cast<uint32_t>(std::count_if(marks.begin(), marks.end(), [p](const auto& of_replica) { return of_replica[p] == 0; }));
+    unmarked[p] = static_cast<uint32_t>(
+        std::count_if(marks.begin(), marks.end(), [p](const auto& of_replica) { return of_replica[p] == 0; }));
     if (unmarked[p] == 0) continue;
     for (uint32_t bucket : buckets_of[p]) ++incomplete[bucket];
   }
@@ -132,14 +138,16 @@ Status Session::Impl::note_stream(const Replica& replica, const Parameter& param
   if (device::is_default_stream(stream)) stream = nullptr;
   for (uint32_t bucket : buckets_of[parameter.index]) {
     auto& [streams, events] = of_replica.buckets[bucket];
-    if (std::any_of(streams.begin(), streams.end(), [stream](const auto& known) { return known.stream == stream; })) continue;
+    if (std::any_of(streams.begin(), streams.end(), [stream](const auto& known) { return known.stream == stream; }))
+      continue;
     if (events.size() == streams.size()) {
       auto made = replica.device->new_event();
       if (!made.ok()) return made.status();
       events.push_back(std::move(made).value());
     }
     if (Status status = replica.device->record_stream(*events[streams.size()], stream); !status.ok()) {
-      return Status(status.code(), "the stream given for " + gradient_text(parameter, replica.index) + " cannot be used: " + status.message())
+      return Status(status.code(), "the stream given for " + gradient_text(parameter, replica.index) +
+                                       " cannot be used: " + status.message())
           .with_parameter(parameter.name);
     }
     streams.push_back({stream, parameter.index});
@@ -160,10 +168,11 @@ Status Session::Impl::record_streams(uint32_t bucket) {
       const auto [stream, parameter] = of_bucket.streams[s];
       Status status = model.replicas[r]->device->record_stream(*of_bucket.marks[s], stream);
       if (status.ok()) continue;
-      const Status why = Status(status.code(), "the stream in which " + gradient_text(*model.parameters[parameter], r) +
-                                                   " was marked can no longer be used; keep it until the step has ended: " +
-                                                   status.message())
-                             .with_parameter(model.parameters[parameter]->name);
+      const Status why =
+          Status(status.code(),
+                 "the stream in which " + gradient_text(*model.parameters[parameter], r) +
+                     " was marked can no longer be used; keep it until the step has ended: " + status.message())
+              .with_parameter(model.parameters[parameter]->name);
       loop().post([this, why] { engine().stream_failed(why); });
       return why;
     }
@@ -194,8 +203,8 @@ Status Session::Impl::mark(const Replica& replica, std::span<Parameter* const> p
   }
 }
 
-Status Session::Impl::mark_each(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream,
-                                size_t* marked) {
+Status Session::Impl::mark_each(const Replica& replica, std::span<Parameter* const> parameters, bool absent,
+                                void* stream, size_t* marked) {
   for (const Parameter* parameter : parameters) {
     char& mark = marks[replica.index][parameter->index];
     if (mark != kNotMarked) {
@@ -240,12 +249,14 @@ UnmarkedGradients Session::Impl::unmarked_gradients() const {
       if (buckets_of[p].empty() || marks[r][p] != kNotMarked || ++count > kNamed) continue;
       const std::string& name = model.parameters[p]->name;
       if (count == 1) found.parameter = name;
-      found.text += (count == 1 ? "'" : ", '") + name + "'" + (marks.size() > 1 ? " of replica " + std::to_string(r) : "");
+      found.text +=
+          (count == 1 ? "'" : ", '") + name + "'" + (marks.size() > 1 ? " of replica " + std::to_string(r) : "");
     }
   }
   if (count == 0) return found;
   if (count > kNamed) found.text += " and " + std::to_string(count - kNamed) + " more";
-  found.text = (count == 1 ? "gradient " : "gradients ") + found.text + (count == 1 ? " was not marked" : " were not marked");
+  found.text =
+      (count == 1 ? "gradient " : "gradients ") + found.text + (count == 1 ? " was not marked" : " were not marked");
   return found;
 }
 
@@ -315,9 +326,10 @@ Result<std::vector<double>> Session::Impl::split_weight(double weight) {
   }
   if (own == 0 || weight == 0) return std::vector<double>(replicas, weight / static_cast<double>(replicas));
   if (own < replicas) {
-    return Status(Code::kInvalidArgument, std::to_string(own) + " of " + std::to_string(replicas) +
-                                              " replicas have a weight of their own; set dsgd_replica_weight for all of "
-                                              "them or for none");
+    return Status(Code::kInvalidArgument,
+                  std::to_string(own) + " of " + std::to_string(replicas) +
+                      " replicas have a weight of their own; set dsgd_replica_weight for all of "
+                      "them or for none");
   }
   if (std::abs(sum - weight) > 1e-9 * std::max(sum, weight)) {
     return Status(Code::kInvalidArgument, "the step's weight " + number_text(weight) +
@@ -332,7 +344,8 @@ std::string Session::Impl::next_step_name() {
   return "step " + std::to_string(next_step);
 }
 
-Status Session::Impl::begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation, const CallOptions& options) {
+Status Session::Impl::begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation,
+                                 const CallOptions& options) {
   if (!started) return Status(Code::kState, "a step needs dsgd_start first");
   std::unique_lock lock(step_mutex);
   if (in_step) return Status(Code::kState, "a step is in flight already; wait for its end first");
@@ -377,16 +390,18 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
 
 Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
                                 std::vector<std::vector<char>> absent, Marked marked, const CallOptions& options) {
-  auto task = [this, operation, blocking, options, weights = std::move(weights), absent = std::move(absent), marked = std::move(marked)] {
+  auto task = [this, operation, blocking, options, weights = std::move(weights), absent = std::move(absent),
+               marked = std::move(marked)] {
     if (operation->done()) return;  // ended by end_lost(); its caller has returned
     const bool stopping = stop.exchange(false);
     operation->set_call(engine().next_call());
-    engine().step_begin(weights, absent, stopping, blocking,
-                        [this, operation, blocking, stopping](const Status& status, const StepResult& result) {
-                          if (status.code() == Code::kMismatch && stopping) stop = true;  // no worker has seen it
-                          step_ended(operation, status, result, blocking);
-                        },
-                        options);
+    engine().step_begin(
+        weights, absent, stopping, blocking,
+        [this, operation, blocking, stopping](const Status& status, const StepResult& result) {
+          if (status.code() == Code::kMismatch && stopping) stop = true;  // no worker has seen it
+          step_ended(operation, status, result, blocking);
+        },
+        options);
     tell_engine(marked);
   };
   if (blocking) {
@@ -428,7 +443,8 @@ Status Session::step(double weight, StepResult* result) {
 Result<std::shared_ptr<Operation>> Session::step_begin(double weight, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), impl_->next_step_name(), true, options.user_data);
+  auto operation =
+      std::make_shared<Operation>(impl_->next_id.fetch_add(1), impl_->next_step_name(), true, options.user_data);
   Status status = impl_->begin_step(weight, false, operation, options);
   if (!status.ok()) return status;
   return operation;
@@ -490,7 +506,8 @@ Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
   if (Status status = check_trained(*parameter); !status.ok()) return status;
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
-  const Status& failed = impl_->step_failure;  // after a mismatch the step may be made again, and the mark counts for that
+  // After a mismatch the step may be made again, and the mark counts for that.
+  const Status& failed = impl_->step_failure;
   if (!impl_->in_step && !failed.ok() && failed.code() != Code::kMismatch) return failed;
   return impl_->mark(*replica, {&parameter, 1}, true, nullptr);
 }

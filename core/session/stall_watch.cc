@@ -17,7 +17,8 @@ void StallWatch::begin(uint64_t call) {
 
 void StallWatch::arm() {
   if (open_.empty()) return;
-  const auto first = std::min_element(open_.begin(), open_.end(), [](const auto& a, const auto& b) { return a.second.due < b.second.due; });
+  const auto first = std::min_element(open_.begin(), open_.end(),
+                                      [](const auto& a, const auto& b) { return a.second.due < b.second.due; });
   timer_ = loop_.schedule(first->second.due, [this, alive = std::weak_ptr(alive_)] {
     if (!alive.expired()) look();
   });

@@ -16,7 +16,7 @@ using transport::Network;
 
 int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker) {
   int64_t wanted = 0;
-  if (as_head) wanted += 2 * num_workers;           // each member's own connection, and its heartbeat's
+  if (as_head) wanted += 2 * num_workers;              // each member's own connection, and its heartbeat's
   if (as_worker) wanted += 2 * (num_workers - 1) + 2;  // peers; its own two to the head
   return wanted;
 }
@@ -41,14 +41,17 @@ std::string host_of(const std::string& address) { return address.substr(0, addre
 
 Status check_token(const std::string& token, const std::string& head) {
   if (!token.empty() || is_loopback(head)) return {};
-  return Status(Code::kInvalidArgument, "`token` is not set: without one the head listens on the loopback interface only, not on " +
-                                            host_of(head) + "; set `token` to the same secret on the head and all workers")
+  return Status(Code::kInvalidArgument,
+                "`token` is not set: without one the head listens on the loopback interface only, not on " +
+                    host_of(head) + "; set `token` to the same secret on the head and all workers")
       .with_parameter("token");
 }
 
 transport::Checksum checksum_of(const Config& config) {
   const std::string when = config.text("checksum");
-  return when == "always" ? transport::Checksum::kAlways : when == "never" ? transport::Checksum::kNever : transport::Checksum::kAuto;
+  return when == "always"  ? transport::Checksum::kAlways
+         : when == "never" ? transport::Checksum::kNever
+                           : transport::Checksum::kAuto;
 }
 
 namespace {
@@ -77,7 +80,11 @@ EngineOptions engine_options(const Config& config, const AlgorithmChoice& algori
 
 Worker::Worker(transport::Environment& environment, const Config& config, AlgorithmChoice algorithm, Model& model,
                std::shared_ptr<Log> log)
-    : environment_(environment), config_(config), algorithm_(std::move(algorithm)), model_(model), log_(std::move(log)) {}
+    : environment_(environment),
+      config_(config),
+      algorithm_(std::move(algorithm)),
+      model_(model),
+      log_(std::move(log)) {}
 
 Worker::~Worker() {
   head_listener_.reset();
@@ -110,8 +117,9 @@ Status Worker::setup() {
         .with_parameter("head");
   }
   if (const std::string host = host_of(head); host == "0.0.0.0" || host == "[::]") {
-    return Status(Code::kInvalidArgument, "head = " + head + " names no machine: give the address at which all workers reach the "
-                                                             "head")
+    return Status(Code::kInvalidArgument, "head = " + head +
+                                              " names no machine: give the address at which all workers reach the "
+                                              "head")
         .with_parameter("head");
   }
   auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
@@ -139,14 +147,14 @@ Status Worker::setup() {
   mesh.receive_memory = config_.size("receive_memory");
   mesh.lease = lease_;
   mesh.trace = trace_.get();
-  mesh.probe = [this, hello = mesh.hello, token = mesh.token](const transport::MemberInfo& peer, transport::Time deadline,
-                                          std::function<void(const Status&)> done) mutable {
+  mesh.probe = [this, hello = mesh.hello, token = mesh.token](const transport::MemberInfo& peer,
+                                                              transport::Time deadline,
+                                                              std::function<void(const Status&)> done) mutable {
     hello.rank = view_.rank;
     hello.view = view_.view;
     heartbeat_network_->loop().post([this, hello, token, peer, deadline, poster = poster_, done = std::move(done)] {
-      probe(*heartbeat_network_, hello, token, peer.addresses, deadline, [poster, done](const Status& status) {
-        poster->post([done, status] { done(status); });
-      });
+      probe(*heartbeat_network_, hello, token, peer.addresses, deadline,
+            [poster, done](const Status& status) { poster->post([done, status] { done(status); }); });
     });
   };
   poster_ = std::make_shared<transport::Poster>(network_->loop());
@@ -189,10 +197,10 @@ Status Worker::embed_head() {
   network.value()->set_checksum(checksum_of(config_));
   HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")), lease_, {}};
   auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
-  auto admission = std::make_unique<Admission>(network.value()->loop(), config_.text("job"), config_.text("token"),
-                                           Admission::Route{network.value().get(), head.get()},
-                                           listens_apart() ? Admission::Route{} : Admission::Route{network_.get(), mesh_.get()},
-                                           log_);
+  auto admission = std::make_unique<Admission>(
+      network.value()->loop(), config_.text("job"), config_.text("token"),
+      Admission::Route{network.value().get(), head.get()},
+      listens_apart() ? Admission::Route{} : Admission::Route{network_.get(), mesh_.get()}, log_);
   admission->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
   const std::string address = config_.text("head");
   if (!listens_apart()) admission->accept_probes(heartbeat_network_.get());
@@ -202,7 +210,9 @@ Status Worker::embed_head() {
     const Code code = listener.status().code();
     network.value().reset();  // before the head, which its loop may call
     if (code == Code::kAddressInUse || code == Code::kUnreachable) {
-      if (!taken_) log_->info("the head is not in this process: " + (code == Code::kAddressInUse ? address + " is taken" : listener.status().message()));
+      if (!taken_)
+        log_->info("the head is not in this process: " +
+                   (code == Code::kAddressInUse ? address + " is taken" : listener.status().message()));
       taken_ = code == Code::kAddressInUse;
       return {};
     }
@@ -254,13 +264,16 @@ Status Worker::listen_for_peers() {
   const std::string address = listen_address(&why, &status);
   if (!status.ok()) return status;
   if (config_.text("listen").empty() && config_.text("token").empty() && !is_loopback(address)) {
-    return Status(Code::kInvalidArgument, "`token` is not set: without one, dsgd listens on the loopback interface only, "
-                                          "not on " + host_of(address) + "; set `token` on all workers (or `listen`, to take the "
-                                          "risk)")
+    return Status(Code::kInvalidArgument,
+                  "`token` is not set: without one, dsgd listens on the loopback interface only, "
+                  "not on " +
+                      host_of(address) +
+                      "; set `token` on all workers (or `listen`, to take the "
+                      "risk)")
         .with_parameter("token");
   }
-  admission_ = std::make_unique<Admission>(heartbeat_network_->loop(), config_.text("job"), config_.text("token"), Admission::Route{},
-                                       Admission::Route{network_.get(), mesh_.get()}, log_);
+  admission_ = std::make_unique<Admission>(heartbeat_network_->loop(), config_.text("job"), config_.text("token"),
+                                           Admission::Route{}, Admission::Route{network_.get(), mesh_.get()}, log_);
   admission_->accept_probes(heartbeat_network_.get());
   auto listener = listen_in_range(address);
   if (!listener.ok()) return listener.status();
@@ -333,7 +346,8 @@ void Worker::join(transport::Time deadline, const std::string& limit, std::funct
   std::string address = listener_ ? listener_->address() : head_listener_->address();
   if (!listener_) {  // bound to all interfaces: peers are given the one that the head's own name leads to
     const std::string host = host_of(address);
-    if (host == "0.0.0.0" || host == "[::]") address = host_of(config_.text("head")) + address.substr(address.rfind(':'));
+    if (host == "0.0.0.0" || host == "[::]")
+      address = host_of(config_.text("head")) + address.substr(address.rfind(':'));
   }
   me.addresses = {address};
   options.deadline = deadline;

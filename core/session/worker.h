@@ -73,7 +73,7 @@ class Worker {
   Model& model_;
   std::shared_ptr<Log> log_;
   bool solo_ = false;
-  bool taken_ = false;  // another process has the head's address
+  bool taken_ = false;                    // another process has the head's address
   std::optional<transport::Time> began_;  // the first join
   transport::Duration lease_{}, heartbeat_interval_{};
   std::string worker_id_;

@@ -82,15 +82,17 @@ void Step::mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& pi
     if (mean != sums) std::memcpy(mean, sums, count * dtype_size(bucket.dtype));
     return divide(bucket.dtype, mean, count, weight);
   }
-  reproducible::to_mean(bucket.dtype, sums, count, exponents_at(bucket, buffers, piece.position + begin), total_replicas_,
-                        weight, mean);
+  reproducible::to_mean(bucket.dtype, sums, count, exponents_at(bucket, buffers, piece.position + begin),
+                        total_replicas_, weight, mean);
 }
 
 // Elements [begin, begin + count) of a piece's values, in the bucket's type; `scratch` has room for them.
 const void* Step::owned_values(size_t index, const Piece& piece, size_t begin, size_t count, float* scratch) const {
-  if (buffers_[index].values) return bytes(buffers_[index].values) + (piece.position + begin) * dtype_size(plan_[index].dtype);
+  if (buffers_[index].values)
+    return bytes(buffers_[index].values) + (piece.position + begin) * dtype_size(plan_[index].dtype);
   const DType dtype = model_.parameters[piece.parameter]->dtype;
-  const std::byte* value = model_.bindings[contexts_.front().replicas[0]][piece.parameter].value + (piece.begin + begin) * dtype_size(dtype);
+  const std::byte* value =
+      model_.bindings[contexts_.front().replicas[0]][piece.parameter].value + (piece.begin + begin) * dtype_size(dtype);
   if (!is_half(dtype)) return value;
   widen(dtype, scratch, value, count);
   return scratch;
@@ -131,7 +133,8 @@ void Step::transform(size_t index, size_t begin, size_t end) {
           std::memcpy(out, value, count * element);
         } else {
           mean_of(bucket, buffers, piece, offset, count, mean.weight, scratch.data());
-          if (measures_norm() && options_.reproducible) add_squares(exact_squares_, bucket.dtype, scratch.data(), count);
+          if (measures_norm() && options_.reproducible)
+            add_squares(exact_squares_, bucket.dtype, scratch.data(), count);
           if (measures_norm() && !options_.reproducible) norm += sum_of_squares(bucket.dtype, scratch.data(), count);
           std::vector<const void*> state_in;
           std::vector<void*> state_out;
@@ -244,7 +247,8 @@ void Step::update_by_norm() {
   if (model_.loss_scale.on()) {
     // float32 sums divided by a weight below 1 may overflow, so a norm beyond float32's range counts as
     // infinite.
-    const bool narrow = std::any_of(plan_.begin(), plan_.end(), [](const Bucket& bucket) { return bucket.dtype == DType::kFloat32; });
+    const bool narrow =
+        std::any_of(plan_.begin(), plan_.end(), [](const Bucket& bucket) { return bucket.dtype == DType::kFloat32; });
     if (narrow && norm > std::numeric_limits<float>::max()) norm = std::numeric_limits<double>::infinity();
     const bool finite = std::isfinite(norm);
     model_.loss_scale.stepped(finite);
@@ -290,7 +294,8 @@ Status Step::update(size_t index) {
       if (Status status = context.queue->wait(*buffers.at[p].returned); !status.ok()) return status;
     }
     make_updates(index, context);
-    if (Status status = context.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok()) return status;
+    if (Status status = context.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok())
+      return status;
   }
   trace_bucket(index, "update", begun, loop_.now());
   return {};
@@ -326,7 +331,9 @@ void Step::make_updates(size_t index, DeviceContext& context) {
   const size_t element = dtype_size(bucket.dtype);
   const std::vector<PieceMean>& means = buffers_[index].means;
   const bool none = model_.optimizer->is_none();
-  const Action action = updates_at_owner() || (none && have_mean()) ? Action::kCopy : none ? Action::kMean : Action::kUpdate;
+  const Action action = updates_at_owner() || (none && have_mean()) ? Action::kCopy
+                        : none                                      ? Action::kMean
+                                                                    : Action::kUpdate;
   update_pieces_.clear();
   targets_.clear();
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
@@ -334,8 +341,16 @@ void Step::make_updates(size_t index, DeviceContext& context) {
     if (!means[i].present) continue;
     const DType dtype = model_.parameters[piece.parameter]->dtype;
     const size_t begin = piece.begin * dtype_size(dtype);
-    device::UpdatePiece update{piece.position, piece.count, (have_mean() ? 1 : means[i].weight) * clip_divisor_, static_cast<uint32_t>(targets_.size()),
-                               static_cast<uint32_t>(context.replicas.size()), action, {}, {}, dtype, nullptr};
+    device::UpdatePiece update{piece.position,
+                               piece.count,
+                               (have_mean() ? 1 : means[i].weight) * clip_divisor_,
+                               static_cast<uint32_t>(targets_.size()),
+                               static_cast<uint32_t>(context.replicas.size()),
+                               action,
+                               {},
+                               {},
+                               dtype,
+                               nullptr};
     for (uint32_t r : context.replicas) {
       const Binding& binding = model_.bindings[r][piece.parameter];
       targets_.push_back((none ? binding.gradient : binding.value) + begin);

@@ -126,7 +126,8 @@ Status Step::enqueue_values(size_t index, size_t p) {
     if (piece.owner != mesh_->rank()) continue;
     const DType dtype = model_.parameters[piece.parameter]->dtype;
     sum_pieces_.push_back({piece.position, piece.count, static_cast<uint32_t>(terms_.size()), 1, dtype});
-    terms_.push_back({model_.bindings[contexts_[p].replicas[0]][piece.parameter].value + piece.begin * dtype_size(dtype), 1});
+    terms_.push_back(
+        {model_.bindings[contexts_[p].replicas[0]][piece.parameter].value + piece.begin * dtype_size(dtype), 1});
   }
   if (terms_.empty()) return {};
   std::byte* sums = bytes(buffers_[index].at[p].sums);
@@ -166,7 +167,8 @@ void Step::raise_exponents(size_t index) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0) continue;
       const Elements gradient = gradient_of(index, r, piece);
-      reproducible::raise_exponents(gradient.dtype, gradient.data, piece.count, weight, exponents_at(bucket, buffers, piece.position));
+      reproducible::raise_exponents(gradient.dtype, gradient.data, piece.count, weight,
+                                    exponents_at(bucket, buffers, piece.position));
     }
   }
 }
@@ -194,8 +196,8 @@ void Step::add_up_exactly(size_t index) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0) continue;
       const Elements gradient = gradient_of(index, r, piece);
-      reproducible::accumulate(gradient.dtype, gradient.data, piece.count, weight, exponents_at(bucket, buffers, piece.position),
-                               total_replicas_, sums);
+      reproducible::accumulate(gradient.dtype, gradient.data, piece.count, weight,
+                               exponents_at(bucket, buffers, piece.position), total_replicas_, sums);
     }
   }
 }

@@ -11,13 +11,15 @@ Result<DeviceContext> open_context(std::shared_ptr<device::Device> device) {
   auto enqueued = device->new_event(), reached = device->new_event();
   if (!enqueued.ok()) return enqueued.status();
   if (!reached.ok()) return reached.status();
-  return DeviceContext{std::move(device), {}, std::move(queue).value(), {}, {}, std::move(enqueued).value(), std::move(reached).value(), {}};
+  return DeviceContext{std::move(device),          {}, std::move(queue).value(), {}, {}, std::move(enqueued).value(),
+                       std::move(reached).value(), {}};
 }
 
 Result<std::vector<DeviceContext>> make_contexts(const Model& model) {
   std::vector<DeviceContext> contexts;
   for (const auto& replica : model.replicas) {
-    auto context = std::find_if(contexts.begin(), contexts.end(), [&](const DeviceContext& p) { return p.device == replica->device; });
+    auto context = std::find_if(contexts.begin(), contexts.end(),
+                                [&](const DeviceContext& p) { return p.device == replica->device; });
     if (context == contexts.end()) {
       auto opened = open_context(replica->device);
       if (!opened.ok()) return opened.status();
@@ -27,7 +29,8 @@ Result<std::vector<DeviceContext>> make_contexts(const Model& model) {
         if (!made.ok()) return made.status();
         *queue = std::move(made).value();
       }
-      context = contexts.insert(replica->device->is_host() ? contexts.begin() : contexts.end(), std::move(opened).value());
+      context =
+          contexts.insert(replica->device->is_host() ? contexts.begin() : contexts.end(), std::move(opened).value());
     }
     context->replicas.push_back(replica->index);
   }

@@ -17,9 +17,9 @@ struct DeviceContext {
   std::unique_ptr<device::WorkQueue> queue;  // enqueued on the session's loop, as the next two
   // Of a device that is not the host: what goes to the host and comes from it, beside each other and beside the queue's work.
   std::unique_ptr<device::WorkQueue> to_host, from_host;
-  std::unique_ptr<device::DeviceEvent> enqueued;     // in the host's default stream
-  std::unique_ptr<device::DeviceEvent> reached;     // in the queue
-  OptimizerState state;                      // where all workers update alike and the device is not the host
+  std::unique_ptr<device::DeviceEvent> enqueued;  // in the host's default stream
+  std::unique_ptr<device::DeviceEvent> reached;   // in the queue
+  OptimizerState state;                           // where all workers update alike and the device is not the host
   bool is_host() const { return device->is_host(); }
   // What is enqueued in the queue from now on happens after what the host has enqueued in its default stream.
   Status follow_default_stream();
@@ -27,7 +27,8 @@ struct DeviceContext {
   Status align();
 };
 
-Result<DeviceContext> open_context(std::shared_ptr<device::Device> device);  // no replicas yet, and the first queue alone
+// No replicas yet, and the first queue alone.
+Result<DeviceContext> open_context(std::shared_ptr<device::Device> device);
 // In the order of their first replicas, but the host first.
 Result<std::vector<DeviceContext>> make_contexts(const Model& model);
 

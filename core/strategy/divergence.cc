@@ -32,9 +32,10 @@ std::string ranks_text(const std::vector<int32_t>& ranks) {
 }  // namespace
 
 Status diverged(const std::string& when, const std::string& what) {
-  return Status(Code::kDiverged, when + ": models differ: " + what +
-                                     "; a host has written into values of one of them only, or memory or transport have changed "
-                                     "bits; load a checkpoint or start a new session")
+  return Status(Code::kDiverged,
+                when + ": models differ: " + what +
+                    "; a host has written into values of one of them only, or memory or transport have changed "
+                    "bits; load a checkpoint or start a new session")
       .with_operation(when);
 }
 
@@ -48,7 +49,8 @@ std::vector<uint64_t> fold_digests(const std::vector<uint64_t>& by_parameter) {
   return folded;
 }
 
-Status find_divergence(const Model& model, const std::map<int32_t, std::vector<uint64_t>>& digests, const std::string& when) {
+Status find_divergence(const Model& model, const std::map<int32_t, std::vector<uint64_t>>& digests,
+                       const std::string& when) {
   std::map<std::vector<uint64_t>, std::vector<int32_t>> ranks_with;
   for (const auto& [rank, own] : digests) ranks_with[own].push_back(rank);
   if (ranks_with.size() <= 1) return {};
@@ -65,18 +67,21 @@ Status find_divergence(const Model& model, const std::map<int32_t, std::vector<u
   const auto [here, there] = std::mismatch(good.begin(), good.end(), bad.begin(), bad.end());
   const std::vector<const Parameter*> parameters = trained(model);
   size_t first = 0;
-  while (first < parameters.size() && place_of(first, parameters.size()) < static_cast<size_t>(here - good.begin())) ++first;
+  while (first < parameters.size() && place_of(first, parameters.size()) < static_cast<size_t>(here - good.begin()))
+    ++first;
   if (good.size() != bad.size() || first == parameters.size()) {
-    return diverged(when, "values of " + ranks_text(others) + " against " + ranks_text(most->second)).with_rank(others.front());
+    return diverged(when, "values of " + ranks_text(others) + " against " + ranks_text(most->second))
+        .with_rank(others.front());
   }
   size_t differing = 0;
   for (size_t i = 0; i < good.size(); ++i) differing += good[i] != bad[i];
   const std::string& name = parameters[first]->name;
   const bool folded = parameters.size() > kMaxDigests;
-  std::string what = "parameter '" + name + "'" + (folded ? ", or one that follows it," : "") +
-                     (differing > 1 ? " and " + std::string(folded ? "at least " : "") + std::to_string(differing - 1) + " more" : "") +
-                     " of " + ranks_text(others) +
-                     " against " + ranks_text(most->second);
+  std::string what =
+      "parameter '" + name + "'" + (folded ? ", or one that follows it," : "") +
+      (differing > 1 ? " and " + std::string(folded ? "at least " : "") + std::to_string(differing - 1) + " more"
+                     : "") +
+      " of " + ranks_text(others) + " against " + ranks_text(most->second);
   return diverged(when, what).with_rank(others.front()).with_parameter(name);
 }
 
@@ -91,8 +96,9 @@ Status compare_replicas(const Model& model, int32_t rank, const std::string& whe
         first = values;
         first_replica = r;
       } else if (std::memcmp(first, values, parameter->nbytes()) != 0) {
-        return diverged(when, "parameter '" + parameter->name + "' of replica " + std::to_string(r) + " against replica " +
-                                  std::to_string(first_replica) + " of rank " + std::to_string(rank))
+        return diverged(when, "parameter '" + parameter->name + "' of replica " + std::to_string(r) +
+                                  " against replica " + std::to_string(first_replica) + " of rank " +
+                                  std::to_string(rank))
             .with_rank(rank)
             .with_parameter(parameter->name);
       }

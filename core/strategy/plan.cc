@@ -8,7 +8,7 @@
 namespace dsgd {
 namespace {
 
-constexpr size_t kAlign = 16;  // elements; a cache line of float32
+constexpr size_t kAlign = 16;    // elements; a cache line of float32
 constexpr size_t kGrain = 4096;  // elements; buckets are filled in multiples of it, so that pieces are aligned
 size_t aligned(size_t position) { return (position + kAlign - 1) / kAlign * kAlign; }
 

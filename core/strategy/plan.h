@@ -31,11 +31,11 @@ static_assert(16 % kExactTrailer == 0);
 
 struct Bucket {
   DType dtype;
-  std::vector<Piece> pieces;       // by position
-  std::vector<size_t> bounds;      // slices of the ranks, size + 1 positions
+  std::vector<Piece> pieces;         // by position
+  std::vector<size_t> bounds;        // slices of the ranks, size + 1 positions
   std::vector<uint32_t> parameters;  // distinct, those with a piece here
-  size_t elements = 0;             // with trailers and padding
-  uint64_t schedule = 0;           // digest, of a registered algorithm
+  size_t elements = 0;               // with trailers and padding
+  uint64_t schedule = 0;             // digest, of a registered algorithm
 };
 
 struct Plan {
@@ -54,8 +54,8 @@ struct PlanParameter {  // what planning needs to know
 
 struct PlanOptions {
   int32_t workers = 1;
-  int32_t servers = 1;              // ranks 0 .. servers-1 hold server shards (ps)
-  size_t bucket_bytes = 4 << 20;    // of parameter elements; never exceeded
+  int32_t servers = 1;            // ranks 0 .. servers-1 hold server shards (ps)
+  size_t bucket_bytes = 4 << 20;  // of parameter elements; never exceeded
   size_t trailer = kTrailer;
 };
 

@@ -14,7 +14,7 @@ namespace {
 // After the deadline of a step, for an error that says more: the mesh asks its peers for 50 ms. Constant: a call returns
 // within 100 ms after its deadline.
 constexpr transport::Duration kGrace = std::chrono::milliseconds(80);
-}
+}  // namespace
 
 Step::Step(transport::Loop& loop, Model& model, StepOptions options)
     : loop_(loop), model_(model), options_(options), waiter_(loop) {}
@@ -114,8 +114,9 @@ void Step::exchange(const transport::BulkHeader& shape, std::vector<std::byte> m
 
 void Step::send_header() {
   const auto shape = shape_of(header_operation(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0);
-  add(std::make_unique<Exchange>(*mesh_, shape, make_header(), [this](const Status& status, const auto& all) { on_header(status, all); },
-                                 mesh_->world(), true));
+  add(std::make_unique<Exchange>(
+      *mesh_, shape, make_header(), [this](const Status& status, const auto& all) { on_header(status, all); },
+      mesh_->world(), true));
 }
 
 void Step::on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers) {
@@ -164,7 +165,7 @@ void Step::launch() {
   // A team cannot take back a collective, so all workers must have agreed before.
   if (by_teams() && !header_done_) return;
   if (!header_done_ && members_have_left()) return;  // the header decides which workers remain
-  if (std::exchange(launching_, true)) return;  // from a bucket that was done at once: the loop below goes on
+  if (std::exchange(launching_, true)) return;       // from a bucket that was done at once: the loop below goes on
   while (done_ && next_ < plan_.size() && open_ < Mesh::kOpenTasks && buffers_[next_].pending == 0) {
     ++open_;
     const size_t index = next_++;
@@ -189,11 +190,14 @@ void Step::exchange_exponents(size_t index) {
   auto shape = shape_of(operation_of(index, true), Kind::kBucket, dtype, Algorithm::kDirect, bucket.elements);
   shape.reduction = static_cast<uint8_t>(Reduction::kMax);
   AllReducePlan all{bucket.elements, dtype, Reduction::kMax, bytes(buffers_[index].exponents), nullptr};
-  auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), [this, index](const Status& status) {
-    if (!done_) return;
-    if (!status.ok()) return fail(status);
-    contribute(index);
-  }, group_);
+  auto made = make_all_reduce(
+      *mesh_, shape, strategy_.algorithm, std::move(all),
+      [this, index](const Status& status) {
+        if (!done_) return;
+        if (!status.ok()) return fail(status);
+        contribute(index);
+      },
+      group_);
   if (!made.ok()) return fail(made.status());
   add(std::move(made).value());
 }
@@ -368,13 +372,15 @@ void Step::trace(const char* name, transport::Time begin, transport::Time end, b
 void Step::trace_bucket(size_t index, const char* name, transport::Time begin, transport::Time end) {
   if (!options_.trace) return;
   const size_t nbytes = plan_[index].elements * dtype_size(plan_[index].dtype);
-  options_.trace->record({metrics::Track::kBucket, false, static_cast<uint32_t>(index), name, request_.step, nbytes, begin, end});
+  options_.trace->record(
+      {metrics::Track::kBucket, false, static_cast<uint32_t>(index), name, request_.step, nbytes, begin, end});
 }
 
 // The other workers do not know of the failure, and this worker's values may be wrong: the session fails.
 void Step::device_failed(const Status& cause) {
   if (!done_) return;
-  const Status why = Status(cause.code(), name() + ": " + cause.message()).with_operation(name()).with_parameter(cause.parameter());
+  const Status why =
+      Status(cause.code(), name() + ": " + cause.message()).with_operation(name()).with_parameter(cause.parameter());
   on_device_failure_ ? on_device_failure_(why) : fail(why);
 }
 
@@ -393,11 +399,12 @@ void Step::deadline_passed() {
   if (mesh_ && !(waits_for_host && header_done_)) return;  // an exchange is late; its error names the workers
   const UnmarkedGradients unmarked = waits_for_host && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
   const std::string who = mesh_ ? mesh_->member_name(mesh_->rank()) + ": " : "";
-  const Status why = Status(Code::kTimeout, name() + " has not ended within " + request_.limit +
-                                                (unmarked.empty() ? "" : ": " + who + unmarked.text + UnmarkedGradients::kRemedy))
-                         .with_rank(rank())
-                         .with_operation(name())
-                         .with_parameter(unmarked.parameter);
+  const Status why =
+      Status(Code::kTimeout, name() + " has not ended within " + request_.limit +
+                                 (unmarked.empty() ? "" : ": " + who + unmarked.text + UnmarkedGradients::kRemedy))
+          .with_rank(rank())
+          .with_operation(name())
+          .with_parameter(unmarked.parameter);
   refuse(why);
   fail(why);
 }
@@ -405,7 +412,8 @@ void Step::deadline_passed() {
 void Step::leave(const UnmarkedGradients& unmarked) {
   if (!done_) return;
   const std::string who = mesh_ ? mesh_->member_name(rank()) : "rank " + std::to_string(rank());
-  const std::string text = who + " closed its session during " + name() + "; " + unmarked.text + UnmarkedGradients::kRemedy;
+  const std::string text =
+      who + " closed its session during " + name() + "; " + unmarked.text + UnmarkedGradients::kRemedy;
   const auto why = [&](Code code) {
     const std::string host = mesh_ ? mesh_->view().members[static_cast<size_t>(rank())].host : "";
     return Status(code, text).with_rank(rank(), host).with_operation(name()).with_parameter(unmarked.parameter);
@@ -437,7 +445,8 @@ std::string Step::parameters_text(const std::vector<uint64_t>& operations) const
     const bool concerned = std::any_of(operations.begin(), operations.end(), [&](uint64_t operation) {
       return operation == operation_of(bucket, true) || operation == operation_of(bucket, false);
     });
-    if (concerned) parameters.insert(parameters.end(), plan_[bucket].parameters.begin(), plan_[bucket].parameters.end());
+    if (concerned)
+      parameters.insert(parameters.end(), plan_[bucket].parameters.begin(), plan_[bucket].parameters.end());
   }
   std::sort(parameters.begin(), parameters.end());
   parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());

@@ -34,8 +34,8 @@
 #include "core/reduce/reproducible.h"
 #include "core/reduce/value_digest.h"
 #include "core/session/operation.h"
-#include "core/strategy/model.h"
 #include "core/strategy/device_context.h"
+#include "core/strategy/model.h"
 #include "core/strategy/plan.h"
 #include "core/strategy/teams.h"
 
@@ -43,7 +43,7 @@ namespace dsgd {
 
 struct StepOptions {
   bool reproducible = false;
-  bool gradient_norm = false;  // always with a loss scale
+  bool gradient_norm = false;   // always with a loss scale
   bool absent_is_zero = false;  // a gradient that is absent on some replicas counts as zero there, with its weight
   transport::Duration lease{};  // time for the head or a peer to name a lost worker
   metrics::Trace* trace = nullptr;
@@ -51,8 +51,8 @@ struct StepOptions {
 
 struct StepRequest {
   uint64_t step = 0;
-  uint64_t call = 0;  // whose operations are this step's
-  std::vector<double> weights;       // by local replica
+  uint64_t call = 0;                      // whose operations are this step's
+  std::vector<double> weights;            // by local replica
   std::vector<std::vector<char>> absent;  // by replica, by parameter; filled in as gradients are marked
   bool stop = false;
   // true: the step ends when the new values are in memory; false: when they are enqueued ahead of later work
@@ -120,7 +120,7 @@ class Step {
   bool updates_at_owner() const {
     return mesh_ && strategy_.kind == StrategyKind::kPs && !model_.optimizer->is_none() && !clips();
   }
-  size_t buffer_bytes() const { return buffer_bytes_; }  // memory that the step holds beside the model
+  size_t buffer_bytes() const { return buffer_bytes_; }                // memory that the step holds beside the model
   const metrics::StepCounters& counters() const { return counters_; }  // any thread
 
   // On the host: of the owner's ranges, or of all where the host is a place.
@@ -132,8 +132,12 @@ class Step {
   }
   // State of updates that all workers do alike goes from the first device to the host and from there to all devices, around a
   // change of strategy. Nothing to do where the host is the only place, or owners update.
-  void fetch_state(transport::Time deadline, std::function<void(const Status&)> done) { copy_state(false, deadline, std::move(done)); }
-  void spread_state(transport::Time deadline, std::function<void(const Status&)> done) { copy_state(true, deadline, std::move(done)); }
+  void fetch_state(transport::Time deadline, std::function<void(const Status&)> done) {
+    copy_state(false, deadline, std::move(done));
+  }
+  void spread_state(transport::Time deadline, std::function<void(const Status&)> done) {
+    copy_state(true, deadline, std::move(done));
+  }
   // Calls `then` when what was enqueued in the queues of all places is done, or is not by the deadline.
   void when_reached(transport::Time deadline, std::function<void(const Status&)> then);
 
@@ -152,22 +156,22 @@ class Step {
     double weight;  // what makes the sum the mean, when it is divided by it: of weights, times the loss scale
   };
   struct Buffers {
-    Memory data;                    // contributions and sums: elements of data_type()
-    Memory result;                  // of the dtype, when reproducible
-    Memory values;                  // of this owner's pieces, where no replica is on the host
-    Memory exponents;               // of the elements, when reproducible
-    std::vector<AtDevice> at;       // by place
-    std::vector<PieceMean> means;   // by piece
-    int pending = 0;                // parameters not yet marked
-    int fetching = 0;               // devices that are not there yet
-    bool reduced = false;           // its sums are complete on this worker
-    bool travelled = false;         // and waits for its turn to be gathered by a team's devices
-    bool returned = false;          // results are on their way to the devices
-    bool travels = false;           // its contribution is ready, and may have been used
-    transport::Time marked{};       // when its gradients were
-    transport::Time sent{};         // when it began to travel
-    Direct* held = nullptr;         // waits for the header
-    std::vector<double> norms;      // sum of squares of what this rank transformed
+    Memory data;                   // contributions and sums: elements of data_type()
+    Memory result;                 // of the dtype, when reproducible
+    Memory values;                 // of this owner's pieces, where no replica is on the host
+    Memory exponents;              // of the elements, when reproducible
+    std::vector<AtDevice> at;      // by place
+    std::vector<PieceMean> means;  // by piece
+    int pending = 0;               // parameters not yet marked
+    int fetching = 0;              // devices that are not there yet
+    bool reduced = false;          // its sums are complete on this worker
+    bool travelled = false;        // and waits for its turn to be gathered by a team's devices
+    bool returned = false;         // results are on their way to the devices
+    bool travels = false;          // its contribution is ready, and may have been used
+    transport::Time marked{};      // when its gradients were
+    transport::Time sent{};        // when it began to travel
+    Direct* held = nullptr;        // waits for the header
+    std::vector<double> norms;     // sum of squares of what this rank transformed
     // Where the first device computes the norm: sums of squares by range; the last are on the host.
     size_t square_ranges = 0;
     Memory squares_there, squares_here;
@@ -201,7 +205,7 @@ class Step {
   uint64_t digest_part() const { return request_.step % kDigestParts; }  // that this step's header covers
   static std::pair<size_t, size_t> digest_range(const Parameter& parameter, uint64_t part);
   void add_digest(ValueDigest& digest, size_t parameter, uint64_t part) const;
-  void compare_values(std::function<void()> agreed);   // of all workers, all of them; else the step fails
+  void compare_values(std::function<void()> agreed);  // of all workers, all of them; else the step fails
   void digest_from(uint64_t part, std::function<void()> digested);
   void all_done();
 
@@ -319,9 +323,7 @@ class Step {
   }
   bool alone_on_device() const { return stays_on_device() && !mesh_; }
   // Whether the devices compute the norm, since the host does not have the sums of all elements.
-  bool norms_on_device() const {
-    return measures_norm() && !updates_at_owner() && (stays_on_device() || in_team());
-  }
+  bool norms_on_device() const { return measures_norm() && !updates_at_owner() && (stays_on_device() || in_team()); }
   bool clips() const { return model_.optimizer->clip_norm() > 0; }
   bool measures_norm() const { return options_.gradient_norm || clips(); }
   // Whether the norm must be known before anything changes.
@@ -334,7 +336,9 @@ class Step {
   void copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done);
   uint64_t header_operation() const;
   uint64_t norms_operation() const;
-  uint64_t operation_of(size_t bucket, bool exponents) const { return operation_of(bucket, exponents, second_attempt_); }
+  uint64_t operation_of(size_t bucket, bool exponents) const {
+    return operation_of(bucket, exponents, second_attempt_);
+  }
   uint64_t operation_of(size_t bucket, bool exponents, bool second_attempt) const;
   uint64_t sync_operation(UntrainedSync sync) const;
 
@@ -357,7 +361,8 @@ class Step {
   OptimizerState next_state_;  // what the owner computes until the commit (ps)
   size_t buffer_bytes_ = 0;
   metrics::StepCounters counters_;
-  Memory digest_there_, digest_here_;  // values that the header's digest covers, gathered, where replica 0 is not on the host
+  // Values that the header's digest covers, gathered, where replica 0 is not on the host.
+  Memory digest_there_, digest_here_;
   std::vector<size_t> digest_offsets_;  // by parameter, bytes
   struct Untrained {
     std::vector<uint32_t> mean_due, first_due;  // parameters that this step synchronises
@@ -372,7 +377,8 @@ class Step {
   std::vector<void*> targets_;
   device::Waiter waiter_;
 
-  std::shared_ptr<const Group> group_;  // the workers of the last header; null without a mesh, and before the first step
+  // The workers of the last header; null without a mesh, and before the first step.
+  std::shared_ptr<const Group> group_;
 
   // of the step in flight
   StepRequest request_;
@@ -382,24 +388,24 @@ class Step {
   bool agreed_ = false;  // failed_in_agreement()
   bool settings_differ_ = false, values_differ_ = false;
   std::vector<std::unique_ptr<ValueDigest>> digests_;  // by parameter, while all values are compared
-  Status bucket_failure_;  // came before the header
+  Status bucket_failure_;                              // came before the header
   bool second_attempt_ = false;  // this step's buckets were restarted, without a worker that had left
   bool launching_ = false;
   transport::Time begun_{}, marked_{}, reduced_at_{};  // beginning; all gradients marked; all buckets reduced
-  size_t incomplete_ = 0;  // buckets whose gradients are not all marked
-  size_t next_ = 0;     // next bucket to start
-  size_t open_ = 0;     // buckets started and not in
-  size_t reduced_ = 0;  // buckets in
-  size_t next_gather_ = 0;  // next bucket that a team gathers
-  bool all_enqueued_ = false;  // and told
+  size_t incomplete_ = 0;                              // buckets whose gradients are not all marked
+  size_t next_ = 0;                                    // next bucket to start
+  size_t open_ = 0;                                    // buckets started and not in
+  size_t reduced_ = 0;                                 // buckets in
+  size_t next_gather_ = 0;                             // next bucket that a team gathers
+  bool all_enqueued_ = false;                          // and told
   bool norms_done_ = false;
   bool committed_ = false;
   bool previous_step_skipped_ = false;  // the previous step changed nothing, so its copies may still be in progress
   double total_weight_ = 0;
-  uint32_t positive_ = 0;  // replicas with weight > 0
-  double squares_ = 0;  // of the mean, as far as the host computes them
+  uint32_t positive_ = 0;         // replicas with weight > 0
+  double squares_ = 0;            // of the mean, as far as the host computes them
   SquareDigits exact_squares_{};  // the same, when reproducible
-  double clip_divisor_ = 1;  // of the mean, so that it has the norm that it may have
+  double clip_divisor_ = 1;       // of the mean, so that it has the norm that it may have
 
   Teams teams_;
   transport::TimerId patience_ = 0;  // of the wait for the name of the lost worker

@@ -47,11 +47,13 @@ Status Step::make_buffers(size_t index) {
   if (!stays_on_device()) {
     status = on_host(bucket.elements * dtype_size(data_type(bucket)), &buffers.data);
   } else if (mesh_) {
-    status = on_host(2 * bucket.pieces.size() * dtype_size(bucket.dtype), &buffers.data);  // trailers: without owners, the first
+    // Trailers: without owners, the first.
+    status = on_host(2 * bucket.pieces.size() * dtype_size(bucket.dtype), &buffers.data);
   }
   if (status.ok() && options_.reproducible) {
     status = on_host(nbytes, &buffers.result);
-    if (status.ok()) status = on_host(bucket.elements * dtype_size(reproducible::exponent_type(bucket.dtype)), &buffers.exponents);
+    if (status.ok())
+      status = on_host(bucket.elements * dtype_size(reproducible::exponent_type(bucket.dtype)), &buffers.exponents);
   }
   if (status.ok() && updates_at_owner() && !host_has_replicas()) status = on_host(nbytes, &buffers.values);
   if (status.ok() && norms_on_device()) {
@@ -142,7 +144,8 @@ Status Step::ensure_state() {
     size_t nbytes = 0;
     for (const auto& parameter : model_.parameters) {
       digest_offsets_.push_back(nbytes);
-      if (parameter->trained) nbytes += ((parameter->count / kDigestParts + 1) * dtype_size(wide(parameter->dtype)) + 15) / 16 * 16;
+      if (parameter->trained)
+        nbytes += ((parameter->count / kDigestParts + 1) * dtype_size(wide(parameter->dtype)) + 15) / 16 * 16;
     }
     digest_offsets_.push_back(nbytes);
     auto there = device.allocate(nbytes);
@@ -186,7 +189,8 @@ Status Step::fetch_digest_values(uint64_t part) {
       if (!parameter.trained || wide(parameter.dtype) != dtype) continue;
       const auto [begin, end] = digest_range(parameter, part);
       if (begin == end) continue;
-      sum_pieces_.push_back({digest_offsets_[p] / element, end - begin, static_cast<uint32_t>(terms_.size()), 1, parameter.dtype});
+      sum_pieces_.push_back(
+          {digest_offsets_[p] / element, end - begin, static_cast<uint32_t>(terms_.size()), 1, parameter.dtype});
       terms_.push_back({model_.bindings[0][p].value + begin * dtype_size(parameter.dtype), 1});
     }
     if (sum_pieces_.empty()) continue;
@@ -219,7 +223,8 @@ void Step::copy_state(bool to_devices, transport::Time deadline, std::function<v
         if (context.is_host()) continue;
         void* there = context.state[p][s].get();
         void* here = host_state_[p][s].get();
-        Status status = to_devices ? context.queue->copy(there, here, nbytes) : context.queue->copy(here, there, nbytes);
+        Status status =
+            to_devices ? context.queue->copy(there, here, nbytes) : context.queue->copy(here, there, nbytes);
         if (!status.ok()) return done(status);
         if (!to_devices) break;  // all devices have the same
       }
@@ -235,7 +240,8 @@ void Step::copy_state(bool to_devices, transport::Time deadline, std::function<v
 
 void Step::when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
   const auto reached = join(contexts_.size(), std::move(then));
-  for (DeviceContext& context : contexts_) waiter_.after(context.device->name(), *context.queue, *context.reached, deadline, reached);
+  for (DeviceContext& context : contexts_)
+    waiter_.after(context.device->name(), *context.queue, *context.reached, deadline, reached);
 }
 
 }  // namespace dsgd

@@ -15,7 +15,8 @@
 namespace dsgd {
 
 bool Step::members_have_left() const {
-  return group_ && std::any_of(group_->ranks.begin(), group_->ranks.end(), [this](int32_t rank) { return mesh_->has_left(rank); });
+  return group_ && std::any_of(group_->ranks.begin(), group_->ranks.end(),
+                               [this](int32_t rank) { return mesh_->has_left(rank); });
 }
 
 // The headers are in: makes the workers that sent one the new group. Fails, on all workers alike, if the step
@@ -40,8 +41,9 @@ Status Step::regroup() {
 Status Step::check_needless(int32_t rank) const {
   const auto needed = [&](const std::string& why) {
     const Status closed = mesh_->has_closed(rank);
-    return Status(Code::kWorkerLost, closed.message() + ", and " + name() + " needs it: " + why +
-                                         "; workers may leave early if the strategy is allreduce and NCCL reduces no GPU gradients")
+    return Status(Code::kWorkerLost,
+                  closed.message() + ", and " + name() + " needs it: " + why +
+                      "; workers may leave early if the strategy is allreduce and NCCL reduces no GPU gradients")
         .with_rank(rank, closed.host())
         .with_operation(name());
   };
@@ -51,7 +53,8 @@ Status Step::check_needless(int32_t rank) const {
     for (const Piece& piece : bucket.pieces) {
       if (piece.owner != rank) continue;
       const std::string& parameter = model_.parameters[piece.parameter]->name;
-      return needed("under strategy " + strategy_.describe() + " it owns a part of parameter '" + parameter + "'").with_parameter(parameter);
+      return needed("under strategy " + strategy_.describe() + " it owns a part of parameter '" + parameter + "'")
+          .with_parameter(parameter);
     }
   }
   return {};
@@ -70,7 +73,8 @@ void Step::restart_buckets() {
 // The slices of the group's workers, by place. Workers outside the group own nothing.
 std::vector<Slice> Step::slices_of(const Bucket& bucket) const {
   std::vector<Slice> slices;
-  for (int32_t rank : group_->ranks) slices.push_back({bucket.bounds[static_cast<size_t>(rank)], bucket.bounds[static_cast<size_t>(rank) + 1]});
+  for (int32_t rank : group_->ranks)
+    slices.push_back({bucket.bounds[static_cast<size_t>(rank)], bucket.bounds[static_cast<size_t>(rank) + 1]});
   return slices;
 }
 

@@ -69,15 +69,17 @@ void Step::compare_settings() {
              const std::string operation = name();
              for (size_t place = 1; place < all.size(); ++place) {
                const int32_t rank = group_->ranks[place];
-               const std::string difference = first_difference(text_of(all[0]), text_of(all[place]), rank, group_->ranks[0]);
+               const std::string difference =
+                   first_difference(text_of(all[0]), text_of(all[place]), rank, group_->ranks[0]);
                if (difference.empty()) continue;
                return fail(Status(Code::kMismatch, operation + ": workers disagree on settings: " + difference +
                                                        "; call dsgd_parameter_set alike on all workers")
                                .with_rank(rank)
                                .with_operation(operation));
              }
-             fail(Status(Code::kMismatch, operation + ": workers disagree on settings of parameters; call dsgd_parameter_set alike on "
-                                                      "all workers")
+             fail(Status(Code::kMismatch,
+                         operation + ": workers disagree on settings of parameters; call dsgd_parameter_set alike on "
+                                     "all workers")
                       .with_operation(operation));
            });
 }
@@ -119,8 +121,9 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
     if (rank == first_rank) first = wire;
     auto differs = [&](const std::string& what, const std::string& zero, const std::string& here,
                        const std::string& remedy) {
-      return Status(Code::kMismatch, operation + ": workers disagree on " + what + ": rank " + std::to_string(first_rank) + " has " + zero +
-                                         ", rank " + std::to_string(rank) + " has " + here + "; " + remedy)
+      return Status(Code::kMismatch, operation + ": workers disagree on " + what + ": rank " +
+                                         std::to_string(first_rank) + " has " + zero + ", rank " +
+                                         std::to_string(rank) + " has " + here + "; " + remedy)
           .with_rank(static_cast<int32_t>(rank))
           .with_operation(operation);
     };
@@ -148,7 +151,9 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
     }
     if (wire.values != first.values) {
       values_differ_ = true;
-      return diverged(operation, "values of rank " + std::to_string(rank) + " against rank " + std::to_string(first_rank)).with_rank(static_cast<int32_t>(rank));
+      return diverged(operation,
+                      "values of rank " + std::to_string(rank) + " against rank " + std::to_string(first_rank))
+          .with_rank(static_cast<int32_t>(rank));
     }
     if (headers[rank].size() != sizeof wire + wire.replicas * sizeof(double)) {
       return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a malformed step header")
@@ -160,8 +165,9 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
       double weight;
       std::memcpy(&weight, headers[rank].data() + sizeof wire + r * sizeof weight, sizeof weight);
       if (!(weight == 0 || (weight >= kWeightLeast && weight < kWeightLimit))) {
-        return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent an invalid weight in its step header; all workers must "
-                                         "run the same version of dsgd")
+        return Status(Code::kInternal, "rank " + std::to_string(rank) +
+                                           " sent an invalid weight in its step header; all workers must "
+                                           "run the same version of dsgd")
             .with_rank(static_cast<int32_t>(rank))
             .with_operation(operation);
       }

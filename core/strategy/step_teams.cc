@@ -50,7 +50,8 @@ Status Step::enqueue_trailers(size_t index, size_t p) {
   std::byte* sums = bytes(buffers_[index].at[p].sums);
   if (p > 0) {
     sum_pieces_.clear();
-    for (const Slice& range : trailers_of(bucket)) sum_pieces_.push_back({range.begin, range.count(), 0, 0, bucket.dtype});
+    for (const Slice& range : trailers_of(bucket))
+      sum_pieces_.push_back({range.begin, range.count(), 0, 0, bucket.dtype});
     return contexts_[p].queue->sum(bucket.dtype, sum_pieces_, {}, sums);
   }
   const size_t element = dtype_size(bucket.dtype);
@@ -77,7 +78,8 @@ Communicator::Work Step::work_on(size_t index, Collective collective) {
   Communicator::Work work;
   work.collective = collective;
   work.dtype = bucket.dtype;
-  work.count = collective == Collective::kAllReduce ? bucket.elements : Teams::device_part(teams_.member(rank()), bucket.elements);
+  work.count = collective == Collective::kAllReduce ? bucket.elements
+                                                    : Teams::device_part(teams_.member(rank()), bucket.elements);
   for (AtDevice& at : buffers_[index].at) {
     work.buffers.push_back(at.sums.get());
     work.reached.push_back(at.reached.get());
@@ -94,7 +96,8 @@ std::vector<device::CollectiveCopy> Step::part_copies(size_t index, bool to_devi
     if (part.count() == 0) continue;
     std::byte* here = result_of(buffers_[index]) + part.begin * element;
     std::byte* there = bytes(buffers_[index].at[d].sums) + part.begin * element;
-    copies.push_back({static_cast<uint32_t>(d), to_devices ? there : here, to_devices ? here : there, part.count() * element});
+    copies.push_back(
+        {static_cast<uint32_t>(d), to_devices ? there : here, to_devices ? here : there, part.count() * element});
   }
   return copies;
 }

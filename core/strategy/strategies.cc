@@ -19,12 +19,16 @@ std::string did_you_mean(const std::string& name, const std::vector<std::string>
 
 std::string StrategySpec::describe() const {
   if (registered) {
-    return name + (registered->update_at_owner ? " update_at_owner" : " mean_at_owner") + (options.empty() ? "" : " " + options);
+    return name + (registered->update_at_owner ? " update_at_owner" : " mean_at_owner") +
+           (options.empty() ? "" : " " + options);
   }
   switch (kind) {
-    case StrategyKind::kSimple: return "simple";
-    case StrategyKind::kPs: return "ps";
-    case StrategyKind::kAllReduce: return "allreduce algorithm=" + algorithm.name;
+    case StrategyKind::kSimple:
+      return "simple";
+    case StrategyKind::kPs:
+      return "ps";
+    case StrategyKind::kAllReduce:
+      return "allreduce algorithm=" + algorithm.name;
   }
   return "";
 }
@@ -47,7 +51,8 @@ std::vector<std::string> Strategies::algorithm_names() const {
 }
 
 Result<AlgorithmChoice> Strategies::algorithm(const std::string& name) const {
-  if (const auto found = algorithms_.find(name); found != algorithms_.end()) return AlgorithmChoice{name, found->second};
+  if (const auto found = algorithms_.find(name); found != algorithms_.end())
+    return AlgorithmChoice{name, found->second};
   const std::vector<std::string> names = algorithm_names();
   if (std::find(names.begin(), names.end(), name) != names.end()) return AlgorithmChoice{name, nullptr};
   return Status(Code::kInvalidArgument, "there is no algorithm '" + name + "'" + did_you_mean(name, names));
@@ -59,8 +64,9 @@ Result<StrategySpec> Strategies::parse(const std::string& name, const std::strin
   if (const auto found = strategies_.find(name); found != strategies_.end()) {
     constexpr size_t kLongestOptions = 4096;
     if (options.size() > kLongestOptions) {
-      return Status(Code::kInvalidArgument, "the options of strategy '" + name + "' have " + std::to_string(options.size()) +
-                                                " bytes; at most " + std::to_string(kLongestOptions) + " are possible");
+      return Status(Code::kInvalidArgument, "the options of strategy '" + name + "' have " +
+                                                std::to_string(options.size()) + " bytes; at most " +
+                                                std::to_string(kLongestOptions) + " are possible");
     }
     spec.kind = found->second->update_at_owner ? StrategyKind::kPs : StrategyKind::kSimple;
     spec.name = name;

@@ -19,7 +19,8 @@ Teams::Teams(std::vector<TeamMember> members) : members_(std::move(members)) {
   const auto& first = teams.begin()->second;
   const bool alike = std::all_of(teams.begin(), teams.end(), [&](const auto& team) {
     return std::equal(first.begin(), first.end(), team.second.begin(), team.second.end(), [&](int32_t a, int32_t b) {
-      return member(a).first == member(b).first && member(a).devices == member(b).devices && member(a).size == member(b).size;
+      return member(a).first == member(b).first && member(a).devices == member(b).devices &&
+             member(a).size == member(b).size;
     });
   });
   if (!alike) return;
@@ -50,7 +51,8 @@ std::vector<Slice> Teams::owners(size_t elements) const {
   const std::vector<Slice> all = parts(elements);
   for (size_t m = 0; m < alike_.front().size(); ++m) {
     const Slice part = all[static_cast<size_t>(alike_.front()[m])];
-    const std::vector<Slice> shares = slices_between(balanced_slices(part.count(), static_cast<int32_t>(alike_.size())));
+    const std::vector<Slice> shares =
+        slices_between(balanced_slices(part.count(), static_cast<int32_t>(alike_.size())));
     for (size_t t = 0; t < alike_.size(); ++t) {
       owners[static_cast<size_t>(alike_[t][m])] = {part.begin + shares[t].begin, part.begin + shares[t].end};
     }

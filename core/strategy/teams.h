@@ -13,17 +13,17 @@ namespace dsgd {
 
 // A worker's place in its team.
 struct TeamMember {
-  int32_t team = 0;                 // the lowest rank of its workers
-  int32_t first = 0, devices = 1;   // ranks of this worker's devices in the communicator
-  int32_t size = 1;                 // devices of the team; 1: a worker by itself, on whatever device
+  int32_t team = 0;                // the lowest rank of its workers
+  int32_t first = 0, devices = 1;  // ranks of this worker's devices in the communicator
+  int32_t size = 1;                // devices of the team; 1: a worker by itself, on whatever device
 };
 
 class Teams {
  public:
   Teams() = default;
   explicit Teams(std::vector<TeamMember> members);  // by rank
-  bool any() const { return any_; }              // a team has more than one device
-  bool everybody() const { return everybody_; }  // all workers are one team
+  bool any() const { return any_; }                 // a team has more than one device
+  bool everybody() const { return everybody_; }     // all workers are one team
   const TeamMember& member(int32_t rank) const { return members_[static_cast<size_t>(rank)]; }
 
   // Elements of one device's part of a bucket; the last ones may be beyond its end.

@@ -32,14 +32,14 @@ typedef struct {
 
 static Data train, test;
 
-static void read_data(const char *path) {
-  FILE *file = fopen(path, "r");
+static void read_data(const char* path) {
+  FILE* file = fopen(path, "r");
   if (!file) {
     fprintf(stderr, "digits: cannot read %s\n", path);
     exit(1);
   }
   for (int row = 0, value; fscanf(file, "%d", &value) == 1; ++row) {
-    Data *set = row % 5 == 0 ? &test : &train;
+    Data* set = row % 5 == 0 ? &test : &train;
     if (set->rows == kMaxRows) break;
     for (int i = 0; i < kInputs; ++i) {
       set->pixels[set->rows][i] = (float)value / 16.0f;
@@ -59,7 +59,7 @@ typedef struct {
   float *w1, *b1, *w2, *b2; /* [64][128], [128], [128][10], [10] */
 } Tensors;
 
-static void initialise(Tensors *value, unsigned seed) { /* uniform, He et al. 2015 */
+static void initialise(Tensors* value, unsigned seed) { /* uniform, He et al. 2015 */
   srand(seed);
   const float bound1 = sqrtf(6.0f / kInputs), bound2 = sqrtf(6.0f / kHidden);
   for (int i = 0; i < kInputs * kHidden; ++i) value->w1[i] = bound1 * (2.0f * (float)rand() / (float)RAND_MAX - 1.0f);
@@ -67,7 +67,7 @@ static void initialise(Tensors *value, unsigned seed) { /* uniform, He et al. 20
 }
 
 /* Class probabilities of one image; `hidden` gets the activations. */
-static void forward(const Tensors *value, const float *pixels, float *hidden, float *probability) {
+static void forward(const Tensors* value, const float* pixels, float* hidden, float* probability) {
   memcpy(hidden, value->b1, kHidden * sizeof *hidden);
   for (int i = 0; i < kInputs; ++i) {
     if (pixels[i] == 0.0f) continue;
@@ -85,7 +85,7 @@ static void forward(const Tensors *value, const float *pixels, float *hidden, fl
 }
 
 /* Mean gradient of a batch; returns the sum of the losses. */
-static double backward(const Tensors *value, Tensors *gradient, const int64_t *rows, size_t count) {
+static double backward(const Tensors* value, Tensors* gradient, const int64_t* rows, size_t count) {
   memset(gradient->w1, 0, kInputs * kHidden * sizeof(float));
   memset(gradient->b1, 0, kHidden * sizeof(float));
   memset(gradient->w2, 0, kHidden * kClasses * sizeof(float));
@@ -93,7 +93,7 @@ static double backward(const Tensors *value, Tensors *gradient, const int64_t *r
   double loss = 0.0;
   for (size_t n = 0; n < count; ++n) {
     float hidden[kHidden], error[kClasses];
-    const float *pixels = train.pixels[rows[n]];
+    const float* pixels = train.pixels[rows[n]];
     const int label = train.label[rows[n]];
     forward(value, pixels, hidden, error);
     loss -= log(fmax((double)error[label], 1e-30));
@@ -113,7 +113,7 @@ static double backward(const Tensors *value, Tensors *gradient, const int64_t *r
   return loss;
 }
 
-static double test_accuracy(const Tensors *value) {
+static double test_accuracy(const Tensors* value) {
   int right = 0;
   for (int n = 0; n < test.rows; ++n) {
     float hidden[kHidden], probability[kClasses];
@@ -128,7 +128,7 @@ static double test_accuracy(const Tensors *value) {
 /* ---- dsgd */
 
 /* Takes the error's address, since arguments are evaluated in any order and the call among them sets it. */
-static void check(int32_t status, dsgd_error **error) {
+static void check(int32_t status, dsgd_error** error) {
   if (status == DSGD_OK) return;
   fprintf(stderr, "digits: %s\n", dsgd_error_message(*error));
   dsgd_error_free(*error);
@@ -141,19 +141,20 @@ static double now(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static const char *option(int argc, char **argv, const char *name, const char *otherwise) {
+static const char* option(int argc, char** argv, const char* name, const char* otherwise) {
   for (int i = 1; i + 1 < argc; ++i) {
     if (strcmp(argv[i], name) == 0) return argv[i + 1];
   }
   return otherwise;
 }
 
-static void show_warning(const dsgd_log_record *record, void *user) {
+static void show_warning(const dsgd_log_record* record, void* user) {
   (void)user;
-  if (dsgd_log_record_level(record) <= DSGD_LOG_WARNING) fprintf(stderr, "digits: %s\n", dsgd_log_record_message(record));
+  if (dsgd_log_record_level(record) <= DSGD_LOG_WARNING)
+    fprintf(stderr, "digits: %s\n", dsgd_log_record_message(record));
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   static const char kUsage[] =
       "digits --data FILE [--epochs N] [--batch N] [--seed N] [--optimizer NAME] [--optimizer-options WORDS]";
   if (argc > 1 && strcmp(argv[1], "--help") == 0) {
@@ -177,15 +178,15 @@ int main(int argc, char **argv) {
     return 2;
   }
 
-  dsgd_error *error = NULL;
-  dsgd_config *config = dsgd_config_new(); /* DSGD_* variables, for example from `dsgd run` */
+  dsgd_error* error = NULL;
+  dsgd_config* config = dsgd_config_new(); /* DSGD_* variables, for example from `dsgd run` */
   check(dsgd_config_log_hook(config, show_warning, NULL, &error), &error);
-  dsgd_session *session;
+  dsgd_session* session;
   check(dsgd_init(config, &session, &error), &error);
 
   /* The model: four tensors, one copy of them on this worker's CPU. */
   static const struct {
-    const char *name;
+    const char* name;
     int64_t shape[2];
     size_t ndim;
   } kTensors[] = {{"hidden.weight", {kInputs, kHidden}, 2},
@@ -193,25 +194,27 @@ int main(int argc, char **argv) {
                   {"output.weight", {kHidden, kClasses}, 2},
                   {"output.bias", {kClasses}, 1}};
   Tensors value, gradient;
-  float **values[] = {&value.w1, &value.b1, &value.w2, &value.b2};
-  float **gradients[] = {&gradient.w1, &gradient.b1, &gradient.w2, &gradient.b2};
-  dsgd_replica *replica;
+  float** values[] = {&value.w1, &value.b1, &value.w2, &value.b2};
+  float** gradients[] = {&gradient.w1, &gradient.b1, &gradient.w2, &gradient.b2};
+  dsgd_replica* replica;
   check(dsgd_replica_add(session, "cpu", &replica, &error), &error);
   for (int i = 0; i < 4; ++i) {
-    dsgd_parameter *parameter;
+    dsgd_parameter* parameter;
     void *data, *slope;
-    check(dsgd_parameter_add(session, kTensors[i].name, DSGD_FLOAT32, kTensors[i].shape, kTensors[i].ndim, 0, &parameter,
-                             &error), &error);
+    check(dsgd_parameter_add(session, kTensors[i].name, DSGD_FLOAT32, kTensors[i].shape, kTensors[i].ndim, 0,
+                             &parameter, &error),
+          &error);
     check(dsgd_alloc(replica, parameter, &data, &slope, &error), &error);
     *values[i] = data;
     *gradients[i] = slope;
   }
   check(dsgd_optimizer_set(session, option(argc, argv, "--optimizer", "sgd"),
-                           option(argc, argv, "--optimizer-options", "lr=0.1 momentum=0.9"), &error), &error);
+                           option(argc, argv, "--optimizer-options", "lr=0.1 momentum=0.9"), &error),
+        &error);
   initialise(&value, seed);
   check(dsgd_start(session, NULL, NULL, &error), &error); /* from here on all workers hold rank 0's values */
 
-  dsgd_shard *shard;
+  dsgd_shard* shard;
   check(dsgd_shard_new(session, (uint64_t)train.rows, seed, 0, &shard, &error), &error);
   for (int epoch = 1; epoch <= epochs; ++epoch) {
     check(dsgd_shard_epoch(shard, (uint64_t)epoch, &error), &error);

@@ -36,14 +36,14 @@ struct Data {
 
 static Data train, test;
 
-static void read_data(const char *path) {
-  FILE *file = fopen(path, "r");
+static void read_data(const char* path) {
+  FILE* file = fopen(path, "r");
   if (!file) {
     fprintf(stderr, "digits: cannot read %s\n", path);
     exit(1);
   }
   for (int row = 0, value; fscanf(file, "%d", &value) == 1; ++row) {
-    Data &set = row % 5 == 0 ? test : train;
+    Data& set = row % 5 == 0 ? test : train;
     for (int i = 0; i < kInputs; ++i) {
       set.pixels.push_back(static_cast<float>(value) / 16.0f);
       if (fscanf(file, ",%d", &value) != 1) {
@@ -66,21 +66,21 @@ struct Tensors {
 // One pass over `count` images: what it reads, and the room for what it computes.
 struct Pass {
   Tensors value, gradient;
-  const float *pixels;  // of all images
-  const int *label;
-  const int64_t *rows;  // which of them this pass is about
+  const float* pixels;  // of all images
+  const int* label;
+  const int64_t* rows;  // which of them this pass is about
   int count;
   float *hidden, *back;  // [count][128]: activations, derivatives by what goes into ReLU
-  float *error;          // [count][10]: derivatives by the scores
-  float *loss;           // [count]
-  int *right;            // [count]: 1 where the most probable class is the label
+  float* error;          // [count][10]: derivatives by the scores
+  float* loss;           // [count]
+  int* right;            // [count]: 1 where the most probable class is the label
 };
 
 struct Hidden {  // count * 128 elements
   Pass p;
   __host__ __device__ void operator()(int index) const {
     const int n = index / kHidden, j = index % kHidden;
-    const float *pixels = p.pixels + p.rows[n] * kInputs;
+    const float* pixels = p.pixels + p.rows[n] * kInputs;
     float sum = p.value.b1[j];
     for (int i = 0; i < kInputs; ++i) sum += pixels[i] * p.value.w1[i * kHidden + j];
     p.hidden[index] = sum > 0.0f ? sum : 0.0f;
@@ -90,9 +90,9 @@ struct Hidden {  // count * 128 elements
 struct Classes {  // count elements
   Pass p;
   __host__ __device__ void operator()(int n) const {
-    const float *hidden = p.hidden + n * kHidden;
+    const float* hidden = p.hidden + n * kHidden;
     const int label = p.label[p.rows[n]];
-    float *error = p.error + n * kClasses;
+    float* error = p.error + n * kClasses;
     float sum = 0.0f;
     int best = 0;
     for (int c = 0; c < kClasses; ++c) {
@@ -116,7 +116,8 @@ struct OutputGradient {  // 128 * 10 elements of w2, then 10 of b2
   __host__ __device__ void operator()(int index) const {
     const int j = index / kClasses, c = index % kClasses;
     float sum = 0.0f;
-    for (int n = 0; n < p.count; ++n) sum += (j < kHidden ? p.hidden[n * kHidden + j] : 1.0f) * p.error[n * kClasses + c];
+    for (int n = 0; n < p.count; ++n)
+      sum += (j < kHidden ? p.hidden[n * kHidden + j] : 1.0f) * p.error[n * kClasses + c];
     (j < kHidden ? p.gradient.w2 + index : p.gradient.b2 + c)[0] = sum;
   }
 };
@@ -136,24 +137,25 @@ struct HiddenGradient {  // 64 * 128 elements of w1, then 128 of b1
   __host__ __device__ void operator()(int index) const {
     const int i = index / kHidden, j = index % kHidden;
     float sum = 0.0f;
-    for (int n = 0; n < p.count; ++n) sum += (i < kInputs ? p.pixels[p.rows[n] * kInputs + i] : 1.0f) * p.back[n * kHidden + j];
+    for (int n = 0; n < p.count; ++n)
+      sum += (i < kInputs ? p.pixels[p.rows[n] * kInputs + i] : 1.0f) * p.back[n * kHidden + j];
     (i < kInputs ? p.gradient.w1 + index : p.gradient.b1 + j)[0] = sum;
   }
 };
 
 struct AddLosses {  // one element
   Pass p;
-  double *total;
+  double* total;
   __host__ __device__ void operator()(int) const {
     for (int n = 0; n < p.count; ++n) *total += p.loss[n];
   }
 };
 
-static void initialise(std::vector<float> &w1, std::vector<float> &w2, unsigned seed) {  // uniform, He et al. 2015
+static void initialise(std::vector<float>& w1, std::vector<float>& w2, unsigned seed) {  // uniform, He et al. 2015
   srand(seed);
   const float bound1 = sqrtf(6.0f / kInputs), bound2 = sqrtf(6.0f / kHidden);
-  for (float &w : w1) w = bound1 * (2.0f * static_cast<float>(rand()) / static_cast<float>(RAND_MAX) - 1.0f);
-  for (float &w : w2) w = bound2 * (2.0f * static_cast<float>(rand()) / static_cast<float>(RAND_MAX) - 1.0f);
+  for (float& w : w1) w = bound1 * (2.0f * static_cast<float>(rand()) / static_cast<float>(RAND_MAX) - 1.0f);
+  for (float& w : w2) w = bound2 * (2.0f * static_cast<float>(rand()) / static_cast<float>(RAND_MAX) - 1.0f);
 }
 
 // ---- CUDA
@@ -171,7 +173,7 @@ __global__ void for_each(int count, Element element) {
 }
 
 template <typename Element>
-static void enter(cudaStream_t stream, int count, const Element &element) {
+static void enter(cudaStream_t stream, int count, const Element& element) {
   if (count == 0) return;
   for_each<<<(count + 127) / 128, 128, 0, stream>>>(count, element);
   check(cudaGetLastError());
@@ -180,40 +182,40 @@ static void enter(cudaStream_t stream, int count, const Element &element) {
 // A copy of the model on a GPU. Its stream does not wait for the default stream, nor that for it: everything that belongs to the
 // replica is entered into its own.
 struct Replica {
-  dsgd_replica *handle;
+  dsgd_replica* handle;
   int gpu;
   cudaStream_t stream;
   Pass train, test;
-  int64_t *order;  // this worker's images of the epoch
-  double *loss;    // their sum so far
+  int64_t* order;  // this worker's images of the epoch
+  double* loss;    // their sum so far
 };
 
-static std::vector<void *> allocations;  // freed at the end
+static std::vector<void*> allocations;  // freed at the end
 
 template <typename T>
-static T *allocate(size_t count) {
-  void *data;
+static T* allocate(size_t count) {
+  void* data;
   check(cudaMalloc(&data, std::max<size_t>(count, 1) * sizeof(T)));
   allocations.push_back(data);
-  return static_cast<T *>(data);
+  return static_cast<T*>(data);
 }
 
 // The host's memory may be used again when these return.
 template <typename T>
-static void upload(const Replica &replica, T *to, const std::vector<T> &from) {
+static void upload(const Replica& replica, T* to, const std::vector<T>& from) {
   check(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice, replica.stream));
 }
 template <typename T>
-static std::vector<T> download(const Replica &replica, const T *from, size_t count) {
+static std::vector<T> download(const Replica& replica, const T* from, size_t count) {
   std::vector<T> to(count);
   check(cudaMemcpyAsync(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost, replica.stream));
   check(cudaStreamSynchronize(replica.stream));
   return to;
 }
 
-static Pass new_pass(const Replica &replica, const Data &data, int most) {
-  float *pixels = allocate<float>(data.pixels.size());
-  int *label = allocate<int>(data.label.size());
+static Pass new_pass(const Replica& replica, const Data& data, int most) {
+  float* pixels = allocate<float>(data.pixels.size());
+  int* label = allocate<int>(data.label.size());
   upload(replica, pixels, data.pixels);
   upload(replica, label, data.label);
   Pass pass = {};
@@ -227,12 +229,12 @@ static Pass new_pass(const Replica &replica, const Data &data, int most) {
   return pass;
 }
 
-static void forward(const Pass &pass, cudaStream_t stream) {
+static void forward(const Pass& pass, cudaStream_t stream) {
   enter(stream, pass.count * kHidden, Hidden{pass});
   enter(stream, pass.count, Classes{pass});
 }
 
-static double test_accuracy(const Replica &replica) {
+static double test_accuracy(const Replica& replica) {
   check(cudaSetDevice(replica.gpu));
   forward(replica.test, replica.stream);
   int sum = 0;
@@ -243,7 +245,7 @@ static double test_accuracy(const Replica &replica) {
 // ---- dsgd
 
 // Takes the error's address, since arguments are evaluated in any order and the call among them sets it.
-static void check(int32_t status, dsgd_error **error) {
+static void check(int32_t status, dsgd_error** error) {
   if (status == DSGD_OK) return;
   fprintf(stderr, "digits: %s\n", dsgd_error_message(*error));
   dsgd_error_free(*error);
@@ -252,22 +254,22 @@ static void check(int32_t status, dsgd_error **error) {
 
 // One step on images [begin, end) of the epoch, divided over the replicas. The host enters kernels and marks where in a stream
 // each gradient will be ready; it waits only for the step, and what it enters into these streams afterwards sees new values.
-static void step(dsgd_session *session, std::vector<Replica> &replicas, dsgd_parameter *const *parameters, size_t begin, size_t end,
-                 dsgd_step_result *result) {
-  dsgd_error *error = nullptr;
+static void step(dsgd_session* session, std::vector<Replica>& replicas, dsgd_parameter* const* parameters, size_t begin,
+                 size_t end, dsgd_step_result* result) {
+  dsgd_error* error = nullptr;
   const size_t count = end - begin;
   const auto share = [&](size_t r) { return begin + count * r / replicas.size(); };
   for (size_t r = 0; r < replicas.size(); ++r) {  // the mean weighs each replica by its images
     check(dsgd_replica_weight(replicas[r].handle, static_cast<double>(share(r + 1) - share(r)), &error), &error);
   }
-  dsgd_op *op;
+  dsgd_op* op;
   check(dsgd_step_begin(session, static_cast<double>(count), nullptr, &op, &error), &error);
   for (size_t r = 0; r < replicas.size(); ++r) {
-    Replica &replica = replicas[r];
+    Replica& replica = replicas[r];
     const auto ready = [&](int parameter) {
       check(dsgd_gradient_ready(replica.handle, parameters[parameter], replica.stream, &error), &error);
     };
-    Pass &pass = replica.train;
+    Pass& pass = replica.train;
     pass.rows = replica.order + share(r);
     pass.count = static_cast<int>(share(r + 1) - share(r));  // none: the gradients are zeros, with weight 0
     check(cudaSetDevice(replica.gpu));
@@ -292,20 +294,22 @@ static double now() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-static const char *option(int argc, char **argv, const char *name, const char *otherwise) {
+static const char* option(int argc, char** argv, const char* name, const char* otherwise) {
   for (int i = 1; i + 1 < argc; ++i) {
     if (strcmp(argv[i], name) == 0) return argv[i + 1];
   }
   return otherwise;
 }
 
-static void show_warning(const dsgd_log_record *record, void *) {
-  if (dsgd_log_record_level(record) <= DSGD_LOG_WARNING) fprintf(stderr, "digits: %s\n", dsgd_log_record_message(record));
+static void show_warning(const dsgd_log_record* record, void*) {
+  if (dsgd_log_record_level(record) <= DSGD_LOG_WARNING)
+    fprintf(stderr, "digits: %s\n", dsgd_log_record_message(record));
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   static const char kUsage[] =
-      "digits --data FILE [--device cuda:K,...] [--epochs N] [--batch N] [--seed N] [--optimizer NAME] [--optimizer-options WORDS]";
+      "digits --data FILE [--device cuda:K,...] [--epochs N] [--batch N] [--seed N] [--optimizer NAME] "
+      "[--optimizer-options WORDS]";
   if (argc > 1 && strcmp(argv[1], "--help") == 0) {
     puts(kUsage);
     return 0;
@@ -325,13 +329,13 @@ int main(int argc, char **argv) {
     return 2;
   }
   // A replica on each of these. dsgd run --set devices=auto --set devices_per_worker=1 gives each worker one GPU.
-  const char *devices = option(argc, argv, "--device", getenv("DSGD_DEVICES") ? "" : "auto");
+  const char* devices = option(argc, argv, "--device", getenv("DSGD_DEVICES") ? "" : "auto");
 
-  dsgd_error *error = nullptr;
-  dsgd_config *config = dsgd_config_new();  // DSGD_* variables, for example from `dsgd run`
+  dsgd_error* error = nullptr;
+  dsgd_config* config = dsgd_config_new();  // DSGD_* variables, for example from `dsgd run`
   check(dsgd_config_log_hook(config, show_warning, nullptr, &error), &error);
   if (*devices) check(dsgd_config_set(config, "devices", devices, &error), &error);
-  dsgd_session *session;
+  dsgd_session* session;
   check(dsgd_init(config, &session, &error), &error);
   dsgd_session_info info;
   dsgd_session_info_init(&info, sizeof info);
@@ -339,27 +343,29 @@ int main(int argc, char **argv) {
 
   // The model: four tensors, and a copy of them on each of the devices, in memory of dsgd's there.
   static const struct {
-    const char *name;
+    const char* name;
     int64_t shape[2];
     size_t ndim;
   } kTensors[] = {{"hidden.weight", {kInputs, kHidden}, 2},
                   {"hidden.bias", {kHidden}, 1},
                   {"output.weight", {kHidden, kClasses}, 2},
                   {"output.bias", {kClasses}, 1}};
-  dsgd_parameter *parameters[4];
+  dsgd_parameter* parameters[4];
   for (int i = 0; i < 4; ++i) {
-    check(dsgd_parameter_add(session, kTensors[i].name, DSGD_FLOAT32, kTensors[i].shape, kTensors[i].ndim, 0, &parameters[i],
-                             &error), &error);
+    check(dsgd_parameter_add(session, kTensors[i].name, DSGD_FLOAT32, kTensors[i].shape, kTensors[i].ndim, 0,
+                             &parameters[i], &error),
+          &error);
   }
   std::string names;
   std::vector<Replica> replicas(static_cast<size_t>(info.replicas));
   for (size_t r = 0; r < replicas.size(); ++r) {
-    Replica &replica = replicas[r];
+    Replica& replica = replicas[r];
     // Says if there is no such GPU.
     check(dsgd_replica_add(session, nullptr, &replica.handle, &error), &error);
     const std::string name = dsgd_replica_device(replica.handle);
     if (name.rfind("cuda:", 0) != 0) {
-      fprintf(stderr, "digits: `devices` gives this worker %s, and a GPU is needed; give --device cuda:0, say\n", name.c_str());
+      fprintf(stderr, "digits: `devices` gives this worker %s, and a GPU is needed; give --device cuda:0, say\n",
+              name.c_str());
       return 2;
     }
     names += (r ? "," : "") + name;
@@ -367,13 +373,13 @@ int main(int argc, char **argv) {
     check(cudaSetDevice(replica.gpu));
     check(cudaStreamCreateWithFlags(&replica.stream, cudaStreamNonBlocking));
     Tensors value, gradient;
-    float **values[] = {&value.w1, &value.b1, &value.w2, &value.b2};
-    float **gradients[] = {&gradient.w1, &gradient.b1, &gradient.w2, &gradient.b2};
+    float** values[] = {&value.w1, &value.b1, &value.w2, &value.b2};
+    float** gradients[] = {&gradient.w1, &gradient.b1, &gradient.w2, &gradient.b2};
     for (int i = 0; i < 4; ++i) {
       void *data, *slope;
       check(dsgd_alloc(replica.handle, parameters[i], &data, &slope, &error), &error);
-      *values[i] = static_cast<float *>(data);
-      *gradients[i] = static_cast<float *>(slope);
+      *values[i] = static_cast<float*>(data);
+      *gradients[i] = static_cast<float*>(slope);
     }
     // The data set, once.
     replica.train = new_pass(replica, train, batch);
@@ -382,7 +388,7 @@ int main(int argc, char **argv) {
     replica.train.gradient = gradient;
     std::vector<int64_t> every(test.images());
     for (int n = 0; n < test.images(); ++n) every[n] = n;
-    int64_t *rows = allocate<int64_t>(every.size());
+    int64_t* rows = allocate<int64_t>(every.size());
     upload(replica, rows, every);
     replica.test.rows = rows;
     replica.test.count = test.images();
@@ -390,15 +396,18 @@ int main(int argc, char **argv) {
     replica.loss = allocate<double>(1);
   }
   check(dsgd_optimizer_set(session, option(argc, argv, "--optimizer", "sgd"),
-                           option(argc, argv, "--optimizer-options", "lr=0.1 momentum=0.9"), &error), &error);
+                           option(argc, argv, "--optimizer-options", "lr=0.1 momentum=0.9"), &error),
+        &error);
   std::vector<float> w1(kInputs * kHidden), w2(kHidden * kClasses);
   initialise(w1, w2, seed);
   upload(replicas[0], replicas[0].train.value.w1, w1);
   upload(replicas[0], replicas[0].train.value.w2, w2);
-  check(cudaStreamSynchronize(replicas[0].stream));  // dsgd_start reads what has been entered into the default stream, not into this
-  check(dsgd_start(session, nullptr, nullptr, &error), &error);        // from here on all replicas of all workers hold rank 0's values
+  // Dsgd_start reads what has been entered into the default stream, not into this.
+  check(cudaStreamSynchronize(replicas[0].stream));
+  // From here on all replicas of all workers hold rank 0's values.
+  check(dsgd_start(session, nullptr, nullptr, &error), &error);
 
-  dsgd_shard *shard;
+  dsgd_shard* shard;
   check(dsgd_shard_new(session, train.images(), seed, 0, &shard, &error), &error);
   std::vector<int64_t> order(dsgd_shard_size(shard));
   for (int epoch = 1; epoch <= epochs; ++epoch) {
@@ -406,7 +415,7 @@ int main(int argc, char **argv) {
     check(dsgd_shard_epoch(shard, static_cast<uint64_t>(epoch), &error), &error);
     if (!order.empty()) check(dsgd_shard_next(shard, order.data(), order.size(), &size, &error), &error);
     const double began = now();
-    for (const Replica &replica : replicas) {
+    for (const Replica& replica : replicas) {
       check(cudaSetDevice(replica.gpu));
       upload(replica, replica.order, order);
       check(cudaMemsetAsync(replica.loss, 0, sizeof(double), replica.stream));
@@ -423,7 +432,7 @@ int main(int argc, char **argv) {
       begin = end;
     }
     double loss = 0.0;
-    for (const Replica &replica : replicas) {
+    for (const Replica& replica : replicas) {
       check(cudaSetDevice(replica.gpu));
       loss += download(replica, replica.loss, 1)[0];
     }
@@ -435,12 +444,15 @@ int main(int argc, char **argv) {
 
   uint64_t digest;
   check(dsgd_digest(session, &digest, &error), &error);
-  printf("{\"done\": true, \"rank\": %d, \"language\": \"c\", \"device\": \"%s\", \"accuracy\": %.4f, \"digest\": \"%016llx\"}\n",
-         static_cast<int>(dsgd_rank(session)), names.c_str(), test_accuracy(replicas[0]), static_cast<unsigned long long>(digest));
+  printf(
+      "{\"done\": true, \"rank\": %d, \"language\": \"c\", \"device\": \"%s\", \"accuracy\": %.4f, \"digest\": "
+      "\"%016llx\"}\n",
+      static_cast<int>(dsgd_rank(session)), names.c_str(), test_accuracy(replicas[0]),
+      static_cast<unsigned long long>(digest));
   dsgd_shard_free(shard);
   dsgd_finalize(session);
   dsgd_config_free(config);
-  for (const Replica &replica : replicas) check(cudaStreamDestroy(replica.stream));
-  for (void *data : allocations) check(cudaFree(data));
+  for (const Replica& replica : replicas) check(cudaStreamDestroy(replica.stream));
+  for (void* data : allocations) check(cudaFree(data));
   return 0;
 }

@@ -82,8 +82,8 @@ std::string Display::line(size_t rank, int columns) const {
   const bool known = worker.epoch > 0;
   struct Column {
     std::string text;
-    int width;      // in characters
-    int priority;   // the highest number is dropped first
+    int width;     // in characters
+    int priority;  // the highest number is dropped first
     bool shown = false;
   };
   const int epoch_width = std::max(3, static_cast<int>(std::to_string(epochs_).size()));
@@ -100,7 +100,8 @@ std::string Display::line(size_t rank, int columns) const {
       {"  " + (known ? formatted("%8.0f", worker.speed) : dash(8)) + " samples/s", 20, 6},
   };
   for (int priority = 0; priority < static_cast<int>(std::size(all)); ++priority) {
-    Column& column = *std::find_if(std::begin(all), std::end(all), [&](const Column& c) { return c.priority == priority; });
+    Column& column =
+        *std::find_if(std::begin(all), std::end(all), [&](const Column& c) { return c.priority == priority; });
     if (priority > 0 && column.width > columns) break;
     column.shown = true;
     columns -= column.width;
@@ -115,8 +116,8 @@ std::string Display::summary(size_t first) const {
   const auto [least, most] = std::minmax_element(workers_.begin() + static_cast<std::ptrdiff_t>(first), workers_.end(),
                                                  [](const Worker& a, const Worker& b) { return a.epoch < b.epoch; });
   const std::string low = std::to_string(least->epoch), high = std::to_string(most->epoch);
-  return "and " + std::to_string(workers_.size() - first) + " more: epoch " + (low == high ? low : low + "\u2013" + high) +
-         "/" + std::to_string(epochs_);
+  return "and " + std::to_string(workers_.size() - first) + " more: epoch " +
+         (low == high ? low : low + "\u2013" + high) + "/" + std::to_string(epochs_);
 }
 
 }  // namespace job

@@ -44,8 +44,12 @@ std::vector<std::string> trainer(const Options& options, const Worker& worker) {
   if (language == "c") words = {build + (gpu ? "/bin/digits_cuda" : "/bin/digits_c")};
   if (language == "go") words = {build + "/bin/digits_go"};
   if (language == "java") {
-    words = {"java", "-XX:TieredStopAtLevel=1", "-Ddsgd.library.path=" + build + "/lib", "-cp",
-             build + "/java/dsgd.jar:" + build + "/java/samples", "Digits"};
+    words = {"java",
+             "-XX:TieredStopAtLevel=1",
+             "-Ddsgd.library.path=" + build + "/lib",
+             "-cp",
+             build + "/java/dsgd.jar:" + build + "/java/samples",
+             "Digits"};
   }
   if (language == "python") {
     words = {"env", "PYTHONPATH=" + build + "/python", options.python,
@@ -79,7 +83,8 @@ std::vector<std::string> command_line(const Options& options, const std::vector<
 }
 
 // A worker's line, "[2] {...}" after the launcher's prefix. False: not one of ours.
-bool take_line(const std::string& line, std::vector<Worker>& workers, std::vector<job::Curve>& curves, job::Display& display) {
+bool take_line(const std::string& line, std::vector<Worker>& workers, std::vector<job::Curve>& curves,
+               job::Display& display) {
   const size_t end = line.find("] ");
   if (line.empty() || line[0] != '[' || end == std::string::npos) return false;
   const json record = json::parse(line.substr(end + 2), nullptr, false);
@@ -135,8 +140,8 @@ FILE* start(const std::vector<std::string>& words) {
 bool is_report(const std::string& line) { return line.rfind("dsgd run: ", 0) == 0; }
 
 // Runs the launcher and reads its output to the end; returns its exit status. `failure` gets the launcher's last report.
-int run(const std::vector<std::string>& words, std::vector<Worker>& workers, std::vector<job::Curve>& curves, int epochs,
-        std::string* failure) {
+int run(const std::vector<std::string>& words, std::vector<Worker>& workers, std::vector<job::Curve>& curves,
+        int epochs, std::string* failure) {
   for (const int number : {SIGINT, SIGTERM}) std::signal(number, pass_on);
   std::signal(SIGPIPE, SIG_IGN);
   FILE* stream = start(words);
@@ -226,7 +231,8 @@ int main(int argc, char** argv) {
 
   const auto began = std::chrono::steady_clock::now();
   const std::string title = "digits, strategy " + options.strategy + ", " + std::to_string(workers.size()) +
-                            (workers.size() == 1 ? " worker, " : " workers, ") + options.optimizer + " " + options.optimizer_options;
+                            (workers.size() == 1 ? " worker, " : " workers, ") + options.optimizer + " " +
+                            options.optimizer_options;
   std::string failure;
   const int status = run(command_line(options, workers), workers, curves, options.epochs, &failure);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -254,7 +260,9 @@ int main(int argc, char** argv) {
                                  {"digest", worker.digest}});
   }
   report["samples_per_second"] = speed;
-  const char* end = !equal ? "The workers' bits DIFFER" : workers.size() == 1 ? "Trained" : "All workers hold the same bits";
+  const char* end = !equal                ? "The workers' bits DIFFER"
+                    : workers.size() == 1 ? "Trained"
+                                          : "All workers hold the same bits";
   std::printf("%s after %.1f s\n", end, seconds);
   std::fflush(stdout);
   bool written = job::write_plot(options.plot, title, curve);

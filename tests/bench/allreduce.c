@@ -33,8 +33,7 @@ static void check_output(const float* data, size_t count, int workers, size_t ro
   for (size_t i = 0; i < count; ++i) {
     const float expected = (float)(base + (unsigned)workers * phase);
     if (data[i] != expected) {
-      die("wrong result: element %zu of %zu is %g instead of %g", i, count, (double)data[i],
-          (double)expected);
+      die("wrong result: element %zu of %zu is %g instead of %g", i, count, (double)data[i], (double)expected);
     }
     if (++phase == kPeriod) phase = 0;
   }
@@ -79,8 +78,9 @@ int main(int argc, char** argv) {
     if (!data || !times) die("out of memory for %zu bytes", bytes);
     measure(session, data, bytes, rounds, times);
     /* An operation takes as long as its slowest worker. */
-    check(dsgd_allreduce(session, NULL, times, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL, NULL, &error),
-          &error);
+    check(
+        dsgd_allreduce(session, NULL, times, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL, NULL, &error),
+        &error);
     if (rank == 0) {
       const double median = percentile(times, rounds, 50);
       printf("%d,%zu,%s,%.2f,%.2f,%.2f,%.4f\n", workers, bytes, dsgd_config_value(config, "algorithm"), median,

@@ -9,15 +9,18 @@
 static const char kHelp[] =
     "bench_object [--sizes 1K,64K,1M,16M,64M] [--rounds N] [--putter RANK]\n"
     "\n"
-    "Measures dsgd_object_put, from call to return, in a job that the environment names (`dsgd run`), and checks every\n"
-    "object on every worker. Rank 0 prints CSV: workers,bytes,putter,median_us,p10_us,p90_us,delivered_GBps, the last the\n"
+    "Measures dsgd_object_put, from call to return, in a job that the environment names (`dsgd run`), and checks "
+    "every\n"
+    "object on every worker. Rank 0 prints CSV: workers,bytes,putter,median_us,p10_us,p90_us,delivered_GBps, the last "
+    "the\n"
     "bytes that all other workers received, divided by the time.\n"
     "  --sizes   bytes of the object; K, M, G are powers of 1024\n"
     "  --rounds  timed puts per size; by default 5 (64M) to 200 (1M and less)\n"
     "  --putter  the worker that puts; 1 to the last rank, by default rank 0";
 
 /* Fills times[0..rounds) with the microseconds of each put; zeros on workers that put nothing. */
-static void measure(dsgd_session* session, int is_putter, unsigned char* data, size_t bytes, size_t rounds, double* times) {
+static void measure(dsgd_session* session, int is_putter, unsigned char* data, size_t bytes, size_t rounds,
+                    double* times) {
   enum { kWarmUp = 2 };
   dsgd_error* error = NULL;
   for (size_t round = 0; round < kWarmUp + rounds; ++round) {
@@ -57,8 +60,9 @@ int main(int argc, char** argv) {
     double* times = malloc(rounds * sizeof *times);
     if (!data || !times) die("out of memory for %zu bytes", bytes);
     measure(session, rank == putter, data, bytes, rounds, times);
-    check(dsgd_allreduce(session, NULL, times, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL, NULL, &error),
-          &error);
+    check(
+        dsgd_allreduce(session, NULL, times, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL, NULL, &error),
+        &error);
     if (rank == 0) {
       const double median = percentile(times, rounds, 50);
       printf("%d,%zu,%d,%.2f,%.2f,%.2f,%.4f\n", workers, bytes, putter, median, percentile(times, rounds, 10),

@@ -56,7 +56,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
       break;
     case 6:
-      if (auto proof = decode_proof(bytes); proof.ok()) require(decode_proof(encode(proof.value())).value() == proof.value());
+      if (auto proof = decode_proof(bytes); proof.ok())
+        require(decode_proof(encode(proof.value())).value() == proof.value());
       break;
     case 7:
       if (auto verdict = decode_hello_reply(bytes); verdict.ok()) {

@@ -103,8 +103,7 @@ void bootstrap(Bytes& stream) {
   append(stream, message);
 }
 
-capnp::rpc::Call::Builder begin_call(capnp::MallocMessageBuilder& message, uint32_t question,
-                                     uint16_t method) {
+capnp::rpc::Call::Builder begin_call(capnp::MallocMessageBuilder& message, uint32_t question, uint16_t method) {
   auto call = message.initRoot<capnp::rpc::Message>().initCall();
   call.setQuestionId(question);
   call.initTarget().initPromisedAnswer().setQuestionId(0);

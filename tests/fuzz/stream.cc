@@ -76,8 +76,7 @@ class Handler final : public ServerHandler {
     sink_.begin(nbytes);
     return &sink_;
   }
-  void on_bulk_end(ServerChannel& channel, const BulkHeader& header,
-                   std::unique_ptr<BulkReceipt> receipt) override {
+  void on_bulk_end(ServerChannel& channel, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) override {
     uint64_t sum = 0;
     for (std::byte b : receipt->data()) sum += static_cast<uint64_t>(b);
     if (sum % 7 == 1) return;  // dropped
@@ -212,8 +211,7 @@ class Server final : public AcceptHandler {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static Server* server =
-      new Server;  // never destroyed: its thread would outlive what static destructors take away
+  static Server* server = new Server;  // never destroyed: its thread would outlive what static destructors take away
   if (size == 0) return 0;
   server->feed(data[0] % 8 != 0, data[0] >= 128, data + 1, size - 1);
   return 0;

@@ -63,7 +63,8 @@ std::vector<size_t> resnet50() {
   for (size_t stage = 0; stage < 4; ++stage) {
     const size_t planes = size_t{64} << stage, out = 4 * planes;
     for (size_t block = 0; block < blocks[stage]; ++block) {
-      for (size_t n : {in * planes, planes, planes, planes * planes * 9, planes, planes, planes * out, out, out}) tensors.push_back(n);
+      for (size_t n : {in * planes, planes, planes, planes * planes * 9, planes, planes, planes * out, out, out})
+        tensors.push_back(n);
       if (block == 0) {
         for (size_t n : {in * out, out, out}) tensors.push_back(n);
       }
@@ -85,7 +86,8 @@ struct Options {
 class Numbers {
  public:
   static constexpr size_t kPeriod = 1 << 20, kOthers = 256;
-  explicit Numbers(device::Device& device) : numbers_(must(device.allocate_staging(2 * (kPeriod + kOthers) * sizeof(float)))) {
+  explicit Numbers(device::Device& device)
+      : numbers_(must(device.allocate_staging(2 * (kPeriod + kOthers) * sizeof(float)))) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < kPeriod + kOthers; ++i) {
@@ -94,7 +96,7 @@ class Numbers {
       at()[kPeriod + kOthers + i] = number * number;
     }
   }
-  const float* normal(size_t which) const { return at() + which; }  // up to kOthers, each another content
+  const float* normal(size_t which) const { return at() + which; }   // up to kOthers, each another content
   const float* squares() const { return at() + kPeriod + kOthers; }  // not negative, as Adam's second state
 
  private:
@@ -105,8 +107,12 @@ class Numbers {
 class Bench {
  public:
   explicit Bench(const Options& options)
-      : options_(options), device_(must(device::Device::open(device::cuda_backend(), options.device))),
-        queue_(must(device_->new_queue())), other_(must(device_->new_queue())), host_(must(device::Device::host()->new_queue())), numbers_(*device_),
+      : options_(options),
+        device_(must(device::Device::open(device::cuda_backend(), options.device))),
+        queue_(must(device_->new_queue())),
+        other_(must(device_->new_queue())),
+        host_(must(device::Device::host()->new_queue())),
+        numbers_(*device_),
         seen_(must(device_->allocate_staging(kWindow * sizeof(float)))) {
     std::printf("# %s\n", device_->describe().c_str());
     if (options.scale < 1) std::printf("# scale %g: small sizes, which say nothing of speed\n", options.scale);
@@ -115,7 +121,8 @@ class Bench {
 
   void run() {
     for (int round = 0; round < options_.rounds; ++round) {
-      for (const auto& [name, settings, bytes] : {std::tuple("sgd", "lr=1e-3 momentum=0.9", 20.0), std::tuple("adamw", "lr=1e-3", 28.0)}) {
+      for (const auto& [name, settings, bytes] :
+           {std::tuple("sgd", "lr=1e-3 momentum=0.9", 20.0), std::tuple("adamw", "lr=1e-3", 28.0)}) {
         update(name, settings, bytes);
         whole_step(name, settings, bytes + 8);  // which also reads the gradients and writes them into a bucket
       }
@@ -135,10 +142,13 @@ class Bench {
   Memory floats(size_t count) { return must(device_->allocate(count * sizeof(float))); }
   static float* at(const Memory& memory, size_t position = 0) { return static_cast<float*>(memory.get()) + position; }
   bool small() const { return options_.scale < 1; }
-  size_t scaled(size_t count) const { return std::max<size_t>(1024, static_cast<size_t>(static_cast<double>(count) * options_.scale)); }
+  size_t scaled(size_t count) const {
+    return std::max<size_t>(1024, static_cast<size_t>(static_cast<double>(count) * options_.scale));
+  }
   std::vector<size_t> scaled_resnet50() const {
     std::vector<size_t> tensors = resnet50();
-    for (size_t& n : tensors) n = std::max<size_t>(1, static_cast<size_t>(static_cast<double>(n) * std::min(1.0, options_.scale)));
+    for (size_t& n : tensors)
+      n = std::max<size_t>(1, static_cast<size_t>(static_cast<double>(n) * std::min(1.0, options_.scale)));
     return tensors;
   }
   size_t staged_bytes() const { return scaled(16 << 20) * sizeof(float); }  // 64 MiB
@@ -194,8 +204,8 @@ class Bench {
   // Work on operands of `count` elements each, of which an element depends on those at its place only: so what the host makes of
   // some of them, as often, is what they must be.
   using Work = std::function<void(device::WorkQueue& queue, size_t count, const std::vector<float*>& operands)>;
-  void measure(const std::string& name, double bytes, const std::string& limit, size_t count, const std::vector<const float*>& contents,
-               const Work& work) {
+  void measure(const std::string& name, double bytes, const std::string& limit, size_t count,
+               const std::vector<const float*>& contents, const Work& work) {
     std::vector<Memory> memory;
     std::vector<float*> operands;
     for (const float* content : contents) {
@@ -226,7 +236,9 @@ class Bench {
     const std::string limit = "device copy beside " + name;
     const size_t count = std::min(static_cast<size_t>(bytes / 8), scaled(100'000'000));
     measure(limit, 8.0 * static_cast<double>(count), "", count, {numbers_.normal(0), numbers_.normal(1)},
-            [](device::WorkQueue& queue, size_t n, const std::vector<float*>& of) { must(queue.copy(of[1], of[0], n * sizeof(float))); });
+            [](device::WorkQueue& queue, size_t n, const std::vector<float*>& of) {
+              must(queue.copy(of[1], of[0], n * sizeof(float)));
+            });
     return limit;
   }
 
@@ -266,7 +278,8 @@ class Bench {
     const double bytes = 8.0 * static_cast<double>(used);
     std::string name = "fuse 161 tensors", limit = copy_beside(name, bytes);
     double seconds = time([&] { must(queue_->sum(DType::kFloat32, pieces, terms, bucket.get())); });
-    for (size_t t = 0; t < pieces.size(); ++t) expect_all(name, at(bucket, pieces[t].position), pieces[t].count, numbers_.normal(t));
+    for (size_t t = 0; t < pieces.size(); ++t)
+      expect_all(name, at(bucket, pieces[t].position), pieces[t].count, numbers_.normal(t));
     row(name, seconds, bytes, limit);
 
     name = "unfuse 161 tensors", limit = copy_beside(name, bytes);
@@ -285,20 +298,22 @@ class Bench {
     std::vector<const float*> contents;  // the bucket's at last
     for (size_t r = 0; r <= replicas; ++r) contents.push_back(numbers_.normal(r));
     const std::string limit = copy_beside(name, bytes);
-    measure(name, bytes, limit, count, contents, [&](device::WorkQueue& queue, size_t n, const std::vector<float*>& of) {
-      std::vector<Term> terms;
-      for (uint32_t r = 0; r < replicas; ++r) terms.push_back({of[r], 1.0 + r});
-      const SumPiece piece{0, n, 0, replicas};
-      must(queue.sum(DType::kFloat32, {&piece, 1}, terms, of[replicas]));
-    });
+    measure(name, bytes, limit, count, contents,
+            [&](device::WorkQueue& queue, size_t n, const std::vector<float*>& of) {
+              std::vector<Term> terms;
+              for (uint32_t r = 0; r < replicas; ++r) terms.push_back({of[r], 1.0 + r});
+              const SumPiece piece{0, n, 0, replicas};
+              must(queue.sum(DType::kFloat32, {&piece, 1}, terms, of[replicas]));
+            });
   }
 
   // 64 MiB to the device, to the host, and both at once: `copy` with either of them, and `finish`.
   struct Places {
     float *from, *there, *back, *to;
   };
-  std::vector<double> ways(const std::vector<std::string>& names, const std::vector<std::string>& limits, const Places& at,
-                           const std::function<void(bool goes_up, bool comes_down)>& copy, const std::function<void()>& finish) {
+  std::vector<double> ways(const std::vector<std::string>& names, const std::vector<std::string>& limits,
+                           const Places& at, const std::function<void(bool goes_up, bool comes_down)>& copy,
+                           const std::function<void()>& finish) {
     const size_t nbytes = staged_bytes(), count = nbytes / sizeof(float);
     std::vector<double> seconds;
     for (size_t way = 0; way < 3; ++way) {
@@ -318,7 +333,8 @@ class Bench {
   // Pinned memory as a step uses it, through queues; and as a program that knows nothing of dsgd would.
   void staging() {
     const size_t nbytes = staged_bytes();
-    const std::vector<std::string> plain = {"plain copy to the device", "plain copy to the host", "plain copies both ways at once"};
+    const std::vector<std::string> plain = {"plain copy to the device", "plain copy to the host",
+                                            "plain copies both ways at once"};
     {
       must(cudaSetDevice(device_->index()));
       cudaStream_t up, down;
@@ -328,7 +344,8 @@ class Bench {
       for (void** memory : {&there, &back}) must(cudaMalloc(memory, nbytes));
       for (void** memory : {&from, &to}) must(cudaHostAlloc(memory, nbytes, cudaHostAllocPortable));
       const auto seconds = ways(
-          plain, {"", "", ""}, {static_cast<float*>(from), static_cast<float*>(there), static_cast<float*>(back), static_cast<float*>(to)},
+          plain, {"", "", ""},
+          {static_cast<float*>(from), static_cast<float*>(there), static_cast<float*>(back), static_cast<float*>(to)},
           [&](bool goes_up, bool comes_down) {
             if (goes_up) must(cudaMemcpyAsync(there, from, nbytes, cudaMemcpyHostToDevice, up));
             if (comes_down) must(cudaMemcpyAsync(to, back, nbytes, cudaMemcpyDeviceToHost, down));
@@ -345,15 +362,16 @@ class Bench {
     }
     const Memory there = must(device_->allocate(nbytes)), back = must(device_->allocate(nbytes));
     const Memory up = must(device_->allocate_staging(nbytes)), down = must(device_->allocate_staging(nbytes));
-    ways({"to the device", "to the host", "both ways at once"}, plain, {at(up), at(there), at(back), at(down)},
-         [&](bool goes_up, bool comes_down) {
-           if (goes_up) must(queue_->copy(there.get(), up.get(), nbytes));
-           if (comes_down) must(other_->copy(down.get(), back.get(), nbytes));
-         },
-         [&] {
-           device::finish(*device_, *queue_);
-           device::finish(*device_, *other_);
-         });
+    ways(
+        {"to the device", "to the host", "both ways at once"}, plain, {at(up), at(there), at(back), at(down)},
+        [&](bool goes_up, bool comes_down) {
+          if (goes_up) must(queue_->copy(there.get(), up.get(), nbytes));
+          if (comes_down) must(other_->copy(down.get(), back.get(), nbytes));
+        },
+        [&] {
+          device::finish(*device_, *queue_);
+          device::finish(*device_, *other_);
+        });
   }
 
   using Settings = std::vector<std::pair<std::string, std::string>>;
@@ -371,7 +389,8 @@ class Bench {
   // A session of one worker with tensors on the GPU, and what its steps must come to.
   class OneWorker {
    public:
-    OneWorker(Bench& bench, const std::vector<size_t>& tensors, const std::string& optimizer, const std::string& settings)
+    OneWorker(Bench& bench, const std::vector<size_t>& tensors, const std::string& optimizer,
+              const std::string& settings)
         : bench_(bench), optimizer_(must(Optimizer::make(optimizer, settings))), session_(bench.open({})) {
       must(session_->set_optimizer(optimizer, settings));
       replica_ = must(session_->add_replica(bench.device_->name()));
@@ -392,7 +411,8 @@ class Bench {
       must(session_->wait(*operation, std::chrono::milliseconds(-1)));
       ++steps_;
     }
-    static void rest() { must(cudaStreamSynchronize(nullptr)); }  // new values come before what the default stream does next
+    // New values come before what the default stream does next.
+    static void rest() { must(cudaStreamSynchronize(nullptr)); }
     void close(const std::string& name) {
       for (size_t t = 0; t < parameters_.size(); ++t) {
         for (size_t window : windows(parameters_[t]->count)) check(name, t, window);
@@ -406,7 +426,8 @@ class Bench {
       std::vector<float> value = part_of(bench_.numbers_.normal(0), window, count), first(count), second(count);
       const std::vector<float> gradient = part_of(bench_.numbers_.normal(1), window, count);
       for (uint64_t step = 0; step < steps_; ++step) {
-        const UpdatePiece piece{0, count, 1, 0, 1, Action::kUpdate, optimizer_->rule(step, {}), {first.data(), second.data(), nullptr}};
+        const UpdatePiece piece{
+            0, count, 1, 0, 1, Action::kUpdate, optimizer_->rule(step, {}), {first.data(), second.data(), nullptr}};
         void* target = value.data();
         must(bench_.host_->update(DType::kFloat32, {&piece, 1}, {&target, 1}, gradient.data()));
       }
@@ -440,7 +461,9 @@ class Bench {
     const auto cpu = [] {
       rusage usage{};
       getrusage(RUSAGE_SELF, &usage);
-      const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+      const auto seconds = [](const timeval& t) {
+        return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+      };
       return seconds(usage.ru_utime) + seconds(usage.ru_stime);
     };
     const double seconds = time_with([&] { worker.step(); }, worker.rest);
@@ -471,17 +494,19 @@ class Bench {
     row("wire both ways at once", by_wire, bytes, "");
     row("the slower of wire and staging", std::max(by_wire, staging_), bytes, "");
 
-    auto head = must(HeadProcess::start(config({{"head", "127.0.0.1:0"}, {"num_workers", "2"}}), transport::make_uv_environment(),
-                                        std::make_shared<Log>()));
+    auto head = must(HeadProcess::start(config({{"head", "127.0.0.1:0"}, {"num_workers", "2"}}),
+                                        transport::make_uv_environment(), std::make_shared<Log>()));
     double seconds = 0;
     const auto worker = [&](int rank) {
-      auto session = open({{"head", head->address()}, {"num_workers", "2"}, {"rank", std::to_string(rank)}, {"embed_head", "never"}});
+      auto session = open(
+          {{"head", head->address()}, {"num_workers", "2"}, {"rank", std::to_string(rank)}, {"embed_head", "never"}});
       must(session->set_optimizer("sgd", "lr=1"));  // so that values show each step
       Replica* replica = must(session->add_replica(rank == 0 ? device_->name() : "cpu"));
       device::Access access(replica->device);
       std::vector<std::shared_ptr<TensorMemory>> tensors;
       for (int64_t p = 0; p < kParameters; ++p) {
-        Parameter* parameter = must(session->add_parameter(std::string("p") + std::to_string(p), DType::kFloat32, {&count, 1}, true));
+        Parameter* parameter =
+            must(session->add_parameter(std::string("p") + std::to_string(p), DType::kFloat32, {&count, 1}, true));
         tensors.push_back(must(session->alloc(replica, parameter)));
       }
       const std::vector<float> gradient(static_cast<size_t>(count), rank == 0 ? 1.0f : 4.0f);
@@ -529,12 +554,14 @@ int main_(int argc, char** argv) {
     if (option == "--rounds") {
       if (!parse(value, &options.rounds) || options.rounds < 1) expected = "a number of at least 1";
     } else if (option == "--scale") {
-      if (!parse(value, &options.scale) || !(options.scale > 0 && options.scale <= 10)) expected = "a number above 0, and up to 10";
+      if (!parse(value, &options.scale) || !(options.scale > 0 && options.scale <= 10))
+        expected = "a number above 0, and up to 10";
     } else if (option == "--device") {
       const bool named = value.starts_with("cuda:") && parse(value.substr(5), &options.device);
       if (!named || options.device < 0) expected = "a GPU, such as cuda:0,";
     } else {
-      std::fprintf(option == "--help" ? stdout : stderr, "usage: gpu_bench [--rounds N] [--scale PART] [--device cuda:0] | --gpus\n");
+      std::fprintf(option == "--help" ? stdout : stderr,
+                   "usage: gpu_bench [--rounds N] [--scale PART] [--device cuda:0] | --gpus\n");
       return option == "--help" ? 0 : 2;
     }
     if (expected) {

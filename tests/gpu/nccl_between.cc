@@ -224,15 +224,16 @@ STAND_IN ncclGroupEnd(void) {
   }
   return nccl::kSuccess;
 }
-STAND_IN ncclAllReduce(const void* sent, void* received, size_t count, nccl::DataType type, nccl::Operation, nccl::Comm comm,
-                       cudaStream_t stream) {
+STAND_IN ncclAllReduce(const void* sent, void* received, size_t count, nccl::DataType type, nccl::Operation,
+                       nccl::Comm comm, cudaStream_t stream) {
   return collective(What::kAllReduce, sent, received, count, type, comm, stream);
 }
-STAND_IN ncclReduceScatter(const void* sent, void* received, size_t count, nccl::DataType type, nccl::Operation, nccl::Comm comm,
-                           cudaStream_t stream) {
+STAND_IN ncclReduceScatter(const void* sent, void* received, size_t count, nccl::DataType type, nccl::Operation,
+                           nccl::Comm comm, cudaStream_t stream) {
   return collective(What::kReduceScatter, sent, received, count, type, comm, stream);
 }
-STAND_IN ncclAllGather(const void* sent, void* received, size_t count, nccl::DataType type, nccl::Comm comm, cudaStream_t stream) {
+STAND_IN ncclAllGather(const void* sent, void* received, size_t count, nccl::DataType type, nccl::Comm comm,
+                       cudaStream_t stream) {
   return collective(What::kAllGather, sent, received, count, type, comm, stream);
 }
 __attribute__((visibility("default"))) const char* ncclGetErrorString(nccl::Result result) {

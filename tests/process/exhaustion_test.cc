@@ -37,7 +37,8 @@ void* get(size_t size, size_t alignment) {
     ++refused;
     return nullptr;
   }
-  void* memory = alignment ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment) : std::malloc(size);
+  void* memory =
+      alignment ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment) : std::malloc(size);
   if (memory) used += static_cast<int64_t>(malloc_usable_size(memory));
   return memory;
 }
@@ -57,7 +58,9 @@ void put(void* memory) {
 void* operator new(size_t size) { return get_or_throw(size, 0); }
 void* operator new(size_t size, const std::nothrow_t&) noexcept { return get(size, 0); }
 void* operator new(size_t size, std::align_val_t to) { return get_or_throw(size, static_cast<size_t>(to)); }
-void* operator new(size_t size, std::align_val_t to, const std::nothrow_t&) noexcept { return get(size, static_cast<size_t>(to)); }
+void* operator new(size_t size, std::align_val_t to, const std::nothrow_t&) noexcept {
+  return get(size, static_cast<size_t>(to));
+}
 void operator delete(void* memory) noexcept { put(memory); }
 void operator delete(void* memory, size_t) noexcept { put(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { put(memory); }
@@ -71,10 +74,10 @@ constexpr int64_t kSmall = 30'000, kLarge = 2'000'000;
 
 // What the workers tell the test, in memory that the processes share.
 struct Report {
-  std::atomic<int> ready;          // how many have begun the calls
-  std::atomic<int> failed[2];      // the first call's error, or DSGD_OK
-  std::atomic<int64_t> refused;    // how often the poor worker was refused memory
-  std::atomic<int64_t> closing[2]; // milliseconds
+  std::atomic<int> ready;           // how many have begun the calls
+  std::atomic<int> failed[2];       // the first call's error, or DSGD_OK
+  std::atomic<int64_t> refused;     // how often the poor worker was refused memory
+  std::atomic<int64_t> closing[2];  // milliseconds
   char messages[2][500];
   char address[100];
   std::atomic<bool> listening;
@@ -100,10 +103,16 @@ struct Worker {
   void open(const char* strategy) {
     dsgd_error* error = nullptr;
     dsgd_config* config = dsgd_config_new();
-    buffer = static_cast<float*>(mmap(nullptr, 2 * nbytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    for (const auto& [key, value] : std::vector<std::pair<const char*, std::string>>{
-             {"num_workers", "2"}, {"head", report->address}, {"embed_head", "never"}, {"rank", std::to_string(rank)},
-             {"step_timeout", "10s"}, {"strategy", strategy}, {"bucket_size", count == kSmall ? "16K" : "1M"}}) {
+    buffer =
+        static_cast<float*>(mmap(nullptr, 2 * nbytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    for (const auto& [key, value] :
+         std::vector<std::pair<const char*, std::string>>{{"num_workers", "2"},
+                                                          {"head", report->address},
+                                                          {"embed_head", "never"},
+                                                          {"rank", std::to_string(rank)},
+                                                          {"step_timeout", "10s"},
+                                                          {"strategy", strategy},
+                                                          {"bucket_size", count == kSmall ? "16K" : "1M"}}) {
       expect(dsgd_config_set(config, key, value.c_str(), &error), error);
     }
     expect(dsgd_init(config, &session, &error), error);
@@ -141,12 +150,14 @@ struct Job {
   report->failed[rank] = status;
   if (status != DSGD_OK) {
     if (!*dsgd_error_message(error)) std::_Exit(4);
-    std::snprintf(report->messages[rank], sizeof report->messages[rank], "%s: %s", dsgd_status_name(status), dsgd_error_message(error));
+    std::snprintf(report->messages[rank], sizeof report->messages[rank], "%s: %s", dsgd_status_name(status),
+                  dsgd_error_message(error));
   }
   if (status != DSGD_OK) munmap(worker.buffer, 2 * worker.nbytes());
   const auto begin = std::chrono::steady_clock::now();
   if (dsgd_close(worker.session, 1000, nullptr) != DSGD_OK) std::_Exit(5);
-  report->closing[rank] = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin).count();
+  report->closing[rank] =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin).count();
   dsgd_finalize(worker.session);
   if (poor) report->refused = refused.load();
   limited = false;
@@ -155,13 +166,15 @@ struct Job {
 
 class Exhaustion : public testing::Test {
  protected:
-  Exhaustion() : report_(new (mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Report) {}
+  Exhaustion()
+      : report_(new (mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Report) {
+  }
   ~Exhaustion() override { munmap(report_, sizeof(Report)); }
 
   // Each in processes of its own: a head, and two workers.
   void run(int poor_rank, int64_t left, const Job& job, const Call& call) {
-    SCOPED_TRACE("rank " + std::to_string(poor_rank) + " has " + std::to_string(left) + " bytes left; " + job.strategy + " of " +
-                 std::to_string(job.count));
+    SCOPED_TRACE("rank " + std::to_string(poor_rank) + " has " + std::to_string(left) + " bytes left; " + job.strategy +
+                 " of " + std::to_string(job.count));
     new (report_) Report{};
     const pid_t head = fork();
     if (head == 0) serve();
@@ -213,9 +226,11 @@ class Exhaustion : public testing::Test {
 
   static std::string how_it_ends(pid_t process) {
     int status = 0;
-    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60); std::chrono::steady_clock::now() < end;) {
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+         std::chrono::steady_clock::now() < end;) {
       if (waitpid(process, &status, WNOHANG) == process) {
-        return WIFEXITED(status) ? "exit " + std::to_string(WEXITSTATUS(status)) : "signal " + std::to_string(WTERMSIG(status));
+        return WIFEXITED(status) ? "exit " + std::to_string(WEXITSTATUS(status))
+                                 : "signal " + std::to_string(WTERMSIG(status));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -234,7 +249,8 @@ int32_t step(Worker& worker, dsgd_error** error) { return dsgd_step(worker.sessi
 TEST_F(Exhaustion, InAStartAllCallsEndAndTheHostLives) {
   run_all("allreduce", false, [](Worker& worker, dsgd_error** error) {
     const bool first = std::exchange(worker.fresh, false);
-    return first ? dsgd_start(worker.session, nullptr, nullptr, error) : dsgd_barrier(worker.session, nullptr, nullptr, nullptr, error);
+    return first ? dsgd_start(worker.session, nullptr, nullptr, error)
+                 : dsgd_barrier(worker.session, nullptr, nullptr, nullptr, error);
   });
 }
 
@@ -245,7 +261,8 @@ TEST_F(Exhaustion, InStepsAllCallsEndAndTheHostLives) {
 
 TEST_F(Exhaustion, InCollectivesAllCallsEndAndTheHostLives) {
   run_all("allreduce", true, [](Worker& worker, dsgd_error** error) {
-    return dsgd_allreduce(worker.session, nullptr, worker.values(), worker.values(), worker.nbytes(), DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
+    return dsgd_allreduce(worker.session, nullptr, worker.values(), worker.values(), worker.nbytes(), DSGD_FLOAT32,
+                          DSGD_SUM, nullptr, nullptr, error);
   });
 }
 

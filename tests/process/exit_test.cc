@@ -44,11 +44,13 @@ dsgd_session* open_session(const char* address, int workers, int rank) {
   dsgd_parameter* parameter = nullptr;
   dsgd_replica* replica = nullptr;
   const int64_t count = 5000;
-  check(dsgd_parameter_add(session, "p", DSGD_FLOAT32, &count, 1, 0, &parameter, nullptr) == DSGD_OK, "dsgd_parameter_add");
+  check(dsgd_parameter_add(session, "p", DSGD_FLOAT32, &count, 1, 0, &parameter, nullptr) == DSGD_OK,
+        "dsgd_parameter_add");
   check(dsgd_replica_add(session, "cpu", &replica, nullptr) == DSGD_OK, "dsgd_replica_add");
   if (workers > 1) {
-    check(dsgd_bind(replica, parameter, values[rank], sizeof values[rank], gradients[rank], sizeof gradients[rank], nullptr) ==
-              DSGD_OK, "dsgd_bind");
+    check(dsgd_bind(replica, parameter, values[rank], sizeof values[rank], gradients[rank], sizeof gradients[rank],
+                    nullptr) == DSGD_OK,
+          "dsgd_bind");
   } else {
     void *value, *gradient;
     check(dsgd_alloc(replica, parameter, &value, &gradient, nullptr) == DSGD_OK, "dsgd_alloc");
@@ -101,8 +103,11 @@ void after_all_others(void*) {
   dsgd_head_free(head);
 }
 
-void before_libraries_are_initialized(int, char**, char**) { __cxxabiv1::__cxa_atexit(after_all_others, nullptr, nullptr); }
-__attribute__((section(".preinit_array"), used)) void (*const preinit)(int, char**, char**) = before_libraries_are_initialized;
+void before_libraries_are_initialized(int, char**, char**) {
+  __cxxabiv1::__cxa_atexit(after_all_others, nullptr, nullptr);
+}
+__attribute__((section(".preinit_array"), used)) void (*const preinit)(int, char**,
+                                                                       char**) = before_libraries_are_initialized;
 
 class ProcessExit : public testing::Test {
  protected:

@@ -148,7 +148,7 @@ class Job {
     const auto deadline = Clock::now() + std::chrono::seconds(60);
     for (size_t rank = 0; rank < processes.size(); ++rank) {
       ASSERT_TRUE(processes[rank]->expect(word, deadline)) << "rank " << rank << " never said '" << word << "', only:\n"
-                                                            << processes[rank]->said();
+                                                           << processes[rank]->said();
     }
   }
   std::vector<std::unique_ptr<Process>> processes;
@@ -189,8 +189,10 @@ TEST_P(Faults, SurvivorsNameTheVictimWithinTheLeaseAndGoOn) {
 std::vector<Fault> faults() {
   std::vector<Fault> all;
   static const std::vector<std::pair<const char*, std::vector<std::string>>> kWork = {
-      {"steps", {"steps", "1000"}},         {"big_steps", {"steps", "2000000"}},
-      {"overlap", {"overlap", "300000"}},   {"allreduce", {"allreduce", "4000000"}},
+      {"steps", {"steps", "1000"}},
+      {"big_steps", {"steps", "2000000"}},
+      {"overlap", {"overlap", "300000"}},
+      {"allreduce", {"allreduce", "4000000"}},
       {"barrier", {"barrier"}}};
   for (const auto& [name, work] : kWork) {
     for (int signal : {SIGKILL, SIGSTOP}) all.push_back({name, work, signal, 2, false});
@@ -247,7 +249,8 @@ TEST(Stopped, DuringTheStartTheOthersCloseWithinALease) {
       const auto line = job.processes[rank]->expect("failed", Clock::now() + kShortLease + kBusyMachine);
       ASSERT_TRUE(line) << "rank " << rank << " said nothing";
       EXPECT_NE(line->find("DSGD_ERR_WORKER_LOST " + std::to_string(victim) + " "), std::string::npos) << *line;
-      EXPECT_TRUE(job.processes[rank]->expect("ended", Clock::now() + kShortLease + kClosing + kBusyMachine)) << "rank " << rank;
+      EXPECT_TRUE(job.processes[rank]->expect("ended", Clock::now() + kShortLease + kClosing + kBusyMachine))
+          << "rank " << rank;
       EXPECT_EQ(job.processes[rank]->wait(), 0);
     }
   }
@@ -291,12 +294,14 @@ TEST(Departure, BetweenStepsLetsTheOthersTrainOn) {
   for (const char* algorithm : {"direct", "ring"}) {
     for (const bool head_in_worker : {false, true}) {
       for (size_t leaver : {0, 2}) {
-        SCOPED_TRACE(std::string(algorithm) + ", rank " + std::to_string(leaver) + " leaves" + (head_in_worker ? ", the head is rank 0" : ""));
+        SCOPED_TRACE(std::string(algorithm) + ", rank " + std::to_string(leaver) + " leaves" +
+                     (head_in_worker ? ", the head is rank 0" : ""));
         Job job(3, {"depart", std::to_string(leaver)}, head_in_worker, {std::string("DSGD_ALGORITHM=") + algorithm});
         for (size_t rank = 0; rank < 3; ++rank) {
           Process& process = *job.processes[rank];
           EXPECT_TRUE(process.expect(rank == leaver ? "closed" : "trained", Clock::now() + std::chrono::seconds(60)))
-              << "rank " << rank << " said:\n" << process.said();
+              << "rank " << rank << " said:\n"
+              << process.said();
           EXPECT_EQ(process.wait(), 0);
         }
       }
@@ -365,7 +370,8 @@ TEST(Head, IsOneOfThoseWhoWaitOnceItsAddressIsFree) {
   squatter->turn_away(20);  // by then all have come, and more than once
   squatter.reset();
   job.expect_all("joined");
-  for (auto& process : job.processes) EXPECT_EQ(listening(process->pid()), 1u) << "each on one port, the head's worker too";
+  for (auto& process : job.processes)
+    EXPECT_EQ(listening(process->pid()), 1u) << "each on one port, the head's worker too";
 }
 
 TEST(Rendezvous, AnotherNumberOfWorkersThanTheHeadsIsRefused) {

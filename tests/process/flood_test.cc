@@ -109,7 +109,8 @@ TEST(Flood, WorkersJoinWhileSilentConnectionsFloodTheHead) {
     std::vector<FILE*> workers;
     for (int rank = 0; rank < 2; ++rank) {
       const std::string command = "DSGD_HEAD=" + address + " DSGD_NUM_WORKERS=2 DSGD_RANK=" + std::to_string(rank) +
-                                  " DSGD_LEASE=10s DSGD_EMBED_HEAD=never DSGD_INIT_TIMEOUT=60s " PROCESS_WORKER " init 2>&1";
+                                  " DSGD_LEASE=10s DSGD_EMBED_HEAD=never DSGD_INIT_TIMEOUT=60s " PROCESS_WORKER
+                                  " init 2>&1";
       workers.push_back(popen(command.c_str(), "r"));
       ASSERT_NE(workers.back(), nullptr);
     }

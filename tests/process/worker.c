@@ -23,7 +23,7 @@
 #include <dsgd/dsgd.h>
 
 /* The error by its address: arguments are evaluated in any order, and the call among them sets it. */
-static int report(int32_t status, dsgd_error **error) {
+static int report(int32_t status, dsgd_error** error) {
   if (status == DSGD_OK) return 0;
   printf("failed %s %d %s\n", dsgd_status_name(status), (int)dsgd_error_rank(*error), dsgd_error_message(*error));
   fflush(stdout);
@@ -32,7 +32,7 @@ static int report(int32_t status, dsgd_error **error) {
   return 1;
 }
 
-static void say(const char *word) {
+static void say(const char* word) {
   puts(word);
   fflush(stdout);
 }
@@ -50,8 +50,8 @@ static float mean_gradient(int size, int absent) {
 }
 
 /* Three steps of all workers, six without `leaver`, one in which nobody has data. The optimizer `none` gives out means. */
-static void depart(dsgd_session *session, int leaver, float *gradients[4], size_t elements) {
-  dsgd_error *error = NULL;
+static void depart(dsgd_session* session, int leaver, float* gradients[4], size_t elements) {
+  dsgd_error* error = NULL;
   const int rank = (int)dsgd_rank(session), size = (int)dsgd_size(session);
   for (int step = 0; step < 10; ++step) {
     if (step == 3 && rank == leaver) {
@@ -75,18 +75,18 @@ static void depart(dsgd_session *session, int leaver, float *gradients[4], size_
   if (!report(dsgd_close(session, -1, &error), &error)) say("trained");
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   if (argc < 2) return 2;
-  const char *mode = argv[1];
+  const char* mode = argv[1];
   const long number = argc > 2 ? atol(argv[2]) : 0;
   sigset_t told;
   sigemptyset(&told);
   sigaddset(&told, SIGUSR1);
   pthread_sigmask(SIG_BLOCK, &told, NULL);
   const size_t elements = strcmp(mode, "depart") == 0 ? 100000 : number > 0 ? (size_t)number : 1;
-  dsgd_error *error = NULL;
-  dsgd_config *config = dsgd_config_new();
-  dsgd_session *session = NULL;
+  dsgd_error* error = NULL;
+  dsgd_config* config = dsgd_config_new();
+  dsgd_session* session = NULL;
   if (report(dsgd_init(config, &session, &error), &error)) return 0;
   const int rank = (int)dsgd_rank(session);
   printf("joined %d\n", rank);
@@ -98,9 +98,9 @@ int main(int argc, char **argv) {
   }
   int failed = 0;
   const int64_t shape[1] = {(int64_t)elements};
-  dsgd_parameter *parameters[4];
-  dsgd_replica *replica;
-  float *gradients[4];
+  dsgd_parameter* parameters[4];
+  dsgd_replica* replica;
+  float* gradients[4];
   failed = report(dsgd_replica_add(session, "cpu", &replica, &error), &error);
   for (int p = 0; p < 4 && !failed; ++p) {
     char name[8];
@@ -118,7 +118,7 @@ int main(int argc, char **argv) {
   if (!failed) failed = report(dsgd_start(session, NULL, NULL, &error), &error);
   if (!failed) say("started");
 
-  float *data = calloc(elements, sizeof *data);
+  float* data = calloc(elements, sizeof *data);
   for (long round = 0; !failed; ++round) {
     if (round == 3) say("going");
     if (strcmp(mode, "init") == 0) break;
@@ -133,7 +133,8 @@ int main(int argc, char **argv) {
       break;
     }
     if (strcmp(mode, "allreduce") == 0) {
-      failed = report(dsgd_allreduce(session, NULL, data, data, elements * sizeof *data, DSGD_FLOAT32, DSGD_SUM, NULL, NULL, &error),
+      failed = report(dsgd_allreduce(session, NULL, data, data, elements * sizeof *data, DSGD_FLOAT32, DSGD_SUM, NULL,
+                                     NULL, &error),
                       &error);
     } else if (strcmp(mode, "barrier") == 0) {
       failed = report(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);
@@ -141,7 +142,7 @@ int main(int argc, char **argv) {
       if (rank == number) pause();
       failed = report(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);
     } else if (strcmp(mode, "overlap") == 0) {
-      dsgd_op *op = NULL;
+      dsgd_op* op = NULL;
       failed = report(dsgd_step_begin(session, 1, NULL, &op, &error), &error);
       for (int p = 3; p >= 0 && !failed; --p) {
         failed = report(dsgd_gradient_ready(replica, parameters[p], NULL, &error), &error);

@@ -37,7 +37,8 @@ class DigitsCuda : public testing::Test {
     for (int j = 0; j < kHidden; ++j) value_[1][j] = 0.001f * static_cast<float>(j - 60);
     for (int c = 0; c < kClasses; ++c) value_[3][c] = 0.01f * static_cast<float>(c);
     // What was in these buffers before must not matter.
-    for (auto& gradient : gradient_) std::fill(gradient.begin(), gradient.end(), std::numeric_limits<float>::quiet_NaN());
+    for (auto& gradient : gradient_)
+      std::fill(gradient.begin(), gradient.end(), std::numeric_limits<float>::quiet_NaN());
   }
   Pass pass(const Data& data, const std::vector<int64_t>& rows) {
     const size_t count = rows.size();
@@ -45,8 +46,10 @@ class DigitsCuda : public testing::Test {
     error_.assign(count * kClasses, std::numeric_limits<float>::quiet_NaN());
     loss_.assign(count, std::numeric_limits<float>::quiet_NaN());
     right_.assign(count, -1);
-    return {tensors(value_), tensors(gradient_), data.pixels.data(), data.label.data(), rows.data(), static_cast<int>(count),
-            hidden_.data(), back_.data(), error_.data(), loss_.data(), right_.data()};
+    return {tensors(value_),   tensors(gradient_), data.pixels.data(),
+            data.label.data(), rows.data(),        static_cast<int>(count),
+            hidden_.data(),    back_.data(),       error_.data(),
+            loss_.data(),      right_.data()};
   }
   static void forward(const Pass& p) {
     run(p.count * kHidden, Hidden{p});
@@ -84,7 +87,8 @@ TEST_F(DigitsCuda, GradientsAreThoseOfTheCTrainer) {
   for (const std::vector<int64_t>& rows : {std::vector<int64_t>{3}, {1436, 0, 700, 701, 13, 5, 900}}) {
     SCOPED_TRACE(rows.size());
     Buffers reference = buffers();
-    const double expected = reference_backward(pointers(value_).data(), pointers(reference).data(), rows.data(), rows.size());
+    const double expected =
+        reference_backward(pointers(value_).data(), pointers(reference).data(), rows.data(), rows.size());
     EXPECT_NEAR(backward(pass(train, rows)), expected, 1e-5 * expected);
     for (int t = 0; t < 4; ++t) {
       float largest = 0.0f;

@@ -8,12 +8,12 @@
 extern "C" {
 #endif
 
-void reference_read(const char *path);
+void reference_read(const char* path);
 int reference_images(int of_test);
-void reference_initialise(float *const *value, unsigned seed);
+void reference_initialise(float* const* value, unsigned seed);
 /* The mean gradient of a batch, into `gradient`; returns the sum of the losses. */
-double reference_backward(float *const *value, float *const *gradient, const int64_t *rows, size_t count);
-double reference_accuracy(float *const *value);
+double reference_backward(float* const* value, float* const* gradient, const int64_t* rows, size_t count);
+double reference_accuracy(float* const* value);
 
 #ifdef __cplusplus
 }

@@ -73,9 +73,8 @@ Cluster::~Cluster() {
 
 void Cluster::run_worker(int rank) {
   const auto at = static_cast<size_t>(rank);
-  auto log = std::make_shared<Log>(LogLevel::kDebug, [this, at](const LogRecord& record) {
-    logs_[at].push_back(record.message);
-  });
+  auto log = std::make_shared<Log>(LogLevel::kDebug,
+                                   [this, at](const LogRecord& record) { logs_[at].push_back(record.message); });
   std::shared_ptr<Session> session;
   note(rank, "open", [&] {
     auto opened = Session::open(config_of(options_, rank), world.environment(processes_[at]), log, options_.registered);
@@ -117,13 +116,16 @@ std::string Cluster::history(int rank) const {
   std::string text;
   for (const NotedCall& noted : calls(rank)) {
     text += "  rank " + std::to_string(rank) + " " + noted.name + " at " + std::to_string(noted.began.count() / 1000) +
-            " us, took " + std::to_string((noted.ended - noted.began).count() / 1000) + " us: " +
-            code_name(noted.status.code()) + " " + std::to_string(noted.status.rank()) + " " + noted.status.message() + "\n";
+            " us, took " + std::to_string((noted.ended - noted.began).count() / 1000) +
+            " us: " + code_name(noted.status.code()) + " " + std::to_string(noted.status.rank()) + " " +
+            noted.status.message() + "\n";
   }
   return text;
 }
 
-ProcessId Cluster::process(int rank) const { return rank < 0 ? processes_.back() : processes_[static_cast<size_t>(rank)]; }
+ProcessId Cluster::process(int rank) const {
+  return rank < 0 ? processes_.back() : processes_[static_cast<size_t>(rank)];
+}
 
 bool Cluster::run_until_ended(transport::Duration limit) {
   return world.run_until(

@@ -162,7 +162,8 @@ TEST(Cuts, ShorterThanTheLeaseDoNoHarmWheneverTheyBegin) {
       cluster.world.run_for(650ms);  // the lease less 1.25 heartbeats is 750 ms
       cluster.world.rejoin(cluster.process(1));
       cluster.world.run_for(5s);
-      for (int rank = 0; rank < 3; ++rank) EXPECT_FALSE(cluster.first_failure(rank)) << cluster.first_failure(rank)->status.message();
+      for (int rank = 0; rank < 3; ++rank)
+        EXPECT_FALSE(cluster.first_failure(rank)) << cluster.first_failure(rank)->status.message();
       const size_t steps = cluster.calls(0).size();
       cluster.world.run_for(1s);
       EXPECT_GT(cluster.calls(0).size(), steps) << "training goes on";

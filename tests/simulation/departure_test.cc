@@ -29,7 +29,8 @@ uint64_t jobs() {
 }
 
 constexpr int kStays = 1'000;
-constexpr std::array<int64_t, 3> kCounts = {5, 6'000, 70'000};  // with buckets of 64 KiB: several, some larger than a small chunk
+// With buckets of 64 KiB: several, some larger than a small chunk.
+constexpr std::array<int64_t, 3> kCounts = {5, 6'000, 70'000};
 
 struct Job {
   int workers = 3;
@@ -37,8 +38,8 @@ struct Job {
   std::vector<int> data;    // by rank: how many steps it has samples for
   std::map<std::string, std::string> settings = {};
   bool separate_head = false;
-  bool overlapped = false;             // gradients are marked one by one, with pauses
-  std::vector<Duration> pause = {};    // by rank: before each step, and before it closes
+  bool overlapped = false;           // gradients are marked one by one, with pauses
+  std::vector<Duration> pause = {};  // by rank: before each step, and before it closes
   uint64_t seed = 1;
   transport::LinkDelay delay = {};
   std::optional<Duration> killed_after = {};  // the first that leaves dies so long after it began to
@@ -60,7 +61,9 @@ float weight(int rank) { return static_cast<float>(1 + rank); }
 
 // A multiple of each possible sum of weights, up to 10.
 float gradient(int rank, int step, size_t parameter, size_t i) {
-  return 2520.0f * static_cast<float>(static_cast<int>((i + 3 * static_cast<size_t>(rank) + 5 * static_cast<size_t>(step) + parameter) % 7) - 3);
+  return 2520.0f *
+         static_cast<float>(
+             static_cast<int>((i + 3 * static_cast<size_t>(rank) + 5 * static_cast<size_t>(step) + parameter) % 7) - 3);
 }
 
 bool takes_part(const Job& job, int rank, int step) {
@@ -85,7 +88,8 @@ float change(const Job& job, int step, size_t parameter, size_t i) {
 // The steps of one worker, which notes what is wrong as a failed call.
 class Trainer {
  public:
-  Trainer(const Job& job, Cluster& cluster, Session& session, int rank) : job_(job), cluster_(cluster), session_(session), rank_(rank) {}
+  Trainer(const Job& job, Cluster& cluster, Session& session, int rank)
+      : job_(job), cluster_(cluster), session_(session), rank_(rank) {}
 
   void run(const std::function<void(int step)>& before = [](int) {}) {
     set_up();
@@ -107,7 +111,8 @@ class Trainer {
     if (!session_.set_optimizer("sgd", "lr=1").ok()) std::abort();
     replica_ = session_.add_replica("cpu").value();
     for (size_t p = 0; p < kCounts.size(); ++p) {
-      parameters_.push_back(session_.add_parameter("p" + std::to_string(p), DType::kFloat32, {&kCounts[p], 1}, true).value());
+      parameters_.push_back(
+          session_.add_parameter("p" + std::to_string(p), DType::kFloat32, {&kCounts[p], 1}, true).value());
       memory_.push_back(session_.alloc(replica_, parameters_[p]).value());
       want_.emplace_back(static_cast<size_t>(kCounts[p]), 0.0f);
     }
@@ -121,11 +126,14 @@ class Trainer {
   void leave() {
     cluster_.note(rank_, "leaves", [] { return Status(); });
     if (!job_.killed_after || rank_ != first_leaver()) return;
-    cluster_.world.at(cluster_.world.now() + *job_.killed_after,
-                      [&cluster = cluster_, rank = rank_, death = job_.death] { cluster.world.kill(cluster.process(rank), death); });
+    cluster_.world.at(
+        cluster_.world.now() + *job_.killed_after,
+        [&cluster = cluster_, rank = rank_, death = job_.death] { cluster.world.kill(cluster.process(rank), death); });
   }
 
-  int first_leaver() const { return static_cast<int>(std::min_element(job_.leaves.begin(), job_.leaves.end()) - job_.leaves.begin()); }
+  int first_leaver() const {
+    return static_cast<int>(std::min_element(job_.leaves.begin(), job_.leaves.end()) - job_.leaves.begin());
+  }
 
   Status make(int step, StepResult* result) {
     for (size_t p = 0; p < kCounts.size(); ++p) {
@@ -155,8 +163,8 @@ class Trainer {
       for (size_t i = 0; i < want_[p].size(); ++i) {
         if (sum > 0) want_[p][i] -= change(job_, step, p, i);
         if (values[i] != want_[p][i]) {
-          return Status(Code::kInternal, "element " + std::to_string(i) + " of p" + std::to_string(p) + " is " + std::to_string(values[i]) +
-                                             " instead of " + std::to_string(want_[p][i]));
+          return Status(Code::kInternal, "element " + std::to_string(i) + " of p" + std::to_string(p) + " is " +
+                                             std::to_string(values[i]) + " instead of " + std::to_string(want_[p][i]));
         }
       }
     }
@@ -178,7 +186,8 @@ Cluster::Program trainer_of(const Job& job) {
 }
 
 ClusterOptions options_of(const Job& job) {
-  ClusterOptions options{.workers = job.workers, .separate_head = job.separate_head, .seed = job.seed, .settings = job.settings};
+  ClusterOptions options{
+      .workers = job.workers, .separate_head = job.separate_head, .seed = job.seed, .settings = job.settings};
   options.settings.try_emplace("bucket_size", "64K");
   options.network.delay = job.delay;
   options.registered = registered();
@@ -194,8 +203,7 @@ std::string histories(const Job& job, const Cluster& cluster) {
 // All that stay train to the end, and nothing fails anywhere.
 bool goes_on(const Job& job) {
   static int drawn = 0;
-  if (drawn++ % DSGD_SIMULATION_DEPARTURE_STRIDE != 0)
-    return true;  // a sanitizer is slow: every so many jobs
+  if (drawn++ % DSGD_SIMULATION_DEPARTURE_STRIDE != 0) return true;  // a sanitizer is slow: every so many jobs
   Cluster cluster(options_of(job), trainer_of(job));
   if (!cluster.run_until_ended(600s)) {
     ADD_FAILURE() << job.describe() << ": hangs\n" << histories(job, cluster);
@@ -203,8 +211,8 @@ bool goes_on(const Job& job) {
   }
   for (int rank = 0; rank < job.workers; ++rank) {
     if (const NotedCall* failure = cluster.first_failure(rank)) {
-      ADD_FAILURE() << job.describe() << ": rank " << rank << ", " << failure->name << ": " << code_name(failure->status.code()) << " "
-                    << failure->status.message() << "\n"
+      ADD_FAILURE() << job.describe() << ": rank " << rank << ", " << failure->name << ": "
+                    << code_name(failure->status.code()) << " " << failure->status.message() << "\n"
                     << histories(job, cluster);
       return false;
     }
@@ -214,7 +222,9 @@ bool goes_on(const Job& job) {
 
 std::vector<int> all_stay(int workers) { return std::vector<int>(static_cast<size_t>(workers), kStays); }
 
-Job job_of(int workers, int steps) { return {workers, all_stay(workers), std::vector<int>(static_cast<size_t>(workers), steps)}; }
+Job job_of(int workers, int steps) {
+  return {workers, all_stay(workers), std::vector<int>(static_cast<size_t>(workers), steps)};
+}
 
 // The rest are late, or the leaver is.
 std::vector<std::vector<Duration>> pauses_of(const Job& job) {
@@ -362,7 +372,8 @@ TEST(Departure, OfAWorkerThatDiesMeanwhile) {
         if (call.status.ok()) continue;
         any_failed = true;
         const Code code = call.status.code();
-        ASSERT_TRUE(code == Code::kWorkerLost || code == Code::kTorn) << job.describe() << ": rank " << rank << "\n" << cluster.history(rank);
+        ASSERT_TRUE(code == Code::kWorkerLost || code == Code::kTorn) << job.describe() << ": rank " << rank << "\n"
+                                                                      << cluster.history(rank);
       }
     }
     ++(any_failed ? failed : went_on);
@@ -416,12 +427,14 @@ TEST(Departure, AfterAStepThatWasRefused) {
       cluster.note(rank, "refused", [&] {
         if (Status status = session.set_learning_rate(rank == 1 ? 2 : 1); !status.ok()) return status;
         const Status status = session.step(1, nullptr);
-        return status.code() == Code::kMismatch ? session.set_learning_rate(1) : Status(Code::kInternal, "it ended so: " + status.message());
+        return status.code() == Code::kMismatch ? session.set_learning_rate(1)
+                                                : Status(Code::kInternal, "it ended so: " + status.message());
       });
     });
   });
   ASSERT_TRUE(cluster.run_until_ended(600s)) << cluster.history(0);
-  for (int rank = 0; rank < job.workers; ++rank) EXPECT_EQ(cluster.first_failure(rank), nullptr) << cluster.history(rank);
+  for (int rank = 0; rank < job.workers; ++rank)
+    EXPECT_EQ(cluster.first_failure(rank), nullptr) << cluster.history(rank);
 }
 
 TEST(Departure, LeavesStepsBetweenFailedCollectives) {
@@ -430,9 +443,11 @@ TEST(Departure, LeavesStepsBetweenFailedCollectives) {
     Trainer trainer(job, cluster, session, rank);
     trainer.run([&](int step) {
       if (rank == 1) return;
-      const Status status = step == 0 ? session.set_strategy("simple", "") : session.wait(*session.barrier(Session::Mode::kWait).value(), -1ms);
+      const Status status = step == 0 ? session.set_strategy("simple", "")
+                                      : session.wait(*session.barrier(Session::Mode::kWait).value(), -1ms);
       cluster.note(rank, "collective", [&] {
-        const bool named = status.code() == Code::kWorkerLost && status.rank() == 1 && status.message().find("closed its session") != std::string::npos;
+        const bool named = status.code() == Code::kWorkerLost && status.rank() == 1 &&
+                           status.message().find("closed its session") != std::string::npos;
         return named ? Status() : Status(Code::kInternal, "it ended so: " + status.message());
       });
     });

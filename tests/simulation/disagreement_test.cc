@@ -41,14 +41,16 @@ std::string elements(size_t count) { return std::to_string(count) + (count == 1 
 Call all_reduce(size_t count, DType dtype = DType::kFloat32, Reduction reduction = Reduction::kSum) {
   return {std::string("all-reduce (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " + elements(count),
           [=](Session& session, std::vector<double>& memory) {
-            return ended(session, session.allreduce(memory.data(), memory.data(), count * dtype_size(dtype), dtype, reduction, Mode::kWait));
+            return ended(session, session.allreduce(memory.data(), memory.data(), count * dtype_size(dtype), dtype,
+                                                    reduction, Mode::kWait));
           }};
 }
 
 Call broadcast(size_t count, int32_t root, DType dtype = DType::kUint8) {
   return {std::string("broadcast (") + dtype_name(dtype) + ", root " + std::to_string(root) + ", " + elements(count),
           [=](Session& session, std::vector<double>& memory) {
-            return ended(session, session.broadcast(memory.data(), count * dtype_size(dtype), dtype, root, Mode::kWait));
+            return ended(session,
+                         session.broadcast(memory.data(), count * dtype_size(dtype), dtype, root, Mode::kWait));
           }};
 }
 
@@ -63,18 +65,21 @@ Call all_gather(const std::vector<size_t>& counts, DType dtype = DType::kInt64) 
           [=](Session& session, std::vector<double>& memory) {
             const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}), element = dtype_size(dtype);
             const size_t mine = counts[static_cast<size_t>(session.rank())];
-            return ended(session, session.allgather(memory.data() + memory.size() / 2, mine * element, memory.data(), total * element,
-                                                    counts.data(), dtype, Mode::kWait));
+            return ended(session, session.allgather(memory.data() + memory.size() / 2, mine * element, memory.data(),
+                                                    total * element, counts.data(), dtype, Mode::kWait));
           }};
 }
 
-Call reduce_scatter(const std::vector<size_t>& counts, DType dtype = DType::kInt64, Reduction reduction = Reduction::kSum) {
-  return {std::string("reduce-scatter (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " + counts_text(counts),
+Call reduce_scatter(const std::vector<size_t>& counts, DType dtype = DType::kInt64,
+                    Reduction reduction = Reduction::kSum) {
+  return {std::string("reduce-scatter (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " +
+              counts_text(counts),
           [=](Session& session, std::vector<double>& memory) {
             const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}), element = dtype_size(dtype);
             const size_t mine = counts[static_cast<size_t>(session.rank())];
-            return ended(session, session.reduce_scatter(memory.data(), total * element, memory.data() + memory.size() / 2, mine * element,
-                                                         counts.data(), dtype, reduction, Mode::kWait));
+            return ended(session,
+                         session.reduce_scatter(memory.data(), total * element, memory.data() + memory.size() / 2,
+                                                mine * element, counts.data(), dtype, reduction, Mode::kWait));
           }};
 }
 
@@ -143,8 +148,9 @@ void run_job(int32_t workers, const std::map<int32_t, std::map<std::string, std:
     world.start_program(process, [&, process, worker] {
       Config config;
       config.allow("algorithm", "doubling");
-      std::map<std::string, std::string> values = {{"head", "node0:7700"},        {"token", "secret"},       {"num_workers", std::to_string(workers)},
-                                                   {"rank", std::to_string(worker)}, {"step_timeout", "5s"}, {"lease", "60s"}};
+      std::map<std::string, std::string> values = {
+          {"head", "node0:7700"},           {"token", "secret"},    {"num_workers", std::to_string(workers)},
+          {"rank", std::to_string(worker)}, {"step_timeout", "5s"}, {"lease", "60s"}};
       if (const auto own = settings.find(worker); own != settings.end()) {
         for (const auto& [key, value] : own->second) values[key] = value;
       }
@@ -170,7 +176,8 @@ Status start_model(Session& session, std::vector<float>& memory) {
   auto replica = session.add_replica("cpu");
   if (!parameter.ok() || !replica.ok()) return parameter.ok() ? replica.status() : parameter.status();
   const size_t nbytes = memory.size() / 2 * sizeof(float);
-  Status bound = session.bind(replica.value(), parameter.value(), memory.data(), nbytes, memory.data() + count, nbytes, nullptr);
+  Status bound =
+      session.bind(replica.value(), parameter.value(), memory.data(), nbytes, memory.data() + count, nbytes, nullptr);
   return bound.ok() ? session.start() : bound;
 }
 
@@ -187,12 +194,14 @@ std::string wrong(const Outcome& outcome, const std::vector<const Call*>& called
     if (status.ok()) return who + "OK";
     if (status.code() != Code::kMismatch) return who + code_name(status.code()) + ' ' + status.message();
     if (status.message() != first) return who + "another sentence than rank 0: " + first + " | " + status.message();
-    if (status.rank() < 0 || status.rank() != outcome.of[0].rank()) return who + "names rank " + std::to_string(status.rank());
+    if (status.rank() < 0 || status.rank() != outcome.of[0].rank())
+      return who + "names rank " + std::to_string(status.rank());
   }
   // "rank A calls TEXT, rank B calls TEXT", of two that differ.
   for (size_t a = 0; a < called.size(); ++a) {
     for (size_t b = a + 1; b < called.size(); ++b) {
-      const std::string both = "rank " + std::to_string(a) + " calls " + called[a]->text + ", rank " + std::to_string(b) + " calls " + called[b]->text;
+      const std::string both = "rank " + std::to_string(a) + " calls " + called[a]->text + ", rank " +
+                               std::to_string(b) + " calls " + called[b]->text;
       if (called[a]->text != called[b]->text && first.find(both) != std::string::npos) return {};
     }
   }
@@ -229,7 +238,8 @@ void check_rounds(int32_t workers, const std::map<std::string, std::string>& set
       called.push_back(&table[choose(round, rank)]);
       texts += "\n  rank " + std::to_string(rank) + ": " + called.back()->text;
     }
-    const std::string problem = after[round].empty() ? wrong(outcomes[round], called) : "the session does not go on: " + after[round];
+    const std::string problem =
+        after[round].empty() ? wrong(outcomes[round], called) : "the session does not go on: " + after[round];
     if (!problem.empty() && ++failures <= 5) ADD_FAILURE() << "calls:" << texts << "\n" << problem;
   }
   EXPECT_EQ(failures, 0u) << "of " << rounds;
@@ -252,8 +262,9 @@ void check_pairs(int32_t workers, const std::map<std::string, std::string>& sett
       for (int32_t odd = 0; odd < (workers == 2 ? 1 : workers); ++odd) rounds.push_back({usual, other, odd});
     }
   }
-  check_rounds(workers, settings, started, rounds.size(),
-               [&](size_t round, int32_t rank) { return rank == rounds[round].odd ? rounds[round].other : rounds[round].usual; });
+  check_rounds(workers, settings, started, rounds.size(), [&](size_t round, int32_t rank) {
+    return rank == rounds[round].odd ? rounds[round].other : rounds[round].usual;
+  });
 }
 
 TEST_P(DifferentCalls, OfOneWorkerAreReportedByAllInOneSentence) { check_pairs(GetParam(), {}, true); }
@@ -273,7 +284,8 @@ TEST_P(DifferentCalls, OfAllWorkersAreReportedInOneSentence) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Workers, DifferentCalls, testing::Values(2, 3, 4), [](const auto& info) { return testing::PrintToString(info.param) + "Workers"; });
+INSTANTIATE_TEST_SUITE_P(Workers, DifferentCalls, testing::Values(2, 3, 4),
+                         [](const auto& info) { return testing::PrintToString(info.param) + "Workers"; });
 
 TEST(Disagreement, OnSettingsOfWorkersIsShown) {
   const struct {
@@ -315,9 +327,11 @@ TEST(Disagreement, IsToldToAWorkerThatCallsLater) {
     SCOPED_TRACE(late);
     run_job(3, {}, [&](Session& session, int32_t rank) {
       std::vector<double> memory(100);
-      const auto pause = [&] { (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = 1000ms}); };  // virtual time
+      // Virtual time.
+      const auto pause = [&] { (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = 1000ms}); };
       if (rank == late) pause();
-      const Call call = all_gather(rank == (late + 1) % 3 ? std::vector<size_t>{7, 0, 0} : std::vector<size_t>{0, 7, 0});
+      const Call call =
+          all_gather(rank == (late + 1) % 3 ? std::vector<size_t>{7, 0, 0} : std::vector<size_t>{0, 7, 0});
       of[static_cast<size_t>(rank)] = call.make(session, memory);
       if (rank != late) pause();
     });

@@ -84,8 +84,8 @@ class Program {
   void run() {
     std::shared_ptr<Session> session;
     note("open", [&] {
-      auto opened = Session::open(config_of(spec_, worker_), world_.environment(process_),
-                                  std::make_shared<Log>(), registered_with_devices());
+      auto opened = Session::open(config_of(spec_, worker_), world_.environment(process_), std::make_shared<Log>(),
+                                  registered_with_devices());
       if (opened.ok()) session = std::move(opened).value();
       return opened.status();
     });
@@ -117,12 +117,14 @@ class Program {
     if (!note("start", [&] { return session.start(); })) return false;
     compare("start", 0);
     for (int k = 0; k < shape_.steps; ++k) {
-      if (spec_.changes && k > 0 && !note("strategy " + std::to_string(k), [&] { return change(session, k); })) return false;
+      if (spec_.changes && k > 0 && !note("strategy " + std::to_string(k), [&] { return change(session, k); }))
+        return false;
       const bool stepped = note("step " + std::to_string(k), [&] { return step(session, k); });
       compare("step " + std::to_string(k), stepped ? k + 1 : k);  // a step is whole or has changed nothing
       compare_gradients(k);
       if (!stepped) {
-        if (outcome_.calls.back().status.code() == Code::kTimeout) note(kAfterAFailedStep, [&] { return step(session, k); });
+        if (outcome_.calls.back().status.code() == Code::kTimeout)
+          note(kAfterAFailedStep, [&] { return step(session, k); });
         return false;
       }
       if (k % 2 == 0 && !(collectives(session, k) && objects(session, k))) return false;
@@ -153,8 +155,8 @@ class Program {
           tensor.own.resize(2 * count);
           tensor.value = {tensor.own.data(), count};
           tensor.gradient = {tensor.own.data() + count, count};
-          status = session.bind(replica.value(), parameters[t], tensor.value.data(), nbytes, tensor.gradient.data(), nbytes,
-                                nullptr);
+          status = session.bind(replica.value(), parameters[t], tensor.value.data(), nbytes, tensor.gradient.data(),
+                                nbytes, nullptr);
         } else {  // the fake GPU's memory can be read and written here, too
           auto memory = session.alloc(replica.value(), parameters[t]);
           status = memory.status();
@@ -189,8 +191,7 @@ class Program {
     if (status.ok()) {
       double total = 0;
       for (int w = 0; w < shape_.workers; ++w) total += weight(shape_, k, w);
-      if (!result.applied || result.weight != total || result.size != shape_.workers)
-        wrong("result of step", k);
+      if (!result.applied || result.weight != total || result.size != shape_.workers) wrong("result of step", k);
     }
     return status;
   }
@@ -219,12 +220,12 @@ class Program {
     std::vector<int32_t> sum(count);
     for (size_t i = 0; i < count; ++i) sum[i] = worker_ * 1000 + static_cast<int32_t>(i) + k;
     const bool summed = note("all-reduce", [&] {
-      return finish(session, session.allreduce(sum.data(), sum.data(), count * 4, DType::kInt32, Reduction::kSum, Session::Mode::kQueue));
+      return finish(session, session.allreduce(sum.data(), sum.data(), count * 4, DType::kInt32, Reduction::kSum,
+                                               Session::Mode::kQueue));
     });
     if (!summed) return false;
     for (size_t i = 0; i < count; ++i) {
-      if (sum[i] != 1000 * (n * (n - 1) / 2) + n * (static_cast<int32_t>(i) + k))
-        return wrong("all-reduce", k), true;
+      if (sum[i] != 1000 * (n * (n - 1) / 2) + n * (static_cast<int32_t>(i) + k)) return wrong("all-reduce", k), true;
     }
     const int32_t root = k % n;
     std::vector<uint8_t> blob(count, static_cast<uint8_t>(worker_ + 1));
@@ -241,8 +242,8 @@ class Program {
     }
     std::vector<int64_t> mine(counts[static_cast<size_t>(worker_)], worker_), all(want.size(), -1);
     const bool gathered = note("all-gather", [&] {
-      return finish(session, session.allgather(mine.data(), mine.size() * 8, all.data(), all.size() * 8,
-                                               counts.data(), DType::kInt64, Session::Mode::kQueue));
+      return finish(session, session.allgather(mine.data(), mine.size() * 8, all.data(), all.size() * 8, counts.data(),
+                                               DType::kInt64, Session::Mode::kQueue));
     });
     if (!gathered) return false;
     if (all != want) wrong("all-gather", k);
@@ -252,8 +253,9 @@ class Program {
     for (int w = 0; w < worker_; ++w) begin += counts[static_cast<size_t>(w)];
     for (size_t i = 0; i < sums.size(); ++i) sums[i] = static_cast<int64_t>(begin + i) * (n * (n + 1) / 2);
     const bool scattered = note("reduce-scatter", [&] {
-      return finish(session, session.reduce_scatter(parts.data(), parts.size() * 8, part.data(), part.size() * 8, counts.data(),
-                                                    DType::kInt64, Reduction::kSum, Session::Mode::kWait));
+      return finish(session,
+                    session.reduce_scatter(parts.data(), parts.size() * 8, part.data(), part.size() * 8, counts.data(),
+                                           DType::kInt64, Reduction::kSum, Session::Mode::kWait));
     });
     if (scattered && part != sums) wrong("reduce-scatter", k);
     return scattered;
@@ -286,8 +288,7 @@ class Program {
       size_t k = 0;
       for (const auto& [value, gradient, own, memory] : replica) {
         const std::span<const float> tensor = value;
-        if (!tensor.empty() &&
-            std::memcmp(tensor.data(), want.data() + k, tensor.size() * sizeof(float)) != 0) {
+        if (!tensor.empty() && std::memcmp(tensor.data(), want.data() + k, tensor.size() * sizeof(float)) != 0) {
           outcome_.wrong.push_back("values after " + when);
           return;
         }
@@ -301,7 +302,8 @@ class Program {
       for (size_t t = 0; t < tensors_[r].size(); ++t) {
         const std::span<const float> tensor = tensors_[r][t].gradient;
         for (size_t i = 0; i < tensor.size(); ++i) {
-          if (tensor[i] != factor_ * gradient(shape_, k, worker_, static_cast<int>(r), t, i)) return wrong("gradients after step", k);
+          if (tensor[i] != factor_ * gradient(shape_, k, worker_, static_cast<int>(r), t, i))
+            return wrong("gradients after step", k);
         }
       }
     }
@@ -361,8 +363,7 @@ void inject(SimWorld& world, const JobSpec& spec, const std::vector<ProcessId>& 
     case Fault::kShortPause:
     case Fault::kLongPause:
       world.pause(victim);
-      later(spec.fault == Fault::kShortPause ? kLease / 3 : kLongPause,
-            [&world, victim] { world.resume(victim); });
+      later(spec.fault == Fault::kShortPause ? kLease / 3 : kLongPause, [&world, victim] { world.resume(victim); });
       break;
   }
 }
@@ -384,20 +385,18 @@ JobOutcome run_job(const JobSpec& spec) {
   for (int w = 0; w < workers; ++w) {
     const bool first = spec.one_host || (w == 0 && !spec.separate_head);
     processes.push_back(world.start_process(first ? "node0" : "node" + std::to_string(w + 1)));
-    programs.push_back(std::make_unique<Program>(world, processes.back(), spec, oracle, w,
-                                                 outcome.workers[static_cast<size_t>(w)]));
+    programs.push_back(
+        std::make_unique<Program>(world, processes.back(), spec, oracle, w, outcome.workers[static_cast<size_t>(w)]));
     world.start_program(processes.back(), [program = programs.back().get()] { program->run(); });
   }
   if (spec.separate_head) {
     processes.push_back(world.start_process("node0"));
-    world.start_program(
-        processes.back(), [&world, &spec, &head_stop, &head_finished, process = processes.back()] {
-          auto head =
-              HeadProcess::start(config_of(spec, -1), world.environment(process), std::make_shared<Log>());
-          while (head.ok() && !head_stop && head.value()->wait(20ms).code() == Code::kWaitTimeout) {
-          }
-          head_finished = true;
-        });
+    world.start_program(processes.back(), [&world, &spec, &head_stop, &head_finished, process = processes.back()] {
+      auto head = HeadProcess::start(config_of(spec, -1), world.environment(process), std::make_shared<Log>());
+      while (head.ok() && !head_stop && head.value()->wait(20ms).code() == Code::kWaitTimeout) {
+      }
+      head_finished = true;
+    });
   }
   if (spec.fault != Fault::kNone && spec.fault != Fault::kSlow) {
     world.at(world.now() + spec.fault_after, [&] {

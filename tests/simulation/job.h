@@ -36,8 +36,8 @@ struct JobSpec {
   bool reproducible = false;
   bool gradient_norm = false;
   bool loss_scale = false;
-  bool gpus = false;      // replicas are on the cpu and on two GPUs, as the seed will
-  bool changes = false;   // the strategy changes between steps
+  bool gpus = false;     // replicas are on the cpu and on two GPUs, as the seed will
+  bool changes = false;  // the strategy changes between steps
   Fault fault = Fault::kNone;
   transport::Duration fault_after{};
   int victim = 0, other = 0;  // processes: workers, then the separate head

@@ -27,9 +27,7 @@ uint64_t number(const char* variable, uint64_t otherwise) {
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-std::string seconds(transport::Duration d) {
-  return std::to_string(static_cast<double>(d.count()) * 1e-9) + " s";
-}
+std::string seconds(transport::Duration d) { return std::to_string(static_cast<double>(d.count()) * 1e-9) + " s"; }
 
 class Checker {
  public:
@@ -79,8 +77,8 @@ class Checker {
                                                        : kStepTimeout;
     // A death is noticed within a lease, whatever the timeout of the step is.
     const bool death = outcome_.fault_at && !apart(w) &&
-                       (spec_.fault == Fault::kKill || spec_.fault == Fault::kMachineDies || spec_.fault == Fault::kLongPause ||
-                        spec_.fault == Fault::kIsolate);
+                       (spec_.fault == Fault::kKill || spec_.fault == Fault::kMachineDies ||
+                        spec_.fault == Fault::kLongPause || spec_.fault == Fault::kIsolate);
     transport::Time from = call.began;
     if (death && call.name != "open" && call.name != "close") {
       limit = std::min(limit, kLease);
@@ -89,8 +87,7 @@ class Checker {
     if (apart(w) && spec_.fault == Fault::kLongPause) limit += kLongPause;
     if (spec_.fault == Fault::kShortPause && w == spec_.victim) limit += kLease / 3;
     if (call.ended > from + limit + kSlack) {
-      problem(w,
-              call.name + " took " + seconds(call.ended - from) + ", allowed are " + seconds(limit + kSlack));
+      problem(w, call.name + " took " + seconds(call.ended - from) + ", allowed are " + seconds(limit + kSlack));
     }
   }
 
@@ -101,7 +98,8 @@ class Checker {
     if (harmless(spec_.fault) || !outcome_.fault_at) return problem(w, "without a reason " + text);
     if (status.message().empty()) return problem(w, "says nothing: " + text);
     const bool corrupted = status.code() == Code::kCorrupted;
-    if (spec_.fault == Fault::kFlip && !corrupted && call.name != "open") return problem(w, "wrong code for a flipped bit: " + text);
+    if (spec_.fault == Fault::kFlip && !corrupted && call.name != "open")
+      return problem(w, "wrong code for a flipped bit: " + text);
     switch (status.code()) {
       case Code::kTimeout:
         if (call.name == "get") return;  // of an object that nobody could put
@@ -118,14 +116,13 @@ class Checker {
     }
     if (call.name == "open" || apart(w)) return;
     std::set<int> suspects = {spec_.victim};
-    if (spec_.fault == Fault::kBreak || spec_.fault == Fault::kFlip || spec_.fault == Fault::kLongBlock) suspects.insert(spec_.other);
+    if (spec_.fault == Fault::kBreak || spec_.fault == Fault::kFlip || spec_.fault == Fault::kLongBlock)
+      suspects.insert(spec_.other);
     if (suspects.contains(spec_.shape.workers)) suspects.insert(-1);  // the head apart has no rank
     if (!suspects.contains(status.rank())) problem(w, "the wrong one is named: " + text);
   }
 
-  void problem(int w, const std::string& what) {
-    problems_.push_back("worker " + std::to_string(w) + ": " + what);
-  }
+  void problem(int w, const std::string& what) { problems_.push_back("worker " + std::to_string(w) + ": " + what); }
 
   const JobSpec& spec_;
   const JobOutcome& outcome_;
@@ -134,8 +131,7 @@ class Checker {
 
 void print(const JobSpec& spec, const JobOutcome& outcome) {
   std::cerr << spec.describe() << "\n";
-  const transport::Time start =
-      outcome.workers[0].calls.empty() ? outcome.ended : outcome.workers[0].calls[0].began;
+  const transport::Time start = outcome.workers[0].calls.empty() ? outcome.ended : outcome.workers[0].calls[0].began;
   if (outcome.fault_at) std::cerr << "  fault at " << seconds(*outcome.fault_at - start) << "\n";
   for (size_t w = 0; w < outcome.workers.size(); ++w) {
     for (const Call& call : outcome.workers[w].calls) {
@@ -148,8 +144,7 @@ void print(const JobSpec& spec, const JobOutcome& outcome) {
 
 TEST(Simulation, EveryWorkerEndsWithTheRightBitsOrTheRightError) {
   const uint64_t one = number("DSGD_SIMULATION_SEED", 0);
-  const uint64_t first = one != 0 ? one : 1,
-                 jobs = one != 0 ? 1 : number("DSGD_SIMULATION_JOBS", DSGD_SIMULATION_JOBS);
+  const uint64_t first = one != 0 ? one : 1, jobs = one != 0 ? 1 : number("DSGD_SIMULATION_JOBS", DSGD_SIMULATION_JOBS);
   std::map<std::string, int> kinds;
   int failures = 0, whole = 0;
   for (uint64_t seed = first; seed < first + jobs && failures < 5; ++seed) {
@@ -201,10 +196,13 @@ std::string refusal(const std::string& head, const std::string& token) {
 
 TEST(Simulation, AWorkerBecomesTheHeadOnlyWhereItIsAndWithAToken) {
   EXPECT_NE(refusal("node0:7700", "").find("`token` is not set"), std::string::npos) << refusal("node0:7700", "");
-  EXPECT_NE(refusal("node0:7700", "secret").find("1 of 2 workers have come"), std::string::npos) << refusal("node0:7700", "secret");
-  EXPECT_NE(refusal("node1:7700", "").find("not on 10.0.0.1; set `token`"), std::string::npos) << refusal("node1:7700", "");
+  EXPECT_NE(refusal("node0:7700", "secret").find("1 of 2 workers have come"), std::string::npos)
+      << refusal("node0:7700", "secret");
+  EXPECT_NE(refusal("node1:7700", "").find("not on 10.0.0.1; set `token`"), std::string::npos)
+      << refusal("node1:7700", "");
   EXPECT_NE(refusal("node1:7700", "secret").find("node1:7700"), std::string::npos);
-  EXPECT_EQ(refusal("node1:7700", "secret").find("cannot listen"), std::string::npos) << refusal("node1:7700", "secret");
+  EXPECT_EQ(refusal("node1:7700", "secret").find("cannot listen"), std::string::npos)
+      << refusal("node1:7700", "secret");
 }
 
 TEST(Simulation, TheSameSeedIsTheSameJob) {

@@ -34,16 +34,24 @@ const std::vector<Call>& calls() {
   static const std::vector<Call> all = {
       {"barrier", false, [](Session& s, auto&) { return ended(s, s.barrier(Mode::kWait)); }},
       {"small all-reduce", false,
-       [](Session& s, auto& memory) { return ended(s, s.allreduce(memory.data(), memory.data(), 4, DType::kFloat32, Reduction::kSum, Mode::kWait)); }},
+       [](Session& s, auto& memory) {
+         return ended(s, s.allreduce(memory.data(), memory.data(), 4, DType::kFloat32, Reduction::kSum, Mode::kWait));
+       }},
       {"large all-reduce", false,
-       [](Session& s, auto& memory) { return ended(s, s.allreduce(memory.data(), memory.data(), 4 * kLarge, DType::kFloat32, Reduction::kSum, Mode::kWait)); }},
+       [](Session& s, auto& memory) {
+         return ended(
+             s, s.allreduce(memory.data(), memory.data(), 4 * kLarge, DType::kFloat32, Reduction::kSum, Mode::kWait));
+       }},
       {"broadcast", false,
-       [](Session& s, auto& memory) { return ended(s, s.broadcast(memory.data(), 4 * kLarge, DType::kFloat32, 1, Mode::kWait)); }},
+       [](Session& s, auto& memory) {
+         return ended(s, s.broadcast(memory.data(), 4 * kLarge, DType::kFloat32, 1, Mode::kWait));
+       }},
       {"all-gather", false,
        [](Session& s, auto& memory) {
          const size_t counts[kWorkers] = {0, kLarge, 0};
          const size_t mine = counts[s.rank()] * 4;
-         return ended(s, s.allgather(memory.data() + kLarge, mine, memory.data(), 4 * kLarge, counts, DType::kFloat32, Mode::kWait));
+         return ended(s, s.allgather(memory.data() + kLarge, mine, memory.data(), 4 * kLarge, counts, DType::kFloat32,
+                                     Mode::kWait));
        }},
       {"strategy", true, [](Session& s, auto&) { return s.set_strategy("ps", ""); }},
   };
@@ -55,17 +63,18 @@ Status start_model(Session& session, std::vector<float>& memory) {
   auto parameter = session.add_parameter("weight", DType::kFloat32, {&count, 1}, true);
   auto replica = session.add_replica("cpu");
   if (!parameter.ok() || !replica.ok()) return parameter.ok() ? replica.status() : parameter.status();
-  const Status bound = session.bind(replica.value(), parameter.value(), memory.data(), 4000, memory.data() + 1000, 4000, nullptr);
+  const Status bound =
+      session.bind(replica.value(), parameter.value(), memory.data(), 4000, memory.data() + 1000, 4000, nullptr);
   return bound.ok() ? session.start() : bound;
 }
 
 struct Case {
   int32_t leaver;
   const Call* call;
-  bool connected;    // all have made a call together before
-  bool asynchronous; // it has issued barriers which it does not wait for
+  bool connected;                   // all have made a call together before
+  bool asynchronous;                // it has issued barriers which it does not wait for
   std::chrono::microseconds after;  // how long the leaver waits, or the others do if negative
-  bool slow_head;    // the head's news are late
+  bool slow_head;                   // the head's news are late
 };
 
 std::vector<Status> run(const Case& c, uint64_t seed) {
@@ -73,16 +82,21 @@ std::vector<Status> run(const Case& c, uint64_t seed) {
   std::vector<transport::ProcessId> processes;
   std::vector<Status> of(kWorkers);
   int32_t over = 0;
-  for (int32_t worker = 0; worker < kWorkers; ++worker) processes.push_back(world.start_process("node" + std::to_string(worker)));
+  for (int32_t worker = 0; worker < kWorkers; ++worker)
+    processes.push_back(world.start_process("node" + std::to_string(worker)));
   for (int32_t worker = 0; worker < kWorkers; ++worker) {
     world.start_program(processes[static_cast<size_t>(worker)], [&, worker] {
       Config config;
-      for (const auto& [key, value] : std::map<std::string, std::string>{
-               {"head", "node0:7700"}, {"token", "secret"}, {"num_workers", std::to_string(kWorkers)}, {"rank", std::to_string(worker)},
-               {"step_timeout", "20s"}, {"lease", "5s"}}) {
+      for (const auto& [key, value] : std::map<std::string, std::string>{{"head", "node0:7700"},
+                                                                         {"token", "secret"},
+                                                                         {"num_workers", std::to_string(kWorkers)},
+                                                                         {"rank", std::to_string(worker)},
+                                                                         {"step_timeout", "20s"},
+                                                                         {"lease", "5s"}}) {
         EXPECT_TRUE(config.set(key, value).ok());
       }
-      auto opened = Session::open(config, world.environment(processes[static_cast<size_t>(worker)]), std::make_shared<Log>());
+      auto opened =
+          Session::open(config, world.environment(processes[static_cast<size_t>(worker)]), std::make_shared<Log>());
       EXPECT_TRUE(opened.ok()) << opened.status().message();
       Session& session = *opened.value();
       std::vector<float> memory(2 * kLarge);
@@ -94,7 +108,8 @@ std::vector<Status> run(const Case& c, uint64_t seed) {
       }
       if (c.slow_head && worker == 0) {
         for (int32_t other = 1; other < kWorkers; ++other) {
-          if (other != c.leaver) world.set_delay(processes[0], processes[static_cast<size_t>(other)], {600ms, 700ms, 0, 0ms});
+          if (other != c.leaver)
+            world.set_delay(processes[0], processes[static_cast<size_t>(other)], {600ms, 700ms, 0, 0ms});
         }
       }
       const auto pause = [&session](std::chrono::microseconds duration) {
@@ -135,9 +150,10 @@ TEST(Leave, OfAWorkerEndsTheCallsOfTheOthersAndIsNotALoss) {
                                  status.message().find("closed its session") != std::string::npos &&
                                  status.message().find("was lost") == std::string::npos;
               if (!right && ++failures <= 12) {
-                ADD_FAILURE() << call.name << ", rank " << leaver << " leaves after " << after.count() << " us" << (connected ? ", connected" : "")
-                              << (slow_head ? ", slow head" : "") << "; rank " << rank << " says " << code_name(status.code()) << " rank "
-                              << status.rank() << ": " << status.message();
+                ADD_FAILURE() << call.name << ", rank " << leaver << " leaves after " << after.count() << " us"
+                              << (connected ? ", connected" : "") << (slow_head ? ", slow head" : "") << "; rank "
+                              << rank << " says " << code_name(status.code()) << " rank " << status.rank() << ": "
+                              << status.message();
               }
             }
           }

@@ -50,8 +50,10 @@ std::array<Values, kWorkers> counted(const Body& body, const Prepare& prepare = 
   int32_t over = 0;
   const auto run = [&](transport::ProcessId process, int32_t rank) {
     Config config;
-    for (const auto& [key, value] : std::map<std::string, std::string>{
-             {"head", "node0:7700"}, {"token", "secret"}, {"num_workers", std::to_string(kWorkers)}, {"rank", std::to_string(rank)}}) {
+    for (const auto& [key, value] : std::map<std::string, std::string>{{"head", "node0:7700"},
+                                                                       {"token", "secret"},
+                                                                       {"num_workers", std::to_string(kWorkers)},
+                                                                       {"rank", std::to_string(rank)}}) {
       ASSERT_TRUE(config.set(key, value).ok());
     }
     auto opened = Session::open(config, world.environment(process), std::make_shared<Log>());
@@ -59,15 +61,18 @@ std::array<Values, kWorkers> counted(const Body& body, const Prepare& prepare = 
     Session& session = *opened.value();
     std::vector<float> memory(2048);
     const int64_t count = 1024;
-    Worker worker{session, session.add_parameter("weight", DType::kFloat32, {&count, 1}, true).value(), session.add_replica("cpu").value()};
-    ASSERT_TRUE(session.bind(worker.replica, worker.parameter, memory.data(), 4096, memory.data() + 1024, 4096, nullptr).ok());
+    Worker worker{session, session.add_parameter("weight", DType::kFloat32, {&count, 1}, true).value(),
+                  session.add_replica("cpu").value()};
+    ASSERT_TRUE(
+        session.bind(worker.replica, worker.parameter, memory.data(), 4096, memory.data() + 1024, 4096, nullptr).ok());
     ASSERT_TRUE(session.start().ok());
     const Values before = metrics_of(session);
     body(worker, rank);
     for (const auto& [name, value] : metrics_of(session)) counted[rank][name] = value - before.at(name);
     (void)session.close(0ms);
   };
-  for (int32_t rank = 0; rank < kWorkers; ++rank) processes.push_back(world.start_process("node" + std::to_string(rank)));
+  for (int32_t rank = 0; rank < kWorkers; ++rank)
+    processes.push_back(world.start_process("node" + std::to_string(rank)));
   if (prepare) prepare(world, processes);
   for (int32_t rank = 0; rank < kWorkers; ++rank) {
     world.start_program(processes[rank], [&, rank] {
@@ -88,7 +93,9 @@ Values trace_of(const Session& session) {
   const auto trace = nlohmann::json::parse(text.value());
   for (const auto& event : trace.at("traceEvents")) {
     if (event.at("name") == "thread_name") rows[event.at("tid")] = event.at("args").at("name");
-    if (event.at("ph") == "X") seconds[rows.at(event.at("tid")) + ": " + event.at("name").get<std::string>()] = event.at("dur").get<double>() / 1e6;
+    if (event.at("ph") == "X")
+      seconds[rows.at(event.at("tid")) + ": " + event.at("name").get<std::string>()] =
+          event.at("dur").get<double>() / 1e6;
   }
   return seconds;
 }
@@ -129,7 +136,8 @@ TEST(Metrics, DataThatComesBeforeTheJobBeginsHereIsCounted) {
       },
       [](transport::SimWorld& world, const auto& processes) { world.set_delay(processes[0], processes[2], {1s, 1s}); });
   EXPECT_GT(absolute[1].at("dsgd_peer_sent_bytes_total{rank=\"2\"}"), 0);
-  EXPECT_EQ(absolute[1].at("dsgd_peer_sent_bytes_total{rank=\"2\"}"), absolute[2].at("dsgd_peer_received_bytes_total{rank=\"1\"}"));
+  EXPECT_EQ(absolute[1].at("dsgd_peer_sent_bytes_total{rank=\"2\"}"),
+            absolute[2].at("dsgd_peer_received_bytes_total{rank=\"1\"}"));
 }
 
 TEST(Metrics, ALateGradientIsTimeUntilItIsMarkedHereAndOfReductionElsewhere) {

@@ -22,8 +22,9 @@ inline Registered registered() {
       return Status();
     };
   };
-  all.algorithms["doubling"] = algorithm(
-      [](int32_t rank, int32_t size, uint64_t count, auto add) { dsgd_test::doubling_schedule(rank, size, count, add); });
+  all.algorithms["doubling"] = algorithm([](int32_t rank, int32_t size, uint64_t count, auto add) {
+    dsgd_test::doubling_schedule(rank, size, count, add);
+  });
   all.algorithms["tree"] = algorithm(
       [](int32_t rank, int32_t size, uint64_t count, auto add) { dsgd_test::tree_schedule(rank, size, count, add); });
   RegisteredStrategy dealt;

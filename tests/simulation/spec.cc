@@ -72,8 +72,7 @@ JobSpec JobSpec::draw(uint64_t seed) {
   spec.fault_after = random.between(0us, random.chance(0.4) ? 3ms : 12ms);
   const auto processes = static_cast<uint64_t>(spec.processes());
   spec.victim = static_cast<int>(random.below(processes));
-  spec.other =
-      static_cast<int>((static_cast<uint64_t>(spec.victim) + 1 + random.below(processes - 1)) % processes);
+  spec.other = static_cast<int>((static_cast<uint64_t>(spec.victim) + 1 + random.below(processes - 1)) % processes);
   return spec;
 }
 
@@ -84,8 +83,9 @@ std::string JobSpec::device(int worker, int replica) const {
 
 std::string JobSpec::describe() const {
   std::ostringstream out;
-  out << "seed " << shape.seed << ": " << shape.workers << " workers x " << shape.replicas << ", " << strategy
-      << "/" << algorithm << (reproducible ? ", reproducible" : "") << (gradient_norm ? ", norm" : "") << (loss_scale ? ", loss scale" : "") << (changes ? ", changes" : "") << ", buckets " << bucket_size << ", "
+  out << "seed " << shape.seed << ": " << shape.workers << " workers x " << shape.replicas << ", " << strategy << "/"
+      << algorithm << (reproducible ? ", reproducible" : "") << (gradient_norm ? ", norm" : "")
+      << (loss_scale ? ", loss scale" : "") << (changes ? ", changes" : "") << ", buckets " << bucket_size << ", "
       << shape.steps << " steps, tensors";
   for (size_t n : shape.tensors) out << " " << n;
   for (int w = 0; w < shape.workers && gpus; ++w) {

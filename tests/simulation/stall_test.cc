@@ -39,7 +39,9 @@ class Job {
     EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 3600s));
   }
 
-  void pause(Session& session, std::chrono::milliseconds duration) { (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = duration}); }
+  void pause(Session& session, std::chrono::milliseconds duration) {
+    (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = duration});
+  }
 
   transport::SimWorld world{5};
   std::vector<Record> warnings[kWorkers];
@@ -49,9 +51,13 @@ class Job {
  private:
   void run(transport::ProcessId process, int32_t worker, const Body& body) {
     Config config;
-    for (const auto& [key, value] : std::map<std::string, std::string>{
-             {"head", "node0:7700"}, {"token", "secret"}, {"num_workers", std::to_string(kWorkers)}, {"rank", std::to_string(worker)},
-             {"worker_id", "w" + std::to_string(worker)}, {"step_timeout", "60s"}, {"stall_warning", "1s"}}) {
+    for (const auto& [key, value] : std::map<std::string, std::string>{{"head", "node0:7700"},
+                                                                       {"token", "secret"},
+                                                                       {"num_workers", std::to_string(kWorkers)},
+                                                                       {"rank", std::to_string(worker)},
+                                                                       {"worker_id", "w" + std::to_string(worker)},
+                                                                       {"step_timeout", "60s"},
+                                                                       {"stall_warning", "1s"}}) {
       const Status set = config.set(key, value);
       EXPECT_TRUE(set.ok()) << set.message();
     }
@@ -67,7 +73,8 @@ class Job {
     replicas[worker] = replica.value();
     const int64_t count = 1024;
     for (int p = 0; p < 2; ++p) {
-      parameters[worker][p] = session.add_parameter(p == 0 ? "first" : "second", DType::kFloat32, {&count, 1}, true).value();
+      parameters[worker][p] =
+          session.add_parameter(p == 0 ? "first" : "second", DType::kFloat32, {&count, 1}, true).value();
       float* value = memory.data() + 2048 * p;
       EXPECT_TRUE(session.bind(replicas[worker], parameters[worker][p], value, 4096, value + 1024, 4096, nullptr).ok());
     }
@@ -89,7 +96,9 @@ void expect_doubling(const std::vector<Record>& warnings) {
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_GE(warnings[i].after, due[i]) << warnings[i].text;
     EXPECT_LT(warnings[i].after, due[i] + 100ms) << warnings[i].text;
-    EXPECT_TRUE(contains(warnings[i].text, "has not ended after " + std::to_string(std::chrono::duration_cast<std::chrono::seconds>(due[i]).count()) + " s: "))
+    EXPECT_TRUE(contains(warnings[i].text,
+                         "has not ended after " +
+                             std::to_string(std::chrono::duration_cast<std::chrono::seconds>(due[i]).count()) + " s: "))
         << warnings[i].text;
   }
 }
@@ -157,7 +166,8 @@ TEST(Stall, OfAStepNamesTheGradientsThatAreMissing) {
       const Status status = session.wait(*step.value(), 500ms);
       EXPECT_EQ(status.code(), Code::kWaitTimeout);
       EXPECT_EQ(status.rank(), 1) << status.message();
-      const char* said = rank == 1 ? "gradient 'second' was not marked" : "has not sent the gradients of parameters 'first', 'second'";
+      const char* said =
+          rank == 1 ? "gradient 'second' was not marked" : "has not sent the gradients of parameters 'first', 'second'";
       EXPECT_TRUE(contains(status.message(), said)) << status.message();
     };
     if (rank != 1) {

@@ -26,7 +26,8 @@ TEST_P(StoppedInStart, TheOthersNameItAndCloseWithinALease) {
   const auto program = [](Cluster& cluster, Session& session, int rank) { Cluster::train(cluster, session, rank, 0); };
   int failed = 0, states = 0;
   for (uint64_t seed = 1; seed <= 5; ++seed) {
-    const ClusterOptions options{.workers = 3, .separate_head = separate_head, .seed = seed, .settings = {{"lease", "3s"}}};
+    const ClusterOptions options{
+        .workers = 3, .separate_head = separate_head, .seed = seed, .settings = {{"lease", "3s"}}};
     Time begin = transport::kNever, end{};
     {
       Cluster whole(options, program);
@@ -55,7 +56,8 @@ TEST_P(StoppedInStart, TheOthersNameItAndCloseWithinALease) {
           EXPECT_EQ(start->status.code(), Code::kWorkerLost) << cluster.history(rank);
           EXPECT_EQ(start->status.rank(), victim) << cluster.history(rank);
           EXPECT_LE((start->ended - at).count(), (kLease + kSlack).count()) << cluster.history(rank);
-          EXPECT_LE((close->ended - start->ended).count(), Duration(1s).count()) << "nobody is waited for twice\n" << cluster.history(rank);
+          EXPECT_LE((close->ended - start->ended).count(), Duration(1s).count()) << "nobody is waited for twice\n"
+                                                                                 << cluster.history(rank);
         }
       }
       if (HasFailure()) return;
@@ -65,10 +67,11 @@ TEST_P(StoppedInStart, TheOthersNameItAndCloseWithinALease) {
   EXPECT_GT(failed, states / 2) << "the stops must hurt, or nothing is tested";
 }
 
-INSTANTIATE_TEST_SUITE_P(Workers, StoppedInStart, testing::Values(Stop{false, 0}, Stop{false, 1}, Stop{true, 1}, Stop{true, 2}),
+INSTANTIATE_TEST_SUITE_P(Workers, StoppedInStart,
+                         testing::Values(Stop{false, 0}, Stop{false, 1}, Stop{true, 1}, Stop{true, 2}),
                          [](const auto& info) {
-                           return std::string(info.param.separate_head ? "head_apart" : "head_in_worker_0") + "_victim_" +
-                                  std::to_string(info.param.victim);
+                           return std::string(info.param.separate_head ? "head_apart" : "head_in_worker_0") +
+                                  "_victim_" + std::to_string(info.param.victim);
                          });
 
 }  // namespace

@@ -52,9 +52,10 @@ Nonce make_nonce(Loop& loop) {
 }
 
 Status not_proved(const std::string& address) {
-  return Status(Code::kUnauthorized, "the process at " + address +
-                                         " has not proved that it knows the token: it is not of this job, or has another "
-                                         "token; give every process of the job the same `token` and `job`");
+  return Status(Code::kUnauthorized,
+                "the process at " + address +
+                    " has not proved that it knows the token: it is not of this job, or has another "
+                    "token; give every process of the job the same `token` and `job`");
 }
 
 }  // namespace dsgd::transport

@@ -86,7 +86,9 @@ DSGD_CRC32C_TARGET inline uint64_t add_word(uint64_t crc, uint64_t word) { retur
 DSGD_CRC32C_TARGET inline uint32_t add_byte(uint32_t crc, uint8_t byte) { return _mm_crc32_u8(crc, byte); }
 bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
 #else
-DSGD_CRC32C_TARGET inline uint64_t add_word(uint64_t crc, uint64_t word) { return __crc32cd(static_cast<uint32_t>(crc), word); }
+DSGD_CRC32C_TARGET inline uint64_t add_word(uint64_t crc, uint64_t word) {
+  return __crc32cd(static_cast<uint32_t>(crc), word);
+}
 DSGD_CRC32C_TARGET inline uint32_t add_byte(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
 bool has_instruction() { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
 #endif
@@ -102,7 +104,8 @@ struct Shift {
     }
   }
   uint32_t operator()(uint64_t crc) const {
-    return tables[0][crc & 255] ^ tables[1][(crc >> 8) & 255] ^ tables[2][(crc >> 16) & 255] ^ tables[3][(crc >> 24) & 255];
+    return tables[0][crc & 255] ^ tables[1][(crc >> 8) & 255] ^ tables[2][(crc >> 16) & 255] ^
+           tables[3][(crc >> 24) & 255];
   }
 };
 

@@ -7,30 +7,54 @@ const std::string kEmpty;
 
 const char* code_name(Code code) {
   switch (code) {
-    case Code::kOk: return "DSGD_OK";
-    case Code::kInvalidArgument: return "DSGD_ERR_INVALID_ARGUMENT";
-    case Code::kState: return "DSGD_ERR_STATE";
-    case Code::kClosed: return "DSGD_ERR_CLOSED";
-    case Code::kForked: return "DSGD_ERR_FORKED";
-    case Code::kTimeout: return "DSGD_ERR_TIMEOUT";
-    case Code::kWaitTimeout: return "DSGD_ERR_WAIT_TIMEOUT";
-    case Code::kAborted: return "DSGD_ERR_ABORTED";
-    case Code::kWorkerLost: return "DSGD_ERR_WORKER_LOST";
-    case Code::kMismatch: return "DSGD_ERR_MISMATCH";
-    case Code::kNotFound: return "DSGD_ERR_NOT_FOUND";
-    case Code::kExists: return "DSGD_ERR_EXISTS";
-    case Code::kUnauthorized: return "DSGD_ERR_UNAUTHORIZED";
-    case Code::kUnreachable: return "DSGD_ERR_UNREACHABLE";
-    case Code::kAddressInUse: return "DSGD_ERR_ADDRESS_IN_USE";
-    case Code::kNoMemory: return "DSGD_ERR_NO_MEMORY";
-    case Code::kLimit: return "DSGD_ERR_LIMIT";
-    case Code::kIo: return "DSGD_ERR_IO";
-    case Code::kUnsupported: return "DSGD_ERR_UNSUPPORTED";
-    case Code::kTorn: return "DSGD_ERR_TORN";
-    case Code::kInternal: return "DSGD_ERR_INTERNAL";
-    case Code::kDiverged: return "DSGD_ERR_DIVERGED";
-    case Code::kCorrupted: return "DSGD_ERR_CORRUPTED";
-    case Code::kViewChanged: return "DSGD_ERR_VIEW_CHANGED";
+    case Code::kOk:
+      return "DSGD_OK";
+    case Code::kInvalidArgument:
+      return "DSGD_ERR_INVALID_ARGUMENT";
+    case Code::kState:
+      return "DSGD_ERR_STATE";
+    case Code::kClosed:
+      return "DSGD_ERR_CLOSED";
+    case Code::kForked:
+      return "DSGD_ERR_FORKED";
+    case Code::kTimeout:
+      return "DSGD_ERR_TIMEOUT";
+    case Code::kWaitTimeout:
+      return "DSGD_ERR_WAIT_TIMEOUT";
+    case Code::kAborted:
+      return "DSGD_ERR_ABORTED";
+    case Code::kWorkerLost:
+      return "DSGD_ERR_WORKER_LOST";
+    case Code::kMismatch:
+      return "DSGD_ERR_MISMATCH";
+    case Code::kNotFound:
+      return "DSGD_ERR_NOT_FOUND";
+    case Code::kExists:
+      return "DSGD_ERR_EXISTS";
+    case Code::kUnauthorized:
+      return "DSGD_ERR_UNAUTHORIZED";
+    case Code::kUnreachable:
+      return "DSGD_ERR_UNREACHABLE";
+    case Code::kAddressInUse:
+      return "DSGD_ERR_ADDRESS_IN_USE";
+    case Code::kNoMemory:
+      return "DSGD_ERR_NO_MEMORY";
+    case Code::kLimit:
+      return "DSGD_ERR_LIMIT";
+    case Code::kIo:
+      return "DSGD_ERR_IO";
+    case Code::kUnsupported:
+      return "DSGD_ERR_UNSUPPORTED";
+    case Code::kTorn:
+      return "DSGD_ERR_TORN";
+    case Code::kInternal:
+      return "DSGD_ERR_INTERNAL";
+    case Code::kDiverged:
+      return "DSGD_ERR_DIVERGED";
+    case Code::kCorrupted:
+      return "DSGD_ERR_CORRUPTED";
+    case Code::kViewChanged:
+      return "DSGD_ERR_VIEW_CHANGED";
   }
   return "DSGD_ERR_UNKNOWN";
 }

@@ -27,8 +27,7 @@ template <typename Root, typename Use>
 Status open(std::span<const uint8_t> bytes, size_t limit, Use&& use) {
   auto malformed = [](const std::string& what) { return Status(Code::kIo, "malformed message: " + what); };
   if (bytes.size() > limit) {
-    return malformed(std::to_string(bytes.size()) + " bytes, more than the " + std::to_string(limit) +
-                     " allowed");
+    return malformed(std::to_string(bytes.size()) + " bytes, more than the " + std::to_string(limit) + " allowed");
   }
   if (bytes.empty() || bytes.size() % sizeof(capnp::word) != 0) {
     return malformed(std::to_string(bytes.size()) + " bytes are not a positive multiple of 8");

@@ -63,8 +63,8 @@ class Check {
   }
   bool length(size_t n, size_t limit, const char* field, const char* unit) {
     if (n > limit) {
-      fail(std::string(field) + " has " + std::to_string(n) + " " + unit + ", more than the " +
-           std::to_string(limit) + " allowed");
+      fail(std::string(field) + " has " + std::to_string(n) + " " + unit + ", more than the " + std::to_string(limit) +
+           " allowed");
     }
     return ok();
   }
@@ -198,8 +198,7 @@ class Check {
       case schema::Message::GOODBYE:
         return departure<Goodbye>(from.getGoodbye());
     }
-    fail("unknown kind of message " + std::to_string(static_cast<uint16_t>(from.which())) +
-         " (a newer protocol?)");
+    fail("unknown kind of message " + std::to_string(static_cast<uint16_t>(from.which())) + " (a newer protocol?)");
     return Empty{};
   }
 

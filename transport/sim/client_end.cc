@@ -14,8 +14,8 @@ bool has_room(size_t unanswered, size_t chunks, size_t window, size_t nbytes) {
 
 }  // namespace
 
-ClientEnd::ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Connection> connection,
-                     std::string address, DialOptions options, Dialled dialled)
+ClientEnd::ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Connection> connection, std::string address,
+                     DialOptions options, Dialled dialled)
     : network_(std::move(network)),
       connection_(std::move(connection)),
       address_(std::move(address)),
@@ -136,8 +136,8 @@ void ClientEnd::call(Message request, Time deadline, std::function<void(Result<M
       if (found == calls_.end()) return;
       Call late = std::move(found->second);
       calls_.erase(found);
-      late.done(Status(Code::kTimeout, std::string("no answer to ") + late.name + " from " + address_ +
-                                           " before the deadline"));
+      late.done(Status(Code::kTimeout,
+                       std::string("no answer to ") + late.name + " from " + address_ + " before the deadline"));
     });
   }
   auto bytes = encode(request);
@@ -164,8 +164,8 @@ void ClientEnd::send_small(const BulkHeader& header, std::span<const std::byte> 
     });
   }
   if (data.size() > kSmallBytes) {
-    const Status why(Code::kInvalidArgument, "a small chunk has " + std::to_string(data.size()) +
-                                                 " bytes, more than " + std::to_string(kSmallBytes));
+    const Status why(Code::kInvalidArgument, "a small chunk has " + std::to_string(data.size()) + " bytes, more than " +
+                                                 std::to_string(kSmallBytes));
     return later("send_small", [done = std::move(done), why] {
       if (done) done(why);
     });
@@ -178,8 +178,8 @@ void ClientEnd::pump(uint64_t operation) {
   auto found = windows_.find(operation);
   if (found == windows_.end() || !connection_) return;
   Window& window = found->second;
-  while (!window.waiting.empty() && has_room(window.unanswered, window.chunks, options_.bulk_window,
-                                             window.waiting.front().data.size())) {
+  while (!window.waiting.empty() &&
+         has_room(window.unanswered, window.chunks, options_.bulk_window, window.waiting.front().data.size())) {
     Chunk chunk = std::move(window.waiting.front());
     window.waiting.pop_front();
     window.unanswered += chunk.data.size();

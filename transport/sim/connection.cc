@@ -148,16 +148,16 @@ void Pipe::schedule_read() {
   if (kernel_.blocked(*from_, *to_)) return note_blocked();  // unblock kicks
   if (blocked_since_ != kNever) {
     Time again = blocked_since_;
-    for (Duration wait = kernel_.options().retransmission; again < kernel_.now() && wait > Duration(0); wait *= 2) again += wait;
+    for (Duration wait = kernel_.options().retransmission; again < kernel_.now() && wait > Duration(0); wait *= 2)
+      again += wait;
     under_way_.front().arrival = std::max(under_way_.front().arrival, again);
     blocked_since_ = kNever;
   }
   read_scheduled_ = true;
-  kernel_.at(under_way_.front().arrival, to_, reader_loop_, "read",
-             [this, hold = connection_.shared_from_this()] {
-               read_scheduled_ = false;
-               read();
-             });
+  kernel_.at(under_way_.front().arrival, to_, reader_loop_, "read", [this, hold = connection_.shared_from_this()] {
+    read_scheduled_ = false;
+    read();
+  });
 }
 
 void Pipe::note_blocked() {

@@ -37,7 +37,7 @@ struct Frame {
   std::vector<uint8_t> head{};
   std::span<const std::byte> payload{};  // points into `owned` or into the sender's memory
   std::vector<std::byte> owned{};
-  size_t written = 0;  // of payload
+  size_t written = 0;     // of payload
   uint32_t checksum = 0;  // of what is written of the payload
   bool begun = false;
 };

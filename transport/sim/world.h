@@ -91,7 +91,7 @@ class SimWorld {
   // One bit of the next piece of a message from one to the other arrives flipped; handshakes are spared.
   void flip_bit(ProcessId from, ProcessId to);
   bool flip_pending(ProcessId from, ProcessId to) const;  // nothing has been sent since
-  void pause(ProcessId process);  // as SIGSTOP: none of its tasks runs, its sockets fill up
+  void pause(ProcessId process);                          // as SIGSTOP: none of its tasks runs, its sockets fill up
   void resume(ProcessId process);
   // None of its tasks runs again, its ports are free. Harmless when it is dead.
   void kill(ProcessId process, Death death);

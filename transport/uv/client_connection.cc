@@ -18,8 +18,8 @@ constexpr size_t kSpansInQueue = 2;
 
 }  // namespace
 
-Result<std::shared_ptr<ClientConnection>> ClientConnection::make(NetworkShared shared, Fd fd,
-                                                                 std::string peer, DialOptions options) {
+Result<std::shared_ptr<ClientConnection>> ClientConnection::make(NetworkShared shared, Fd fd, std::string peer,
+                                                                 DialOptions options) {
   std::shared_ptr<ClientConnection> self(new ClientConnection(shared, std::move(peer), std::move(options)));
   auto link = Link::make(shared.loop.port(), std::move(fd), capnp::rpc::twoparty::Side::CLIENT, shared.read,
                          shared.sent, self.get(), nullptr);
@@ -51,10 +51,10 @@ void ClientConnection::start(std::function<void(Status)> ready) {
         });
       },
       [this](kj::Exception&& exception) {
-        loop().post([self = std::static_pointer_cast<ClientConnection>(shared_from_this()),
-                     status = to_status(exception)] {
-          if (auto tell = std::exchange(self->ready_, nullptr)) tell(status);
-        });
+        loop().post(
+            [self = std::static_pointer_cast<ClientConnection>(shared_from_this()), status = to_status(exception)] {
+              if (auto tell = std::exchange(self->ready_, nullptr)) tell(status);
+            });
       }));
 }
 
@@ -85,8 +85,7 @@ void ClientConnection::call(Message request, Time deadline, std::function<void(R
       auto it = calls_.find(id);
       if (it == calls_.end()) return;
       it->second.timer = 0;
-      finish_call(
-          id, Status(Code::kTimeout, std::string("no answer to ") + name + " from " + peer_ + " in time"));
+      finish_call(id, Status(Code::kTimeout, std::string("no answer to ") + name + " from " + peer_ + " in time"));
     });
   }
   try {
@@ -100,9 +99,7 @@ void ClientConnection::call(Message request, Time deadline, std::function<void(R
             finish_call(id, formed.ok() ? std::move(result) : Result<Message>(formed));
           });
         },
-        [this, id](kj::Exception&& exception) {
-          guarded([&] { finish_call(id, to_status(exception)); });
-        }));
+        [this, id](kj::Exception&& exception) { guarded([&] { finish_call(id, to_status(exception)); }); }));
   } catch (const kj::Exception& exception) {
     post_done([this, id](const Status& status) { finish_call(id, status); }, to_status(exception));
   }
@@ -162,11 +159,9 @@ void ClientConnection::issue(Chunk chunk) {
     write(chunk.header, rpc.initHeader());
     if (!chunk.data.empty() && !ZeroRegion::begin()) {
       // No address space for the stand-in: copied, and so never in anybody's way.
-      rpc.setData(
-          capnp::Data::Reader(reinterpret_cast<const kj::byte*>(chunk.data.data()), chunk.data.size()));
+      rpc.setData(capnp::Data::Reader(reinterpret_cast<const kj::byte*>(chunk.data.data()), chunk.data.size()));
     } else if (!chunk.data.empty()) {
-      auto stand_in =
-          capnp::Data::Reader(reinterpret_cast<const kj::byte*>(ZeroRegion::begin()), chunk.data.size());
+      auto stand_in = capnp::Data::Reader(reinterpret_cast<const kj::byte*>(ZeroRegion::begin()), chunk.data.size());
       auto orphanage = capnp::Orphanage::getForMessageContaining(schema::Wire::PushParams::Builder(rpc));
       rpc.adoptData(orphanage.referenceExternalData(stand_in));
       link_->set_span(id, chunk.data);
@@ -179,18 +174,14 @@ void ClientConnection::issue(Chunk chunk) {
             answered(id, formed.ok() ? status : formed);
           });
         },
-        [this, id](kj::Exception&& exception) {
-          guarded([&] { answered(id, to_status(exception)); });
-        }));
-    if (!link_->span_consumed())
-      failed = Status(Code::kInternal, "a chunk was not written; this is a defect");
+        [this, id](kj::Exception&& exception) { guarded([&] { answered(id, to_status(exception)); }); }));
+    if (!link_->span_consumed()) failed = Status(Code::kInternal, "a chunk was not written; this is a defect");
   } catch (const kj::Exception& exception) {
     failed = to_status(exception);
   }
   if (!failed.ok() && !ended()) {
-    loop().post([self = shared_from_this(), id, failed] {
-      static_cast<ClientConnection*>(self.get())->answered(id, failed);
-    });
+    loop().post(
+        [self = shared_from_this(), id, failed] { static_cast<ClientConnection*>(self.get())->answered(id, failed); });
   }
 }
 
@@ -223,10 +214,9 @@ void ClientConnection::revoke(uint64_t operation) {
 void ClientConnection::send_small(const BulkHeader& header, std::span<const std::byte> data, Done done) {
   if (!open() || closed_) return post_done(std::move(done), closed_status());
   if (data.size() > kSmallBytes) {
-    return post_done(std::move(done),
-                     Status(Code::kInvalidArgument, "a small chunk of " + std::to_string(data.size()) +
-                                                        " bytes is too large; send at most " +
-                                                        std::to_string(kSmallBytes)));
+    return post_done(std::move(done), Status(Code::kInvalidArgument, "a small chunk of " + std::to_string(data.size()) +
+                                                                         " bytes is too large; send at most " +
+                                                                         std::to_string(kSmallBytes)));
   }
   small_[header.operation].waiting.push_back({header, {data.begin(), data.end()}, std::move(done)});
   pump_small();
@@ -343,7 +333,8 @@ void ClientConnection::broken(const Status& why) {
 
 // From the loop, as every `done`: by way of a task where the caller may be inside close().
 void ClientConnection::fail_all(const Status& why) {
-  const auto each = [](auto& items, auto&& fail) {  // one by one, in the order in which they were sent, for want of memory may end it
+  // One by one, in the order in which they were sent, for want of memory may end it.
+  const auto each = [](auto& items, auto&& fail) {
     for (; !items.empty(); items.erase(items.begin())) fail(*items.begin());
   };
   each(calls_, [&](auto& item) {

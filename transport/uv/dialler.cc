@@ -27,19 +27,18 @@ void Dialler::start() {
   if (options_.deadline != kNever) {
     timer_ = shared_.loop.schedule(options_.deadline, [this] {
       timer_ = 0;
-      const char* what = resolution_                       ? "its name was not resolved"
-                         : stage_ == Stage::kConnecting    ? "nobody answered"
-                         : stage_ == Stage::kIdle          ? "the RPC session was not established"
-                                                           : "it accepted the connection but did not complete the handshake";
+      const char* what = resolution_                    ? "its name was not resolved"
+                         : stage_ == Stage::kConnecting ? "nobody answered"
+                         : stage_ == Stage::kIdle ? "the RPC session was not established"
+                                                  : "it accepted the connection but did not complete the handshake";
       finish(Status(Code::kTimeout, "cannot connect to " + address_ + ": " + what + " in time" +
                                         (last_.ok() ? "" : " (before: " + last_.message() + ")")));
     });
   }
   auto numeric = numeric_addresses(parsed.value());
   if (!numeric.ok() || !numeric.value().empty()) return resolved(std::move(numeric));
-  resolution_ = resolve(shared_.loop, parsed.value(), [this](Result<std::vector<SocketAddress>> addresses) {
-    resolved(std::move(addresses));
-  });
+  resolution_ = resolve(shared_.loop, parsed.value(),
+                        [this](Result<std::vector<SocketAddress>> addresses) { resolved(std::move(addresses)); });
 }
 
 void Dialler::resolved(Result<std::vector<SocketAddress>> addresses) {
@@ -191,9 +190,10 @@ void Dialler::replied() {
   if (!equal_proofs(reply.value().proof, prove_as(Side::kAccepting))) return finish(not_proved(address_));
   const bool checksum = reply.value().checksum;
   if (options_.hello.checksum && !checksum) {
-    return finish(Status(Code::kIo, "the answer of " + address_ +
-                                        " to the hello accepts no checksums although this side asked for them; the answer may "
-                                        "have been changed in transit"));
+    return finish(
+        Status(Code::kIo, "the answer of " + address_ +
+                              " to the hello accepts no checksums although this side asked for them; the answer may "
+                              "have been changed in transit"));
   }
   options_.hello.checksum = checksum;
   auto connection = ClientConnection::make(shared_, poll_->release(), to_text(current_), options_);

@@ -112,7 +112,8 @@ void UvEventPort::clear_alarm() {
 }
 
 bool UvEventPort::make_room() {
-  std::byte* volatile there = new (std::nothrow) std::byte[kRoom];  // volatile: else the compiler may take it for granted
+  // Volatile: else the compiler may take it for granted.
+  std::byte* volatile there = new (std::nothrow) std::byte[kRoom];
   delete[] there;
   if (there || reserve_) {
     if (!there) note_exhausted();

@@ -121,7 +121,8 @@ class UvEventPort final : public kj::EventPort {
   bool alerted_ = false;
   bool exhausted_ = false;
   std::function<void()> save_;
-  std::unique_ptr<std::byte[]> reserve_;  // freed when memory is short, so that the error can be reported and connections closed
+  // Freed when memory is short, so that the error can be reported and connections closed.
+  std::unique_ptr<std::byte[]> reserve_;
   std::atomic<int64_t> spin_{0};
   mutable std::atomic<bool> woken_{false};    // for KJ's executor
   mutable std::atomic<bool> pending_{false};  // an uv_async_send has not been seen by the loop yet

@@ -150,7 +150,7 @@ class FrameReader {
   State state_ = State::kTable;
   uint32_t segments_ = 0;
   std::array<uint32_t, FrameWriter::kMaxSegments> sizes_{};  // words
-  size_t largest_ = kMaxFrameBytes;  // frame that is accepted
+  size_t largest_ = kMaxFrameBytes;                          // frame that is accepted
   kj::Own<Frame> frame_;
   size_t want_ = 0, got_ = 0;  // bytes of body or payload
 

@@ -24,7 +24,7 @@ class FrameWriter {
   static constexpr size_t kMaxSegments = 15;
 
   struct Frame {
-    kj::Own<void> message;  // owns the segments
+    kj::Own<void> message;                           // owns the segments
     std::array<uint32_t, kMaxSegments + 2> table{};  // and its checksum
     std::array<iovec, kMaxSegments + 4> parts{};  // table, segments, checksums; a span's padding is a part of its own
     size_t count = 0, next = 0;
@@ -33,7 +33,7 @@ class FrameWriter {
     uint64_t span = 0;     // id of the span in it, 0: none
     size_t span_part = 0;  // where in parts
     std::vector<std::byte> copy;
-    std::vector<uint8_t> raw;  // bytes without a message: the handshake's
+    std::vector<uint8_t> raw;             // bytes without a message: the handshake's
     std::array<uint32_t, 2> checksums{};  // of the segments before the payload, of the payload
     size_t summed = 0;  // bytes of the span, from where its part begins now, that are in the payload's checksum
   };

@@ -22,13 +22,16 @@ void block_all_signals() {
   pthread_sigmask(SIG_SETMASK, &all, nullptr);
 }
 
-bool is_exhaustion(const kj::Exception& exception) { return std::strstr(exception.getDescription().cStr(), "std::bad_alloc") != nullptr; }
+bool is_exhaustion(const kj::Exception& exception) {
+  return std::strstr(exception.getDescription().cStr(), "std::bad_alloc") != nullptr;
+}
 
 Status to_status(const kj::Exception& exception) {
   const std::string text = exception.getDescription().cStr();
   if (is_exhaustion(exception)) {
-    return Status(Code::kNoMemory, text.rfind("remote", 0) == 0 ? "there is no memory for the messages of a connection at its other end"
-                                                                 : "there is no memory for the messages of a connection");
+    return Status(Code::kNoMemory, text.rfind("remote", 0) == 0
+                                       ? "there is no memory for the messages of a connection at its other end"
+                                       : "there is no memory for the messages of a connection");
   }
   switch (exception.getType()) {
     case kj::Exception::Type::DISCONNECTED:

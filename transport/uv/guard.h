@@ -40,6 +40,6 @@ void block_all_signals();
 
 Status to_status(const kj::Exception& exception);
 bool is_exhaustion(const kj::Exception& exception);  // std::bad_alloc, as KJ has caught it here or at the peer
-std::string errno_text(int error);  // "Connection refused (ECONNREFUSED)"
+std::string errno_text(int error);                   // "Connection refused (ECONNREFUSED)"
 
 }  // namespace dsgd::transport::uv

@@ -58,7 +58,8 @@ Handshake::Outcome Handshake::read(int fd, const char* message, Status* error) {
     if (n > 0) {
       got_ += static_cast<size_t>(n);
     } else if (n == 0) {
-      *error = Status(Code::kUnreachable, std::string("the peer closed the connection before its ") + message + " was complete");
+      *error = Status(Code::kUnreachable,
+                      std::string("the peer closed the connection before its ") + message + " was complete");
       return Outcome::kFailed;
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return Outcome::kBlocked;

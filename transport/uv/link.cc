@@ -28,8 +28,7 @@ constexpr size_t kHeldCredit = 256 << 10;  // a quarter of the window that core 
 class Link::Outgoing final : public capnp::OutgoingRpcMessage, public kj::Refcounted {
  public:
   Outgoing(Link& link, unsigned first_segment_words)
-      : link_(link),
-        message_(first_segment_words == 0 ? capnp::SUGGESTED_FIRST_SEGMENT_WORDS : first_segment_words) {}
+      : link_(link), message_(first_segment_words == 0 ? capnp::SUGGESTED_FIRST_SEGMENT_WORDS : first_segment_words) {}
 
   capnp::AnyPointer::Builder getBody() override { return message_.getRoot<capnp::AnyPointer>(); }
   void send() override {
@@ -66,9 +65,7 @@ class Link::RpcConnection final : public TwoPartyNetwork::Connection {
                                                               ? capnp::rpc::twoparty::Side::SERVER
                                                               : capnp::rpc::twoparty::Side::CLIENT);
   }
-  capnp::rpc::twoparty::VatId::Reader getPeerVatId() override {
-    return peer_.getRoot<capnp::rpc::twoparty::VatId>();
-  }
+  capnp::rpc::twoparty::VatId::Reader getPeerVatId() override { return peer_.getRoot<capnp::rpc::twoparty::VatId>(); }
   kj::Own<capnp::OutgoingRpcMessage> newOutgoingMessage(unsigned first_segment_words) override {
     return link_.port_.noted([&] { return kj::refcounted<Outgoing>(link_, first_segment_words); });
   }
@@ -104,9 +101,8 @@ class Link::Receive {
 
 // ---- the link
 
-Result<std::unique_ptr<Link>> Link::make(UvEventPort& port, Fd fd, capnp::rpc::twoparty::Side side,
-                                         ReadShared& shared, std::atomic<uint64_t>& sent, Events* events,
-                                         FrameReader::Landing* landing) {
+Result<std::unique_ptr<Link>> Link::make(UvEventPort& port, Fd fd, capnp::rpc::twoparty::Side side, ReadShared& shared,
+                                         std::atomic<uint64_t>& sent, Events* events, FrameReader::Landing* landing) {
   std::unique_ptr<Link> link(new Link(port, side, shared, sent, events, landing));
   auto poll = PollFd::make(port, std::move(fd), link.get());
   if (!poll.ok()) return poll.status();
@@ -114,8 +110,8 @@ Result<std::unique_ptr<Link>> Link::make(UvEventPort& port, Fd fd, capnp::rpc::t
   return link;
 }
 
-Link::Link(UvEventPort& port, capnp::rpc::twoparty::Side side, ReadShared& shared,
-           std::atomic<uint64_t>& sent, Events* events, FrameReader::Landing* landing)
+Link::Link(UvEventPort& port, capnp::rpc::twoparty::Side side, ReadShared& shared, std::atomic<uint64_t>& sent,
+           Events* events, FrameReader::Landing* landing)
     : port_(port), shared_(shared), side_(side), sent_(sent), events_(events), reader_(shared, landing) {}
 
 Link::~Link() { stop(); }
@@ -172,15 +168,15 @@ void Link::send(Outgoing& message) {
   };
   add(nullptr, table_words * sizeof(uint32_t));
   // Only the accepting side looks at the second segment by itself.
-  if (side_ == capnp::rpc::twoparty::Side::CLIENT && segments.size() == 2 && segments[1].size() > 0) frame.payload_part = 2;
+  if (side_ == capnp::rpc::twoparty::Side::CLIENT && segments.size() == 2 && segments[1].size() > 0)
+    frame.payload_part = 2;
   for (auto segment : segments) {
     const size_t bytes = segment.size() * sizeof(capnp::word);
     if (!ZeroRegion::contains(segment.begin())) {
       add(segment.begin(), bytes);
       continue;
     }
-    KJ_REQUIRE(span_id_ != 0 && frame.span == 0 && bytes >= span_.size() &&
-               bytes - span_.size() < sizeof kPadding);
+    KJ_REQUIRE(span_id_ != 0 && frame.span == 0 && bytes >= span_.size() && bytes - span_.size() < sizeof kPadding);
     frame.span = span_id_;
     frame.span_part = frame.count;
     add(span_.data(), span_.size());
@@ -354,8 +350,7 @@ std::optional<Status> Link::inspect(Frame& frame) {
                  } else if (reason == kGoodbye) {
                    why = Status();
                  } else {
-                   why = Status(Code::kWorkerLost,
-                                "the peer broke the connection off: " + std::string(reason.cStr()));
+                   why = Status(Code::kWorkerLost, "the peer broke the connection off: " + std::string(reason.cStr()));
                  }
                })) {
     why = Status(Code::kIo, std::string("a malformed message arrived: ") + exception->getDescription().cStr());

@@ -21,9 +21,8 @@
 namespace dsgd::transport::uv {
 
 using TwoPartyNetwork =
-    capnp::VatNetwork<capnp::rpc::twoparty::VatId, capnp::rpc::twoparty::ProvisionId,
-                      capnp::rpc::twoparty::RecipientId, capnp::rpc::twoparty::ThirdPartyCapId,
-                      capnp::rpc::twoparty::JoinResult>;
+    capnp::VatNetwork<capnp::rpc::twoparty::VatId, capnp::rpc::twoparty::ProvisionId, capnp::rpc::twoparty::RecipientId,
+                      capnp::rpc::twoparty::ThirdPartyCapId, capnp::rpc::twoparty::JoinResult>;
 
 class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flushable, private Starving {
  public:
@@ -109,7 +108,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   std::unique_ptr<PollFd> poll_;
   FrameReader reader_;
   FrameWriter writer_;
-  Status corrupted_;  // why it goes down, whatever else fails meanwhile
+  Status corrupted_;            // why it goes down, whatever else fails meanwhile
   Receive* waiting_ = nullptr;  // RPC waits for a message
   bool accepted_ = false, said_goodbye_ = false, down_ = false, stopped_ = false;
   bool flush_queued_ = false, held_ = false, starved_ = false, unreported_ = false;

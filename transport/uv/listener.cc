@@ -24,16 +24,18 @@ constexpr int kBacklog = 1024;
 constexpr Duration kPause = std::chrono::milliseconds(100);
 
 Status in_use(const std::string& address) {
-  return Status(Code::kAddressInUse,
-                "address " + address +
-                    " is in use by another process; choose another port, or port 0 for any free one");
+  return Status(
+      Code::kAddressInUse,
+      "address " + address + " is in use by another process; choose another port, or port 0 for any free one");
 }
 
-const char* path_of(const SocketAddress& address) { return reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path; }
+const char* path_of(const SocketAddress& address) {
+  return reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path;
+}
 
 // The socket file of a process that has died stays behind. It may be removed if no process listens on it.
 bool is_stale(const SocketAddress& address) {
-  struct stat info {};
+  struct stat info{};
   if (::stat(path_of(address), &info) != 0 || !S_ISSOCK(info.st_mode)) return false;  // any other file is kept
   auto probe = make_socket(AF_UNIX);
   if (!probe.ok()) return false;
@@ -79,7 +81,8 @@ Status bind_once(const SocketAddress& address, const std::string& text, BoundSoc
   if (failed != 0) {
     if (errno == EADDRINUSE) return in_use(text);
     if (errno == EADDRNOTAVAIL) {
-      return Status(Code::kUnreachable, "cannot listen on " + text + ": this machine does not have that address; use one of its own");
+      return Status(Code::kUnreachable,
+                    "cannot listen on " + text + ": this machine does not have that address; use one of its own");
     }
     const char* remedy = errno == EACCES ? "; choose a port above 1023, or a directory that you may write to" : "";
     return Status(Code::kIo, "cannot listen on " + text + ": " + errno_text(errno) + remedy);
@@ -106,8 +109,7 @@ Status bind_one(const SocketAddress& address, const std::string& text, BoundSock
 Result<BoundSocket> bind_and_listen(const std::string& address) {
   auto parsed = parse_address(address);
   if (!parsed.ok()) return parsed.status();
-  auto candidates =
-      parsed.value().is_unix ? numeric_addresses(parsed.value()) : resolve_now(parsed.value(), true);
+  auto candidates = parsed.value().is_unix ? numeric_addresses(parsed.value()) : resolve_now(parsed.value(), true);
   if (!candidates.ok()) return candidates.status();
   BoundSocket bound;
   Status status;
@@ -121,7 +123,7 @@ Result<BoundSocket> bind_and_listen(const std::string& address) {
   if (parsed.value().is_unix) {
     bound.address = address;
     bound.unlink_path = parsed.value().path;
-    struct stat info {};
+    struct stat info{};
     if (::stat(bound.unlink_path.c_str(), &info) == 0) {
       bound.device = info.st_dev;
       bound.inode = info.st_ino;
@@ -137,7 +139,8 @@ Result<BoundSocket> bind_and_listen(const std::string& address) {
 
 // ---- connections whose handshake is not finished
 
-class Acceptor::PendingConnection final : public std::enable_shared_from_this<Acceptor::PendingConnection>, private PollFd::Handler {
+class Acceptor::PendingConnection final : public std::enable_shared_from_this<Acceptor::PendingConnection>,
+                                          private PollFd::Handler {
  public:
   PendingConnection(Acceptor& acceptor, std::string from) : acceptor_(acceptor), from_(std::move(from)) {}
   ~PendingConnection() {
@@ -251,8 +254,9 @@ void Acceptor::stop() {
   guests_.clear();
   // Removes the socket file only if it is still ours, and before the socket is closed, so that no other process can replace it meanwhile.
   const std::string path = std::exchange(socket_.unlink_path, {});
-  struct stat info {};
-  if (!path.empty() && ::stat(path.c_str(), &info) == 0 && info.st_dev == socket_.device && info.st_ino == socket_.inode) {
+  struct stat info{};
+  if (!path.empty() && ::stat(path.c_str(), &info) == 0 && info.st_dev == socket_.device &&
+      info.st_ino == socket_.inode) {
     ::unlink(path.c_str());
   }
   poll_.reset();
@@ -271,7 +275,8 @@ void Acceptor::on_readable() {
     SocketAddress from;
     from.length = sizeof from.storage;
     Fd fd = above_standard_streams([this, &from] {
-      return ::accept4(poll_->fd(), reinterpret_cast<sockaddr*>(&from.storage), &from.length, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      return ::accept4(poll_->fd(), reinterpret_cast<sockaddr*>(&from.storage), &from.length,
+                       SOCK_NONBLOCK | SOCK_CLOEXEC);
     });
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;

@@ -16,7 +16,7 @@ namespace dsgd::transport::uv {
 struct BoundSocket {
   Fd fd;
   std::string address;
-  std::string unlink_path;  // of a Unix socket
+  std::string unlink_path;         // of a Unix socket
   uint64_t device = 0, inode = 0;  // identity of the file of a Unix socket
 };
 // Binds and listens. An error names the address and what to do. Any thread.

@@ -10,14 +10,13 @@ namespace dsgd::transport::uv {
 namespace {
 // A backstop: by then each connection has ended by itself (connection.cc).
 constexpr Duration kEnding = std::chrono::seconds(5);
-}
+}  // namespace
 
 // ---- handles of the user
 
 class UvNetwork::UvClientChannel final : public ClientChannel {
  public:
-  explicit UvClientChannel(std::shared_ptr<ClientConnection> connection)
-      : connection_(std::move(connection)) {}
+  explicit UvClientChannel(std::shared_ptr<ClientConnection> connection) : connection_(std::move(connection)) {}
   ~UvClientChannel() override {
     if (origin_.is_gone()) {
       Origin::leave(connection_);
@@ -49,9 +48,7 @@ class UvNetwork::UvClientChannel final : public ClientChannel {
 class UvNetwork::UvListener final : public Listener {
  public:
   UvListener(std::weak_ptr<State> state, std::shared_ptr<Acceptor> acceptor, std::string address)
-      : state_(std::move(state)),
-        acceptor_(std::move(acceptor)),
-        address_(std::move(address)) {}
+      : state_(std::move(state)), acceptor_(std::move(acceptor)), address_(std::move(address)) {}
   ~UvListener() override {
     if (origin_.is_gone()) {
       Origin::leave(acceptor_);

@@ -21,8 +21,7 @@ class EventNotifier final : public Notifier {
   }
   void clear() override {
     uint64_t count;
-    [[maybe_unused]] const ssize_t n =
-        ::read(fd_.get(), &count, sizeof count);  // empty: it was clear already
+    [[maybe_unused]] const ssize_t n = ::read(fd_.get(), &count, sizeof count);  // empty: it was clear already
   }
 
  private:

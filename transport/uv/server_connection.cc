@@ -133,8 +133,7 @@ void ServerConnection::start() {
   }
   if (hello_.checksum) link_->use_checksums();
   if (hello_.role != Role::kPeer) link_->limit_frames(kLargestControlFrame);
-  rpc_.emplace(*link_,
-               kj::Maybe<capnp::Capability::Client>(schema::Wire::Client(kj::heap<WireServer>(anchor_))));
+  rpc_.emplace(*link_, kj::Maybe<capnp::Capability::Client>(schema::Wire::Client(kj::heap<WireServer>(anchor_))));
 }
 
 // ---- calls
@@ -151,8 +150,7 @@ kj::Promise<void> ServerConnection::on_rpc_call(CallContext context) {
     answer_call(id, Status(Code::kClosed, "the connection was closed by the side that accepted it"));
   } else {
     auto answer = std::make_shared<Answer>(anchor_, id);
-    handler_->on_call(*this, std::move(request).value(),
-                      [answer](Result<Message> result) { answer->give(result); });
+    handler_->on_call(*this, std::move(request).value(), [answer](Result<Message> result) { answer->give(result); });
   }
   return kj::mv(paf.promise);
 }
@@ -216,12 +214,11 @@ void ServerConnection::answer_push(uint64_t id, const Status& status) {
   auto node = pushes_.extract(id);
   if (node.empty()) return;
   OpenPush& push = node.mapped();
-  KJ_IF_MAYBE (
-      exception, kj::runCatchingExceptions([&] {
-        push.context.releaseParams();
-        write(status, push.context.getResults(capnp::MessageSize{words_for(status) + 8, 0}).initStatus());
-        push.fulfiller->fulfill();
-      })) {
+  KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
+                 push.context.releaseParams();
+                 write(status, push.context.getResults(capnp::MessageSize{words_for(status) + 8, 0}).initStatus());
+                 push.fulfiller->fulfill();
+               })) {
     push.fulfiller->reject(kj::mv(*exception));
   }
 }
@@ -256,8 +253,7 @@ void ServerConnection::broken(const Status& why) {
   auto* handler = std::exchange(handler_, nullptr);
   if (!handler) return;
   handler->on_close(
-      *this,
-      why.ok() ? why : Status(why.code(), "the connection from " + peer_ + " is broken: " + why.message()));
+      *this, why.ok() ? why : Status(why.code(), "the connection from " + peer_ + " is broken: " + why.message()));
 }
 
 void ServerConnection::tear_down() {

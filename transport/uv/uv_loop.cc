@@ -17,7 +17,8 @@ namespace {
 
 constexpr Duration kLinger = std::chrono::milliseconds(1);
 constexpr int kRoundsBeforeDeepSleep = 8;
-constexpr size_t kPosted = 64;  // tasks for which there is a place from the beginning, which what ends a session relies on
+// Tasks for which there is a place from the beginning, which what ends a session relies on.
+constexpr size_t kPosted = 64;
 constexpr unsigned kTurns = 16;  // of KJ's loop, for which there is to be room
 constexpr Duration kExhaustedPause = std::chrono::milliseconds(10);
 
@@ -75,9 +76,7 @@ Time UvLoop::now() const {
   return std::chrono::seconds(ts.tv_sec) + std::chrono::nanoseconds(ts.tv_nsec);
 }
 
-bool UvLoop::on_loop() const {
-  return driver_id_.load(std::memory_order_relaxed) == std::this_thread::get_id();
-}
+bool UvLoop::on_loop() const { return driver_id_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
 
 uint64_t UvLoop::random() {
   uint64_t bits;

@@ -66,8 +66,7 @@ class UvLoop final : public Loop {
   void thread_main(const std::string& name);
   void drive_until_yield();
   bool drive(const std::atomic<bool>& done, Time deadline);  // false: this thread has a KJ loop of its own
-  void wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
-                      bool may_drive);
+  void wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline, bool may_drive);
   void hand_over();  // with the lock
   bool someone_may_drive() const;
   void call_thread();  // with the lock
@@ -91,7 +90,7 @@ class UvLoop final : public Loop {
   Driver driver_ = Driver::kNone;
   Waiter* waiters_ = nullptr;  // the first of them; in the order in which they came
   Time last_caller_ = Time::min();
-  Time polled_{};  // when the driver last looked at the sockets; the driver's own
+  Time polled_{};               // when the driver last looked at the sockets; the driver's own
   bool thread_called_ = false;  // the thread shall drive now, not a millisecond later
   bool thread_deep_ = false;    // the thread sleeps without looking at the clock
   bool stop_ = false;

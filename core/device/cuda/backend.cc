@@ -35,21 +35,22 @@ constexpr int kOldestDriver = 13000;  // CUDA 13, that is driver 580: what the r
 
 int32_t failed(Message* message, const Handle* device, const char* call, cudaError_t error) {
   const Code code = error == cudaErrorMemoryAllocation ? Code::kNoMemory : Code::kInternal;
-  return fail(message, code, "cuda:%d: %.*s failed: %s (%s)", device->index, static_cast<int>(std::strcspn(call, "(")), call,
-              cudaGetErrorString(error), cudaGetErrorName(error));
+  return fail(message, code, "cuda:%d: %.*s failed: %s (%s)", device->index, static_cast<int>(std::strcspn(call, "(")),
+              call, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
 // The device's context is the thread's from here on to the end of the function.
-#define DSGD_CURRENT(device)                                                                                                \
-  const Current current(device);                                                                                            \
-  if (!current.ok()) return fail(message, Code::kInternal, "cuda:%d: its context is gone; was the device reset?", (device)->index)
+#define DSGD_CURRENT(device)     \
+  const Current current(device); \
+  if (!current.ok())             \
+  return fail(message, Code::kInternal, "cuda:%d: its context is gone; was the device reset?", (device)->index)
 
-#define DSGD_CUDA(device, call)                                                            \
-  do {                                                                                     \
-    if (const cudaError_t error_ = (call); error_ != cudaSuccess) {                        \
-      (void)cudaGetLastError();                                                            \
-      return failed(message, device, #call, error_);                                       \
-    }                                                                                      \
+#define DSGD_CUDA(device, call)                                     \
+  do {                                                              \
+    if (const cudaError_t error_ = (call); error_ != cudaSuccess) { \
+      (void)cudaGetLastError();                                     \
+      return failed(message, device, #call, error_);                \
+    }                                                               \
   } while (false)
 
 int32_t device_count(int32_t* count, Message* message) {
@@ -97,8 +98,10 @@ FoundDriver look_for_driver() {
   const auto look = [&found](const char* name, auto* function) {
     void* address = nullptr;
     cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
-    if (found.error == cudaSuccess) found.error = cudaGetDriverEntryPointByVersion(name, &address, kSince, cudaEnableDefault, &how);
-    if (found.error == cudaSuccess && (how != cudaDriverEntryPointSuccess || !address)) found.error = cudaErrorSymbolNotFound;
+    if (found.error == cudaSuccess)
+      found.error = cudaGetDriverEntryPointByVersion(name, &address, kSince, cudaEnableDefault, &how);
+    if (found.error == cudaSuccess && (how != cudaDriverEntryPointSuccess || !address))
+      found.error = cudaErrorSymbolNotFound;
     *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(address);
   };
   look("cuDevicePrimaryCtxRetain", &found.driver.retain);
@@ -128,15 +131,16 @@ int32_t open(int32_t index, Handle** device, Message* message) {
   std::memcpy(&handle->id, &properties.uuid, sizeof handle->id);
   add_host(&handle->id);
   if (properties.major < 8) {
-    return fail(message, Code::kUnsupported, "cuda:%d (%s) is too old; compute capability 8.0 or later is needed", index, text);
+    return fail(message, Code::kUnsupported, "cuda:%d (%s) is too old; compute capability 8.0 or later is needed",
+                index, text);
   }
   const FoundDriver& found = found_driver();
   if (found.error != cudaSuccess) return failed(message, handle.get(), "cudaGetDriverEntryPointByVersion", found.error);
   // Never released: the runtime keeps what it makes in the context for the process's life, too.
   if (const CUresult retained = found.driver.retain(&handle->context, index); retained != CUDA_SUCCESS) {
     return fail(message, retained == CUDA_ERROR_OUT_OF_MEMORY ? Code::kNoMemory : Code::kInternal,
-                "cuda:%d: cuDevicePrimaryCtxRetain failed with code %d; is the device in use by another process alone?", index,
-                static_cast<int>(retained));
+                "cuda:%d: cuDevicePrimaryCtxRetain failed with code %d; is the device in use by another process alone?",
+                index, static_cast<int>(retained));
   }
   DSGD_CURRENT(handle.get());
   // Now, rather than at first use: loading one may wait for all work of the device, which may wait for that step.
@@ -194,10 +198,11 @@ int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message
     cudaPointerAttributes attributes{};
     DSGD_CUDA(device, cudaPointerGetAttributes(&attributes, end));
     if (attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost) {
-      return fail(message, Code::kInvalidArgument,
-                  "the buffer is host memory, but its replica is on cuda:%d; give memory of that device, or add the replica "
-                  "on \"cpu\"",
-                  device->index);
+      return fail(
+          message, Code::kInvalidArgument,
+          "the buffer is host memory, but its replica is on cuda:%d; give memory of that device, or add the replica "
+          "on \"cpu\"",
+          device->index);
     }
     if (attributes.type == cudaMemoryTypeDevice && attributes.device != device->index) {
       return fail(message, Code::kInvalidArgument, "the buffer is memory of cuda:%d, but its replica is on cuda:%d",
@@ -272,7 +277,8 @@ void queue_close(Queue* queue) {
 
 int32_t queue_open(Handle* device, Queue** queue, Message* message) {
   DSGD_CURRENT(device);
-  auto made = std::unique_ptr<Queue, void (*)(Queue*)>(new (std::nothrow) Queue{device, nullptr, nullptr, nullptr}, queue_close);
+  auto made = std::unique_ptr<Queue, void (*)(Queue*)>(new (std::nothrow) Queue{device, nullptr, nullptr, nullptr},
+                                                       queue_close);
   if (!made) return fail(message, Code::kNoMemory, "cuda:%d: no memory", device->index);
   DSGD_CUDA(device, cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking));
   DSGD_CUDA(device, cudaStreamCreateWithFlags(&made->notices, cudaStreamNonBlocking));
@@ -323,8 +329,9 @@ class SumBatch {
         if (const int32_t code = flush()) return code;
       }
       const uint32_t some = std::min(piece.terms - done, Kernel::kTerms - kernel_.terms);
-      kernel_.piece[kernel_.pieces++] = {bucket + piece.position, piece.count,  kernel_.blocks,
-                                         static_cast<uint16_t>(kernel_.terms), static_cast<uint16_t>(some), done > 0};
+      kernel_.piece[kernel_.pieces++] = {
+          bucket + piece.position,     piece.count, kernel_.blocks, static_cast<uint16_t>(kernel_.terms),
+          static_cast<uint16_t>(some), done > 0};
       for (uint32_t t = done; t < done + some; ++t) {
         kernel_.term[kernel_.terms++] = {static_cast<const Stored*>(terms[piece.first_term + t].gradient),
                                          static_cast<T>(terms[piece.first_term + t].weight)};
@@ -382,7 +389,8 @@ int32_t sum(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, c
 }
 
 template <typename T>
-int32_t squares_as(Queue* queue, const SquarePiece* pieces, uint32_t count, const T* bucket, double* sums, Message* message) {
+int32_t squares_as(Queue* queue, const SquarePiece* pieces, uint32_t count, const T* bucket, double* sums,
+                   Message* message) {
   using Kernel = SquareKernel<T, Room::kMany>;
   for (uint32_t p = 0; p < count;) {
     Kernel kernel;
@@ -402,7 +410,8 @@ int32_t squares_as(Queue* queue, const SquarePiece* pieces, uint32_t count, cons
 int32_t squares(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* sums,
                 Message* message) {
   DSGD_CURRENT(queue->device);
-  if (dtype == DType::kFloat64) return squares_as(queue, pieces, count, static_cast<const double*>(bucket), sums, message);
+  if (dtype == DType::kFloat64)
+    return squares_as(queue, pieces, count, static_cast<const double*>(bucket), sums, message);
   return squares_as(queue, pieces, count, static_cast<const float*>(bucket), sums, message);
 }
 
@@ -414,7 +423,8 @@ class UpdateBatch {
   // The update, with as many replicas as a piece has room for.
   int32_t add(const UpdatePiece& given, void* const* targets, const T* bucket) {
     if (given.count == 0 || given.targets == 0) return 0;
-    return push(given, given.action, bucket + given.position, targets + given.first_target, std::min(given.targets, Kernel::kTargets));
+    return push(given, given.action, bucket + given.position, targets + given.first_target,
+                std::min(given.targets, Kernel::kTargets));
   }
   // Behind that, further replicas get copies of the first one's result: of its master values, or, where these are not updated, the
   // same once more.
@@ -424,7 +434,9 @@ class UpdateBatch {
     const T* result = updated ? result_of(given, targets) : bucket + given.position;
     for (uint32_t done = Kernel::kTargets; done < given.targets; done += Kernel::kTargets) {
       const uint32_t some = std::min(given.targets - done, Kernel::kTargets);
-      if (const int32_t code = push(given, updated ? Action::kCopy : given.action, result, targets + given.first_target + done, some)) return code;
+      if (const int32_t code =
+              push(given, updated ? Action::kCopy : given.action, result, targets + given.first_target + done, some))
+        return code;
     }
     return 0;
   }
@@ -466,7 +478,7 @@ class UpdateBatch {
 
   // Of the pieces that follow, too, as long as they have the same.
   void add_rule(const UpdateRule& given) {
-    kernel_.rule[kernel_.rules++] = {given.kind,      given.momentum, given.adam_decay,      given.sgd_decay,
+    kernel_.rule[kernel_.rules++] = {given.kind,     given.momentum, given.adam_decay,  given.sgd_decay,
                                      given.nesterov, given.amsgrad,  given.as<T>().sgd, given.as<T>().adam};
     last_ = &given;
   }
@@ -492,8 +504,8 @@ int32_t update_as(Queue* queue, const UpdatePiece* pieces, uint32_t count, void*
   return add_all(&UpdateBatch<Stored>::add_further);
 }
 
-int32_t update(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets, const void* bucket,
-               Message* message) {
+int32_t update(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets,
+               const void* bucket, Message* message) {
   DSGD_CURRENT(queue->device);
   if (dtype == DType::kFloat64) return update_as<double>(queue, pieces, count, targets, bucket, message);
   int32_t code = update_as<float>(queue, pieces, count, targets, bucket, message);
@@ -543,8 +555,8 @@ int32_t check_capture(const Handle* device, void* given, Message* message) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) (void)cudaGetLastError();  // what comes next tells
   if (capture == cudaStreamCaptureStatusNone) return 0;
-  return fail(message, Code::kInvalidArgument, "cuda:%d: the stream is being captured into a graph; use it before or after that",
-              device->index);
+  return fail(message, Code::kInvalidArgument,
+              "cuda:%d: the stream is being captured into a graph; use it before or after that", device->index);
 }
 
 int32_t event_record_stream(Event* event, void* stream, Message* message) {
@@ -554,8 +566,8 @@ int32_t event_record_stream(Event* event, void* stream, Message* message) {
   if (error == cudaSuccess) return 0;
   (void)cudaGetLastError();
   if (error == cudaErrorInvalidResourceHandle || error == cudaErrorContextIsDestroyed) {
-    return fail(message, Code::kInvalidArgument, "cuda:%d: it is no stream of this device's (%s); give one that is", event->device->index,
-                cudaGetErrorName(error));
+    return fail(message, Code::kInvalidArgument, "cuda:%d: it is no stream of this device's (%s); give one that is",
+                event->device->index, cudaGetErrorName(error));
   }
   return failed(message, event->device, "cudaEventRecord", error);
 }

@@ -28,9 +28,12 @@ constexpr auto kFinalize = std::chrono::milliseconds(500);  // the others may no
 
 const char* name_of(Collective collective) {
   switch (collective) {
-    case Collective::kAllReduce: return "all-reduce";
-    case Collective::kReduceScatter: return "reduce-scatter";
-    case Collective::kAllGather: return "all-gather";
+    case Collective::kAllReduce:
+      return "all-reduce";
+    case Collective::kReduceScatter:
+      return "reduce-scatter";
+    case Collective::kAllGather:
+      return "all-gather";
   }
   return "";
 }
@@ -152,11 +155,12 @@ void Comm::run() {
       lock.lock();
       if (progress) continue;
       wakeup->changed.wait_for(lock, cuda::kLook,
-                             [this] { return wakeup->rung || ending || failure.code != 0 || !waiting.empty(); });
+                               [this] { return wakeup->rung || ending || failure.code != 0 || !waiting.empty(); });
     }
   }
   const bool good_order = failure.code == 0 && enqueued.empty() && waiting.empty();
-  if (!good_order) break_off(lock);  // before the devices have let go of it: what they wait for, in the host's streams, may not end
+  // Before the devices have let go of it: what they wait for, in the host's streams, may not end.
+  if (!good_order) break_off(lock);
   lock.unlock();
   Message ignored;
   if (ranks && good_order && ranks->finalize(&ignored) == 0) {
@@ -214,9 +218,11 @@ int32_t Comm::enqueue_now(const cuda::Item& item, Message* message) {
       if (code == 0) code = cuda::copy(queues[copy.device], copy.to, copy.from, copy.nbytes, message);
     }
   };
-  for (size_t d = 0; d < item.after.size() && code == 0; ++d) code = cuda::queue_wait(queues[d], item.after[d], message);
+  for (size_t d = 0; d < item.after.size() && code == 0; ++d)
+    code = cuda::queue_wait(queues[d], item.after[d], message);
   copy_all(item.before);
-  if (code == 0) code = ranks->enqueue(work.collective, work.dtype, item.buffers.data(), work.count, queues.data(), message);
+  if (code == 0)
+    code = ranks->enqueue(work.collective, work.dtype, item.buffers.data(), work.count, queues.data(), message);
   // Only then is it in the queues, and something else can be put behind it.
   if (code == 0) code = wait_until_over(item.until, false, cuda::name_of(work.collective), message);
   copy_all(item.behind);
@@ -227,7 +233,8 @@ int32_t Comm::enqueue_now(const cuda::Item& item, Message* message) {
     code = cuda::queue_notify(
         queues[d],
         [](void* context) {
-          const std::unique_ptr<std::shared_ptr<cuda::Wakeup>> wakeup(static_cast<std::shared_ptr<cuda::Wakeup>*>(context));
+          const std::unique_ptr<std::shared_ptr<cuda::Wakeup>> wakeup(
+              static_cast<std::shared_ptr<cuda::Wakeup>*>(context));
           std::lock_guard lock((*wakeup)->mutex);
           (*wakeup)->rung = true;
           (*wakeup)->changed.notify_all();
@@ -252,7 +259,8 @@ bool Comm::look() {
   // Asked after the events: what others broke off has not ended well, though the devices are through with it.
   bool over = false;
   if (code == 0) code = ranks->over(&over, &message);
-  if (code == 0 && !reached && Clock::now() >= oldest.until) code = too_late(cuda::name_of(oldest.work.collective), &message);
+  if (code == 0 && !reached && Clock::now() >= oldest.until)
+    code = too_late(cuda::name_of(oldest.work.collective), &message);
   if (code != 0) {
     fail({code, message.text});
     return true;
@@ -284,14 +292,15 @@ int32_t Comm::wait_until_over(Clock::time_point until, bool closing, const char*
 }
 
 int32_t Comm::too_late(const char* what, Message* message) const {
-  return cuda::fail(message, Code::kTimeout, "cuda:%d: the %s over %d devices has not ended in time", devices.front()->index, what,
-                    size);
+  return cuda::fail(message, Code::kTimeout, "cuda:%d: the %s over %d devices has not ended in time",
+                    devices.front()->index, what, size);
 }
 
 namespace cuda {
 
 int32_t communicator_open(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first, int32_t size,
-                          int64_t patience, CollectiveEnded ended, void* context, Comm** communicator, Message* message) {
+                          int64_t patience, CollectiveEnded ended, void* context, Comm** communicator,
+                          Message* message) {
   auto made = std::make_unique<Comm>(devices, count, *id, first, size);
   try {
     made->start({{}, {}, {}, {}, {}, {}, from_now(patience), ended, context});
@@ -304,9 +313,15 @@ int32_t communicator_open(Handle* const* devices, uint32_t count, const Communic
 
 void communicator_enqueue(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context) {
   const size_t devices = communicator->count();
-  Item item{*work, {work->buffers, work->buffers + devices}, {}, {work->reached, work->reached + devices},
-            {work->before, work->before + work->befores}, {work->behind, work->behind + work->behinds}, from_now(work->patience),
-            ended, context};
+  Item item{*work,
+            {work->buffers, work->buffers + devices},
+            {},
+            {work->reached, work->reached + devices},
+            {work->before, work->before + work->befores},
+            {work->behind, work->behind + work->behinds},
+            from_now(work->patience),
+            ended,
+            context};
   if (work->after) item.after.assign(work->after, work->after + devices);
   communicator->enqueue(std::move(item));
 }

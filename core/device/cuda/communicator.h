@@ -7,7 +7,8 @@
 namespace dsgd::device::cuda {
 
 int32_t communicator_open(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first, int32_t size,
-                          int64_t patience, CollectiveEnded ended, void* context, Comm** communicator, Message* message);
+                          int64_t patience, CollectiveEnded ended, void* context, Comm** communicator,
+                          Message* message);
 void communicator_enqueue(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context);
 void communicator_fail(Comm* communicator, int32_t code, const char* why);
 void communicator_close(Comm* communicator);

@@ -28,7 +28,8 @@
 namespace dsgd::device::cuda {
 
 inline constexpr uint32_t kThreads = 256;
-inline constexpr uint32_t kElementsPerBlock = 8192;  // of whichever type: enough for each thread, few enough to fill the GPU
+// Of whichever type: enough for each thread, few enough to fill the GPU.
+inline constexpr uint32_t kElementsPerBlock = 8192;
 inline constexpr uint32_t blocks_of(uint64_t count) {
   return static_cast<uint32_t>((count + kElementsPerBlock - 1) / kElementsPerBlock);
 }
@@ -106,7 +107,8 @@ DSGD_KERNEL void for_elements(Block block, Range range, bool in_lanes, Lanes lan
   if (in_lanes) {
     rest = range.begin + (range.end - range.begin) / kCount * kCount;
     uint64_t i = range.begin + uint64_t{block.thread} * kCount;
-    for (; i + (kRows - 1) * kRow<kCount> < rest; i += kRows * kRow<kCount>) lanes(std::integral_constant<uint32_t, kRows>(), i);
+    for (; i + (kRows - 1) * kRow<kCount> < rest; i += kRows * kRow<kCount>)
+      lanes(std::integral_constant<uint32_t, kRows>(), i);
     for (; i < rest; i += kRow<kCount>) lanes(std::integral_constant<uint32_t, 1>(), i);
   }
   for (uint64_t i = rest + block.thread; i < range.end; i += kThreads) ones(i);
@@ -150,7 +152,8 @@ struct SumKernel : SumParts<Stored> {
   using typename SumParts<Stored>::WeightedTerm;
   using Few = SumKernel<Stored, Room::kFew>;
   static constexpr size_t kBytes = parameter_bytes(kRoom);
-  static constexpr uint32_t kPhases = 1, kPieces = kRoom == Room::kFew ? 48 : 400, kTerms = kRoom == Room::kFew ? 128 : 1200;
+  static constexpr uint32_t kPhases = 1, kPieces = kRoom == Room::kFew ? 48 : 400,
+                            kTerms = kRoom == Room::kFew ? 128 : 1200;
   uint32_t pieces = 0, terms = 0, blocks = 0;
   Piece piece[kPieces];
   WeightedTerm term[kTerms];
@@ -181,7 +184,8 @@ struct SumKernel : SumParts<Stored> {
             const WeightedTerm& from = term[p.first_term + t];
             Lane<Stored, kCount> gradient[kRows];
             DSGD_UNROLL
-            for (uint32_t row = 0; row < kRows; ++row) gradient[row] = load<kCount>(from.gradient + i + row * kRow<kCount>);
+            for (uint32_t row = 0; row < kRows; ++row)
+              gradient[row] = load<kCount>(from.gradient + i + row * kRow<kCount>);
             DSGD_UNROLL
             for (uint32_t row = 0; row < kRows; ++row) {
               DSGD_UNROLL
@@ -306,7 +310,8 @@ struct UpdateKernel : UpdateParts<Stored> {
   using Few = UpdateKernel<Stored, Room::kFew>;
   static constexpr bool kMaster = !std::is_same_v<T, Stored>;
   static constexpr size_t kBytes = parameter_bytes(kRoom);
-  static constexpr uint32_t kPhases = 1, kPieces = kRoom == Room::kFew ? 24 : 280, kRules = kRoom == Room::kFew ? 8 : 24;
+  static constexpr uint32_t kPhases = 1, kPieces = kRoom == Room::kFew ? 24 : 280,
+                            kRules = kRoom == Room::kFew ? 8 : 24;
   uint32_t pieces = 0, rules = 0, blocks = 0;
   Piece piece[kPieces];
   Rule rule[kRules];
@@ -340,7 +345,8 @@ struct UpdateKernel : UpdateParts<Stored> {
     static constexpr uint32_t kStates = kMomentum == update::Momentum::kNone ? 0 : 1;
     DSGD_KERNEL static T step(const Piece&, const Rule& r, T mean, T value, T* state) {
       T buffer = 0;
-      const T result = update::sgd<kDecay, kMomentum, kNesterov>(r.sgd, mean, value, kStates ? state[0] : T{0}, &buffer);
+      const T result =
+          update::sgd<kDecay, kMomentum, kNesterov>(r.sgd, mean, value, kStates ? state[0] : T{0}, &buffer);
       if (kStates) state[0] = buffer;
       return result;
     }
@@ -369,9 +375,12 @@ struct UpdateKernel : UpdateParts<Stored> {
   DSGD_KERNEL static void run_adam(const Piece& p, const Rule& r, Block block) {
     using update::Decay;
     switch (r.adam_decay) {
-      case Decay::kNone: return run<Adam<Decay::kNone, kAmsGrad>>(p, r, block);
-      case Decay::kCoupled: return run<Adam<Decay::kCoupled, kAmsGrad>>(p, r, block);
-      case Decay::kDecoupled: return run<Adam<Decay::kDecoupled, kAmsGrad>>(p, r, block);
+      case Decay::kNone:
+        return run<Adam<Decay::kNone, kAmsGrad>>(p, r, block);
+      case Decay::kCoupled:
+        return run<Adam<Decay::kCoupled, kAmsGrad>>(p, r, block);
+      case Decay::kDecoupled:
+        return run<Adam<Decay::kDecoupled, kAmsGrad>>(p, r, block);
     }
   }
 
@@ -444,10 +453,13 @@ struct UpdateKernel : UpdateParts<Stored> {
 };
 
 // All of them, for what is done with each.
-#define DSGD_KERNELS_OF_ROOM(X, room)                                                                                     \
-  X(SumKernel<float, room>) X(SumKernel<double, room>) X(SumKernel<Float16, room>) X(SumKernel<Bfloat16, room>)           \
-  X(SquareKernel<float, room>) X(SquareKernel<double, room>)                                                              \
-  X(UpdateKernel<float, room>) X(UpdateKernel<double, room>) X(UpdateKernel<Float16, room>) X(UpdateKernel<Bfloat16, room>)
+// clang-format off
+#define DSGD_KERNELS_OF_ROOM(X, room)                                                                             \
+  X(SumKernel<float, room>) X(SumKernel<double, room>) X(SumKernel<Float16, room>) X(SumKernel<Bfloat16, room>)   \
+  X(SquareKernel<float, room>) X(SquareKernel<double, room>)                                                      \
+  X(UpdateKernel<float, room>) X(UpdateKernel<double, room>)                                                      \
+  X(UpdateKernel<Float16, room>) X(UpdateKernel<Bfloat16, room>)
+// clang-format on
 #define DSGD_KERNELS(X) DSGD_KERNELS_OF_ROOM(X, Room::kFew) DSGD_KERNELS_OF_ROOM(X, Room::kMany)
 
 }  // namespace dsgd::device::cuda

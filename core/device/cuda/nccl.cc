@@ -26,7 +26,8 @@ struct Loaded {
 };
 
 std::string version_text(int version) {
-  return std::to_string(version / 10000) + '.' + std::to_string(version / 100 % 100) + '.' + std::to_string(version % 100);
+  return std::to_string(version / 10000) + '.' + std::to_string(version / 100 % 100) + '.' +
+         std::to_string(version % 100);
 }
 
 // Where a function's library lies; "" where the loader does not say.
@@ -37,10 +38,10 @@ std::string file_of(const void* function) {
 
 // Functions of a library, or of the process (RTLD_DEFAULT). False: some are missing, and `missing` is the first.
 bool look_up(void* library, Functions* functions, const char** missing) {
-#define DSGD_NCCL_LOOK_UP(name, symbol, result, arguments)                                         \
+#define DSGD_NCCL_LOOK_UP(name, symbol, result, arguments)                                                       \
   if (functions->name = reinterpret_cast<decltype(functions->name)>(dlsym(library, symbol)); !functions->name) { \
-    *missing = symbol;                                                                            \
-    return false;                                                                                 \
+    *missing = symbol;                                                                                           \
+    return false;                                                                                                \
   }
   DSGD_NCCL_FUNCTIONS(DSGD_NCCL_LOOK_UP)
 #undef DSGD_NCCL_LOOK_UP
@@ -66,7 +67,8 @@ void load(const std::string& path, Loaded* loaded) {
       how = "which `nccl_library` = " + path + " names";
       library = own.library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
       if (!library) {
-        loaded->why_not = "`nccl_library` = " + path + " cannot be loaded: " + dlerror() + "; give the path of NCCL's " + kLibrary;
+        loaded->why_not =
+            "`nccl_library` = " + path + " cannot be loaded: " + dlerror() + "; give the path of NCCL's " + kLibrary;
         return;
       }
     }
@@ -75,21 +77,24 @@ void load(const std::string& path, Loaded* loaded) {
       library = own.library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
     }
     if (!library) {
-      loaded->why_not = std::string("NCCL is not there: ") + dlerror() +
-                        "; install it (on Python: pip install nvidia-nccl-cu13), or set `nccl_library` to the path of its " + kLibrary;
+      loaded->why_not =
+          std::string("NCCL is not there: ") + dlerror() +
+          "; install it (on Python: pip install nvidia-nccl-cu13), or set `nccl_library` to the path of its " +
+          kLibrary;
       return;
     }
   }
   if (!look_up(library, &loaded->functions, &missing)) {
-    loaded->why_not = "the NCCL " + how + " has no " + missing + "; NCCL " + version_text(kOldest) + " or later is needed";
+    loaded->why_not =
+        "the NCCL " + how + " has no " + missing + "; NCCL " + version_text(kOldest) + " or later is needed";
     return;
   }
   int version = 0;
   const nccl::Result result = loaded->functions.get_version(&version);
   const std::string file = file_of(reinterpret_cast<const void*>(loaded->functions.get_version));
   if (result != nccl::kSuccess || version < kOldest) {
-    loaded->why_not = "NCCL " + version_text(version) + " (" + file + ", " + how + ") is too old; NCCL " + version_text(kOldest) +
-                      " or later is needed";
+    loaded->why_not = "NCCL " + version_text(version) + " (" + file + ", " + how + ") is too old; NCCL " +
+                      version_text(kOldest) + " or later is needed";
     return;
   }
   own.library = nullptr;
@@ -139,8 +144,8 @@ int32_t communicator_id(CommunicatorId* id, Message* message) {
 int32_t Ranks::failed(Message* message, size_t k, const char* call, nccl::Result result) const {
   const bool lost = result == nccl::kRemoteError || result == nccl::kSystemError;
   const char* more = functions().last_error(comms_[k]);
-  return fail(message, lost ? Code::kWorkerLost : Code::kInternal, "cuda:%d: %s failed: %s%s%s", devices_[k]->index, call,
-              functions().error_string(result), more && *more ? ": " : "", more ? more : "");
+  return fail(message, lost ? Code::kWorkerLost : Code::kInternal, "cuda:%d: %s failed: %s%s%s", devices_[k]->index,
+              call, functions().error_string(result), more && *more ? ": " : "", more ? more : "");
 }
 
 int32_t Ranks::failed_in_group(Message* message, size_t begun, const char* call, nccl::Result result) const {
@@ -164,7 +169,7 @@ int32_t Ranks::init(const CommunicatorId& id, Message* message) {
 }
 
 int32_t Ranks::enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count, Queue* const* queues,
-                     Message* message) {
+                       Message* message) {
   const size_t part = count * dtype_size(dtype);
   const nccl::DataType type = type_of(dtype);
   nccl::Result result = functions().group_start();

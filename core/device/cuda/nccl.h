@@ -21,7 +21,8 @@ class Ranks {
   Ranks(const Ranks&) = delete;
 
   int32_t init(const CommunicatorId& id, Message* message);
-  int32_t enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count, Queue* const* queues, Message* message);
+  int32_t enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count, Queue* const* queues,
+                  Message* message);
   int32_t finalize(Message* message);
   // kWorkerLost: what NCCL says when others have gone.
   int32_t over(bool* over, Message* message);

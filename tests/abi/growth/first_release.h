@@ -31,7 +31,7 @@ typedef struct first_session_info {
 
 typedef struct first_op_options {
   size_t struct_size;
-  void *user_data;
+  void* user_data;
   int32_t timeout_ms;
   uint32_t channel;
 } first_op_options;
@@ -40,18 +40,18 @@ typedef struct first_algorithm {
   size_t struct_size;
   uint32_t version;
   uint32_t flags;
-  void *user;
-  int32_t (*allreduce)(void *user, int32_t rank, int32_t size, uint64_t count, struct dsgd_schedule *schedule);
-  void (*release)(void *user);
+  void* user;
+  int32_t (*allreduce)(void* user, int32_t rank, int32_t size, uint64_t count, struct dsgd_schedule* schedule);
+  void (*release)(void* user);
 } first_algorithm;
 
 typedef struct first_strategy {
   size_t struct_size;
   uint32_t version;
   uint32_t flags;
-  void *user;
-  int32_t (*owner)(void *user, const struct dsgd_placement *placement);
-  void (*release)(void *user);
+  void* user;
+  int32_t (*owner)(void* user, const struct dsgd_placement* placement);
+  void (*release)(void* user);
 } first_strategy;
 
 #endif

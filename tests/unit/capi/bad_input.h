@@ -14,8 +14,8 @@
 // What the error's message must have: the thing, its value and what to do, as far as each applies. null for functions
 // without an error argument.
 struct Words {
-  Words(std::nullptr_t) {}                                                   // NOLINT: the table is to be read
-  Words(const char* word) : message(true), words{word} {}                    // NOLINT
+  Words(std::nullptr_t) {}                                 // NOLINT: the table is to be read
+  Words(const char* word) : message(true), words{word} {}  // NOLINT
   Words(std::initializer_list<const char*> all) : message(true), words(all.begin(), all.end()) {}  // NOLINT
   bool message = false;
   std::vector<std::string> words;

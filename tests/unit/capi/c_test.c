@@ -9,35 +9,36 @@
 
 static int failures = 0;
 
-#define CHECK(condition)                                                                   \
-  do {                                                                                     \
-    if (!(condition)) {                                                                    \
-      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);            \
-      failures++;                                                                          \
-    }                                                                                      \
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+      failures++;                                                               \
+    }                                                                           \
   } while (0)
 
-#define MUST(call)                                                                         \
-  do {                                                                                     \
-    dsgd_error *error = NULL;                                                              \
-    int32_t status = (call);                                                               \
-    if (status < 0) {                                                                      \
+#define MUST(call)                                                                                \
+  do {                                                                                            \
+    dsgd_error* error = NULL;                                                                     \
+    int32_t status = (call);                                                                      \
+    if (status < 0) {                                                                             \
       fprintf(stderr, "%s:%d: %s: %s: %s\n", __FILE__, __LINE__, #call, dsgd_status_name(status), \
-              dsgd_error_message(error));                                                  \
-      exit(1);                                                                             \
-    }                                                                                      \
+              dsgd_error_message(error));                                                         \
+      exit(1);                                                                                    \
+    }                                                                                             \
   } while (0)
 
 static int records = 0;
-static void count_record(const dsgd_log_record *record, void *user) {
+static void count_record(const dsgd_log_record* record, void* user) {
   CHECK(dsgd_log_record_level(record) >= DSGD_LOG_ERROR && dsgd_log_record_level(record) <= DSGD_LOG_DEBUG);
-  CHECK(dsgd_log_record_time_ns(record) > 0 && dsgd_log_record_session(record) > 0 && dsgd_log_record_rank(record) <= 0);
+  CHECK(dsgd_log_record_time_ns(record) > 0 && dsgd_log_record_session(record) > 0 &&
+        dsgd_log_record_rank(record) <= 0);
   CHECK(strlen(dsgd_log_record_message(record)) > 0 && user == &records);
   records++;
 }
 
 /* y = 2 x0 - x1, learned by gradient descent on the squared error; returns the loss. */
-static double gradient_of(const float *value, float *gradient) {
+static double gradient_of(const float* value, float* gradient) {
   static const float inputs[4][2] = {{0, 1}, {1, 0}, {1, 1}, {2, 1}};
   double loss = 0;
   gradient[0] = gradient[1] = 0;
@@ -51,11 +52,11 @@ static double gradient_of(const float *value, float *gradient) {
   return loss;
 }
 
-static void train(dsgd_session *session) {
+static void train(dsgd_session* session) {
   const int64_t shape[1] = {2};
-  dsgd_parameter *weight;
-  dsgd_replica *replica;
-  dsgd_memory *memory;
+  dsgd_parameter* weight;
+  dsgd_replica* replica;
+  dsgd_memory* memory;
   dsgd_step_result result;
   void *value, *gradient;
   uint64_t before, after;
@@ -86,7 +87,7 @@ static void train(dsgd_session *session) {
   CHECK(before != after);
 
   /* The overlapping form, a new rate, a switch of strategy, and the end of the data. */
-  dsgd_op *op;
+  dsgd_op* op;
   MUST(dsgd_learning_rate_set(session, 0.0, &error));
   MUST(dsgd_strategy_set(session, "ps", NULL, NULL, NULL, &error));
   MUST(dsgd_strategy_set(session, "last", NULL, NULL, NULL, &error));
@@ -106,7 +107,7 @@ static void train(dsgd_session *session) {
   dsgd_memory_free(memory);
 }
 
-static void collect(dsgd_session *session) {
+static void collect(dsgd_session* session) {
   double data[2] = {1.5, 2.5}, part[2] = {0, 0};
   dsgd_op *op, *ops[4];
   size_t count = 0;
@@ -117,8 +118,8 @@ static void collect(dsgd_session *session) {
   MUST(dsgd_allgather(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, NULL, NULL, &error));
   CHECK(part[0] == 1.5 && part[1] == 2.5);
   data[0] = 7;
-  MUST(dsgd_reduce_scatter(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, DSGD_SUM, NULL, NULL,
-                           &error));
+  MUST(dsgd_reduce_scatter(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, DSGD_SUM, NULL,
+                           NULL, &error));
   CHECK(part[0] == 7);
   MUST(dsgd_allreduce(session, NULL, NULL, NULL, 0, DSGD_UINT8, DSGD_SUM, NULL, NULL, &error));
 
@@ -141,9 +142,9 @@ static void collect(dsgd_session *session) {
 #error "DSGD_VERSION is wrong"
 #endif
 
-static void share(dsgd_session *session) {
-  dsgd_object *object;
-  dsgd_shard *shard;
+static void share(dsgd_session* session) {
+  dsgd_object* object;
+  dsgd_shard* shard;
   int64_t indices[8];
   size_t count = 0;
   int seen[10] = {0};
@@ -170,23 +171,23 @@ static void share(dsgd_session *session) {
 /* Plug-ins: with one worker neither has anything to do but the owner to be asked. */
 static int asked = 0, released = 0;
 
-static int32_t exchange(void *user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule *schedule) {
+static int32_t exchange(void* user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule* schedule) {
   (void)user;
   if (size != 2) return DSGD_ERR_UNSUPPORTED;
   if (dsgd_schedule_add(schedule, DSGD_TRANSFER_SEND, 0, 1 - rank, 0, count, NULL)) return DSGD_ERR_INTERNAL;
   return dsgd_schedule_add(schedule, DSGD_TRANSFER_REDUCE, 0, 1 - rank, 0, count, NULL);
 }
 
-static int32_t last(void *user, const dsgd_placement *placement) {
+static int32_t last(void* user, const dsgd_placement* placement) {
   CHECK(strlen(dsgd_placement_parameter(placement)) > 0 && strcmp(dsgd_placement_options(placement), "") == 0);
   CHECK(dsgd_placement_begin(placement) + dsgd_placement_count(placement) > 0);
-  ++*(int *)user;
+  ++*(int*)user;
   return dsgd_placement_size(placement) - 1;
 }
 
-static void count_release(void *user) { ++*(int *)user; }
+static void count_release(void* user) { ++*(int*)user; }
 
-static void add_plugins(dsgd_config *config) {
+static void add_plugins(dsgd_config* config) {
   dsgd_algorithm algorithm;
   dsgd_strategy strategy;
   MUST(dsgd_algorithm_init(&algorithm, sizeof algorithm));
@@ -205,8 +206,8 @@ static void add_plugins(dsgd_config *config) {
 }
 
 int main(void) {
-  dsgd_config *config = dsgd_config_new();
-  dsgd_session *session = NULL;
+  dsgd_config* config = dsgd_config_new();
+  dsgd_session* session = NULL;
   MUST(dsgd_config_set(config, "num_workers", "1", &error));
   MUST(dsgd_config_set(config, "log_level", "debug", &error));
   add_plugins(config);

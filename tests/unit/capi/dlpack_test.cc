@@ -91,10 +91,7 @@ TEST_F(DlpackTest, what_does_not_fit_stays_the_callers) {
     int32_t status;
     std::function<void(Tensor&)> spoil;
   } cases[] = {
-      {"DLPack 2.0", DSGD_ERR_UNSUPPORTED,
-       [](Tensor& t) {
-         t.managed.version = {2, 0};
-       }},
+      {"DLPack 2.0", DSGD_ERR_UNSUPPORTED, [](Tensor& t) { t.managed.version = {2, 0}; }},
       {"is on DLPack device (2, 0); the replica is on cpu, which is (1, 0)", DSGD_ERR_INVALID_ARGUMENT,
        [](Tensor& t) { t.managed.dl_tensor.device.device_type = 2; }},
       {"64 bits", DSGD_ERR_INVALID_ARGUMENT, [](Tensor& t) { t.managed.dl_tensor.dtype.bits = 64; }},
@@ -129,8 +126,7 @@ TEST_F(DlpackTest, a_read_only_tensor_is_refused_where_it_would_be_written) {
   ASSERT_EQ(dsgd_optimizer_set(model_.session, "none", nullptr, &error_), DSGD_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(take_message(std::exchange(error_, nullptr)), HasSubstr("'weight'"));
   ASSERT_EQ(bind(other_value_, other_gradient_), DSGD_OK);
-  ASSERT_EQ(dsgd_optimizer_set(model_.session, "none", nullptr, &error_), DSGD_OK)
-      << dsgd_error_message(error_);
+  ASSERT_EQ(dsgd_optimizer_set(model_.session, "none", nullptr, &error_), DSGD_OK) << dsgd_error_message(error_);
   ASSERT_EQ(bind(value_, gradient_), DSGD_ERR_INVALID_ARGUMENT);
 }
 

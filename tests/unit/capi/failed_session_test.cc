@@ -67,7 +67,8 @@ TEST(FailedSession, AnswersEveryCallWithItsFailure) {
   for (const Model* model : {&world.running, &world.fresh}) {
     must(dsgd_abort(model->session, "the data set is gone", nullptr), nullptr, "dsgd_abort");
     dsgd_error* error = nullptr;
-    EXPECT_EQ(dsgd_barrier(model->session, nullptr, nullptr, nullptr, &error), DSGD_ERR_ABORTED);  // from now on the session has failed
+    // From now on the session has failed.
+    EXPECT_EQ(dsgd_barrier(model->session, nullptr, nullptr, nullptr, &error), DSGD_ERR_ABORTED);
     dsgd_error_free(error);
   }
   for (const Call& call : calls()) {

@@ -35,8 +35,10 @@ TEST(ForkTable, has_every_function_of_the_header_that_takes_such_a_handle) {
   for (const auto& [function, arguments] : declared_functions()) {
     if (std::regex_search(arguments, handle)) wanted.insert(function);
   }
-  for (const Call& call : calls()) EXPECT_TRUE(covered.insert(call.function).second) << call.function << " is there twice";
-  for (const auto& [function, why] : kExceptions) EXPECT_TRUE(covered.insert(function).second) << function << " is in both";
+  for (const Call& call : calls())
+    EXPECT_TRUE(covered.insert(call.function).second) << call.function << " is there twice";
+  for (const auto& [function, why] : kExceptions)
+    EXPECT_TRUE(covered.insert(function).second) << function << " is in both";
   EXPECT_GT(wanted.size(), 45u);
   EXPECT_EQ(wanted, covered);
 }
@@ -64,15 +66,16 @@ std::string look_around(World* world) {
   // What holds nothing outside of the process goes on working.
   int64_t indices[16];
   size_t count = 0;
-  if (dsgd_shard_next(world->shard, indices, 16, &count, nullptr) != DSGD_OK || count != 10) wrong += "dsgd_shard_next\n";
+  if (dsgd_shard_next(world->shard, indices, 16, &count, nullptr) != DSGD_OK || count != 10)
+    wrong += "dsgd_shard_next\n";
   if (dsgd_object_nbytes(world->object) != 4) wrong += "dsgd_object_nbytes\n";
   if (dsgd_object_dtype(world->object) != -1) wrong += "dsgd_object_dtype\n";
   if (dsgd_memory_nbytes(world->memory) != 16) wrong += "dsgd_memory_nbytes\n";
   if (dsgd_config_set(world->config, "lease", "3s", nullptr) != DSGD_OK) wrong += "dsgd_config_set\n";
   if (*dsgd_error_message(world->error) == '\0') wrong += "dsgd_error_message\n";
-  delete world;  // frees and finalizes everything
+  delete world;              // frees and finalizes everything
 #ifndef __SANITIZE_THREAD__  // TSan ends a child that starts threads
-  Model own;               // a session of its own
+  Model own;                 // a session of its own
   add_model(&own);
   if (dsgd_barrier(own.session, nullptr, nullptr, nullptr, nullptr) != DSGD_OK) wrong += "no session of its own\n";
   dsgd_finalize(own.session);

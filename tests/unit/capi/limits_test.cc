@@ -53,8 +53,9 @@ TEST(Limits, WithoutDescriptorsInitIsRefusedAndTheHostLives) {
 // The head's: two for each worker; a worker's own: two for each of the others, and two to the head.
 TEST(Limits, AJobThatTheDescriptorsDoNotSufficeForIsRefusedAtOnce) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(_exit(init_with_descriptors(200, 1000)), testing::ExitedWithCode(1),
-              "a job of 1000 workers needs up to 4000 connections in this process, but only 1[0-9][0-9] more .*ulimit -n");
+  EXPECT_EXIT(
+      _exit(init_with_descriptors(200, 1000)), testing::ExitedWithCode(1),
+      "a job of 1000 workers needs up to 4000 connections in this process, but only 1[0-9][0-9] more .*ulimit -n");
 }
 
 // With standard streams closed, what the host prints must not go into a connection, nor libuv find one of them among its own.
@@ -93,7 +94,8 @@ int init_without(const std::vector<int>& streams) {
 
 TEST(Limits, ClosedStandardStreamsStayClosed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  for (const std::vector<int>& streams : std::vector<std::vector<int>>{{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}}) {
+  for (const std::vector<int>& streams :
+       std::vector<std::vector<int>>{{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}}) {
     EXPECT_EXIT(_exit(init_without(streams)), testing::ExitedWithCode(0), "");
   }
 }

@@ -33,9 +33,10 @@ TEST(LocalRank, counts_the_workers_of_the_same_machine) {
     threads.emplace_back([&, rank] {
       const Place& place = by_rank[rank];
       Config own;
-      for (const auto& [key, value] :
-           {std::pair<const char*, std::string>("head", dsgd_head_address(head)), {"num_workers", std::to_string(workers)},
-            {"rank", std::to_string(rank)}, {"embed_head", "never"}}) {
+      for (const auto& [key, value] : {std::pair<const char*, std::string>("head", dsgd_head_address(head)),
+                                       {"num_workers", std::to_string(workers)},
+                                       {"rank", std::to_string(rank)},
+                                       {"embed_head", "never"}}) {
         ASSERT_TRUE(own.set(key, value).ok()) << key;
       }
       auto opened = Session::open(own, std::make_unique<NodeEnvironment>(place.machine), std::make_shared<Log>());

@@ -91,7 +91,8 @@ Record copy(const dsgd_log_record* record) {
 }
 
 int64_t unix_time_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 struct Records {
@@ -117,9 +118,8 @@ struct Records {
   void wait_for(const std::string& text) {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] {
-      return std::any_of(all.begin(), all.end(), [&](const auto& record) {
-        return record.message.find(text) != std::string::npos;
-      });
+      return std::any_of(all.begin(), all.end(),
+                         [&](const auto& record) { return record.message.find(text) != std::string::npos; });
     });
   }
 };
@@ -218,8 +218,7 @@ TEST(LogHook, gets_the_records_of_its_own_session_alone) {
 TEST(LogHook, gets_the_time_the_session_and_its_rank_once_known) {
   const int64_t before = unix_time_ns();
   std::vector<Records> records(2);
-  dsgd_test::run_job(
-      2, {{"log_level", "debug"}}, [](dsgd_session* session, int) { start(session); }, hooks(records));
+  dsgd_test::run_job(2, {{"log_level", "debug"}}, [](dsgd_session* session, int) { start(session); }, hooks(records));
   const int64_t after = unix_time_ns();
   std::set<uint64_t> sessions;
   for (Records& one : records) {
@@ -279,9 +278,9 @@ TEST(LogHook, gets_details_at_level_debug_alone) {
   for (const bool details : {true, false}) {
     dsgd_error* error = nullptr;
     dsgd_config* config = quiet_config();
-    for (const auto& [key, value] : {std::pair("head", address.c_str()), std::pair("embed_head", "never"),
-                                     std::pair("init_timeout", details ? "60s" : "200ms"),
-                                     std::pair("log_level", details ? "debug" : "info")}) {
+    for (const auto& [key, value] :
+         {std::pair("head", address.c_str()), std::pair("embed_head", "never"),
+          std::pair("init_timeout", details ? "60s" : "200ms"), std::pair("log_level", details ? "debug" : "info")}) {
       must(dsgd_config_set(config, key, value, &error), error, key);
     }
     Records records;
@@ -398,7 +397,8 @@ TEST(LogPoll, gives_the_records_in_order) {
     for (const std::string& next : {joined, std::string("started: "), std::string("enough")}) {
       for (std::string message; message.find(next) == std::string::npos;) {
         dsgd_log_record* record = nullptr;
-        ASSERT_EQ(dsgd_log_poll(session, next == "enough" ? -1 : 0, &record, nullptr), DSGD_OK) << "before '" << next << "'";
+        ASSERT_EQ(dsgd_log_poll(session, next == "enough" ? -1 : 0, &record, nullptr), DSGD_OK)
+            << "before '" << next << "'";
         message = dsgd_log_record_message(record);
         dsgd_log_record_free(record);
       }

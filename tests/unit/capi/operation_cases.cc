@@ -9,7 +9,8 @@ std::vector<BadCall> operation_cases() {
       {"dsgd_op_id", "NULL", 0, nullptr, [](W, E) { return static_cast<int64_t>(dsgd_op_id(nullptr)); }},
       {"dsgd_op_id", "foreign handle", 0, nullptr,
        [](W w, E) { return static_cast<int64_t>(dsgd_op_id(foreign<dsgd_op>(w.shard))); }},
-      {"dsgd_op_user_data", "NULL", 0, nullptr, [](W, E) { return static_cast<int64_t>(dsgd_op_user_data(nullptr) != nullptr); }},
+      {"dsgd_op_user_data", "NULL", 0, nullptr,
+       [](W, E) { return static_cast<int64_t>(dsgd_op_user_data(nullptr) != nullptr); }},
       {"dsgd_op_user_data", "foreign handle", 0, nullptr,
        [](W w, E) { return static_cast<int64_t>(dsgd_op_user_data(foreign<dsgd_op>(w.shard)) != nullptr); }},
       {"dsgd_op_options_init", "NULL", kInvalid, nullptr,
@@ -38,12 +39,18 @@ std::vector<BadCall> operation_cases() {
        }},
       {"dsgd_op_step_result", "NULL result", kInvalid, "'result' is NULL",
        [](W w, E e) { return dsgd_op_step_result(w.step, nullptr, e); }},
-      {"dsgd_op_step_result", "result without init", kInvalid, {"'result' has struct_size 0", "call dsgd_step_result_init"},
+      {"dsgd_op_step_result",
+       "result without init",
+       kInvalid,
+       {"'result' has struct_size 0", "call dsgd_step_result_init"},
        [](W w, E e) {
          dsgd_step_result result = {};
          return dsgd_op_step_result(w.step, &result, e);
        }},
-      {"dsgd_op_step_result", "not a step", kInvalid, {"barrier", "not a step"},
+      {"dsgd_op_step_result",
+       "not a step",
+       kInvalid,
+       {"barrier", "not a step"},
        [](W w, E e) {
          dsgd_step_result result;
          dsgd_step_result_init(&result, sizeof result);
@@ -59,7 +66,10 @@ std::vector<BadCall> operation_cases() {
        }},
       {"dsgd_op_object", "NULL object", kInvalid, "'object' is NULL",
        [](W w, E e) { return dsgd_op_object(w.get, nullptr, e); }},
-      {"dsgd_op_object", "another op", kInvalid, {"barrier", "not a dsgd_object_get"},
+      {"dsgd_op_object",
+       "another op",
+       kInvalid,
+       {"barrier", "not a dsgd_object_get"},
        [](W w, E e) {
          dsgd_object* object = nullptr;
          return dsgd_op_object(w.barrier, &object, e);
@@ -83,7 +93,10 @@ std::vector<BadCall> operation_cases() {
          dsgd_op* ops[1];
          return dsgd_queue_poll(w.running.session, ops, 1, 0, nullptr, e);
        }},
-      {"dsgd_queue_poll", "no room", kInvalid, {"'max' is 0", "at least 1"},
+      {"dsgd_queue_poll",
+       "no room",
+       kInvalid,
+       {"'max' is 0", "at least 1"},
        [](W w, E e) {
          dsgd_op* ops[1];
          size_t count = 0;
@@ -95,7 +108,10 @@ std::vector<BadCall> operation_cases() {
          size_t count = 0;
          return dsgd_queue_poll(w.running.session, ops, 1, -3, &count, e);
        }},
-      {"dsgd_queue_poll", "nothing in flight", DSGD_ERR_WAIT_TIMEOUT, {"no operation", "within 1 ms"},
+      {"dsgd_queue_poll",
+       "nothing in flight",
+       DSGD_ERR_WAIT_TIMEOUT,
+       {"no operation", "within 1 ms"},
        [](W w, E e) {
          dsgd_op* ops[1];
          size_t count = 0;

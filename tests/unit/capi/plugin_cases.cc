@@ -39,14 +39,16 @@ int64_t with_strategy(World& world, const char* name, dsgd_error** error, void (
 std::vector<BadCall> plugin_cases() {
   using W = World&;
   using E = dsgd_error**;
-  constexpr int64_t kInvalid = DSGD_ERR_INVALID_ARGUMENT, kExists = DSGD_ERR_EXISTS, kUnsupported = DSGD_ERR_UNSUPPORTED;
+  constexpr int64_t kInvalid = DSGD_ERR_INVALID_ARGUMENT, kExists = DSGD_ERR_EXISTS,
+                    kUnsupported = DSGD_ERR_UNSUPPORTED;
   return {
       {"dsgd_schedule_add", "NULL schedule", kInvalid, "'schedule' is NULL",
        [](W, E e) { return dsgd_schedule_add(nullptr, 0, 0, 1, 0, 1, e); }},
       {"dsgd_schedule_add", "foreign handle", kInvalid, "'schedule'",
        [](W w, E e) { return dsgd_schedule_add(foreign<dsgd_schedule>(w.config), 0, 0, 1, 0, 1, e); }},
 
-      {"dsgd_placement_parameter", "NULL", 0, nullptr, [](W, E) { return std::strlen(dsgd_placement_parameter(nullptr)); }},
+      {"dsgd_placement_parameter", "NULL", 0, nullptr,
+       [](W, E) { return std::strlen(dsgd_placement_parameter(nullptr)); }},
       {"dsgd_placement_begin", "NULL", 0, nullptr, [](W, E) { return dsgd_placement_begin(nullptr); }},
       {"dsgd_placement_count", "foreign", 0, nullptr,
        [](W w, E) { return dsgd_placement_count(foreign<dsgd_placement>(w.config)); }},
@@ -75,7 +77,10 @@ std::vector<BadCall> plugin_cases() {
        [](W w, E e) { return with_algorithm(w, "2rings", e, [](dsgd_algorithm*) {}); }},
       {"dsgd_algorithm_register", "a long name", kInvalid, "1 to 64",
        [](W w, E e) { return with_algorithm(w, std::string(65, 'a').c_str(), e, [](dsgd_algorithm*) {}); }},
-      {"dsgd_algorithm_register", "a name that is taken", kExists, {"'direct' is taken", "one of its own"},
+      {"dsgd_algorithm_register",
+       "a name that is taken",
+       kExists,
+       {"'direct' is taken", "one of its own"},
        [](W w, E e) { return with_algorithm(w, "direct", e, [](dsgd_algorithm*) {}); }},
       {"dsgd_algorithm_register", "the name of the selector", kExists, "'auto' is taken",
        [](W w, E e) { return with_algorithm(w, "auto", e, [](dsgd_algorithm*) {}); }},
@@ -83,9 +88,13 @@ std::vector<BadCall> plugin_cases() {
        [](W w, E e) { return dsgd_algorithm_register(w.config, "mine", nullptr, e); }},
       {"dsgd_algorithm_register", "a struct without size", kInvalid, "dsgd_algorithm_init",
        [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->struct_size = 0; }); }},
-      {"dsgd_algorithm_register", "no version", kUnsupported, {"version 0", "set it to DSGD_PLUGIN_VERSION"},
+      {"dsgd_algorithm_register",
+       "no version",
+       kUnsupported,
+       {"version 0", "set it to DSGD_PLUGIN_VERSION"},
        [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->version = 0; }); }},
-      {"dsgd_algorithm_register", "a newer version", kUnsupported, "has version 2, this library supports versions 1 to 1",
+      {"dsgd_algorithm_register", "a newer version", kUnsupported,
+       "has version 2, this library supports versions 1 to 1",
        [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->version = 2; }); }},
       {"dsgd_algorithm_register", "unknown flags", kInvalid, "flags are 4",
        [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->flags = 4; }); }},

@@ -34,9 +34,15 @@ std::vector<BadCall> session_cases() {
          dsgd_session* session = nullptr;
          return dsgd_init(foreign<dsgd_config>(w.shard), &session, e);
        }},
-      {"dsgd_init", "several workers and no head", kInvalid, {"'head' is not set", "num_workers is 2", "DSGD_HEAD"},
+      {"dsgd_init",
+       "several workers and no head",
+       kInvalid,
+       {"'head' is not set", "num_workers is 2", "DSGD_HEAD"},
        [](W, E e) { return init_with("num_workers", "2", e); }},
-      {"dsgd_init", "a head at no address", kInvalid, {"head = 0.0.0.0:7700 names no machine", "give the address"},
+      {"dsgd_init",
+       "a head at no address",
+       kInvalid,
+       {"head = 0.0.0.0:7700 names no machine", "give the address"},
        [](W, E e) { return init_with("head", "0.0.0.0:7700", e); }},
       {"dsgd_init_begin", "NULL session", kInvalid, "'session' is NULL",
        [](W w, E e) {
@@ -49,7 +55,10 @@ std::vector<BadCall> session_cases() {
          dsgd_op* op = nullptr;
          return dsgd_init_begin(foreign<dsgd_config>(w.shard), nullptr, &session, &op, e);
        }},
-      {"dsgd_init_begin", "a channel", kInvalid, {"channel is 1", "only collectives"},
+      {"dsgd_init_begin",
+       "a channel",
+       kInvalid,
+       {"channel is 1", "only collectives"},
        [](W w, E e) {
          dsgd_op_options options = with_timeout(-1);
          options.channel = 1;
@@ -60,20 +69,16 @@ std::vector<BadCall> session_cases() {
       {"dsgd_close", "NULL", kInvalid, "'session' is NULL", [](W, E e) { return dsgd_close(nullptr, 0, e); }},
       {"dsgd_close", "foreign session", kInvalid, "not a dsgd_session",
        [](W w, E e) { return dsgd_close(foreign<dsgd_session>(w.config), 0, e); }},
-      {"dsgd_close", "bad time", kInvalid, "-2",
-       [](W w, E e) { return dsgd_close(w.running.session, -2, e); }},
-      {"dsgd_close", "twice is fine", 0, nullptr,
-       [](W w, E e) { return dsgd_close(w.closed.session, -1, e); }},
+      {"dsgd_close", "bad time", kInvalid, "-2", [](W w, E e) { return dsgd_close(w.running.session, -2, e); }},
+      {"dsgd_close", "twice is fine", 0, nullptr, [](W w, E e) { return dsgd_close(w.closed.session, -1, e); }},
       {"dsgd_session_free", "NULL", 0, nullptr, [](W, E) { return dsgd_session_free(nullptr), 0; }},
       {"dsgd_session_free", "foreign handle", 0, nullptr,
        [](W w, E) { return dsgd_session_free(foreign<dsgd_session>(w.config)), 0; }},
       {"dsgd_finalize", "NULL", 0, nullptr, [](W, E) { return dsgd_finalize(nullptr), 0; }},
       {"dsgd_finalize", "foreign handle", 0, nullptr,
        [](W w, E) { return dsgd_finalize(foreign<dsgd_session>(w.config)), 0; }},
-      {"dsgd_abort", "NULL", kInvalid, "'session' is NULL",
-       [](W, E e) { return dsgd_abort(nullptr, "why", e); }},
-      {"dsgd_abort", "closed", kClosed, "closed",
-       [](W w, E e) { return dsgd_abort(w.closed.session, "why", e); }},
+      {"dsgd_abort", "NULL", kInvalid, "'session' is NULL", [](W, E e) { return dsgd_abort(nullptr, "why", e); }},
+      {"dsgd_abort", "closed", kClosed, "closed", [](W w, E e) { return dsgd_abort(w.closed.session, "why", e); }},
 
       {"dsgd_session_info_init", "NULL", kInvalid, nullptr,
        [](W, E) { return dsgd_session_info_init(nullptr, sizeof(dsgd_session_info)); }},
@@ -88,7 +93,10 @@ std::vector<BadCall> session_cases() {
        [](W w, E e) { return read_info(foreign<dsgd_session>(w.config), sizeof(dsgd_session_info), e); }},
       {"dsgd_session_info_read", "NULL info", kInvalid, "'info' is NULL",
        [](W w, E e) { return dsgd_session_info_read(w.running.session, nullptr, e); }},
-      {"dsgd_session_info_read", "info was not initialized", kInvalid, {"'info'", "struct_size 0", "dsgd_session_info_init"},
+      {"dsgd_session_info_read",
+       "info was not initialized",
+       kInvalid,
+       {"'info'", "struct_size 0", "dsgd_session_info_init"},
        [](W w, E e) { return read_info(w.running.session, 0, e); }},
       {"dsgd_session_info_read", "closed is fine", 0, nullptr,
        [](W w, E e) { return read_info(w.closed.session, sizeof(dsgd_session_info), e); }},
@@ -139,8 +147,7 @@ std::vector<BadCall> session_cases() {
          while (dsgd_log_poll(w.closed.session, 0, &record, nullptr) == DSGD_OK) dsgd_log_record_free(record);
          return dsgd_log_poll(w.closed.session, -1, &record, e);
        }},
-      {"dsgd_log_record_level", "NULL", kInvalid, nullptr,
-       [](W, E) { return dsgd_log_record_level(nullptr); }},
+      {"dsgd_log_record_level", "NULL", kInvalid, nullptr, [](W, E) { return dsgd_log_record_level(nullptr); }},
       {"dsgd_log_record_message", "NULL", 0, nullptr,
        [](W, E) { return std::strlen(dsgd_log_record_message(nullptr)); }},
       {"dsgd_log_record_time_ns", "NULL", 0, nullptr, [](W, E) { return dsgd_log_record_time_ns(nullptr); }},
@@ -158,12 +165,18 @@ std::vector<BadCall> session_cases() {
          dsgd_head* head = nullptr;
          return dsgd_head_start(foreign<dsgd_config>(w.shard), &head, e);
        }},
-      {"dsgd_head_start", "no address", kInvalid, {"`head` is not set", "127.0.0.1:7700"},
+      {"dsgd_head_start",
+       "no address",
+       kInvalid,
+       {"`head` is not set", "127.0.0.1:7700"},
        [](W w, E e) {
          dsgd_head* head = nullptr;
          return dsgd_head_start(w.config, &head, e);
        }},
-      {"dsgd_head_start", "address in use", DSGD_ERR_ADDRESS_IN_USE, {"127.0.0.1:", "in use", "port 0"},
+      {"dsgd_head_start",
+       "address in use",
+       DSGD_ERR_ADDRESS_IN_USE,
+       {"127.0.0.1:", "in use", "port 0"},
        [](W w, E e) {
          dsgd_config* config = quiet_config();
          dsgd_config_set(config, "head", dsgd_head_address(w.head), nullptr);
@@ -175,10 +188,12 @@ std::vector<BadCall> session_cases() {
       {"dsgd_head_address", "NULL", 0, nullptr, [](W, E) { return std::strlen(dsgd_head_address(nullptr)); }},
       {"dsgd_head_address", "foreign handle", 0, nullptr,
        [](W w, E) { return std::strlen(dsgd_head_address(foreign<dsgd_head>(w.shard))); }},
-      {"dsgd_head_wait", "NULL", kInvalid, "'head' is NULL",
-       [](W, E e) { return dsgd_head_wait(nullptr, 0, e); }},
+      {"dsgd_head_wait", "NULL", kInvalid, "'head' is NULL", [](W, E e) { return dsgd_head_wait(nullptr, 0, e); }},
       {"dsgd_head_wait", "bad time", kInvalid, "-9", [](W w, E e) { return dsgd_head_wait(w.head, -9, e); }},
-      {"dsgd_head_wait", "nobody has come", DSGD_ERR_WAIT_TIMEOUT, {"after 0 ms"},
+      {"dsgd_head_wait",
+       "nobody has come",
+       DSGD_ERR_WAIT_TIMEOUT,
+       {"after 0 ms"},
        [](W w, E e) { return dsgd_head_wait(w.head, 0, e); }},
       {"dsgd_head_free", "NULL", 0, nullptr, [](W, E) { return dsgd_head_free(nullptr), 0; }},
       {"dsgd_head_free", "foreign handle", 0, nullptr,
@@ -196,8 +211,7 @@ std::vector<BadCall> session_cases() {
     cases.push_back({name, "NULL", kInvalid, nullptr, [number = number](W, E) { return number(nullptr); }});
     cases.push_back({name, "foreign session", kInvalid, nullptr,
                      [number = number](W w, E) { return number(foreign<dsgd_session>(w.config)); }});
-    cases.push_back(
-        {name, "closed", kClosed, nullptr, [number = number](W w, E) { return number(w.closed.session); }});
+    cases.push_back({name, "closed", kClosed, nullptr, [number = number](W w, E) { return number(w.closed.session); }});
   }
   return cases;
 }

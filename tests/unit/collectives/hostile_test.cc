@@ -39,7 +39,8 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
     MeshOptions options;
     options.receive_memory = 64 << 20;
     options.hello.worker_id = "w0";
-    options.probe = [this](const transport::MemberInfo& peer, transport::Time deadline, std::function<void(const Status&)> done) {
+    options.probe = [this](const transport::MemberInfo& peer, transport::Time deadline,
+                           std::function<void(const Status&)> done) {
       probe(*network_, {}, {}, peer.addresses, deadline, std::move(done));
     };
     mesh = std::make_unique<Mesh>(*network_, options, *this, std::make_shared<Log>());
@@ -62,7 +63,9 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
   Result<Decision> on_hello(const transport::Hello&, const std::string&) override {
     return Decision{network_.get(), mesh.get()};
   }
-  Status on_wrong_token(const transport::Hello&, const std::string&) override { return Status(Code::kUnauthorized, "no"); }
+  Status on_wrong_token(const transport::Hello&, const std::string&) override {
+    return Status(Code::kUnauthorized, "no");
+  }
   transport::Network& network() { return *network_; }
   void on_peer_failure(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
   void on_peer_unreachable(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
@@ -137,12 +140,17 @@ class Attacker final : public transport::ServerHandler, public transport::Accept
     network_->loop().post([this, message, done] { channel->call(message, transport::kNever, done); });
   }
   const std::string& token() const override { return token_; }
-  Result<Decision> on_hello(const transport::Hello&, const std::string&) override { return Decision{network_.get(), this}; }
-  Status on_wrong_token(const transport::Hello&, const std::string&) override { return Status(Code::kUnauthorized, "no"); }
+  Result<Decision> on_hello(const transport::Hello&, const std::string&) override {
+    return Decision{network_.get(), this};
+  }
+  Status on_wrong_token(const transport::Hello&, const std::string&) override {
+    return Status(Code::kUnauthorized, "no");
+  }
   void on_call(transport::ServerChannel&, transport::Message, transport::Responder respond) override {
     respond(transport::Message(transport::Empty{}));
   }
-  void on_bulk_end(transport::ServerChannel&, const BulkHeader&, std::unique_ptr<transport::BulkReceipt> receipt) override {
+  void on_bulk_end(transport::ServerChannel&, const BulkHeader&,
+                   std::unique_ptr<transport::BulkReceipt> receipt) override {
     receipt->finish({});
   }
   void on_close(transport::ServerChannel&, const Status&) override {}
@@ -167,9 +175,7 @@ class HostilePeer : public testing::Test {
         attacker(std::make_unique<Attacker>(world, attacker_process)),
         data(kCount, 1.0f) {}
 
-  void run_until(const std::function<bool()>& predicate) {
-    ASSERT_TRUE(world.run_until(predicate, world.now() + 60s));
-  }
+  void run_until(const std::function<bool()>& predicate) { ASSERT_TRUE(world.run_until(predicate, world.now() + 60s)); }
   void open() {
     victim->open();
     run_until([&] { return victim->opened; });
@@ -206,7 +212,8 @@ class HostilePeer : public testing::Test {
     }
     if (algorithm == "exchange") {
       return std::make_unique<Exchange>(mesh, shape(operation, Kind::kExchange, Algorithm::kOneHop),
-                                        std::vector<std::byte>(16), [this](const Status& s, const auto&) { ended = s; });
+                                        std::vector<std::byte>(16),
+                                        [this](const Status& s, const auto&) { ended = s; });
     }
     if (algorithm == "registered") {
       BulkHeader header = shape(operation, Kind::kAllReduce, Algorithm::kScheduled);
@@ -216,13 +223,15 @@ class HostilePeer : public testing::Test {
       };
       auto schedule = ScheduleAlgorithm("mine", write).schedule(0, 2, kCount).value();
       header.tag = Scheduled::tag(mesh, *schedule);
-      return std::make_unique<Scheduled>(mesh, header, ScheduledPlan{schedule, sizeof(float), bytes().data(), add}, done);
+      return std::make_unique<Scheduled>(mesh, header, ScheduledPlan{schedule, sizeof(float), bytes().data(), add},
+                                         done);
     }
     DirectPlan plan;
     plan.slices = slices_between(balanced_slices(kCount, 2));
     plan.data = plan.result = bytes().data();
     plan.add = add;
-    return std::make_unique<Direct>(mesh, shape(operation, Kind::kAllReduce, Algorithm::kDirect), std::move(plan), false, done);
+    return std::make_unique<Direct>(mesh, shape(operation, Kind::kAllReduce, Algorithm::kDirect), std::move(plan),
+                                    false, done);
   }
   void begin(const std::string& algorithm, uint64_t operation) {
     ended.reset();
@@ -249,7 +258,8 @@ TEST_F(HostilePeer, AClaimWithoutTheJobsNonceIsRefusedAndDoesNotHarmTheRealWorke
   open();
   connect();
   begin("exchange", kFirst);
-  for (const auto& [worker_id, job_nonce] : {std::pair{"w1", ""}, {"w1", "of another job"}, {"w2", kJobNonce.c_str()}}) {
+  for (const auto& [worker_id, job_nonce] :
+       {std::pair{"w1", ""}, {"w1", "of another job"}, {"w2", kJobNonce.c_str()}}) {
     std::optional<Status> refused;
     attacker->claim(worker_id, job_nonce, [&](const Dialled& result) { refused = result.status(); });
     run_until([&] { return refused.has_value(); });
@@ -412,7 +422,8 @@ TEST_F(HostilePeer, ChunksOfAnotherViewOrAnotherWorkerAreRefusedAndChangeNothing
   uint64_t call = 0;
   for (const bool begun : {true, false}) {
     for (const bool as_span : {true, false}) {
-      for (const auto& [view, source] : {std::pair{uint64_t{2}, 1}, {uint64_t{0}, 1}, {uint64_t{1}, 0}, {uint64_t{1}, 2}, {uint64_t{1}, -1}}) {
+      for (const auto& [view, source] :
+           {std::pair{uint64_t{2}, 1}, {uint64_t{0}, 1}, {uint64_t{1}, 0}, {uint64_t{1}, 2}, {uint64_t{1}, -1}}) {
         SCOPED_TRACE("view " + std::to_string(view) + ", rank " + std::to_string(source) + (begun ? ", begun" : "") +
                      (as_span ? ", as a span" : ""));
         const uint64_t operation = Mesh::operation(++call, 0);
@@ -467,10 +478,14 @@ TEST_F(HostilePeer, FailuresWithoutCauseOrFromNobodyAreIgnoredAndForeignObjectsR
   begin("exchange", kFirst);
   const Status cause(Code::kAborted, "nonsense");
   std::vector<std::pair<transport::Message, bool>> messages = {
-      {transport::OperationFailed{1, 1, kFirst, false, Status()}, true}, {transport::OperationFailed{1, 1, kFirst, true, Status()}, true},
-      {transport::OperationFailed{1, 7, kFirst, false, cause}, true},    {transport::OperationFailed{1, -1, kFirst, true, cause}, true},
-      {transport::OperationFailed{1, 0, kFirst, true, cause}, true},     {transport::OperationFailed{2, 1, kFirst, false, cause}, true},
-      {transport::ObjectPart{2, 1, "x", 1, 0, {1}}, false},         {transport::ObjectPart{1, 7, "x", 1, 0, {1}}, false},
+      {transport::OperationFailed{1, 1, kFirst, false, Status()}, true},
+      {transport::OperationFailed{1, 1, kFirst, true, Status()}, true},
+      {transport::OperationFailed{1, 7, kFirst, false, cause}, true},
+      {transport::OperationFailed{1, -1, kFirst, true, cause}, true},
+      {transport::OperationFailed{1, 0, kFirst, true, cause}, true},
+      {transport::OperationFailed{2, 1, kFirst, false, cause}, true},
+      {transport::ObjectPart{2, 1, "x", 1, 0, {1}}, false},
+      {transport::ObjectPart{1, 7, "x", 1, 0, {1}}, false},
       {transport::JoinRequest{}, false}};
   size_t answered = 0;
   for (const auto& [message, accepted] : messages) {
@@ -520,7 +535,8 @@ TEST_F(HostilePeer, WhoHasLeftIsWaitedForALeaseAndThenLost) {
   ASSERT_EQ(victim->failures.size(), 1u);
   EXPECT_EQ(victim->failures[0].first, 1);
   EXPECT_EQ(victim->failures[0].second.code(), Code::kWorkerLost);
-  EXPECT_NE(victim->failures[0].second.message().find("'w1'"), std::string::npos) << victim->failures[0].second.message();
+  EXPECT_NE(victim->failures[0].second.message().find("'w1'"), std::string::npos)
+      << victim->failures[0].second.message();
 }
 
 TEST_F(HostilePeer, WhoHasLeftAndSaysGoodbyeIsNoLoss) {

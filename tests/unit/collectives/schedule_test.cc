@@ -51,7 +51,8 @@ class Execution {
  public:
   Execution(const ScheduleAlgorithm::Write& write, int32_t size, uint64_t count, uint64_t seed) : random_(seed) {
     for (int32_t rank = 0; rank < size; ++rank) {
-      schedules_.push_back(ScheduleAlgorithm("own", write).schedule(rank, size, count).value());  // each worker has its own
+      // Each worker has its own.
+      schedules_.push_back(ScheduleAlgorithm("own", write).schedule(rank, size, count).value());
       data_.emplace_back(count);
       for (uint64_t i = 0; i < count; ++i) data_.back()[i] = element(rank, i);
       waits_.emplace_back();
@@ -62,7 +63,9 @@ class Execution {
       left_ += waits_.back().size();
     }
   }
-  static double element(int32_t rank, uint64_t i) { return static_cast<double>(uint64_t{1} << (6 * rank)) * (i % 3 + 1); }
+  static double element(int32_t rank, uint64_t i) {
+    return static_cast<double>(uint64_t{1} << (6 * rank)) * (i % 3 + 1);
+  }
 
   bool run() {
     while (left_ > 0) {
@@ -235,27 +238,64 @@ struct Wrong {
 // Each of them spoils the ring of 3 workers and 9 elements: slices of 3 elements, rounds 0 to 3.
 TEST(Schedule, WrongOnesAreRefusedAndSayWhatIsWrong) {
   const std::vector<Wrong> cases = {
-      {"nothing", [](int32_t, Transfers& t) { t.clear(); }, "rank 0 ends without rank 1's contribution to elements 0 to 9"},
-      {"a peer too high", [](int32_t r, Transfers& t) { if (r == 1) t[0].peer = 3; },
+      {"nothing", [](int32_t, Transfers& t) { t.clear(); },
+       "rank 0 ends without rank 1's contribution to elements 0 to 9"},
+      {"a peer too high",
+       [](int32_t r, Transfers& t) {
+         if (r == 1) t[0].peer = 3;
+       },
        "rank 1 sends elements 3 to 6 to rank 3 in round 0; peers are the other ranks of 0 .. 2"},
-      {"a negative peer", [](int32_t r, Transfers& t) { if (r == 1) t[1].peer = -1; }, "from rank -1"},
-      {"oneself", [](int32_t r, Transfers& t) { if (r == 1) t[0].peer = 1; }, "to rank 1 in round 0; peers are the other"},
+      {"a negative peer",
+       [](int32_t r, Transfers& t) {
+         if (r == 1) t[1].peer = -1;
+       },
+       "from rank -1"},
+      {"oneself",
+       [](int32_t r, Transfers& t) {
+         if (r == 1) t[0].peer = 1;
+       },
+       "to rank 1 in round 0; peers are the other"},
       {"a negative round", [](int32_t, Transfers& t) { t[0].round = -1; }, "rounds are numbered from 0"},
       {"no elements", [](int32_t, Transfers& t) { t[0].count = 0; }, "leave empty transfers out"},
       {"elements behind the end", [](int32_t, Transfers& t) { t[0].begin = 7; }, "there are no such elements"},
       {"elements far behind the end", [](int32_t, Transfers& t) { t[0].begin = UINT64_MAX - 1; }, "no such elements"},
       {"a count that overflows", [](int32_t, Transfers& t) { t[0].count = UINT64_MAX; }, "no such elements"},
-      {"a receive left out", [](int32_t r, Transfers& t) { if (r == 1) t.erase(t.begin() + 1); },
+      {"a receive left out",
+       [](int32_t r, Transfers& t) {
+         if (r == 1) t.erase(t.begin() + 1);
+       },
        "rank 0 sends elements 0 to 3 to rank 1 in round 0, but rank 1 receives elements 6 to 9 from rank 0 in round 1"},
-      {"the last receive left out", [](int32_t r, Transfers& t) { if (r == 1) t.pop_back(); },
+      {"the last receive left out",
+       [](int32_t r, Transfers& t) {
+         if (r == 1) t.pop_back();
+       },
        "rank 0 sends elements 0 to 3 to rank 1 in round 3, which does not receive it"},
-      {"the last send left out", [](int32_t r, Transfers& t) { if (r == 0) t.erase(t.end() - 2); },
+      {"the last send left out",
+       [](int32_t r, Transfers& t) {
+         if (r == 0) t.erase(t.end() - 2);
+       },
        "rank 1 receives elements 0 to 3 from rank 0 in round 3, which does not send it"},
-      {"another round", [](int32_t r, Transfers& t) { if (r == 1) t.back().round = 4; }, "in round 3, but rank 1 receives"},
-      {"fewer elements", [](int32_t r, Transfers& t) { if (r == 1) t.back().count = 2; }, "but rank 1 receives elements 0 to 2"},
-      {"twice the same", [](int32_t, Transfers& t) { for (Transfer& x : t) if (x.kind == TransferKind::kCopy) x.kind = TransferKind::kReduce; },
+      {"another round",
+       [](int32_t r, Transfers& t) {
+         if (r == 1) t.back().round = 4;
+       },
+       "in round 3, but rank 1 receives"},
+      {"fewer elements",
+       [](int32_t r, Transfers& t) {
+         if (r == 1) t.back().count = 2;
+       },
+       "but rank 1 receives elements 0 to 2"},
+      {"twice the same",
+       [](int32_t, Transfers& t) {
+         for (Transfer& x : t)
+           if (x.kind == TransferKind::kCopy) x.kind = TransferKind::kReduce;
+       },
        "which hold contributions that it has already"},
-      {"copied, not added", [](int32_t, Transfers& t) { for (Transfer& x : t) if (x.kind == TransferKind::kReduce) x.kind = TransferKind::kCopy; },
+      {"copied, not added",
+       [](int32_t, Transfers& t) {
+         for (Transfer& x : t)
+           if (x.kind == TransferKind::kReduce) x.kind = TransferKind::kCopy;
+       },
        "ends without rank"},
       {"without the last rounds", [](int32_t, Transfers& t) { t.resize(4); }, "ends without rank"},
       {"too many", [](int32_t, Transfers& t) { t.resize(65536, t[0]); }, "has 65536 transfers, at most 65535"},
@@ -270,7 +310,8 @@ TEST(Schedule, WrongOnesAreRefusedAndSayWhatIsWrong) {
     ASSERT_FALSE(schedule.ok()) << wrong.name;
     EXPECT_EQ(schedule.status().code(), Code::kInvalidArgument) << wrong.name;
     EXPECT_THAT(schedule.status().message(), HasSubstr(wrong.says)) << wrong.name;
-    EXPECT_THAT(schedule.status().message(), HasSubstr("algorithm 'mine' is wrong for 3 workers and 9 elements")) << wrong.name;
+    EXPECT_THAT(schedule.status().message(), HasSubstr("algorithm 'mine' is wrong for 3 workers and 9 elements"))
+        << wrong.name;
   }
 }
 

@@ -63,8 +63,9 @@ void widens(Format f) {
 template <typename Stored>
 void narrows(Format f) {
   std::mt19937 random(5);
-  std::vector<float> numbers = {0.0f, std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min(), 65519.996f, 65520.0f,
-                                std::numeric_limits<float>::infinity()};
+  std::vector<float> numbers = {
+      0.0f,     std::numeric_limits<float>::max(),     std::numeric_limits<float>::denorm_min(), 65519.996f,
+      65520.0f, std::numeric_limits<float>::infinity()};
   for (uint32_t bits = 0; bits < 0x7fff; bits += 1 + bits / 200) {  // halfway between neighbours, and beside that
     const double halfway = (value_of(f, bits) + value_of(f, bits + 1)) / 2;
     if (halfway > std::numeric_limits<float>::max()) break;
@@ -77,7 +78,8 @@ void narrows(Format f) {
       ASSERT_TRUE(std::isnan(widen(narrow<Stored>(number))));
       continue;
     }
-    const uint32_t expected = std::isinf(number) ? ((1u << f.exponent_bits) - 1) << f.fraction_bits : nearest(f, number);
+    const uint32_t expected =
+        std::isinf(number) ? ((1u << f.exponent_bits) - 1) << f.fraction_bits : nearest(f, number);
     ASSERT_EQ(narrow<Stored>(number).bits, expected) << number;
     ASSERT_EQ(narrow<Stored>(-number).bits, expected | 0x8000u) << -number;
   }

@@ -15,34 +15,62 @@ using config::Variables;
 using testing::AllOf;
 using testing::HasSubstr;
 
-const Variables kTorchrun = {
-    {"GROUP_RANK", "0"},       {"GROUP_WORLD_SIZE", "1"}, {"LOCAL_RANK", "1"},
-    {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "39339"},
-    {"RANK", "1"},             {"TORCHELASTIC_RESTART_COUNT", "0"},
-    {"TORCHELASTIC_RUN_ID", "ceef75a6-8d33-433c-a549-3762e6bbb34f"}, {"WORLD_SIZE", "2"}};
+const Variables kTorchrun = {{"GROUP_RANK", "0"},
+                             {"GROUP_WORLD_SIZE", "1"},
+                             {"LOCAL_RANK", "1"},
+                             {"LOCAL_WORLD_SIZE", "2"},
+                             {"MASTER_ADDR", "localhost"},
+                             {"MASTER_PORT", "39339"},
+                             {"RANK", "1"},
+                             {"TORCHELASTIC_RESTART_COUNT", "0"},
+                             {"TORCHELASTIC_RUN_ID", "ceef75a6-8d33-433c-a549-3762e6bbb34f"},
+                             {"WORLD_SIZE", "2"}};
 
 // The variables of env://, PyTorch's initialization method. Kubeflow's PyTorchJob sets these four for each pod.
-const Variables kPyTorch = {{"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}, {"RANK", "1"}, {"WORLD_SIZE", "2"}};
+const Variables kPyTorch = {
+    {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}, {"RANK", "1"}, {"WORLD_SIZE", "2"}};
 
-const Variables kOpenMpi = {
-    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_NODE_RANK", "1"},
-    {"OMPI_COMM_WORLD_RANK", "1"},        {"OMPI_COMM_WORLD_SIZE", "2"},       {"OMPI_UNIVERSE_SIZE", "2"},
-    {"OMPI_MCA_orte_hnp_uri", "1760493568.0;tcp://192.0.2.2:33033;tcp6://[fd00::2]:33039"},
-    {"PMIX_HOSTNAME", "vm"},              {"PMIX_NAMESPACE", "1760493569"},    {"PMIX_RANK", "1"}};
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                            {"OMPI_COMM_WORLD_NODE_RANK", "1"},
+                            {"OMPI_COMM_WORLD_RANK", "1"},
+                            {"OMPI_COMM_WORLD_SIZE", "2"},
+                            {"OMPI_UNIVERSE_SIZE", "2"},
+                            {"OMPI_MCA_orte_hnp_uri", "1760493568.0;tcp://192.0.2.2:33033;tcp6://[fd00::2]:33039"},
+                            {"PMIX_HOSTNAME", "vm"},
+                            {"PMIX_NAMESPACE", "1760493569"},
+                            {"PMIX_RANK", "1"}};
 
-const Variables kMpich = {{"MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "vm"}, {"MPI_LOCALNRANKS", "2"}, {"MPI_LOCALRANKID", "1"},
-                          {"PMI_FD", "8"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}};
+const Variables kMpich = {{"MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "vm"},
+                          {"MPI_LOCALNRANKS", "2"},
+                          {"MPI_LOCALRANKID", "1"},
+                          {"PMI_FD", "8"},
+                          {"PMI_RANK", "1"},
+                          {"PMI_SIZE", "2"}};
 
-const Variables kSlurm = {
-    {"SLURM_GTIDS", "2,3"},          {"SLURM_JOB_ID", "1"},          {"SLURM_JOB_NODELIST", "n[1-2]"},
-    {"SLURM_JOB_NUM_NODES", "2"},    {"SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"}, {"SLURM_LOCALID", "1"},
-    {"SLURM_NNODES", "2"},           {"SLURM_NODEID", "1"},          {"SLURM_NODELIST", "n[1-2]"},
-    {"SLURM_NTASKS", "4"},           {"SLURM_PROCID", "3"},          {"SLURM_STEP_ID", "0"},
-    {"SLURM_STEP_NODELIST", "n[1-2]"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NUM_TASKS", "4"},
-    {"SLURM_TASKS_PER_NODE", "2(x2)"}, {"SLURM_SUBMIT_HOST", "vm"}};
+const Variables kSlurm = {{"SLURM_GTIDS", "2,3"},
+                          {"SLURM_JOB_ID", "1"},
+                          {"SLURM_JOB_NODELIST", "n[1-2]"},
+                          {"SLURM_JOB_NUM_NODES", "2"},
+                          {"SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"},
+                          {"SLURM_LOCALID", "1"},
+                          {"SLURM_NNODES", "2"},
+                          {"SLURM_NODEID", "1"},
+                          {"SLURM_NODELIST", "n[1-2]"},
+                          {"SLURM_NTASKS", "4"},
+                          {"SLURM_PROCID", "3"},
+                          {"SLURM_STEP_ID", "0"},
+                          {"SLURM_STEP_NODELIST", "n[1-2]"},
+                          {"SLURM_STEP_NUM_NODES", "2"},
+                          {"SLURM_STEP_NUM_TASKS", "4"},
+                          {"SLURM_TASKS_PER_NODE", "2(x2)"},
+                          {"SLURM_SUBMIT_HOST", "vm"}};
 
-const Variables kHorovodrun = {{"HOROVOD_RANK", "1"}, {"HOROVOD_SIZE", "2"}, {"HOROVOD_LOCAL_RANK", "1"},
-                               {"HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1"}, {"HOROVOD_GLOO_RENDEZVOUS_PORT", "65002"}};
+const Variables kHorovodrun = {{"HOROVOD_RANK", "1"},
+                               {"HOROVOD_SIZE", "2"},
+                               {"HOROVOD_LOCAL_RANK", "1"},
+                               {"HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1"},
+                               {"HOROVOD_GLOO_RENDEZVOUS_PORT", "65002"}};
 
 Variables with(Variables variables, const Variables& changes) {
   for (const auto& [name, value] : changes) variables[name] = value;
@@ -84,25 +112,38 @@ TEST(Launcher, GivesSizeRankHeadAndJob) {
       {"torchrun, two hosts",
        with(kTorchrun, {{"LOCAL_WORLD_SIZE", "1"}, {"MASTER_ADDR", "node7"}, {"MASTER_PORT", "29500"}}),
        {"2", "1", "node7:29501", torch_job}},
-      {"torchrun, IPv6", with(kTorchrun, {{"LOCAL_WORLD_SIZE", "1"}, {"MASTER_ADDR", "fd00::7"}}),
+      {"torchrun, IPv6",
+       with(kTorchrun, {{"LOCAL_WORLD_SIZE", "1"}, {"MASTER_ADDR", "fd00::7"}}),
        {"2", "1", "[fd00::7]:39340", torch_job}},
-      {"torchrun, the last port", with(kTorchrun, {{"MASTER_PORT", "65535"}}), {"2", "1", "127.0.0.1:65534", torch_job}},
-      {"torchrun, started again", with(kTorchrun, {{"TORCHELASTIC_RESTART_COUNT", "3"}}),
+      {"torchrun, the last port",
+       with(kTorchrun, {{"MASTER_PORT", "65535"}}),
+       {"2", "1", "127.0.0.1:65534", torch_job}},
+      {"torchrun, started again",
+       with(kTorchrun, {{"TORCHELASTIC_RESTART_COUNT", "3"}}),
        {"2", "1", "127.0.0.1:39340", "ceef75a6-8d33-433c-a549-3762e6bbb34f.3"}},
       {"PyTorch", kPyTorch, {"2", "1", "job-master-0:23457", "pytorch.23456"}},
-      {"PyTorch, one host", with(kPyTorch, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}),
+      {"PyTorch, one host",
+       with(kPyTorch, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}),
        {"2", "1", "127.0.0.1:23457", "pytorch.23456"}},
       {"PyTorch, IPv6", with(kPyTorch, {{"MASTER_ADDR", "fd00::7"}}), {"2", "1", "[fd00::7]:23457", "pytorch.23456"}},
-      {"PyTorch, IPv6 in brackets", with(kPyTorch, {{"MASTER_ADDR", "[fd00::7]"}}), {"2", "1", "[fd00::7]:23457", "pytorch.23456"}},
-      {"PyTorch, the last port", with(kPyTorch, {{"MASTER_PORT", "65535"}}), {"2", "1", "job-master-0:65534", "pytorch.65535"}},
+      {"PyTorch, IPv6 in brackets",
+       with(kPyTorch, {{"MASTER_ADDR", "[fd00::7]"}}),
+       {"2", "1", "[fd00::7]:23457", "pytorch.23456"}},
+      {"PyTorch, the last port",
+       with(kPyTorch, {{"MASTER_PORT", "65535"}}),
+       {"2", "1", "job-master-0:65534", "pytorch.65535"}},
       {"Open MPI", kOpenMpi, {"2", "1", "127.0.0.1:22170", "openmpi.1760493569"}},
       {"MPICH", kMpich, {"2", "1", "127.0.0.1:24567", "mpich.4711"}},
       {"Slurm", kSlurm, {"4", "3", "n1:24567", "slurm.1.0."}},
-      {"Slurm, one host", with(kSlurm, {{"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_STEP_NODELIST", "n2"}}),
+      {"Slurm, one host",
+       with(kSlurm, {{"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_STEP_NODELIST", "n2"}}),
        {"4", "3", "127.0.0.1:24567", "slurm.1.0."}},
-      {"Slurm, the step has another first host", with(kSlurm, {{"SLURM_STEP_NODELIST", "rack[007-009]-x[3,5],n1"}}),
+      {"Slurm, the step has another first host",
+       with(kSlurm, {{"SLURM_STEP_NODELIST", "rack[007-009]-x[3,5],n1"}}),
        {"4", "3", "rack007-x3:24567", "slurm.1.0."}},
-      {"Slurm, without the step's own list", without(kSlurm, "SLURM_STEP_NODELIST"), {"4", "3", "n1:24567", "slurm.1.0."}},
+      {"Slurm, without the step's own list",
+       without(kSlurm, "SLURM_STEP_NODELIST"),
+       {"4", "3", "n1:24567", "slurm.1.0."}},
   };
   for (const auto& test : cases) {
     Config config = started(test.variables);
@@ -120,7 +161,8 @@ TEST(Launcher, GivesSizeRankHeadAndJob) {
     EXPECT_EQ(found, wanted) << test.name;
     EXPECT_TRUE(config.validate().ok()) << test.name;
     EXPECT_FALSE(note.value().warning);
-    EXPECT_THAT(note.value().text, HasSubstr(": rank " + wanted.rank + " of " + wanted.num_workers + ", head " + config.text("head")))
+    EXPECT_THAT(note.value().text,
+                HasSubstr(": rank " + wanted.rank + " of " + wanted.num_workers + ", head " + config.text("head")))
         << test.name;
   }
 }
@@ -142,12 +184,10 @@ TEST(Launcher, InnermostCounts) {
   const struct {
     const char* name;
     Variables outer, inner;
-  } cases[] = {{"torchrun: ", kSlurm, kTorchrun},
-               {"torchrun: ", kPyTorch, kTorchrun},
-               {"PyTorch: ", kSlurm, kPyTorch},
-               {"Slurm: ", with(kPyTorch, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kSlurm},
-               {"Open MPI: ", kSlurm, kOpenMpi},
-               {"Slurm: ", kMpich, kSlurm}};
+  } cases[] = {
+      {"torchrun: ", kSlurm, kTorchrun}, {"torchrun: ", kPyTorch, kTorchrun},
+      {"PyTorch: ", kSlurm, kPyTorch},   {"Slurm: ", with(kPyTorch, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kSlurm},
+      {"Open MPI: ", kSlurm, kOpenMpi},  {"Slurm: ", kMpich, kSlurm}};
   for (const auto& test : cases) {
     const auto note = started(with(test.outer, test.inner)).apply_launcher();
     ASSERT_TRUE(note.ok());
@@ -163,7 +203,9 @@ TEST(Launcher, ExplicitKeysWin) {
   } cases[] = {
       {"all", {{"DSGD_HEAD", "h:1"}, {"DSGD_NUM_WORKERS", "8"}, {"DSGD_RANK", "5"}}, {"8", "5", "h:1", "default"}},
       {"head: the job's name is the host's, too", {{"DSGD_HEAD", "h:1"}}, {"2", "1", "h:1", "default"}},
-      {"an empty head is none", {{"DSGD_HEAD", ""}}, {"2", "1", "127.0.0.1:39340", "ceef75a6-8d33-433c-a549-3762e6bbb34f.0"}},
+      {"an empty head is none",
+       {{"DSGD_HEAD", ""}},
+       {"2", "1", "127.0.0.1:39340", "ceef75a6-8d33-433c-a549-3762e6bbb34f.0"}},
       {"rank", {{"DSGD_RANK", "0"}}, {"2", "0", "127.0.0.1:39340", "ceef75a6-8d33-433c-a549-3762e6bbb34f.0"}},
       {"job", {{"DSGD_JOB", "mine"}}, {"2", "1", "127.0.0.1:39340", "mine"}},
       {"port", {{"DSGD_LAUNCHER_PORT", "7700"}, {"DSGD_JOB", "mine"}}, {"2", "1", "127.0.0.1:7700", "mine"}},
@@ -188,7 +230,8 @@ TEST(Launcher, ExplicitKeysWin) {
 TEST(Launcher, OneProcessNeedsNoNote) {
   for (const auto& variables :
        {with(kTorchrun, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}), with(kPyTorch, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}),
-        without(kPyTorch, "WORLD_SIZE"), with(kPyTorch, {{"WORLD_SIZE", ""}}), with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}),
+        without(kPyTorch, "WORLD_SIZE"), with(kPyTorch, {{"WORLD_SIZE", ""}}),
+        with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}),
         with(kHorovodrun, {{"HOROVOD_SIZE", "1"}}), Variables{}, Variables{{"HOME", "/root"}, {"PET_NNODES", "1:4"}}}) {
     Config config = started(variables);
     const auto note = config.apply_launcher();
@@ -199,9 +242,8 @@ TEST(Launcher, OneProcessNeedsNoNote) {
 }
 
 TEST(Launcher, UnknownHeadIsAnError) {
-  for (const auto& [name, variables] :
-       {std::pair("Open MPI", with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}})),
-        std::pair("MPICH", with(kMpich, {{"MPI_LOCALNRANKS", "1"}}))}) {
+  for (const auto& [name, variables] : {std::pair("Open MPI", with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}})),
+                                        std::pair("MPICH", with(kMpich, {{"MPI_LOCALNRANKS", "1"}}))}) {
     const auto note = started(variables).apply_launcher();
     ASSERT_EQ(note.status().code(), Code::kInvalidArgument);
     EXPECT_EQ(note.status().parameter(), "head");
@@ -216,12 +258,17 @@ TEST(Launcher, UnknownMasterIsAnError) {
     Variables variables;
     const char *problem, *remedy;
   } cases[] = {
-      {"no address", without(kPyTorch, "MASTER_ADDR"), "MASTER_ADDR is not set", "set MASTER_ADDR to the host of rank 0"},
-      {"empty address", with(kPyTorch, {{"MASTER_ADDR", ""}}), "MASTER_ADDR is not set", "set MASTER_ADDR to the host of rank 0"},
+      {"no address", without(kPyTorch, "MASTER_ADDR"), "MASTER_ADDR is not set",
+       "set MASTER_ADDR to the host of rank 0"},
+      {"empty address", with(kPyTorch, {{"MASTER_ADDR", ""}}), "MASTER_ADDR is not set",
+       "set MASTER_ADDR to the host of rank 0"},
       {"no port", without(kPyTorch, "MASTER_PORT"), "MASTER_PORT is not set", "set MASTER_PORT to a port of that host"},
-      {"port is no number", with(kPyTorch, {{"MASTER_PORT", "http"}}), "MASTER_PORT='http' is not a port", "from 1 to 65535"},
-      {"port is out of range", with(kPyTorch, {{"MASTER_PORT", "70000"}}), "MASTER_PORT='70000' is not a port", "from 1 to 65535"},
-      {"no port, one host", with(without(kPyTorch, "MASTER_PORT"), {{"LOCAL_WORLD_SIZE", "2"}}), "MASTER_PORT is not set", "MASTER_PORT"},
+      {"port is no number", with(kPyTorch, {{"MASTER_PORT", "http"}}), "MASTER_PORT='http' is not a port",
+       "from 1 to 65535"},
+      {"port is out of range", with(kPyTorch, {{"MASTER_PORT", "70000"}}), "MASTER_PORT='70000' is not a port",
+       "from 1 to 65535"},
+      {"no port, one host", with(without(kPyTorch, "MASTER_PORT"), {{"LOCAL_WORLD_SIZE", "2"}}),
+       "MASTER_PORT is not set", "MASTER_PORT"},
       {"port of torchrun", with(kTorchrun, {{"MASTER_PORT", "x"}}), "MASTER_PORT='x' is not a port", "from 1 to 65535"},
   };
   for (const auto& test : cases) {
@@ -246,9 +293,11 @@ TEST(Launcher, BadNumberIsAnError) {
   for (const char* bad : {"", "x", "-1", "1.5"}) {
     const auto note = started(with(kTorchrun, {{"RANK", bad}})).apply_launcher();
     ASSERT_EQ(note.status().code(), Code::kInvalidArgument) << bad;
-    EXPECT_THAT(note.status().message(), AllOf(HasSubstr("RANK"), HasSubstr(std::string("'") + bad + "'"), HasSubstr("launcher=none")));
+    EXPECT_THAT(note.status().message(),
+                AllOf(HasSubstr("RANK"), HasSubstr(std::string("'") + bad + "'"), HasSubstr("launcher=none")));
   }
-  EXPECT_THAT(started(with(kPyTorch, {{"WORLD_SIZE", "two"}})).apply_launcher().status().message(), HasSubstr("WORLD_SIZE of PyTorch: 'two'"));
+  EXPECT_THAT(started(with(kPyTorch, {{"WORLD_SIZE", "two"}})).apply_launcher().status().message(),
+              HasSubstr("WORLD_SIZE of PyTorch: 'two'"));
   EXPECT_EQ(started(with(kTorchrun, {{"WORLD_SIZE", "70000"}})).apply_launcher().status().parameter(), "num_workers");
 }
 
@@ -275,7 +324,8 @@ TEST(Launcher, OthersAreAWarning) {
     const auto note = config.apply_launcher();
     ASSERT_TRUE(note.ok());
     EXPECT_TRUE(note.value().warning) << name;
-    EXPECT_THAT(note.value().text, AllOf(testing::StartsWith(name), HasSubstr("trains alone"), HasSubstr("launcher=none")));
+    EXPECT_THAT(note.value().text,
+                AllOf(testing::StartsWith(name), HasSubstr("trains alone"), HasSubstr("launcher=none")));
     EXPECT_EQ(config.text("num_workers"), "1");
     EXPECT_EQ(started(with(variables, {{"DSGD_LAUNCHER", "none"}})).apply_launcher().value().text, "");
     EXPECT_EQ(started(with(variables, {{"DSGD_NUM_WORKERS", "1"}})).apply_launcher().value().text, "");
@@ -283,9 +333,15 @@ TEST(Launcher, OthersAreAWarning) {
 }
 
 TEST(Launcher, FirstHostOfSlurmsList) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"n1", "n1"},           {"n1,n2", "n1"},         {"n[1-2]", "n1"},       {"n[007-009,3]", "n007"}, {"n[5,7]-x[2-3]", "n5-x2"},
-      {"a[1-2]b,c", "a1b"},   {"n[3].site.org", "n3.site.org"}, {"", ""},      {"n[1", "n1"}};
+  const std::pair<const char*, const char*> cases[] = {{"n1", "n1"},
+                                                       {"n1,n2", "n1"},
+                                                       {"n[1-2]", "n1"},
+                                                       {"n[007-009,3]", "n007"},
+                                                       {"n[5,7]-x[2-3]", "n5-x2"},
+                                                       {"a[1-2]b,c", "a1b"},
+                                                       {"n[3].site.org", "n3.site.org"},
+                                                       {"", ""},
+                                                       {"n[1", "n1"}};
   for (const auto& [nodes, first] : cases) EXPECT_EQ(config::first_slurm_host(nodes), first) << nodes;
 }
 

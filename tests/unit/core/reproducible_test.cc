@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/base/half.h"
-#include "core/reduce/kernels.h"
 #include "core/reduce/exact_sum.h"
+#include "core/reduce/kernels.h"
 
 namespace dsgd::reproducible {
 namespace {
@@ -36,7 +36,8 @@ struct Replica {
 
 // Replicas of elements over `span` powers of two up to 2^`top`, some of them zero, with weights of `weight_span` powers.
 template <typename T>
-std::vector<Replica<T>> random_replicas(size_t replicas, size_t count, int span, int top, int weight_span, uint64_t seed) {
+std::vector<Replica<T>> random_replicas(size_t replicas, size_t count, int span, int top, int weight_span,
+                                        uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto number = [&random](int powers, int largest) {
     const double unit = static_cast<double>(random() >> 11) * 0x1p-52 - 1;
@@ -182,7 +183,8 @@ TYPED_TEST(Reproducible, TheErrorIsWithinItsBoundForAnyMixOfMagnitudes) {
     for (const auto& [span, top] : {std::pair{0, 0}, {8, 4}, {60, 0}, {250, 125}, {lowest, highest}}) {
       for (const int weight_span : {0, 80}) {
         const uint64_t seed = replicas * 1000 + static_cast<uint64_t>(span);
-        is_as_exact_as_promised(random_replicas<T>(replicas, 700, span, top, weight_span, seed), static_cast<uint32_t>(replicas));
+        is_as_exact_as_promised(random_replicas<T>(replicas, 700, span, top, weight_span, seed),
+                                static_cast<uint32_t>(replicas));
         if (testing::Test::HasFatalFailure()) return;
       }
     }
@@ -266,7 +268,8 @@ TYPED_TEST(Reproducible, MeansOfSubnormalAndExtremeNumbersAreRight) {
 TYPED_TEST(Reproducible, AllowedWeightsNeitherOverflowNorLoseBits) {
   using T = TypeParam;
   for (const double weight : {1e-12 / 1024, 1e-12, 0.1, 1e12}) {
-    for (const T gradient : {std::numeric_limits<float>::denorm_min(), 1.0f, -0.25f, std::numeric_limits<float>::max()}) {
+    for (const T gradient :
+         {std::numeric_limits<float>::denorm_min(), 1.0f, -0.25f, std::numeric_limits<float>::max()}) {
       const std::vector<Replica<T>> all(4, {{gradient}, weight});
       EXPECT_EQ(reduce(all, in_order(4), 1).mean[0], gradient) << weight;
     }
@@ -291,7 +294,8 @@ TYPED_TEST(Reproducible, IntegersDoNotOverflowWithAnyNumberOfReplicas) {
         }
         std::vector<T> mean(3);
         to_mean(kDType<T>, sums.data(), 3, exponents.data(), replicas, replicas * weight, mean.data());
-        const double error = sizeof(T) == 4 ? 0x1p-24 : replicas * std::exp2(std::bit_width(replicas - 1) - 63.0) + 0x1p-52;
+        const double error =
+            sizeof(T) == 4 ? 0x1p-24 : replicas * std::exp2(std::bit_width(replicas - 1) - 63.0) + 0x1p-52;
         for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(mean[i], gradient[i], 2 * error) << replicas;
       }
     }
@@ -311,11 +315,14 @@ TYPED_TEST(Reproducible, BitsDoNotDependOnHowElementsAreGrouped) {
     const double weight = all[0].weight + all[1].weight;
     for (size_t begin = 0, part = 1; begin < count; begin += part, part = part % 37 + 1) {
       const size_t size = std::min(part, count - begin);
-      for (const auto& r : all) raise_exponents(kDType<T>, r.gradient.data() + begin, size, r.weight, exponents.data() + begin * code);
+      for (const auto& r : all)
+        raise_exponents(kDType<T>, r.gradient.data() + begin, size, r.weight, exponents.data() + begin * code);
       for (const auto& r : all) {
-        accumulate(kDType<T>, r.gradient.data() + begin, size, r.weight, exponents.data() + begin * code, replicas, sums.data() + begin * sum);
+        accumulate(kDType<T>, r.gradient.data() + begin, size, r.weight, exponents.data() + begin * code, replicas,
+                   sums.data() + begin * sum);
       }
-      to_mean(kDType<T>, sums.data() + begin * sum, size, exponents.data() + begin * code, replicas, weight, mean.data() + begin);
+      to_mean(kDType<T>, sums.data() + begin * sum, size, exponents.data() + begin * code, replicas, weight,
+              mean.data() + begin);
     }
     EXPECT_EQ(exponents, whole.exponents);
     EXPECT_EQ(sums, whole.sums);
@@ -400,7 +407,8 @@ TEST(WeightSum, IsTheExactSumRoundedOnceInAnyOrder) {
 }
 
 TEST(WeightSum, OfOneWeightIsThatWeight) {
-  for (const double weight : {0.0, 1e-12 / 1024, 1e-12, 0.1, 1.0, 1 + 0x1p-52, 0x1p53 + 2, 1e12, std::nextafter(kWeightLimit, 0.0)}) {
+  for (const double weight :
+       {0.0, 1e-12 / 1024, 1e-12, 0.1, 1.0, 1 + 0x1p-52, 0x1p53 + 2, 1e12, std::nextafter(kWeightLimit, 0.0)}) {
     WeightDigits sum{};
     add_weight(sum, weight);
     EXPECT_EQ(weight_of(sum), weight);
@@ -422,7 +430,8 @@ TEST(WeightSum, HoldsTheLargestWeightsOfSixtyFiveThousandReplicas) {
 TEST(SquareSum, PartsInAnyOrderGiveTheDigitsOfTheWhole) {
   std::mt19937_64 random(3);
   std::vector<double> values(1003);
-  for (double& value : values) value = std::ldexp(static_cast<double>(random() >> 11), static_cast<int>(random() % 1100) - 600);
+  for (double& value : values)
+    value = std::ldexp(static_cast<double>(random() >> 11), static_cast<int>(random() % 1100) - 600);
   SquareDigits whole{};
   add_squares(whole, DType::kFloat64, values.data(), values.size());
   std::vector<std::pair<size_t, size_t>> parts;
@@ -448,14 +457,16 @@ TEST(SquareSum, IsThatOfTheNumbers) {
   };
   EXPECT_EQ(squares(std::vector<float>{}, DType::kFloat32), 0);
   EXPECT_EQ(squares(std::vector<float>{3, -4}, DType::kFloat32), 25);
-  EXPECT_EQ(squares(std::vector<float>(100, 3e38f), DType::kFloat32), 100 * static_cast<double>(3e38f) * static_cast<double>(3e38f));
+  EXPECT_EQ(squares(std::vector<float>(100, 3e38f), DType::kFloat32),
+            100 * static_cast<double>(3e38f) * static_cast<double>(3e38f));
   EXPECT_EQ(squares(std::vector<double>(64, 0x1p-537), DType::kFloat64), 0x1p-1068);
   std::vector<double> spread(17 * 16, 0x1p-20);  // each group of 16 has 2^-36, beside one that has 2^20
   spread[0] = 0x1p10;
   EXPECT_EQ(squares(spread, DType::kFloat64), 0x1p20 + 0x1p-32);  // as doubles, one by one, they would be lost
   const float infinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(squares(std::vector<float>{1, -infinity}, DType::kFloat32), infinity);
-  EXPECT_TRUE(std::isnan(squares(std::vector<float>{infinity, std::numeric_limits<float>::quiet_NaN()}, DType::kFloat32)));
+  EXPECT_TRUE(
+      std::isnan(squares(std::vector<float>{infinity, std::numeric_limits<float>::quiet_NaN()}, DType::kFloat32)));
   EXPECT_EQ(squares(std::vector<double>{1e200, 1}, DType::kFloat64), infinity);  // as a double would be
 }
 

@@ -25,7 +25,8 @@ void check(DType dtype, const std::vector<Bits>& nans, const std::vector<Bits>& 
   std::vector<Bits> values(10'000);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<Bits>(i * 17);
   const uint64_t plain = digest(dtype, values, values.size());
-  for (size_t part : {size_t{1}, size_t{4095}, size_t{4096}, size_t{5000}}) EXPECT_EQ(digest(dtype, values, part), plain) << part;
+  for (size_t part : {size_t{1}, size_t{4095}, size_t{4096}, size_t{5000}})
+    EXPECT_EQ(digest(dtype, values, part), plain) << part;
   for (size_t at : {size_t{0}, size_t{4095}, size_t{4096}, values.size() - 1}) {
     std::vector<Bits> changed = values;
     changed[at] = nans[0];
@@ -57,7 +58,8 @@ TEST(ValueDigest, IsOfBitsButForNaNs) {
 
 TEST(ValueDigest, OfIntegersIsOfAllBits) {
   EXPECT_NE(digest<uint32_t>(DType::kInt32, {0x7fc00000}, 1), digest<uint32_t>(DType::kInt32, {0xffc00000}, 1));
-  EXPECT_NE(digest<uint64_t>(DType::kInt64, {0x7ff8000000000000}, 1), digest<uint64_t>(DType::kInt64, {0xfff8000000000000}, 1));
+  EXPECT_NE(digest<uint64_t>(DType::kInt64, {0x7ff8000000000000}, 1),
+            digest<uint64_t>(DType::kInt64, {0xfff8000000000000}, 1));
   EXPECT_NE(digest<uint8_t>(DType::kUint8, {1}, 1), digest<uint8_t>(DType::kUint8, {2}, 1));
 }
 

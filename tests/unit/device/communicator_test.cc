@@ -26,7 +26,8 @@ class Ending {
     return [promise = promise_](const Status& status) { promise->set_value(status); };
   }
   Status status() {
-    if (future_.wait_for(1min) != std::future_status::ready) return Status(Code::kInternal, "it has not ended within a minute");
+    if (future_.wait_for(1min) != std::future_status::ready)
+      return Status(Code::kInternal, "it has not ended within a minute");
     return future_.get();
   }
   bool has_come() const { return future_.wait_for(0s) == std::future_status::ready; }
@@ -75,8 +76,9 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
         member.gpus.push_back(&gpus[g]);
         devices.push_back(gpus[g].device);
       }
-      member.communicator = Device::join(devices, id, static_cast<int32_t>(first), static_cast<int32_t>(gpus.size() + absent), patience,
-                                         joined[m].told()).value();
+      member.communicator = Device::join(devices, id, static_cast<int32_t>(first),
+                                         static_cast<int32_t>(gpus.size() + absent), patience, joined[m].told())
+                                .value();
       first += devices.size();
       members.push_back(std::move(member));
     }
@@ -186,7 +188,8 @@ TEST_P(CommunicatorConformance, AllGetTheSumsOfAPlainLoop) {
 TEST_P(CommunicatorConformance, WorkHappensInOrderBetweenItsEvents) {
   constexpr size_t kCount = 50'000, kTimes = 3;
   all_join();
-  const Buffers<double> first = buffers<double>(kCount), sums = buffers<double>(kCount), between = buffers<double>(kCount);
+  const Buffers<double> first = buffers<double>(kCount), sums = buffers<double>(kCount),
+                        between = buffers<double>(kCount);
   fill(first, kCount);
   std::vector<std::vector<Ending>> endings(members.size());
   for (size_t m = 0; m < members.size(); ++m) {
@@ -223,7 +226,8 @@ TEST_P(CommunicatorConformance, WorkHappensInOrderBetweenItsEvents) {
 TEST_P(CommunicatorConformance, WhoWaitsInVainForAMemberIsToldWhenTheTimeIsOverAndLater) {
   for (const Status& status : join(1, 500ms)) {
     EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
-    EXPECT_THAT(status.message(), HasSubstr("the communicator over " + std::to_string(gpus.size() + 1) + " devices has not ended in time"));
+    EXPECT_THAT(status.message(), HasSubstr("the communicator over " + std::to_string(gpus.size() + 1) +
+                                            " devices has not ended in time"));
   }
   const Buffers<float> buffers = this->buffers<float>(1000);
   Ending ending;
@@ -237,7 +241,8 @@ TEST_P(CommunicatorConformance, WhatIsFailedFailsFromThenOnForThatReason) {
   fill(buffers, 1000);
   std::optional<Ending> in_flight;
   if (members.size() > 1) {  // it waits for the others
-    members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, in_flight.emplace().told());
+    members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min,
+                                     in_flight.emplace().told());
     EXPECT_FALSE(in_flight->has_come());
   }
   Ending later;

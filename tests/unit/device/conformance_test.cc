@@ -13,7 +13,6 @@
 #include "core/optimizer/optimizer.h"
 #include "tests/unit/device/gpu.h"
 
-
 namespace dsgd::device {
 namespace {
 
@@ -118,7 +117,8 @@ TEST_P(DeviceConformance, WorkOfAQueueHappensInOrder) {
 
 TEST_P(DeviceConformance, AMarkOfOneQueueHoldsUpAnother) {
   auto other = std::move(device->new_queue()).value();
-  auto a = buffer(draw<float>(100'000)), b = buffer(std::vector<float>(100'000)), c = buffer(std::vector<float>(100'000));
+  auto a = buffer(draw<float>(100'000)), b = buffer(std::vector<float>(100'000)),
+       c = buffer(std::vector<float>(100'000));
   finish();
   auto event = std::move(device->new_event()).value();
   for (int round = 0; round < 20; ++round) {
@@ -143,9 +143,9 @@ void DeviceConformance::sums() {
   };
   std::vector<size_t> many;
   for (size_t i = 0; i < 161; ++i) many.push_back((i * i * 31) % 3000);
-  const std::vector<Case> cases = {{{1}, 1, 0},     {{5, 0, 16, 3}, 3, 0}, {{8191, 8192, 8193}, 2, 0}, {{70'000}, 3, 0},
-                                   {{70'001}, 3, 1}, {many, 3, 0},          {many, 2, 3},               {{1000}, 300, 0},
-                                   {{40, 50}, 129, 1}};
+  const std::vector<Case> cases = {{{1}, 1, 0},      {{5, 0, 16, 3}, 3, 0}, {{8191, 8192, 8193}, 2, 0},
+                                   {{70'000}, 3, 0}, {{70'001}, 3, 1},      {many, 3, 0},
+                                   {many, 2, 3},     {{1000}, 300, 0},      {{40, 50}, 129, 1}};
   for (const Case& c : cases) {
     SCOPED_TRACE("case " + std::to_string(&c - cases.data()));
     std::vector<SumPiece> pieces;
@@ -199,7 +199,8 @@ void DeviceConformance::updates(const char* name, const char* options) {
   const size_t states = static_cast<size_t>(optimizer->state_count());
   for (size_t shift : {size_t{0}, size_t{1}}) {
     for (uint32_t replicas : {1u, 2u, 4u, 9u}) {
-      SCOPED_TRACE(std::string(name) + ' ' + options + " shift " + std::to_string(shift) + " replicas " + std::to_string(replicas));
+      SCOPED_TRACE(std::string(name) + ' ' + options + " shift " + std::to_string(shift) + " replicas " +
+                   std::to_string(replicas));
       const std::vector<size_t> counts = {5, 8192, 0, 20'003, 1};
       struct Tensor {
         std::vector<Stored> value;
@@ -211,7 +212,8 @@ void DeviceConformance::updates(const char* name, const char* options) {
       std::vector<Tensor> tensors;
       for (size_t count : counts) {
         Tensor tensor{draw<Stored>(count), std::vector<T>(count, 0), {}, {}, {}};  // master values come from the values
-        for (uint32_t r = 0; r < replicas; ++r) tensor.values.push_back(buffer(r == 0 ? tensor.value : draw<Stored>(count), shift));
+        for (uint32_t r = 0; r < replicas; ++r)
+          tensor.values.push_back(buffer(r == 0 ? tensor.value : draw<Stored>(count), shift));
         for (size_t s = 0; s < states; ++s) tensor.state.push_back(std::vector<T>(count, 0));
         for (size_t s = 0; s <= states; ++s) tensor.states.push_back(buffer(std::vector<T>(count, 0), shift));
         tensors.push_back(std::move(tensor));
@@ -224,8 +226,16 @@ void DeviceConformance::updates(const char* name, const char* options) {
           Tensor& tensor = tensors[t];
           const double divisor = 3 + static_cast<double>(t);
           const ParameterSettings settings{.rate = 0.5, .decay = t == 1 ? 0.25 : -1, .frozen = t == 3 && step == 1};
-          UpdatePiece piece{sums.size(), counts[t], divisor, static_cast<uint32_t>(targets.size()), replicas, Action::kUpdate,
-                            optimizer->rule(step, settings), {}, kDType<Stored>, nullptr};
+          UpdatePiece piece{sums.size(),
+                            counts[t],
+                            divisor,
+                            static_cast<uint32_t>(targets.size()),
+                            replicas,
+                            Action::kUpdate,
+                            optimizer->rule(step, settings),
+                            {},
+                            kDType<Stored>,
+                            nullptr};
           for (size_t s = 0; s < states; ++s) piece.state[s] = tensor.states[s].data();
           if (kHalf) piece.master = tensor.states[states].data();
           if (step == 2 && counts[t] > 3) {  // the host writes a value
@@ -273,17 +283,17 @@ void DeviceConformance::updates(const char* name, const char* options) {
 }
 
 TEST_P(DeviceConformance, UpdatesAreTheBitsOfTheHostsLoops) {
-  for (const auto& [name, options] : std::vector<std::pair<const char*, const char*>>{
-           {"sgd", "lr=0.1"},
-           {"sgd", "lr=0.1 weight_decay=0.01"},
-           {"sgd", "lr=0.1 momentum=0.9"},
-           {"sgd", "lr=0.1 momentum=0.9 nesterov=1"},
-           {"sgd", "lr=0.1 momentum=0.9 dampening=0.5 weight_decay=0.01"},
-           {"adam", "lr=0.01"},
-           {"adam", "lr=0.01 weight_decay=0.01"},
-           {"adam", "lr=0.01 amsgrad=1"},
-           {"adamw", "lr=0.01"},
-           {"adamw", "lr=0.01 amsgrad=1 beta1=0.3"}}) {
+  for (const auto& [name, options] :
+       std::vector<std::pair<const char*, const char*>>{{"sgd", "lr=0.1"},
+                                                        {"sgd", "lr=0.1 weight_decay=0.01"},
+                                                        {"sgd", "lr=0.1 momentum=0.9"},
+                                                        {"sgd", "lr=0.1 momentum=0.9 nesterov=1"},
+                                                        {"sgd", "lr=0.1 momentum=0.9 dampening=0.5 weight_decay=0.01"},
+                                                        {"adam", "lr=0.01"},
+                                                        {"adam", "lr=0.01 weight_decay=0.01"},
+                                                        {"adam", "lr=0.01 amsgrad=1"},
+                                                        {"adamw", "lr=0.01"},
+                                                        {"adamw", "lr=0.01 amsgrad=1 beta1=0.3"}}) {
     updates<float>(name, options);
     updates<double>(name, options);
     updates<Float16>(name, options);
@@ -298,17 +308,25 @@ TEST_P(DeviceConformance, ManyTensorsAreUpdatedEachByItsOwnSettings) {
     SCOPED_TRACE(std::to_string(settings) + " settings");
     auto optimizer = std::move(Optimizer::make("sgd", "lr=1 momentum=0.5")).value();
     const std::vector<float> sums = draw<float>(kTensors * kElements);
-    Buffer<float> bucket = buffer(sums), values = buffer(std::vector<float>(sums.size(), 0)), state = buffer(std::vector<float>(sums.size(), 0));
+    Buffer<float> bucket = buffer(sums), values = buffer(std::vector<float>(sums.size(), 0)),
+                  state = buffer(std::vector<float>(sums.size(), 0));
     std::vector<UpdatePiece> pieces;
     std::vector<void*> targets;
     std::vector<float> expected;
     for (size_t t = 0; t < kTensors; ++t) {
       const double rate = 1 + static_cast<double>(t % settings);
       const size_t position = t * kElements;
-      pieces.push_back({position, kElements, 4, static_cast<uint32_t>(t), 1, Action::kUpdate,
-                        optimizer->rule(0, {.rate = rate, .decay = -1, .frozen = false}), {state.data() + position, nullptr, nullptr}});
+      pieces.push_back({position,
+                        kElements,
+                        4,
+                        static_cast<uint32_t>(t),
+                        1,
+                        Action::kUpdate,
+                        optimizer->rule(0, {.rate = rate, .decay = -1, .frozen = false}),
+                        {state.data() + position, nullptr, nullptr}});
       targets.push_back(values.data() + position);
-      for (size_t i = 0; i < kElements; ++i) expected.push_back(0 + static_cast<float>(-rate) * (sums[position + i] / 4));
+      for (size_t i = 0; i < kElements; ++i)
+        expected.push_back(0 + static_cast<float>(-rate) * (sums[position + i] / 4));
     }
     ok(queue->update(DType::kFloat32, pieces, targets, bucket.data()));
     EXPECT_TRUE(same_bits(read(values), expected));
@@ -351,7 +369,9 @@ void DeviceConformance::squares() {
   }
   std::vector<T> elements = draw<T>(position);
   for (const bool finite : {true, false}) {
-    if (!finite) elements[pieces[7].position] = std::numeric_limits<T>::quiet_NaN(), elements[pieces[8].position] = std::numeric_limits<T>::infinity();
+    if (!finite)
+      elements[pieces[7].position] = std::numeric_limits<T>::quiet_NaN(),
+      elements[pieces[8].position] = std::numeric_limits<T>::infinity();
     std::vector<double> expected;
     for (const SquarePiece& piece : pieces) {
       for (uint64_t begin = 0; begin < piece.count; begin += kSquareRange) {
@@ -397,11 +417,12 @@ TEST_P(DeviceConformance, ItsOwnMemoryIsTakenAndHostStreamsAreAsDLPackSays) {
   EXPECT_EQ(device->record_stream(*event, memory.get()).code(), Code::kInvalidArgument);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, DeviceConformance, testing::Values(
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceConformance,
+                         testing::Values(
 #ifdef DSGD_TEST_CUDA
-                                                         "cuda",
+                             "cuda",
 #endif
-                                                         "cpu"),
+                             "cpu"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -62,14 +62,17 @@ TEST_F(Cuda, WhatTheMachineLacksIsSaid) {
     Code code;
     const char* says;
   };
-  for (const Case& c : {Case{0, cudaErrorInsufficientDriver, 0, 0, Code::kUnsupported, "there is no NVIDIA driver on this machine"},
-                        Case{0, cudaErrorInsufficientDriver, 12040, 0, Code::kUnsupported, "the NVIDIA driver is too old; CUDA 13.0 needs the NVIDIA driver 580 or later"},
-                        Case{0, cudaErrorIllegalAddress, 13000, 0, Code::kUnsupported, "cudaErrorIllegalAddress"},
-                        Case{0, cudaErrorNoDevice, 13000, 0, Code::kInvalidArgument, "there is no device 'cuda:0': this machine has none"},
-                        Case{0, cudaSuccess, 13000, 0, Code::kInvalidArgument, "this machine has none"},
-                        Case{1, cudaSuccess, 13000, 1, Code::kInvalidArgument, "there is no device 'cuda:1': this machine has cuda:0"},
-                        Case{2, cudaSuccess, 13000, 2, Code::kInvalidArgument, "this machine has cuda:0 to cuda:1"},
-                        Case{2, cudaSuccess, 13000, -1, Code::kInvalidArgument, "there is no device 'cuda:-1'"}}) {
+  for (const Case& c :
+       {Case{0, cudaErrorInsufficientDriver, 0, 0, Code::kUnsupported, "there is no NVIDIA driver on this machine"},
+        Case{0, cudaErrorInsufficientDriver, 12040, 0, Code::kUnsupported,
+             "the NVIDIA driver is too old; CUDA 13.0 needs the NVIDIA driver 580 or later"},
+        Case{0, cudaErrorIllegalAddress, 13000, 0, Code::kUnsupported, "cudaErrorIllegalAddress"},
+        Case{0, cudaErrorNoDevice, 13000, 0, Code::kInvalidArgument,
+             "there is no device 'cuda:0': this machine has none"},
+        Case{0, cudaSuccess, 13000, 0, Code::kInvalidArgument, "this machine has none"},
+        Case{1, cudaSuccess, 13000, 1, Code::kInvalidArgument, "there is no device 'cuda:1': this machine has cuda:0"},
+        Case{2, cudaSuccess, 13000, 2, Code::kInvalidArgument, "this machine has cuda:0 to cuda:1"},
+        Case{2, cudaSuccess, 13000, -1, Code::kInvalidArgument, "there is no device 'cuda:-1'"}}) {
     SCOPED_TRACE(c.says);
     fake_cuda::set_devices(c.count, c.error, c.driver);
     auto device = Device::open(*dsgd_cuda_backend(), c.index);
@@ -132,7 +135,8 @@ TEST_F(Cuda, ADeviceThatHangsIsGivenUpAndReleasedLater) {
     auto device = Device::open(*dsgd_cuda_backend(), 1, patience).value();
     auto queue = std::move(device->new_queue()).value();
     auto event = std::move(device->new_event()).value();
-    auto memory = device->allocate(4000).value(), more = device->allocate(4000).value(), staging = device->allocate_staging(4000).value();
+    auto memory = device->allocate(4000).value(), more = device->allocate(4000).value(),
+         staging = device->allocate_staging(4000).value();
     {
       const fake_cuda::Pause pause;
       EXPECT_TRUE(queue->copy(memory.get(), staging.get(), 4000).ok());
@@ -210,12 +214,15 @@ TEST_F(Cuda, BuffersOfTheWrongKindAreNamed) {
   auto of_first = first->allocate(1000).value(), pinned = first->allocate_staging(1000).value();
   std::vector<char> plain(1000);
   EXPECT_TRUE(first->check(of_first.get(), 1000).ok());
-  expect_error(first->check(plain.data(), 1000), Code::kInvalidArgument, "the buffer is host memory, but its replica is on cuda:0");
+  expect_error(first->check(plain.data(), 1000), Code::kInvalidArgument,
+               "the buffer is host memory, but its replica is on cuda:0");
   expect_error(first->check(pinned.get(), 1000), Code::kInvalidArgument, "the buffer is host memory");
   expect_error(second->check(of_first.get(), 1000), Code::kInvalidArgument,
                "the buffer is memory of cuda:0, but its replica is on cuda:1");
   expect_error(first->check(of_first.get(), 1001), Code::kInvalidArgument, "the buffer");
-  const auto on_host = [](const void* data, size_t nbytes) { return Device::check_host_memory(*dsgd_cuda_backend(), data, nbytes); };
+  const auto on_host = [](const void* data, size_t nbytes) {
+    return Device::check_host_memory(*dsgd_cuda_backend(), data, nbytes);
+  };
   EXPECT_TRUE(on_host(plain.data(), 1000).ok());
   EXPECT_TRUE(on_host(pinned.get(), 1000).ok());
   EXPECT_TRUE(on_host(nullptr, 0).ok());
@@ -287,7 +294,8 @@ TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {
     EXPECT_TRUE(c.call().ok()) << "once";
   }
   fake_cuda::fail("cuDevicePrimaryCtxRetain", cudaErrorIllegalAddress);
-  expect_error(Device::open(*dsgd_cuda_backend(), 1).status(), Code::kInternal, "cuda:1: cuDevicePrimaryCtxRetain failed with code 46");
+  expect_error(Device::open(*dsgd_cuda_backend(), 1).status(), Code::kInternal,
+               "cuda:1: cuDevicePrimaryCtxRetain failed with code 46");
   fake_cuda::fail("cudaMalloc", cudaErrorMemoryAllocation);
   expect_error(device->allocate(64).status(), Code::kNoMemory, "cudaMalloc");
 }

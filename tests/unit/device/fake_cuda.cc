@@ -2,8 +2,8 @@
 
 #include <cuda.h>
 
-#include <atomic>
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -29,7 +29,7 @@ struct Fault {
 };
 struct Range {
   size_t nbytes;
-  int device;  // -1: pinned host memory
+  int device;            // -1: pinned host memory
   bool managed = false;  // the host's and all devices'
 };
 constexpr size_t kMemory = size_t{2} << 30;  // that a device has
@@ -56,8 +56,8 @@ World& world() {
   static World* const made = new World;  // streams' threads may outlive statics
   return *made;
 }
-thread_local int chosen = 0;             // cudaSetDevice
-thread_local std::vector<int> pushed;    // contexts of the driver's, which come first
+thread_local int chosen = 0;           // cudaSetDevice
+thread_local std::vector<int> pushed;  // contexts of the driver's, which come first
 int current() { return pushed.empty() ? chosen : pushed.back(); }
 // The runtime makes a context on the current device when that is used first.
 void use(int device) {
@@ -83,7 +83,7 @@ cudaError_t outcome(const char* function) {
   w.faults.erase(fault);
   return last = error;
 }
-#define FAKE_OUTCOME()                                                              \
+#define FAKE_OUTCOME() \
   if (const cudaError_t error_ = outcome(__func__); error_ != cudaSuccess) return error_
 // Of a function that a thread in the default mode may not call while a stream is captured.
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
@@ -292,7 +292,8 @@ Alive alive() {
 }
 bool wait_for(const Alive& then) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  for (Alive now = alive(); now.streams > then.streams || now.events > then.events || now.allocations > then.allocations; now = alive()) {
+  for (Alive now = alive();
+       now.streams > then.streams || now.events > then.events || now.allocations > then.allocations; now = alive()) {
     if (std::chrono::steady_clock::now() >= until) return false;
     std::this_thread::yield();
   }
@@ -335,7 +336,8 @@ void check(const SumKernel<Stored, kRoom>& kernel) {
 }
 template <typename T, Room kRoom>
 void check(const SquareKernel<T, kRoom>& kernel) {
-  for (uint32_t p = 0; p < kernel.pieces; ++p) must_be_device(kernel.piece[p].data, kernel.piece[p].count * sizeof(T), "a bucket");
+  for (uint32_t p = 0; p < kernel.pieces; ++p)
+    must_be_device(kernel.piece[p].data, kernel.piece[p].count * sizeof(T), "a bucket");
   must_be_device(kernel.sums, kernel.blocks * sizeof(double), "sums of squares");
 }
 template <typename Stored, Room kRoom>
@@ -343,7 +345,8 @@ void check(const UpdateKernel<Stored, kRoom>& kernel) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
     const auto& piece = kernel.piece[p];
     must_be_device(piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
-    for (uint32_t t = 0; t < piece.targets; ++t) must_be_device(piece.target[t], piece.count * sizeof(Stored), "a target");
+    for (uint32_t t = 0; t < piece.targets; ++t)
+      must_be_device(piece.target[t], piece.count * sizeof(Stored), "a target");
     for (Wide<Stored>* state : {piece.state[0], piece.state[1], piece.state[2], piece.master}) {
       if (state) must_be_device(state, piece.count * sizeof(Wide<Stored>), "optimizer state");
     }
@@ -370,7 +373,8 @@ cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
     if (!w.kernels_loaded) misuse("a kernel that is loaded only when it is launched");
     ++w.launches;
   }
-  static const bool omits = std::getenv("FAKE_CUDA_OMITS");  // the last block of each kernel, for tests of what checks results
+  // The last block of each kernel, for tests of what checks results.
+  static const bool omits = std::getenv("FAKE_CUDA_OMITS");
   stream_of(stream)->enqueue([kernel] {
     check(kernel);
     // Backwards, since nothing may depend on the order.
@@ -497,7 +501,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
   }
   if (!from_known) {  // read before the call returns
     const auto* bytes = static_cast<const char*>(from);
-    stream_of(stream)->enqueue([to, staged = std::vector<char>(bytes, bytes + nbytes)] { std::memcpy(to, staged.data(), staged.size()); });
+    stream_of(stream)->enqueue(
+        [to, staged = std::vector<char>(bytes, bytes + nbytes)] { std::memcpy(to, staged.data(), staged.size()); });
     return cudaSuccess;
   }
   stream_of(stream)->enqueue([=] {
@@ -529,12 +534,13 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   FAKE_OUTCOME();
   World& w = world();
   std::lock_guard lock(w.mutex);
-  if (!w.contexts.count(current())) misuse("memory is asked about without a context, which some releases then make, and others refuse");
+  if (!w.contexts.count(current()))
+    misuse("memory is asked about without a context, which some releases then make, and others refuse");
   const Range* range = range_of(data, 1);
-  attributes->type = !range             ? cudaMemoryTypeUnregistered
-                     : range->managed   ? cudaMemoryTypeManaged
+  attributes->type = !range              ? cudaMemoryTypeUnregistered
+                     : range->managed    ? cudaMemoryTypeManaged
                      : range->device < 0 ? cudaMemoryTypeHost
-                                        : cudaMemoryTypeDevice;
+                                         : cudaMemoryTypeDevice;
   attributes->device = range ? range->device : 0;
   return cudaSuccess;
 }
@@ -643,11 +649,12 @@ cudaError_t cudaEventQuery(cudaEvent_t given) {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int, unsigned long long,
                                              cudaDriverEntryPointQueryResult* how) {
   FAKE_OUTCOME();
-  static const std::map<std::string, void*> functions = {{"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_context)},
-                                                         {"cuDevicePrimaryCtxRelease", reinterpret_cast<void*>(release_context)},
-                                                         {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(context_state)},
-                                                         {"cuCtxPushCurrent", reinterpret_cast<void*>(push_context)},
-                                                         {"cuCtxPopCurrent", reinterpret_cast<void*>(pop_context)}};
+  static const std::map<std::string, void*> functions = {
+      {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_context)},
+      {"cuDevicePrimaryCtxRelease", reinterpret_cast<void*>(release_context)},
+      {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(context_state)},
+      {"cuCtxPushCurrent", reinterpret_cast<void*>(push_context)},
+      {"cuCtxPopCurrent", reinterpret_cast<void*>(pop_context)}};
   const auto found = functions.find(symbol);
   *function = found == functions.end() ? nullptr : found->second;
   *how = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
@@ -657,12 +664,18 @@ cudaError_t cudaGetLastError(void) { return std::exchange(last, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t) { return "a fault that the test asked for"; }
 const char* cudaGetErrorName(cudaError_t error) {
   switch (error) {
-    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-    case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
-    case cudaErrorNoDevice: return "cudaErrorNoDevice";
-    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
-    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
-    default: return "another error";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInsufficientDriver:
+      return "cudaErrorInsufficientDriver";
+    case cudaErrorNoDevice:
+      return "cudaErrorNoDevice";
+    case cudaErrorInvalidResourceHandle:
+      return "cudaErrorInvalidResourceHandle";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
+    default:
+      return "another error";
   }
 }
 

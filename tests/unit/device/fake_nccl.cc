@@ -146,8 +146,8 @@ struct Call {
 thread_local int depth = 0;
 thread_local std::vector<Call> calls;
 
-nccl::Result collective(const char* function, What what, const void* send, void* receive, size_t count, nccl::DataType type,
-                        nccl::Comm comm, cudaStream_t stream) {
+nccl::Result collective(const char* function, What what, const void* send, void* receive, size_t count,
+                        nccl::DataType type, nccl::Comm comm, cudaStream_t stream) {
   if (fails(function)) return kInternalError;
   if (depth == 0) misuse("a collective outside of a group");
   if (comm->launching) misuse("a collective while the last one is being enqueued");
@@ -265,19 +265,21 @@ FAKE_NCCL ncclGroupEnd(void) {
   }
   return enqueued.empty() ? nccl::kSuccess : nccl::kInProgress;
 }
-FAKE_NCCL ncclAllReduce(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Operation, nccl::Comm comm,
-                        cudaStream_t stream) {
+FAKE_NCCL ncclAllReduce(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Operation,
+                        nccl::Comm comm, cudaStream_t stream) {
   return collective("ncclAllReduce", What::kAllReduce, send, receive, count, type, comm, stream);
 }
-FAKE_NCCL ncclReduceScatter(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Operation, nccl::Comm comm,
-                            cudaStream_t stream) {
+FAKE_NCCL ncclReduceScatter(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Operation,
+                            nccl::Comm comm, cudaStream_t stream) {
   return collective("ncclReduceScatter", What::kReduceScatter, send, receive, count, type, comm, stream);
 }
-FAKE_NCCL ncclAllGather(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Comm comm, cudaStream_t stream) {
+FAKE_NCCL ncclAllGather(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Comm comm,
+                        cudaStream_t stream) {
   return collective("ncclAllGather", What::kAllGather, send, receive, count, type, comm, stream);
 }
 __attribute__((visibility("default"))) const char* ncclGetErrorString(nccl::Result result) {
-  return result == kRemoteError ? "remote process exited or there was a network error" : "a fault that the test asked for";
+  return result == kRemoteError ? "remote process exited or there was a network error"
+                                : "a fault that the test asked for";
 }
 __attribute__((visibility("default"))) const char* ncclGetLastError(nccl::Comm) { return ""; }
 

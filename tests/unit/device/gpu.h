@@ -46,7 +46,8 @@ inline void finish(Device& device, WorkQueue& queue) {
 // What is on a device, as vectors.
 class Access {
  public:
-  explicit Access(std::shared_ptr<Device> device) : device_(std::move(device)), queue_(std::move(device_->new_queue()).value()) {}
+  explicit Access(std::shared_ptr<Device> device)
+      : device_(std::move(device)), queue_(std::move(device_->new_queue()).value()) {}
 
   template <typename T>
   void write(void* to, const std::vector<T>& values) {

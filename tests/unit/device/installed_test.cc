@@ -30,8 +30,8 @@ TEST(InstalledPlugin, LoadsEverywhereAndSaysWhatIsMissing) {
   if (device.ok()) {
     EXPECT_EQ(device.value()->name(), "cuda:0");
   } else {
-    EXPECT_THAT(device.status().message(), AnyOf(HasSubstr("no NVIDIA driver on this machine"), HasSubstr("driver is too old"),
-                                                 HasSubstr("this machine has none")));
+    EXPECT_THAT(device.status().message(), AnyOf(HasSubstr("no NVIDIA driver on this machine"),
+                                                 HasSubstr("driver is too old"), HasSubstr("this machine has none")));
   }
   auto absurd = Device::open(installed(), 1000);
   EXPECT_FALSE(absurd.ok());
@@ -41,15 +41,18 @@ TEST(InstalledPlugin, LoadsEverywhereAndSaysWhatIsMissing) {
 TEST(InstalledPlugin, FindsNcclOrSaysWhyNot) {
   int32_t version = 0;
   Message message{};
-  EXPECT_EQ(installed().communicator_load("/nowhere/libnccl.so.2", &version, &message), static_cast<int32_t>(Code::kUnsupported));
+  EXPECT_EQ(installed().communicator_load("/nowhere/libnccl.so.2", &version, &message),
+            static_cast<int32_t>(Code::kUnsupported));
   EXPECT_THAT(message.text, HasSubstr("`nccl_library` = /nowhere/libnccl.so.2 cannot be loaded"));
-  EXPECT_EQ(installed().communicator_load(DSGD_CUDA_LIBRARY, &version, &message), static_cast<int32_t>(Code::kUnsupported));
+  EXPECT_EQ(installed().communicator_load(DSGD_CUDA_LIBRARY, &version, &message),
+            static_cast<int32_t>(Code::kUnsupported));
   EXPECT_THAT(message.text, HasSubstr("has no ncclGetVersion"));
   const std::string there = DSGD_NCCL_LIBRARY;
   if (there.empty()) GTEST_SKIP() << "without NCCL's wheel";
   ASSERT_EQ(installed().communicator_load(there.c_str(), &version, &message), 0) << message.text;
   EXPECT_GE(version, 22809);
-  EXPECT_THAT(message.text, testing::AllOf(HasSubstr("NCCL 2."), HasSubstr(there), HasSubstr("which `nccl_library` = "), HasSubstr(" names")));
+  EXPECT_THAT(message.text, testing::AllOf(HasSubstr("NCCL 2."), HasSubstr(there), HasSubstr("which `nccl_library` = "),
+                                           HasSubstr(" names")));
   CommunicatorId one{}, other{};
   EXPECT_EQ(installed().communicator_id(&one, &message), 0) << message.text;
   EXPECT_EQ(installed().communicator_id(&other, &message), 0) << message.text;

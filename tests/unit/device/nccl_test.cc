@@ -51,7 +51,9 @@ const std::vector<Place>& places() {
       {"one node, several each", {{"cuda:0", "cuda:1"}, {"cuda:2"}, {"cuda:4", "cuda:3", "cuda:4"}}, {}},
       {"two nodes", {{"cuda:0"}, {"cuda:1"}, {"cuda:2"}, {"cuda:3"}}, {"a", "a", "b", "b"}},
       {"two nodes, in turn", {{"cuda:0"}, {"cuda:1"}, {"cuda:2"}, {"cuda:3"}}, {"a", "b", "a", "b"}},
-      {"unlike nodes", {{"cuda:0", "cuda:5"}, {"cuda:1"}, {"cuda:2"}, {"cuda:3"}, {"cuda:4"}}, {"a", "b", "a", "b", "c"}},
+      {"unlike nodes",
+       {{"cuda:0", "cuda:5"}, {"cuda:1"}, {"cuda:2"}, {"cuda:3"}, {"cuda:4"}},
+       {"a", "b", "a", "b", "c"}},
       {"a worker on the host", {{"cuda:0"}, {"cpu"}, {"cuda:1"}}, {}},
   };
   return places;
@@ -74,7 +76,8 @@ TEST_F(Nccl, AaaOneThatIsTooOldIsAnErrorIfItIsDemandedAndElseNotUsed) {
   fake_nccl::set_version(21701);
   for (const Status& error : start_errors(devices, {{"algorithm", "nccl"}})) {
     EXPECT_EQ(error.code(), Code::kUnsupported);
-    EXPECT_THAT(error.message(), AllOf(HasSubstr("NCCL 2.17.1 "), HasSubstr("is too old; NCCL 2.18"), HasSubstr("or later is needed")));
+    EXPECT_THAT(error.message(),
+                AllOf(HasSubstr("NCCL 2.17.1 "), HasSubstr("is too old; NCCL 2.18"), HasSubstr("or later is needed")));
   }
   const int before = fake_nccl::ended();
   EXPECT_EQ(train({devices, {"allreduce"}, 3, {}}), train({on_host(devices), {"allreduce"}, 3, {}}));
@@ -85,12 +88,20 @@ TEST_F(Nccl, AaaOneThatIsTooOldIsAnErrorIfItIsDemandedAndElseNotUsed) {
 // Integers and weights that are too, or halves and quarters: sums are exact in any order; only the mean rounds, alike.
 TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
   for (const Place& place : places()) {
-    for (const std::vector<std::string>& strategies :
-         std::vector<std::vector<std::string>>{{"allreduce"}, {"ps"}, {"simple"}, {"ps", "allreduce", "simple", "allreduce", "ps"}}) {
+    for (const std::vector<std::string>& strategies : std::vector<std::vector<std::string>>{
+             {"allreduce"}, {"ps"}, {"simple"}, {"ps", "allreduce", "simple", "allreduce", "ps"}}) {
       for (const char* internode : {"rpc", "nccl"}) {
         SCOPED_TRACE(std::string(place.name) + ", " + strategies[0] + ", internode=" + internode);
         const std::string absent = internode == std::string("nccl") ? "zero" : "skip";
-        Job job{place.devices, strategies, 6, {{"bucket_size", "4K"}, {"absent", absent}, {"internode", internode}, {"algorithm", "nccl"}, {"gradient_norm", "1"}}, place.nodes};
+        Job job{place.devices,
+                strategies,
+                6,
+                {{"bucket_size", "4K"},
+                 {"absent", absent},
+                 {"internode", internode},
+                 {"algorithm", "nccl"},
+                 {"gradient_norm", "1"}},
+                place.nodes};
         job.absent = [](int step, int rank, size_t tensor) {
           return (step == 2 && tensor == 1) || (step + rank + static_cast<int>(tensor)) % 4 == 0;
         };
@@ -102,7 +113,8 @@ TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
         job.devices = on_host(job.devices);
         job.settings = {{"bucket_size", "4K"}, {"absent", absent}, {"gradient_norm", "1"}};
         const auto expected = train(job, nullptr, &expected_norms);
-        for (size_t step = 0; step < norms.size(); ++step) EXPECT_NEAR(norms[step], expected_norms[step], 1e-6 * expected_norms[step]);
+        for (size_t step = 0; step < norms.size(); ++step)
+          EXPECT_NEAR(norms[step], expected_norms[step], 1e-6 * expected_norms[step]);
         for (size_t w = 0; w < values.size(); ++w) {
           EXPECT_EQ(values[w], expected[w]) << "rank " << w;
           EXPECT_EQ(digests[w], digests[0]);
@@ -145,7 +157,8 @@ TEST_F(Nccl, DiffersFromTheHostByNoMoreThanAnotherOrderOfSummationDoes) {
               }
             }
             // And what the two differ by may round the mean, its product with the rate, and the value the other way.
-            bound += kRate * magnitude / weights * kEps * (static_cast<double>(all) - 1 + 2) + kEps * (4 + kRate * kSteps * magnitude / weights);
+            bound += kRate * magnitude / weights * kEps * (static_cast<double>(all) - 1 + 2) +
+                     kEps * (4 + kRate * kSteps * magnitude / weights);
           }
           ASSERT_NEAR(values[0][at], expected[at], bound) << "element " << at;
           any = any || values[0][at] != expected[at];
@@ -159,9 +172,14 @@ TEST_F(Nccl, DiffersFromTheHostByNoMoreThanAnotherOrderOfSummationDoes) {
 // Who has found the sums not to be finite has found it as all others have.
 TEST_F(Nccl, AStepWhoseGradientsOverflowIsLeftOutByAll) {
   for (const Place& place : places()) {
-    for (const std::vector<std::string>& strategies : std::vector<std::vector<std::string>>{{"allreduce"}, {"ps"}, {"simple", "ps", "allreduce"}}) {
+    for (const std::vector<std::string>& strategies :
+         std::vector<std::vector<std::string>>{{"allreduce"}, {"ps"}, {"simple", "ps", "allreduce"}}) {
       SCOPED_TRACE(std::string(place.name) + ", " + strategies[0]);
-      Job job{place.devices, strategies, 6, {{"bucket_size", "4K"}, {"algorithm", "nccl"}, {"loss_scale", "256"}}, place.nodes};
+      Job job{place.devices,
+              strategies,
+              6,
+              {{"bucket_size", "4K"}, {"algorithm", "nccl"}, {"loss_scale", "256"}},
+              place.nodes};
       job.overflows = [](int step) { return step == 1 || step == 4; };
       const auto values = train(job);
       job.devices = on_host(job.devices);
@@ -179,8 +197,8 @@ TEST_F(Nccl, OnlyTheDevicesOfReplicasAreTouched) {
 
 TEST_F(Nccl, IsLeftOutWhereTheHostComputesOrTheUserWantsSo) {
   const Devices devices = {{"cuda:0"}, {"cuda:1"}};
-  for (const Settings& settings : {Settings{{"reproducible", "1"}}, Settings{{"algorithm", "direct"}},
-                                   Settings{{"algorithm", "ring"}}}) {
+  for (const Settings& settings :
+       {Settings{{"reproducible", "1"}}, Settings{{"algorithm", "direct"}}, Settings{{"algorithm", "ring"}}}) {
     const int before = fake_nccl::ended();
     EXPECT_EQ(train({devices, {"allreduce"}, 3, settings}), train({on_host(devices), {"allreduce"}, 3, settings}));
     EXPECT_EQ(fake_nccl::ended(), before);
@@ -209,7 +227,8 @@ TEST_F(Nccl, WhatStandsInItsWayIsAnErrorIfItIsDemandedAndElseGoesThroughTheHost)
       EXPECT_THAT(error.message(), HasSubstr(c.says));
       EXPECT_EQ(error.parameter(), "algorithm");
     }
-    EXPECT_EQ(train({c.devices, {"allreduce"}, 2, c.settings}), train({on_host(c.devices), {"allreduce"}, 2, c.settings}));
+    EXPECT_EQ(train({c.devices, {"allreduce"}, 2, c.settings}),
+              train({on_host(c.devices), {"allreduce"}, 2, c.settings}));
   }
 }
 

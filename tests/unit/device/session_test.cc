@@ -68,12 +68,13 @@ TEST_F(GpuSession, AutoStandsForEveryGpu) {
 
 TEST_F(GpuSession, AnyMixOfDevicesGivesTheBitsOfTheHost) {
   using Devices = std::vector<std::vector<std::string>>;
-  const std::vector<Devices> mixes = {{{"cuda:0"}, {"cpu"}}, {{"cpu"}, {second()}}, {{"cuda:0"}, {second()}}, {{"cuda:0"}}};
+  const std::vector<Devices> mixes = {
+      {{"cuda:0"}, {"cpu"}}, {{"cpu"}, {second()}}, {{"cuda:0"}, {second()}}, {{"cuda:0"}}};
   for (const Devices& devices : mixes) {
     Devices host = devices;
     for (auto& worker : host) worker.assign(worker.size(), "cpu");
-    for (const std::vector<std::string>& strategies :
-         std::vector<std::vector<std::string>>{{"allreduce"}, {"ps"}, {"simple"}, {"ps", "allreduce", "simple", "allreduce", "ps"}}) {
+    for (const std::vector<std::string>& strategies : std::vector<std::vector<std::string>>{
+             {"allreduce"}, {"ps"}, {"simple"}, {"ps", "allreduce", "simple", "allreduce", "ps"}}) {
       for (const char* reproducible : {"0", "1"}) {
         SCOPED_TRACE(devices[0][0] + "... " + strategies[0] + " reproducible=" + reproducible);
         const Settings settings = {{"reproducible", reproducible}, {"bucket_size", "4K"}};
@@ -91,10 +92,16 @@ TEST_F(GpuSession, AnyMixOfDevicesGivesTheBitsOfTheHost) {
 
 // Each optimizer's master values go wherever the strategy keeps state; train() compares them with float32.
 TEST_F(GpuSession, HalfTypesAreUpdatedInFloat32WhateverTheOptimizer) {
-  for (const auto& [optimizer, options] : std::vector<std::pair<const char*, const char*>>{
-           {"sgd", "lr=0.1"}, {"sgd", "lr=0.1 momentum=0.9 nesterov=1 weight_decay=0.01"}, {"adamw", "lr=0.01"}, {"adam", "lr=0.01 amsgrad=1"}}) {
+  for (const auto& [optimizer, options] :
+       std::vector<std::pair<const char*, const char*>>{{"sgd", "lr=0.1"},
+                                                        {"sgd", "lr=0.1 momentum=0.9 nesterov=1 weight_decay=0.01"},
+                                                        {"adamw", "lr=0.01"},
+                                                        {"adam", "lr=0.01 amsgrad=1"}}) {
     for (const char* reproducible : {"0", "1"}) {
-      Job job{{{"cuda:0"}, {"cpu", second()}}, {"ps", "allreduce", "simple"}, 5, {{"reproducible", reproducible}, {"bucket_size", "4K"}}};
+      Job job{{{"cuda:0"}, {"cpu", second()}},
+              {"ps", "allreduce", "simple"},
+              5,
+              {{"reproducible", reproducible}, {"bucket_size", "4K"}}};
       job.optimizer = optimizer;
       job.options = options;
       std::vector<uint64_t> digests;
@@ -114,7 +121,8 @@ TEST_F(GpuSession, TheNormIsTheHostsWhoeverComputesIt) {
       for (auto& worker : job.devices) worker.assign(worker.size(), "cpu");
       train(job, nullptr, &expected);
       ASSERT_EQ(norms.size(), 4u);
-      for (size_t step = 0; step < norms.size(); ++step) EXPECT_NEAR(norms[step], expected[step], 1e-6 * expected[step]);
+      for (size_t step = 0; step < norms.size(); ++step)
+        EXPECT_NEAR(norms[step], expected[step], 1e-6 * expected[step]);
     }
   }
 }
@@ -122,12 +130,14 @@ TEST_F(GpuSession, TheNormIsTheHostsWhoeverComputesIt) {
 // A step in which a gradient overflows is as if it had not been; a power of two leaves the bits of all others.
 TEST_F(GpuSession, ALossScaleIsTakenOutAgainAndOverflowsLeaveTheModelAsItWas) {
   using Devices = std::vector<std::vector<std::string>>;
-  for (const Devices& devices : std::vector<Devices>{{{"cuda:0"}}, {{"cuda:0", "cpu"}}, {{"cuda:0"}, {"cpu", second()}}}) {
+  for (const Devices& devices :
+       std::vector<Devices>{{{"cuda:0"}}, {{"cuda:0", "cpu"}}, {{"cuda:0"}, {"cpu", second()}}}) {
     for (const char* strategy : {"allreduce", "ps", "simple"}) {
       for (const char* reproducible : {"0", "1"}) {
         SCOPED_TRACE(strategy + std::string(" reproducible=") + reproducible);
         std::vector<double> norms, expected_norms;
-        Job job{devices, {strategy}, 9, {{"bucket_size", "4K"}, {"reproducible", reproducible}, {"loss_scale", "1024"}}};
+        Job job{
+            devices, {strategy}, 9, {{"bucket_size", "4K"}, {"reproducible", reproducible}, {"loss_scale", "1024"}}};
         job.optimizer = "adam";
         job.options = "lr=0.01";
         job.overflows = [](int step) { return step % 3 == 1; };
@@ -173,16 +183,13 @@ TEST_F(GpuSession, UntrainedParametersAreSynchronised) {
       trainer.compute(step, 0);
       for (const Tensor& tensor : untrained) {
         for (size_t r : {0, 1})
-          trainer.access[r].write(
-              tensor.memory[r]->value,
-              std::vector<float>(count, 4.0f * static_cast<float>(step) + static_cast<float>(r)));
+          trainer.access[r].write(tensor.memory[r]->value,
+                                  std::vector<float>(count, 4.0f * static_cast<float>(step) + static_cast<float>(r)));
       }
       ok(trainer.session->step(2, nullptr));
       for (size_t r : {0, 1}) {
-        EXPECT_EQ(trainer.values(untrained[0], r),
-                  std::vector<float>(count, 4.0f * static_cast<float>(step) + 0.5f));
-        EXPECT_EQ(trainer.values(untrained[1], r),
-                  std::vector<float>(count, 4.0f * static_cast<float>(step)));
+        EXPECT_EQ(trainer.values(untrained[0], r), std::vector<float>(count, 4.0f * static_cast<float>(step) + 0.5f));
+        EXPECT_EQ(trainer.values(untrained[1], r), std::vector<float>(count, 4.0f * static_cast<float>(step)));
       }
     }
     ok(trainer.session->close(10s));
@@ -199,7 +206,8 @@ TEST_F(GpuSession, ReproducibleStepsDoNotDependOnWhichDeviceOfWhichWorkerHasARep
       const uint64_t random = finalize64(static_cast<uint64_t>(step * 3 + replica + 1) * 1000003 + i);
       if (random % 16 == 0) return -0.0f;
       const float mantissa = 1 + static_cast<float>(random >> 41) * 0x1p-23f;
-      return std::ldexp(random % 2 ? mantissa : -mantissa, static_cast<int>(random / 32 % static_cast<uint64_t>(2 * span)) - span);
+      return std::ldexp(random % 2 ? mantissa : -mantissa,
+                        static_cast<int>(random / 32 % static_cast<uint64_t>(2 * span)) - span);
     };
     std::vector<float> expected;
     for (const Split& split : std::vector<Split>{{{{0, "cpu"}, {1, "cpu"}, {2, "cpu"}}},
@@ -210,34 +218,37 @@ TEST_F(GpuSession, ReproducibleStepsDoNotDependOnWhichDeviceOfWhichWorkerHasARep
                                                  {{{2, "cpu"}}, {{0, "cuda:0"}}, {{1, second()}}}}) {
       for (const char* strategy : {"allreduce", "ps", "simple"}) {
         std::vector<std::vector<float>> values(split.size());
-        run_ranks(split.size(), {{"reproducible", "1"}, {"bucket_size", "16K"}}, [&](int rank, const Settings& settings) {
-          const auto& mine = split[static_cast<size_t>(rank)];
-          std::vector<std::string> devices;
-          for (const auto& [replica, device] : mine) devices.push_back(device);
-          Trainer trainer(open(settings), devices, "adam", "lr=0.01", halves);
-          trainer.fill(0, false, [](size_t i) { return static_cast<float>(i % 5); });
-          double total = 0;
-          for (size_t r = 0; r < mine.size(); ++r) {
-            const double weight = weights[static_cast<size_t>(mine[r].first)];
-            ok(trainer.session->set_replica_weight(trainer.replicas[r], weight));
-            total += weight;
-          }
-          ok(trainer.session->set_strategy(strategy, ""));
-          ok(trainer.session->start());
-          for (int step = 0; step < 3; ++step) {
-            for (size_t r = 0; r < mine.size(); ++r) {
-              trainer.fill(r, true, [&](size_t i) { return gradient(step, mine[r].first, i); });
-            }
-            StepResult result;
-            ok(trainer.session->step(total, &result));
-            EXPECT_EQ(result.weight, 0.6);
-          }
-          values[static_cast<size_t>(rank)] = trainer.values();
-          for (size_t r = 1; r < mine.size(); ++r) EXPECT_EQ(trainer.values(r), trainer.values());
-          ok(trainer.session->close(10s));
-        });
+        run_ranks(split.size(), {{"reproducible", "1"}, {"bucket_size", "16K"}},
+                  [&](int rank, const Settings& settings) {
+                    const auto& mine = split[static_cast<size_t>(rank)];
+                    std::vector<std::string> devices;
+                    for (const auto& [replica, device] : mine) devices.push_back(device);
+                    Trainer trainer(open(settings), devices, "adam", "lr=0.01", halves);
+                    trainer.fill(0, false, [](size_t i) { return static_cast<float>(i % 5); });
+                    double total = 0;
+                    for (size_t r = 0; r < mine.size(); ++r) {
+                      const double weight = weights[static_cast<size_t>(mine[r].first)];
+                      ok(trainer.session->set_replica_weight(trainer.replicas[r], weight));
+                      total += weight;
+                    }
+                    ok(trainer.session->set_strategy(strategy, ""));
+                    ok(trainer.session->start());
+                    for (int step = 0; step < 3; ++step) {
+                      for (size_t r = 0; r < mine.size(); ++r) {
+                        trainer.fill(r, true, [&](size_t i) { return gradient(step, mine[r].first, i); });
+                      }
+                      StepResult result;
+                      ok(trainer.session->step(total, &result));
+                      EXPECT_EQ(result.weight, 0.6);
+                    }
+                    values[static_cast<size_t>(rank)] = trainer.values();
+                    for (size_t r = 1; r < mine.size(); ++r) EXPECT_EQ(trainer.values(r), trainer.values());
+                    ok(trainer.session->close(10s));
+                  });
         if (expected.empty()) expected = values[0];
-        for (const auto& of_rank : values) EXPECT_EQ(of_rank, expected) << strategy << ' ' << split.size() << " workers, first on " << split[0][0].second;
+        for (const auto& of_rank : values)
+          EXPECT_EQ(of_rank, expected) << strategy << ' ' << split.size() << " workers, first on "
+                                       << split[0][0].second;
       }
     }
   }
@@ -344,9 +355,11 @@ TEST_F(GpuSession, WhatStreamsHoldIsDoneInTheirOrderWhileTheHostGoesOn) {
     first.finish();
     second.finish();
     for (size_t i = 0; i < seen.size(); ++i) {
-      const size_t count = trainer.tensors[i / 2 % trainer.tensors.size()].parameter->count, step = i / 2 / trainer.tensors.size() + 1;
+      const size_t count = trainer.tensors[i / 2 % trainer.tensors.size()].parameter->count,
+                   step = i / 2 / trainer.tensors.size() + 1;
       const float expected = -static_cast<float>(step * (step + 1) / 2);
-      EXPECT_EQ(std::count(seen[i], seen[i] + count, expected), static_cast<std::ptrdiff_t>(count)) << "step " << step << ", read " << i;
+      EXPECT_EQ(std::count(seen[i], seen[i] + count, expected), static_cast<std::ptrdiff_t>(count))
+          << "step " << step << ", read " << i;
     }
   }
   ok(trainer.session->close(10s));
@@ -364,7 +377,9 @@ TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEnd
       ASSERT_EQ(cudaSetDevice(trainer.replicas[r]->device->index()), cudaSuccess);
       for (Tensor& tensor : trainer.tensors) {
         ASSERT_EQ(cudaLaunchHostFunc(nullptr, [](void*) { std::this_thread::sleep_for(100us); }, nullptr), cudaSuccess);
-        ASSERT_EQ(cudaMemcpyAsync(tensor.memory[r]->gradient, pinned, tensor.parameter->nbytes(), cudaMemcpyDefault, nullptr), cudaSuccess);
+        ASSERT_EQ(
+            cudaMemcpyAsync(tensor.memory[r]->gradient, pinned, tensor.parameter->nbytes(), cudaMemcpyDefault, nullptr),
+            cudaSuccess);
       }
     }
     ok(trainer.session->step(1, nullptr));
@@ -387,7 +402,8 @@ TEST_F(GpuSession, AFrozenParameterMayBeMarkedWhileTheStepEnds) {
     auto operation = trainer.session->step_begin(1);
     ASSERT_TRUE(operation.ok());
     for (size_t t = trainer.tensors.size(); t-- > 0;) {
-      const Status marked = trainer.session->gradient_ready(trainer.replicas[0], trainer.tensors[t].parameter, streams[t % 3]);
+      const Status marked =
+          trainer.session->gradient_ready(trainer.replicas[0], trainer.tensors[t].parameter, streams[t % 3]);
       if (t > 0) {
         ok(marked);
       } else {
@@ -411,13 +427,16 @@ TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
     Code code;
     const char* says;
   };
-  for (const Case& c : {Case{"", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
-                        Case{"cuda:x", Code::kInvalidArgument, "has no index"}, Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
-                        Case{"cuda:99", Code::kInvalidArgument, "there is no device 'cuda:99': this machine has cuda:0"},
-                        Case{"cuda:-0", Code::kInvalidArgument, "has no index"}, Case{"cuda:-1", Code::kInvalidArgument, "has no index"},
-                        Case{"cuda:99999999999", Code::kInvalidArgument, "device 'cuda:99999999999' does not exist: its index is too large"},
-                        Case{"gpu:0", Code::kUnsupported, "unknown device 'gpu:0'; use cpu or cuda:N"},
-                        Case{"cpu:0", Code::kUnsupported, "unknown device 'cpu:0'"}}) {
+  for (const Case& c :
+       {Case{"", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
+        Case{"cuda:x", Code::kInvalidArgument, "has no index"}, Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
+        Case{"cuda:99", Code::kInvalidArgument, "there is no device 'cuda:99': this machine has cuda:0"},
+        Case{"cuda:-0", Code::kInvalidArgument, "has no index"},
+        Case{"cuda:-1", Code::kInvalidArgument, "has no index"},
+        Case{"cuda:99999999999", Code::kInvalidArgument,
+             "device 'cuda:99999999999' does not exist: its index is too large"},
+        Case{"gpu:0", Code::kUnsupported, "unknown device 'gpu:0'; use cpu or cuda:N"},
+        Case{"cpu:0", Code::kUnsupported, "unknown device 'cpu:0'"}}) {
     auto replica = session->add_replica(c.device);
     EXPECT_EQ(replica.status().code(), c.code) << c.device;
     EXPECT_THAT(replica.status().message(), HasSubstr(c.says));
@@ -441,7 +460,8 @@ TEST_F(GpuSession, BuffersThatAreElsewhereThanTheirReplicaAreRefused) {
   std::vector<float> plain(8);
   void* pinned = nullptr;
   ASSERT_EQ(cudaHostAlloc(&pinned, 32, cudaHostAllocPortable), cudaSuccess);
-  const std::shared_ptr<void> of_zero = zero->device->allocate(32).value(), of_other = other->device->allocate(32).value();
+  const std::shared_ptr<void> of_zero = zero->device->allocate(32).value(),
+                              of_other = other->device->allocate(32).value();
   refused(zero, plain.data(), "the buffer is host memory, but its replica is on cuda:0");
   refused(zero, pinned, "the buffer is host memory, but its replica is on cuda:0");
   refused(host, of_zero.get(), "the value is memory of cuda:0, but its replica is on the cpu");
@@ -504,7 +524,8 @@ TEST_F(GpuSession, GradientsAreReadAfterTheirStreamsAndValuesComeBeforeWhatFollo
     auto operation = trainer.session->step_begin(1);
     ASSERT_TRUE(operation.ok());
     for (Tensor& tensor : trainer.tensors) {
-      fake_cuda::enqueue(stream, [&tensor] { std::fill_n(floats(tensor.memory[0]->gradient), tensor.parameter->count, 3.0f); });
+      fake_cuda::enqueue(stream,
+                         [&tensor] { std::fill_n(floats(tensor.memory[0]->gradient), tensor.parameter->count, 3.0f); });
       ok(trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, stream));
     }
     ok(trainer.session->wait(*operation.value(), -1ms));
@@ -527,7 +548,8 @@ TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdateAndOneForMa
     std::vector<Parameter*> parameters;
     for (int64_t p = 0; p < 61; ++p) {
       const int64_t count = p % 7 == 0 ? 10'000 : 64;
-      parameters.push_back(session->add_parameter(std::string("p") + std::to_string(p), DType::kFloat32, {&count, 1}, true).value());
+      parameters.push_back(
+          session->add_parameter(std::string("p") + std::to_string(p), DType::kFloat32, {&count, 1}, true).value());
       for (Replica* replica : replicas) ok(session->alloc(replica, parameters.back()).status());
     }
     ok(session->start());
@@ -558,7 +580,8 @@ TEST_F(GpuSession, AStepThatUpdatesNothingLeavesNothingUnderWay) {
     Trainer trainer(open(settings), {"cuda:0", "cpu"}, "sgd", "lr=1");
     ok(trainer.session->start());
     const auto fill = [&trainer](float gradient) {
-      for (size_t r : {0, 1}) trainer.fill(r, true, [&](size_t) { return gradient * static_cast<float>(trainer.session->loss_scale()); });
+      for (size_t r : {0, 1})
+        trainer.fill(r, true, [&](size_t) { return gradient * static_cast<float>(trainer.session->loss_scale()); });
     };
     fill(100);
     if (overflow) trainer.overflow(1);
@@ -571,7 +594,9 @@ TEST_F(GpuSession, AStepThatUpdatesNothingLeavesNothingUnderWay) {
       const fake_cuda::HoldCopies to_host(fake_cuda::HoldCopies::kToHost);
       // Not by the session's own means, which would wait for what is held.
       for (Tensor& tensor : trainer.tensors) {
-        for (size_t r : {0, 1}) std::fill_n(floats(tensor.memory[r]->gradient), tensor.parameter->count, static_cast<float>(trainer.session->loss_scale()));
+        for (size_t r : {0, 1})
+          std::fill_n(floats(tensor.memory[r]->gradient), tensor.parameter->count,
+                      static_cast<float>(trainer.session->loss_scale()));
       }
       operation = trainer.session->step_begin(1).value();
       ok(trainer.session->step_flush());
@@ -630,10 +655,13 @@ TEST_F(GpuSession, AStreamThatCannotBeUsedIsRefusedAndTheGradientMayBeMarkedInAn
   for (Tensor& tensor : trainer.tensors) {
     for (size_t r : {0, 1}) {
       const auto refused = [&](const char* says) {
-        const Status status = trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, streams[r == 1 ? 0 : 1]);
+        const Status status =
+            trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, streams[r == 1 ? 0 : 1]);
         EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.message();
         EXPECT_EQ(status.parameter(), tensor.parameter->name);
-        EXPECT_THAT(status.message(), AllOf(HasSubstr("'" + tensor.parameter->name + "' in replica " + std::to_string(r)), HasSubstr(says)));
+        EXPECT_THAT(
+            status.message(),
+            AllOf(HasSubstr("'" + tensor.parameter->name + "' in replica " + std::to_string(r)), HasSubstr(says)));
       };
       refused("it is no stream of this device's");
       {
@@ -663,14 +691,16 @@ TEST_F(GpuSession, AStreamThatFailsLaterEndsTheStep) {
       if (last && flush) break;
       const Status status = trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, stream);
       EXPECT_EQ(status.ok(), !last);
-      EXPECT_THAT(status.message(), HasSubstr(last ? "parameter 'p0' in replica 0 was marked can no longer be used" : ""));
+      EXPECT_THAT(status.message(),
+                  HasSubstr(last ? "parameter 'p0' in replica 0 was marked can no longer be used" : ""));
     }
     if (flush) {
       EXPECT_FALSE(trainer.session->step_flush().ok());
     }
     const Status ended = trainer.session->wait(*operation.value(), -1ms);
     EXPECT_TRUE(operation.value()->done());
-    EXPECT_THAT(ended.message(), AllOf(HasSubstr("step 0: "), HasSubstr("parameter 'p0' in replica 0 was marked can no longer be used")));
+    EXPECT_THAT(ended.message(), AllOf(HasSubstr("step 0: "),
+                                       HasSubstr("parameter 'p0' in replica 0 was marked can no longer be used")));
     (void)trainer.session->close(10s);
   }
 }
@@ -687,7 +717,8 @@ TEST_F(GpuSession, AStepWhoseGradientsAreNeverMarkedEndsInTimeAndSaysWhich) {
   ASSERT_TRUE(operation.value()->done());
   const Status& how = operation.value()->status();
   EXPECT_EQ(how.code(), Code::kTimeout);
-  EXPECT_THAT(how.message(), AllOf(HasSubstr("step 0 has not ended within step_timeout"), HasSubstr("'p1'"), HasSubstr("dsgd_step_flush")));
+  EXPECT_THAT(how.message(), AllOf(HasSubstr("step 0 has not ended within step_timeout"), HasSubstr("'p1'"),
+                                   HasSubstr("dsgd_step_flush")));
   ok(trainer.session->close(10s));
 }
 
@@ -747,7 +778,8 @@ TEST_F(GpuSession, AQuickDeviceDoesNotRunAwayFromASlowOne) {
   const HostStream streams[] = {HostStream(0), HostStream(1)};
   for (const char* reproducible : {"0", "1"}) {
     std::vector<std::vector<float>> values;
-    for (const std::vector<std::string>& devices : std::vector<std::vector<std::string>>{{"cuda:0", "cuda:1"}, {"cpu", "cpu"}}) {
+    for (const std::vector<std::string>& devices :
+         std::vector<std::vector<std::string>>{{"cuda:0", "cuda:1"}, {"cpu", "cpu"}}) {
       fake_cuda::set_delay(1, 300us);
       Trainer trainer(open({{"reproducible", reproducible}, {"bucket_size", "4K"}}), devices);
       ok(trainer.session->start());
@@ -758,7 +790,8 @@ TEST_F(GpuSession, AQuickDeviceDoesNotRunAwayFromASlowOne) {
         ASSERT_TRUE(operation.ok());
         for (size_t r = 0; r < 2; ++r) {
           for (Tensor& tensor : trainer.tensors) {
-            ok(trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, devices[r] == "cpu" ? cudaStream_t{} : streams[r]));
+            ok(trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter,
+                                               devices[r] == "cpu" ? cudaStream_t{} : streams[r]));
           }
         }
         ok(trainer.session->wait(*operation.value(), -1ms));
@@ -796,7 +829,8 @@ TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
     if (record.message.find("cuda:0 does not end what was enqueued in it") != std::string::npos) ++warnings;
   });
   {
-    auto trainer = std::make_unique<Trainer>(open({{"step_timeout", "200ms"}}, "", log), std::vector<std::string>{"cuda:0"});
+    auto trainer =
+        std::make_unique<Trainer>(open({{"step_timeout", "200ms"}}, "", log), std::vector<std::string>{"cuda:0"});
     ok(trainer->session->start());
     const fake_cuda::Pause pause;
     EXPECT_EQ(trainer->session->step(1, nullptr).code(), Code::kTimeout);

@@ -41,8 +41,10 @@ inline Config config_of(const Settings& settings) {
   return config;
 }
 
-inline std::shared_ptr<Session> open(const Settings& settings = {}, const std::string& node = {}, std::shared_ptr<Log> log = std::make_shared<Log>()) {
-  auto session = Session::open(config_of(settings), std::make_unique<NodeEnvironment>(node), std::move(log), with_cuda());
+inline std::shared_ptr<Session> open(const Settings& settings = {}, const std::string& node = {},
+                                     std::shared_ptr<Log> log = std::make_shared<Log>()) {
+  auto session =
+      Session::open(config_of(settings), std::make_unique<NodeEnvironment>(node), std::move(log), with_cuda());
   EXPECT_TRUE(session.ok()) << session.status().message();
   return session.value();
 }
@@ -60,18 +62,22 @@ struct Tensor {
 // Parameters of odd sizes with a replica on each of the devices; with `halves` also one in bfloat16 and one in float16, which have
 // the same values and gradients as the last one in float32.
 struct Trainer {
-  Trainer(std::shared_ptr<Session> opened, const std::vector<std::string>& devices, const std::string& optimizer = "sgd",
-          const std::string& options = "lr=0.5 momentum=0.5", bool halves = false)
+  Trainer(std::shared_ptr<Session> opened, const std::vector<std::string>& devices,
+          const std::string& optimizer = "sgd", const std::string& options = "lr=0.5 momentum=0.5", bool halves = false)
       : session(std::move(opened)) {
     ok(session->set_optimizer(optimizer, options));
     for (const std::string& device : devices) {
       replicas.push_back(session->add_replica(device).value());
       access.emplace_back(replicas.back()->device);
     }
-    std::vector<std::pair<int64_t, DType>> wanted = {{3, DType::kFloat32}, {5000, DType::kFloat32}, {17, DType::kFloat32}, {1, DType::kFloat32}};
-    if (halves) wanted.insert(wanted.end(), {{4103, DType::kFloat32}, {4103, DType::kBfloat16}, {4103, DType::kFloat16}});
+    std::vector<std::pair<int64_t, DType>> wanted = {
+        {3, DType::kFloat32}, {5000, DType::kFloat32}, {17, DType::kFloat32}, {1, DType::kFloat32}};
+    if (halves)
+      wanted.insert(wanted.end(), {{4103, DType::kFloat32}, {4103, DType::kBfloat16}, {4103, DType::kFloat16}});
     for (const auto& [count, dtype] : wanted) {
-      Tensor tensor{session->add_parameter(std::string("p") + std::to_string(tensors.size()), dtype, {&count, 1}, true).value(), {}};
+      Tensor tensor{
+          session->add_parameter(std::string("p") + std::to_string(tensors.size()), dtype, {&count, 1}, true).value(),
+          {}};
       for (Replica* replica : replicas) tensor.memory.push_back(session->alloc(replica, tensor.parameter).value());
       tensors.push_back(std::move(tensor));
     }
@@ -94,7 +100,9 @@ struct Trainer {
   // `wide`: of so unlike sizes that sums in float32 depend on their order.
   static float gradient(int step, int rank, size_t replica, size_t i, bool wide = false) {
     const float small = static_cast<float>((i * 7 + static_cast<size_t>(step * 5 + rank * 3) + replica) % 11) - 5;
-    return wide ? std::ldexp(small, static_cast<int>((i * 13 + static_cast<size_t>(rank * 11 + step) + replica * 7) % 28) - 14) : small;
+    return wide ? std::ldexp(small,
+                             static_cast<int>((i * 13 + static_cast<size_t>(rank * 11 + step) + replica * 7) % 28) - 14)
+                : small;
   }
   void compute(int step, int rank, bool wide = false) {
     const float scale = static_cast<float>(session->loss_scale());
@@ -107,7 +115,8 @@ struct Trainer {
     const Tensor& tensor = tensors[which % tensors.size()];
     const DType dtype = tensor.parameter->dtype;
     const float infinite = std::numeric_limits<float>::infinity();
-    std::byte* last = static_cast<std::byte*>(tensor.memory.back()->gradient) + tensor.parameter->nbytes() - dtype_size(dtype);
+    std::byte* last =
+        static_cast<std::byte*>(tensor.memory.back()->gradient) + tensor.parameter->nbytes() - dtype_size(dtype);
     if (!is_half(dtype)) return access.back().write(last, std::vector<float>{infinite});
     std::vector<uint16_t> narrowed(1);
     narrow(dtype, narrowed.data(), &infinite, 1);
@@ -153,11 +162,11 @@ struct Trainer {
 };
 
 struct Job {
-  std::vector<std::vector<std::string>> devices;  // by rank
+  std::vector<std::vector<std::string>> devices;        // by rank
   std::vector<std::string> strategies = {"allreduce"};  // in turn, one each step
   int steps = 4;
   Settings settings = {};
-  std::vector<std::string> nodes = {};  // by rank; empty: all on one
+  std::vector<std::string> nodes = {};                                 // by rank; empty: all on one
   std::function<bool(int step, int rank, size_t tensor)> absent = {};  // but of the last three, which are to stay alike
   std::string optimizer = "sgd", options = "lr=0.4 momentum=0.5";
   // In which steps a gradient overflows somewhere. Without a loss scale they are left out, which is to come to the same.
@@ -179,7 +188,8 @@ inline std::unique_ptr<HeadProcess> start_head(size_t workers, Settings* setting
 }
 
 // Runs a function as each rank of a job, on a thread of its own.
-inline void run_ranks(size_t workers, const Settings& given, const std::function<void(int rank, Settings settings)>& as_rank) {
+inline void run_ranks(size_t workers, const Settings& given,
+                      const std::function<void(int rank, Settings settings)>& as_rank) {
   Settings settings = given;
   const std::unique_ptr<HeadProcess> head = start_head(workers, &settings);
   std::vector<std::thread> threads;
@@ -192,13 +202,15 @@ inline void run_ranks(size_t workers, const Settings& given, const std::function
 }
 
 // The values that each rank has after the job's steps; and what rank 0 is told of the gradients' norms.
-inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_t>* digests = nullptr, std::vector<double>* norms = nullptr) {
+inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_t>* digests = nullptr,
+                                             std::vector<double>* norms = nullptr) {
   const size_t workers = job.devices.size();
   std::vector<std::vector<float>> values(workers);
   if (digests) digests->resize(workers);
   run_ranks(workers, job.settings, [&](int rank, const Settings& settings) {
     const size_t w = static_cast<size_t>(rank);
-    Trainer trainer(open(settings, job.nodes.empty() ? "" : job.nodes[w]), job.devices[w], job.optimizer, job.options, !job.wide);
+    Trainer trainer(open(settings, job.nodes.empty() ? "" : job.nodes[w]), job.devices[w], job.optimizer, job.options,
+                    !job.wide);
     trainer.fill(0, false, [rank](size_t i) { return static_cast<float>(rank + static_cast<int>(i % 5)); });
     ok(trainer.session->set_strategy(job.strategies[0], ""));
     ok(trainer.session->start());
@@ -211,7 +223,8 @@ inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_
       if (overflows && static_cast<size_t>(step) % workers == w) trainer.overflow(static_cast<size_t>(step));
       for (size_t t = 0; job.absent && t + 3 < trainer.tensors.size(); ++t) {
         if (!job.absent(step, rank, t)) continue;
-        for (Replica* replica : trainer.replicas) ok(trainer.session->gradient_absent(replica, trainer.tensors[t].parameter));
+        for (Replica* replica : trainer.replicas)
+          ok(trainer.session->gradient_absent(replica, trainer.tensors[t].parameter));
       }
       StepResult result;
       ok(trainer.session->step(1 + rank, &result));

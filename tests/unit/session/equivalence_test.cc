@@ -28,7 +28,7 @@ size_t elements(const std::vector<int64_t>& shape) {
 
 // What replica `replica` (counted over the whole job) has in a step. Every number comes from one seed.
 struct Case {
-  std::vector<int> replicas;  // of each worker
+  std::vector<int> replicas;      // of each worker
   const char* absences = "skip";  // the configuration's `absent`
   int workers() const { return static_cast<int>(replicas.size()); }
   int first(int rank) const { return std::accumulate(replicas.begin(), replicas.begin() + rank, 0); }
@@ -114,7 +114,8 @@ struct Oracle {
 // Values of all replicas of all workers after each step: [step][replica of the job][parameter].
 using History = std::vector<std::vector<Values>>;
 
-void train(const Case& c, dsgd_session* session, int rank, const char* strategy, const char* options, History* history) {
+void train(const Case& c, dsgd_session* session, int rank, const char* strategy, const char* options,
+           History* history) {
   std::vector<dsgd_parameter*> parameters(kShapes.size());
   std::vector<dsgd_replica*> replicas(static_cast<size_t>(c.replicas[static_cast<size_t>(rank)]));
   std::vector<Values> values(replicas.size()), gradients(replicas.size());
@@ -177,9 +178,13 @@ constexpr struct Strategy {
 History run_case(const Case& c, const Strategy& s, bool reproducible) {
   History history(kSteps, std::vector<Values>(static_cast<size_t>(c.all())));
   // Small buckets: several of them, with parameters split over them.
-  run_job(c.workers(),
-          {{"bucket_size", "64K"}, {"absent", c.absences}, {"reproducible", reproducible ? "1" : "0"}, {"servers", std::to_string(std::min(s.servers, c.workers()))}},
-          [&](dsgd_session* session, int rank) { train(c, session, rank, s.strategy, s.options, &history); }, register_all);
+  run_job(
+      c.workers(),
+      {{"bucket_size", "64K"},
+       {"absent", c.absences},
+       {"reproducible", reproducible ? "1" : "0"},
+       {"servers", std::to_string(std::min(s.servers, c.workers()))}},
+      [&](dsgd_session* session, int rank) { train(c, session, rank, s.strategy, s.options, &history); }, register_all);
   return history;
 }
 
@@ -259,21 +264,24 @@ TEST(Absent, GradientsCountAsZeroWithTheirWeightWhereSomeReplicaHasOne) {
 
 TEST(Absent, IsComparedAtStart) {
   std::atomic<int> configured{0};
-  run_job(2, {}, [](dsgd_session* session, int) {
-    dsgd_replica* replica = nullptr;
-    dsgd_parameter* parameter = nullptr;
-    void *value, *gradient;
-    const int64_t size = 3;
-    DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
-    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "p", DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
-    DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
-    Error error;
-    EXPECT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
-    EXPECT_NE(error.message().find("absent = zero"), std::string::npos) << error.message();
-    EXPECT_NE(error.message().find("absent = skip"), std::string::npos) << error.message();
-  }, [&configured](dsgd_config* config) {
-    dsgd_config_set(config, "absent", configured++ == 0 ? "zero" : "skip", nullptr);
-  });
+  run_job(
+      2, {},
+      [](dsgd_session* session, int) {
+        dsgd_replica* replica = nullptr;
+        dsgd_parameter* parameter = nullptr;
+        void *value, *gradient;
+        const int64_t size = 3;
+        DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+        DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "p", DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
+        DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
+        Error error;
+        EXPECT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
+        EXPECT_NE(error.message().find("absent = zero"), std::string::npos) << error.message();
+        EXPECT_NE(error.message().find("absent = skip"), std::string::npos) << error.message();
+      },
+      [&configured](dsgd_config* config) {
+        dsgd_config_set(config, "absent", configured++ == 0 ? "zero" : "skip", nullptr);
+      });
 }
 
 std::vector<std::vector<int>> splits() {  // even ones of 1 to 5 workers with 1 to 3 replicas, and some that are not
@@ -292,12 +300,14 @@ INSTANTIATE_TEST_SUITE_P(Splits, Equivalence, testing::ValuesIn(splits()), [](co
 
 TEST(Equivalence, ReproducibleGivesTheSameBitsForEverySplitOfTheReplicas) {
   History first;
-  for (const std::vector<int>& split : {std::vector{6}, {3, 3}, {2, 2, 2}, {1, 1, 1, 1, 1, 1}, {1, 5}, {5, 1}, {3, 1, 2}}) {
+  for (const std::vector<int>& split :
+       {std::vector{6}, {3, 3}, {2, 2, 2}, {1, 1, 1, 1, 1, 1}, {1, 5}, {5, 1}, {3, 1, 2}}) {
     for (const Strategy& s : {Strategy{"ps", nullptr, "ps"}, Strategy{"allreduce", nullptr, "allreduce"}}) {
       const History history = run_case({split}, s, true);
       if (testing::Test::HasFatalFailure()) return;
       if (first.empty()) first = history;
-      ASSERT_TRUE(same_bits(history, first)) << s.name << ", " << split.size() << " workers, the first with " << split[0];
+      ASSERT_TRUE(same_bits(history, first))
+          << s.name << ", " << split.size() << " workers, the first with " << split[0];
     }
   }
 }

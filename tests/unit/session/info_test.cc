@@ -151,15 +151,18 @@ TEST(Info, CountsTheReplicasThatDevicesAsksFor) {
   const struct {
     const char *devices, *each;
     int replicas;
-  } kCases[] = {{"cpu", "0", 1}, {"cpu,cpu,cpu", "0", 3}, {"cpu,cpu,cpu,cpu", "2", 2}, {"auto", "0", 1}, {"auto", "3", 1}};
+  } kCases[] = {
+      {"cpu", "0", 1}, {"cpu,cpu,cpu", "0", 3}, {"cpu,cpu,cpu,cpu", "2", 2}, {"auto", "0", 1}, {"auto", "3", 1}};
   for (const auto& [devices, each, replicas] : kCases) {
-    run_job(2, {{"devices", devices}, {"devices_per_worker", each}}, [&, wanted = replicas, text = devices](dsgd_session* session, int) {
-      const int32_t told = info_of(session).replicas;
-      EXPECT_EQ(told, wanted) << text;
-      for (int32_t added = 0; added < told; ++added) DSGD_OK_OR_FAIL(dsgd_replica_add(session, nullptr, nullptr, error_));
-      EXPECT_LT(dsgd_replica_add(session, nullptr, nullptr, nullptr), 0) << text << " has no more entries";
-      EXPECT_EQ(info_of(session).replicas, wanted);
-    });
+    run_job(2, {{"devices", devices}, {"devices_per_worker", each}},
+            [&, wanted = replicas, text = devices](dsgd_session* session, int) {
+              const int32_t told = info_of(session).replicas;
+              EXPECT_EQ(told, wanted) << text;
+              for (int32_t added = 0; added < told; ++added)
+                DSGD_OK_OR_FAIL(dsgd_replica_add(session, nullptr, nullptr, error_));
+              EXPECT_LT(dsgd_replica_add(session, nullptr, nullptr, nullptr), 0) << text << " has no more entries";
+              EXPECT_EQ(info_of(session).replicas, wanted);
+            });
   }
 }
 

@@ -22,8 +22,8 @@ struct Trainer {
   void build(const char* strategy, int replicas = 1) {
     std::vector<dsgd_parameter*> parameters(2);
     for (size_t p = 0; p < parameters.size(); ++p) {
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p == 0 ? "dense.weight" : "dense.bias", DSGD_FLOAT32, &kCounts[p], 1, 0,
-                                         &parameters[p], error_));
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p == 0 ? "dense.weight" : "dense.bias", DSGD_FLOAT32, &kCounts[p], 1,
+                                         0, &parameters[p], error_));
     }
     for (int r = 0; r < replicas; ++r) {
       dsgd_replica* replica;
@@ -57,7 +57,8 @@ struct Trainer {
 };
 
 void expect_names(const Error& error, const std::vector<std::string>& texts) {
-  for (const std::string& text : texts) EXPECT_NE(error.message().find(text), std::string::npos) << text << " is not in: " << error.message();
+  for (const std::string& text : texts)
+    EXPECT_NE(error.message().find(text), std::string::npos) << text << " is not in: " << error.message();
 }
 
 struct Way {
@@ -81,7 +82,8 @@ TEST(Integrity, AFlippedBitOfOneReplicaIsFoundWithin64StepsAndNamed) {
       int steps = 0;
       for (; status == DSGD_OK && steps < 64; ++steps) status = trainer.step(1, error);
       ASSERT_EQ(status, DSGD_ERR_DIVERGED) << error.message();
-      expect_names(error, {"step", "'dense.bias'", "rank 1 against ranks 0, 2", "load a checkpoint or start a new session"});
+      expect_names(error,
+                   {"step", "'dense.bias'", "rank 1 against ranks 0, 2", "load a checkpoint or start a new session"});
       EXPECT_STREQ(dsgd_error_parameter(error.error), "dense.bias");
       EXPECT_EQ(error.rank(), 1);
       Error again;

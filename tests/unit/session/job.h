@@ -22,11 +22,11 @@ struct Error {
   int32_t rank() const { return dsgd_error_rank(error); }
 };
 
-#define DSGD_OK_OR_FAIL(call)                                              \
-  do {                                                                     \
-    dsgd_test::Error error_;                                               \
-    const int32_t status_ = (call);                                        \
-    ASSERT_EQ(status_, DSGD_OK) << #call << ": " << error_.message();      \
+#define DSGD_OK_OR_FAIL(call)                                         \
+  do {                                                                \
+    dsgd_test::Error error_;                                          \
+    const int32_t status_ = (call);                                   \
+    ASSERT_EQ(status_, DSGD_OK) << #call << ": " << error_.message(); \
   } while (0)
 
 inline dsgd_op_options with_timeout(int32_t timeout_ms) {
@@ -48,10 +48,12 @@ inline void run_job(int workers, const Settings& settings, const std::function<v
   if (workers > 1) {
     dsgd_config* config = dsgd_config_new();
     const auto listen = settings.find("head");
-    DSGD_OK_OR_FAIL(dsgd_config_set(config, "head", listen == settings.end() ? "127.0.0.1:0" : listen->second.c_str(), error_));
+    DSGD_OK_OR_FAIL(
+        dsgd_config_set(config, "head", listen == settings.end() ? "127.0.0.1:0" : listen->second.c_str(), error_));
     DSGD_OK_OR_FAIL(dsgd_config_set(config, "num_workers", std::to_string(workers).c_str(), error_));
     for (const auto& [key, value] : settings) {
-      if (key == "lease" || key == "token" || key == "job") DSGD_OK_OR_FAIL(dsgd_config_set(config, key.c_str(), value.c_str(), error_));
+      if (key == "lease" || key == "token" || key == "job")
+        DSGD_OK_OR_FAIL(dsgd_config_set(config, key.c_str(), value.c_str(), error_));
     }
     DSGD_OK_OR_FAIL(dsgd_head_start(config, &head, error_));
     dsgd_config_free(config);

@@ -21,7 +21,8 @@ constexpr const char* kPatience = "120s";
 struct Joining {
   explicit Joining(const Settings& settings, const dsgd_op_options* options = nullptr) {
     dsgd_config* config = dsgd_config_new();
-    for (const auto& [key, value] : settings) EXPECT_EQ(dsgd_config_set(config, key.c_str(), value.c_str(), nullptr), DSGD_OK) << key;
+    for (const auto& [key, value] : settings)
+      EXPECT_EQ(dsgd_config_set(config, key.c_str(), value.c_str(), nullptr), DSGD_OK) << key;
     Error error;
     status = dsgd_init_begin(config, options, &session, &op, error);
     EXPECT_EQ(status, DSGD_OK) << error.message();
@@ -50,7 +51,8 @@ struct Joining {
 struct Head {
   explicit Head(int workers) {
     dsgd_config* config = dsgd_config_new();
-    for (const auto& [key, value] : Settings{{"head", "127.0.0.1:0"}, {"num_workers", std::to_string(workers)}, {"lease", "1s"}}) {
+    for (const auto& [key, value] :
+         Settings{{"head", "127.0.0.1:0"}, {"num_workers", std::to_string(workers)}, {"lease", "1s"}}) {
       EXPECT_EQ(dsgd_config_set(config, key.c_str(), value.c_str(), nullptr), DSGD_OK) << key;
     }
     Error error;
@@ -59,8 +61,11 @@ struct Head {
   }
   ~Head() { dsgd_head_free(head); }
   Settings settings(int workers) const {
-    return {{"head", dsgd_head_address(head)}, {"num_workers", std::to_string(workers)}, {"init_timeout", kPatience},
-            {"embed_head", "never"}, {"lease", "1s"}};
+    return {{"head", dsgd_head_address(head)},
+            {"num_workers", std::to_string(workers)},
+            {"init_timeout", kPatience},
+            {"embed_head", "never"},
+            {"lease", "1s"}};
   }
   dsgd_head* head = nullptr;
 };
@@ -134,7 +139,8 @@ TEST(Join, AbortEndsItAtOnceWhileAnotherWorkerIsAbsent) {
 
 TEST(Join, AbortBeforeAHeadIsThereEndsItAtOnce) {
   // No process listens at port 1.
-  Joining first(Settings{{"head", "127.0.0.1:1"}, {"num_workers", "2"}, {"embed_head", "never"}, {"init_timeout", kPatience}});
+  Joining first(
+      Settings{{"head", "127.0.0.1:1"}, {"num_workers", "2"}, {"embed_head", "never"}, {"init_timeout", kPatience}});
   DSGD_OK_OR_FAIL(dsgd_abort(first.session, "no head", error_));
   EXPECT_EQ(dsgd_op_wait(first.op, -1, nullptr), DSGD_ERR_ABORTED);
 }

@@ -20,7 +20,8 @@ struct Trainer {
     DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replicas[1], error_));
     for (size_t p = 0; p < kParameters; ++p) {
       const int64_t size = 300;  // a bucket of 4K holds three of them
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(p)).c_str(), DSGD_FLOAT32, &size, 1, 0, &parameters[p], error_));
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(p)).c_str(), DSGD_FLOAT32, &size, 1, 0,
+                                         &parameters[p], error_));
       for (dsgd_replica* replica : replicas) {
         void *value, *gradient;
         DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameters[p], &value, &gradient, error_));

@@ -34,9 +34,11 @@ TEST(Metrics, CountCallsBytesAndFailures) {
   run_job(2, {}, [&](dsgd_session* session, int) {
     std::vector<float> data(1000), all(2000);
     for (int i = 0; i < 3; ++i) {
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr,
+                                     nullptr, error_));
     }
-    DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, data.data(), 4000, all.data(), 8000, nullptr, DSGD_FLOAT32, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, data.data(), 4000, all.data(), 8000, nullptr, DSGD_FLOAT32,
+                                   nullptr, nullptr, error_));
     dsgd_op_options options;
     dsgd_op_options_init(&options, sizeof options);
     options.timeout_ms = 1;
@@ -53,7 +55,8 @@ TEST(Metrics, CountCallsBytesAndFailures) {
     EXPECT_GT(values.at("dsgd_call_seconds_total{call=\"allreduce\"}"), 0);
     EXPECT_EQ(values.at("dsgd_workers"), 2);
     EXPECT_EQ(values.at("dsgd_steps_total"), 0);
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));  // no get ends because a worker has closed
+    // No get ends because a worker has closed.
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
 }
 
@@ -64,13 +67,14 @@ TEST(Metrics, SendersAndReceiversAgreeOnTheBytes) {
   run_job(kWorkers, {}, [&](dsgd_session* session, int rank) {
     for (const size_t count : {size_t{1}, size_t{1000}, size_t{1} << 20}) {
       std::vector<double> data(count);
-      DSGD_OK_OR_FAIL(
-          dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 8, DSGD_FLOAT64, DSGD_SUM, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 8, DSGD_FLOAT64, DSGD_SUM,
+                                     nullptr, nullptr, error_));
     }
     std::vector<char> object(3 << 20);
     dsgd_object* got = nullptr;
     if (rank == 0) {
-      DSGD_OK_OR_FAIL(dsgd_object_put(session, "object", object.data(), object.size(), -1, nullptr, 0, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(
+          dsgd_object_put(session, "object", object.data(), object.size(), -1, nullptr, 0, nullptr, nullptr, error_));
     } else {
       DSGD_OK_OR_FAIL(dsgd_object_get(session, "object", nullptr, &got, nullptr, error_));
       dsgd_object_free(got);
@@ -103,7 +107,10 @@ TEST(Metrics, OfAWorkerThatIsAloneAndOfAFailedSessionCanBeRead) {
 TEST(Metrics, AreOpenMetricsText) {
   run_job(1, {{"job", "a \"b\" \\c"}}, [&](dsgd_session* session, int) {
     const std::string text = text_of(session);
-    EXPECT_TRUE(text.starts_with("# TYPE dsgd_session info\n# HELP dsgd_session The session.\ndsgd_session_info{job=\"a \\\"b\\\" \\\\c\",rank=\"0\",version=\"")) << text;
+    EXPECT_TRUE(
+        text.starts_with("# TYPE dsgd_session info\n# HELP dsgd_session The session.\ndsgd_session_info{job=\"a "
+                         "\\\"b\\\" \\\\c\",rank=\"0\",version=\""))
+        << text;
     EXPECT_TRUE(text.ends_with("\n# EOF\n")) << text;
     EXPECT_NE(text.find("# TYPE dsgd_call_bytes counter\n# UNIT dsgd_call_bytes bytes\n"), std::string::npos) << text;
   });
@@ -130,7 +137,8 @@ nlohmann::json trace_of(const dsgd_session* session) {
 }
 
 int64_t unix_microseconds() {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 TEST(Trace, HasCallsStepsAndBucketsAtTheirTimes) {

@@ -77,21 +77,26 @@ TEST_P(Networks, AreWhereTheJobRunsAndTheLogSaysWhy) {
   settings["log_level"] = "info";
   run_job(2, settings, [&](dsgd_session* session, int rank) {
     std::vector<float> data(200'000, static_cast<float>(rank + 1));  // too much to travel in small messages
-    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * 4, DSGD_FLOAT32, DSGD_SUM,
+                                   nullptr, nullptr, error_));
     ASSERT_EQ(std::count(data.begin(), data.end(), 3.0f), 200'000);
     const std::string log = logged(session);
-    for (const std::string& said : GetParam().said) ASSERT_NE(log.find(said), std::string::npos) << said << " is not in\n" << log;
+    for (const std::string& said : GetParam().said)
+      ASSERT_NE(log.find(said), std::string::npos) << said << " is not in\n" << log;
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, Networks,
-    testing::Values(Network{"ipv6", {{"head", "[::1]:0"}}, {"peers reach this worker at [::1]:"}},
-                    Network{"name", {{"head", "localhost:0"}}, {"peers reach this worker at "}},
-                    Network{"listen", {{"listen", "127.0.0.2:0"}}, {"peers reach this worker at 127.0.0.2:", "`listen` is set"}},
-                    Network{"interface", {{"interface", "lo"}}, {"peers reach this worker at 127.0.0.1:", "lo"}},
-                    Network{"prefix", {{"interface", "127.0.0.0/8"}}, {"peers reach this worker at 127.", "127.0.0.0/8"}},
-                    Network{"unix", {{"head", "unix:" + testing::TempDir() + "dsgd-network-" + std::to_string(getpid())}}, {"the head is a Unix socket"}}),
+    testing::Values(
+        Network{"ipv6", {{"head", "[::1]:0"}}, {"peers reach this worker at [::1]:"}},
+        Network{"name", {{"head", "localhost:0"}}, {"peers reach this worker at "}},
+        Network{"listen", {{"listen", "127.0.0.2:0"}}, {"peers reach this worker at 127.0.0.2:", "`listen` is set"}},
+        Network{"interface", {{"interface", "lo"}}, {"peers reach this worker at 127.0.0.1:", "lo"}},
+        Network{"prefix", {{"interface", "127.0.0.0/8"}}, {"peers reach this worker at 127.", "127.0.0.0/8"}},
+        Network{"unix",
+                {{"head", "unix:" + testing::TempDir() + "dsgd-network-" + std::to_string(getpid())}},
+                {"the head is a Unix socket"}}),
     [](const auto& info) { return info.param.name; });
 
 // As workers are started by hand: each may become the head, which then accepts its peers where it is told to.
@@ -101,7 +106,8 @@ void run_embedded(const Settings& settings, const std::vector<std::string>& said
   for (int worker = 0; worker < 2; ++worker) {
     workers.emplace_back([&] {
       dsgd_config* config = dsgd_config_new();
-      Settings all = {{"head", "localhost:" + port}, {"num_workers", "2"}, {"init_timeout", "20s"}, {"log_level", "info"}};
+      Settings all = {
+          {"head", "localhost:" + port}, {"num_workers", "2"}, {"init_timeout", "20s"}, {"log_level", "info"}};
       for (const auto& [key, value] : settings) all[key] = value;
       for (const auto& [key, value] : all) {
         ASSERT_EQ(dsgd_config_set(config, key.c_str(), value.c_str(), nullptr), DSGD_OK) << key;
@@ -113,7 +119,8 @@ void run_embedded(const Settings& settings, const std::vector<std::string>& said
       ASSERT_EQ(status, DSGD_OK) << error.message();
       DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
       const std::string log = logged(session);
-      for (const std::string& text : said) EXPECT_NE(log.find(text), std::string::npos) << text << " is not in\n" << log;
+      for (const std::string& text : said)
+        EXPECT_NE(log.find(text), std::string::npos) << text << " is not in\n" << log;
       dsgd_finalize(session);
     });
   }
@@ -121,7 +128,9 @@ void run_embedded(const Settings& settings, const std::vector<std::string>& said
 }
 
 TEST(EmbeddedHead, ANameOfTwoAddressesGivesOneHead) { run_embedded({}, {}); }
-TEST(EmbeddedHead, ListenCountsForItsWorkerToo) { run_embedded({{"listen", "127.0.0.3:0"}}, {"peers reach this worker at 127.0.0.3:"}); }
+TEST(EmbeddedHead, ListenCountsForItsWorkerToo) {
+  run_embedded({{"listen", "127.0.0.3:0"}}, {"peers reach this worker at 127.0.0.3:"});
+}
 TEST(EmbeddedHead, InterfaceCountsForItsWorkerToo) { run_embedded({{"interface", "lo"}}, {"interface = 'lo'"}); }
 
 TEST(Ports, WorkersTakeTheFirstFreeOneOfTheRange) {
@@ -131,7 +140,10 @@ TEST(Ports, WorkersTakeTheFirstFreeOneOfTheRange) {
   // One port for two workers is too few.
   dsgd_session* session = nullptr;
   dsgd_config* config = dsgd_config_new();
-  for (const auto& [key, value] : Settings{{"head", "127.0.0.1:1"}, {"num_workers", "2"}, {"embed_head", "never"}, {"ports", std::to_string(taken_port())}}) {
+  for (const auto& [key, value] : Settings{{"head", "127.0.0.1:1"},
+                                           {"num_workers", "2"},
+                                           {"embed_head", "never"},
+                                           {"ports", std::to_string(taken_port())}}) {
     ASSERT_EQ(dsgd_config_set(config, key.c_str(), value.c_str(), nullptr), DSGD_OK) << key;
   }
   Error error;

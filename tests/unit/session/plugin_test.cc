@@ -16,14 +16,17 @@ namespace {
 
 // Runs an all-reduce that must fail on all workers with `code` and a message that has `says`, then something else, which
 // must not.
-void expect_refusal(int workers, int32_t code, const std::string& says, const std::function<void(dsgd_config*)>& prepare) {
+void expect_refusal(int workers, int32_t code, const std::string& says,
+                    const std::function<void(dsgd_config*)>& prepare) {
   std::atomic<int> refused{0};
   run_job(
       workers, {{"algorithm", "mine"}, {"step_timeout", "20s"}},
       [&](dsgd_session* session, int rank) {
         std::vector<float> data(100000, 1);
         Error error;
-        EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error), code)
+        EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * 4, DSGD_FLOAT32, DSGD_SUM,
+                                 nullptr, nullptr, error),
+                  code)
             << error.message();
         EXPECT_NE(error.message().find(says), std::string::npos) << rank << ": " << error.message();
         refused += error.code() == code;
@@ -34,10 +37,11 @@ void expect_refusal(int workers, int32_t code, const std::string& says, const st
 }
 
 TEST(Plugin, AWrongScheduleIsRefusedOnAllWorkersAndTheSessionGoesOn) {
-  expect_refusal(3, DSGD_ERR_INVALID_ARGUMENT, "algorithm 'mine' is wrong for 3 workers and 100000 elements: rank 0 ends without",
-                 [](dsgd_config* config) {
-                   register_algorithm(config, "mine", [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) { return 0; });
-                 });
+  expect_refusal(
+      3, DSGD_ERR_INVALID_ARGUMENT, "algorithm 'mine' is wrong for 3 workers and 100000 elements: rank 0 ends without",
+      [](dsgd_config* config) {
+        register_algorithm(config, "mine", [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) { return 0; });
+      });
 }
 
 TEST(Plugin, ACodeThatAnAlgorithmAnswersBecomesTheOperations) {
@@ -48,9 +52,12 @@ TEST(Plugin, ACodeThatAnAlgorithmAnswersBecomesTheOperations) {
   });
   for (int32_t unknown : {7, -1000}) {
     expect_refusal(2, DSGD_ERR_INTERNAL, "answered " + std::to_string(unknown), [&unknown](dsgd_config* config) {
-      register_algorithm(config, "mine", [](void* user, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t {
-        return *static_cast<int32_t*>(user);
-      }, &unknown);
+      register_algorithm(
+          config, "mine",
+          [](void* user, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t {
+            return *static_cast<int32_t*>(user);
+          },
+          &unknown);
     });
   }
 }
@@ -77,7 +84,8 @@ TEST(Plugin, ACallOfTheSessionInsideAPluginsFunctionIsRefused) {
       [](dsgd_session* session, int) {
         mine->session = session;
         std::vector<float> data(100000, 1);
-        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 400000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 400000, DSGD_FLOAT32, DSGD_SUM,
+                                       nullptr, nullptr, error_));
         EXPECT_EQ(data[0], 2);
       },
       [&](dsgd_config* config) {
@@ -143,8 +151,9 @@ TEST(Plugin, AnOwnerThatIsNoRankIsRefusedAtStart) {
       [](dsgd_session* session, int) {
         Error error;
         EXPECT_EQ(start(session, "mine", nullptr, error), DSGD_ERR_INVALID_ARGUMENT);
-        EXPECT_NE(error.message().find("strategy 'mine' gives elements 65536 to 131072 of parameter 'weight' to rank 2; ranks "
-                                       "are 0 .. 1"),
+        EXPECT_NE(error.message().find(
+                      "strategy 'mine' gives elements 65536 to 131072 of parameter 'weight' to rank 2; ranks "
+                      "are 0 .. 1"),
                   std::string::npos)
             << error.message();
         // Nothing has moved: another strategy can be started with.
@@ -156,8 +165,9 @@ TEST(Plugin, AnOwnerThatIsNoRankIsRefusedAtStart) {
         DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
       },
       [](dsgd_config* config) {
-        register_strategy(config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER,
-                          [](void*, const dsgd_placement* range) { return dsgd_placement_begin(range) == 65536 ? 2 : 0; });
+        register_strategy(config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER, [](void*, const dsgd_placement* range) {
+          return dsgd_placement_begin(range) == 65536 ? 2 : 0;
+        });
       });
 }
 
@@ -170,19 +180,18 @@ auto expect_mismatch_of_mine(const char* says) {
 }
 
 TEST(Plugin, WorkersWithUnlikeOwnersAreToldSoAtStart) {
-  run_job(
-      2, {}, expect_mismatch_of_mine("strategy mine update_at_owner (answers "),
-      in_turn([](dsgd_config* config, int turn) {
-        register_strategy(config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER,
-                          turn ? [](void*, const dsgd_placement*) { return 0; }
-                               : [](void*, const dsgd_placement*) { return 1; });
-      }));
+  run_job(2, {}, expect_mismatch_of_mine("strategy mine update_at_owner (answers "),
+          in_turn([](dsgd_config* config, int turn) {
+            register_strategy(
+                config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER,
+                turn ? [](void*, const dsgd_placement*) { return 0; } : [](void*, const dsgd_placement*) { return 1; });
+          }));
 }
 
 TEST(Plugin, WorkersWithUnlikeFlagsAreToldSoAtStart) {
-  run_job(
-      2, {}, expect_mismatch_of_mine("strategy mine mean_at_owner"),
-      in_turn([](dsgd_config* config, int turn) { register_strategy(config, "mine", static_cast<uint32_t>(turn), deal_owner); }));
+  run_job(2, {}, expect_mismatch_of_mine("strategy mine mean_at_owner"), in_turn([](dsgd_config* config, int turn) {
+            register_strategy(config, "mine", static_cast<uint32_t>(turn), deal_owner);
+          }));
 }
 
 // Two who both believe that the other sends would wait for each other.
@@ -201,7 +210,8 @@ TEST(Plugin, UnlikeSchedulesAreComparedBeforeAnythingIsSent) {
       [](dsgd_session* session, int rank) {
         std::vector<float> data(100000, 1);
         Error error;
-        const int32_t status = dsgd_allreduce(session, nullptr, data.data(), data.data(), 400000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
+        const int32_t status = dsgd_allreduce(session, nullptr, data.data(), data.data(), 400000, DSGD_FLOAT32,
+                                              DSGD_SUM, nullptr, nullptr, error);
         EXPECT_EQ(status, DSGD_ERR_MISMATCH) << rank << ' ' << error.message();
         EXPECT_NE(error.message().find("workers disagree on algorithm 'mine'"), std::string::npos) << error.message();
         DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
@@ -222,7 +232,8 @@ TEST(Plugin, WorkersThatBlockAndWorkersThatDoNotMakeTheSameCalls) {
           if (c % 4 == 3) {
             DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, op, error_));
           } else {
-            DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[c].data(), data[c].data(), kCount * 4, DSGD_FLOAT32, DSGD_SUM, nullptr, op, error_));
+            DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[c].data(), data[c].data(), kCount * 4, DSGD_FLOAT32,
+                                           DSGD_SUM, nullptr, op, error_));
           }
         }
         for (dsgd_op* op : ops) {
@@ -236,18 +247,21 @@ TEST(Plugin, WorkersThatBlockAndWorkersThatDoNotMakeTheSameCalls) {
 
 TEST(Plugin, AnAlgorithmThatFailsOnOneWorkerFailsOnAll) {
   const auto refuse = [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t { return DSGD_ERR_LIMIT; };
-  expect_refusal(3, DSGD_ERR_LIMIT, "algorithm 'mine' answered DSGD_ERR_LIMIT", in_turn([refuse](dsgd_config* config, int turn) {
+  expect_refusal(3, DSGD_ERR_LIMIT, "algorithm 'mine' answered DSGD_ERR_LIMIT",
+                 in_turn([refuse](dsgd_config* config, int turn) {
                    register_algorithm(config, "mine", turn == 1 ? static_cast<AllReduce>(refuse) : ring_plugin);
                  }));
 }
 
 TEST(Plugin, CodesThatSpeakOfSessionsAndWorkersAreNotPassedOn) {
   for (int32_t code : {DSGD_ERR_WAIT_TIMEOUT, DSGD_ERR_CLOSED, DSGD_ERR_WORKER_LOST, DSGD_ERR_TORN}) {
-    expect_refusal(2, DSGD_ERR_INTERNAL, std::string("answered ") + dsgd_status_name(code), [&code](dsgd_config* config) {
-      register_algorithm(config, "mine", [](void* user, int32_t, int32_t, uint64_t, dsgd_schedule*) {
-        return *static_cast<int32_t*>(user);
-      }, &code);
-    });
+    expect_refusal(
+        2, DSGD_ERR_INTERNAL, std::string("answered ") + dsgd_status_name(code), [&code](dsgd_config* config) {
+          register_algorithm(
+              config, "mine",
+              [](void* user, int32_t, int32_t, uint64_t, dsgd_schedule*) { return *static_cast<int32_t*>(user); },
+              &code);
+        });
   }
 }
 
@@ -262,9 +276,12 @@ TEST(Plugin, WorkersThatAddInEitherOrderHoldTheSameBitsOfNanAndZero) {
         for (int32_t reduction : {DSGD_SUM, DSGD_PROD, DSGD_MIN, DSGD_MAX}) {
           std::vector<uint32_t> bits(3000);
           for (size_t i = 0; i < bits.size(); ++i) {
-            bits[i] = i % 3 == 0 ? odd[(i / 3 + static_cast<size_t>(rank)) % 4] : i % 3 == 1 ? (rank % 2 ? 0x80000000 : 0) : 0x3f800000;
+            bits[i] = i % 3 == 0   ? odd[(i / 3 + static_cast<size_t>(rank)) % 4]
+                      : i % 3 == 1 ? (rank % 2 ? 0x80000000 : 0)
+                                   : 0x3f800000;
           }
-          DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, bits.data(), bits.data(), bits.size() * 4, DSGD_FLOAT32, reduction, nullptr, nullptr, error_));
+          DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, bits.data(), bits.data(), bits.size() * 4, DSGD_FLOAT32,
+                                         reduction, nullptr, nullptr, error_));
           std::lock_guard lock(mutex);
           results[reduction].push_back(bits);
         }
@@ -289,7 +306,8 @@ TEST(Plugin, AnswersThatDifferAfterAChangeOfParametersAreFoundInTheNextStep) {
         void *value, *gradient;
         DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
         for (int p = 0; p < 2; ++p) {
-          DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p ? "b" : "a", DSGD_FLOAT32, &size, 1, 0, &parameters[p], error_));
+          DSGD_OK_OR_FAIL(
+              dsgd_parameter_add(session, p ? "b" : "a", DSGD_FLOAT32, &size, 1, 0, &parameters[p], error_));
           DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameters[p], &value, &gradient, error_));
         }
         DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "mine", nullptr, nullptr, nullptr, error_));
@@ -302,11 +320,10 @@ TEST(Plugin, AnswersThatDifferAfterAChangeOfParametersAreFoundInTheNextStep) {
         EXPECT_NE(error.message().find("who owns what"), std::string::npos) << error.message();
       },
       in_turn([](dsgd_config* config, int turn) {
-        register_strategy(config, "mine", DSGD_STRATEGY_MEAN_AT_OWNER,
-                          [](void* user, const dsgd_placement*) -> int32_t {
-                            return changed && *static_cast<int*>(user);
-                          },
-                          &turns[turn]);
+        register_strategy(
+            config, "mine", DSGD_STRATEGY_MEAN_AT_OWNER,
+            [](void* user, const dsgd_placement*) -> int32_t { return changed && *static_cast<int*>(user); },
+            &turns[turn]);
       }));
 }
 
@@ -337,9 +354,9 @@ TEST(Plugin, AStrategySeesNamesRangesAndOptions) {
       });
   std::sort(seen.calls.begin(), seen.calls.end());
   seen.calls.erase(std::unique(seen.calls.begin(), seen.calls.end()), seen.calls.end());
-  EXPECT_EQ(seen.calls, (std::vector<std::string>{"weight 0+65536 of 2: first=1 last=0", "weight 131072+65536 of 2: first=1 last=0",
-                                                  "weight 196608+3392 of 2: first=1 last=0",
-                                                  "weight 65536+65536 of 2: first=1 last=0"}));
+  EXPECT_EQ(seen.calls, (std::vector<std::string>{
+                            "weight 0+65536 of 2: first=1 last=0", "weight 131072+65536 of 2: first=1 last=0",
+                            "weight 196608+3392 of 2: first=1 last=0", "weight 65536+65536 of 2: first=1 last=0"}));
 }
 
 // Adam's state goes from the servers of one strategy to those of the next.
@@ -363,9 +380,11 @@ TEST(Plugin, AChangeToAndFromARegisteredStrategyKeepsTheOptimizersState) {
           DSGD_OK_OR_FAIL(dsgd_strategy_set(session, orders[o][0], nullptr, nullptr, nullptr, error_));
           DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
           for (size_t step = 0; step < orders[o].size(); ++step) {
-            if (step > 0) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, orders[o][step], nullptr, nullptr, nullptr, error_));
+            if (step > 0)
+              DSGD_OK_OR_FAIL(dsgd_strategy_set(session, orders[o][step], nullptr, nullptr, nullptr, error_));
             for (int64_t i = 0; i < size; ++i) {
-              static_cast<float*>(gradient)[i] = static_cast<float>((i * 7 + static_cast<int64_t>(step) * 5 + rank) % 13) - 6;
+              static_cast<float*>(gradient)[i] =
+                  static_cast<float>((i * 7 + static_cast<int64_t>(step) * 5 + rank) % 13) - 6;
             }
             DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
           }

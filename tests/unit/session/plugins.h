@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "job.h"
 #include "../collectives/algorithms.h"
+#include "job.h"
 
 namespace dsgd_test {
 

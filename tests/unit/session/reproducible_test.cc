@@ -18,8 +18,12 @@ namespace {
 
 constexpr struct Strategy {
   const char *strategy, *options;
-} kStrategies[] = {{"allreduce", "algorithm=direct"},      {"allreduce", "algorithm=ring"}, {"ps", nullptr},
-                   {"allreduce", "algorithm=my_doubling"}, {"simple", nullptr},             {"dealt_means", nullptr},
+} kStrategies[] = {{"allreduce", "algorithm=direct"},
+                   {"allreduce", "algorithm=ring"},
+                   {"ps", nullptr},
+                   {"allreduce", "algorithm=my_doubling"},
+                   {"simple", nullptr},
+                   {"dealt_means", nullptr},
                    {"dealt_values", nullptr}};
 
 struct Tensor {
@@ -27,7 +31,8 @@ struct Tensor {
   int64_t count;
 };
 // Odd sizes; all dtypes of parameters.
-const std::vector<Tensor> kTensors = {{DSGD_FLOAT64, 301}, {DSGD_FLOAT32, 9001}, {DSGD_FLOAT16, 131}, {DSGD_FLOAT32, 1}, {DSGD_BFLOAT16, 257}};
+const std::vector<Tensor> kTensors = {
+    {DSGD_FLOAT64, 301}, {DSGD_FLOAT32, 9001}, {DSGD_FLOAT16, 131}, {DSGD_FLOAT32, 1}, {DSGD_BFLOAT16, 257}};
 
 size_t element_size(int32_t dtype) { return dtype == DSGD_FLOAT64 ? 8 : dtype == DSGD_FLOAT32 ? 4 : 2; }
 
@@ -98,8 +103,8 @@ void run_worker(const Replicas& all, const std::vector<int>& mine, dsgd_session*
   std::vector<dsgd_replica*> replicas(mine.size());
   std::vector<std::vector<Bytes>> values(mine.size()), gradients(mine.size());
   for (size_t t = 0; t < parameters.size(); ++t) {
-    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(t)).c_str(), all.tensors[t].dtype, &all.tensors[t].count, 1, 0,
-                                       &parameters[t], error_));
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(t)).c_str(), all.tensors[t].dtype,
+                                       &all.tensors[t].count, 1, 0, &parameters[t], error_));
   }
   const bool none = std::string(optimizer) == "none";
   for (size_t r = 0; r < replicas.size(); ++r) {
@@ -108,8 +113,8 @@ void run_worker(const Replicas& all, const std::vector<int>& mine, dsgd_session*
     for (size_t t = 0; t < parameters.size(); ++t) {
       gradients[r].push_back(all.gradients(mine[r], t));
       values[r].push_back(Bytes(gradients[r][t].size()));
-      DSGD_OK_OR_FAIL(dsgd_bind(replicas[r], parameters[t], values[r][t].data(), values[r][t].size(), gradients[r][t].data(),
-                                gradients[r][t].size(), error_));
+      DSGD_OK_OR_FAIL(dsgd_bind(replicas[r], parameters[t], values[r][t].data(), values[r][t].size(),
+                                gradients[r][t].data(), gradients[r][t].size(), error_));
     }
   }
   DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, optimizer, none ? nullptr : "lr=0.01", error_));
@@ -148,7 +153,8 @@ Outcome run(const Replicas& all, const Split& split, const Strategy& strategy, c
 double normal(int replica, size_t tensor, size_t element) {
   uint64_t seed = dsgd::finalize64(static_cast<uint64_t>(replica) * 1000003 + tensor * 10007 + element);
   double sum = -6;
-  for (int i = 0; i < 12; ++i) sum += static_cast<double>((seed = dsgd::finalize64(seed + 0x9e3779b97f4a7c15)) >> 11) * 0x1p-53;
+  for (int i = 0; i < 12; ++i)
+    sum += static_cast<double>((seed = dsgd::finalize64(seed + 0x9e3779b97f4a7c15)) >> 11) * 0x1p-53;
   return sum;
 }
 
@@ -195,7 +201,8 @@ TEST(Reproducible, WeightsThatAreNoIntegersDoNotDependOnTheSplit) {
       const Outcome other = run(all, {{1, 2}, {0}}, strategy, optimizer);
       if (HasFailure()) return;
       EXPECT_EQ(other.weight, 0.6);  // the exact sum of the three, rounded
-      EXPECT_TRUE(other == reference) << strategy.strategy << ' ' << (strategy.options ? strategy.options : "") << ' ' << optimizer;
+      EXPECT_TRUE(other == reference) << strategy.strategy << ' ' << (strategy.options ? strategy.options : "") << ' '
+                                      << optimizer;
     }
   }
 }
@@ -258,7 +265,8 @@ TEST(Reproducible, AnyNumberOfReplicasMayBeSplitInAnyWay) {
     for (const Strategy& strategy : kStrategies) {
       std::shuffle(order.begin(), order.end(), random);
       Split split(3);
-      for (int r = 0; r < replicas; ++r) split[r < replicas / 2 ? 0 : r < replicas - 2 ? 1 : 2].push_back(order[static_cast<size_t>(r)]);
+      for (int r = 0; r < replicas; ++r)
+        split[r < replicas / 2 ? 0 : r < replicas - 2 ? 1 : 2].push_back(order[static_cast<size_t>(r)]);
       const Outcome other = run(all, split, strategy);
       if (HasFailure()) return;
       EXPECT_TRUE(other == reference) << replicas << ' ' << strategy.strategy;
@@ -291,7 +299,8 @@ Precise tolerance(int32_t dtype, const Exact& exact) {
   const auto magnitude = [](Precise value) { return value < 0 ? -value : value; };
   const double single = 0x1p-24, own = dtype == DSGD_FLOAT64 ? 0x1p-53 : single;
   Precise most = (magnitude(exact.mean()) + exact.largest / exact.weight) * own * (1 + 0x1p-20);
-  if (dtype == DSGD_FLOAT64) most += 8 * own * exact.largest / exact.weight;  // products and the quotient are rounded to float64
+  // Products and the quotient are rounded to float64.
+  if (dtype == DSGD_FLOAT64) most += 8 * own * exact.largest / exact.weight;
   if (dtype == DSGD_FLOAT32) most += 0x1p-150;
   if (dtype == DSGD_FLOAT16) most += magnitude(exact.mean()) * 0x1p-11 + 0x1p-25;
   if (dtype == DSGD_BFLOAT16) most += magnitude(exact.mean()) * 0x1p-8 + 0x1p-134;
@@ -306,7 +315,8 @@ void follows_the_exact_mean(const Replicas& all, const Outcome& outcome) {
       const double weight = all.weights[static_cast<size_t>(r)];
       if (weight == 0 || all.absent(r, t)) continue;
       const Bytes gradient = all.gradients(r, t);
-      for (size_t i = 0; i < exact.size(); ++i) exact[i].add(weight, read(dtype, gradient.data() + i * element_size(dtype)));
+      for (size_t i = 0; i < exact.size(); ++i)
+        exact[i].add(weight, read(dtype, gradient.data() + i * element_size(dtype)));
     }
     for (size_t i = 0; i < exact.size(); ++i) {
       const double mean = read(dtype, outcome.tensors[t].data() + i * element_size(dtype));
@@ -321,7 +331,9 @@ TEST(Reproducible, OneHugeElementLeavesItsNeighboursAsTheyAre) {
   Replicas all;
   all.weights = {1, 1};
   all.tensors = {{DSGD_FLOAT32, 4096}};
-  all.gradient = [](int replica, size_t, size_t element) { return element == 77 && replica == 0 ? 1e30 : mixed(replica, 3, element); };
+  all.gradient = [](int replica, size_t, size_t element) {
+    return element == 77 && replica == 0 ? 1e30 : mixed(replica, 3, element);
+  };
   for (const Strategy& strategy : kStrategies) {
     follows_the_exact_mean(all, run(all, {{0}, {1}}, strategy));
     if (HasFailure()) return;

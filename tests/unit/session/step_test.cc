@@ -34,8 +34,8 @@ struct Trainer {
     for (int64_t size : sizes) {
       dsgd_parameter* parameter;
       void *value, *gradient;
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, std::string("p").append(std::to_string(parameters.size())).c_str(), DSGD_FLOAT32, &size, 1, 0,
-                                         &parameter, error_));
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, std::string("p").append(std::to_string(parameters.size())).c_str(),
+                                         DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
       DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
       parameters.push_back(parameter);
       values.push_back(static_cast<float*>(value));
@@ -127,7 +127,8 @@ TEST(NotANumber, IsTheSameWhateverItsBits) {
     EXPECT_NE(before, after);
     std::vector<uint64_t> all(2);
     const uint64_t mine = after;
-    DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, &mine, sizeof mine, all.data(), sizeof mine * 2, nullptr, DSGD_INT64, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, &mine, sizeof mine, all.data(), sizeof mine * 2, nullptr,
+                                   DSGD_INT64, nullptr, nullptr, error_));
     EXPECT_EQ(all[0], all[1]);
     if (rank == 0) trainer.values[0][38] += 1;  // and that is one
     Error error;
@@ -294,7 +295,8 @@ TEST(StrategyChange, KeepsValuesAndOptimizerState) {
       Trainer trainer{session, rank};
       trainer.build(sizes, "adamw", "lr=0.01 weight_decay=0.1", route[0]);
       for (int step = 0; step < 8; ++step) {
-        if (step % 2 == 0 && step > 0) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, route[step / 2], nullptr, nullptr, nullptr, error_));
+        if (step % 2 == 0 && step > 0)
+          DSGD_OK_OR_FAIL(dsgd_strategy_set(session, route[step / 2], nullptr, nullptr, nullptr, error_));
         trainer.compute(step);
         if (step == 3) {  // Adam's count of updates differs between parameters
           DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[1], error_));
@@ -315,7 +317,8 @@ TEST(StrategyChange, UnequalArgumentsAreAMismatchOnAll) {
     Trainer trainer{session, rank};
     trainer.build({10}, "sgd", "", "allreduce");
     Error error;
-    ASSERT_EQ(dsgd_strategy_set(session, rank == 1 ? "ps" : "simple", nullptr, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
+    ASSERT_EQ(dsgd_strategy_set(session, rank == 1 ? "ps" : "simple", nullptr, nullptr, nullptr, error),
+              DSGD_ERR_MISMATCH);
     ASSERT_NE(error.message().find("rank 1"), std::string::npos) << error.message();
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
   });
@@ -339,7 +342,8 @@ TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
       Error error;
       int32_t status;
       if (rank != odd) {
-        status = dsgd_allreduce(session, nullptr, &one, &one, sizeof one, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
+        status =
+            dsgd_allreduce(session, nullptr, &one, &one, sizeof one, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
       } else if (call == "change") {
         status = dsgd_strategy_set(session, "allreduce", nullptr, nullptr, nullptr, error);
       } else {
@@ -352,7 +356,8 @@ TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
       float data[3];
       const float unit = std::pow(10.0f, static_cast<float>(round));
       std::fill(data, data + 3, unit);
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data, data, sizeof data, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(
+          dsgd_allreduce(session, nullptr, data, data, sizeof data, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
       ASSERT_EQ(data[0], unit * static_cast<float>(workers)) << "round " << round;
     }
     dsgd_step_result result;
@@ -363,7 +368,8 @@ TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, DifferentCalls,
-                         testing::Combine(testing::Values("step", "reproducible step", "change"), testing::Values(2, 3)));
+                         testing::Combine(testing::Values("step", "reproducible step", "change"),
+                                          testing::Values(2, 3)));
 
 TEST(Start, ParameterSettingsThatDifferALittleAreAMismatchAndShownAsTheyAre) {
   run_job(2, {}, [&](dsgd_session* session, int rank) {
@@ -393,7 +399,8 @@ TEST(Start, AMistakeOnOneWorkerFailsOnAllAndCanBeMended) {
     if (rank != 1) DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
     Error error;
     ASSERT_EQ(dsgd_start(session, nullptr, nullptr, error), rank == 1 ? DSGD_ERR_STATE : DSGD_ERR_MISMATCH);
-    ASSERT_NE(error.message().find("parameter 'forgotten' has no buffers in replica 0"), std::string::npos) << error.message();
+    ASSERT_NE(error.message().find("parameter 'forgotten' has no buffers in replica 0"), std::string::npos)
+        << error.message();
     ASSERT_STREQ(dsgd_error_parameter(error.error), "forgotten");
     if (rank != 1) {
       ASSERT_EQ(error.rank(), 1) << error.message();
@@ -417,7 +424,9 @@ TEST(Start, BuffersThatShareMemoryAreNamed) {
     DSGD_OK_OR_FAIL(dsgd_bind(replica, b, memory + 7, 16, nullptr, 0, error_));
     Error error;
     ASSERT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_INVALID_ARGUMENT);
-    ASSERT_EQ(error.message().find("the gradient of parameter 'a' in replica 0 and the value of parameter 'b' in replica 0 share"), 0u)
+    ASSERT_EQ(error.message().find(
+                  "the gradient of parameter 'a' in replica 0 and the value of parameter 'b' in replica 0 share"),
+              0u)
         << error.message();
     float apart[4];
     DSGD_OK_OR_FAIL(dsgd_bind(replica, b, apart, 16, nullptr, 0, error_));
@@ -431,7 +440,8 @@ TEST(StrategyChange, AnUnknownNameOnOneWorkerFailsOnAllAndCanBeMended) {
     trainer.build({10}, "sgd", "lr=0.5", "allreduce");
     Error error;
     const char* name = rank == 2 ? "nonsense" : "ps";
-    ASSERT_EQ(dsgd_strategy_set(session, name, nullptr, nullptr, nullptr, error), rank == 2 ? DSGD_ERR_INVALID_ARGUMENT : DSGD_ERR_MISMATCH);
+    ASSERT_EQ(dsgd_strategy_set(session, name, nullptr, nullptr, nullptr, error),
+              rank == 2 ? DSGD_ERR_INVALID_ARGUMENT : DSGD_ERR_MISMATCH);
     ASSERT_NE(error.message().find("'nonsense'"), std::string::npos) << error.message();
     if (rank != 2) {
       ASSERT_EQ(error.rank(), 2) << error.message();
@@ -459,7 +469,8 @@ TEST(OneWorker, WithAHeadDoesWhatOneWithoutDoesUnderEveryStrategy) {
           ASSERT_EQ(result.view, dsgd_view(session));
         }
         float sum = 3;
-        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, &sum, &sum, sizeof sum, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
+        DSGD_OK_OR_FAIL(
+            dsgd_allreduce(session, nullptr, &sum, &sum, sizeof sum, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
         ASSERT_EQ(sum, 3);
         results.push_back(trainer.all_values());
       });
@@ -478,10 +489,10 @@ TEST(Objects, AWorkerThatIsTheWholeJobWaitsForItsOwnThreads) {
   dsgd_object* object = nullptr;
   Error error;
   const dsgd_op_options soon = with_timeout(20);
-  EXPECT_EQ(dsgd_object_get(session, "vocabulary", &soon, &object, nullptr, error), DSGD_ERR_TIMEOUT) << error.message();
+  EXPECT_EQ(dsgd_object_get(session, "vocabulary", &soon, &object, nullptr, error), DSGD_ERR_TIMEOUT)
+      << error.message();
   std::thread putter([session] {
-    DSGD_OK_OR_FAIL(
-        dsgd_object_put(session, "vocabulary", "abc", 3, -1, nullptr, 0, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", "abc", 3, -1, nullptr, 0, nullptr, nullptr, error_));
   });
   DSGD_OK_OR_FAIL(dsgd_object_get(session, "vocabulary", nullptr, &object, nullptr, error_));
   putter.join();
@@ -589,7 +600,8 @@ TEST(Frozen, OptimizerStateMovesWithAChangeOfStrategy) {
         trainer.build({200000, 100}, "sgd", "lr=1 momentum=0.5", "ps");
         for (int step = 0; step < 6; ++step) {
           if (step == 2) DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[0], "frozen=1", error_));
-          if (step == 3 && result == &changed) DSGD_OK_OR_FAIL(dsgd_strategy_set(session, next, nullptr, nullptr, nullptr, error_));
+          if (step == 3 && result == &changed)
+            DSGD_OK_OR_FAIL(dsgd_strategy_set(session, next, nullptr, nullptr, nullptr, error_));
           if (step == 4) DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[0], "frozen=0", error_));
           trainer.compute(step);
           DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
@@ -603,7 +615,8 @@ TEST(Frozen, OptimizerStateMovesWithAChangeOfStrategy) {
 }
 
 TEST(Weights, OfAnySizeMakeTheExactMeanOfThoseThatHaveAGradient) {
-  for (const auto& [large, small] : std::vector<std::pair<double, double>>{{1e12, 1e-12}, {1e6, 1e-12}, {1e9, 1e-6}, {3, 7}}) {
+  for (const auto& [large, small] :
+       std::vector<std::pair<double, double>>{{1e12, 1e-12}, {1e6, 1e-12}, {1e9, 1e-6}, {3, 7}}) {
     for (const char* strategy : {"simple", "ps", "allreduce"}) {
       run_job(3, {{"reproducible", "1"}}, [&, large = large, small = small](dsgd_session* session, int rank) {
         Trainer trainer{session, rank};
@@ -628,8 +641,9 @@ TEST(Disagreement, OnSettingsNamesTheParameterAndTheValues) {
     Error error;
     EXPECT_EQ(dsgd_step(session, 1, nullptr, error), DSGD_ERR_MISMATCH);
     EXPECT_EQ(error.rank(), 1);
-    EXPECT_EQ(error.message(), "step 0: workers disagree on settings: rank 0 has 'parameter p1 rate=1 frozen=0', rank 1 has "
-                               "'parameter p1 rate=2 frozen=0'; call dsgd_parameter_set alike on all workers");
+    EXPECT_EQ(error.message(),
+              "step 0: workers disagree on settings: rank 0 has 'parameter p1 rate=1 frozen=0', rank 1 has "
+              "'parameter p1 rate=2 frozen=0'; call dsgd_parameter_set alike on all workers");
     DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[1], "rate=2", error_));
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
   });
@@ -684,32 +698,36 @@ class CloseInMidStep : public testing::TestWithParam<std::tuple<const char*, int
 TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
   const auto [strategy, workers, timeout_ms] = GetParam();
   const int closing = workers - 1;
-  run_job(workers, {{"step_timeout", "120s"}, {"bucket_size", "64K"}}, [&, strategy, timeout_ms](dsgd_session* session, int rank) {
-    Trainer trainer{session, rank};
-    trainer.build({30000, 5}, "sgd", "lr=1", strategy);
-    for (int step = 0; step < 2; ++step) {
-      trainer.compute(step);
-      DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
-    }
-    const std::vector<float> before = trainer.all_values();
-    trainer.compute(2);
-    dsgd_op* op = nullptr;
-    DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
-    DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
-    if (rank != closing) DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
-    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));  // all have marked theirs
-    if (rank == closing) DSGD_OK_OR_FAIL(dsgd_close(session, timeout_ms, error_));
-    Error error;
-    EXPECT_EQ(dsgd_op_wait(op, -1, error), rank == closing ? DSGD_ERR_CLOSED : DSGD_ERR_WORKER_LOST);
-    const std::string who = "rank " + std::to_string(closing);
-    EXPECT_EQ(error.message().find(who), 0u) << error.message();
-    EXPECT_NE(error.message().find("closed its session during step 2; gradient 'p1' was not marked"), std::string::npos) << error.message();
-    EXPECT_EQ(error.rank(), closing);
-    EXPECT_STREQ(dsgd_error_operation(error.error), "step 2");
-    EXPECT_STREQ(dsgd_error_parameter(error.error), "p1");
-    EXPECT_EQ(trainer.all_values(), before);
-    dsgd_op_free(op);
-  });
+  run_job(workers, {{"step_timeout", "120s"}, {"bucket_size", "64K"}},
+          [&, strategy, timeout_ms](dsgd_session* session, int rank) {
+            Trainer trainer{session, rank};
+            trainer.build({30000, 5}, "sgd", "lr=1", strategy);
+            for (int step = 0; step < 2; ++step) {
+              trainer.compute(step);
+              DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+            }
+            const std::vector<float> before = trainer.all_values();
+            trainer.compute(2);
+            dsgd_op* op = nullptr;
+            DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
+            DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
+            if (rank != closing)
+              DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
+            DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));  // all have marked theirs
+            if (rank == closing) DSGD_OK_OR_FAIL(dsgd_close(session, timeout_ms, error_));
+            Error error;
+            EXPECT_EQ(dsgd_op_wait(op, -1, error), rank == closing ? DSGD_ERR_CLOSED : DSGD_ERR_WORKER_LOST);
+            const std::string who = "rank " + std::to_string(closing);
+            EXPECT_EQ(error.message().find(who), 0u) << error.message();
+            EXPECT_NE(error.message().find("closed its session during step 2; gradient 'p1' was not marked"),
+                      std::string::npos)
+                << error.message();
+            EXPECT_EQ(error.rank(), closing);
+            EXPECT_STREQ(dsgd_error_operation(error.error), "step 2");
+            EXPECT_STREQ(dsgd_error_parameter(error.error), "p1");
+            EXPECT_EQ(trainer.all_values(), before);
+            dsgd_op_free(op);
+          });
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, CloseInMidStep,
@@ -760,8 +778,10 @@ Scaled train_scaled(dsgd_session* session, int rank, int workers, const char* st
     for (size_t p = 0; p < trainer.counts.size(); ++p) {
       for (size_t i = 0; i < trainer.counts[p]; ++i) trainer.gradients[p][i] *= static_cast<float>(seen.factors.back());
     }
-    const float none[] = {std::numeric_limits<float>::infinity(), std::nanf(""), -std::numeric_limits<float>::infinity()};
-    if (broken && rank == step % workers) trainer.gradients[static_cast<size_t>(step) % 3][step == 3 ? 0 : 2] = none[step % 3];
+    const float none[] = {std::numeric_limits<float>::infinity(), std::nanf(""),
+                          -std::numeric_limits<float>::infinity()};
+    if (broken && rank == step % workers)
+      trainer.gradients[static_cast<size_t>(step) % 3][step == 3 ? 0 : 2] = none[step % 3];
     const std::vector<float> before = trainer.all_values();
     dsgd_step_result result;
     dsgd_step_result_init(&result, sizeof result);
@@ -785,16 +805,33 @@ struct Clipped {
   const char *optimizer, *options;
   std::vector<std::tuple<size_t, size_t, double>> values;  // parameter, element, after four steps
 };
-const Clipped kClipped[] = {
-    {"sgd", "lr=0.1 momentum=0.9 clip_norm=2.5",
-     {{0, 0, 0.00140197186615}, {0, 1, -0.00591605794296}, {0, 39999, -0.000800150842316}, {1, 0, -0.00226773850596},
-      {1, 2, 0.00469324483386}, {2, 7, -0.000874787097886}, {2, 4999, -0.000800150842316}}},
-    {"adam", "lr=0.01 clip_norm=2.5",
-     {{0, 0, 0.0125958579873}, {0, 1, -0.0248194330599}, {0, 39999, -0.00803502767766}, {1, 0, 0.00308685213471},
-      {1, 2, 0.0236851199781}, {2, 7, 0.00424590709222}, {2, 4999, -0.00803502767766}}},
-    {"adamw", "lr=0.01 clip_norm=2.5",
-     {{0, 0, 0.0125921203622}, {0, 1, -0.0248141295006}, {0, 39999, -0.00803213281131}, {1, 0, 0.00308415830079},
-      {1, 2, 0.0236802668726}, {2, 7, 0.00424418995794}, {2, 4999, -0.00803213281131}}}};
+const Clipped kClipped[] = {{"sgd",
+                             "lr=0.1 momentum=0.9 clip_norm=2.5",
+                             {{0, 0, 0.00140197186615},
+                              {0, 1, -0.00591605794296},
+                              {0, 39999, -0.000800150842316},
+                              {1, 0, -0.00226773850596},
+                              {1, 2, 0.00469324483386},
+                              {2, 7, -0.000874787097886},
+                              {2, 4999, -0.000800150842316}}},
+                            {"adam",
+                             "lr=0.01 clip_norm=2.5",
+                             {{0, 0, 0.0125958579873},
+                              {0, 1, -0.0248194330599},
+                              {0, 39999, -0.00803502767766},
+                              {1, 0, 0.00308685213471},
+                              {1, 2, 0.0236851199781},
+                              {2, 7, 0.00424590709222},
+                              {2, 4999, -0.00803502767766}}},
+                            {"adamw",
+                             "lr=0.01 clip_norm=2.5",
+                             {{0, 0, 0.0125921203622},
+                              {0, 1, -0.0248141295006},
+                              {0, 39999, -0.00803213281131},
+                              {1, 0, 0.00308415830079},
+                              {1, 2, 0.0236802668726},
+                              {2, 7, 0.00424418995794},
+                              {2, 4999, -0.00803213281131}}}};
 
 TEST(ClipNorm, GivesTheValuesOfPyTorchUnderEveryStrategy) {
   const double norms[] = {616.4622183610767, 616.4697883919318, 616.4800618565533, 616.437885489414};
@@ -802,9 +839,11 @@ TEST(ClipNorm, GivesTheValuesOfPyTorchUnderEveryStrategy) {
     for (const char* strategy : {"simple", "ps", "allreduce"}) {
       for (const char* reproducible : {"0", "1"}) {
         for (const char* loss_scale : {"off", "1024"}) {
-          SCOPED_TRACE(std::string(clipped.optimizer) + " " + strategy + " reproducible=" + reproducible + " loss_scale=" + loss_scale);
+          SCOPED_TRACE(std::string(clipped.optimizer) + " " + strategy + " reproducible=" + reproducible +
+                       " loss_scale=" + loss_scale);
           PerRank values(2);
-          const Settings settings = {{"bucket_size", "64K"}, {"reproducible", reproducible}, {"loss_scale", loss_scale}};
+          const Settings settings = {
+              {"bucket_size", "64K"}, {"reproducible", reproducible}, {"loss_scale", loss_scale}};
           run_job(2, settings, [&](dsgd_session* session, int rank) {
             Trainer trainer{session, rank};
             trainer.build({40000, 3, 5000}, clipped.optimizer, clipped.options, strategy);
@@ -820,7 +859,8 @@ TEST(ClipNorm, GivesTheValuesOfPyTorchUnderEveryStrategy) {
               EXPECT_NEAR(result.gradient_norm, norms[step], 1e-4);
             }
             for (const auto& [parameter, element, value] : clipped.values) {
-              EXPECT_NEAR(trainer.values[parameter][element], value, 2e-6 * std::abs(value) + 1e-9) << parameter << ", " << element;
+              EXPECT_NEAR(trainer.values[parameter][element], value, 2e-6 * std::abs(value) + 1e-9)
+                  << parameter << ", " << element;
             }
             values[static_cast<size_t>(rank)] = trainer.all_values();
           });
@@ -932,9 +972,13 @@ TEST(LossScale, AStepThatIsNotFiniteChangesNothingOnAnyWorkerAndADynamicFactorIs
         SCOPED_TRACE(std::to_string(workers) + " workers, " + strategy + ", reproducible=" + reproducible);
         std::vector<Scaled> scaled(static_cast<size_t>(workers)), plain(static_cast<size_t>(workers));
         run_job(workers, {{"loss_scale", "dynamic"}, {"bucket_size", "64K"}, {"reproducible", reproducible}},
-                [&](dsgd_session* session, int rank) { scaled[rank] = train_scaled(session, rank, workers, strategy, true); });
+                [&](dsgd_session* session, int rank) {
+                  scaled[rank] = train_scaled(session, rank, workers, strategy, true);
+                });
         run_job(workers, {{"bucket_size", "64K"}, {"reproducible", reproducible}},
-                [&](dsgd_session* session, int rank) { plain[rank] = train_scaled(session, rank, workers, strategy, false); });
+                [&](dsgd_session* session, int rank) {
+                  plain[rank] = train_scaled(session, rank, workers, strategy, false);
+                });
         for (int rank = 0; rank < workers; ++rank) {
           EXPECT_EQ(scaled[rank].values, plain[rank].values);
           EXPECT_EQ(scaled[rank].applied, (std::vector<int>{1, 1, 0, 0, 1, 1, 0, 1}));
@@ -1080,7 +1124,8 @@ TEST_P(Signature, IsComparedAtStart) {
 INSTANTIATE_TEST_SUITE_P(
     Differences, Signature,
     testing::Values(
-        Difference{"name", [](auto s, auto r, bool odd) { add(s, r, odd ? "b" : "a", DSGD_FLOAT32, {3}); }, "parameter b"},
+        Difference{"name", [](auto s, auto r, bool odd) { add(s, r, odd ? "b" : "a", DSGD_FLOAT32, {3}); },
+                   "parameter b"},
         Difference{"shape", [](auto s, auto r, bool odd) { add(s, r, "a", DSGD_FLOAT32, {3, odd ? 2 : 1}); }, "[3, 2]"},
         Difference{"dtype", [](auto s, auto r, bool odd) { add(s, r, "a", odd ? DSGD_FLOAT64 : DSGD_FLOAT32, {3}); },
                    "float64"},
@@ -1090,7 +1135,8 @@ INSTANTIATE_TEST_SUITE_P(
                      add(s, r, odd ? "a" : "b", DSGD_FLOAT32, {3});
                    },
                    "parameter b"},
-        Difference{"untrained", [](auto s, auto r, bool odd) { add(s, r, "a", DSGD_FLOAT32, {3}, odd ? DSGD_UNTRAINED : 0); },
+        Difference{"untrained",
+                   [](auto s, auto r, bool odd) { add(s, r, "a", DSGD_FLOAT32, {3}, odd ? DSGD_UNTRAINED : 0); },
                    "untrained"},
         Difference{"missing",
                    [](auto s, auto r, bool odd) {
@@ -1098,7 +1144,9 @@ INSTANTIATE_TEST_SUITE_P(
                    },
                    "parameter a"},
         Difference{"optimizer",
-                   [](auto s, auto, bool odd) { DSGD_OK_OR_FAIL(dsgd_optimizer_set(s, odd ? "adam" : "sgd", nullptr, error_)); },
+                   [](auto s, auto, bool odd) {
+                     DSGD_OK_OR_FAIL(dsgd_optimizer_set(s, odd ? "adam" : "sgd", nullptr, error_));
+                   },
                    "adam"},
         Difference{"optimizer_option",
                    [](auto s, auto, bool odd) {
@@ -1118,10 +1166,9 @@ TEST(Objects, ReachEveryWorkerWhoeverPutsThem) {
     if (rank == 1) {
       std::vector<uint8_t> blob(large);
       for (size_t i = 0; i < large; ++i) blob[i] = static_cast<uint8_t>(i * 31);
-      DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", blob.data(), blob.size(), -1, nullptr, 0,
-                                      nullptr, nullptr, error_));
       DSGD_OK_OR_FAIL(
-          dsgd_object_put(session, "empty", nullptr, 0, -1, nullptr, 0, nullptr, nullptr, error_));
+          dsgd_object_put(session, "vocabulary", blob.data(), blob.size(), -1, nullptr, 0, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "empty", nullptr, 0, -1, nullptr, 0, nullptr, nullptr, error_));
       EXPECT_EQ(dsgd_object_put(session, "empty", nullptr, 0, -1, nullptr, 0, nullptr, nullptr, nullptr),
                 DSGD_ERR_EXISTS);
     }
@@ -1151,8 +1198,7 @@ TEST(Objects, APutEndsWhenAWorkerHasClosed) {
     }
     while (!closed) std::this_thread::yield();
     Error error;
-    EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, -1, nullptr, 0, nullptr, nullptr, error),
-              DSGD_ERR_WORKER_LOST)
+    EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, -1, nullptr, 0, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST)
         << error.message();
     EXPECT_EQ(error.rank(), 1) << error.message();
   });
@@ -1187,9 +1233,11 @@ TEST(Objects, AGetEndsWhenAllOthersHaveClosed) {
     waiting = true;
     dsgd_object* object = nullptr;
     Error error;
-    EXPECT_EQ(dsgd_object_get(session, "never", nullptr, &object, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
+    EXPECT_EQ(dsgd_object_get(session, "never", nullptr, &object, nullptr, error), DSGD_ERR_WORKER_LOST)
+        << error.message();
     Error again;
-    EXPECT_EQ(dsgd_object_get(session, "never", nullptr, &object, nullptr, again), DSGD_ERR_WORKER_LOST) << again.message();
+    EXPECT_EQ(dsgd_object_get(session, "never", nullptr, &object, nullptr, again), DSGD_ERR_WORKER_LOST)
+        << again.message();
   });
 }
 
@@ -1201,8 +1249,8 @@ TEST(Objects, OfOneNamePutByAllAtOnceOnlyOneIsLeft) {
     for (int i = 0; i < 50; ++i) {
       const std::string name = "name " + std::to_string(i), own(100'000 * (i % 4) + 1, static_cast<char>('0' + rank));
       Error error;
-      const int32_t status = dsgd_object_put(session, name.c_str(), own.data(), own.size(), -1, nullptr, 0,
-                                             nullptr, nullptr, error);
+      const int32_t status =
+          dsgd_object_put(session, name.c_str(), own.data(), own.size(), -1, nullptr, 0, nullptr, nullptr, error);
       EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_EXISTS) << error.message();
       dsgd_object* object = nullptr;
       DSGD_OK_OR_FAIL(dsgd_object_get(session, name.c_str(), nullptr, &object, nullptr, error_));
@@ -1323,7 +1371,8 @@ TEST(Flush, AfterTheLastMarkDoesNothing) {
       dsgd_op* op = nullptr;
       DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
       DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
-      if (step > 0) DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));  // the step has ended then, and may have ended otherwise
+      // The step has ended then, and may have ended otherwise.
+      if (step > 0) DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
       DSGD_OK_OR_FAIL(dsgd_step_flush(session, error_));
       DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
       dsgd_op_free(op);
@@ -1341,7 +1390,8 @@ TEST(FailedStep, AnswersMarksWithItsFailure) {
     DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
     EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_MISMATCH);
     Error ready, flush;
-    EXPECT_EQ(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, ready), DSGD_ERR_MISMATCH) << ready.message();
+    EXPECT_EQ(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, ready), DSGD_ERR_MISMATCH)
+        << ready.message();
     EXPECT_EQ(dsgd_step_flush(session, flush), DSGD_ERR_MISMATCH) << flush.message();
     DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[0], error_));  // of the next step
     DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 1, error_));
@@ -1367,7 +1417,8 @@ TEST(Wait, ForAStepThatIsNeverMarkedEndsAtTheStepsDeadlineAndNamesTheGradient) {
         if (!all) {
           EXPECT_EQ(error.rank(), 1) << error.message();
         }
-        EXPECT_NE(error.message().find(marks ? "rank 1" : "gradient 'p1' was not marked"), std::string::npos) << error.message();
+        EXPECT_NE(error.message().find(marks ? "rank 1" : "gradient 'p1' was not marked"), std::string::npos)
+            << error.message();
         dsgd_op_free(op);
       });
     }
@@ -1380,7 +1431,8 @@ TEST(Close, EndsOperationsInFlightAndTellsTheOthers) {
     std::vector<float> data(1000);
     if (rank == 0) {
       dsgd_op* op;
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr,
+                                     &op, error_));
       DSGD_OK_OR_FAIL(dsgd_close(session, 10, error_));
       EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_CLOSED);
       EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr, nullptr), DSGD_ERR_CLOSED);
@@ -1390,7 +1442,8 @@ TEST(Close, EndsOperationsInFlightAndTellsTheOthers) {
       while (!closed) std::this_thread::yield();
       // What rank 0 had sent of the operation came before its goodbye, so that one may complete; the next cannot.
       Error error;
-      dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, nullptr);
+      dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr,
+                     nullptr);
       EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
       EXPECT_EQ(error.rank(), 0);
       EXPECT_NE(error.message().find("closed its session"), std::string::npos) << error.message();

@@ -17,8 +17,8 @@
 namespace {
 
 std::atomic<bool> watching{false};
-std::atomic<int64_t> received{0};   // bytes, while watching
-std::atomic<int64_t> flip_at{-1};   // index of the byte that flips; -1: none
+std::atomic<int64_t> received{0};  // bytes, while watching
+std::atomic<int64_t> flip_at{-1};  // index of the byte that flips; -1: none
 std::atomic<int> flip_bit{0};
 
 }  // namespace
@@ -28,7 +28,8 @@ extern "C" __attribute__((visibility("default"))) ssize_t recv(int fd, void* to,
   const ssize_t got = real(fd, to, n, flags);
   if (got > 0 && watching) {
     const int64_t begin = received.fetch_add(got), at = flip_at;
-    if (at >= begin && at < begin + got) static_cast<unsigned char*>(to)[at - begin] ^= static_cast<unsigned char>(1u << flip_bit);
+    if (at >= begin && at < begin + got)
+      static_cast<unsigned char*>(to)[at - begin] ^= static_cast<unsigned char>(1u << flip_bit);
   }
   return got;
 }
@@ -45,7 +46,9 @@ struct Outcome {
   uint64_t digest[kWorkers] = {};
   int64_t bytes = 0;  // that sockets delivered from the first step to the last one's end
 
-  bool all_ok() const { return std::all_of(std::begin(status), std::end(status), [](int32_t s) { return s == DSGD_OK; }); }
+  bool all_ok() const {
+    return std::all_of(std::begin(status), std::end(status), [](int32_t s) { return s == DSGD_OK; });
+  }
 };
 
 // Values and gradients of a replica.
@@ -57,7 +60,8 @@ struct Buffers {
 void start(dsgd_session* session, const char* strategy, Buffers& buffers) {
   std::vector<dsgd_parameter*> parameters(2);
   for (size_t p = 0; p < 2; ++p) {
-    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p == 0 ? "weight" : "bias", DSGD_FLOAT32, &kCounts[p], 1, 0, &parameters[p], error_));
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p == 0 ? "weight" : "bias", DSGD_FLOAT32, &kCounts[p], 1, 0,
+                                       &parameters[p], error_));
   }
   dsgd_replica* replica;
   DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
@@ -74,7 +78,8 @@ void start(dsgd_session* session, const char* strategy, Buffers& buffers) {
 int32_t train(dsgd_session* session, int rank, const Buffers& buffers, dsgd_error** error) {
   for (int step = 0; step < kSteps; ++step) {
     for (size_t p = 0; p < 2; ++p) {
-      for (int64_t i = 0; i < kCounts[p]; ++i) buffers.gradients[p][i] = static_cast<float>((i * (rank + 1) + step) % 7 - 3);
+      for (int64_t i = 0; i < kCounts[p]; ++i)
+        buffers.gradients[p][i] = static_cast<float>((i * (rank + 1) + step) % 7 - 3);
     }
     if (const int32_t status = dsgd_step(session, 1, nullptr, error); status != DSGD_OK) return status;
   }
@@ -91,7 +96,8 @@ Outcome run(const char* strategy, const char* algorithm, const char* checksum, i
     start(session, strategy, buffers);
     started.arrive_and_wait();
     Error error;
-    outcome.status[rank] = ::testing::Test::HasFatalFailure() ? DSGD_ERR_INTERNAL : train(session, rank, buffers, error);
+    outcome.status[rank] =
+        ::testing::Test::HasFatalFailure() ? DSGD_ERR_INTERNAL : train(session, rank, buffers, error);
     outcome.message[rank] = error.message();
     trained.arrive_and_wait();
     Error unread;
@@ -150,9 +156,11 @@ TEST_P(Wire, WithoutChecksumsSomeDo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, Wire,
-                         ::testing::Values(Way{"allreduce", "direct"}, Way{"allreduce", "ring"}, Way{"ps", "auto"}, Way{"simple", "auto"}),
+                         ::testing::Values(Way{"allreduce", "direct"}, Way{"allreduce", "ring"}, Way{"ps", "auto"},
+                                           Way{"simple", "auto"}),
                          [](const auto& info) {
-                           return std::string(info.param.strategy) + (info.param.algorithm == std::string("ring") ? "Ring" : "");
+                           return std::string(info.param.strategy) +
+                                  (info.param.algorithm == std::string("ring") ? "Ring" : "");
                          });
 
 }  // namespace

@@ -33,23 +33,22 @@ MemberInfo member(int32_t rank) {
 // One of each kind, every field different from its default.
 std::vector<Message> samples() {
   constexpr uint64_t kBig = std::numeric_limits<uint64_t>::max() - 1;
-  return {
-      Empty{},
-      JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
-      JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
-      Watch{kBig},
-      WatchReply{7, kBig, detailed(), 3},
-      Renew{5, kBig},
-      Leave{5, kBig, detailed()},
-      Report{6, kBig, detailed(), 7},
-      OperationFailed{kBig, 7, kBig - 1, true, detailed()},
-      ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}, true},
-      Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4}};
+  return {Empty{},
+          JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
+          JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
+          Watch{kBig},
+          WatchReply{7, kBig, detailed(), 3},
+          Renew{5, kBig},
+          Leave{5, kBig, detailed()},
+          Report{6, kBig, detailed(), 7},
+          OperationFailed{kBig, 7, kBig - 1, true, detailed()},
+          ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}, true},
+          Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4}};
 }
 
 bool same(const Status& a, const Status& b) {
-  return a.code() == b.code() && a.rank() == b.rank() && a.host() == b.host() &&
-         a.operation() == b.operation() && a.parameter() == b.parameter() && a.message() == b.message();
+  return a.code() == b.code() && a.rank() == b.rank() && a.host() == b.host() && a.operation() == b.operation() &&
+         a.parameter() == b.parameter() && a.message() == b.message();
 }
 bool same(const MemberInfo& a, const MemberInfo& b) {
   return a.rank == b.rank && a.worker_id == b.worker_id && a.host == b.host && a.machine == b.machine &&
@@ -72,24 +71,22 @@ bool same(const WatchReply& a, const WatchReply& b) {
   return a.sequence == b.sequence && a.view == b.view && same(a.news, b.news) && a.left == b.left;
 }
 bool same(const Renew& a, const Renew& b) { return a.rank == b.rank && a.view == b.view; }
-bool same(const Leave& a, const Leave& b) {
-  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
-}
+bool same(const Leave& a, const Leave& b) { return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause); }
 bool same(const Report& a, const Report& b) {
   return a.peer == b.peer && a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
 }
 bool same(const Goodbye& a, const Goodbye& b) {
-  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) && a.steps == b.steps && a.digests == b.digests &&
-         a.first_call_not_made == b.first_call_not_made;
+  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) && a.steps == b.steps &&
+         a.digests == b.digests && a.first_call_not_made == b.first_call_not_made;
 }
 bool same(const OperationFailed& a, const OperationFailed& b) {
   return a.view == b.view && a.rank == b.rank && a.operation == b.operation && a.session == b.session &&
          same(a.cause, b.cause);
 }
 bool same(const ObjectPart& a, const ObjectPart& b) {
-  return a.view == b.view && a.rank == b.rank && a.name == b.name && a.total == b.total &&
-         a.offset == b.offset && a.data == b.data && a.remove == b.remove && a.put == b.put &&
-         a.dtype == b.dtype && a.shape == b.shape && a.fetch == b.fetch;
+  return a.view == b.view && a.rank == b.rank && a.name == b.name && a.total == b.total && a.offset == b.offset &&
+         a.data == b.data && a.remove == b.remove && a.put == b.put && a.dtype == b.dtype && a.shape == b.shape &&
+         a.fetch == b.fetch;
 }
 bool same_message(const Message& a, const Message& b) {
   return std::visit(
@@ -103,7 +100,9 @@ bool same_message(const Message& a, const Message& b) {
       a, b);
 }
 
-Hello hello() { return {77, Role::kPeer, "digits", "worker-3", 3, 1ull << 60, "1.0.0", true, std::string("\0job", 4), {9, 8, 7}}; }
+Hello hello() {
+  return {77, Role::kPeer, "digits", "worker-3", 3, 1ull << 60, "1.0.0", true, std::string("\0job", 4), {9, 8, 7}};
+}
 
 BulkHeader header() {
   return {1ull << 61, 1ull << 62, 4000000000u, 5, 251, 252, 253, 254, 6, 1ull << 63, 9, 65535, 10};
@@ -143,9 +142,8 @@ TEST(Codec, MessagesKeepAllFields) {
 }
 
 TEST(Codec, DefaultsSurviveToo) {
-  for (const Message& message :
-       std::vector<Message>{JoinRequest{}, JoinReply{}, Watch{}, WatchReply{}, Renew{}, Leave{}, Report{},
-                            OperationFailed{}, ObjectPart{}, Goodbye{}}) {
+  for (const Message& message : std::vector<Message>{JoinRequest{}, JoinReply{}, Watch{}, WatchReply{}, Renew{},
+                                                     Leave{}, Report{}, OperationFailed{}, ObjectPart{}, Goodbye{}}) {
     auto back = decode_message(encode(message));
     ASSERT_TRUE(back.ok()) << message_name(message) << ": " << back.status().message();
     EXPECT_TRUE(same_message(message, back.value())) << message_name(message);
@@ -231,7 +229,8 @@ TEST(Codec, AStatusThatIsReceivedHasCleanText) {
   const Status sent = Status(static_cast<Code>(-999), bad).with_rank(1, bad).with_operation(bad).with_parameter(bad);
   ASSERT_TRUE(decode_status(encode_status(sent), &back).ok());
   const std::string clean = "a?[31mb?? \xc3\xa4???\n\xf0\x9f\x98\x80????";
-  for (const std::string& text : {back.message(), back.host(), back.operation(), back.parameter()}) EXPECT_EQ(text, clean);
+  for (const std::string& text : {back.message(), back.host(), back.operation(), back.parameter()})
+    EXPECT_EQ(text, clean);
   EXPECT_EQ(back.code(), Code::kInternal);
 }
 
@@ -248,8 +247,7 @@ TEST(Codec, WhatExceedsALimitIsNamed) {
   long_job.job.assign(kMaxNameBytes + 1, 'x');
   auto rejected = decode_hello(encode(long_job));
   ASSERT_FALSE(rejected.ok());
-  EXPECT_NE(rejected.status().message().find("job has 4097 bytes"), std::string::npos)
-      << rejected.status().message();
+  EXPECT_NE(rejected.status().message().find("job has 4097 bytes"), std::string::npos) << rejected.status().message();
   Hello long_nonce = hello();
   long_nonce.job_nonce.assign(kMaxJobNonceBytes + 1, 'x');
   EXPECT_FALSE(decode_hello(encode(long_nonce)).ok());
@@ -388,8 +386,7 @@ TEST(Codec, AnUnknownRoleIsAnError) {
   strange.role = static_cast<Role>(17);
   auto result = decode_hello(encode(strange));
   ASSERT_FALSE(result.ok());
-  EXPECT_NE(result.status().message().find("unknown role 17"), std::string::npos)
-      << result.status().message();
+  EXPECT_NE(result.status().message().find("unknown role 17"), std::string::npos) << result.status().message();
 }
 
 }  // namespace

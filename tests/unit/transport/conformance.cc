@@ -76,8 +76,7 @@ Status Recorder::on_open(ServerChannel& channel) {
 
 void Recorder::on_call(ServerChannel& channel, Message request, Responder respond) {
   check_loop();
-  if (const auto* watch = std::get_if<Watch>(&request))
-    order.push_back("call " + std::to_string(watch->sequence));
+  if (const auto* watch = std::get_if<Watch>(&request)) order.push_back("call " + std::to_string(watch->sequence));
   if (answer) {
     answer(channel, std::move(request), std::move(respond));
   } else {
@@ -93,8 +92,7 @@ BulkSink* Recorder::on_bulk(ServerChannel& channel, const BulkHeader& header, si
   return sink;
 }
 
-void Recorder::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
-                           std::unique_ptr<BulkReceipt> receipt) {
+void Recorder::on_bulk_end(ServerChannel& channel, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
   check_loop();
   order.push_back("chunk " + std::to_string(header.operation));
   Chunk chunk{header, {receipt->data().begin(), receipt->data().end()}, false};
@@ -157,7 +155,7 @@ std::shared_ptr<Client> Conformance::dial(DialOptions options, std::string addre
   auto client = std::make_shared<Client>();
   if (address.empty()) address = listener_->address();
   options.hello.role = Role::kPeer;  // which may send anything
-  on(*serving_, [] {});  // what the test has set up is seen by the serving thread
+  on(*serving_, [] {});              // what the test has set up is seen by the serving thread
   if (options.deadline == kNever) options.deadline = dialling_->loop().now() + kPatience;
   options.closed = [raw = client.get()](const Status& why) { raw->closed.push_back(why); };
   options.refused = [raw = client.get()](uint64_t operation, const Status& why) {
@@ -220,8 +218,7 @@ void Conformance::ping(Client& client) {
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
-void Conformance::send(Client& client, uint64_t operation, std::span<const std::byte> data,
-                       std::vector<Status>* ends) {
+void Conformance::send(Client& client, uint64_t operation, std::span<const std::byte> data, std::vector<Status>* ends) {
   on(*dialling_, [&] {
     BulkHeader header;
     header.operation = operation;

@@ -81,11 +81,13 @@ class ChecksumTest : public NetworkTest {
     auto echoed = call(*client, *channel, part);
     if (!echoed.ok()) return echoed.status();
     const auto* back = std::get_if<ObjectPart>(&echoed.value());
-    if (!back || back->name != "name" || back->data != object_) return Status(Code::kInternal, "the answer was changed");
+    if (!back || back->name != "name" || back->data != object_)
+      return Status(Code::kInternal, "the answer was changed");
     BulkHeader header;
     header.tag = 77;
     header.operation = 1;
-    Status small = await<Status>(*client, [&](std::function<void(Status)> finish) { channel->send_small(header, small_, finish); });
+    Status small = await<Status>(
+        *client, [&](std::function<void(Status)> finish) { channel->send_small(header, small_, finish); });
     if (!small.ok()) return small;
     for (header.operation = 2; header.operation <= 4; ++header.operation) {
       if (Status status = send(*client, *channel, header, span_); !status.ok()) return status;
@@ -99,7 +101,8 @@ class ChecksumTest : public NetworkTest {
 
 TEST_F(ChecksumTest, EitherSidesWishSwitchesThemOn) {
   const Checksum kAll[] = {Checksum::kAuto, Checksum::kAlways, Checksum::kNever};
-  for (const std::string& address : {std::string("127.0.0.1:0"), "unix:/tmp/dsgd-checksum-" + std::to_string(getpid())}) {
+  for (const std::string& address :
+       {std::string("127.0.0.1:0"), "unix:/tmp/dsgd-checksum-" + std::to_string(getpid())}) {
     for (Checksum serving : kAll) {
       for (Checksum dialling : kAll) {
         start_with(serving, dialling, address);
@@ -118,7 +121,8 @@ TEST_F(ChecksumTest, EverySizeArrivesWholeInPlaceInPiecesAndPooled) {
   start_with(Checksum::kAlways, Checksum::kAlways);
   connect();
   uint64_t operation = 1;
-  for (size_t size : {size_t{1}, size_t{8}, size_t{4100}, size_t{65537}, size_t{262147}, (size_t{1} << 20) - 4, size_t{1} << 20}) {
+  for (size_t size :
+       {size_t{1}, size_t{8}, size_t{4100}, size_t{65537}, size_t{262147}, (size_t{1} << 20) - 4, size_t{1} << 20}) {
     const std::vector<std::byte> data = pattern(size, static_cast<unsigned>(size));
     for (int way = 0; way < 3; ++way) {
       CopySink sink(size, way == 0 ? CopySink::Mode::kPlace : CopySink::Mode::kPieces);
@@ -156,7 +160,8 @@ TEST_F(ChecksumTest, ARevokedSpanIsFinishedFromACopyWithTheRightChecksum) {
   BulkHeader header;
   header.operation = 9;
   on(*client, [&] { channel->send(header, data, [](const Status&) {}); });
-  ASSERT_TRUE(eventually(*server, [&] { return sink.data[200000] == data[200000] && sink.data[200001] == data[200001]; }));
+  ASSERT_TRUE(
+      eventually(*server, [&] { return sink.data[200000] == data[200000] && sink.data[200001] == data[200001]; }));
   on(*client, [&] {
     channel->revoke(9);
     std::fill(data.begin(), data.end(), std::byte{0});
@@ -185,7 +190,8 @@ TEST_F(ChecksumTest, NoFlippedBitOfAFrameGetsThrough) {
     ASSERT_GT(end, begin);
     for (int64_t byte = begin; byte < end - 64; byte += byte < begin + 1400 ? 7 : 1597) {
       const Outcome outcome = carry({to_server, byte, static_cast<int>(byte % 8)});
-      const std::string where = std::string(to_server ? "to the server, byte " : "to the client, byte ") + std::to_string(byte);
+      const std::string where =
+          std::string(to_server ? "to the server, byte " : "to the client, byte ") + std::to_string(byte);
       ++flips;
       EXPECT_TRUE(outcome.delivered_as_sent) << where;
       ASSERT_FALSE(outcome.client.ok()) << where;

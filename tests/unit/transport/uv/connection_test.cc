@@ -15,8 +15,7 @@ TEST_F(ConnectionTest, ACallIsAnsweredOverEveryKindOfAddress) {
         std::string("[::1]:0"), "unix:" + path}) {
     SCOPED_TRACE(address);
     auto env = make_uv_environment();
-    if (address[0] == '[' && !env->new_network("probe", 1 << 20).value()->listen(address, &door).ok())
-      continue;
+    if (address[0] == '[' && !env->new_network("probe", 1 << 20).value()->listen(address, &door).ok()) continue;
     start(address);
     connect();
     auto reply = call(*client, *channel, Renew{4, 9});
@@ -33,8 +32,7 @@ TEST_F(ConnectionTest, RequestAndReplyArriveUnchanged) {
     WatchReply reply;
     reply.sequence = watch.sequence + 1;
     reply.view = channel.hello().view;
-    reply.news =
-        Status(Code::kWorkerLost, channel.hello().job + " " + channel.hello().worker_id).with_rank(5, "h");
+    reply.news = Status(Code::kWorkerLost, channel.hello().job + " " + channel.hello().worker_id).with_rank(5, "h");
     respond(Message(reply));
   };
   auto options = dial_options(*client);

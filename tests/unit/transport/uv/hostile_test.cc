@@ -22,12 +22,8 @@ class HostileTest : public NetworkTest {
     setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
     return fd;
   }
-  static void put(const uv::Fd& fd, const void* data, size_t n) {
-    (void)!::send(fd.get(), data, n, MSG_NOSIGNAL);
-  }
-  static void put(const uv::Fd& fd, const std::vector<uint8_t>& bytes) {
-    put(fd, bytes.data(), bytes.size());
-  }
+  static void put(const uv::Fd& fd, const void* data, size_t n) { (void)!::send(fd.get(), data, n, MSG_NOSIGNAL); }
+  static void put(const uv::Fd& fd, const std::vector<uint8_t>& bytes) { put(fd, bytes.data(), bytes.size()); }
   static void put(const uv::Fd& fd, capnp::MessageBuilder& message) {
     auto words = capnp::messageToFlatArray(message);
     put(fd, words.begin(), words.asBytes().size());
@@ -258,8 +254,8 @@ TEST_F(HostileTest, TheTokenNeverTravelsAndARecordedStreamIsRefused) {
 
 TEST_F(HostileTest, AFrameBeyondTheLimitsIsRefusedBeforeMemoryIsTaken) {
   start();
-  for (auto& table : {words({0, 0x1fffffff}), words({1, 8, 0x1fffffff, 0}), words({15, 1}),
-                      words({0xffffffff, 1}), words({511, 1}), words({1, 0xffffffff, 0xffffffff, 0})}) {
+  for (auto& table : {words({0, 0x1fffffff}), words({1, 8, 0x1fffffff, 0}), words({15, 1}), words({0xffffffff, 1}),
+                      words({511, 1}), words({1, 0xffffffff, 0xffffffff, 0})}) {
     auto fd = welcomed();
     put(fd, table);
     EXPECT_TRUE(shown_out(fd));
@@ -274,7 +270,8 @@ TEST_F(HostileTest, AFrameBeyondTheLimitsIsRefusedBeforeMemoryIsTaken) {
 // Connections of strangers to a head would else hold as much memory as they like.
 TEST_F(HostileTest, AControlConnectionTakesNoLargeFrame) {
   start();
-  for (const auto& [role, served] : {std::pair(Role::kControl, false), {Role::kHeartbeat, false}, {Role::kPeer, true}}) {
+  for (const auto& [role, served] :
+       {std::pair(Role::kControl, false), {Role::kHeartbeat, false}, {Role::kPeer, true}}) {
     auto options = dial_options(*client);
     options.hello.role = role;
     auto dialled = dial(*client, listener->address(), options);
@@ -296,8 +293,7 @@ TEST_F(HostileTest, RandomFramesAfterAGoodHelloBreakTheirOwnConnectionAtMost) {
     for (int frame = 0; frame < 3; ++frame) {
       const uint32_t first = random() % 24, second = random() % 24;
       auto bytes = random() % 2 ? words({1, first, second, 0}) : words({0, first + second});
-      for (uint32_t w = 0; w < (first + second) * 8; ++w)
-        bytes.push_back(static_cast<uint8_t>(random() >> 7));
+      for (uint32_t w = 0; w < (first + second) * 8; ++w) bytes.push_back(static_cast<uint8_t>(random() >> 7));
       put(fd, bytes);
     }
     ::shutdown(fd.get(), SHUT_WR);
@@ -326,9 +322,7 @@ TEST_F(HostileTest, APushToAnObjectThatIsNotThereLandsAndIsForgotten) {
   start();
   CopySink sink(1 << 16, CopySink::Mode::kPlace);
   int ends = 0;
-  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t n) {
-    return n <= sink.data.size() ? &sink : nullptr;
-  };
+  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t n) { return n <= sink.data.size() ? &sink : nullptr; };
   handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
     ++ends;
     receipt->finish({});

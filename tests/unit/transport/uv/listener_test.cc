@@ -94,7 +94,8 @@ TEST_F(ListenerTest, AnAddressOfAnotherMachineIsRefused) {
   start();
   auto far = client->listen("203.0.113.9:0", &door);
   ASSERT_FALSE(far.ok());
-  EXPECT_EQ(far.status().code(), Code::kUnreachable);  // as in the simulation; who would be the head there dials instead
+  // As in the simulation; who would be the head there dials instead.
+  EXPECT_EQ(far.status().code(), Code::kUnreachable);
   EXPECT_NE(far.status().message().find("203.0.113.9"), std::string::npos);
 }
 

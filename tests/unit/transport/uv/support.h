@@ -117,9 +117,7 @@ class CopySink final : public BulkSink {
  public:
   enum class Mode { kPlace, kPieces };
   CopySink(size_t n, Mode mode) : data(n), mode_(mode) {}
-  std::byte* place(size_t offset, size_t) override {
-    return mode_ == Mode::kPlace ? data.data() + offset : nullptr;
-  }
+  std::byte* place(size_t offset, size_t) override { return mode_ == Mode::kPlace ? data.data() + offset : nullptr; }
   void take(size_t offset, std::span<const std::byte> piece) override {
     pieces.push_back({offset, piece.size()});
     aligned = aligned && reinterpret_cast<uintptr_t>(piece.data()) % 64 == 0;
@@ -135,8 +133,9 @@ class CopySink final : public BulkSink {
 
 // A handler made of functions; what is not set answers at once.
 struct TestHandler : ServerHandler {
-  std::function<void(ServerChannel&, Message, Responder)> call =
-      [](ServerChannel&, Message, Responder respond) { respond(Message(Empty{})); };
+  std::function<void(ServerChannel&, Message, Responder)> call = [](ServerChannel&, Message, Responder respond) {
+    respond(Message(Empty{}));
+  };
   std::function<BulkSink*(ServerChannel&, const BulkHeader&, size_t)> bulk =
       [](ServerChannel&, const BulkHeader&, size_t) -> BulkSink* { return nullptr; };
   std::function<void(ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt>)> bulk_end =
@@ -155,8 +154,7 @@ struct TestHandler : ServerHandler {
     Ordered ordered;
     return bulk(channel, header, n);
   }
-  void on_bulk_end(ServerChannel& channel, const BulkHeader& header,
-                   std::unique_ptr<BulkReceipt> receipt) override {
+  void on_bulk_end(ServerChannel& channel, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) override {
     Ordered ordered;
     bulk_end(channel, header, std::move(receipt));
   }
@@ -190,8 +188,7 @@ inline DialOptions dial_options(Network& network) {
   return options;
 }
 
-inline Result<std::unique_ptr<ClientChannel>> dial(Network& network, const std::string& address,
-                                                   DialOptions options) {
+inline Result<std::unique_ptr<ClientChannel>> dial(Network& network, const std::string& address, DialOptions options) {
   using R = Result<std::unique_ptr<ClientChannel>>;
   auto holder = await<std::shared_ptr<R>>(network, [&](std::function<void(std::shared_ptr<R>)> finish) {
     network.dial(address, options, [finish](R result) { finish(std::make_shared<R>(std::move(result))); });
@@ -199,8 +196,7 @@ inline Result<std::unique_ptr<ClientChannel>> dial(Network& network, const std::
   return std::move(*holder);
 }
 
-inline Result<Message> call(Network& network, ClientChannel& channel, Message request,
-                            Time deadline = kNever) {
+inline Result<Message> call(Network& network, ClientChannel& channel, Message request, Time deadline = kNever) {
   return await<Result<Message>>(network, [&](std::function<void(Result<Message>)> finish) {
     channel.call(std::move(request), deadline, finish);
   });
@@ -208,8 +204,7 @@ inline Result<Message> call(Network& network, ClientChannel& channel, Message re
 
 inline Status send(Network& network, ClientChannel& channel, const BulkHeader& header,
                    std::span<const std::byte> data) {
-  return await<Status>(network,
-                       [&](std::function<void(Status)> finish) { channel.send(header, data, finish); });
+  return await<Status>(network, [&](std::function<void(Status)> finish) { channel.send(header, data, finish); });
 }
 
 class NetworkTest : public ::testing::Test {
@@ -325,8 +320,7 @@ class Relay {
       }
       if (cut_) break;
       const int64_t room = limit_ - forwarded_;
-      pollfd fds[2] = {{client.get(), static_cast<short>(room > 0 ? POLLIN : 0), 0},
-                       {server.get(), POLLIN, 0}};
+      pollfd fds[2] = {{client.get(), static_cast<short>(room > 0 ? POLLIN : 0), 0}, {server.get(), POLLIN, 0}};
       if (::poll(fds, 2, 1) <= 0) continue;
       if (fds[0].revents & POLLIN) {
         const ssize_t n = ::recv(client.get(), buffer.data(), std::min<int64_t>(room, buffer.size()), 0);
