@@ -61,6 +61,7 @@ final class Buffers {
     if (array == null) {
       throw DsgdException.invalid(name + " is null; pass an array");
     }
+    array.requireAlive(name);
     if (array.type != type) {
       throw DsgdException.invalid(
           name
@@ -86,6 +87,7 @@ final class Buffers {
     if (array == null) {
       throw DsgdException.invalid(name + " is null; pass an array");
     }
+    array.requireAlive(name);
     return array.type;
   }
 

@@ -50,6 +50,7 @@ final class CNames {
           entry("DSGD_SESSION_CLOSED", "SessionState.CLOSED"),
           entry("DSGD_SESSION_FAILED", "SessionState.FAILED"),
           entry("DSGD_SESSION_JOINED", "SessionState.JOINED"),
+          entry("DSGD_SESSION_JOINING", "SessionState.JOINING"),
           entry("DSGD_SESSION_STARTED", "SessionState.STARTED"),
           entry("DSGD_SESSION_TORN", "SessionState.TORN"),
           entry("DSGD_SHARD_SEQUENTIAL", "shuffle=false"),

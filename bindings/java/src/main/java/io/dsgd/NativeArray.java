@@ -5,24 +5,38 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * Elements of one type in native memory, of any size. A Java buffer holds 2 GiB at most, and its
- * class cannot say every type; where those limits matter, pass a NativeArray in its place: over a
- * buffer, over a {@code MemorySegment} of Java 22, or over any address.
+ * Elements of one type in native memory, of any size. A direct Java buffer holds 2 GiB at most, and
+ * its class does not name every type. A NativeArray has neither limit: make it of a buffer, of a
+ * {@code MemorySegment} of Java 22, or of any address, and pass it where a buffer is taken.
  *
  * <p>dsgd reads and writes the memory in place. The array keeps what it was made from reachable.
  */
 public final class NativeArray {
-  final long address; // read by JNI, as nbytes
+  final long address; // read by name in jni_support.c, as nbytes is
   final long nbytes;
   final DType type;
   final boolean writable;
   private final Object owner;
+  private final boolean ofSegment;
 
   private NativeArray(long address, long nbytes, DType type, boolean writable, Object owner) {
+    this(address, nbytes, type, writable, owner, false);
+  }
+
+  private NativeArray(
+      long address,
+      long nbytes,
+      DType type,
+      boolean writable,
+      Object owner,
+      boolean ofSegment) {
     if (type == null) {
       throw DsgdException.invalid("the type of the array is null; pass one of DType");
     }
-    if (nbytes < 0 || nbytes % type.size() != 0) {
+    if (nbytes < 0) {
+      throw DsgdException.invalid("an array cannot have " + nbytes + " bytes; pass 0 or more");
+    }
+    if (nbytes % type.size() != 0) {
       throw DsgdException.invalid(
           "an array of "
               + type
@@ -40,6 +54,7 @@ public final class NativeArray {
     this.type = type;
     this.writable = writable;
     this.owner = owner;
+    this.ofSegment = ofSegment;
   }
 
   /**
@@ -56,22 +71,25 @@ public final class NativeArray {
   /**
    * The elements of a native {@code java.lang.foreign.MemorySegment}, which Java has since version
    * 22. Its arena must stay open as long as dsgd uses the memory: until the operation has ended; for
-   * {@link Replica#bind}, until the session is closed or others are bound.
+   * {@link Replica#bind}, until the session is closed or others are bound. Calls refuse a segment whose
+   * arena is closed; a step cannot, and crashes the JVM.
    *
    * @param segment a MemorySegment; the type is Object because this class runs on Java 17, too
    */
   public static NativeArray ofSegment(Object segment, DType type) {
     Segments.requireNative(segment);
+    Segments.requireAlive(segment, "the memory");
     return new NativeArray(
         Segments.address(segment),
         Segments.byteSize(segment),
         type,
         !Segments.isReadOnly(segment),
-        segment);
+        segment,
+        true);
   }
 
   /**
-   * Memory at an address, for example of JNA or of Netty. A wrong address ends the process, as in C.
+   * Memory at an address, for example of JNA or of Netty. A wrong address crashes the JVM.
    *
    * @param owner kept reachable as long as dsgd uses the memory; null if it is never freed
    */
@@ -79,17 +97,26 @@ public final class NativeArray {
     return new NativeArray(address, nbytes, type, true, owner);
   }
 
-  /** A checked direct buffer, whole. */
+  /** Over a direct buffer that Buffers has checked. */
   static NativeArray over(Buffer whole, long nbytes, DType type) {
     return new NativeArray(
-        Raw.buffer_address(whole), nbytes, type, !whole.isReadOnly(), whole);
+        nbytes == 0 ? 0 : Raw.buffer_address(whole), nbytes, type, !whole.isReadOnly(), whole);
   }
 
-  /** Memory of C's; {@code free} is called when neither the array nor a view of it is reachable. */
+  /** Over memory of the C library. Calls {@code free} when the array and all its views are unreachable. */
   static NativeArray ofC(long address, long nbytes, DType type, boolean writable, Runnable free) {
     NativeArray array = new NativeArray(address, nbytes, type, writable, null);
     Natives.CLEANER.register(array, free);
     return array;
+  }
+
+  /** Refuses memory that is known to be freed: of a segment whose arena is closed. */
+  void requireAlive(String name) {
+    if (owner instanceof NativeArray whole) {
+      whole.requireAlive(name);
+    } else if (ofSegment) {
+      Segments.requireAlive(owner, name);
+    }
   }
 
   /** The address of the first element. It is valid as long as this array is reachable. */

@@ -19,7 +19,7 @@ public final class Replica {
     return session.inTurnGet(s -> Raw.dsgd_replica_device(pointer));
   }
 
-  // Memory of a GPU is none that a buffer of Java's can stand for.
+  // Java buffers cannot refer to GPU memory.
   private void requireHost() {
     String device = Raw.dsgd_replica_device(pointer);
     if (!device.equals("cpu")) {
@@ -27,7 +27,7 @@ public final class Replica {
           Status.UNSUPPORTED,
           "buffers of a replica on "
               + device
-              + " cannot be Java buffers; train on GPUs from C or Python, in the same job");
+              + " cannot be Java buffers; bind DLPack tensors of that device with bindDlpack");
     }
   }
 
@@ -41,6 +41,7 @@ public final class Replica {
           long p = Parameter.pointer(parameter, session);
           requireHost();
           Raw.dsgd_alloc(pointer, p);
+          session.inFlight().keepBound(pointer, p); // nothing of the host's any more
           return Memory.of(pointer, parameter, p);
         });
   }
@@ -97,9 +98,14 @@ public final class Replica {
         });
   }
 
+  /** As {@link #bind(Parameter, NativeArray, NativeArray)}, for an untrained parameter. */
+  public void bind(Parameter parameter, NativeArray value) {
+    bind(parameter, value, (NativeArray) null);
+  }
+
   /** As {@link #bind(Parameter, Buffer, Buffer)}, for an untrained parameter. */
   public void bind(Parameter parameter, Buffer value) {
-    bind(parameter, value, null);
+    bind(parameter, value, (Buffer) null);
   }
 
   /**
@@ -113,6 +119,7 @@ public final class Replica {
         s -> {
           long p = Parameter.pointer(parameter, session);
           DlpackTensor.handOver(value, gradient, (v, g) -> Raw.dsgd_bind_dlpack(pointer, p, v, g));
+          session.inFlight().keepBound(pointer, p); // nothing of the host's any more
         });
   }
 

@@ -16,12 +16,20 @@ final class Segments {
     if (!type("MemorySegment").isInstance(segment)) {
       throw DsgdException.invalid(
           (segment == null ? "null" : "an object of class " + segment.getClass().getName())
-              + " is no MemorySegment; pass one, or use NativeArray.of for a buffer");
+              + " is not a MemorySegment; pass one, or use NativeArray.of for a buffer");
     }
     if (!(boolean) get(segment, "isNative")) {
       throw DsgdException.invalid(
           "the segment is on the heap; dsgd reads and writes memory in place: allocate it with an"
               + " Arena");
+    }
+  }
+
+  static void requireAlive(Object segment, String name) {
+    Object scope = get(segment, "scope");
+    if (!(boolean) call(method(type("MemorySegment$Scope"), "isAlive"), scope)) {
+      throw DsgdException.invalid(
+          name + " is a segment whose arena is closed; keep the arena open while dsgd uses it");
     }
   }
 
@@ -41,13 +49,13 @@ final class Segments {
   static Object over(Object owner, long address, long nbytes, boolean readOnly) {
     Class<?> segments = type("MemorySegment");
     Class<?> arenas = type("Arena");
-    Object empty = call(method(segments, "ofAddress", long.class), null, address);
+    Object unsized = call(method(segments, "ofAddress", long.class), null, address);
     Object arena = call(method(arenas, "ofAuto"), null);
     Consumer<Object> keep = ended -> Reference.reachabilityFence(owner);
     Object whole =
         call(
             method(segments, "reinterpret", long.class, arenas, Consumer.class),
-            empty,
+            unsized,
             nbytes,
             arena,
             keep);
@@ -60,7 +68,7 @@ final class Segments {
         return Class.forName(PACKAGE + name);
       }
     } catch (ClassNotFoundException e) {
-      // As in an older Java.
+      // Reported as an older Java.
     }
     throw DsgdException.of(
         Status.UNSUPPORTED,

@@ -551,6 +551,11 @@ public final class Session implements AutoCloseable {
         checked);
   }
 
+  /** As {@link #putObject(String, Buffer, DType, long...)}, with all elements as one dimension. */
+  public void putObject(String name, NativeArray data) throws InterruptedException {
+    putObject(name, data, data == null ? 0 : data.length());
+  }
+
   /** As {@link #putObject(String, Buffer, DType, long...)}, with memory of any size. */
   public void putObject(String name, NativeArray data, long... shape) throws InterruptedException {
     if (shape == null) {

@@ -3,6 +3,8 @@ package io.dsgd;
 
 /** Whether a session can make steps. */
 public enum SessionState {
+  /** The session has not joined; rank 0 of size 1 stands for what is not known yet. */
+  JOINING(0),
   /** Session.start has not succeeded yet. */
   JOINED(1),
   /** The next step can begin. */

@@ -5,7 +5,7 @@ import java.nio.ByteOrder;
 import java.util.Arrays;
 
 /**
- * Named bytes, or a named array, that one worker gave to all. Its memory is freed when it and all views of its data
+ * Named bytes, or a named array, that one worker put. Its memory is freed when it and all views of its data
  * are unreachable.
  */
 public final class SharedObject {
@@ -57,7 +57,7 @@ public final class SharedObject {
     return data.buffer();
   }
 
-  /** The elements, or bytes, of an object of any size; not copied, and read-only. */
+  /** The elements, or the bytes of an object without a type; not copied, read-only. */
   public NativeArray array() {
     return data;
   }

@@ -1,5 +1,8 @@
 package io.dsgd;
 
+import static java.nio.file.StandardOpenOption.CREATE;
+import static java.nio.file.StandardOpenOption.READ;
+import static java.nio.file.StandardOpenOption.WRITE;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -7,9 +10,13 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.LongBuffer;
+import java.nio.channels.FileChannel;
+import java.nio.file.Path;
+import java.util.Set;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 
 class NativeArrayTest {
   private final Session session = Job.alone();
@@ -108,6 +115,32 @@ class NativeArrayTest {
     assertEquals(6, table.array().buffer().getLong(8));
     assertTrue(table.array().buffer().isReadOnly());
     Fails.with(Status.INVALID_ARGUMENT, () -> session.broadcast(table.array(), 0));
+  }
+
+  @Test
+  void anArrayIsPutAsOneDimensionUnlessAShapeSaysOtherwise() throws Exception {
+    session.putObject("row", longs(DType.INT64, 5, 6));
+    assertArrayEquals(new long[] {2}, session.getObject("row").shape());
+    session.putObject("scalar", longs(DType.INT64, 5), new long[0]);
+    assertArrayEquals(new long[0], session.getObject("scalar").shape());
+  }
+
+  @Test
+  void anEmptyMappingIsFine(@TempDir Path folder) throws Exception {
+    try (FileChannel file =
+        FileChannel.open(
+            folder.resolve("empty"), Set.of(CREATE, READ, WRITE))) {
+      session.allReduce(
+          file.map(FileChannel.MapMode.READ_WRITE, 0, 0).order(ByteOrder.nativeOrder()),
+          Reduction.SUM);
+    }
+  }
+
+  @Test
+  void anUntrainedParameterIsBoundToAnArray() throws Exception {
+    Parameter count = session.addUntrained("count", DType.INT64, 2);
+    session.addReplica().bind(count, longs(DType.INT64, 1, 2));
+    session.start();
   }
 
   @Test

@@ -96,6 +96,32 @@ class SegmentsTest {
   }
 
   @Test
+  void segmentsOfClosedArenasAreRefused() throws Exception {
+    assumeTrue(areThere());
+    Object arena = call("Arena", "ofShared", null);
+    Object segment = call("Arena", "allocate", arena, 8L, 8L);
+    try (Session session = Job.alone()) {
+      Parameter count = session.addUntrained("count", DType.INT64, 1);
+      Replica replica = session.addReplica();
+      NativeArray array = NativeArray.ofSegment(segment, DType.INT64);
+      NativeArray slice = array.slice(0, 1);
+      session.broadcast(slice, 0);
+      call("Arena", "close", arena);
+      for (DsgdException e :
+          new DsgdException[] {
+            Fails.with(
+                Status.INVALID_ARGUMENT, () -> NativeArray.ofSegment(segment, DType.INT64)),
+            Fails.with(Status.INVALID_ARGUMENT, () -> session.allReduce(array, Reduction.SUM)),
+            Fails.with(Status.INVALID_ARGUMENT, () -> session.broadcast(slice, 0)),
+            Fails.with(Status.INVALID_ARGUMENT, () -> replica.bind(count, slice)),
+            Fails.with(Status.INVALID_ARGUMENT, () -> session.putObject("x", array)),
+          }) {
+        assertTrue(e.getMessage().contains("arena is closed; keep"), e.getMessage());
+      }
+    }
+  }
+
+  @Test
   void otherThingsAreRefused() throws Exception {
     assumeTrue(areThere());
     Object heap = call("MemorySegment", "ofArray", null, new byte[8]);
