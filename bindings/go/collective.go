@@ -133,6 +133,9 @@ func (s *Session) Channel(number int) *Channel {
 
 // WithTimeout is the same channel with a deadline of its own for each collective, in place of `step_timeout`.
 func (c *Channel) WithTimeout(timeout time.Duration) *Channel {
+	if timeout < 0 {
+		timeout = 0 // collectives refuse it
+	}
 	return &Channel{c.session, &raw.OpOptions{TimeoutMS: int32(milliseconds(timeout)), Channel: c.given.Channel}}
 }
 

@@ -46,7 +46,7 @@ func TestMessagesUseTheNamesOfGo(t *testing.T) {
 		w.expect(strings.Contains(failed.Message, "a step needs Session.Start first"), "%q", failed.Message)
 		w.ok(w.Close())
 		failed = w.failing(w.Barrier(background), ErrClosed)
-		w.expect(strings.Contains(failed.Message, "call Init for a new one"), "%q", failed.Message)
+		w.expect(strings.Contains(failed.Message, "open a new one with Init"), "%q", failed.Message)
 	})
 	const text = "dsgd_bind: parameter 'dsgd_step' of dsgd_alloc, '/tmp/dsgd_init', DSGD_HEAD, dsgd_unknown"
 	const want = "Bind: parameter 'dsgd_step' of Alloc, '/tmp/dsgd_init', DSGD_HEAD, dsgd_unknown"

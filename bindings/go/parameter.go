@@ -17,7 +17,8 @@ type Parameter struct {
 }
 
 // AddParameter registers a tensor, before Start. All workers register the same names, shapes, dtypes and flags in the same
-// order. An empty shape is a scalar; a dimension of 0 is valid. Trained parameters are Float32 or Float64.
+// order. An empty shape is a scalar; a dimension of 0 is valid. Trained parameters are Float32,
+// Float64, Float16 or Bfloat16.
 func (s *Session) AddParameter(name string, dtype DType, shape []int, flags ...ParameterFlag) (*Parameter, error) {
 	if err := checkText("name of the parameter", name); err != nil {
 		return nil, err

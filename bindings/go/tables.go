@@ -158,6 +158,7 @@ func (v Reduction) String() string {
 type SessionState int32
 
 const (
+	SessionJoining SessionState = 0 // the session has not joined; rank 0 of size 1 stands for what is not known yet
 	SessionJoined  SessionState = 1 // Session.Start has not succeeded yet
 	SessionStarted SessionState = 2 // the next step can begin
 	SessionTorn    SessionState = 3 // a step failed half-way or found models that differ; steps fail, collectives go on
@@ -168,6 +169,8 @@ const (
 // String is the name of the SessionState.
 func (v SessionState) String() string {
 	switch v {
+	case SessionJoining:
+		return "joining"
 	case SessionJoined:
 		return "joined"
 	case SessionStarted:
@@ -318,6 +321,7 @@ func init() {
 		{"DSGD_SESSION_CLOSED", "SessionClosed"},
 		{"DSGD_SESSION_FAILED", "SessionFailed"},
 		{"DSGD_SESSION_JOINED", "SessionJoined"},
+		{"DSGD_SESSION_JOINING", "SessionJoining"},
 		{"DSGD_SESSION_STARTED", "SessionStarted"},
 		{"DSGD_SESSION_TORN", "SessionTorn"},
 		{"DSGD_SHARD_SEQUENTIAL", "Sequential"},

@@ -44,9 +44,7 @@ Status Call::alive(const Status& status, const char* kind) const {
   return status.code() == Code::kForked ? forked(kind) : fail(status.code(), status.message());
 }
 
-Status Call::closed() const {
-  return fail(Code::kClosed, "the session is closed; free it and call dsgd_init for a new one");
-}
+Status Call::closed() const { return fail(Code::kClosed, "the session is closed; open a new one with dsgd_init"); }
 
 Status Call::local(const dsgd_session* session) const {
   DSGD_RETURN_IF_ERROR(handle(session, "session"));

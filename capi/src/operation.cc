@@ -42,13 +42,12 @@ Result<CallOptions> read_options(const Call& call, const dsgd_op_options* option
   DSGD_RETURN_IF_ERROR(check_sized(call, options, kOptionsFirstSize, "options", "dsgd_op_options_init"));
   const dsgd_op_options given = read_sized(options);
   if (given.timeout_ms != -1 && given.timeout_ms < 1)
-    return call.invalid("options->timeout_ms is " + std::to_string(given.timeout_ms) +
-                        "; give milliseconds, at least 1, or -1");
+    return call.invalid("the timeout is " + std::to_string(given.timeout_ms) + " ms; give at least 1 ms");
   if (given.channel >= DSGD_CHANNELS)
-    return call.invalid("options->channel is " + std::to_string(given.channel) + "; channels are 0 to " +
-                        std::to_string(DSGD_CHANNELS - 1));
+    return call.invalid("there is no channel " + std::to_string(static_cast<int32_t>(given.channel)) +
+                        "; channels are 0 to " + std::to_string(DSGD_CHANNELS - 1));
   if (channels == Channels::kZero && given.channel != 0)
-    return call.invalid("options->channel is " + std::to_string(given.channel) +
+    return call.invalid("the channel is " + std::to_string(given.channel) +
                         "; only collectives use channels other than 0");
   CallOptions read;
   if (given.timeout_ms > 0) read.timeout = std::chrono::milliseconds(given.timeout_ms);

@@ -77,6 +77,7 @@ Status Mesh::open(const transport::JoinReply& view) {
   const size_t peers = view_.members.size() - 1;
   outgoing_.resize(view_.members.size());
   counters_ = std::make_unique<metrics::PeerCounters[]>(view_.members.size());
+  waited_until_.assign(view_.members.size(), {});
   left_.assign(view_.members.size(), 0);
   first_call_not_made_.assign(view_.members.size(), 0);
   std::vector<int32_t> all(view_.members.size());
@@ -437,12 +438,13 @@ void Mesh::ended(Task& task, const Status& status) {
   }
   disputes_.erase(operation);
   Task& last = *node.mapped().task;
-  ended_tasks_.insert(std::move(node));
+  const Entry* const ended = &ended_tasks_.insert(std::move(node))->second;
   const auto done = std::move(last.done_);
   // Each part runs even if another runs out of memory. Once `done` is called, nothing uses the host's buffers
   // any more.
   bool whole = true;
   if (!status.ok()) {
+    (void)catch_bad_alloc([&] { end_waits(*ended); });
     for (Outgoing& out : outgoing_) {
       std::erase_if(out.waiting, [&](const Waiting& one) { return one.operation == operation; });
       if (out.channel) out.channel->revoke(operation);
@@ -485,11 +487,27 @@ const Status* Mesh::failure_of(uint64_t operation) const {
 }
 
 void Mesh::hear(Entry& entry, int32_t rank) {
-  if (std::exchange(entry.heard[rank], 1)) return;
+  if (!std::exchange(entry.heard[rank], 1)) end_wait(entry, rank, false);
+}
+
+// Several operations may wait for a peer at once. The time counts once, when the first of these waits ends.
+void Mesh::end_wait(const Entry& entry, int32_t rank, bool failed) {
+  transport::Time begun = entry.begun;
+  for (const auto& [operation, other] : tasks_) {
+    if (!other.heard[rank]) begun = std::min(begun, other.begun);
+  }
+  begun = std::max(begun, waited_until_[rank]);
   const transport::Time now = loop().now();
-  counters_[rank].wait.add(now - entry.begun);
-  if (options_.trace && now - entry.begun >= kTracedWait) {
-    options_.trace->record({metrics::Track::kPeer, false, static_cast<uint32_t>(rank), "wait", 0, 0, entry.begun, now});
+  waited_until_[rank] = now;
+  counters_[rank].wait.add(now - begun);
+  if (options_.trace && now - begun >= kTracedWait) {
+    options_.trace->record({metrics::Track::kPeer, failed, static_cast<uint32_t>(rank), "wait", 0, 0, begun, now});
+  }
+}
+
+void Mesh::end_waits(const Entry& entry) {
+  for (int32_t rank : missing(entry)) {
+    if (!entry.heard[rank]) end_wait(entry, rank, true);
   }
 }
 
@@ -839,11 +857,11 @@ void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                                                        " came over the connection of rank " + std::to_string(source) +
                                                        "; this worker is in view " + std::to_string(view_.view)));
   }
+  if (opened_) counters_[source].received.add(receipt->data().size());
   if (is_object(header.operation)) {
     if (!opened_) return receipt->finish(Status(Code::kState, "this worker has not asked for an object yet"));
     return events_.on_object_data_end(header.operation - object_operation(0), header, std::move(receipt));
   }
-  if (opened_) counters_[source].received.add(receipt->data().size());
   take(source, &channel, header, std::move(receipt));
 }
 

@@ -140,6 +140,9 @@ class Mesh final : public transport::ServerHandler {
   void tell_failure(const Status& cause);
   // By rank; from open() on. Any thread.
   const metrics::PeerCounters& counters(int32_t rank) const { return counters_[rank]; }
+  // Data that travelled in a message.
+  void count_sent(int32_t rank, size_t nbytes) { counters_[rank].sent.add(nbytes); }
+  void count_received(int32_t rank, size_t nbytes) { counters_[rank].received.add(nbytes); }
   // Returns whether no message waits for a connection.
   bool sent() const;
 
@@ -276,6 +279,8 @@ class Mesh final : public transport::ServerHandler {
   void has_agreed(uint64_t operation, int32_t rank);
   bool finish(Task& task);  // notes that the task has succeeded here; true if all peers have agreed
   std::vector<int32_t> missing(const Entry& entry) const;
+  void end_wait(const Entry& entry, int32_t rank, bool failed);
+  void end_waits(const Entry& entry);  // of an operation that has failed
   Signature signature_of(const Task& task) const;
   void hear(Entry& entry, int32_t rank);
   void take(int32_t source, const transport::ServerChannel* channel, const transport::BulkHeader& header,
@@ -319,6 +324,7 @@ class Mesh final : public transport::ServerHandler {
   size_t window_ = 0;
   std::vector<Outgoing> outgoing_;
   std::unique_ptr<metrics::PeerCounters[]> counters_;  // by rank
+  std::vector<transport::Time> waited_until_;          // by rank: the end of the latest wait that counters_ has
   std::vector<char> left_;
   std::vector<uint64_t> first_call_not_made_;  // by rank, as its goodbye says; 0: unknown
   std::vector<char> probed_;                   // by rank: a probe is under way

@@ -29,19 +29,19 @@ struct CallCounters {
 
 struct PeerCounters {
   Counter sent, received;  // bytes of collectives, steps and objects
-  // Time from the beginning of an operation here to the peer's first data for it. High where the peer is late.
+  // Time from the beginning of operations here to the peer's first data for them, each moment once. High where the peer is
+  // late.
   Counter wait;
 };
 
 struct StepCounters {
   Counter ended, failed, applied;
   Counter gradients;  // time from the step's beginning until all gradients are marked
-  Counter
-      reduction;    // time from there until all buckets are reduced: communication that the backward pass does not hide
-  Counter update;   // time from there to the step's end
-  Counter travel;   // time that buckets travelled; several travel at once
-  Counter buckets;  // that have travelled
-  Counter memory;   // bytes that the step holds beside the model
+  Counter reduction;  // time from there until all buckets are reduced
+  Counter update;     // time from there to the step's end
+  Counter travel;     // time that buckets travelled; several travel at once
+  Counter buckets;    // that have travelled
+  Counter memory;     // bytes that the step holds beside the model
 };
 
 }  // namespace dsgd::metrics

@@ -29,7 +29,7 @@ class Trace {
  public:
   explicit Trace(size_t capacity);  // spans; 0: it records none
   void record(const Span& span);    // in place of the oldest one
-  // In the order of their ends. Spans that are replaced while this call reads are left out.
+  // In the order in which they were recorded. Spans that are replaced while this call reads are left out.
   std::vector<Span> spans() const;
 
  private:

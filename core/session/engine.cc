@@ -44,7 +44,7 @@ std::shared_ptr<std::vector<float>> widened_copy(std::span<const std::byte> data
 
 constexpr const char* kCommunication = "what its communication needs";
 
-// "step_timeout = 300.0 s" or "timeout_ms = 500"
+// "step_timeout = 300.0 s" or "timeout = 500 ms"
 std::string limit_of(const CallOptions& options, transport::Duration step_timeout) {
   return options.timeout.count() > 0 ? options.limit() : "step_timeout = " + describe_duration(step_timeout);
 }
@@ -78,9 +78,9 @@ transport::Time Engine::deadline(const CallOptions& options) const {
 }
 
 bool Engine::idle() const {
-  return !step_.running() && std::all_of(channels_.begin(), channels_.end(), [](const Channel& channel) {
-    return channel.running == 0 && channel.pending.empty();
-  });
+  return !step_.running() && objects_.idle() &&
+         std::all_of(channels_.begin(), channels_.end(),
+                     [](const Channel& channel) { return channel.running == 0 && channel.pending.empty(); });
 }
 
 std::shared_ptr<Engine::Call> Engine::begin_call(Done* done, const CallOptions& options) {

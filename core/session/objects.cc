@@ -130,6 +130,7 @@ void Objects::announce(const std::shared_ptr<Sending>& sending, int32_t rank) {
   part.name = sending->name;
   part.total = object.bytes.size();
   if (object.bytes.size() <= kSmall) part.data = object.bytes;
+  sending->mesh->count_sent(rank, part.data.size());
   part.dtype = object.dtype;
   part.shape = object.shape;
   part.put = sending->put;
@@ -289,6 +290,7 @@ void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
 }
 
 void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part, const transport::Responder& respond) {
+  mesh->count_received(part.rank, part.data.size());
   const bool small = part.total <= kSmall;
   if (part.total > Object::kLargest || part.data.size() != (small ? part.total : 0) || putter(part.put) != part.rank ||
       part.put >= Mesh::kObjects || incoming_.count(part.put) > 0) {

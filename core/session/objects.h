@@ -4,7 +4,7 @@
 // accepted it, the putter announces it to the other workers. So two puts of one name at the same time cannot
 // leave different objects. An announcement is answered when the receiver has the whole object. A small object
 // travels in the announcement. The workers fetch the data of others along a chain (object_fetches.h): the
-// putter, rank 0, then the others in the order of their ranks. Rank 0 fetches the data only when it has
+// putter, rank 0, then the ranks after the putter, and those before it. Rank 0 fetches the data only when it has
 // accepted the put.
 //
 // Delete: rank 0 asks the other workers to delete the object and deletes its own copy last. Puts of the name
@@ -56,6 +56,8 @@ class Objects {
   void fail(Mesh* mesh, const Status& cause);  // all operations in flight
   void peer_left(int32_t rank);
   void fail_waiters(const Status& cause);  // gets
+  // No put or deletion is in flight. A get only waits for another worker.
+  bool idle() const { return sending_.empty() && removals_.empty(); }
 
  private:
   struct Stored {

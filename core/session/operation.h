@@ -46,7 +46,7 @@ struct CallOptions {
   // The setting that the operation's deadline comes from.
   std::string limit() const {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-    return ms > 0 ? "timeout_ms = " + std::to_string(ms) : "step_timeout";
+    return ms > 0 ? "timeout = " + std::to_string(ms) + " ms" : "step_timeout";
   }
 };
 

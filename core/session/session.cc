@@ -379,17 +379,21 @@ int64_t Session::view() const { return impl_->view; }
 SessionInfo Session::info() const {
   using State = SessionInfo::State;
   SessionInfo info;
-  info.rank = rank(), info.size = size(), info.local_rank = local_rank(), info.local_size = local_size(),
-  info.view = view();
+  const auto membership = impl_->membership.load();
+  if (membership == Impl::Membership::kJoined) {  // else the loop may be writing these
+    info.rank = rank(), info.size = size(), info.local_rank = local_rank(), info.local_size = local_size();
+    info.view = view();
+  }
   const auto devices = impl_->config.devices(static_cast<uint32_t>(info.local_rank));
   if (devices.ok()) info.replicas = static_cast<int32_t>(devices.value().size());  // checked at the beginning
   std::lock_guard lock(impl_->step_mutex);
   info.steps = impl_->next_step;
-  info.state = closed()              ? State::kClosed
-               : impl_->has_failed() ? State::kFailed
-               : impl_->torn         ? State::kTorn
-               : impl_->started      ? State::kStarted
-                                     : State::kJoined;
+  info.state = closed()                                  ? State::kClosed
+               : impl_->has_failed()                     ? State::kFailed
+               : membership != Impl::Membership::kJoined ? State::kJoining
+               : impl_->torn                             ? State::kTorn
+               : impl_->started                          ? State::kStarted
+                                                         : State::kJoined;
   return info;
 }
 

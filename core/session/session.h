@@ -24,8 +24,8 @@ namespace dsgd {
 
 // Membership and progress of a session at one moment.
 struct SessionInfo {
-  enum class State { kJoined = 1, kStarted, kTorn, kFailed, kClosed };  // as dsgd_session_state
-  State state = State::kJoined;
+  enum class State { kJoining, kJoined, kStarted, kTorn, kFailed, kClosed };  // as dsgd_session_state
+  State state = State::kJoining;
   int32_t rank = 0, size = 1, local_rank = 0, local_size = 1;
   int32_t replicas = 1;  // entries of `devices` for this worker
   int64_t view = 0;

@@ -74,7 +74,7 @@ Result<std::string> Session::metrics() const {
     out.counter("peer_received_bytes", "bytes", "Bytes of collectives, steps and objects received from a worker.");
     each_peer([](const auto& counters) { return counters.received.value(); });
     out.counter("peer_wait_seconds", "seconds",
-                "Time from the beginning of operations here to the first data from a worker.");
+                "Time from the beginning of operations here to the first data from a worker, each moment once.");
     each_peer([](const auto& counters) { return counters.wait.seconds(); });
   }
 
@@ -91,9 +91,15 @@ Result<std::string> Session::metrics() const {
 }
 
 Result<std::string> Session::trace(transport::Duration unix_now) const {
-  Impl::Call call(*impl_, Impl::Call::kRead);
-  if (!call.status().ok()) return call.status();
-  return metrics::trace_events(impl_->worker->trace().spans(), rank(), unix_now - impl_->loop().now());
+  std::vector<metrics::Span> spans;
+  transport::Duration unix_origin;
+  {
+    Impl::Call call(*impl_, Impl::Call::kRead);
+    if (!call.status().ok()) return call.status();
+    spans = impl_->worker->trace().spans();
+    unix_origin = unix_now - impl_->loop().now();
+  }
+  return metrics::trace_events(spans, rank(), unix_origin);  // takes a while; dsgd_close does not wait for it
 }
 
 }  // namespace dsgd

@@ -228,7 +228,7 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
       return bad("value and gradient share memory; give each a buffer of its own");
     }
   } else if (gradient || gradient_nbytes) {
-    return bad("an untrained parameter has no gradient; give NULL and 0");
+    return bad("an untrained parameter has no gradient; give none");
   }
   status = impl_->writable("dsgd_bind");
   if (!status.ok()) return status;

@@ -369,6 +369,16 @@ void Step::trace(const char* name, transport::Time begin, transport::Time end, b
   if (options_.trace) options_.trace->record({metrics::Track::kSteps, failed, 0, name, request_.step, 0, begin, end});
 }
 
+// The phase that failed ends now.
+void Step::trace_failure() {
+  const transport::Time now = loop_.now();
+  const bool marked = incomplete_ == 0;
+  trace("gradients", begun_, marked ? marked_ : now, !marked);
+  if (marked) trace("reduction", marked_, committed_ ? reduced_at_ : now, !committed_);
+  if (committed_) trace("update", reduced_at_, now, true);
+  trace("step", begun_, now, true);
+}
+
 void Step::trace_bucket(size_t index, const char* name, transport::Time begin, transport::Time end) {
   if (!options_.trace) return;
   const size_t nbytes = plan_[index].elements * dtype_size(plan_[index].dtype);
@@ -470,7 +480,7 @@ void Step::fail(const Status& cause, const Status& told) {
     previous_step_skipped_ = true;
     counters_.ended.add(1);
     counters_.failed.add(1);
-    trace("step", begun_, loop_.now(), true);
+    trace_failure();
     // A failure that all have agreed on came before any of the team's work.
     if (collective_queue_ && !agreed_) collective_queue_->fail(cause);
     Done done = std::move(done_);

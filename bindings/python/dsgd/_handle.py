@@ -146,7 +146,7 @@ def milliseconds(timeout: Optional[float]) -> int:
     """From seconds; None is -1, dsgd's "as long as the operation's own deadline"."""
     if timeout is None:
         return -1
-    if not timeout >= 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
         raise InvalidArgumentError(f"timeout is {timeout!r}; give seconds, 0 or more, or None to wait until the end")
     return int(-(-min(timeout * 1000, 2**31 - 1) // 1))
 

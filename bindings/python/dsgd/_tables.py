@@ -64,6 +64,7 @@ class Reduction(enum.IntEnum):
 class SessionState(enum.IntEnum):
     """Whether a session can make steps."""
 
+    JOINING = 0  #: the session has not joined; rank 0 of size 1 stands for what is not known yet
     JOINED = 1  #: Session.start has not succeeded yet
     STARTED = 2  #: the next step can begin
     TORN = 3  #: a step failed half-way or found models that differ; steps fail, collectives go on
@@ -123,6 +124,7 @@ NAMES: Dict[str, str] = {
     "DSGD_SESSION_CLOSED": "SessionState.CLOSED",
     "DSGD_SESSION_FAILED": "SessionState.FAILED",
     "DSGD_SESSION_JOINED": "SessionState.JOINED",
+    "DSGD_SESSION_JOINING": "SessionState.JOINING",
     "DSGD_SESSION_STARTED": "SessionState.STARTED",
     "DSGD_SESSION_TORN": "SessionState.TORN",
     "DSGD_SHARD_SEQUENTIAL": "shuffle=False",

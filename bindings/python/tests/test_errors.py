@@ -70,7 +70,7 @@ def test_messages_use_the_names_of_python(session):
     with pytest.raises(dsgd.StateError, match="there is no replica; call Session.add_replica before Session.start"):
         session.start()
     session.close()
-    with pytest.raises(dsgd.ClosedError, match="call dsgd.init for a new one"):
+    with pytest.raises(dsgd.ClosedError, match="open a new one with dsgd.init"):
         session.start()
 
 

@@ -128,7 +128,7 @@ def test_a_channel_has_its_own_deadline_and_number():
     with dsgd.init(num_workers=1) as session:
         with pytest.raises(dsgd.InvalidArgumentError, match="channels are 0 to 3"):
             session.channel(4).barrier()
-        with pytest.raises(dsgd.InvalidArgumentError, match="timeout_ms is 0"):
+        with pytest.raises(dsgd.InvalidArgumentError, match="timeout is 0 ms"):
             session.channel(1, timeout=0).barrier()
 
 

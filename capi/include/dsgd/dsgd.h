@@ -67,7 +67,7 @@
  *              first; the buffer is contiguous in that order (row-major).
  *   Threads    "Any thread": may be called at any time from any thread. "One thread at a time": calls marked so on one
  *              session must not overlap; different sessions are independent.
- *   Deadlines  Every blocking call ends: collective calls within `step_timeout`, joining within `init_timeout`. A
+ *   Deadlines  Every blocking call ends, but for three with timeout_ms -1 (see Waiting): collective calls within `step_timeout`, joining within `init_timeout`. A
  *              worker that dies or stops is noticed within `lease`. The error names who is missing. A step or another
  *              collective call that has not ended after `stall_warning` logs a warning. It names the missing workers
  *              and, of a step, the missing parameters.
@@ -287,7 +287,7 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
 /* As dsgd_init, with options and an op. With `op`, the call returns at once and gives a session that is joining. The op
  * ends when the session has joined, with the errors of dsgd_init. Its deadline is `init_timeout` unless the options give
  * one. Until then, calls on the session return DSGD_ERR_STATE, except dsgd_abort, dsgd_close, dsgd_stop_request,
- * dsgd_log_*, dsgd_queue_* and dsgd_op_*. dsgd_abort and dsgd_op_abort end joining at once; the head tells the workers
+ * dsgd_session_info_read, dsgd_log_*, dsgd_queue_* and dsgd_op_*. dsgd_abort and dsgd_op_abort end joining at once; the head tells the workers
  * that have come, and the job does not begin. dsgd_close leaves without a word: the place is free for another worker. A
  * session that has not joined can only be closed and freed; other calls return the error of the op. Call
  * dsgd_session_free or dsgd_finalize in any case. With `op` NULL the call blocks, and gives a session only on success.
@@ -296,13 +296,14 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
                                  dsgd_op **op, dsgd_error **error);
 
 /* Leaves the job in good order and closes the session. Any thread.
- *   Operations  Those in flight may end within timeout_ms (-1: by their own deadlines); the others end with DSGD_ERR_CLOSED.
+ *   Operations  Those in flight may end within timeout_ms (-1: by their own deadlines); the others end with
+ *               DSGD_ERR_CLOSED. A dsgd_object_get that waits for another worker ends with DSGD_ERR_CLOSED at once.
  *   Peers       The call then tells the peers and the head; until then the peers' steps wait for this worker. One that
  *               does not answer delays the call until timeout_ms has passed, but at least one second and never more than
  *               `lease` + 100 ms. After a failure of the session the limit is half a second, except on the worker that
  *               hosts the head. Queued bytes may take another second to write.
- *   Afterwards  Every call on the session returns DSGD_ERR_CLOSED, except those that report results: dsgd_op_wait,
- *               dsgd_op_test, dsgd_op_step_result, and dsgd_queue_poll and dsgd_log_poll until their queues are empty.
+ *   Afterwards  Every call on the session returns DSGD_ERR_CLOSED, except dsgd_close, dsgd_session_info_read, dsgd_log_fd,
+ *               dsgd_op_*, and dsgd_queue_poll and dsgd_log_poll until their queues are empty.
  *               The host owns its buffers again.
  *   Steps       Closing marks no gradient. A step whose gradients are all marked may still end within timeout_ms. A step
  *               with unmarked gradients fails on all workers at once and changes nothing: here with DSGD_ERR_CLOSED,
@@ -328,8 +329,9 @@ DSGD_API void dsgd_finalize(dsgd_session *session);
 /* Ends all operations here, joining included, with DSGD_ERR_ABORTED and tells every other worker the same, with this worker's rank and
  * `reason` (may be NULL). The session has failed then. Every call on a failed session returns that failure: its code,
  * rank and message. Exceptions are the calls that end it or only read local state: dsgd_close, dsgd_abort,
- * dsgd_stop_request, dsgd_rank and the like, dsgd_digest, dsgd_memory_get, dsgd_export_dlpack, dsgd_shard_new,
- * dsgd_log_poll, dsgd_queue_poll, and dsgd_op_*, which tell how an op has ended. Any thread; never blocks. */
+ * dsgd_stop_request, dsgd_rank, dsgd_size, dsgd_local_rank, dsgd_local_size, dsgd_view, dsgd_session_info_read,
+ * dsgd_metrics, dsgd_trace, dsgd_loss_scale, dsgd_digest, dsgd_memory_get, dsgd_export_dlpack, dsgd_shard_new,
+ * dsgd_log_*, dsgd_queue_* and dsgd_op_*. Any thread; never blocks. */
 DSGD_API int32_t dsgd_abort(dsgd_session *session, const char *reason, dsgd_error **error);
 
 /* Any thread. Return a non-negative number, or a negative code. */
@@ -340,6 +342,7 @@ DSGD_API int32_t dsgd_local_size(const dsgd_session *session); /* number of work
 DSGD_API int64_t dsgd_view(const dsgd_session *session);       /* number of the view; only grows */
 
 enum dsgd_session_state {
+  DSGD_SESSION_JOINING = 0, /* the session has not joined; rank 0 of size 1 stands for what is not known yet */
   DSGD_SESSION_JOINED = 1,  /* dsgd_start has not succeeded yet */
   DSGD_SESSION_STARTED = 2, /* the next step can begin */
   DSGD_SESSION_TORN = 3,    /* a step failed half-way or found models that differ; steps fail, collectives go on */
@@ -368,17 +371,19 @@ DSGD_API int32_t dsgd_session_info_read(const dsgd_session *session, dsgd_sessio
 
 /* Counters of the session since dsgd_init as OpenMetrics 1.0 text, which Prometheus reads, in UTF-8 with "# EOF" as the
  * last line: calls, failures, bytes and seconds by kind of call; steps, and their seconds by phase; bytes sent to and
- * received from each worker, and seconds waited for its data; memory held. `*text` is the caller's; dsgd_text_free frees
+ * received from each worker, and seconds waited for its data; memory held. Data that is dropped when an operation fails may
+ * be counted at one end only. `*text` is the caller's; dsgd_text_free frees
  * it. Works while the session is open, after a failure, too. Any thread, never blocks.
  * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (still joining), DSGD_ERR_CLOSED, DSGD_ERR_FORKED. */
 DSGD_API int32_t dsgd_metrics(const dsgd_session *session, char **text, dsgd_error **error);
 DSGD_API void dsgd_text_free(char *text); /* NULL is fine; any thread */
 
-/* What the session did when, as JSON in the Trace Event Format of Chrome, which Perfetto (ui.perfetto.dev) shows as a
- * timeline. A trace has the latest spans, as many as the key `trace_spans` allows: steps and their phases (gradients, reduction,
- * update); of each bucket, the same with what it travels; calls; waits of 1 ms and more for each worker. `ts` is the Unix time
- * in microseconds and `pid` the rank, so the `traceEvents` of several workers can be put into one file. `*text` is as in
- * dsgd_metrics, and so are thread rule and errors. Recording is cheap enough to be always on. */
+/* Returns the latest spans of the session, as many as the key `trace_spans` allows, as JSON in Chrome's Trace Event Format,
+ * which Perfetto (ui.perfetto.dev) shows as a timeline: steps and their phases (gradients, reduction, update); buckets and
+ * theirs (gradients, contribution, travel, update); calls; waits of 1 ms and more for a worker. A moment in which several
+ * operations wait for one worker is in one span. `ts` is the Unix time in microseconds and `pid` the rank, so the
+ * `traceEvents` of several workers can be put into one file. The text takes some 10 ms to make with the default of
+ * `trace_spans`, and grows with it; training goes on meanwhile. `*text`, thread rule and errors: as dsgd_metrics. */
 DSGD_API int32_t dsgd_trace(const dsgd_session *session, char **text, dsgd_error **error);
 
 /* Takes the oldest record out of the session's log queue (see dsgd_config_log_hook); the caller frees it. Waits up to

@@ -107,13 +107,13 @@ std::vector<BadCall> collective_cases() {
         const dsgd_op_options options{};
         return dsgd_barrier(w.running.session, nullptr, &options, nullptr, e);
       });
-  add("dsgd_barrier", "no such channel", {"options->channel is 4", "channels are 0 to 3"}, [](W w, E e) {
+  add("dsgd_barrier", "no such channel", {"no channel 4", "channels are 0 to 3"}, [](W w, E e) {
     dsgd_op_options options;
     dsgd_op_options_init(&options, sizeof options);
     options.channel = DSGD_CHANNELS;
     return dsgd_barrier(w.running.session, nullptr, &options, nullptr, e);
   });
-  add("dsgd_barrier", "no time", {"options->timeout_ms is 0", "at least 1"}, [](W w, E e) {
+  add("dsgd_barrier", "no time", {"timeout is 0 ms", "at least 1 ms"}, [](W w, E e) {
     dsgd_op_options options;
     dsgd_op_options_init(&options, sizeof options);
     options.timeout_ms = 0;

@@ -130,7 +130,7 @@ std::vector<BadCall> data_cases() {
       {"dsgd_object_get",
        "bad limit",
        kInvalid,
-       {"timeout_ms is -4", "at least 1"},
+       {"timeout is -4 ms", "at least 1"},
        [](W w, E e) {
          dsgd_object* object = nullptr;
          const dsgd_op_options options = with_timeout(-4);
@@ -139,7 +139,7 @@ std::vector<BadCall> data_cases() {
       {"dsgd_object_get",
        "nobody has put it",
        DSGD_ERR_TIMEOUT,
-       {"'missing'", "within timeout_ms = 1", "dsgd_object_put"},
+       {"'missing'", "within timeout = 1 ms", "dsgd_object_put"},
        [](W w, E e) {
          dsgd_object* object = nullptr;
          const dsgd_op_options options = with_timeout(1);

@@ -205,7 +205,7 @@ std::vector<BadCall> model_cases() {
       {"dsgd_bind",
        "gradient of an untrained parameter",
        kInvalid,
-       {"'state'", "has no gradient", "give NULL and 0"},
+       {"'state'", "has no gradient", "give none"},
        [](W w, E e) { return dsgd_bind(w.fresh.replica, w.fresh.state, buffer, 16, buffer, 16, e); }},
       {"dsgd_bind",
        "of two sessions",

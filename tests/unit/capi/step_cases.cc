@@ -186,7 +186,7 @@ std::vector<BadCall> step_cases() {
       {"dsgd_step_begin",
        "a channel",
        kInvalid,
-       {"options->channel is 1", "only collectives"},
+       {"the channel is 1", "only collectives"},
        [](W w, E e) {
          dsgd_op* op = nullptr;
          dsgd_op_options options;

@@ -135,7 +135,7 @@ TEST(Options, ADeadlineOfItsOwnEndsAnOperationOnAllWorkersAndNamesTheChannel) {
       EXPECT_EQ(sum(session, data, &options, nullptr, error), DSGD_ERR_TIMEOUT);
       EXPECT_EQ(error.rank(), 1);
       EXPECT_NE(error.message().find("call 1 of channel 3"), std::string::npos) << error.message();
-      EXPECT_NE(error.message().find("within timeout_ms = 150"), std::string::npos) << error.message();
+      EXPECT_NE(error.message().find("within timeout = 150 ms"), std::string::npos) << error.message();
       EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(60));
       told = true;
     } else {

@@ -40,6 +40,40 @@ TEST(Info, ToldBeforeAnythingElseIsThatOfAWorkerThatIsAlone) {
   EXPECT_EQ(info.state, 0);
 }
 
+// The head never comes, so the session is joining until it is freed.
+TEST(Info, OfAJoiningSessionKnowsNoMembership) {
+  dsgd_config* config = dsgd_config_new();
+  for (const auto& [key, value] : Settings{{"head", "127.0.0.1:1"}, {"num_workers", "3"}, {"embed_head", "never"}}) {
+    ASSERT_EQ(dsgd_config_set(config, key.c_str(), value.c_str(), nullptr), DSGD_OK) << key;
+  }
+  dsgd_session* session = nullptr;
+  dsgd_op* op = nullptr;
+  ASSERT_EQ(dsgd_init_begin(config, nullptr, &session, &op, nullptr), DSGD_OK);
+  dsgd_config_free(config);
+  const dsgd_session_info info = info_of(session);
+  EXPECT_EQ(info.state, DSGD_SESSION_JOINING);
+  EXPECT_EQ(info.rank, 0);
+  EXPECT_EQ(info.size, 1);
+  EXPECT_EQ(info.view, 0);
+  dsgd_session_free(session);
+  dsgd_op_free(op);
+}
+
+// Under TSan: one thread reads while the loop writes what the head says.
+TEST(Info, MayBeReadWhileTheSessionJoins) {
+  dsgd_config* config = dsgd_config_new();
+  dsgd_session* session = nullptr;
+  dsgd_op* op = nullptr;
+  ASSERT_EQ(dsgd_init_begin(config, nullptr, &session, &op, nullptr), DSGD_OK);
+  dsgd_config_free(config);
+  while (info_of(session).state == DSGD_SESSION_JOINING) {
+  }
+  EXPECT_EQ(info_of(session).state, DSGD_SESSION_JOINED);
+  EXPECT_EQ(info_of(session).view, dsgd_view(session));
+  dsgd_session_free(session);
+  dsgd_op_free(op);
+}
+
 TEST(Info, FollowsASessionThroughItsLife) {
   std::atomic<uint64_t> ids[2];
   run_job(2, {}, [&](dsgd_session* session, int rank) {

@@ -194,7 +194,7 @@ TEST(Join, ItsOwnDeadlineEndsIt) {
   Joining first(head.settings(2), &options);
   Error error;
   EXPECT_EQ(dsgd_op_wait(first.op, -1, error), DSGD_ERR_TIMEOUT);
-  EXPECT_THAT(error.message(), HasSubstr("timeout_ms = 300"));
+  EXPECT_THAT(error.message(), HasSubstr("timeout = 300 ms"));
   EXPECT_EQ(dsgd_rank(first.session), DSGD_ERR_TIMEOUT) << "the session answers with the error of its op";
 }
 

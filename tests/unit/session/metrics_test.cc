@@ -79,6 +79,8 @@ TEST(Metrics, SendersAndReceiversAgreeOnTheBytes) {
       DSGD_OK_OR_FAIL(dsgd_object_get(session, "object", nullptr, &got, nullptr, error_));
       dsgd_object_free(got);
     }
+    if (rank == 2)
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "small", object.data(), 1000, -1, nullptr, 0, nullptr, nullptr, error_));
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
     of[rank] = metrics_of(session);
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));

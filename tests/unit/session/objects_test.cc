@@ -197,6 +197,54 @@ TEST(Put, ReachesTheOthersWhenAWorkerHasClosed) {
   });
 }
 
+// Large enough that the put is in flight when its worker closes.
+TEST(Put, EndsBeforeItsWorkerHasClosed) {
+  constexpr size_t kLarge = 40 << 20;
+  for (const int putter : {0, 1}) {
+    run_job(2, {}, [&](dsgd_session* session, int rank) {
+      if (rank != putter) {
+        EXPECT_EQ(get(session, "x"), std::string(kLarge, 'a'));
+        return;
+      }
+      const std::string text(kLarge, 'a');
+      dsgd_op* op = nullptr;
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "x", text.data(), kLarge, -1, nullptr, 0, nullptr, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
+      DSGD_OK_OR_FAIL(dsgd_op_wait(op, 0, error_));
+      dsgd_op_free(op);
+    });
+  }
+}
+
+TEST(DeletedObject, IsGoneWhenItsDeleterHasClosed) {
+  for (const int deleter : {0, 1}) {
+    run_job(3, {}, [&](dsgd_session* session, int rank) {
+      if (rank == deleter) put(session, "x", "bytes");
+      EXPECT_EQ(get(session, "x"), "bytes");
+      meet(session);
+      if (rank != deleter) {
+        while (has(session, "x")) std::this_thread::yield();
+        return;
+      }
+      dsgd_op* op = nullptr;
+      DSGD_OK_OR_FAIL(dsgd_object_delete(session, "x", nullptr, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
+      DSGD_OK_OR_FAIL(dsgd_op_wait(op, 0, error_));
+      dsgd_op_free(op);
+    });
+  }
+}
+
+TEST(Get, EndsAtOnceWhenItsWorkerCloses) {
+  run_job(2, {}, [&](dsgd_session* session, int) {
+    dsgd_op* op = nullptr;
+    DSGD_OK_OR_FAIL(dsgd_object_get(session, "never", nullptr, nullptr, &op, error_));
+    DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));  // the get's own deadline is step_timeout
+    EXPECT_EQ(dsgd_op_wait(op, 0, nullptr), DSGD_ERR_CLOSED);
+    dsgd_op_free(op);
+  });
+}
+
 TEST(DeletedObject, NeedsNoWorkerThatHasClosed) {
   std::atomic<int> looked{0};
   run_job(3, {}, [&](dsgd_session* session, int rank) {

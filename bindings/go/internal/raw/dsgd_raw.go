@@ -175,6 +175,7 @@ extern swig_intgo _wrap_dsgd_size_raw_0206f74cb374ae8e(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_local_rank_raw_0206f74cb374ae8e(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_local_size_raw_0206f74cb374ae8e(uintptr_t arg1);
 extern swig_type_27 _wrap_dsgd_view_raw_0206f74cb374ae8e(uintptr_t arg1);
+extern swig_intgo _wrap_DSGD_SESSION_JOINING_raw_0206f74cb374ae8e(void);
 extern swig_intgo _wrap_DSGD_SESSION_JOINED_raw_0206f74cb374ae8e(void);
 extern swig_intgo _wrap_DSGD_SESSION_STARTED_raw_0206f74cb374ae8e(void);
 extern swig_intgo _wrap_DSGD_SESSION_TORN_raw_0206f74cb374ae8e(void);
@@ -967,6 +968,13 @@ func Dsgd_view(arg1 uintptr) (_swig_ret int64) {
 }
 
 type Dsgd_session_state int
+func _swig_getDSGD_SESSION_JOINING() (_swig_ret Dsgd_session_state) {
+	var swig_r Dsgd_session_state
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_JOINING_raw_0206f74cb374ae8e())
+	return swig_r
+}
+
+var DSGD_SESSION_JOINING Dsgd_session_state = _swig_getDSGD_SESSION_JOINING()
 func _swig_getDSGD_SESSION_JOINED() (_swig_ret Dsgd_session_state) {
 	var swig_r Dsgd_session_state
 	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_JOINED_raw_0206f74cb374ae8e())

@@ -1303,6 +1303,18 @@ long long _wrap_dsgd_view_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
+intgo _wrap_DSGD_SESSION_JOINING_raw_0206f74cb374ae8e() {
+  enum dsgd_session_state result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_SESSION_JOINING;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
 intgo _wrap_DSGD_SESSION_JOINED_raw_0206f74cb374ae8e() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
