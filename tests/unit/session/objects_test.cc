@@ -222,8 +222,14 @@ TEST(DeletedObject, IsGoneWhenItsDeleterHasClosed) {
       if (rank == deleter) put(session, "x", "bytes");
       EXPECT_EQ(get(session, "x"), "bytes");
       meet(session);
-      if (rank != deleter) {
-        while (has(session, "x")) std::this_thread::yield();
+      if (rank != deleter) {  // an object that is here is given at once; else the get fails, since workers close
+        int32_t status = DSGD_OK;
+        while (status == DSGD_OK) {
+          dsgd_object* object = nullptr;
+          const dsgd_op_options at_once = with_timeout(1);
+          status = dsgd_object_get(session, "x", &at_once, &object, nullptr, nullptr);
+          dsgd_object_free(object);
+        }
         return;
       }
       dsgd_op* op = nullptr;
@@ -236,12 +242,18 @@ TEST(DeletedObject, IsGoneWhenItsDeleterHasClosed) {
 }
 
 TEST(Get, EndsAtOnceWhenItsWorkerCloses) {
-  run_job(2, {}, [&](dsgd_session* session, int) {
+  std::atomic<bool> closed{false};
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    if (rank == 1) {  // stays, so that the get does not end because a worker has closed
+      while (!closed) std::this_thread::yield();
+      return;
+    }
     dsgd_op* op = nullptr;
     DSGD_OK_OR_FAIL(dsgd_object_get(session, "never", nullptr, nullptr, &op, error_));
     DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));  // the get's own deadline is step_timeout
     EXPECT_EQ(dsgd_op_wait(op, 0, nullptr), DSGD_ERR_CLOSED);
     dsgd_op_free(op);
+    closed = true;
   });
 }
 
