@@ -68,13 +68,15 @@ class Buffer:
             raise TypeError(
                 f"{what} is {type(owner).__name__}, which has neither the buffer protocol nor __dlpack__; "
                 "give a NumPy array, a CPU tensor, an array.array, bytes or a bytearray"
+                + ("; text.encode() makes bytes of text" if isinstance(owner, str) else "")
             )
 
     def _take_view(self, view: memoryview, what: str) -> None:
         letter = view.format.lstrip("@=<")
         dtype = _FORMATS.get((letter, view.itemsize))
         if dtype is None:
-            raise InvalidArgumentError(f"{what} has elements of format {view.format!r}; {_known_types()}")
+            hint = "; give array.view(numpy.uint8) for bool" if letter == "?" else ""
+            raise InvalidArgumentError(f"{what} has elements of format {view.format!r}; {_known_types()}{hint}")
         if not view.c_contiguous:
             raise InvalidArgumentError(
                 f"{what} of shape {view.shape} is not contiguous in row-major order; "
@@ -147,7 +149,7 @@ def _device_text(device: Any) -> str:
 
 
 def _known_types() -> str:
-    return f"dsgd takes {', '.join(known.name for known in DType)} in the machine's byte order, and bool as uint8"
+    return f"dsgd takes {', '.join(known.name for known in DType)} in the machine's byte order"
 
 
 def numpy_or_none() -> Any:

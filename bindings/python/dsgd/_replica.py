@@ -50,6 +50,12 @@ class UntrainedParameter(Parameter):
     """A parameter that was added with trained=False, and thus has no gradient."""
 
 
+def _pointer_of(parameter: Any) -> Any:
+    if not isinstance(parameter, Parameter):
+        raise TypeError(f"the parameter is {parameter!r}; give the Parameter that Session.add_parameter returned")
+    return parameter._pointer
+
+
 class Replica:
     """One copy of the model on one device. Made by Session.add_replica."""
 
@@ -64,6 +70,7 @@ class Replica:
         a copy; for a replica on a GPU, a tensor there with __dlpack__, as of PyTorch or CuPy, for the gradient of JAX,
         too. They are of the parameter's dtype, and of its shape or flat; `gradient` is None for an untrained one.
         dsgd holds them until others are bound or the session is closed; may be called again between steps."""
+        pointer = _pointer_of(parameter)
         held_value = self._checked(parameter, value, "value").require_writable(f"value of parameter {parameter.name!r}")
         if gradient is None and parameter.trained and parameter.count > 0:
             raise InvalidArgumentError(
@@ -78,9 +85,9 @@ class Replica:
             and held_value.shape == parameter.shape
             and (held_gradient is None or (held_gradient.is_tensor and held_gradient.shape == parameter.shape))
         ):
-            _raw.dsgd_bind_dlpack(self._pointer, parameter._pointer, *sources)
+            _raw.dsgd_bind_dlpack(self._pointer, pointer, *sources)
         else:
-            _raw.dsgd_bind(self._pointer, parameter._pointer, *sources)
+            _raw.dsgd_bind(self._pointer, pointer, *sources)
         # The ones bound before are let go of only now, when dsgd has.
         self._handle.bound[self.index, parameter.name] = (held_value, held_gradient)
 
@@ -116,7 +123,7 @@ class Replica:
         return Tensor(self, parameter, 0), Tensor(self, parameter, 1) if parameter.trained else None
 
     def _alloc(self, parameter: Parameter) -> None:
-        _raw.dsgd_alloc(self._pointer, parameter._pointer)
+        _raw.dsgd_alloc(self._pointer, _pointer_of(parameter))
         self._handle.bound.pop((self.index, parameter.name), None)
 
     def set_weight(self, weight: Optional[float]) -> None:
@@ -130,11 +137,11 @@ class Replica:
         (as a number, torch.cuda.Stream.cuda_stream; None: the default stream). Gradients travel in buckets, so the step may also
         wait for what the stream is given until the last gradient of the same bucket is marked. Keep the stream until the step has
         ended: new values are ordered on it, too. Any thread, any order; never blocks."""
-        _raw.dsgd_gradient_ready(self._pointer, parameter._pointer, stream)
+        _raw.dsgd_gradient_ready(self._pointer, _pointer_of(parameter), stream)
 
     def gradients_ready(self, parameters: Iterable[Parameter], stream: Optional[int] = None) -> None:
         """As gradient_ready for several parameters, in one call. If one gradient cannot be marked, none is."""
-        _raw.dsgd_gradients_ready(self._pointer, [parameter._pointer for parameter in parameters], stream)
+        _raw.dsgd_gradients_ready(self._pointer, [_pointer_of(parameter) for parameter in parameters], stream)
 
     def stream_wait(self, stream: Optional[int]) -> None:
         """On a GPU: what is entered into `stream` afterwards comes after the new values of all steps that have ended, as it does
@@ -143,10 +150,10 @@ class Replica:
 
     def gradient_absent(self, parameter: Parameter) -> None:
         """There is no gradient of this parameter in the step begun, or else in the next one."""
-        _raw.dsgd_gradient_absent(self._pointer, parameter._pointer)
+        _raw.dsgd_gradient_absent(self._pointer, _pointer_of(parameter))
 
     def _region(self, parameter: Parameter, gradient: bool) -> Any:
-        memory = _raw.dsgd_memory_get(self._pointer, parameter._pointer)
+        memory = _raw.dsgd_memory_get(self._pointer, _pointer_of(parameter))
         return _raw.dsgd_py_memory_region(memory, gradient, parameter.dtype.format, parameter.shape)
 
     def _checked(self, parameter: Parameter, owner: Any, what: str) -> Buffer:

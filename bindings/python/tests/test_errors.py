@@ -2,6 +2,7 @@ import builtins
 import pickle
 import traceback
 
+import numpy
 import pytest
 
 import dsgd
@@ -79,3 +80,35 @@ def test_quoted_values_are_not_names():
     assert _errors.in_python(text) == (
         "Replica.bind: parameter 'dsgd_step' of Replica.alloc, '/tmp/dsgd_init', DSGD_HEAD, dsgd_unknown"
     )
+
+
+def test_a_parameter_that_is_none_is_refused_with_the_remedy(session):
+    session.add_parameter("w", 2)
+    replica = session.add_replica()
+    data = numpy.zeros(2, numpy.float32)
+    for call in (
+        lambda: replica.bind("w", data, data),
+        lambda: replica.alloc("w"),
+        lambda: replica.gradient_ready("w"),
+        lambda: replica.gradients_ready(["w"]),
+        lambda: replica.gradient_absent("w"),
+    ):
+        with pytest.raises(TypeError, match="'w'; give the Parameter that Session.add_parameter returned"):
+            call()
+
+
+def test_options_of_several_values_are_refused_with_the_remedy(session):
+    for options in ({"lr": 0.1}, ["lr=0.1"]):
+        with pytest.raises(TypeError, match="give keyword arguments"):
+            session.set_optimizer("sgd", options)
+    with pytest.raises(TypeError, match="keyword arguments of one value each"):
+        session.set_optimizer("adam", betas=(0.9, 0.99))
+
+
+def test_data_without_a_type_of_dsgd_is_refused_with_the_remedy(session):
+    with pytest.raises(dsgd.InvalidArgumentError, match=r"array.view\(numpy.uint8\) for bool"):
+        session.allreduce(numpy.zeros(2, bool))
+    with pytest.raises(TypeError, match=r"text.encode\(\) makes bytes"):
+        session.put("x", "text")
+    with pytest.raises(dsgd.InvalidArgumentError, match="give seconds"):
+        session.get("x", timeout="5")
