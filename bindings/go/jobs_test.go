@@ -180,6 +180,12 @@ func TestArraysKeepTypeAndShape(t *testing.T) {
 		_, _, err = GetArray[float64](background, w.Session, "table")
 		w.expect(strings.Contains(w.failing(err, ErrInvalidArgument).Message, "float32"), "got %v", err)
 		w.ok(w.Barrier(background))
+		if w.Rank() == 0 {
+			w.ok(w.PutObject(background, "bytes", []byte("text")))
+		}
+		_, _, err = GetArray[uint8](background, w.Session, "bytes")
+		w.expect(strings.HasSuffix(w.failing(err, ErrInvalidArgument).Message, "; use GetObject"), "got %v", err)
+		w.ok(w.Barrier(background))
 	})
 }
 

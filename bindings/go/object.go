@@ -66,11 +66,11 @@ func GetArray[T Element](ctx context.Context, s *Session, name string) (data []T
 		return nil, nil, err
 	}
 	if found.dtype != int(dtypeOf[T]()) {
-		holds := "bytes without a type"
+		holds, remedy := "bytes without a type", "GetObject"
 		if found.dtype != noDType {
-			holds = DType(found.dtype).String()
+			holds, remedy = DType(found.dtype).String(), "GetArray of that type, or GetObject"
 		}
-		return nil, nil, invalid(fmt.Sprintf("object %q holds %s, not %s; use GetArray of that type, or GetObject", name, holds, dtypeOf[T]()))
+		return nil, nil, invalid(fmt.Sprintf("object %q holds %s, not %s; use %s", name, holds, dtypeOf[T](), remedy))
 	}
 	return sliceAt[T](unsafe.Pointer(unsafe.SliceData(found.bytes)), int64(len(found.bytes))), found.shape, nil
 }

@@ -23,6 +23,10 @@ public final class Config implements AutoCloseable {
 
   /** Sets one key; the message of an unknown key names the nearest one. */
   public synchronized Config set(String key, String value) {
+    if (key == null || value == null) {
+      throw DsgdException.invalid(
+          "configuration key '" + key + "' has the value " + value + "; give a key and its value");
+    }
     handle.use(c -> Raw.dsgd_config_set(c, key, value));
     return this;
   }

@@ -59,7 +59,7 @@ public final class Session implements AutoCloseable {
     } catch (InterruptedException e) {
       abort("interrupted while joining");
       closeNow(0);
-      throw e;
+      throw new InterruptedException("interrupted while joining, which has ended");
     } catch (DsgdException e) {
       closeNow(0);
       throw e;

@@ -67,7 +67,9 @@ class ConfigTest {
   void nullsAreRefused() {
     try (Config config = new Config()) {
       Fails.with(Status.INVALID_ARGUMENT, () -> config.set(null, "1"));
-      Fails.with(Status.INVALID_ARGUMENT, () -> config.set("lease", null));
+      DsgdException e =
+          Fails.with(Status.INVALID_ARGUMENT, () -> config.set("lease", null));
+      assertTrue(e.getMessage().contains("'lease'") && e.getMessage().contains("; give"), e.getMessage());
       Fails.with(Status.INVALID_ARGUMENT, () -> config.load(null));
       assertNull(config.get(null));
     }

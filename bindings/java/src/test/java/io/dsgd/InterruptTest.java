@@ -170,8 +170,9 @@ final class InterruptTest {
         Config config = config().set("head", lonely.address())) {
       assertInterrupts(() -> Dsgd.init(config));
       Caller joining = new Caller(() -> Dsgd.init(config));
-      assertInstanceOf(
-          InterruptedException.class, joining.interruptedWhen(() -> isJoining(joining.thread)));
+      Throwable end = joining.interruptedWhen(() -> isJoining(joining.thread));
+      assertInstanceOf(InterruptedException.class, end);
+      assertEquals("interrupted while joining, which has ended", end.getMessage());
     }
   }
 
