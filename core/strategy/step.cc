@@ -356,10 +356,7 @@ void Step::end() {
   counters_.gradients.add(marked_ - begun_);
   counters_.reduction.add(reduced_at_ - marked_);
   counters_.update.add(now - reduced_at_);
-  trace("gradients", begun_, marked_);
-  trace("reduction", marked_, reduced_at_);
-  trace("update", reduced_at_, now);
-  trace("step", begun_, now);
+  trace_step(now, false);
   Done done = std::move(done_);
   done_ = nullptr;
   done({}, result_);
@@ -369,14 +366,13 @@ void Step::trace(const char* name, transport::Time begin, transport::Time end, b
   if (options_.trace) options_.trace->record({metrics::Track::kSteps, failed, 0, name, request_.step, 0, begin, end});
 }
 
-// The phase that failed ends now.
-void Step::trace_failure() {
-  const transport::Time now = loop_.now();
+// The phases that the step has reached; one that has failed ends now.
+void Step::trace_step(transport::Time now, bool failed) {
   const bool marked = incomplete_ == 0;
   trace("gradients", begun_, marked ? marked_ : now, !marked);
   if (marked) trace("reduction", marked_, committed_ ? reduced_at_ : now, !committed_);
-  if (committed_) trace("update", reduced_at_, now, true);
-  trace("step", begun_, now, true);
+  if (committed_) trace("update", reduced_at_, now, failed);
+  trace("step", begun_, now, failed);
 }
 
 void Step::trace_bucket(size_t index, const char* name, transport::Time begin, transport::Time end) {
@@ -480,7 +476,7 @@ void Step::fail(const Status& cause, const Status& told) {
     previous_step_skipped_ = true;
     counters_.ended.add(1);
     counters_.failed.add(1);
-    trace_failure();
+    trace_step(loop_.now(), true);
     // A failure that all have agreed on came before any of the team's work.
     if (collective_queue_ && !agreed_) collective_queue_->fail(cause);
     Done done = std::move(done_);

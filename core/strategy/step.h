@@ -291,8 +291,8 @@ class Step {
   void refuse(const Status& why);
   void fail(const Status& cause, const Status& told);
   void cancel_timers();
-  void trace(const char* name, transport::Time begin, transport::Time end, bool failed = false);
-  void trace_failure();
+  void trace(const char* name, transport::Time begin, transport::Time end, bool failed);
+  void trace_step(transport::Time now, bool failed);
   void trace_bucket(size_t bucket, const char* name, transport::Time begin, transport::Time end);
   std::byte* result_of(const Buffers& buffers) const { return bytes(buffers.result ? buffers.result : buffers.data); }
   // Of contributions and their sums.
