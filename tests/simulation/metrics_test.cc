@@ -100,9 +100,9 @@ Values trace_of(const Session& session) {
   return seconds;
 }
 
-// Messages take less than 0.2 s of virtual time, and workers begin less than 10 ms apart.
+// Virtual time beyond a pause is what messages take.
 void expect_about(double value, double seconds) {
-  EXPECT_GT(value, seconds - 0.01);
+  EXPECT_GE(value, seconds);
   EXPECT_LT(value, seconds + 0.2);
 }
 
@@ -129,7 +129,7 @@ TEST(Metrics, AWorkerThatIsLateForACollectiveShowsInTheWaitsOfTheOthers) {
 // A step's header and its buckets wait at once. The wait counts once.
 TEST(Metrics, OperationsThatWaitAtOnceCountOnce) {
   const auto values = counted([](Worker& worker, int32_t rank) {
-    if (rank == 2) worker.pause(5s);
+    if (rank == 2) worker.pause(5s + 10ms);  // it begins to pause a little before the others step
     StepResult result;
     ASSERT_TRUE(worker.session.step(1, &result).ok());
     if (rank != 2) expect_about(trace_of(worker.session).at("waits for rank 2: wait"), 5);
