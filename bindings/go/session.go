@@ -145,7 +145,7 @@ func (s *Session) Metrics() (map[string]float64, error) {
 // MetricsText is the counters as OpenMetrics text, to be served to Prometheus as application/openmetrics-text.
 func (s *Session) MetricsText() (string, error) { return s.text(raw.Dsgd_metrics) }
 
-// Trace is what the session did lately, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline: steps, their phases, buckets,
+// Trace is the latest spans of the session, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline: steps, their phases, buckets,
 // calls and waits.
 func (s *Session) Trace() (string, error) { return s.text(raw.Dsgd_trace) }
 

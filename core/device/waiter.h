@@ -1,4 +1,4 @@
-// Runs a callback on a loop when a device has passed a event. The device posts to the loop. A timer checks for devices that have
+// Runs a callback on a loop when a device has passed an event. The device posts to the loop. A timer checks for devices that have
 // failed, which do not post, and for those that are late.
 #pragma once
 

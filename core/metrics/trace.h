@@ -12,7 +12,7 @@
 
 namespace dsgd::metrics {
 
-// What a timeline shows on one row, or on several where spans overlap.
+// Kinds of rows of a timeline. Spans that overlap get further rows.
 enum class Track : uint8_t { kSteps, kBucket, kCalls, kPeer };
 
 struct Span {

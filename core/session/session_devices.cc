@@ -84,7 +84,7 @@ Status Session::Impl::read(const Replica& replica, const std::byte* data, size_t
   DeviceContext& context = opened.value();
   auto staging = context.device->allocate_staging(std::min(nbytes, kReadPart));
   if (!staging.ok()) return staging.status();
-  // What a step has enqueued comes before what the default stream does next.
+  // Work that a step has enqueued comes before the next work of the default stream.
   Status status = context.follow_default_stream();
   for (size_t at = 0; at < nbytes && status.ok(); at += kReadPart) {
     const size_t part = std::min(kReadPart, nbytes - at);

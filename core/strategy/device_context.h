@@ -21,9 +21,9 @@ struct DeviceContext {
   std::unique_ptr<device::DeviceEvent> reached;   // in the queue
   OptimizerState state;                           // where all workers update alike and the device is not the host
   bool is_host() const { return device->is_host(); }
-  // What is enqueued in the queue from now on happens after what the host has enqueued in its default stream.
+  // Work enqueued in the queue from now on happens after the work that the host has put into its default stream.
   Status follow_default_stream();
-  // What is enqueued in any of its queues from now on happens after all that is in them.
+  // Work enqueued in any of its queues from now on happens after all that is in them.
   Status align();
 };
 

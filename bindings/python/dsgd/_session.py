@@ -83,8 +83,8 @@ class Session(Collectives):
         return str(_raw.dsgd_metrics(self._handle.pointer))
 
     def trace(self) -> str:
-        """What the session did lately, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline: steps, their phases, buckets,
-        calls and waits. `dsgd.h` says what is in it."""
+        """The latest spans of the session, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline: steps, their phases,
+        buckets, calls and waits. `dsgd.h` says what is in it."""
         return str(_raw.dsgd_trace(self._handle.pointer))
 
     @property

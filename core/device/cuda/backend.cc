@@ -548,7 +548,7 @@ cudaStream_t stream_of(void* stream) {
   }
 }
 
-// What dsgd enqueues in a stream of the host's would go into the graph that is being captured there, or spoil it.
+// Work that dsgd enqueues in a stream of the host's would go into a graph that is being captured there, or spoil it.
 int32_t check_capture(const Handle* device, void* given, Message* message) {
   const cudaStream_t stream = stream_of(given);
   if (stream != given) return 0;  // a default one

@@ -184,7 +184,7 @@ TEST_P(CommunicatorConformance, AllGetTheSumsOfAPlainLoop) {
   sums<double>();
 }
 
-// What is enqueued waits for events of other queues, and for what was enqueued before it; copies come where they were asked for.
+// Enqueued work waits for events of other queues, and for work enqueued before it; copies come where they were asked for.
 TEST_P(CommunicatorConformance, WorkHappensInOrderBetweenItsEvents) {
   constexpr size_t kCount = 50'000, kTimes = 3;
   all_join();

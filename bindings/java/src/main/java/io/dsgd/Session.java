@@ -130,8 +130,8 @@ public final class Session implements AutoCloseable {
   }
 
   /**
-   * What the session did lately, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline: steps,
-   * their phases, buckets, calls and waits.
+   * The latest spans of the session, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline:
+   * steps, their phases, buckets, calls and waits.
    */
   public String trace() {
     return text(Raw::dsgd_trace);
