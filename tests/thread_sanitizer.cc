@@ -1,5 +1,5 @@
-// libuv closes its descriptors by syscall(), which ThreadSanitizer does not see. When another thread gets the same number, it takes
-// the two uses for a race. Programs built for it call this syscall() instead of libc's.
+// libuv closes its descriptors by syscall(), which ThreadSanitizer does not see. When another thread gets the
+// same number, it takes the two uses for a race. Programs built for it call this syscall() instead of libc's.
 #include <dlfcn.h>
 #include <sys/syscall.h>
 #include <unistd.h>

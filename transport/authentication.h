@@ -5,9 +5,10 @@
 //   dialling side:   its proof
 //   accepting side:  HelloReply with a proof of its own
 //
-// A proof is an HMAC-SHA-256 over both nonces and every byte of the hello. It is good for this connection, job, role, rank and
-// worker only, so a recorded stream is refused when it is sent again. An eavesdropper cannot compute the token, but can try
-// guesses, so the token must be random. Nothing after the handshake is encrypted or authenticated.
+// A proof is an HMAC-SHA-256 over both nonces and every byte of the hello. It is good for this connection,
+// job, role, rank and worker only, so a recorded stream is refused when it is sent again. An eavesdropper
+// cannot compute the token, but can try guesses, so the token must be random. Nothing after the handshake is
+// encrypted or authenticated.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ namespace dsgd::transport {
 
 enum class Side : uint8_t { kDialling, kAccepting };
 
-// `job_nonce`: of the hello; empty before the job runs. The key derives from it and the token. `hello`: as it travels, with the
-// nonce of the dialling side. `challenge`: the nonce of the accepting side.
+// `job_nonce`: of the hello; empty before the job runs. The key derives from it and the token. `hello`: as it
+// travels, with the nonce of the dialling side. `challenge`: the nonce of the accepting side.
 Proof prove(Side side, std::string_view token, std::string_view job_nonce, std::span<const uint8_t> hello,
             const Nonce& challenge);
 

@@ -1,5 +1,6 @@
-// The loop: core's only source of time, threads and waiting. One implementation runs on libuv (transport/uv), one in
-// virtual time (transport/sim). All protocol state of a session is touched on its loop only, so it needs no locks.
+// The loop: core's only source of time, threads and waiting. One implementation runs on libuv (transport/uv),
+// one in virtual time (transport/sim). All protocol state of a session is touched on its loop only, so it
+// needs no locks.
 #pragma once
 
 #include <atomic>
@@ -12,7 +13,8 @@
 namespace dsgd::transport {
 
 using Duration = std::chrono::nanoseconds;
-using Time = std::chrono::nanoseconds;  // since a fixed, arbitrary origin; goes on during suspend (CLOCK_BOOTTIME)
+// Since a fixed, arbitrary origin; goes on during suspend (CLOCK_BOOTTIME).
+using Time = std::chrono::nanoseconds;
 using Task = std::function<void()>;
 using TimerId = uint64_t;  // 0 is never a timer
 inline constexpr Time kNever = Time::max();
@@ -23,7 +25,8 @@ class Loop {
 
   virtual Time now() const = 0;  // any thread
 
-  // Runs the task on the loop, after those posted before it. Any thread. Tasks must not block and must not throw.
+  // Runs the task on the loop, after those posted before it. Any thread. Tasks must not block and must not
+  // throw.
   virtual void post(Task task) = 0;
 
   // Runs the task on the loop at or soon after `when`. Loop only; cancel of an id that has fired is harmless.
@@ -32,34 +35,34 @@ class Loop {
 
   virtual bool on_loop() const = 0;  // is the calling thread the one that runs the loop now?
 
-  // Blocks the calling thread (never the loop's own) until `done` is true or `deadline` has passed; returns done.
-  // The waiting thread may drive the loop itself meanwhile, which saves two thread switches per call. `done`
-  // must be set on the loop, by a task that then returns; no notification is needed.
+  // Blocks the calling thread (never the loop's own) until `done` is true or `deadline` has passed; returns
+  // done. The waiting thread may drive the loop itself meanwhile, which saves two thread switches per call.
+  // `done` must be set on the loop, by a task that then returns; no notification is needed.
   virtual bool wait(const std::atomic<bool>& done, Time deadline) = 0;
 
-  // post(task) and wait(done, deadline) in one. A caller that goes on to drive the loop itself need not wake anybody
-  // for the task, which a plain post() must do.
+  // post(task) and wait(done, deadline) in one. A caller that goes on to drive the loop itself need not wake
+  // anybody for the task, which a plain post() must do.
   virtual bool run(Task task, const std::atomic<bool>& done, Time deadline) {
     post(std::move(task));
     return wait(done, deadline);
   }
 
-  // Hints, any thread. Busy: operations are in flight that must go on while no caller waits; without it, an idle loop may
-  // leave events alone for a millisecond after a caller has stopped driving it. Spin: how long a waiting caller polls
-  // before it sleeps; wise only when each local worker has a core of its own.
+  // Hints, any thread. Busy: operations are in flight that must go on while no caller waits; without it, an
+  // idle loop may leave events alone for a millisecond after a caller has stopped driving it. Spin: how long
+  // a waiting caller polls before it sleeps; wise only when each local worker has a core of its own.
   virtual void set_busy(bool /*busy*/) {}
   virtual void set_spin(Duration /*spin*/) {}
 
-  // Sets the task that the loop runs when an allocation has failed in its own work, so that an event may be lost. The task runs on
-  // the loop, and again after a while if it throws std::bad_alloc. Loop only.
+  // Sets the task that the loop runs when an allocation has failed in its own work, so that an event may be
+  // lost. The task runs on the loop, and again after a while if it throws std::bad_alloc. Loop only.
   virtual void on_exhausted(Task /*then*/) {}
 
   // 64 random bits, from the system or from the simulation's seed. Any thread.
   virtual uint64_t random() = 0;
 };
 
-// Runs `work` on the loop and returns when it is done. If memory is short, tries again every millisecond until `until`. Not from the
-// loop.
+// Runs `work` on the loop and returns when it is done. If memory is short, tries again every millisecond
+// until `until`. Not from the loop.
 template <typename Work>
 void run_with_retry(Loop& loop, const Work& work, Time until = kNever) {
   struct Attempt {

@@ -1,5 +1,5 @@
-// The messages as plain structs. transport/schema turns them into Cap'n Proto and back; both networks carry the same
-// serialised bytes. A message names its view where a stale one could do harm.
+// The messages as plain structs. transport/schema turns them into Cap'n Proto and back; both networks carry
+// the same serialised bytes. A message names its view where a stale one could do harm.
 #pragma once
 
 #include <array>
@@ -15,7 +15,8 @@ namespace dsgd::transport {
 
 inline constexpr uint32_t kProtocolVersion = 1;
 
-// Purpose of a connection. Each connection carries calls from the side that dialled to the side that accepted.
+// Purpose of a connection. Each connection carries calls from the side that dialled to the side that
+// accepted.
 enum class Role : uint8_t {
   kControl = 0,    // worker -> head: join, watch, leave, abort
   kHeartbeat = 1,  // worker -> head: renew, from a thread of its own
@@ -73,7 +74,8 @@ struct JoinReply {  // comes when num_workers have joined
   int32_t rank = -1;
   int32_t head_rank = -1;           // worker that hosts the head, -1: a process of its own
   std::vector<MemberInfo> members;  // by rank
-  std::string job_nonce;  // random; workers name it in each later hello, which shows that they are of this job
+  // random; workers name it in each later hello, which shows that they are of this job.
+  std::string job_nonce;
 };
 struct Watch {  // parked by the head until it has news after `sequence`
   uint64_t sequence = 0;
@@ -97,12 +99,13 @@ struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head
   int32_t rank = -1;
   uint64_t view = 0;
   Status cause;
-  int32_t peer = -1;  // not -1: `rank` cannot reach this rank, and the head decides which of the two is cut off
+  // Not -1: `rank` cannot reach this rank, and the head decides which of the two is cut off.
+  int32_t peer = -1;
 };
 
 // ---- worker -> worker
-// The operation failed at the sender. With the cause kWaitTimeout it is a question instead: the sender's deadline has passed, and it
-// asks whether the receiver has begun the operation. The answer is OK if it has.
+// The operation failed at the sender. With the cause kWaitTimeout it is a question instead: the sender's
+// deadline has passed, and it asks whether the receiver has begun the operation. The answer is OK if it has.
 struct OperationFailed {
   uint64_t view = 0;
   int32_t rank = -1;  // the sender
@@ -118,7 +121,8 @@ struct ObjectPart {
   uint64_t total = 0, offset = 0;
   std::vector<uint8_t> data;  // of a small object; the receiver fetches that of others
   bool remove = false;        // delete the object
-  uint64_t put = 0;    // number of the put that made the object, unique in the job; 0 in a request to rank 0 to delete
+  // Number of the put that made the object, unique in the job; 0 in a request to rank 0 to delete.
+  uint64_t put = 0;
   int32_t dtype = -1;  // of the array; -1: bytes without a type
   std::vector<int64_t> shape;
   bool fetch = false;  // asks the receiver for the object's data from `offset` on
@@ -134,8 +138,8 @@ struct Goodbye {  // last message on a connection that is closed on purpose
 
 struct Empty {};
 
-using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report, OperationFailed,
-                             ObjectPart, Goodbye>;
+using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report,
+                             OperationFailed, ObjectPart, Goodbye>;
 
 // ---- bulk: one chunk of an operation. The meaning of kind, dtype, reduction, phase is core's.
 struct BulkHeader {

@@ -1,6 +1,7 @@
-// Connections as core sees them. A connection is dialled by one side and carries calls and bulk data in that direction
-// only (two workers that both send have two connections), so the two need not agree which of them dials. It is first-in-first-out
-// and delivers at most once; when it breaks, an unknown suffix is lost. Everything here is used on the network's loop.
+// Connections as core sees them. A connection is dialled by one side and carries calls and bulk data in that
+// direction only (two workers that both send have two connections), so the two need not agree which of them
+// dials. It is first-in-first-out and delivers at most once; when it breaks, an unknown suffix is lost.
+// Everything here is used on the network's loop.
 #pragma once
 
 #include <chrono>
@@ -17,24 +18,24 @@
 
 namespace dsgd::transport {
 
-// Answers one call, once. Copyable handle to a single answer; the last copy dropped without an answer answers with an
-// error. Answering after the connection closed is harmless.
+// Answers one call, once. Copyable handle to a single answer; the last copy dropped without an answer answers
+// with an error. Answering after the connection closed is harmless.
 using Responder = std::function<void(Result<Message>)>;
 
-// Receives a chunk's payload while it is read from the wire. Owned by the operation; the channel forgets it when the
-// chunk is complete, when the connection closes (after on_close), or at ServerChannel::discard.
+// Receives a chunk's payload while it is read from the wire. Owned by the operation; the channel forgets it
+// when the chunk is complete, when the connection closes (after on_close), or at ServerChannel::discard.
 class BulkSink {
  public:
   virtual ~BulkSink() = default;
   // The place for bytes [offset, offset + n) of the chunk, to be read into directly; null: use take().
   virtual std::byte* place(size_t offset, size_t n) = 0;
-  // A piece in cache-resident scratch, valid during the call. Pieces come in order; offset and all sizes but the last
-  // are multiples of 64.
+  // A piece in cache-resident scratch, valid during the call. Pieces come in order; offset and all sizes but
+  // the last are multiples of 64.
   virtual void take(size_t offset, std::span<const std::byte> piece) = 0;
 };
 
-// A chunk that has arrived whole. Its call is answered when finish() is called, which gives the sender its credit back;
-// until then pooled data stays valid. Destruction without finish() answers with an error.
+// A chunk that has arrived whole. Its call is answered when finish() is called, which gives the sender its
+// credit back; until then pooled data stays valid. Destruction without finish() answers with an error.
 class BulkReceipt {
  public:
   virtual ~BulkReceipt() = default;
@@ -47,8 +48,8 @@ class ServerChannel {
   virtual ~ServerChannel() = default;
   virtual const Hello& hello() const = 0;
   virtual std::string address() const = 0;  // the peer's, for messages
-  // No sink of this operation is used after this returns, or throws std::bad_alloc: what is still to come of its chunks is read and
-  // thrown away, and their calls are answered with `why`.
+  // No sink of this operation is used after this returns, or throws std::bad_alloc: what is still to come of
+  // its chunks is read and thrown away, and their calls are answered with `why`.
   virtual void discard(uint64_t operation, const Status& why) = 0;
   virtual void close() = 0;  // on_close follows from the loop, once
 };
@@ -57,15 +58,16 @@ class ServerChannel {
 class ServerHandler {
  public:
   virtual ~ServerHandler() = default;
-  // The handshake was good. An error refuses the connection: it is the result of the dial, and no other function is called
-  // for this channel.
+  // The handshake was good. An error refuses the connection: it is the result of the dial, and no other
+  // function is called for this channel.
   virtual Status on_open(ServerChannel&) { return {}; }
   virtual void on_call(ServerChannel&, Message request, Responder respond) = 0;
-  // A chunk's header is in, its nbytes of payload are not. Null: receive into pooled memory. Only called for chunks that
-  // travel as a span; small ones come with on_bulk_end alone, pooled.
+  // A chunk's header is in, its nbytes of payload are not. Null: receive into pooled memory. Only called for
+  // chunks that travel as a span; small ones come with on_bulk_end alone, pooled.
   virtual BulkSink* on_bulk(ServerChannel&, const BulkHeader&, size_t /*nbytes*/) { return nullptr; }
   virtual void on_bulk_end(ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) = 0;
-  // The connection is gone; `why` is OK when the dialling side closed it in good order. The channel is destroyed after.
+  // The connection is gone; `why` is OK when the dialling side closed it in good order. The channel is
+  // destroyed after.
   virtual void on_close(ServerChannel&, const Status& why) = 0;
 };
 
@@ -74,26 +76,29 @@ class ClientChannel {
   virtual ~ClientChannel() = default;  // as close(), with on_closed not called
   virtual std::string address() const = 0;
 
-  // Sends a request; `done` is called once, from the loop, also when the deadline passes or the connection breaks.
+  // Sends a request; `done` is called once, from the loop, also when the deadline passes or the connection
+  // breaks.
   virtual void call(Message request, Time deadline, std::function<void(Result<Message>)> done) = 0;
 
-  // Sends a chunk without copying it. The channel reads `data` until `done` is called: OK when the receiver has finished
-  // the chunk, else why not. `done` comes from the loop, never from within send(). At most `bulk_window` bytes (at least
-  // one chunk) of one operation are unanswered at a time; more wait their turn, in order within the operation.
+  // Sends a chunk without copying it. The channel reads `data` until `done` is called: OK when the receiver
+  // has finished the chunk, else why not. `done` comes from the loop, never from within send(). At most
+  // `bulk_window` bytes (at least one chunk) of one operation are unanswered at a time; more wait their turn,
+  // in order within the operation.
   virtual void send(const BulkHeader& header, std::span<const std::byte> data,
                     std::function<void(const Status&)> done) = 0;
-  // Sends a chunk of at most kSmallBytes, copied at once. `done` (may be empty) is called when the message has a place in
-  // the small window, without waiting for an answer; an answer that is an error goes to `refused` of the dial. Those of one
-  // operation keep their order; of several that wait, the lowest operation's goes first.
+  // Sends a chunk of at most kSmallBytes, copied at once. `done` (may be empty) is called when the message
+  // has a place in the small window, without waiting for an answer; an answer that is an error goes to
+  // `refused` of the dial. Those of one operation keep their order; of several that wait, the lowest
+  // operation's goes first.
   virtual void send_small(const BulkHeader& header, std::span<const std::byte> data,
                           std::function<void(const Status&)> done) = 0;
 
-  // No span of this operation is read after this returns. Chunks not begun are dropped, one half written is finished from
-  // a copy; their `done` is not called. It does not throw.
+  // No span of this operation is read after this returns. Chunks not begun are dropped, one half written is
+  // finished from a copy; their `done` is not called. It does not throw.
   virtual void revoke(uint64_t operation) = 0;
 
-  // Sends what is queued, tells the peer (Goodbye is core's) and closes; at once when `flush` is false. `closed` is not
-  // called for it.
+  // Sends what is queued, tells the peer (Goodbye is core's) and closes; at once when `flush` is false.
+  // `closed` is not called for it.
   virtual void close(bool flush) = 0;
 };
 
@@ -104,11 +109,14 @@ struct DialOptions {
   std::string token;  // proved to the other side, which has to prove it, too; never sent
   Time deadline = kNever;
   size_t bulk_window = 4 << 20;  // unanswered bytes per operation
-  // Unanswered bytes of small chunks, all operations together. Beyond it, each operation may have one unanswered chunk. Otherwise
-  // chunks of a later operation, which the peer keeps until it begins that operation, could block the chunk that the peer waits for.
+  // Unanswered bytes of small chunks, all operations together. Beyond it, each operation may have one
+  // unanswered chunk. Otherwise chunks of a later operation, which the peer keeps until it begins that
+  // operation, could block the chunk that the peer waits for.
   size_t small_window = 1 << 20;
-  std::function<void(const Status& why)> closed;  // broken by the peer or the network; never from within a call
-  std::function<void(uint64_t operation, const Status& why)> refused;  // a small chunk was answered with an error
+  // Broken by the peer or the network; never from within a call.
+  std::function<void(const Status& why)> closed;
+  // A small chunk was answered with an error.
+  std::function<void(uint64_t operation, const Status& why)> refused;
 };
 
 // Decides on each new connection, on the listening network's loop.
@@ -121,8 +129,9 @@ class AcceptHandler {
   };
   // The dialling side has to prove that it knows this. Empty: any process may connect.
   virtual const std::string& token() const = 0;
-  // The dialling side has proved that it knows the token; the rest of the hello is for the handler to check. An error is sent
-  // to the dialling side, which sees it as the result of its dial, and the connection is closed.
+  // The dialling side has proved that it knows the token; the rest of the hello is for the handler to check.
+  // An error is sent to the dialling side, which sees it as the result of its dial, and the connection is
+  // closed.
   virtual Result<Decision> on_hello(const Hello& hello, const std::string& from) = 0;
   // The dialling side has not proved that it knows the token. Returns the error to send to it.
   virtual Status on_wrong_token(const Hello& hello, const std::string& from) = 0;
@@ -137,36 +146,39 @@ struct ListenOptions {
 
 class Listener {
  public:
-  virtual ~Listener() = default;            // stops listening; accepted connections live on
-  virtual std::string address() const = 0;  // bound address with the real port: "127.0.0.1:40123", "unix:/tmp/x"
+  virtual ~Listener() = default;  // stops listening; accepted connections live on
+  // Bound address with the real port: "127.0.0.1:40123", "unix:/tmp/x".
+  virtual std::string address() const = 0;
 };
 
-// When frames carry checksums: always; never; or where a connection leaves the machine (kAuto). A connection has them if either side
-// wants them.
+// When frames carry checksums: always; never; or where a connection leaves the machine (kAuto). A connection
+// has them if either side wants them.
 enum class Checksum : uint8_t { kAuto, kAlways, kNever };
 
-// A loop with its sockets. Destroying it closes all its connections (no callback comes after) and ends its thread.
+// A loop with its sockets. Destroying it closes all its connections (no callback comes after) and ends its
+// thread.
 class Network {
  public:
   virtual ~Network() = default;
   virtual Loop& loop() = 0;
   virtual void set_checksum(Checksum checksum) = 0;  // before the first dial or listen; else kAuto
-  // Connects, says hello, proves the token, waits for the verdict and the other side's proof. Names are resolved without
-  // blocking the loop; each address is tried.
+  // Connects, says hello, proves the token, waits for the verdict and the other side's proof. Names are
+  // resolved without blocking the loop; each address is tried.
   virtual void dial(const std::string& address, DialOptions options,
                     std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) = 0;
-  // Binds and listens; port 0 lets the system choose. Blocks for the bind only. May be called before the loop is busy,
-  // from any thread but a loop's.
+  // Binds and listens; port 0 lets the system choose. Blocks for the bind only. May be called before the loop
+  // is busy, from any thread but a loop's.
   virtual Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler,
                                                    const ListenOptions& options = {}) = 0;
-  // The local address that reaches `address` (host part only, "10.0.0.3"), with the interface's name and why it was
-  // chosen as a sentence for the log. `interface`: a name ("eth1"), an address or a CIDR prefix that must be used; empty:
-  // as the system routes. Any thread.
+  // The local address that reaches `address` (host part only, "10.0.0.3"), with the interface's name and why
+  // it was chosen as a sentence for the log. `interface`: a name ("eth1"), an address or a CIDR prefix that
+  // must be used; empty: as the system routes. Any thread.
   virtual Result<std::string> local_address_for(const std::string& address, const std::string& interface,
                                                 std::string* why) = 0;
   // Counters for tests and metrics; any thread.
   struct Counters {
-    uint64_t bytes_sent = 0, bytes_received = 0, landed = 0, landing_missed = 0, pooled_bytes = 0, pooled_peak = 0;
+    uint64_t bytes_sent = 0, bytes_received = 0, landed = 0, landing_missed = 0, pooled_bytes = 0,
+             pooled_peak = 0;
     uint64_t accepted = 0;       // connections, with those whose handshake fails
     uint64_t accept_pauses = 0;  // times that a listener waited because descriptors or memory had run out
   };
@@ -200,8 +212,8 @@ class Environment {
   virtual int64_t process_id() = 0;
   virtual int processors() = 0;            // that this process may use
   virtual int64_t free_descriptors() = 0;  // that this process may still open
-  // kOk while the environment works; kForked in a child of the process that made it; kClosed once the process exits. In the last
-  // two cases its threads do nothing, and its objects must not be used. Async-signal-safe.
+  // kOk while the environment works; kForked in a child of the process that made it; kClosed once the process
+  // exits. In the last two cases its threads do nothing, and its objects must not be used. Async-signal-safe.
   virtual Code life() const noexcept = 0;
   // life() as a Status: OK, or the error to return to the host.
   Status alive() const {

@@ -22,8 +22,8 @@ std::string own_folder() {
   return slash == std::string::npos ? "" : path.substr(0, slash + 1);
 }
 
-// Whether the process has loaded CUDA's driver. Looked up in the list of libraries, when there are new ones: a dlopen() that fails would
-// leave its error, and the memory that it stands in, with the host's thread.
+// Whether the process has loaded CUDA's driver. Looked up in the list of libraries, when there are new ones:
+// a dlopen() that fails would leave its error, and the memory that it stands in, with the host's thread.
 bool has_driver() {
   static std::atomic<bool> seen{false};
   static std::atomic<unsigned long long> looked{0};  // how many libraries had been loaded when there was none
@@ -55,7 +55,8 @@ Result<const device::Backend*> load_cuda() {
       continue;
     }
     const auto table = reinterpret_cast<const device::Backend* (*)()>(dlsym(library, "dsgd_cuda_backend"));
-    if (!table) return Status(Code::kUnsupported, folder + kCudaLibrary + " is no plug-in of dsgd: " + dlerror());
+    if (!table)
+      return Status(Code::kUnsupported, folder + kCudaLibrary + " is no plug-in of dsgd: " + dlerror());
     loaded = table();
     return loaded.load();
   }

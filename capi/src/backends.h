@@ -8,10 +8,12 @@
 
 namespace dsgd::capi {
 
-// libdsgd_cuda.so: beside this library, or where the dynamic loader looks. Loaded once and never unloaded. Any thread.
+// libdsgd_cuda.so: beside this library, or where the dynamic loader looks. Loaded once and never unloaded.
+// Any thread.
 Result<const device::Backend*> load_cuda();
 
-// An error if the buffer is memory of a GPU. Looks only in a process that has CUDA's driver loaded. Any thread.
+// An error if the buffer is memory of a GPU. Looks only in a process that has CUDA's driver loaded. Any
+// thread.
 Status check_host_memory(const void* data, size_t nbytes);
 
 }  // namespace dsgd::capi

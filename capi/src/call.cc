@@ -44,7 +44,9 @@ Status Call::alive(const Status& status, const char* kind) const {
   return status.code() == Code::kForked ? forked(kind) : fail(status.code(), status.message());
 }
 
-Status Call::closed() const { return fail(Code::kClosed, "the session is closed; open a new one with dsgd_init"); }
+Status Call::closed() const {
+  return fail(Code::kClosed, "the session is closed; open a new one with dsgd_init");
+}
 
 Status Call::local(const dsgd_session* session) const {
   DSGD_RETURN_IF_ERROR(handle(session, "session"));
@@ -101,10 +103,11 @@ Status Call::dtype(int32_t dtype) const {
 
 Status Call::reduction(int32_t reduction, int32_t dtype) const {
   if (!valid_reduction(reduction))
-    return invalid("unknown reduction " + std::to_string(reduction) + "; use a value of enum dsgd_reduction (0 to 4)");
+    return invalid("unknown reduction " + std::to_string(reduction) +
+                   "; use a value of enum dsgd_reduction (0 to 4)");
   if (static_cast<Reduction>(reduction) == Reduction::kMean && !is_floating(static_cast<DType>(dtype)))
-    return invalid(std::string("DSGD_MEAN needs a floating-point dtype, not ") + dtype_name(static_cast<DType>(dtype)) +
-                   "; use DSGD_SUM and divide");
+    return invalid(std::string("DSGD_MEAN needs a floating-point dtype, not ") +
+                   dtype_name(static_cast<DType>(dtype)) + "; use DSGD_SUM and divide");
   return {};
 }
 
@@ -125,8 +128,8 @@ Status Call::buffer(const void* data, size_t nbytes, int32_t dtype, const char* 
   if (nbytes != 0) DSGD_RETURN_IF_ERROR(given(data, argument));
   if (nbytes % element == 0) return on_host(data, nbytes, argument);
   return invalid(std::string("argument '") + argument + "' has " + std::to_string(nbytes) +
-                 " bytes, which is not a multiple of the element size (" + std::to_string(element) + " bytes, " +
-                 dtype_name(static_cast<DType>(dtype)) + ")");
+                 " bytes, which is not a multiple of the element size (" + std::to_string(element) +
+                 " bytes, " + dtype_name(static_cast<DType>(dtype)) + ")");
 }
 
 }  // namespace dsgd::capi

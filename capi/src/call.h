@@ -46,7 +46,8 @@ class Call {
     return bad_handle(handle == nullptr, argument, T::kName);
   }
 
-  // A session, and everything that belongs to one: it must be of this process. It is kept until the call ends ...
+  // A session, and everything that belongs to one: it must be of this process. It is kept until the call ends
+  // ...
   Status local(const dsgd_session* session) const;
   Status local(const dsgd_op* op) const;
   // ... and open.
@@ -55,8 +56,9 @@ class Call {
   Status open(const dsgd_replica* replica) const;
   Status open(const dsgd_replica* replica, const dsgd_parameter* parameter) const;  // and of the same session
 
-  Status alive(const Status& status, const char* kind) const;  // passes on what a session or a head says of its process
-  Status wait_time(int32_t timeout_ms) const;                  // -1 or more
+  // Passes on what a session or a head says of its process.
+  Status alive(const Status& status, const char* kind) const;
+  Status wait_time(int32_t timeout_ms) const;  // -1 or more
   Status dtype(int32_t dtype) const;
   Status reduction(int32_t reduction, int32_t dtype) const;
   Status world(const dsgd_group* group) const;
@@ -84,12 +86,12 @@ int32_t guard(const char* function, dsgd_error** error, Body&& body) {
   } catch (abi::__forced_unwind&) {
     throw;  // the host cancels its thread: no exception, and it may not be stopped
   } catch (const std::exception& exception) {
-    return give_error(Status(Code::kInternal, std::string(function) + ": unexpected exception (" + exception.what() +
-                                                  "); please report this"),
+    return give_error(Status(Code::kInternal, std::string(function) + ": unexpected exception (" +
+                                                  exception.what() + "); please report this"),
                       error);
   } catch (...) {
-    return give_error(Status(Code::kInternal, std::string(function) + ": unexpected exception; please report this"),
-                      error);
+    return give_error(
+        Status(Code::kInternal, std::string(function) + ": unexpected exception; please report this"), error);
   }
 }
 

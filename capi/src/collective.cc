@@ -17,7 +17,8 @@ using dsgd::capi::run_operation;
 namespace {
 
 // The checks that all collectives with data share.
-Status check_collective(const Call& call, const dsgd_session* session, const dsgd_group* group, int32_t dtype) {
+Status check_collective(const Call& call, const dsgd_session* session, const dsgd_group* group,
+                        int32_t dtype) {
   DSGD_RETURN_IF_ERROR(call.open(session));
   DSGD_RETURN_IF_ERROR(call.world(group));
   return call.dtype(dtype);
@@ -27,9 +28,9 @@ Status check_collective(const Call& call, const dsgd_session* session, const dsg
 
 extern "C" {
 
-int32_t dsgd_allreduce(dsgd_session* session, dsgd_group* group, const void* send, void* receive, size_t nbytes,
-                       int32_t dtype, int32_t reduction, const dsgd_op_options* options, dsgd_op** op,
-                       dsgd_error** error) {
+int32_t dsgd_allreduce(dsgd_session* session, dsgd_group* group, const void* send, void* receive,
+                       size_t nbytes, int32_t dtype, int32_t reduction, const dsgd_op_options* options,
+                       dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
@@ -45,8 +46,8 @@ int32_t dsgd_allreduce(dsgd_session* session, dsgd_group* group, const void* sen
   });
 }
 
-int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, size_t nbytes, int32_t dtype, int32_t root,
-                       const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
+int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, size_t nbytes, int32_t dtype,
+                       int32_t root, const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(data, nbytes, dtype, "data"));
@@ -62,8 +63,8 @@ int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, siz
   });
 }
 
-int32_t dsgd_allgather(dsgd_session* session, dsgd_group* group, const void* send, size_t send_nbytes, void* receive,
-                       size_t receive_nbytes, const size_t* element_counts, int32_t dtype,
+int32_t dsgd_allgather(dsgd_session* session, dsgd_group* group, const void* send, size_t send_nbytes,
+                       void* receive, size_t receive_nbytes, const size_t* element_counts, int32_t dtype,
                        const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
@@ -81,7 +82,8 @@ int32_t dsgd_allgather(dsgd_session* session, dsgd_group* group, const void* sen
 
 int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void* send, size_t send_nbytes,
                             void* receive, size_t receive_nbytes, const size_t* element_counts, int32_t dtype,
-                            int32_t reduction, const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
+                            int32_t reduction, const dsgd_op_options* options, dsgd_op** op,
+                            dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
@@ -91,8 +93,8 @@ int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void
         call, session, options, op,
         [&](Session::Mode mode, const CallOptions& given) {
           return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, element_counts,
-                                               static_cast<DType>(dtype), static_cast<Reduction>(reduction), mode,
-                                               given);
+                                               static_cast<DType>(dtype), static_cast<Reduction>(reduction),
+                                               mode, given);
         },
         Channels::kAny);
   });

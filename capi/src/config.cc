@@ -20,8 +20,8 @@ namespace dsgd::capi {
 
 namespace {
 
-// MPICH's environment does not name the job. The process at the other end of PMI_FD does: it is Hydra's proxy,
-// the same for all processes of a host.
+// MPICH's environment does not name the job. The process at the other end of PMI_FD does: it is Hydra's
+// proxy, the same for all processes of a host.
 std::string launcher_process() {
   const char* fd = std::getenv("PMI_FD");
   ucred peer{};
@@ -130,7 +130,8 @@ const char* dsgd_config_value(const dsgd_config* config, const char* key) {
 int32_t dsgd_config_key_init(dsgd_config_key* key, size_t struct_size) {
   return guard(__func__, nullptr, [&](const Call& call) -> Status {
     dsgd_config_key defaults{};
-    defaults.name = defaults.type = defaults.default_value = defaults.range = defaults.help = defaults.environment = "";
+    defaults.name = defaults.type = defaults.default_value = defaults.range = defaults.help =
+        defaults.environment = "";
     return init_sized(call, key, struct_size, defaults, dsgd::capi::kConfigKeyFirstSize, "key");
   });
 }
@@ -140,11 +141,12 @@ size_t dsgd_config_key_count(void) { return dsgd::config_keys().size(); }
 int32_t dsgd_config_key_at(size_t index, dsgd_config_key* key, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.given(key, "key"));
-    DSGD_RETURN_IF_ERROR(check_sized(call, key, dsgd::capi::kConfigKeyFirstSize, "key", "dsgd_config_key_init"));
+    DSGD_RETURN_IF_ERROR(
+        check_sized(call, key, dsgd::capi::kConfigKeyFirstSize, "key", "dsgd_config_key_init"));
     const auto keys = dsgd::config_keys();
     if (index >= keys.size())
-      return call.invalid("index " + std::to_string(index) + " is beyond the table of " + std::to_string(keys.size()) +
-                          " keys; see dsgd_config_key_count");
+      return call.invalid("index " + std::to_string(index) + " is beyond the table of " +
+                          std::to_string(keys.size()) + " keys; see dsgd_config_key_count");
     const dsgd::ConfigKey& row = keys[index];
     dsgd_config_key copy{};
     copy.name = row.name;
@@ -158,7 +160,8 @@ int32_t dsgd_config_key_at(size_t index, dsgd_config_key* key, dsgd_error** erro
   });
 }
 
-int32_t dsgd_config_log_hook(dsgd_config* config, dsgd_log_function function, void* user, dsgd_error** error) {
+int32_t dsgd_config_log_hook(dsgd_config* config, dsgd_log_function function, void* user,
+                             dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
     config->hook = {function, user};

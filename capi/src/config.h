@@ -1,4 +1,5 @@
-// dsgd_config: the values of one configuration, where its sessions' logs go, and what the host has registered.
+// dsgd_config: the values of one configuration, where its sessions' logs go, and what the host has
+// registered.
 #pragma once
 
 #include "capi/src/handle.h"

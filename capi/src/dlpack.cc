@@ -45,20 +45,24 @@ DLDevice dlpack_device(const device::Device& device) {
 
 bool is_on(const DLDevice& tensor, const device::Device& device) {
   if (device.is_host()) return tensor.device_type == kDlCpu || tensor.device_type == kDlCudaHost;
-  return tensor.device_type == kDlCudaManaged || (tensor.device_type == kDlCuda && tensor.device_id == device.index());
+  return tensor.device_type == kDlCudaManaged ||
+         (tensor.device_type == kDlCuda && tensor.device_id == device.index());
 }
 
 std::string device_text(const DLDevice& device) {
-  return std::string("(").append(std::to_string(device.device_type)) + ", " + std::to_string(device.device_id) + ")";
+  return std::string("(").append(std::to_string(device.device_type)) + ", " +
+         std::to_string(device.device_id) + ")";
 }
 
-// Is this tensor of the host's one that can stand for `parameter` on this device? `what`: "value" or "gradient".
+// Is this tensor of the host's one that can stand for `parameter` on this device? `what`: "value" or
+// "gradient".
 Status check_tensor(const Call& call, const DLManagedTensorVersioned& managed, const Parameter& parameter,
                     const device::Device& device, const std::string& what) {
   const std::string name = what + " tensor of parameter '" + parameter.name + "'";
   if (managed.version.major != kDlpackMajor)
-    return call.fail(Code::kUnsupported, name + " is of DLPack " + std::to_string(managed.version.major) + "." +
-                                             std::to_string(managed.version.minor) + "; export it as version 1");
+    return call.fail(Code::kUnsupported, name + " is of DLPack " + std::to_string(managed.version.major) +
+                                             "." + std::to_string(managed.version.minor) +
+                                             "; export it as version 1");
   const DLTensor& tensor = managed.dl_tensor;
   if (!is_on(tensor.device, device))
     return call.invalid(name + " is on DLPack device " + device_text(tensor.device) + "; the replica is on " +
@@ -66,14 +70,16 @@ Status check_tensor(const Call& call, const DLManagedTensorVersioned& managed, c
   const DLDataType wanted = dlpack_type(parameter.dtype);
   if (tensor.dtype.code != wanted.code || tensor.dtype.bits != wanted.bits || tensor.dtype.lanes != 1)
     return call.invalid(name + " has DLPack type code " + std::to_string(tensor.dtype.code) + " of " +
-                        std::to_string(tensor.dtype.bits) + " bits and " + std::to_string(tensor.dtype.lanes) +
-                        " lanes; the parameter is " + dtype_name(parameter.dtype));
+                        std::to_string(tensor.dtype.bits) + " bits and " +
+                        std::to_string(tensor.dtype.lanes) + " lanes; the parameter is " +
+                        dtype_name(parameter.dtype));
   const bool same_shape = tensor.ndim >= 0 && static_cast<size_t>(tensor.ndim) == parameter.shape.size() &&
                           std::equal(parameter.shape.begin(), parameter.shape.end(), tensor.shape);
   if (!same_shape)
-    return call.invalid(name + " has shape " +
-                        (tensor.ndim >= 0 ? shape_text(tensor.shape, static_cast<size_t>(tensor.ndim)) : "?") +
-                        "; the parameter has " + shape_text(parameter.shape.data(), parameter.shape.size()));
+    return call.invalid(
+        name + " has shape " +
+        (tensor.ndim >= 0 ? shape_text(tensor.shape, static_cast<size_t>(tensor.ndim)) : "?") +
+        "; the parameter has " + shape_text(parameter.shape.data(), parameter.shape.size()));
   if (!is_contiguous(tensor, parameter))
     return call.invalid(name + " is not contiguous in row-major order; make it so before binding");
   if (parameter.nbytes() > 0 && !tensor.data) return call.invalid(name + " has no data");
@@ -105,7 +111,8 @@ std::unique_ptr<ExportedTensor> export_tensor(std::shared_ptr<TensorMemory> memo
   exported->managed = {
       .version = {kDlpackMajor, kDlpackMinor},
       .manager_ctx = exported.get(),
-      .deleter = [](DLManagedTensorVersioned* self) { delete static_cast<ExportedTensor*>(self->manager_ctx); },
+      .deleter =
+          [](DLManagedTensorVersioned* self) { delete static_cast<ExportedTensor*>(self->manager_ctx); },
       .flags = 0,
       .dl_tensor = {.data = data,
                     .device = dlpack_device(device),
@@ -125,8 +132,9 @@ using namespace dsgd::capi;  // NOLINT
 
 extern "C" {
 
-int32_t dsgd_bind_dlpack(dsgd_replica* replica, dsgd_parameter* parameter, struct DLManagedTensorVersioned* value,
-                         struct DLManagedTensorVersioned* gradient, dsgd_error** error) {
+int32_t dsgd_bind_dlpack(dsgd_replica* replica, dsgd_parameter* parameter,
+                         struct DLManagedTensorVersioned* value, struct DLManagedTensorVersioned* gradient,
+                         dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
     DSGD_RETURN_IF_ERROR(call.given(value, "value"));
@@ -149,9 +157,9 @@ int32_t dsgd_bind_dlpack(dsgd_replica* replica, dsgd_parameter* parameter, struc
         return call.invalid("the gradient tensor of parameter '" + core.name +
                             "' is read-only; with optimizer 'none' the mean is written into it");
     }
-    DSGD_RETURN_IF_ERROR(replica->session->core->bind(replica->core, parameter->core, tensor_data(value), core.nbytes(),
-                                                      tensor_data(gradient), gradient ? core.nbytes() : 0,
-                                                      [value, gradient] {
+    DSGD_RETURN_IF_ERROR(replica->session->core->bind(replica->core, parameter->core, tensor_data(value),
+                                                      core.nbytes(), tensor_data(gradient),
+                                                      gradient ? core.nbytes() : 0, [value, gradient] {
                                                         delete_tensor(value);
                                                         delete_tensor(gradient);
                                                       }));
@@ -160,7 +168,8 @@ int32_t dsgd_bind_dlpack(dsgd_replica* replica, dsgd_parameter* parameter, struc
   });
 }
 
-int32_t dsgd_export_dlpack(dsgd_replica* replica, dsgd_parameter* parameter, struct DLManagedTensorVersioned** value,
+int32_t dsgd_export_dlpack(dsgd_replica* replica, dsgd_parameter* parameter,
+                           struct DLManagedTensorVersioned** value,
                            struct DLManagedTensorVersioned** gradient, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
@@ -172,8 +181,9 @@ int32_t dsgd_export_dlpack(dsgd_replica* replica, dsgd_parameter* parameter, str
     if (!memory.ok()) return memory.status();
     auto values = export_tensor(memory.value(), memory.value()->value, core, *replica->core->device);
     if (gradient)
-      *gradient =
-          &export_tensor(memory.value(), memory.value()->gradient, core, *replica->core->device).release()->managed;
+      *gradient = &export_tensor(memory.value(), memory.value()->gradient, core, *replica->core->device)
+                       .release()
+                       ->managed;
     *value = &values.release()->managed;
     return {};
   });

@@ -51,9 +51,15 @@ extern "C" {
 int32_t dsgd_error_code(const dsgd_error* error) { return readable(error) ? error->code : DSGD_OK; }
 int32_t dsgd_error_rank(const dsgd_error* error) { return readable(error) ? error->rank : -1; }
 const char* dsgd_error_host(const dsgd_error* error) { return readable(error) ? error->host.c_str() : ""; }
-const char* dsgd_error_operation(const dsgd_error* error) { return readable(error) ? error->operation.c_str() : ""; }
-const char* dsgd_error_parameter(const dsgd_error* error) { return readable(error) ? error->parameter.c_str() : ""; }
-const char* dsgd_error_message(const dsgd_error* error) { return readable(error) ? error->message.c_str() : ""; }
+const char* dsgd_error_operation(const dsgd_error* error) {
+  return readable(error) ? error->operation.c_str() : "";
+}
+const char* dsgd_error_parameter(const dsgd_error* error) {
+  return readable(error) ? error->parameter.c_str() : "";
+}
+const char* dsgd_error_message(const dsgd_error* error) {
+  return readable(error) ? error->message.c_str() : "";
+}
 void dsgd_error_free(dsgd_error* error) {
   if (error != &no_memory_error()) dsgd::capi::free_handle(error);
 }

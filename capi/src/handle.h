@@ -1,9 +1,10 @@
-// The base of every handle: a tag that names its kind. It is checked before anything else of the handle is read, so a freed handle
-// or one of another kind is detected. This catches mistakes of hosts without types (a void * in a table of a foreign language). It
-// does not protect against memory that was returned to the system.
+// The base of every handle: a tag that names its kind. It is checked before anything else of the handle is
+// read, so a freed handle or one of another kind is detected. This catches mistakes of hosts without types (a
+// void * in a table of a foreign language). It does not protect against memory that was returned to the
+// system.
 //
-// A session or an op may be freed while calls on it are in progress in other threads. These calls keep it, and the last one
-// out deletes it.
+// A session or an op may be freed while calls on it are in progress in other threads. These calls keep it,
+// and the last one out deletes it.
 #pragma once
 
 #include <atomic>
@@ -36,7 +37,8 @@ class KeptHandle : public Handle {
  public:
   using Handle::Handle;
   void keep() { uses_.fetch_add(1, std::memory_order_relaxed); }
-  bool let_go() { return uses_.fetch_sub(1, std::memory_order_acq_rel) == 1; }  // true: nobody uses it any more
+  // True: nobody uses it any more.
+  bool let_go() { return uses_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
   // The host frees it: it is no handle any more. False: it was freed before. let_go() follows.
   bool retire() { return tag_.exchange(0, std::memory_order_acq_rel) != 0; }
 

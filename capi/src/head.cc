@@ -38,7 +38,9 @@ int32_t dsgd_head_start(const dsgd_config* config, dsgd_head** head, dsgd_error*
   });
 }
 
-const char* dsgd_head_address(const dsgd_head* head) { return is_handle(head) ? head->core->address().c_str() : ""; }
+const char* dsgd_head_address(const dsgd_head* head) {
+  return is_handle(head) ? head->core->address().c_str() : "";
+}
 
 int32_t dsgd_head_wait(dsgd_head* head, int32_t timeout_ms, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {

@@ -9,7 +9,8 @@ dsgd_log_record::dsgd_log_record(const dsgd::LogRecord& record, uint64_t session
     : Handle(kTag),
       level(static_cast<int32_t>(record.level)),
       message(record.message),
-      time_ns(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      time_ns(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                  std::chrono::system_clock::now().time_since_epoch())
                   .count()),
       session(session),
       rank(record.rank) {}
@@ -40,7 +41,8 @@ Result<std::unique_ptr<dsgd_log_record>> LogQueue::pop(std::chrono::milliseconds
     if (records_.empty()) notifier_->clear();
     return record;
   }
-  if (closed_) return Status(Code::kClosed, "dsgd_log_poll: the session is closed and its log queue is empty");
+  if (closed_)
+    return Status(Code::kClosed, "dsgd_log_poll: the session is closed and its log queue is empty");
   return Status(Code::kWaitTimeout,
                 "dsgd_log_poll: no log record came within " + std::to_string(timeout.count()) + " ms");
 }
@@ -64,7 +66,8 @@ void write_to_stderr(LogLevel level, const std::string& message) {
 
 }  // namespace
 
-std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_ptr<LogQueue> queue, uint64_t session) {
+std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_ptr<LogQueue> queue,
+                              uint64_t session) {
   const std::string& name = config.text("log_level");
   const LogLevel threshold = name == "debug"     ? LogLevel::kDebug
                              : name == "info"    ? LogLevel::kInfo
@@ -94,7 +97,8 @@ using dsgd::capi::is_handle;
 
 extern "C" {
 
-int32_t dsgd_log_poll(dsgd_session* session, int32_t timeout_ms, dsgd_log_record** record, dsgd_error** error) {
+int32_t dsgd_log_poll(dsgd_session* session, int32_t timeout_ms, dsgd_log_record** record,
+                      dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
     DSGD_RETURN_IF_ERROR(call.wait_time(timeout_ms));
@@ -122,9 +126,13 @@ const char* dsgd_log_record_message(const dsgd_log_record* record) {
   return is_handle(record) ? record->message.c_str() : "";
 }
 
-int64_t dsgd_log_record_time_ns(const dsgd_log_record* record) { return is_handle(record) ? record->time_ns : 0; }
+int64_t dsgd_log_record_time_ns(const dsgd_log_record* record) {
+  return is_handle(record) ? record->time_ns : 0;
+}
 
-uint64_t dsgd_log_record_session(const dsgd_log_record* record) { return is_handle(record) ? record->session : 0; }
+uint64_t dsgd_log_record_session(const dsgd_log_record* record) {
+  return is_handle(record) ? record->session : 0;
+}
 
 int32_t dsgd_log_record_rank(const dsgd_log_record* record) { return is_handle(record) ? record->rank : -1; }
 

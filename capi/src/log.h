@@ -55,8 +55,9 @@ class LogQueue {
   const std::unique_ptr<transport::Notifier> notifier_;
 };
 
-// A log with the threshold of `config`. Records go to the hook if there is one, else to the queue and, as `log_to` says,
-// to standard error. A head has no queue, and 0 as its session.
-std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_ptr<LogQueue> queue, uint64_t session);
+// A log with the threshold of `config`. Records go to the hook if there is one, else to the queue and, as
+// `log_to` says, to standard error. A head has no queue, and 0 as its session.
+std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_ptr<LogQueue> queue,
+                              uint64_t session);
 
 }  // namespace dsgd::capi

@@ -11,14 +11,16 @@
 struct dsgd_memory : dsgd::capi::Handle {
   static constexpr uint64_t kTag = dsgd::capi::tag_of("memory  ");
   static constexpr const char* kName = "dsgd_memory";
-  explicit dsgd_memory(std::shared_ptr<dsgd::TensorMemory> tensor) : Handle(kTag), tensor(std::move(tensor)) {}
+  explicit dsgd_memory(std::shared_ptr<dsgd::TensorMemory> tensor)
+      : Handle(kTag), tensor(std::move(tensor)) {}
 
   const std::shared_ptr<dsgd::TensorMemory> tensor;
 };
 
 namespace dsgd::capi {
 
-// Returns the memory that dsgd_alloc made for this parameter in this replica; Code::kState if it was not called.
+// Returns the memory that dsgd_alloc made for this parameter in this replica; Code::kState if it was not
+// called.
 Result<std::shared_ptr<TensorMemory>> allocated_memory(const Call& call, dsgd_replica* replica,
                                                        dsgd_parameter* parameter);
 void remember_binding(dsgd_replica* replica, dsgd_parameter* parameter, bool read_only_gradient);

@@ -26,9 +26,9 @@ using dsgd::capi::run_operation;
 
 extern "C" {
 
-int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* data, size_t nbytes, int32_t dtype,
-                        const int64_t* shape, size_t ndim, const dsgd_op_options* options, dsgd_op** op,
-                        dsgd_error** error) {
+int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* data, size_t nbytes,
+                        int32_t dtype, const int64_t* shape, size_t ndim, const dsgd_op_options* options,
+                        dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
@@ -48,8 +48,8 @@ int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* dat
   });
 }
 
-int32_t dsgd_object_get(dsgd_session* session, const char* name, const dsgd_op_options* options, dsgd_object** object,
-                        dsgd_op** op, dsgd_error** error) {
+int32_t dsgd_object_get(dsgd_session* session, const char* name, const dsgd_op_options* options,
+                        dsgd_object** object, dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
@@ -57,11 +57,12 @@ int32_t dsgd_object_get(dsgd_session* session, const char* name, const dsgd_op_o
       return call.invalid("'object' and 'op' are both given; with an op, dsgd_op_object gives the object");
     if (!op) DSGD_RETURN_IF_ERROR(call.given(object, "object"));
     std::shared_ptr<dsgd::Operation> operation;
-    DSGD_RETURN_IF_ERROR(run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      auto begun = session->core->object_get(name, mode, given);
-      if (begun.ok()) operation = begun.value();
-      return begun;
-    }));
+    DSGD_RETURN_IF_ERROR(
+        run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+          auto begun = session->core->object_get(name, mode, given);
+          if (begun.ok()) operation = begun.value();
+          return begun;
+        }));
     if (object) *object = new dsgd_object(operation->object());
     return {};
   });
@@ -73,7 +74,8 @@ int32_t dsgd_op_object(const dsgd_op* op, dsgd_object** object, dsgd_error** err
     DSGD_RETURN_IF_ERROR(call.given(object, "object"));
     const dsgd::Operation& operation = *op->operation;
     if (operation.name() != "dsgd_object_get")
-      return call.invalid("the op is " + operation.name() + ", not a dsgd_object_get; only that has an object");
+      return call.invalid("the op is " + operation.name() +
+                          ", not a dsgd_object_get; only that has an object");
     if (!operation.done())
       return call.fail(Code::kState, operation.name() + " has not ended yet; wait for the op first");
     if (!operation.status().ok()) return operation.status();
@@ -82,8 +84,8 @@ int32_t dsgd_op_object(const dsgd_op* op, dsgd_object** object, dsgd_error** err
   });
 }
 
-int32_t dsgd_object_delete(dsgd_session* session, const char* name, const dsgd_op_options* options, dsgd_op** op,
-                           dsgd_error** error) {
+int32_t dsgd_object_delete(dsgd_session* session, const char* name, const dsgd_op_options* options,
+                           dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
@@ -96,11 +98,15 @@ int32_t dsgd_object_delete(dsgd_session* session, const char* name, const dsgd_o
 const void* dsgd_object_data(const dsgd_object* object) {
   return is_handle(object) ? object->core->bytes.data() : nullptr;
 }
-size_t dsgd_object_nbytes(const dsgd_object* object) { return is_handle(object) ? object->core->bytes.size() : 0; }
+size_t dsgd_object_nbytes(const dsgd_object* object) {
+  return is_handle(object) ? object->core->bytes.size() : 0;
+}
 int32_t dsgd_object_dtype(const dsgd_object* object) {
   return is_handle(object) ? object->core->dtype : dsgd::Object::kNoType;
 }
-size_t dsgd_object_ndim(const dsgd_object* object) { return is_handle(object) ? object->core->shape.size() : 0; }
+size_t dsgd_object_ndim(const dsgd_object* object) {
+  return is_handle(object) ? object->core->shape.size() : 0;
+}
 const int64_t* dsgd_object_shape(const dsgd_object* object) {
   return is_handle(object) ? object->core->shape.data() : nullptr;
 }

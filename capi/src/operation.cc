@@ -81,7 +81,8 @@ int32_t dsgd_op_options_init(dsgd_op_options* options, size_t struct_size) {
   return guard(__func__, nullptr, [&](const Call& call) -> Status {
     dsgd_op_options defaults{};
     defaults.timeout_ms = -1;
-    return dsgd::capi::init_sized(call, options, struct_size, defaults, dsgd::capi::kOptionsFirstSize, "options");
+    return dsgd::capi::init_sized(call, options, struct_size, defaults, dsgd::capi::kOptionsFirstSize,
+                                  "options");
   });
 }
 
@@ -171,7 +172,8 @@ int32_t dsgd_queue_poll(dsgd_session* session, dsgd_op** ops, size_t max, int32_
         left = std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
         left = std::max(left, milliseconds(0));
         if (ended.value().empty() && left.count() == 0)
-          return call.fail(Code::kWaitTimeout, "no operation ended within " + std::to_string(timeout_ms) + " ms");
+          return call.fail(Code::kWaitTimeout,
+                           "no operation ended within " + std::to_string(timeout_ms) + " ms");
       }
     }
   });

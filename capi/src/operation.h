@@ -21,10 +21,12 @@ class OpTable {
   // Starts an operation and registers its handle under one lock, so that a poll that sees the operation end
   // always finds the handle. `start` returns Result<std::shared_ptr<Operation>> and does not block.
   template <typename Start>
-  Result<dsgd_op*> start(const std::shared_ptr<OpTable>& self, const std::shared_ptr<Session>& session, Start&& start);
+  Result<dsgd_op*> start(const std::shared_ptr<OpTable>& self, const std::shared_ptr<Session>& session,
+                         Start&& start);
   // The handle, with one more reference; null: freed, or never the host's.
   dsgd_op* find(const Operation& operation);
-  bool forget(dsgd_op& op);  // drops a reference; true: it was the last one, and the table has forgotten the op
+  // Drops a reference; true: it was the last one, and the table has forgotten the op.
+  bool forget(dsgd_op& op);
 
   bool forked() const;  // is this a child of the process that made the table?
 
@@ -41,7 +43,10 @@ struct dsgd_op : dsgd::capi::KeptHandle {
   static constexpr const char* kName = "dsgd_op";
   dsgd_op(std::shared_ptr<dsgd::Operation> operation, std::weak_ptr<dsgd::Session> session,
           std::shared_ptr<dsgd::capi::OpTable> table)
-      : KeptHandle(kTag), operation(std::move(operation)), session(std::move(session)), table(std::move(table)) {}
+      : KeptHandle(kTag),
+        operation(std::move(operation)),
+        session(std::move(session)),
+        table(std::move(table)) {}
 
   const std::shared_ptr<dsgd::Operation> operation;
   const std::weak_ptr<dsgd::Session> session;  // weak: an op that a host forgot must not keep a session open

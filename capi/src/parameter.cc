@@ -25,7 +25,8 @@ Result<std::shared_ptr<TensorMemory>> allocated_memory(const Call& call, dsgd_re
   std::lock_guard lock(replica->session->mutex);
   const auto found = replica->memory.find(parameter->core->index);
   if (found != replica->memory.end()) return found->second;
-  return call.fail(Code::kState, "parameter '" + parameter->core->name + "' has no buffers of dsgd_alloc in replica " +
+  return call.fail(Code::kState, "parameter '" + parameter->core->name +
+                                     "' has no buffers of dsgd_alloc in replica " +
                                      std::to_string(replica->core->index) + "; call dsgd_alloc first");
 }
 
@@ -42,8 +43,8 @@ void remember_binding(dsgd_replica* replica, dsgd_parameter* parameter, bool rea
 
 extern "C" {
 
-int32_t dsgd_parameter_add(dsgd_session* session, const char* name, int32_t dtype, const int64_t* shape, size_t ndim,
-                           uint32_t flags, dsgd_parameter** parameter, dsgd_error** error) {
+int32_t dsgd_parameter_add(dsgd_session* session, const char* name, int32_t dtype, const int64_t* shape,
+                           size_t ndim, uint32_t flags, dsgd_parameter** parameter, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
@@ -78,7 +79,8 @@ const char* dsgd_parameter_name(const dsgd_parameter* parameter) {
   return is_handle(parameter) ? parameter->core->name.c_str() : "";
 }
 
-int32_t dsgd_replica_add(dsgd_session* session, const char* device, dsgd_replica** replica, dsgd_error** error) {
+int32_t dsgd_replica_add(dsgd_session* session, const char* device, dsgd_replica** replica,
+                         dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     if (device) DSGD_RETURN_IF_ERROR(call.named(device, "device"));
@@ -103,20 +105,20 @@ int32_t dsgd_replica_weight(dsgd_replica* replica, double weight, dsgd_error** e
   });
 }
 
-int32_t dsgd_bind(dsgd_replica* replica, dsgd_parameter* parameter, void* value, size_t value_nbytes, void* gradient,
-                  size_t gradient_nbytes, dsgd_error** error) {
+int32_t dsgd_bind(dsgd_replica* replica, dsgd_parameter* parameter, void* value, size_t value_nbytes,
+                  void* gradient, size_t gradient_nbytes, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
     if (parameter->core->nbytes() > 0) {
       DSGD_RETURN_IF_ERROR(call.given(value, "value"));
       if (parameter->core->trained && !gradient) {
-        return call.invalid(
-            "parameter '" + parameter->core->name +
-            "' is trained, so 'gradient' must not be NULL; give its buffer, or add the parameter with DSGD_UNTRAINED");
+        return call.invalid("parameter '" + parameter->core->name +
+                            "' is trained, so 'gradient' must not be NULL; give its buffer, or add the "
+                            "parameter with DSGD_UNTRAINED");
       }
     }
-    DSGD_RETURN_IF_ERROR(replica->session->core->bind(replica->core, parameter->core, value, value_nbytes, gradient,
-                                                      gradient_nbytes, {}));
+    DSGD_RETURN_IF_ERROR(replica->session->core->bind(replica->core, parameter->core, value, value_nbytes,
+                                                      gradient, gradient_nbytes, {}));
     dsgd::capi::remember_binding(replica, parameter, false);
     return {};
   });
@@ -139,7 +141,8 @@ int32_t dsgd_alloc(dsgd_replica* replica, dsgd_parameter* parameter, void** valu
   });
 }
 
-int32_t dsgd_memory_get(dsgd_replica* replica, dsgd_parameter* parameter, dsgd_memory** memory, dsgd_error** error) {
+int32_t dsgd_memory_get(dsgd_replica* replica, dsgd_parameter* parameter, dsgd_memory** memory,
+                        dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
     DSGD_RETURN_IF_ERROR(call.given(memory, "memory"));
@@ -150,9 +153,15 @@ int32_t dsgd_memory_get(dsgd_replica* replica, dsgd_parameter* parameter, dsgd_m
   });
 }
 
-void* dsgd_memory_value(const dsgd_memory* memory) { return is_handle(memory) ? memory->tensor->value : nullptr; }
-void* dsgd_memory_gradient(const dsgd_memory* memory) { return is_handle(memory) ? memory->tensor->gradient : nullptr; }
-size_t dsgd_memory_nbytes(const dsgd_memory* memory) { return is_handle(memory) ? memory->tensor->nbytes : 0; }
+void* dsgd_memory_value(const dsgd_memory* memory) {
+  return is_handle(memory) ? memory->tensor->value : nullptr;
+}
+void* dsgd_memory_gradient(const dsgd_memory* memory) {
+  return is_handle(memory) ? memory->tensor->gradient : nullptr;
+}
+size_t dsgd_memory_nbytes(const dsgd_memory* memory) {
+  return is_handle(memory) ? memory->tensor->nbytes : 0;
+}
 void dsgd_memory_free(dsgd_memory* memory) { dsgd::capi::free_handle(memory); }
 
 }  // extern "C"

@@ -23,7 +23,8 @@ struct dsgd_schedule : dsgd::capi::Handle {
 struct dsgd_placement : dsgd::capi::Handle {
   static constexpr uint64_t kTag = dsgd::capi::tag_of("placemnt");
   static constexpr const char* kName = "dsgd_placement";
-  dsgd_placement(const std::string& parameter, uint64_t begin, uint64_t count, int32_t size, const std::string& options)
+  dsgd_placement(const std::string& parameter, uint64_t begin, uint64_t count, int32_t size,
+                 const std::string& options)
       : Handle(kTag), parameter(parameter), begin(begin), count(count), size(size), options(options) {}
 
   const std::string& parameter;
@@ -48,7 +49,8 @@ std::shared_ptr<const Vtable> hold(const Vtable& given) {
   });
 }
 
-Status check_name(const Call& call, const char* name, const std::vector<std::string>& built_in, bool registered) {
+Status check_name(const Call& call, const char* name, const std::vector<std::string>& built_in,
+                  bool registered) {
   const std::string text = name;
   const bool letters = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
   if (text.size() > kLongestName || !letters || text[0] < 'a') {
@@ -63,10 +65,10 @@ Status check_name(const Call& call, const char* name, const std::vector<std::str
 
 Status check_version(const Call& call, uint32_t version, const char* argument) {
   if (version >= 1 && version <= DSGD_PLUGIN_VERSION) return {};
-  return call.fail(Code::kUnsupported, std::string("argument '") + argument + "' has version " +
-                                           std::to_string(version) + ", this library supports versions 1 to " +
-                                           std::to_string(DSGD_PLUGIN_VERSION) +
-                                           "; set it to DSGD_PLUGIN_VERSION, or use a newer library");
+  return call.fail(Code::kUnsupported,
+                   std::string("argument '") + argument + "' has version " + std::to_string(version) +
+                       ", this library supports versions 1 to " + std::to_string(DSGD_PLUGIN_VERSION) +
+                       "; set it to DSGD_PLUGIN_VERSION, or use a newer library");
 }
 
 Status check_function(const Call& call, bool given, const char* name) {
@@ -114,12 +116,13 @@ using dsgd::capi::is_handle;
 
 extern "C" {
 
-int32_t dsgd_schedule_add(dsgd_schedule* schedule, int32_t transfer, int32_t round, int32_t peer, uint64_t begin,
-                          uint64_t count, dsgd_error** error) {
+int32_t dsgd_schedule_add(dsgd_schedule* schedule, int32_t transfer, int32_t round, int32_t peer,
+                          uint64_t begin, uint64_t count, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(schedule, "schedule"));
     if (transfer < DSGD_TRANSFER_SEND || transfer > DSGD_TRANSFER_COPY) {
-      return call.invalid("unknown transfer " + std::to_string(transfer) + "; use a value of DSGD_TRANSFER_*");
+      return call.invalid("unknown transfer " + std::to_string(transfer) +
+                          "; use a value of DSGD_TRANSFER_*");
     }
     // The check of the schedule reports the excess.
     if (schedule->transfers->size() > dsgd::ScheduleAlgorithm::kMostTransfers) return {};
@@ -130,7 +133,8 @@ int32_t dsgd_schedule_add(dsgd_schedule* schedule, int32_t transfer, int32_t rou
 
 int32_t dsgd_algorithm_init(dsgd_algorithm* algorithm, size_t struct_size) {
   return guard(__func__, nullptr, [&](const Call& call) -> Status {
-    return init_sized(call, algorithm, struct_size, dsgd_algorithm{}, dsgd::capi::kAlgorithmFirstSize, "algorithm");
+    return init_sized(call, algorithm, struct_size, dsgd_algorithm{}, dsgd::capi::kAlgorithmFirstSize,
+                      "algorithm");
   });
 }
 
@@ -150,13 +154,15 @@ int32_t dsgd_algorithm_register(dsgd_config* config, const char* name, const dsg
     }
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.allreduce != nullptr, "allreduce"));
     auto& registered = config->registered.algorithms;
-    DSGD_RETURN_IF_ERROR(
-        dsgd::capi::check_name(call, name, dsgd::Strategies::built_in_algorithms(), registered.count(name) > 0));
+    DSGD_RETURN_IF_ERROR(dsgd::capi::check_name(call, name, dsgd::Strategies::built_in_algorithms(),
+                                                registered.count(name) > 0));
     config->values.allow("algorithm", name);
     registered[name] = [held = dsgd::capi::hold(vtable), who = "algorithm '" + std::string(name) + "'"](
-                           int32_t rank, int32_t size, uint64_t count, std::vector<dsgd::Transfer>* transfers) {
+                           int32_t rank, int32_t size, uint64_t count,
+                           std::vector<dsgd::Transfer>* transfers) {
       dsgd_schedule schedule(transfers);
-      auto answer = dsgd::capi::ask(who, [&] { return held->allreduce(held->user, rank, size, count, &schedule); });
+      auto answer =
+          dsgd::capi::ask(who, [&] { return held->allreduce(held->user, rank, size, count, &schedule); });
       if (!answer.ok() || answer.value() == DSGD_OK) return answer.status();
       return dsgd::capi::refusal(who, answer.value());
     };
@@ -167,16 +173,23 @@ int32_t dsgd_algorithm_register(dsgd_config* config, const char* name, const dsg
 const char* dsgd_placement_parameter(const dsgd_placement* placement) {
   return is_handle(placement) ? placement->parameter.c_str() : "";
 }
-uint64_t dsgd_placement_begin(const dsgd_placement* placement) { return is_handle(placement) ? placement->begin : 0; }
-uint64_t dsgd_placement_count(const dsgd_placement* placement) { return is_handle(placement) ? placement->count : 0; }
-int32_t dsgd_placement_size(const dsgd_placement* placement) { return is_handle(placement) ? placement->size : 0; }
+uint64_t dsgd_placement_begin(const dsgd_placement* placement) {
+  return is_handle(placement) ? placement->begin : 0;
+}
+uint64_t dsgd_placement_count(const dsgd_placement* placement) {
+  return is_handle(placement) ? placement->count : 0;
+}
+int32_t dsgd_placement_size(const dsgd_placement* placement) {
+  return is_handle(placement) ? placement->size : 0;
+}
 const char* dsgd_placement_options(const dsgd_placement* placement) {
   return is_handle(placement) ? placement->options.c_str() : "";
 }
 
 int32_t dsgd_strategy_init(dsgd_strategy* strategy, size_t struct_size) {
   return guard(__func__, nullptr, [&](const Call& call) -> Status {
-    return init_sized(call, strategy, struct_size, dsgd_strategy{}, dsgd::capi::kStrategyFirstSize, "strategy");
+    return init_sized(call, strategy, struct_size, dsgd_strategy{}, dsgd::capi::kStrategyFirstSize,
+                      "strategy");
   });
 }
 
@@ -186,7 +199,8 @@ int32_t dsgd_strategy_register(dsgd_config* config, const char* name, const dsgd
     DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
     DSGD_RETURN_IF_ERROR(call.named(name, "name"));
     DSGD_RETURN_IF_ERROR(call.given(strategy, "strategy"));
-    DSGD_RETURN_IF_ERROR(check_sized(call, strategy, dsgd::capi::kStrategyFirstSize, "strategy", "dsgd_strategy_init"));
+    DSGD_RETURN_IF_ERROR(
+        check_sized(call, strategy, dsgd::capi::kStrategyFirstSize, "strategy", "dsgd_strategy_init"));
     const dsgd_strategy vtable = dsgd::capi::read_sized(strategy);
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_version(call, vtable.version, "strategy"));
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.owner != nullptr, "owner"));
@@ -195,7 +209,8 @@ int32_t dsgd_strategy_register(dsgd_config* config, const char* name, const dsgd
                           "; use DSGD_STRATEGY_MEAN_AT_OWNER or DSGD_STRATEGY_UPDATE_AT_OWNER");
     }
     auto& registered = config->registered.strategies;
-    DSGD_RETURN_IF_ERROR(dsgd::capi::check_name(call, name, dsgd::Strategies::built_in(), registered.count(name) > 0));
+    DSGD_RETURN_IF_ERROR(
+        dsgd::capi::check_name(call, name, dsgd::Strategies::built_in(), registered.count(name) > 0));
     config->values.allow("strategy", name);
     dsgd::RegisteredStrategy made;
     made.update_at_owner = vtable.flags == DSGD_STRATEGY_UPDATE_AT_OWNER;

@@ -22,7 +22,8 @@ void send_report(const std::string& supervisor, const std::string& text) {
   address.sun_family = AF_UNIX;
   supervisor.copy(address.sun_path, sizeof address.sun_path);
   address.sun_path[0] = 0;  // abstract: no file
-  const size_t length = offsetof(sockaddr_un, sun_path) + std::min(supervisor.size(), sizeof address.sun_path);
+  const size_t length =
+      offsetof(sockaddr_un, sun_path) + std::min(supervisor.size(), sizeof address.sun_path);
   const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return;
   sendto(fd, text.data(), text.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
@@ -36,7 +37,8 @@ Log::Reporter make_reporter(const Config& config) {
   const std::string supervisor = config.text("supervisor");
   if (supervisor.empty()) return nullptr;
   return [supervisor, rank = std::to_string(config.integer("rank"))](const WorkerReport& report) {
-    send_report(supervisor, rank + " " + name_of(report.kind) + " " + std::to_string(report.cause) + " " + report.text);
+    send_report(supervisor,
+                rank + " " + name_of(report.kind) + " " + std::to_string(report.cause) + " " + report.text);
   };
 }
 

@@ -6,8 +6,9 @@
 
 namespace dsgd::capi {
 
-// Returns an empty function if the key `supervisor` is not set. A report is one datagram, "RANK KIND CAUSE TEXT", where RANK is the key `rank`.
-// It is sent without waiting, and lost if the supervisor no longer runs or its queue is full.
+// Returns an empty function if the key `supervisor` is not set. A report is one datagram, "RANK KIND CAUSE
+// TEXT", where RANK is the key `rank`. It is sent without waiting, and lost if the supervisor no longer runs
+// or its queue is full.
 Log::Reporter make_reporter(const Config& config);
 
 }  // namespace dsgd::capi

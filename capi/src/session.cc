@@ -46,7 +46,8 @@ Number session_number(const char* function, const dsgd_session* session, Read&& 
 
 // A text that becomes the caller's.
 template <typename Make>
-int32_t session_text(const char* function, const dsgd_session* session, char** text, dsgd_error** error, Make&& make) {
+int32_t session_text(const char* function, const dsgd_session* session, char** text, dsgd_error** error,
+                     Make&& make) {
   return guard(function, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
     DSGD_RETURN_IF_ERROR(call.given(text, "text"));
@@ -67,8 +68,8 @@ int32_t dsgd_init(const dsgd_config* config, dsgd_session** session, dsgd_error*
   return dsgd_init_begin(config, nullptr, session, nullptr, error);
 }
 
-int32_t dsgd_init_begin(const dsgd_config* config, const dsgd_op_options* options, dsgd_session** session, dsgd_op** op,
-                        dsgd_error** error) {
+int32_t dsgd_init_begin(const dsgd_config* config, const dsgd_op_options* options, dsgd_session** session,
+                        dsgd_op** op, dsgd_error** error) {
   return guard(op ? __func__ : "dsgd_init", error, [&](const Call& call) -> Status {
     if (config) DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
     DSGD_RETURN_IF_ERROR(call.given(session, "session"));
@@ -80,18 +81,21 @@ int32_t dsgd_init_begin(const dsgd_config* config, const dsgd_op_options* option
     auto notifier = environment->new_notifier();
     DSGD_RETURN_IF_ERROR(notifier.status());
     auto made = std::make_unique<dsgd_session>(std::move(notifier).value());
-    auto log = dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, made->log, made->id);
+    auto log =
+        dsgd::capi::make_log(values, config ? config->hook : dsgd::capi::LogHook{}, made->log, made->id);
     if (auto reporter = dsgd::capi::make_reporter(values)) log->set_reporter(std::move(reporter));
-    if (const auto& [text, warning] = launcher.value(); !text.empty()) warning ? log->warning(text) : log->info(text);
+    if (const auto& [text, warning] = launcher.value(); !text.empty())
+      warning ? log->warning(text) : log->info(text);
     dsgd::Registered registered = config ? config->registered : dsgd::Registered{};
     registered.backends.emplace("cuda", dsgd::capi::load_cuda);
     registered.check_host_memory = dsgd::capi::check_host_memory;
     auto core = dsgd::Session::make(values, std::move(environment), std::move(log), registered);
     if (!core.ok()) return core.status();
     made->core = std::move(core).value();
-    DSGD_RETURN_IF_ERROR(run_operation(
-        call, made.get(), options, op,
-        [&](dsgd::Session::Mode mode, const dsgd::CallOptions& given) { return made->core->join(mode, given); }));
+    DSGD_RETURN_IF_ERROR(run_operation(call, made.get(), options, op,
+                                       [&](dsgd::Session::Mode mode, const dsgd::CallOptions& given) {
+                                         return made->core->join(mode, given);
+                                       }));
     *session = made.release();
     return {};
   });
@@ -153,7 +157,8 @@ int32_t dsgd_session_info_read(const dsgd_session* session, dsgd_session_info* i
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
     DSGD_RETURN_IF_ERROR(call.given(info, "info"));
-    DSGD_RETURN_IF_ERROR(dsgd::capi::check_sized(call, info, kSessionInfoFirstSize, "info", "dsgd_session_info_init"));
+    DSGD_RETURN_IF_ERROR(
+        dsgd::capi::check_sized(call, info, kSessionInfoFirstSize, "info", "dsgd_session_info_init"));
     const dsgd::SessionInfo core = session->core->info();
     dsgd_session_info copy{};
     copy.id = session->id;
@@ -171,7 +176,8 @@ int32_t dsgd_session_info_read(const dsgd_session* session, dsgd_session_info* i
 }
 
 int32_t dsgd_metrics(const dsgd_session* session, char** text, dsgd_error** error) {
-  return session_text(__func__, session, text, error, [](const dsgd::Session& core) { return core.metrics(); });
+  return session_text(__func__, session, text, error,
+                      [](const dsgd::Session& core) { return core.metrics(); });
 }
 
 int32_t dsgd_trace(const dsgd_session* session, char** text, dsgd_error** error) {

@@ -67,16 +67,16 @@ enum class Channels { kZero, kAny };  // which channels a call may use
 // Checks the options of a call; NULL gives the defaults.
 Result<CallOptions> read_options(const Call& call, const dsgd_op_options* options, Channels channels);
 
-// The body of every function that starts work: with `op` NULL it waits for the end, else it hands the handle out.
-// start(mode, options) begins the operation.
+// The body of every function that starts work: with `op` NULL it waits for the end, else it hands the handle
+// out. start(mode, options) begins the operation.
 template <typename Start>
 Status run_operation(const Call& call, dsgd_session* session, const dsgd_op_options* options, dsgd_op** op,
                      Start&& start, Channels channels = Channels::kZero) {
   const Result<CallOptions> given = read_options(call, options, channels);
   if (!given.ok()) return given.status();
   if (op) {
-    auto started =
-        session->ops->start(session->ops, session->core, [&] { return start(Session::Mode::kQueue, given.value()); });
+    auto started = session->ops->start(session->ops, session->core,
+                                       [&] { return start(Session::Mode::kQueue, given.value()); });
     if (!started.ok()) return started.status();
     *op = started.value();
     return {};

@@ -26,8 +26,8 @@ using dsgd::capi::is_handle;
 
 extern "C" {
 
-int32_t dsgd_shard_new(const dsgd_session* session, uint64_t samples, uint64_t seed, uint32_t flags, dsgd_shard** shard,
-                       dsgd_error** error) {
+int32_t dsgd_shard_new(const dsgd_session* session, uint64_t samples, uint64_t seed, uint32_t flags,
+                       dsgd_shard** shard, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     DSGD_RETURN_IF_ERROR(call.given(shard, "shard"));
@@ -62,7 +62,9 @@ int32_t dsgd_shard_seek(dsgd_shard* shard, uint64_t epoch, uint64_t position, ds
   });
 }
 
-uint64_t dsgd_shard_position(const dsgd_shard* shard) { return is_handle(shard) ? shard->core.position() : 0; }
+uint64_t dsgd_shard_position(const dsgd_shard* shard) {
+  return is_handle(shard) ? shard->core.position() : 0;
+}
 
 int32_t dsgd_shard_next(dsgd_shard* shard, int64_t* indices, size_t max, size_t* count, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {

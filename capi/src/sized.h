@@ -14,15 +14,17 @@ namespace dsgd::capi {
 
 inline constexpr size_t kLargestStruct = 4096;  // above it a struct_size is garbage
 
-// Fills a caller's struct with `defaults`, and fields that this library does not know with zero. `first_size` is the
-// size of the struct in the release that introduced it: a literal number, since sizeof grows with the struct.
+// Fills a caller's struct with `defaults`, and fields that this library does not know with zero. `first_size`
+// is the size of the struct in the release that introduced it: a literal number, since sizeof grows with the
+// struct.
 template <typename T>
 Status init_sized(const Call& call, T* target, size_t struct_size, T defaults, size_t first_size,
                   const char* argument) {
   DSGD_RETURN_IF_ERROR(call.given(target, argument));
   if (struct_size < first_size || struct_size > kLargestStruct)
-    return call.invalid("struct_size " + std::to_string(struct_size) + " is outside " + std::to_string(first_size) +
-                        " to " + std::to_string(kLargestStruct) + "; pass sizeof of the struct");
+    return call.invalid("struct_size " + std::to_string(struct_size) + " is outside " +
+                        std::to_string(first_size) + " to " + std::to_string(kLargestStruct) +
+                        "; pass sizeof of the struct");
   std::memset(static_cast<void*>(target), 0, struct_size);
   defaults.struct_size = struct_size;
   std::memcpy(static_cast<void*>(target), &defaults, std::min(struct_size, sizeof(T)));
@@ -35,13 +37,13 @@ Status check_sized(const Call& call, const T* given, size_t first_size, const ch
                    const char* init_function) {
   const size_t size = given->struct_size;
   if (size < first_size || size > kLargestStruct)
-    return call.invalid(std::string("argument '") + argument + "' has struct_size " + std::to_string(size) + "; call " +
-                        init_function + " on it first");
+    return call.invalid(std::string("argument '") + argument + "' has struct_size " + std::to_string(size) +
+                        "; call " + init_function + " on it first");
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (size_t i = sizeof(T); i < size; ++i)
     if (bytes[i] != 0)
-      return call.invalid(std::string("argument '") + argument + "' has a field at byte " + std::to_string(i) +
-                          " that version " + dsgd_version_string() +
+      return call.invalid(std::string("argument '") + argument + "' has a field at byte " +
+                          std::to_string(i) + " that version " + dsgd_version_string() +
                           " of dsgd does not know; use a newer library or leave it zero");
   return {};
 }
@@ -53,7 +55,8 @@ void write_sized(T* target, T value) {
   std::memcpy(static_cast<void*>(target), &value, std::min(target->struct_size, sizeof(T)));
 }
 
-// Returns a copy of a struct that passed check_sized; fields that an older caller's struct does not have are zero.
+// Returns a copy of a struct that passed check_sized; fields that an older caller's struct does not have are
+// zero.
 template <typename T>
 T read_sized(const T* given) {
   T value{};

@@ -20,7 +20,8 @@ constexpr const char* kStepResultInit = "dsgd_step_result_init";
 const Parameter* read_only_gradient(dsgd_session* session) {
   std::lock_guard lock(session->mutex);
   for (const auto& replica : session->replicas)
-    if (!replica->read_only_gradients.empty()) return session->parameters[*replica->read_only_gradients.begin()]->core;
+    if (!replica->read_only_gradients.empty())
+      return session->parameters[*replica->read_only_gradients.begin()]->core;
   return nullptr;
 }
 
@@ -83,7 +84,8 @@ int32_t dsgd_learning_rate_set(dsgd_session* session, double rate, dsgd_error** 
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(session));
     if (!std::isfinite(rate) || rate < 0)
-      return call.invalid("rate is " + dsgd::number_text(rate) + "; a learning rate is finite and not negative");
+      return call.invalid("rate is " + dsgd::number_text(rate) +
+                          "; a learning rate is finite and not negative");
     return session->core->set_learning_rate(rate);
   });
 }
@@ -130,15 +132,16 @@ int32_t dsgd_step_begin(dsgd_session* session, double weight, const dsgd_op_opti
   });
 }
 
-int32_t dsgd_gradient_ready(dsgd_replica* replica, dsgd_parameter* parameter, void* stream, dsgd_error** error) {
+int32_t dsgd_gradient_ready(dsgd_replica* replica, dsgd_parameter* parameter, void* stream,
+                            dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
     return replica->session->core->gradients_ready(replica->core, {&parameter->core, 1}, stream);
   });
 }
 
-int32_t dsgd_gradients_ready(dsgd_replica* replica, dsgd_parameter* const* parameters, size_t count, void* stream,
-                             dsgd_error** error) {
+int32_t dsgd_gradients_ready(dsgd_replica* replica, dsgd_parameter* const* parameters, size_t count,
+                             void* stream, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica));
     if (count > 0) DSGD_RETURN_IF_ERROR(call.given(parameters, "parameters"));

@@ -30,10 +30,12 @@ std::string cell(const std::string& text) {
 std::string code(const std::string& text) { return text.empty() ? "" : "`" + cell(text) + "`"; }
 
 void print_markdown(const std::vector<dsgd_config_key>& keys) {
-  std::printf("| key | type | default | range | meaning | environment |\n| --- | --- | --- | --- | --- | --- |\n");
+  std::printf(
+      "| key | type | default | range | meaning | environment |\n| --- | --- | --- | --- | --- | --- |\n");
   for (const auto& key : keys)
-    std::printf("| %s | %s | %s | %s | %s | %s |\n", code(key.name).c_str(), key.type, code(key.default_value).c_str(),
-                cell(key.range).c_str(), cell(key.help).c_str(), code(key.environment).c_str());
+    std::printf("| %s | %s | %s | %s | %s | %s |\n", code(key.name).c_str(), key.type,
+                code(key.default_value).c_str(), cell(key.range).c_str(), cell(key.help).c_str(),
+                code(key.environment).c_str());
 }
 
 void print_key(const dsgd_config_key& key) {

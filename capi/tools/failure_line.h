@@ -1,4 +1,5 @@
-// The line with which `dsgd run` names the worker that failed first. `dsgd run --hosts` parses it from the standard error of the supervised `dsgd run` on each host.
+// The line with which `dsgd run` names the worker that failed first. `dsgd run --hosts` parses it from the
+// standard error of the supervised `dsgd run` on each host.
 #pragma once
 
 #include <optional>

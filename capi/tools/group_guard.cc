@@ -15,8 +15,8 @@
 namespace dsgd_tool {
 namespace {
 
-// Reads commands from the pipe. A positive number: watch this group; a negative one: forget it. The end of the pipe: the launcher has
-// ended; kill the groups.
+// Reads commands from the pipe. A positive number: watch this group; a negative one: forget it. The end of
+// the pipe: the launcher has ended; kill the groups.
 [[noreturn]] void guard_groups(int pipe) {
   setsid();  // what ends the terminal's or the launcher's groups does not end the guard
   sigset_t all;

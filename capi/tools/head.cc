@@ -31,7 +31,8 @@ void set(const OwnedConfig& config, const std::string& key, const std::string& v
 }
 
 void print_log(const dsgd_log_record* record, void*) {
-  std::fprintf(stderr, "dsgd: %s: %s\n", level_name(dsgd_log_record_level(record)), dsgd_log_record_message(record));
+  std::fprintf(stderr, "dsgd: %s: %s\n", level_name(dsgd_log_record_level(record)),
+               dsgd_log_record_message(record));
 }
 
 // 0.0.0.0 and [::] are not addresses that other machines can connect to. Prints those that are.
@@ -40,7 +41,8 @@ void explain_any_address(const std::string& address) {
   const std::string host = address.substr(0, colon), port = address.substr(colon);
   if (host != "0.0.0.0" && host != "[::]") return;
   std::string known;
-  for (const auto& own : machine_addresses(host == "[::]")) known += (known.empty() ? ": " : ", ") + own + port;
+  for (const auto& own : machine_addresses(host == "[::]"))
+    known += (known.empty() ? ": " : ", ") + own + port;
   std::fprintf(stderr, "dsgd head: workers elsewhere need this machine's address as head, instead of %s%s\n",
                host.c_str(), known.c_str());
 }
@@ -98,13 +100,15 @@ int run_head(const Options& options) {
 
 Command add_head(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  app.add_option("--listen", options->listen, "Address to listen on, host:port; port 0: any (default: DSGD_HEAD)");
+  app.add_option("--listen", options->listen,
+                 "Address to listen on, host:port; port 0: any (default: DSGD_HEAD)");
   app.add_option("--num-workers", options->num_workers, "Workers of the job (default: DSGD_NUM_WORKERS)")
       ->check(whole_number(1, kMostWorkers));
   app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
   app.add_option("--token", options->token,
                  "Secret of the job; DSGD_TOKEN keeps it out of the process list (default: DSGD_TOKEN)");
-  app.add_option("--set", options->settings, "Another configuration key, KEY=VALUE; may be repeated")->take_all();
+  app.add_option("--set", options->settings, "Another configuration key, KEY=VALUE; may be repeated")
+      ->take_all();
   app.add_option("--config", options->file, "Configuration file with lines \"key = value\"");
   app.add_flag("--supervised", options->supervised)->group("");  // see remote.h
   app.footer(

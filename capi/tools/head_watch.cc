@@ -62,7 +62,8 @@ std::string try_to_reach(const std::string& address) {
 }
 
 void watch(const std::string& address, const std::shared_ptr<WaitNote>& note) {
-  for (std::string why; !(why = try_to_reach(address)).empty(); std::this_thread::sleep_for(kPause)) note->begin(why);
+  for (std::string why; !(why = try_to_reach(address)).empty(); std::this_thread::sleep_for(kPause))
+    note->begin(why);
   note->end();
 }
 

@@ -19,8 +19,8 @@ uint32_t parse_workers(const std::string& where, const std::string& text) {
   char* end = nullptr;
   const unsigned long count = std::strtoul(text.c_str(), &end, 10);
   if (text.empty() || *end || text[0] == '-' || count < 1 || count > kMostWorkers)
-    throw CLI::ValidationError(where,
-                               "'" + text + "' is not a number of workers (1 to " + std::to_string(kMostWorkers) + ")");
+    throw CLI::ValidationError(
+        where, "'" + text + "' is not a number of workers (1 to " + std::to_string(kMostWorkers) + ")");
   return static_cast<uint32_t>(count);
 }
 
@@ -37,7 +37,8 @@ Host parse_host(const std::string& where, const std::string& text) {
     host = {text.substr(0, colon), parse_workers(where, text.substr(colon + 1))};
   }
   if (host.name.empty() || host.name[0] == '-')  // ssh would read it as an option
-    throw CLI::ValidationError(where, "'" + text + "' is not a host; write HOST, HOST:WORKERS or [IPV6]:WORKERS");
+    throw CLI::ValidationError(where,
+                               "'" + text + "' is not a host; write HOST, HOST:WORKERS or [IPV6]:WORKERS");
   return host;
 }
 
@@ -81,7 +82,8 @@ std::string resolve(const std::string& host, std::string* why) {
     return "";
   }
   char address[NI_MAXHOST];
-  const int error = getnameinfo(found->ai_addr, found->ai_addrlen, address, sizeof address, nullptr, 0, NI_NUMERICHOST);
+  const int error =
+      getnameinfo(found->ai_addr, found->ai_addrlen, address, sizeof address, nullptr, 0, NI_NUMERICHOST);
   const bool ipv6 = found->ai_family == AF_INET6;
   freeaddrinfo(found);
   if (error) {

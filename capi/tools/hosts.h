@@ -17,7 +17,8 @@ std::vector<Host> parse_hosts(const std::string& text);
 // Lines "HOST", "HOST:2" or "HOST slots=2"; '#' begins a comment.
 std::vector<Host> read_hostfile(const std::string& path);
 
-// The address of a host as this machine resolves its name; IPv6 in brackets. "": it cannot, for the reason `why`; ssh may know more.
+// The address of a host as this machine resolves its name; IPv6 in brackets. "": it cannot, for the reason
+// `why`; ssh may know more.
 std::string resolve(const std::string& host, std::string* why);
 bool is_loopback(const std::string& address);
 

@@ -16,7 +16,8 @@ std::vector<std::string> machine_addresses(bool with_ipv6) {
     if (!it->ifa_addr || !(it->ifa_flags & IFF_UP) || (it->ifa_flags & IFF_LOOPBACK)) continue;
     const bool ipv6 = it->ifa_addr->sa_family == AF_INET6;
     if (!ipv6 && it->ifa_addr->sa_family != AF_INET) continue;
-    if (ipv6 && (!with_ipv6 || IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(it->ifa_addr)->sin6_addr)))
+    if (ipv6 && (!with_ipv6 ||
+                 IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(it->ifa_addr)->sin6_addr)))
       continue;
     char host[NI_MAXHOST];
     const socklen_t length = ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);

@@ -42,8 +42,10 @@ std::function<std::string(const std::string&)> whole_number(int least, int most)
   return [least, most](const std::string& text) -> std::string {
     int number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error == std::errc() && end == text.data() + text.size() && least <= number && number <= most) return "";
-    return "'" + text + "' is not a whole number from " + std::to_string(least) + " to " + std::to_string(most);
+    if (error == std::errc() && end == text.data() + text.size() && least <= number && number <= most)
+      return "";
+    return "'" + text + "' is not a whole number from " + std::to_string(least) + " to " +
+           std::to_string(most);
   };
 }
 
@@ -69,7 +71,8 @@ int run_tool(int argc, char** argv) {
   if (dashes != own.end()) words.assign(dashes + 1, own.end());
   own.erase(dashes, own.end());
 
-  CLI::App app("Data-parallel training: run local workers, run the head of a job, list the configuration.", "dsgd");
+  CLI::App app("Data-parallel training: run local workers, run the head of a job, list the configuration.",
+               "dsgd");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("dsgd ") + dsgd_version_string());
   CLI::App& run = *app.add_subcommand("run", "Run local workers of one job");

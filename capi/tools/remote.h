@@ -1,5 +1,5 @@
-// A `dsgd` on another host that this one supervises through its standard input. Standard input carries the environment variables, so
-// they appear in no process list. Closing it ends the remote workers.
+// A `dsgd` on another host that this one supervises through its standard input. Standard input carries the
+// environment variables, so they appear in no process list. Closing it ends the remote workers.
 #pragma once
 
 #include <map>

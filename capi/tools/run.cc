@@ -90,7 +90,8 @@ void refuse_own_key(const std::string& where, const std::string& key) {
     throw CLI::ValidationError(where, "dsgd run sets " + key + " itself; " + own->second);
 }
 
-// Returns the settings of the file that the environment does not override; workers inherit the environment anyway.
+// Returns the settings of the file that the environment does not override; workers inherit the environment
+// anyway.
 std::vector<Setting> file_settings(const std::string& path) {
   OwnedConfig without(dsgd_config_new()), with(dsgd_config_new());
   dsgd_error* error = nullptr;
@@ -124,8 +125,8 @@ uint32_t count_workers(const RunOptions& options, uint32_t local_workers) {
   const uint32_t needed = options.first_rank + local_workers;
   const uint32_t all = options.num_workers ? options.num_workers : needed;
   if (all < needed)
-    throw CLI::ValidationError("--num-workers",
-                               std::to_string(all) + " is less than the first rank and the workers here need");
+    throw CLI::ValidationError(
+        "--num-workers", std::to_string(all) + " is less than the first rank and the workers here need");
   if (all > local_workers && !head_is_elsewhere(options))
     throw CLI::ValidationError(
         options.num_workers ? "--num-workers" : "--first-rank",
@@ -206,8 +207,8 @@ struct HeadLog {
 void start_head(std::vector<Setting>* settings, HeadLog* log, OwnedHead* head) {
   OwnedConfig config(dsgd_config_new());
   dsgd_error* error = nullptr;
-  const bool token_is_given =
-      std::any_of(settings->begin(), settings->end(), [](const Setting& setting) { return setting.key == "token"; });
+  const bool token_is_given = std::any_of(settings->begin(), settings->end(),
+                                          [](const Setting& setting) { return setting.key == "token"; });
   if (!token_is_given && !is_set("DSGD_TOKEN")) settings->push_back({"token", random_token()});
   apply_to_config(*settings, config);
   check(dsgd_config_set(config.get(), "head", "127.0.0.1:0", &error), error);
@@ -234,8 +235,8 @@ std::vector<Setting> worker_settings(const RunOptions& options, uint32_t all_wor
     settings.push_back({"head", options.head});
     check_settings({settings.back()});
   }
-  const bool log_is_given =
-      std::any_of(settings.begin(), settings.end(), [](const Setting& setting) { return setting.key == "log_to"; });
+  const bool log_is_given = std::any_of(settings.begin(), settings.end(),
+                                        [](const Setting& setting) { return setting.key == "log_to"; });
   if (options.verbose && !log_is_given && !is_set("DSGD_LOG_TO")) settings.push_back({"log_to", "stderr"});
   return settings;
 }
@@ -255,8 +256,8 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   auto settings = worker_settings(options, all_workers);  // reports wrong settings before anything runs
 
   // Before the head: it blocks signals, and threads inherit that.
-  Supervisor supervisor(
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(options.grace_seconds)));
+  Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::duration<double>(options.grace_seconds)));
   if (options.supervised) supervisor.end_with(STDIN_FILENO);
   const auto prefix = [&](const std::string& name) {
     return options.no_prefix ? std::optional<std::string>() : "[" + name + "] ";
@@ -272,7 +273,8 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   if (head_is_here) start_head(&settings, &log, &head);
   // Only the host of rank 0 reports, so that each message appears once.
   if (!options.supervised || options.first_rank == 0) {
-    if (!head_is_here) supervisor.announce(watch_head(options.head.empty() ? std::getenv("DSGD_HEAD") : options.head));
+    if (!head_is_here)
+      supervisor.announce(watch_head(options.head.empty() ? std::getenv("DSGD_HEAD") : options.head));
     supervisor.announce_joins(std::make_shared<WaitNote>("the other workers", !head_is_here));
   }
   const int records = log.records;
@@ -292,10 +294,10 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   }
   const int status = supervisor.wait();
   if (status == 0 && head.get() && log.records == records)
-    std::fprintf(
-        stderr,
-        "dsgd run: warning: the commands have ended, but no worker has joined the job: a command joins it with "
-        "dsgd_init (in Python dsgd.init) and the DSGD_* variables that it is given\n");
+    std::fprintf(stderr,
+                 "dsgd run: warning: the commands have ended, but no worker has joined the job: a command "
+                 "joins it with "
+                 "dsgd_init (in Python dsgd.init) and the DSGD_* variables that it is given\n");
   return status;
 }
 
@@ -312,41 +314,49 @@ class Usage : public CLI::Formatter {
 Command add_run(CLI::App& app, std::vector<std::string> words) {
   auto options = std::make_shared<RunOptions>();
   app.formatter(std::make_shared<Usage>());
-  app.add_option("-n,--workers", options->workers, "Workers of the first command (default 1)")->check(count_fault);
+  app.add_option("-n,--workers", options->workers, "Workers of the first command (default 1)")
+      ->check(count_fault);
   app.add_option("--init", options->init,
                  "Shell command to run once on this node before the workers; if it fails, nothing else runs");
   app.add_option("--head", options->head,
                  "Address of a head that runs elsewhere (default: DSGD_HEAD; else a head is started here)");
-  app.add_option("--num-workers", options->num_workers, "Workers of the whole job, with --head (default: those here)")
+  app.add_option("--num-workers", options->num_workers,
+                 "Workers of the whole job, with --head (default: those here)")
       ->check(whole_number(1, kMostWorkers));
-  app.add_option("--first-rank", options->first_rank, "Rank of the first worker here, with --head (default 0)")
+  app.add_option("--first-rank", options->first_rank,
+                 "Rank of the first worker here, with --head (default 0)")
       ->check(whole_number(0, kMostWorkers - 1));
   app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
   app.add_option("--set", options->settings,
                  "Another configuration key for head and workers, KEY=VALUE; may be repeated")
       ->take_all();
-  app.add_option("--config", options->file, "Configuration file for head and workers, with lines \"key = value\"");
-  app.add_option("--grace", options->grace_seconds, "Seconds between SIGTERM and SIGKILL (default 10, at most a day)")
+  app.add_option("--config", options->file,
+                 "Configuration file for head and workers, with lines \"key = value\"");
+  app.add_option("--grace", options->grace_seconds,
+                 "Seconds between SIGTERM and SIGKILL (default 10, at most a day)")
       ->check(CLI::Range(0.0, kLongestGrace));
   app.add_flag("--no-prefix", options->no_prefix, "Do not put [rank] before the workers' output lines");
-  app.add_flag("--verbose", options->verbose, "Write the logs of head and workers to standard error (log_to=stderr)");
-  app.add_option(
-         "--hosts", options->hosts,
-         "Run the commands on these hosts by ssh: HOST,HOST:WORKERS,... (default for each: -n); the first also has "
-         "the head")
+  app.add_flag("--verbose", options->verbose,
+               "Write the logs of head and workers to standard error (log_to=stderr)");
+  app.add_option("--hosts", options->hosts,
+                 "Run the commands on these hosts by ssh: HOST,HOST:WORKERS,... (default for each: -n); the "
+                 "first also has "
+                 "the head")
       ->check([](const std::string& text) {
-        return text.empty() ? std::string("the list is empty; name a host, or leave the option out to run here")
-                            : std::string();
+        return text.empty()
+                   ? std::string("the list is empty; name a host, or leave the option out to run here")
+                   : std::string();
       });
   app.add_option("--hostfile", options->hostfile,
                  "File with lines HOST, HOST:WORKERS or HOST slots=WORKERS, as --hosts")
       ->excludes("--hosts");
-  app.add_option(
-         "--env", options->variables,
-         "With --hosts: an environment variable for the hosts, NAME or NAME=VALUE; may be repeated. DSGD_* go along")
+  app.add_option("--env", options->variables,
+                 "With --hosts: an environment variable for the hosts, NAME or NAME=VALUE; may be repeated. "
+                 "DSGD_* go along")
       ->take_all();
   app.add_option("--ssh", options->ssh, "With --hosts: ssh and its options (default 'ssh')");
-  app.add_option("--remote-dsgd", options->remote_dsgd, "With --hosts: path of dsgd there (default: as here)");
+  app.add_option("--remote-dsgd", options->remote_dsgd,
+                 "With --hosts: path of dsgd there (default: as here)");
   app.add_flag("--supervised", options->supervised)->group("");  // see remote.h
   app.add_option("--separator", options->separator, "Word between commands (default ':')");
   app.footer(

@@ -31,6 +31,7 @@ bool is_own_key(const std::string& key);
 
 // Runs `words`, the commands with their separators, on several hosts by ssh, with `workers` workers on each
 // host that does not give a number itself. `one_command`: there is no separator.
-int run_on_hosts(const RunOptions& options, const std::vector<std::string>& words, uint32_t workers, bool one_command);
+int run_on_hosts(const RunOptions& options, const std::vector<std::string>& words, uint32_t workers,
+                 bool one_command);
 
 }  // namespace dsgd_tool

@@ -27,14 +27,16 @@ Environment job_environment(const RunOptions& options) {
   const auto settings = common_settings(options);
   check_settings(settings);
   for (const auto& key : all_keys())
-    if (is_set(key.environment) && !is_own_key(key.name)) variables[key.environment] = std::getenv(key.environment);
+    if (is_set(key.environment) && !is_own_key(key.name))
+      variables[key.environment] = std::getenv(key.environment);
   for (const auto& setting : settings) variables[setting.variable()] = setting.value;
   if (variables["DSGD_TOKEN"].empty()) variables["DSGD_TOKEN"] = random_token();
   for (const auto& text : options.variables) {
     const size_t equals = text.find('=');
     const std::string name = text.substr(0, equals);
     const char* value = equals == std::string::npos ? std::getenv(name.c_str()) : text.c_str() + equals + 1;
-    if (name.empty() || !value) throw CLI::ValidationError("--env", "'" + text + "' is not set here; write NAME=VALUE");
+    if (name.empty() || !value)
+      throw CLI::ValidationError("--env", "'" + text + "' is not set here; write NAME=VALUE");
     variables[name] = value;
   }
   return variables;
@@ -44,15 +46,14 @@ std::vector<Host> all_hosts(const RunOptions& options, bool one_command) {
   auto hosts = options.hosts.empty() ? read_hostfile(options.hostfile) : parse_hosts(options.hosts);
   for (const auto& host : hosts)
     if (host.workers && !one_command)
-      throw CLI::ValidationError(
-          "--hosts",
-          "host '" + host.name +
-              "' has a number of workers, which is not possible with several commands; give -n for each command");
+      throw CLI::ValidationError("--hosts", "host '" + host.name +
+                                                "' has a number of workers, which is not possible with "
+                                                "several commands; give -n for each command");
   return hosts;
 }
 
-// Returns the address at which the head on the first host listens. The workers must be able to reach it; the other names need to
-// mean something to ssh only.
+// Returns the address at which the head on the first host listens. The workers must be able to reach it; the
+// other names need to mean something to ssh only.
 std::string head_address(const RunOptions& options, const std::vector<Host>& hosts) {
   if (!options.head.empty()) return options.head;
   std::string why;
@@ -64,15 +65,17 @@ std::string head_address(const RunOptions& options, const std::vector<Host>& hos
                   "); pass --head HOST:PORT, the address at which the workers reach it (port 0: any)");
   for (const auto& host : hosts) {
     if (is_loopback(address) && !is_loopback(resolve(host.name, &why)))
-      throw Failure(holder + "its address " + address + " cannot be reached from '" + host.name +
-                    "'; give it a name that resolves to an address the other hosts can reach, or pass --head HOST:PORT "
-                    "(port 0: any)");
+      throw Failure(
+          holder + "its address " + address + " cannot be reached from '" + host.name +
+          "'; give it a name that resolves to an address the other hosts can reach, or pass --head HOST:PORT "
+          "(port 0: any)");
   }
   return address + ":0";
 }
 
 std::string remote_dsgd(const RunOptions& options) {
-  return options.remote_dsgd.empty() ? std::filesystem::read_symlink("/proc/self/exe").string() : options.remote_dsgd;
+  return options.remote_dsgd.empty() ? std::filesystem::read_symlink("/proc/self/exe").string()
+                                     : options.remote_dsgd;
 }
 
 std::shared_ptr<WaitNote> ssh_note(const Host& host) {
@@ -102,9 +105,11 @@ Child head_child(const RunOptions& options, const Host& host, const std::string&
 
 }  // namespace
 
-int run_on_hosts(const RunOptions& options, const std::vector<std::string>& words, uint32_t workers, bool one_command) {
+int run_on_hosts(const RunOptions& options, const std::vector<std::string>& words, uint32_t workers,
+                 bool one_command) {
   if (options.num_workers || options.first_rank)
-    throw CLI::ValidationError("--hosts", "--num-workers and --first-rank follow from the hosts; leave them out");
+    throw CLI::ValidationError("--hosts",
+                               "--num-workers and --first-rank follow from the hosts; leave them out");
   const auto hosts = all_hosts(options, one_command);
   const auto workers_on = [&](const Host& host) { return host.workers ? host.workers : workers; };
   uint32_t all_workers = 0;
@@ -115,7 +120,8 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
   const std::chrono::duration<double> grace(options.grace_seconds);
   Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(grace) + kFarewell);
   std::string address;
-  supervisor.start(head_child(options, hosts[0], head_address(options, hosts), all_workers, variables, &address));
+  supervisor.start(
+      head_child(options, hosts[0], head_address(options, hosts), all_workers, variables, &address));
   const auto head_note = ssh_note(hosts[0]);
   supervisor.announce(head_note);
   supervisor.wait_until([&] { return !address.empty(); });

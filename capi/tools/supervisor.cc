@@ -98,7 +98,9 @@ struct Supervisor::Running {
   }
 
   const std::string kind, name, command;
-  bool runs_rank(int rank) const { return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers; }
+  bool runs_rank(int rank) const {
+    return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers;
+  }
 
   const bool service;
   const int first_rank, workers;
@@ -118,7 +120,8 @@ Supervisor::Supervisor(std::chrono::milliseconds grace) : grace_(grace) {
   pthread_sigmask(SIG_BLOCK, &awaited, &old_mask_);
   signal_fd_ = signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK);
   exits_ = epoll_create1(EPOLL_CLOEXEC);
-  if (signal_fd_ < 0 || exits_ < 0) throw Failure(std::string("no signalfd or epoll: ") + std::strerror(errno));
+  if (signal_fd_ < 0 || exits_ < 0)
+    throw Failure(std::string("no signalfd or epoll: ") + std::strerror(errno));
 }
 
 Supervisor::~Supervisor() {
@@ -168,9 +171,10 @@ void Supervisor::start(const Child& child) {
     waitpid(pid, nullptr, 0);
     throw Failure("cannot run '" + child.command[0] + "': " + std::strerror(number));
   }
-  running->output =
-      std::make_unique<LineOutput>(output.take_read(), STDOUT_FILENO, child.prefix.value_or(""), child.on_line);
-  running->errors = std::make_unique<LineOutput>(errors.take_read(), STDERR_FILENO, child.prefix.value_or(""));
+  running->output = std::make_unique<LineOutput>(output.take_read(), STDOUT_FILENO, child.prefix.value_or(""),
+                                                 child.on_line);
+  running->errors =
+      std::make_unique<LineOutput>(errors.take_read(), STDERR_FILENO, child.prefix.value_or(""));
   if (child.input) {
     input.close_read();  // so that a child that has gone is noticed
     running->input = input.take_write();
@@ -212,10 +216,13 @@ void Supervisor::follow_joins() {
 }
 
 void Supervisor::handle_events() {
-  std::vector<pollfd> fds{
-      {signal_fd_, POLLIN, 0}, {exits_, POLLIN, 0}, {ending_ ? -1 : lifeline_, POLLIN, 0}, {reports_.fd(), POLLIN, 0}};
+  std::vector<pollfd> fds{{signal_fd_, POLLIN, 0},
+                          {exits_, POLLIN, 0},
+                          {ending_ ? -1 : lifeline_, POLLIN, 0},
+                          {reports_.fd(), POLLIN, 0}};
   for (const auto& child : children_)
-    for (const auto* lines : {child->output.get(), child->errors.get()}) fds.push_back({lines->fd(), POLLIN, 0});
+    for (const auto* lines : {child->output.get(), child->errors.get()})
+      fds.push_back({lines->fd(), POLLIN, 0});
   poll(fds.data(), fds.size(), milliseconds_until(next_event()));
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) lines->copy();
@@ -249,7 +256,8 @@ int Supervisor::wait() {
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) {
       lines->finish();
-      if (lines->error() && lines->error() != EPIPE) lost = lines->error();  // EPIPE: `| head` reads what it wants
+      // EPIPE: `| head` reads what it wants.
+      if (lines->error() && lines->error() != EPIPE) lost = lines->error();
     }
   children_.clear();
   if (lost) {
@@ -296,8 +304,9 @@ void Supervisor::ended(Running& child) {
   if (awaited) awaited_ = nullptr;
   const int status = exit_status(wait_status);
   if (status == 0 || child.service || (ending_ && !awaited)) return;
-  const std::string how = WIFSIGNALED(wait_status) ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
-                                                   : " failed with status " + std::to_string(status);
+  const std::string how = WIFSIGNALED(wait_status)
+                              ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
+                              : " failed with status " + std::to_string(status);
   blame(child, child.command + how, status);
 }
 

@@ -1,5 +1,5 @@
-// Child processes in process groups of their own. Their output is copied line by line. They are ended together: all have ended when
-// wait() returns, and all are killed when this process dies.
+// Child processes in process groups of their own. Their output is copied line by line. They are ended
+// together: all have ended when wait() returns, and all are killed when this process dies.
 #pragma once
 
 #include <signal.h>
@@ -23,13 +23,17 @@ namespace dsgd_tool {
 struct Child {
   std::string kind, name;  // "worker", "3"
   std::vector<std::string> command;
-  std::vector<Setting> settings;      // added to the environment as DSGD_* variables
-  std::optional<std::string> prefix;  // of each line of output; nothing: the child writes to our output itself
-  // Written to its standard input. That stays open until the child has to end. Closing it takes the place of SIGTERM.
+  std::vector<Setting> settings;  // added to the environment as DSGD_* variables
+  // Of each line of output; nothing: the child writes to our output itself.
+  std::optional<std::string> prefix;
+  // Written to its standard input. That stays open until the child has to end. Closing it takes the place of
+  // SIGTERM.
   std::optional<std::string> input = std::nullopt;
   std::function<bool(const std::string&)> on_line = nullptr;  // of its output; true: it has taken the line
-  bool service = false;  // a helper (the head): it is stopped after the others, and its exit status is ignored
-  int first_rank = -1, workers = 0;  // ranks first_rank to first_rank + workers - 1 run in this child; -1: none
+  // A helper (the head): it is stopped after the others, and its exit status is ignored.
+  bool service = false;
+  // Ranks first_rank to first_rank + workers - 1 run in this child; -1: none.
+  int first_rank = -1, workers = 0;
 };
 
 class Supervisor {
@@ -53,8 +57,9 @@ class Supervisor {
   void end_with(int fd) { lifeline_ = fd; }
   // Waits until `enough`, or until all children have ended.
   void wait_until(const std::function<bool()>& enough);
-  // Waits until all children have ended. Returns 0, or the exit status of the child that failed first. If that child's failure
-  // names a worker of another child, and the other child then fails too, returns the other child's status.
+  // Waits until all children have ended. Returns 0, or the exit status of the child that failed first. If
+  // that child's failure names a worker of another child, and the other child then fails too, returns the
+  // other child's status.
   int wait();
 
  private:

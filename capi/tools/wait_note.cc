@@ -29,7 +29,8 @@ WaitNote::Clock::time_point WaitNote::due() const {
 
 std::string WaitNote::text(Clock::time_point now) const {
   const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - began_);
-  return "waiting for " + what_ + " (" + std::to_string(waited.count()) + " s)" + (why_.empty() ? "" : ": ") + why_;
+  return "waiting for " + what_ + " (" + std::to_string(waited.count()) + " s)" + (why_.empty() ? "" : ": ") +
+         why_;
 }
 
 void WaitNote::print_if_due() {

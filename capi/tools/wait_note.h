@@ -16,7 +16,8 @@ class WaitNote {
 
   void begin(const std::string& why);  // starts waiting, or changes the reason
   void end();
-  // When print_if_due() prints next: 3, 6, 12 s after the beginning and so on. time_point::max(): not waiting.
+  // When print_if_due() prints next: 3, 6, 12 s after the beginning and so on. time_point::max(): not
+  // waiting.
   Clock::time_point due() const;
   void print_if_due();
   void print_interrupted() const;

@@ -59,7 +59,8 @@ void WorkerReports::take() {
   }
 }
 
-// "RANK KIND CAUSE TEXT": see capi/src/reporter.h. Ignores what it does not know; another version may have sent it.
+// "RANK KIND CAUSE TEXT": see capi/src/reporter.h. Ignores what it does not know; another version may have
+// sent it.
 void WorkerReports::note(const std::string& report) {
   std::istringstream words(report);
   int rank = -1, cause = -1;

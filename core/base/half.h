@@ -1,5 +1,6 @@
-// Half types and their conversions, by integer arithmetic that host and device share, so that their bits agree: to the nearest,
-// ties to even; a NaN stays one. IEEE 754 binary16 (float16), and the upper half of a float32 (bfloat16).
+// Half types and their conversions, by integer arithmetic that host and device share, so that their bits
+// agree: to the nearest, ties to even; a NaN stays one. IEEE 754 binary16 (float16), and the upper half of a
+// float32 (bfloat16).
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,8 @@ DSGD_CONVERT float float_of(uint32_t bits) {
 
 // The type in which a stored type is added up and updated.
 template <typename Stored>
-using Wide = std::conditional_t<std::is_same_v<Stored, Float16> || std::is_same_v<Stored, Bfloat16>, float, Stored>;
+using Wide =
+    std::conditional_t<std::is_same_v<Stored, Float16> || std::is_same_v<Stored, Bfloat16>, float, Stored>;
 
 DSGD_CONVERT float widen(float value) { return value; }
 DSGD_CONVERT double widen(double value) { return value; }
@@ -72,7 +74,8 @@ DSGD_CONVERT Stored narrow(Wide<Stored> value) {
   }
 }
 
-// A float32 master value, or the value itself where that is not what the master was last rounded to: then the host has written it.
+// A float32 master value, or the value itself where that is not what the master was last rounded to: then the
+// host has written it.
 template <typename Stored>
 DSGD_CONVERT float followed(float master, float value) {
   return half::bits_of(widen(narrow<Stored>(master))) == half::bits_of(value) ? master : value;

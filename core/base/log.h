@@ -1,5 +1,5 @@
-// Log records of one session, and its reports to the program that started the worker. Sink and reporter are set once, before
-// other threads exist. The sink is called under a lock.
+// Log records of one session, and its reports to the program that started the worker. Sink and reporter are
+// set once, before other threads exist. The sink is called under a lock.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,8 @@ struct LogRecord {
   int32_t rank;  // of the worker whose log it is; -1: not known yet, or a head's
 };
 
-// A change of state that is reported to the supervisor, the program that started this worker (the key `supervisor`).
+// A change of state that is reported to the supervisor, the program that started this worker (the key
+// `supervisor`).
 struct WorkerReport {
   enum class Kind { kWaiting, kJoined, kFailed };
   Kind kind;

@@ -19,7 +19,8 @@ inline std::string_view cut(std::string_view text, size_t most) {
   return text.substr(0, most);
 }
 
-// Text that can stand in a message or a log line, whatever was given: control characters become '?', long text is cut.
+// Text that can stand in a message or a log line, whatever was given: control characters become '?', long
+// text is cut.
 inline std::string printable(std::string_view value) {
   constexpr size_t kShown = 80;
   std::string text;
@@ -45,8 +46,8 @@ inline std::string text_of(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// The first line in which a rank's text differs from the first rank's, in words: "rank 0 has 'a', rank 2 has 'b'"; empty if none
-// does.
+// The first line in which a rank's text differs from the first rank's, in words: "rank 0 has 'a', rank 2 has
+// 'b'"; empty if none does.
 inline std::string first_difference(std::string_view zero, std::string_view here, int32_t rank,
                                     int32_t first_rank = 0) {
   while (!zero.empty() || !here.empty()) {
@@ -55,8 +56,8 @@ inline std::string first_difference(std::string_view zero, std::string_view here
       return text.empty() ? std::string("nothing more") : std::string("'").append(cut(line, 2000)) + "'";
     };
     if (a != b || zero.empty() != here.empty()) {
-      return "rank " + std::to_string(first_rank) + " has " + shown(zero, a) + ", rank " + std::to_string(rank) +
-             " has " + shown(here, b);
+      return "rank " + std::to_string(first_rank) + " has " + shown(zero, a) + ", rank " +
+             std::to_string(rank) + " has " + shown(here, b);
     }
     zero.remove_prefix(std::min(a.size() + 1, zero.size()));
     here.remove_prefix(std::min(b.size() + 1, here.size()));

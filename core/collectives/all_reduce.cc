@@ -31,15 +31,17 @@ Algorithm algorithm_of(const AlgorithmChoice& choice, int32_t workers) {
   return workers > kDirectWorkers ? Algorithm::kRing : Algorithm::kDirect;
 }
 
-Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader shape, const AlgorithmChoice& choice,
-                                              AllReducePlan plan, Task::Done done, std::shared_ptr<const Group> group) {
+Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader shape,
+                                              const AlgorithmChoice& choice, AllReducePlan plan,
+                                              Task::Done done, std::shared_ptr<const Group> group) {
   if (!group) group = mesh.world();
   const Algorithm algorithm = algorithm_of(choice, group->size());
   shape.algorithm = static_cast<uint8_t>(algorithm);
   const size_t element = dtype_size(plan.dtype);
   // Only a registered algorithm may add the same two in either order on different workers.
-  const auto add = [dtype = plan.dtype, reduction = plan.reduction, symmetric = algorithm == Algorithm::kScheduled](
-                       void* destination, const void* source, size_t count) {
+  const auto add = [dtype = plan.dtype, reduction = plan.reduction,
+                    symmetric = algorithm == Algorithm::kScheduled](void* destination, const void* source,
+                                                                    size_t count) {
     (symmetric ? reduce_symmetric : reduce_into)(dtype, reduction, destination, source, count);
   };
   if (algorithm == Algorithm::kScheduled) {
@@ -47,14 +49,15 @@ Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader 
     if (!schedule.ok()) return schedule.status();
     shape.tag = Scheduled::tag(mesh, *schedule.value());
     done = finish_all(plan, std::move(done));
-    return std::unique_ptr<Task>(std::make_unique<Scheduled>(
-        mesh, shape, ScheduledPlan{schedule.value(), element, plan.data, add}, std::move(done), std::move(group)));
+    return std::unique_ptr<Task>(
+        std::make_unique<Scheduled>(mesh, shape, ScheduledPlan{schedule.value(), element, plan.data, add},
+                                    std::move(done), std::move(group)));
   }
   if (algorithm == Algorithm::kRing) {
     shape.tag = mesh.chunk_bytes();
     done = finish_all(plan, std::move(done));
-    return std::unique_ptr<Task>(std::make_unique<Ring>(mesh, shape, RingPlan{plan.count, element, plan.data, add},
-                                                        std::move(done), std::move(group)));
+    return std::unique_ptr<Task>(std::make_unique<Ring>(
+        mesh, shape, RingPlan{plan.count, element, plan.data, add}, std::move(done), std::move(group)));
   }
   DirectPlan direct;
   direct.slices = slices_between(balanced_slices(plan.count, group->size()));

@@ -16,7 +16,9 @@ struct AlgorithmChoice {
 
 // Returns whether NCCL may reduce GPU gradients: with `auto` where possible, with `nccl` always (an error
 // where it is impossible).
-inline bool goes_by_nccl(const AlgorithmChoice& choice) { return choice.name == "auto" || choice.name == "nccl"; }
+inline bool goes_by_nccl(const AlgorithmChoice& choice) {
+  return choice.name == "auto" || choice.name == "nccl";
+}
 
 // Returns the algorithm for data on the host. auto: direct, and beyond 32 workers the ring, which sends fewer
 // messages.
@@ -33,8 +35,8 @@ struct AllReducePlan {
 
 // `shape`: all fields but algorithm and tag. Fails only if a registered algorithm gives no valid schedule for
 // this size.
-Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader shape, const AlgorithmChoice& choice,
-                                              AllReducePlan plan, Task::Done done,
-                                              std::shared_ptr<const Group> group = nullptr);
+Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader shape,
+                                              const AlgorithmChoice& choice, AllReducePlan plan,
+                                              Task::Done done, std::shared_ptr<const Group> group = nullptr);
 
 }  // namespace dsgd

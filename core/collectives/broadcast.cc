@@ -49,7 +49,8 @@ void Broadcast::forward(size_t chunk) {
   header.offset = chunk * chunk_;
   const auto data = data_.subspan(header.offset, std::min(chunk_, data_.size() - header.offset));
   if (small_) {
-    for (int32_t hop = 1; position_ == 0 && hop < size_; ++hop) mesh_.send_small((rank_ + hop) % size_, header, data);
+    for (int32_t hop = 1; position_ == 0 && hop < size_; ++hop)
+      mesh_.send_small((rank_ + hop) % size_, header, data);
     return;
   }
   if (position_ + 1 == size_) return;

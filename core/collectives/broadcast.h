@@ -1,5 +1,5 @@
-// Broadcast: small data goes from the root to everybody in one hop; large data goes down a chain root, root + 1, ... in
-// pipelined chunks, so that each worker sends and receives it once, whatever their number.
+// Broadcast: small data goes from the root to everybody in one hop; large data goes down a chain root, root +
+// 1, ... in pipelined chunks, so that each worker sends and receives it once, whatever their number.
 #pragma once
 
 #include "core/collectives/task.h"

@@ -76,7 +76,8 @@ void Direct::cut_slices() {
   for (int32_t owner = 0; owner < size_; ++owner) {
     for (const Segment& segment : segments_) {
       const size_t last = std::min(segment.slice.end, plan_.slices[owner].end);
-      for (size_t begin = std::max(segment.slice.begin, plan_.slices[owner].begin); begin < last; begin += chunk_) {
+      for (size_t begin = std::max(segment.slice.begin, plan_.slices[owner].begin); begin < last;
+           begin += chunk_) {
         cuts_[owner].push_back({begin, std::min(begin + chunk_, last), &segment});
       }
     }
@@ -85,8 +86,8 @@ void Direct::cut_slices() {
 
 bool Direct::find_cut(int32_t owner, size_t begin, size_t* index) const {
   const std::vector<Cut>& cuts = cuts_[owner];
-  const auto at =
-      std::lower_bound(cuts.begin(), cuts.end(), begin, [](const Cut& cut, size_t b) { return cut.begin < b; });
+  const auto at = std::lower_bound(cuts.begin(), cuts.end(), begin,
+                                   [](const Cut& cut, size_t b) { return cut.begin < b; });
   *index = static_cast<size_t>(at - cuts.begin());
   return at != cuts.end() && at->begin == begin;
 }
@@ -159,7 +160,8 @@ bool Direct::locate(const BulkHeader& header, size_t nbytes, int32_t source, siz
   return nbytes == (cut.end - cut.begin) * element && cut.segment->turn_of(other) >= 0;
 }
 
-// Sums are ((g0 + g1) + g2) + ...: the first two in either order, since a + b = b + a bit for bit, then by rank.
+// Sums are ((g0 + g1) + g2) + ...: the first two in either order, since a + b = b + a bit for bit, then by
+// rank.
 bool Direct::eligible(const Chunk& chunk, int32_t turn) const {
   if (chunk.added[turn]) return false;
   // Without an own one, the first is copied, the others add.
@@ -169,9 +171,9 @@ bool Direct::eligible(const Chunk& chunk, int32_t turn) const {
   return turn == chunk.count;
 }
 
-// Where the next contribution to a chunk goes, and whether it is the first there. The own contribution lies in the
-// slice from the beginning; when it is not among the first two of the order, the sum of those before it grows in a
-// buffer of its own.
+// Where the next contribution to a chunk goes, and whether it is the first there. The own contribution lies
+// in the slice from the beginning; when it is not among the first two of the order, the sum of those before
+// it grows in a buffer of its own.
 std::byte* Direct::target(size_t index, bool* copy) {
   Chunk& chunk = chunks_[index];
   const Cut& cut = cuts_[rank_][index];
@@ -293,8 +295,11 @@ void Direct::advance(size_t index) {
 // Results go out in the order of the slice, so that what describes a slice can stand at its head.
 void Direct::transform_ready() {
   if (hold_) return;
-  const auto contributions = [this](size_t index) { return static_cast<int32_t>(chunks_[index].added.size()); };
-  while (complete_ < chunks_.size() && (!plan_.reduce || chunks_[complete_].count == contributions(complete_))) {
+  const auto contributions = [this](size_t index) {
+    return static_cast<int32_t>(chunks_[index].added.size());
+  };
+  while (complete_ < chunks_.size() &&
+         (!plan_.reduce || chunks_[complete_].count == contributions(complete_))) {
     const Cut& cut = cuts_[rank_][complete_++];
     if (plan_.reduce && plan_.transform) plan_.transform(cut.begin, cut.end);
     for (int32_t hop = 1; plan_.gather && hop < size_; ++hop) {

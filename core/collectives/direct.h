@@ -1,9 +1,10 @@
-// Direct reduce-scatter and all-gather over given slices: two rounds, every owner adds the contributions to its slice in
-// rank order (so the bits do not depend on arrival), then gives the result to all. One state machine serves all-reduce,
-// reduce-scatter, all-gather and the buckets of the strategies: with balanced slices it is the direct all-reduce, with
-// all elements in rank 0's slice it is `simple`, with slices placed by consistent hashing and an update at
-// the owner it is the parameter server's push and pull. If workers have already reduced within their node,
-// each contributes and receives only its part: the phase between nodes of a hierarchical all-reduce.
+// Direct reduce-scatter and all-gather over given slices: two rounds, every owner adds the contributions to
+// its slice in rank order (so the bits do not depend on arrival), then gives the result to all. One state
+// machine serves all-reduce, reduce-scatter, all-gather and the buckets of the strategies: with balanced
+// slices it is the direct all-reduce, with all elements in rank 0's slice it is `simple`, with slices placed
+// by consistent hashing and an update at the owner it is the parameter server's push and pull. If workers
+// have already reduced within their node, each contributes and receives only its part: the phase between
+// nodes of a hierarchical all-reduce.
 #pragma once
 
 #include "core/collectives/sink.h"
@@ -29,8 +30,8 @@ struct DirectPlan {
   bool gather = true;
   size_t result_element = 4;    // bytes of an element in the gather phase
   std::byte* result = nullptr;  // at their positions; may be `data` when the sizes are equal
-  // Called for consecutive ranges of the own slice, from its beginning, once their sums are complete: turns sums (in data)
-  // into results (in result). Empty: sums are the results.
+  // Called for consecutive ranges of the own slice, from its beginning, once their sums are complete: turns
+  // sums (in data) into results (in result). Empty: sums are the results.
   std::function<void(size_t begin, size_t end)> transform;
 };
 

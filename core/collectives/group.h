@@ -13,7 +13,9 @@ struct Group {
   std::vector<int32_t> ranks;  // by place, ascending
   int32_t own_place = 0;       // of this worker
 
-  Group(std::vector<int32_t> members, int32_t own_rank) : ranks(std::move(members)) { own_place = place_of(own_rank); }
+  Group(std::vector<int32_t> members, int32_t own_rank) : ranks(std::move(members)) {
+    own_place = place_of(own_rank);
+  }
   int32_t size() const { return static_cast<int32_t>(ranks.size()); }
   int32_t place_of(int32_t rank) const {  // -1 if the rank is not in the group
     const auto at = std::lower_bound(ranks.begin(), ranks.end(), rank);

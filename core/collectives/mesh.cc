@@ -22,21 +22,23 @@ constexpr size_t kChunksInWindow = 4;
 // Largest number of operations for which a peer may have unanswered chunks at once.
 constexpr size_t kOpenAtOnce = 2 * Mesh::kOpenTasks + (Mesh::kChannels - 1) * Mesh::kOpenTasksOfAChannel;
 constexpr size_t kClaimsOfARank = 4;  // connections that may wait for the view, of one rank
-// Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline, whatever the lease.
+// Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline,
+// whatever the lease.
 constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
 
 // Shorter waits for a peer are not worth a span of the trace.
 constexpr transport::Duration kTracedWait = std::chrono::milliseconds(1);
 
-// The root of a broadcast ends when all peers have begun: if it ran ahead of them, its data would fill their memory.
+// The root of a broadcast ends when all peers have begun: if it ran ahead of them, its data would fill their
+// memory.
 bool is_broadcast_root(const BulkHeader& shape, int32_t rank) {
   return shape.algorithm == static_cast<uint8_t>(Algorithm::kChain) && shape.root == rank;
 }
 
 // Is this a broken connection, rather than an answer of the peer?
 bool is_break(const Status& status) {
-  return status.code() == Code::kWorkerLost || status.code() == Code::kUnreachable || status.code() == Code::kClosed ||
-         status.code() == Code::kIo || status.code() == Code::kCorrupted;
+  return status.code() == Code::kWorkerLost || status.code() == Code::kUnreachable ||
+         status.code() == Code::kClosed || status.code() == Code::kIo || status.code() == Code::kCorrupted;
 }
 
 // Of parked chunks, by operation.
@@ -67,7 +69,8 @@ Mesh::Mesh(transport::Network& network, MeshOptions options, MeshEvents& events,
       events_(events),
       log_(std::move(log)),
       refusals_(network.loop(), log_) {
-  for (uint32_t channel = 0; channel < kChannels; ++channel) calls_ended_below_[channel] = call_number(channel, 1);
+  for (uint32_t channel = 0; channel < kChannels; ++channel)
+    calls_ended_below_[channel] = call_number(channel, 1);
 }
 
 Mesh::~Mesh() = default;
@@ -87,10 +90,10 @@ Status Mesh::open(const transport::JoinReply& view) {
   size_t share = options_.receive_memory / std::max<size_t>(1, peers * kOpenAtOnce);
   chunk_bytes_ = std::min(kLargestChunk, share / 2 / kSmallestChunk * kSmallestChunk);
   if (chunk_bytes_ < kSmallestChunk) {
-    return Status(Code::kInvalidArgument, "receive_memory = " + std::to_string(options_.receive_memory) +
-                                              " bytes is too little for " + std::to_string(view_.members.size()) +
-                                              " workers; set at least " +
-                                              std::to_string(2 * kSmallestChunk * peers * kOpenAtOnce));
+    return Status(Code::kInvalidArgument,
+                  "receive_memory = " + std::to_string(options_.receive_memory) +
+                      " bytes is too little for " + std::to_string(view_.members.size()) +
+                      " workers; set at least " + std::to_string(2 * kSmallestChunk * peers * kOpenAtOnce));
   }
   window_ = std::min(share, kChunksInWindow * chunk_bytes_);
   options_.hello.role = transport::Role::kPeer;
@@ -127,8 +130,8 @@ Status Mesh::not_in_job(const ServerChannel& channel) const {
                                      "', which is not in this job");
 }
 
-// Only workers that have joined know the job's nonce. Until this worker has, too, claims cannot be told apart, and a few of each
-// rank are kept; open() looks at them again.
+// Only workers that have joined know the job's nonce. Until this worker has, too, claims cannot be told
+// apart, and a few of each rank are kept; open() looks at them again.
 Status Mesh::check_claim(const ServerChannel& channel) const {
   const transport::Hello& hello = channel.hello();
   const bool possible =
@@ -138,11 +141,13 @@ Status Mesh::check_claim(const ServerChannel& channel) const {
   for (const auto& [other, incoming] : incoming_) {
     if (incoming.rank != hello.rank) continue;
     ++of_rank;
-    const bool same = other->hello().worker_id == hello.worker_id && other->hello().job_nonce == hello.job_nonce;
+    const bool same =
+        other->hello().worker_id == hello.worker_id && other->hello().job_nonce == hello.job_nonce;
     if (!same && of_rank < kClaimsOfARank) continue;
-    return Status(Code::kExists, "a connection from " + channel.address() + " claims to be rank " +
-                                     std::to_string(hello.rank) +
-                                     ", which is connected already; each worker has one connection to each other");
+    return Status(Code::kExists,
+                  "a connection from " + channel.address() + " claims to be rank " +
+                      std::to_string(hello.rank) +
+                      ", which is connected already; each worker has one connection to each other");
   }
   return {};
 }
@@ -159,8 +164,8 @@ void Mesh::disconnect_stranger(ServerChannel& channel) {
 std::string Mesh::member_name(int32_t rank) const {
   if (rank < 0 || rank >= size()) return "rank " + std::to_string(rank);
   const transport::MemberInfo& member = view_.members[rank];
-  return "rank " + std::to_string(rank) + " (worker '" + member.worker_id + "' on host " + member.host + ", pid " +
-         std::to_string(member.pid) + ")";
+  return "rank " + std::to_string(rank) + " (worker '" + member.worker_id + "' on host " + member.host +
+         ", pid " + std::to_string(member.pid) + ")";
 }
 
 std::string Mesh::call_name(uint64_t call) {
@@ -182,13 +187,15 @@ std::string Mesh::host_of(int32_t rank) const {
 Status Mesh::lost(int32_t rank, const Status& why) const {
   if (why.code() == Code::kAborted) return why;
   if (why.code() == Code::kCorrupted) {
-    return Status(Code::kCorrupted,
-                  "the connection with " + member_name(rank) + " cannot be trusted: " + why.message() +
-                      "; no value of a parameter was changed; start a new session, and have the network and the "
-                      "machines checked if it happens again")
+    return Status(
+               Code::kCorrupted,
+               "the connection with " + member_name(rank) + " cannot be trusted: " + why.message() +
+                   "; no value of a parameter was changed; start a new session, and have the network and the "
+                   "machines checked if it happens again")
         .with_rank(rank, host_of(rank));
   }
-  return Status(Code::kWorkerLost, member_name(rank) + " was lost: " + why.message()).with_rank(rank, host_of(rank));
+  return Status(Code::kWorkerLost, member_name(rank) + " was lost: " + why.message())
+      .with_rank(rank, host_of(rank));
 }
 
 Status Mesh::blame(int32_t rank, const Status& status) const {
@@ -197,10 +204,13 @@ Status Mesh::blame(int32_t rank, const Status& status) const {
   return status.rank() >= 0 ? status : lost(rank, status);
 }
 
-bool Mesh::undecided(int32_t rank, const Status& status) const { return is_break(status) && !left_[rank] && !closed_; }
+bool Mesh::undecided(int32_t rank, const Status& status) const {
+  return is_break(status) && !left_[rank] && !closed_;
+}
 
 Status Mesh::has_closed(int32_t rank) const {
-  return Status(Code::kWorkerLost, member_name(rank) + " has closed its session").with_rank(rank, host_of(rank));
+  return Status(Code::kWorkerLost, member_name(rank) + " has closed its session")
+      .with_rank(rank, host_of(rank));
 }
 
 // ---- sending
@@ -233,16 +243,17 @@ void Mesh::dial_address(int32_t rank, const transport::DialOptions& dial, size_t
     return peer_gone(rank, unreachable(rank, last.message()));
   }
   std::weak_ptr<int> alive = alive_;
-  network_.dial(addresses[index], dial, [this, alive, rank, dial, index](Result<std::unique_ptr<ClientChannel>> r) {
-    if (alive.expired() || closed_) return;
-    if (!r.ok()) return dial_address(rank, dial, index + 1, r.status());
-    Outgoing& out = outgoing_[rank];
-    out.dialling = false;
-    out.channel = std::move(r).value();
-    auto waiting = std::move(out.waiting);
-    out.waiting.clear();
-    for (Waiting& one : waiting) one.use(*out.channel);
-  });
+  network_.dial(addresses[index], dial,
+                [this, alive, rank, dial, index](Result<std::unique_ptr<ClientChannel>> r) {
+                  if (alive.expired() || closed_) return;
+                  if (!r.ok()) return dial_address(rank, dial, index + 1, r.status());
+                  Outgoing& out = outgoing_[rank];
+                  out.dialling = false;
+                  out.channel = std::move(r).value();
+                  auto waiting = std::move(out.waiting);
+                  out.waiting.clear();
+                  for (Waiting& one : waiting) one.use(*out.channel);
+                });
 }
 
 // A connection to or from a peer has ended. The peer may have closed in good order, or because the job has
@@ -255,7 +266,8 @@ void Mesh::peer_gone(int32_t rank, const Status& status) {
     if (one.answered) loop().post([answered = std::move(one.answered), status] { answered(status); });
   }
   if (left_[rank]) return fail_tasks_that_need(rank);  // all that it has answered is in
-  if (status.code() == Code::kCorrupted) return events_.on_peer_failure(rank, status);  // there is no better reason
+  // There is no better reason.
+  if (status.code() == Code::kCorrupted) return events_.on_peer_failure(rank, status);
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, status] {
     if (!alive.expired() && !closed_ && !left_[rank]) events_.on_peer_unreachable(rank, status);
@@ -264,7 +276,8 @@ void Mesh::peer_gone(int32_t rank, const Status& status) {
 
 void Mesh::with_channel(int32_t rank, Waiting waiting) {
   Outgoing& out = outgoing_[rank];
-  if (!out.broken.ok() || closed_ || left_[rank]) return;  // operations that need the peer fail, or end without it
+  // Operations that need the peer fail, or end without it.
+  if (!out.broken.ok() || closed_ || left_[rank]) return;
   if (out.channel) return waiting.use(*out.channel);
   out.waiting.push_back(std::move(waiting));
   if (!out.dialling) dial(rank);
@@ -292,8 +305,9 @@ void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data
     const auto send = tasks_[operation].sends.extract(number);
     if (!send.empty()) send.mapped().done(status);
   };
-  with_channel(rank, {header.operation,
-                      [header, data, finished](ClientChannel& channel) { channel.send(header, data, finished); }});
+  with_channel(rank, {header.operation, [header, data, finished](ClientChannel& channel) {
+                        channel.send(header, data, finished);
+                      }});
 }
 
 void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte> data) {
@@ -303,11 +317,13 @@ void Mesh::send_small(int32_t rank, BulkHeader header, std::span<const std::byte
   counters_[rank].sent.add(data.size());
   Outgoing& out = outgoing_[rank];
   if (out.channel && out.broken.ok() && !closed_) return out.channel->send_small(header, data, nullptr);
-  with_channel(rank, {header.operation, [header, copy = std::vector<std::byte>(data.begin(), data.end())](
-                                            ClientChannel& channel) { channel.send_small(header, copy, nullptr); }});
+  with_channel(
+      rank, {header.operation, [header, copy = std::vector<std::byte>(data.begin(), data.end())](
+                                   ClientChannel& channel) { channel.send_small(header, copy, nullptr); }});
 }
 
-void Mesh::call(int32_t rank, Message message, transport::Time deadline, std::function<void(Result<Message>)> done) {
+void Mesh::call(int32_t rank, Message message, transport::Time deadline,
+                std::function<void(Result<Message>)> done) {
   auto answered = done ? std::move(done) : [](Result<Message>) {};
   if (!outgoing_[rank].broken.ok() || closed_ || left_[rank]) {
     const Status why = !outgoing_[rank].broken.ok() ? outgoing_[rank].broken : has_closed(rank);
@@ -476,7 +492,8 @@ void Mesh::remember_failure(uint64_t operation, const Status& cause) {
 
 bool Mesh::has_ended(uint64_t operation) const {
   const uint64_t call = call_of(operation);
-  return call < calls_ended_below_[channel_of(call)] || calls_ended_.count(call) > 0 || ended_.count(operation) > 0;
+  return call < calls_ended_below_[channel_of(call)] || calls_ended_.count(call) > 0 ||
+         ended_.count(operation) > 0;
 }
 
 const Status* Mesh::failure_of(uint64_t operation) const {
@@ -501,7 +518,8 @@ void Mesh::end_wait(const Entry& entry, int32_t rank, bool failed) {
   waited_until_[rank] = now;
   counters_[rank].wait.add(now - begun);
   if (options_.trace && now - begun >= kTracedWait) {
-    options_.trace->record({metrics::Track::kPeer, failed, static_cast<uint32_t>(rank), "wait", 0, 0, begun, now});
+    options_.trace->record(
+        {metrics::Track::kPeer, failed, static_cast<uint32_t>(rank), "wait", 0, 0, begun, now});
   }
 }
 
@@ -511,7 +529,8 @@ void Mesh::end_waits(const Entry& entry) {
   }
 }
 
-void Mesh::give(Task& task, int32_t source, const BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) {
+void Mesh::give(Task& task, int32_t source, const BulkHeader& header,
+                std::unique_ptr<transport::BulkReceipt> receipt) {
   const uint64_t operation = task.operation();
   hear(tasks_[operation], source);
   in_task(task, [&] { task.on_chunk(task.group().place_of(source), header, std::move(receipt)); });
@@ -531,19 +550,21 @@ void Mesh::deadline_passed(uint64_t operation) {
     if (find(operation)) tasks_[operation].timer = 0;
     time_out(operation);
   });
-  const transport::OperationFailed question{view_.view, view_.rank, operation, false,
-                                            Status(Code::kWaitTimeout, task->name() + ": the deadline has passed")};
+  const transport::OperationFailed question{
+      view_.view, view_.rank, operation, false,
+      Status(Code::kWaitTimeout, task->name() + ": the deadline has passed")};
   std::weak_ptr<int> alive = alive_;
   for (int32_t rank = 0; rank < size(); ++rank) {
     if (rank == view_.rank || left_[rank]) continue;
     ++entry.unanswered;
-    call(rank, question, loop().now() + kAsking, [this, alive, operation, rank](const Result<Message>& answer) {
-      if (alive.expired() || !find(operation)) return;
-      Entry& entry = tasks_[operation];
-      if (answer.ok()) hear(entry, rank);
-      if (!answer.ok() && answer.status().code() != Code::kTimeout) entry.not_begun.push_back(rank);
-      if (--entry.unanswered == 0) time_out(operation);
-    });
+    call(rank, question, loop().now() + kAsking,
+         [this, alive, operation, rank](const Result<Message>& answer) {
+           if (alive.expired() || !find(operation)) return;
+           Entry& entry = tasks_[operation];
+           if (answer.ok()) hear(entry, rank);
+           if (!answer.ok() && answer.status().code() != Code::kTimeout) entry.not_begun.push_back(rank);
+           if (--entry.unanswered == 0) time_out(operation);
+         });
   }
   if (entry.unanswered == 0) time_out(operation);
 }
@@ -561,7 +582,8 @@ void Mesh::time_out(uint64_t operation) {
   }
   if (missing.empty()) missing = std::exchange(silent, {});
   if (missing.empty()) missing = this->missing(entry);
-  fail(*task, too_late(task->name() + " did not end", task->limit(), missing, silent).with_operation(task->name()));
+  fail(*task,
+       too_late(task->name() + " did not end", task->limit(), missing, silent).with_operation(task->name()));
 }
 
 Status Mesh::too_late(const std::string& what, const std::string& limit, std::span<const int32_t> missing,
@@ -583,8 +605,10 @@ void Mesh::fail(Task& task, const Status& cause) {
 }
 
 void Mesh::drop(uint64_t first, uint64_t last) {
-  const Status dropped(Code::kClosed, "this attempt at the step was dropped, since a worker had left before it");
-  for (auto it = tasks_.lower_bound(first); it != tasks_.end() && it->first < last; it = tasks_.lower_bound(first)) {
+  const Status dropped(Code::kClosed,
+                       "this attempt at the step was dropped, since a worker had left before it");
+  for (auto it = tasks_.lower_bound(first); it != tasks_.end() && it->first < last;
+       it = tasks_.lower_bound(first)) {
     it->second.task->end(dropped);
   }
   remember_failure(first, dropped);
@@ -597,7 +621,8 @@ void Mesh::drop(uint64_t first, uint64_t last) {
 void Mesh::end_call(uint64_t call, const Status& cause) {
   const uint64_t first = operation(call, 0), next = operation(call + 1, 0);
   if (!cause.ok()) {
-    for (auto it = tasks_.lower_bound(first); it != tasks_.end() && it->first < next; it = tasks_.lower_bound(first)) {
+    for (auto it = tasks_.lower_bound(first); it != tasks_.end() && it->first < next;
+         it = tasks_.lower_bound(first)) {
       it->second.task->end(cause);
     }
     remember_failure(first, cause);
@@ -608,7 +633,8 @@ void Mesh::end_call(uint64_t call, const Status& cause) {
   ended_.erase(ended_.lower_bound(first), ended_.lower_bound(next));
   failed_early_.erase(failed_early_.lower_bound(first), failed_early_.lower_bound(next));
   std::vector<Parked> unused;
-  for (auto it = parked_.lower_bound(first); it != parked_.end() && it->first < next; it = parked_.erase(it)) {
+  for (auto it = parked_.lower_bound(first); it != parked_.end() && it->first < next;
+       it = parked_.erase(it)) {
     std::move(it->second.begin(), it->second.end(), std::back_inserter(unused));
   }
   for (Parked& chunk : unused) chunk.receipt->finish(refusal(chunk.source, chunk.header));
@@ -617,8 +643,8 @@ void Mesh::end_call(uint64_t call, const Status& cause) {
 Status Mesh::refusal(int32_t source, const BulkHeader& header) const {
   if (const Status* failure = failure_of(header.operation)) return *failure;
   return Status(Code::kMismatch,
-                "workers disagree: rank " + std::to_string(source) + " calls " + describe(header) + ", which rank " +
-                    std::to_string(view_.rank) +
+                "workers disagree: rank " + std::to_string(source) + " calls " + describe(header) +
+                    ", which rank " + std::to_string(view_.rank) +
                     " has ended without it; all workers must call the same operations in the same order")
       .with_rank(view_.rank, host_of(view_.rank));
 }
@@ -628,7 +654,8 @@ void Mesh::tell_peers(uint64_t operation, bool session, const Status& cause) {
   for (int32_t rank = 0; rank < size(); ++rank) {
     // A lost worker without a connection would not receive it, and closing would wait for the end of the
     // dialling.
-    const bool out_of_reach = cause.code() == Code::kWorkerLost && rank == cause.rank() && !outgoing_[rank].channel;
+    const bool out_of_reach =
+        cause.code() == Code::kWorkerLost && rank == cause.rank() && !outgoing_[rank].channel;
     if (rank == view_.rank || left_[rank] || out_of_reach) continue;
     call(rank, message, loop().now() + options_.lease, nullptr);
   }
@@ -660,7 +687,8 @@ void Mesh::told_left(int32_t rank) {
 }
 
 bool Mesh::is_connected(int32_t rank) const {
-  return std::any_of(incoming_.begin(), incoming_.end(), [rank](const auto& item) { return item.second.rank == rank; });
+  return std::any_of(incoming_.begin(), incoming_.end(),
+                     [rank](const auto& item) { return item.second.rank == rank; });
 }
 
 // The head knows that this peer left, but its goodbye to this worker has not arrived. Waits a lease for it:
@@ -671,7 +699,8 @@ void Mesh::await_goodbye(int32_t rank) {
   loop().schedule(due, [this, alive, rank, due] {
     if (alive.expired() || closed_ || left_[rank] || !is_connected(rank)) return;
     if (loop().now() - due > options_.lease / 2) return await_goodbye(rank);  // this process was stopped
-    const Status late(Code::kWorkerLost, "it has left the job, but its goodbye has not arrived within the lease");
+    const Status late(Code::kWorkerLost,
+                      "it has left the job, but its goodbye has not arrived within the lease");
     events_.on_peer_unreachable(rank, lost(rank, late));
   });
 }
@@ -781,10 +810,11 @@ void Mesh::fail_tasks_that_need(int32_t rank) {
   for (uint64_t operation : stuck) {
     Task* task = find(operation);  // the failure of one may have ended another
     if (!task) continue;
-    fail(*task, Status(Code::kWorkerLost, member_name(rank) + " closed its session while " + task->name() +
-                                              " needs it; all workers must make the same calls before they close")
-                    .with_rank(rank, host_of(rank))
-                    .with_operation(task->name()));
+    fail(*task,
+         Status(Code::kWorkerLost, member_name(rank) + " closed its session while " + task->name() +
+                                       " needs it; all workers must make the same calls before they close")
+             .with_rank(rank, host_of(rank))
+             .with_operation(task->name()));
   }
 }
 
@@ -803,7 +833,8 @@ void Mesh::close(const Status& cause, uint64_t steps, const std::vector<uint64_t
 }
 
 bool Mesh::sent() const {
-  return std::all_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) { return out.waiting.empty(); });
+  return std::all_of(outgoing_.begin(), outgoing_.end(),
+                     [](const Outgoing& out) { return out.waiting.empty(); });
 }
 
 void Mesh::drop_channels() {
@@ -840,7 +871,8 @@ transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& hea
     // Chunks that wait for their turn stay in order: none may overtake them.
     Task* task = match(header.source, header);
     if (task)
-      sink = in_task(*task, [&] { return task->on_bulk(task->group().place_of(header.source), header, nbytes); });
+      sink = in_task(*task,
+                     [&] { return task->on_bulk(task->group().place_of(header.source), header, nbytes); });
   }
   if (sink) counters_[header.source].received.add(nbytes);  // else when it is in
   return sink;
@@ -849,13 +881,15 @@ transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& hea
 void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                        std::unique_ptr<transport::BulkReceipt> receipt) {
   auto it = incoming_.find(&channel);
-  if (it == incoming_.end() || closed_) return receipt->finish(Status(Code::kClosed, "the session is closed"));
+  if (it == incoming_.end() || closed_)
+    return receipt->finish(Status(Code::kClosed, "the session is closed"));
   const int32_t source = it->second.rank;
   if (header.source != source || (opened_ && (header.view != view_.view || !is_peer(source)))) {
-    return receipt->finish(Status(Code::kMismatch, "a chunk from rank " + std::to_string(header.source) + " in view " +
-                                                       std::to_string(header.view) +
-                                                       " came over the connection of rank " + std::to_string(source) +
-                                                       "; this worker is in view " + std::to_string(view_.view)));
+    return receipt->finish(Status(Code::kMismatch, "a chunk from rank " + std::to_string(header.source) +
+                                                       " in view " + std::to_string(header.view) +
+                                                       " came over the connection of rank " +
+                                                       std::to_string(source) + "; this worker is in view " +
+                                                       std::to_string(view_.view)));
   }
   if (opened_) counters_[source].received.add(receipt->data().size());
   if (is_object(header.operation)) {
@@ -878,8 +912,8 @@ void Mesh::take(int32_t source, const ServerChannel* channel, const BulkHeader& 
   if (has_ended(header.operation)) return receipt->finish(refusal(source, header));
   // A worker of dsgd never sends so much before the job begins.
   if (!opened_ && bytes_of(parked_) + receipt->data().size() > options_.receive_memory) {
-    return receipt->finish(
-        Status(Code::kLimit, "the chunks that came before the job began would take more than receive_memory"));
+    return receipt->finish(Status(
+        Code::kLimit, "the chunks that came before the job began would take more than receive_memory"));
   }
   parked_[header.operation].push_back({source, channel, header, std::move(receipt)});
 }
@@ -892,7 +926,8 @@ void Mesh::failure_from_peer(const transport::OperationFailed& message) {
   }
   // The answer has told the rest.
   if (message.cause.code() == Code::kWaitTimeout) return deadline_passed(message.operation);
-  // A worker that leaves tells why. This worker passes it on, since its own goodbye may reach a third one earlier.
+  // A worker that leaves tells why. This worker passes it on, since its own goodbye may reach a third one
+  // earlier.
   const bool leaver = message.cause.code() == Code::kWorkerLost && message.cause.rank() == message.rank;
   if (leaver && !has_ended(message.operation)) tell_peers(message.operation, false, message.cause);
   end_with(message.operation, message.cause);
@@ -924,19 +959,22 @@ void Mesh::drop_early(const ServerChannel& channel, const Status& cause) {
 
 void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
   if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
-    const bool begun = opened_ && (failed->session || find(failed->operation) || has_ended(failed->operation));
+    const bool begun =
+        opened_ && (failed->session || find(failed->operation) || has_ended(failed->operation));
     if (begun) {
       respond(Message(transport::Empty{}));
     } else {
-      respond(Status(Code::kState, "this worker has not begun operation " + std::to_string(failed->operation)));
+      respond(
+          Status(Code::kState, "this worker has not begun operation " + std::to_string(failed->operation)));
     }
     if (opened_ && failed->view == view_.view) failure_from_peer(*failed);
   } else if (auto* part = std::get_if<transport::ObjectPart>(&request)) {
     // The answer depends on this worker's rank, which is known only once the mesh is open.
     if (!opened_) return early_objects_.push_back({&channel, std::move(*part), std::move(respond)});
     if (part->view != view_.view || !is_peer(part->rank)) {
-      return respond(Status(Code::kMismatch, "an object from rank " + std::to_string(part->rank) + " in view " +
-                                                 std::to_string(part->view) + ", which is none of this job's"));
+      return respond(Status(Code::kMismatch, "an object from rank " + std::to_string(part->rank) +
+                                                 " in view " + std::to_string(part->view) +
+                                                 ", which is none of this job's"));
     }
     events_.on_object(std::move(*part), std::move(respond));
   } else if (auto* goodbye = std::get_if<transport::Goodbye>(&request)) {
@@ -971,8 +1009,9 @@ void Mesh::on_close(ServerChannel& channel, const Status& why) {
     first_call_not_made_[rank] = node.mapped().first_call_not_made;
     return events_.on_peer_left(rank);
   }
-  peer_gone(rank,
-            lost(rank, why.ok() ? Status(Code::kWorkerLost, "its connection was closed without a goodbye") : why));
+  peer_gone(
+      rank,
+      lost(rank, why.ok() ? Status(Code::kWorkerLost, "its connection was closed without a goodbye") : why));
 }
 
 }  // namespace dsgd

@@ -1,11 +1,12 @@
-// The workers' connections to each other, and which task an arriving chunk belongs to. Connections open on first use, one
-// for each direction of a pair. Everything is on the session's loop.
+// The workers' connections to each other, and which task an arriving chunk belongs to. Connections open on
+// first use, one for each direction of a pair. Everything is on the session's loop.
 //
-// Order and memory: the calls of each channel are numbered in issue order, and the operations of a call within it,
-// so that workers whose calls differ stand at the same number again after it, however many operations each of
-// the calls would have had. A chunk for an operation that has not begun here is parked in pooled memory; the
-// sender's windows (per operation, see ClientChannel::send) and the number of tasks open at once bound how
-// much is parked. So a worker that is ahead waits, and the data of one that is behind is already there.
+// Order and memory: the calls of each channel are numbered in issue order, and the operations of a call
+// within it, so that workers whose calls differ stand at the same number again after it, however many
+// operations each of the calls would have had. A chunk for an operation that has not begun here is parked in
+// pooled memory; the sender's windows (per operation, see ClientChannel::send) and the number of tasks open
+// at once bound how much is parked. So a worker that is ahead waits, and the data of one that is behind is
+// already there.
 #pragma once
 
 #include <array>
@@ -35,9 +36,10 @@ struct MeshOptions {
   std::string token;
   int32_t num_workers = std::numeric_limits<int32_t>::max();  // of the job, before the view is known
   uint64_t receive_memory = 256 << 20;
-  transport::Duration lease = std::chrono::seconds(10);  // limit of every wait for a peer that does not answer
-  // Finds out whether a peer can be reached, by a new connection (core/membership/probe.h); `done` comes on the session's
-  // loop. Null: peers are not probed.
+  // Limit of every wait for a peer that does not answer.
+  transport::Duration lease = std::chrono::seconds(10);
+  // Finds out whether a peer can be reached, by a new connection (core/membership/probe.h); `done` comes on
+  // the session's loop. Null: peers are not probed.
   std::function<void(const transport::MemberInfo& peer, transport::Time deadline,
                      std::function<void(const Status&)> done)>
       probe = {};
@@ -58,7 +60,8 @@ class MeshEvents {
   virtual void on_object(transport::ObjectPart part, transport::Responder respond) = 0;
   // A chunk of an object: its payload comes next, or is in. As transport::ServerHandler::on_bulk and
   // on_bulk_end.
-  virtual transport::BulkSink* on_object_data(uint64_t /*put*/, const transport::BulkHeader&, size_t /*nbytes*/) {
+  virtual transport::BulkSink* on_object_data(uint64_t /*put*/, const transport::BulkHeader&,
+                                              size_t /*nbytes*/) {
     return nullptr;
   }
   virtual void on_object_data_end(uint64_t /*put*/, const transport::BulkHeader&,
@@ -71,11 +74,12 @@ class MeshEvents {
 
 class Mesh final : public transport::ServerHandler {
  public:
-  // A channel is a sequence of calls. Workers make the calls of one channel in the same order; those of different channels
-  // in any order. Steps, and calls that name no channel, use channel 0.
+  // A channel is a sequence of calls. Workers make the calls of one channel in the same order; those of
+  // different channels in any order. Steps, and calls that name no channel, use channel 0.
   static constexpr uint32_t kChannels = 4;
-  // Tasks that may be open at once on a worker: buckets of a step, collectives of channel 0, and collectives of any other
-  // channel. The channels' limits are separate, so that a channel whose peers are late holds up no other.
+  // Tasks that may be open at once on a worker: buckets of a step, collectives of channel 0, and collectives
+  // of any other channel. The channels' limits are separate, so that a channel whose peers are late holds up
+  // no other.
   static constexpr size_t kOpenTasks = 4;
   static constexpr size_t kOpenTasksOfAChannel = 1;
 
@@ -89,26 +93,33 @@ class Mesh final : public transport::ServerHandler {
   const std::shared_ptr<const Group>& world() const { return world_; }  // all workers of the view
   const transport::JoinReply& view() const { return view_; }
   transport::Loop& loop() { return network_.loop(); }
-  size_t chunk_bytes() const { return chunk_bytes_; }  // the same on all workers: from receive_memory and size
+  // The same on all workers: from receive_memory and size.
+  size_t chunk_bytes() const { return chunk_bytes_; }
   // "rank 2 (worker 'w2' on host nodeb)"
   std::string member_name(int32_t rank) const;
   std::string member_names(std::span<const int32_t> ranks) const;  // separated by commas
 
-  // The number of an operation, from the highest bit: 2 bits for the channel, 38 for the call in it (1, 2, ...), and 24 for
-  // the operation in the call. A call's number includes its channel.
+  // The number of an operation, from the highest bit: 2 bits for the channel, 38 for the call in it (1, 2,
+  // ...), and 24 for the operation in the call. A call's number includes its channel.
   static constexpr uint64_t kOperationsOfACall = uint64_t{1} << 24, kCallsOfAChannel = uint64_t{1} << 38;
-  static constexpr uint64_t call_number(uint32_t channel, uint64_t index) { return channel * kCallsOfAChannel + index; }
-  static constexpr uint64_t operation(uint64_t call, uint64_t index) { return call * kOperationsOfACall + index; }
+  static constexpr uint64_t call_number(uint32_t channel, uint64_t index) {
+    return channel * kCallsOfAChannel + index;
+  }
+  static constexpr uint64_t operation(uint64_t call, uint64_t index) {
+    return call * kOperationsOfACall + index;
+  }
   static constexpr uint64_t call_of(uint64_t operation) { return operation / kOperationsOfACall; }
-  static constexpr uint32_t channel_of(uint64_t call) { return static_cast<uint32_t>(call / kCallsOfAChannel); }
+  static constexpr uint32_t channel_of(uint64_t call) {
+    return static_cast<uint32_t>(call / kCallsOfAChannel);
+  }
   // The highest numbers, which no call reaches, are those of objects. The transport sends lower numbers
   // first, so objects do not get in the way of a step.
   static constexpr uint64_t object_operation(uint64_t put) { return ~uint64_t{0} - kObjects + 1 + put; }
   static constexpr bool is_object(uint64_t operation) { return operation >= object_operation(0); }
   // "call 3 of the session", "call 3 of channel 1"
   static std::string call_name(uint64_t call);
-  // The first operation of a call is compared between each pair of workers, whether they exchange data or not. It does not
-  // succeed anywhere unless all workers make the same call.
+  // The first operation of a call is compared between each pair of workers, whether they exchange data or
+  // not. It does not succeed anywhere unless all workers make the same call.
   static constexpr bool is_first(uint64_t operation) { return operation % kOperationsOfACall == 0; }
 
   // Returns the timeout error "WHAT within LIMIT; still waiting for ...", which names the missing peers.
@@ -184,15 +195,17 @@ class Mesh final : public transport::ServerHandler {
   // The head says that a rank has left. If the rank is connected to this worker, waits at most a lease for
   // its goodbye, which comes behind its data.
   void told_left(int32_t rank);
-  // Says goodbye and closes all connections after flushing. `first_call_not_made`: steps of this and later calls may go on
-  // without this worker; 0: none may.
-  void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests, uint64_t first_call_not_made);
+  // Says goodbye and closes all connections after flushing. `first_call_not_made`: steps of this and later
+  // calls may go on without this worker; 0: none may.
+  void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,
+             uint64_t first_call_not_made);
   // Before the network ends: nothing of it is used afterwards.
   void drop_channels();
 
   // transport::ServerHandler
   Status on_open(transport::ServerChannel& channel) override;
-  void on_call(transport::ServerChannel& channel, transport::Message request, transport::Responder respond) override;
+  void on_call(transport::ServerChannel& channel, transport::Message request,
+               transport::Responder respond) override;
   transport::BulkSink* on_bulk(transport::ServerChannel& channel, const transport::BulkHeader& header,
                                size_t nbytes) override;
   void on_bulk_end(transport::ServerChannel& channel, const transport::BulkHeader& header,
@@ -269,7 +282,8 @@ class Mesh final : public transport::ServerHandler {
   bool has_ended(uint64_t operation) const;
   // Why the call of this operation, which has ended, did; null if all went well.
   const Status* failure_of(uint64_t operation) const;
-  Status refusal(int32_t source, const transport::BulkHeader& header) const;  // of a chunk of a call that has ended
+  // The refusal of a chunk of a call that has ended.
+  Status refusal(int32_t source, const transport::BulkHeader& header) const;
   // Checks the signature. On a mismatch null; the task fails, now or when rank 0 has told the reason.
   Task* match(int32_t source, const transport::BulkHeader& header);
   void mismatch(Task& task, int32_t source, const transport::BulkHeader& header);
@@ -300,7 +314,8 @@ class Mesh final : public transport::ServerHandler {
   // Returns an error unless the connection belongs to this job and is the only one of its worker.
   Status check_claim(const transport::ServerChannel& channel) const;
   Status not_in_job(const transport::ServerChannel& channel) const;
-  void disconnect_stranger(transport::ServerChannel& channel);  // closes a connection that does not belong to this job
+  // Closes a connection that does not belong to this job.
+  void disconnect_stranger(transport::ServerChannel& channel);
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
   void fail_tasks_that_need(int32_t rank);
   void leave_out(int32_t rank);
@@ -324,7 +339,8 @@ class Mesh final : public transport::ServerHandler {
   size_t window_ = 0;
   std::vector<Outgoing> outgoing_;
   std::unique_ptr<metrics::PeerCounters[]> counters_;  // by rank
-  std::vector<transport::Time> waited_until_;          // by rank: the end of the latest wait that counters_ has
+  // By rank: the end of the latest wait that counters_ has.
+  std::vector<transport::Time> waited_until_;
   std::vector<char> left_;
   std::vector<uint64_t> first_call_not_made_;  // by rank, as its goodbye says; 0: unknown
   std::vector<char> probed_;                   // by rank: a probe is under way
@@ -335,14 +351,17 @@ class Mesh final : public transport::ServerHandler {
   uint64_t next_send_ = 0;
   bool burial_ = false;  // a task that destroys them is posted
   std::map<uint64_t, std::vector<Parked>> parked_;
-  std::vector<EarlyObject> early_objects_;   // in order of arrival; handled by open()
-  std::map<uint64_t, Status> failed_;        // causes of the newest failed operations, for chunks that come late
-  std::map<uint64_t, Status> failed_early_;  // failed by a peer before they began here
+  std::vector<EarlyObject> early_objects_;  // in order of arrival; handled by open()
+  // Causes of the newest failed operations, for chunks that come late.
+  std::map<uint64_t, Status> failed_;
+  std::map<uint64_t, Status> failed_early_;                    // failed by a peer before they began here
   std::map<uint64_t, std::map<int32_t, Signature>> disputes_;  // at rank 0: operation -> rank -> signature
   Entry* starting_ = nullptr;                                  // the entry whose task is in start()
-  std::array<uint64_t, kChannels> calls_ended_below_;          // by channel: all calls below this one have ended here
-  std::set<uint64_t> calls_ended_;                             // ended ones at or above it
-  std::set<uint64_t> ended_;                                   // ended operations of calls that have not ended
+  // By channel: all calls below this one have ended here.
+  std::array<uint64_t, kChannels> calls_ended_below_;
+  std::set<uint64_t> calls_ended_;  // ended ones at or above it
+  // Ended operations of calls that have not ended.
+  std::set<uint64_t> ended_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 

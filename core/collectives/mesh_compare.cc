@@ -1,9 +1,10 @@
-// How the mesh compares a call on all workers. Each pair of workers exchanges at least one chunk of a call's first operation,
-// an empty one where there is no data to move, and each chunk carries the signature. An operation succeeds on a worker only
-// when all peers have shown it the same signature; equality is transitive, so no worker succeeds if any two disagree.
+// How the mesh compares a call on all workers. Each pair of workers exchanges at least one chunk of a call's
+// first operation, an empty one where there is no data to move, and each chunk carries the signature. An
+// operation succeeds on a worker only when all peers have shown it the same signature; equality is
+// transitive, so no worker succeeds if any two disagree.
 //
-// Several pairs may find a difference at the same time. So that all workers report the same sentence, each of them sends its
-// full signature to rank 0, and rank 0 names the first two that differ.
+// Several pairs may find a difference at the same time. So that all workers report the same sentence, each of
+// them sends its full signature to rank 0, and rank 0 names the first two that differ.
 
 #include <algorithm>
 
@@ -32,7 +33,8 @@ bool Mesh::send_signature(Task& task) {
 
 void Mesh::has_agreed(uint64_t operation, int32_t rank) {
   const auto entry = tasks_.find(operation);
-  if (entry == tasks_.end() || entry->second.agreed.empty() || std::exchange(entry->second.agreed[rank], 1)) return;
+  if (entry == tasks_.end() || entry->second.agreed.empty() || std::exchange(entry->second.agreed[rank], 1))
+    return;
   hear(entry->second, rank);
   if (--entry->second.to_agree == 0 && entry->second.finished) entry->second.task->end({});
 }
@@ -74,9 +76,10 @@ Task* Mesh::match(int32_t source, const BulkHeader& header) {
 void Mesh::mismatch(Task& task, int32_t source, const BulkHeader& header) {
   Entry& entry = tasks_[task.operation()];
   if (!entry.disagreement.ok()) return;
-  entry.disagreement = Status(Code::kMismatch, disagreement(view_.rank, signature_of(task), source, {header, 0, {}}))
-                           .with_rank(std::max(source, view_.rank), host_of(std::max(source, view_.rank)))
-                           .with_operation(task.name());
+  entry.disagreement =
+      Status(Code::kMismatch, disagreement(view_.rank, signature_of(task), source, {header, 0, {}}))
+          .with_rank(std::max(source, view_.rank), host_of(std::max(source, view_.rank)))
+          .with_operation(task.name());
   if (!is_first(task.operation()) || left_[0]) return fail(task, Status(entry.disagreement));
   const uint64_t operation = task.operation();
   entry.verdict = loop().schedule(loop().now() + options_.lease, [this, operation] {

@@ -7,12 +7,14 @@ namespace dsgd {
 
 Mesh::Missing Mesh::waiting(uint64_t call) const {
   Missing found;
-  for (auto it = tasks_.lower_bound(operation(call, 0)); it != tasks_.end() && call_of(it->first) == call; ++it) {
+  for (auto it = tasks_.lower_bound(operation(call, 0)); it != tasks_.end() && call_of(it->first) == call;
+       ++it) {
     const Entry& entry = it->second;
     std::vector<int32_t> ranks = missing(entry), silent;
     // A peer may itself wait for another one. Those that have sent nothing yet come first.
-    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(silent),
-                 [&](int32_t rank) { return entry.agreed.empty() ? !entry.heard[rank] : !entry.agreed[rank]; });
+    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(silent), [&](int32_t rank) {
+      return entry.agreed.empty() ? !entry.heard[rank] : !entry.agreed[rank];
+    });
     if (!silent.empty()) ranks = std::move(silent);
     if (ranks.empty()) continue;
     if (found.operations.empty()) {

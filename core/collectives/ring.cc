@@ -22,11 +22,13 @@ Ring::Ring(Mesh& mesh, const BulkHeader& shape, RingPlan plan, Done done, std::s
       chunk_(mesh.chunk_bytes() / plan_.element),
       bounds_(balanced_slices(plan_.count, size_)) {}
 
-// Rounds 0 .. W-2 reduce: in round s this worker sends slice rank - s and adds slice rank - s - 1. It then owns the sum of
-// slice rank + 1, and rounds W-1 .. 2W-3 pass the sums around the same way.
+// Rounds 0 .. W-2 reduce: in round s this worker sends slice rank - s and adds slice rank - s - 1. It then
+// owns the sum of slice rank + 1, and rounds W-1 .. 2W-3 pass the sums around the same way.
 int32_t Ring::slice_sent(int32_t round) const { return ((rank_ - round) % size_ + size_) % size_; }
 int32_t Ring::slice_received(int32_t round) const { return ((rank_ - round - 1) % size_ + size_) % size_; }
-size_t Ring::chunks_of(int32_t slice) const { return (bounds_[slice + 1] - bounds_[slice] + chunk_ - 1) / chunk_; }
+size_t Ring::chunks_of(int32_t slice) const {
+  return (bounds_[slice + 1] - bounds_[slice] + chunk_ - 1) / chunk_;
+}
 
 void Ring::start() {
   have_.resize(rounds_);
@@ -60,7 +62,8 @@ bool Ring::locate(const BulkHeader& header, size_t nbytes, size_t* chunk) const 
   if (header.phase >= rounds_ || header.offset % plan_.element != 0) return false;
   const int32_t slice = slice_received(header.phase);
   const size_t begin = header.offset / plan_.element;
-  if (begin < bounds_[slice] || begin >= bounds_[slice + 1] || (begin - bounds_[slice]) % chunk_ != 0) return false;
+  if (begin < bounds_[slice] || begin >= bounds_[slice + 1] || (begin - bounds_[slice]) % chunk_ != 0)
+    return false;
   *chunk = (begin - bounds_[slice]) / chunk_;
   return nbytes == (std::min(begin + chunk_, bounds_[slice + 1]) - begin) * plan_.element;
 }

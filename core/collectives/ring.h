@@ -1,5 +1,6 @@
-// Ring all-reduce (Patarasuk & Yuan 2009), pipelined by chunks: 2(W-1) rounds, each worker sends 2(W-1)/W of the data to
-// its right neighbour only. The order of summation is fixed by the ring, so the same run gives the same bits.
+// Ring all-reduce (Patarasuk & Yuan 2009), pipelined by chunks: 2(W-1) rounds, each worker sends 2(W-1)/W of
+// the data to its right neighbour only. The order of summation is fixed by the ring, so the same run gives
+// the same bits.
 #pragma once
 
 #include "core/collectives/sink.h"

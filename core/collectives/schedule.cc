@@ -8,7 +8,8 @@
 namespace dsgd {
 namespace {
 
-constexpr uint64_t kMostWork = uint64_t{1} << 24;  // of one check: transfers times the segments that they cover
+// The most work of one check: transfers times the segments that they cover.
+constexpr uint64_t kMostWork = uint64_t{1} << 24;
 
 std::string range_text(uint64_t begin, uint64_t count) {
   return "elements " + std::to_string(begin) + " to " + std::to_string(begin + count);
@@ -17,12 +18,12 @@ std::string range_text(uint64_t begin, uint64_t count) {
 std::string describe(const Transfer& transfer) {
   const char* verb = transfer.kind == TransferKind::kSend ? "sends" : "receives";
   const char* way = transfer.kind == TransferKind::kSend ? " to rank " : " from rank ";
-  return std::string(verb) + ' ' + range_text(transfer.begin, transfer.count) + way + std::to_string(transfer.peer) +
-         " in round " + std::to_string(transfer.round);
+  return std::string(verb) + ' ' + range_text(transfer.begin, transfer.count) + way +
+         std::to_string(transfer.peer) + " in round " + std::to_string(transfer.round);
 }
 
-// What one rank holds of each segment: whose contributions, and in which order they were added. Orders are hashes: equal
-// for a + b and b + a, which are bit for bit the same, and for nothing else.
+// What one rank holds of each segment: whose contributions, and in which order they were added. Orders are
+// hashes: equal for a + b and b + a, which are bit for bit the same, and for nothing else.
 class Sums {
  public:
   static size_t words_of(int32_t size) { return (static_cast<size_t>(size) + 63) / 64; }
@@ -81,10 +82,12 @@ class Check {
  private:
   Status wrong(const std::string& what) const {
     return Status(Code::kInvalidArgument, "algorithm '" + name_ + "' is wrong for " + std::to_string(size_) +
-                                              " workers and " + std::to_string(count_) + " elements: " + what +
+                                              " workers and " + std::to_string(count_) +
+                                              " elements: " + what +
                                               "; ranks are numbered from 0 among the participating workers");
   }
-  std::vector<uint64_t> cuts(int32_t first, int32_t last) const;  // where transfers of these ranks begin and end
+  // Where transfers of these ranks begin and end.
+  std::vector<uint64_t> cuts(int32_t first, int32_t last) const;
   static std::pair<size_t, size_t> segments_of(const std::vector<uint64_t>& cuts, const Transfer& transfer) {
     const auto at = [&](uint64_t position) {
       return static_cast<size_t>(std::lower_bound(cuts.begin(), cuts.end(), position) - cuts.begin());
@@ -107,11 +110,13 @@ Status Check::take(int32_t rank, std::vector<Transfer> transfers) {
   }
   transfers_ += transfers.size();
   if (transfers_ > ScheduleAlgorithm::kMostOfAll) {
-    return wrong("the ranks together have more than " + std::to_string(ScheduleAlgorithm::kMostOfAll) + " transfers");
+    return wrong("the ranks together have more than " + std::to_string(ScheduleAlgorithm::kMostOfAll) +
+                 " transfers");
   }
   for (const Transfer& transfer : transfers) {
     if (transfer.peer < 0 || transfer.peer >= size_ || transfer.peer == rank) {
-      return wrong(who + describe(transfer) + "; peers are the other ranks of 0 .. " + std::to_string(size_ - 1));
+      return wrong(who + describe(transfer) + "; peers are the other ranks of 0 .. " +
+                   std::to_string(size_ - 1));
     }
     if (transfer.round < 0) return wrong(who + describe(transfer) + "; rounds are numbered from 0");
     if (transfer.count == 0) return wrong(who + describe(transfer) + "; leave empty transfers out");
@@ -129,7 +134,8 @@ Status Check::take(int32_t rank, std::vector<Transfer> transfers) {
 
 Status Check::pairs() const {
   // By sender and receiver, in order.
-  std::map<std::pair<int32_t, int32_t>, std::pair<std::vector<const Transfer*>, std::vector<const Transfer*>>> pairs;
+  std::map<std::pair<int32_t, int32_t>, std::pair<std::vector<const Transfer*>, std::vector<const Transfer*>>>
+      pairs;
   for (int32_t rank = 0; rank < size_; ++rank) {
     for (const Transfer& transfer : parts_[rank]) {
       if (transfer.kind == TransferKind::kSend) {
@@ -171,7 +177,9 @@ std::vector<uint64_t> Check::cuts(int32_t first, int32_t last) const {
 Status Check::outcome() const {
   const std::vector<uint64_t> cuts = this->cuts(0, size_);
   const size_t segments = cuts.size() - 1;
-  const auto where = [&](size_t segment) { return range_text(cuts[segment], cuts[segment + 1] - cuts[segment]); };
+  const auto where = [&](size_t segment) {
+    return range_text(cuts[segment], cuts[segment + 1] - cuts[segment]);
+  };
   uint64_t work = static_cast<uint64_t>(size_) * segments;
   for (const auto& part : parts_) {
     for (const Transfer& transfer : part) {
@@ -213,8 +221,8 @@ Status Check::outcome() const {
           if (transfer.kind == TransferKind::kCopy) {
             sums[rank].copy(segment, arrived, segment - first);
           } else if (!sums[rank].add(segment, arrived, segment - first)) {
-            return wrong("rank " + std::to_string(rank) + ' ' + describe(transfer) + " and adds " + where(segment) +
-                         ", which hold contributions that it has already");
+            return wrong("rank " + std::to_string(rank) + ' ' + describe(transfer) + " and adds " +
+                         where(segment) + ", which hold contributions that it has already");
           }
         }
       }
@@ -237,9 +245,10 @@ Status Check::outcome() const {
   return {};
 }
 
-// Entries wait for those before them that touch the same elements, unless both only read; and a send for those to the same
-// peer, or what is needed later would fill the window of what is needed now. So by induction over the rounds everything comes
-// to its turn: the sends of a round wait for receives of earlier rounds only, its receives for them and for earlier ones.
+// Entries wait for those before them that touch the same elements, unless both only read; and a send for
+// those to the same peer, or what is needed later would fill the window of what is needed now. So by
+// induction over the rounds everything comes to its turn: the sends of a round wait for receives of earlier
+// rounds only, its receives for them and for earlier ones.
 std::shared_ptr<const Schedule> Check::schedule(int32_t rank) const {
   auto schedule = std::make_shared<Schedule>();
   uint64_t digest = finalize64(count_ + 1);
@@ -299,7 +308,8 @@ std::shared_ptr<const Schedule> Check::schedule(int32_t rank) const {
 
 }  // namespace
 
-Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::schedule(int32_t rank, int32_t size, uint64_t count) {
+Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::schedule(int32_t rank, int32_t size,
+                                                                    uint64_t count) {
   auto kept = kept_.find({rank, size, count});
   if (kept != kept_.end()) return kept->second;
   auto made = make(rank, size, count);
@@ -313,7 +323,8 @@ Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::schedule(int32_t rank
   return made;
 }
 
-Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::make(int32_t rank, int32_t size, uint64_t count) const {
+Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::make(int32_t rank, int32_t size,
+                                                                uint64_t count) const {
   Check check(name_, size, count);
   for (int32_t r = 0; r < size; ++r) {
     std::vector<Transfer> transfers;

@@ -1,7 +1,8 @@
-// An all-reduce written down as data: which ranges a rank sends to and receives from which peers, in rounds. This is what
-// an algorithm registered by a host gives (dsgd_algorithm_register). Before a schedule is used it is checked for all ranks
-// together: what one sends the other expects, in the same round, so that no worker can wait for ever; in the end every rank
-// holds every rank's contribution to every element once, added in the same order, so that all hold the same bits.
+// An all-reduce written down as data: which ranges a rank sends to and receives from which peers, in rounds.
+// This is what an algorithm registered by a host gives (dsgd_algorithm_register). Before a schedule is used
+// it is checked for all ranks together: what one sends the other expects, in the same round, so that no
+// worker can wait for ever; in the end every rank holds every rank's contribution to every element once,
+// added in the same order, so that all hold the same bits.
 //
 // Related: collectives as checked data are what MSCCL (Cowan et al., ASPLOS 2023) made of NCCL's algorithms.
 #pragma once
@@ -23,7 +24,8 @@ enum class TransferKind : uint8_t { kSend, kReduce, kCopy };  // kReduce and kCo
 
 struct Transfer {
   TransferKind kind;
-  int32_t round;  // sends of a round take what was there before it; receives of a round happen in the order written
+  // Sends of a round take what was there before it; receives of a round happen in the order written.
+  int32_t round;
   int32_t peer;
   uint64_t begin, count;  // elements
 };
@@ -50,7 +52,8 @@ class ScheduleAlgorithm {
   static constexpr size_t kMostOfAll = size_t{1} << 20;  // of all ranks together
 
   // A pure function of its arguments; may be called from any thread.
-  using Write = std::function<Status(int32_t rank, int32_t size, uint64_t count, std::vector<Transfer>* transfers)>;
+  using Write =
+      std::function<Status(int32_t rank, int32_t size, uint64_t count, std::vector<Transfer>* transfers)>;
 
   ScheduleAlgorithm(std::string name, Write write) : name_(std::move(name)), write_(std::move(write)) {}
   const std::string& name() const { return name_; }
@@ -65,7 +68,8 @@ class ScheduleAlgorithm {
 
   std::string name_;
   Write write_;
-  std::map<std::tuple<int32_t, int32_t, uint64_t>, std::shared_ptr<const Schedule>> kept_;  // by rank, size, count
+  // By rank, size, count.
+  std::map<std::tuple<int32_t, int32_t, uint64_t>, std::shared_ptr<const Schedule>> kept_;
   size_t entries_ = 0;
 };
 

@@ -10,7 +10,8 @@ namespace dsgd {
 using transport::BulkHeader;
 using transport::BulkReceipt;
 
-// What is larger is sent from its place: there may be any number of transfers, and copies of all of them at once.
+// What is larger is sent from its place: there may be any number of transfers, and copies of all of them at
+// once.
 constexpr size_t kCopied = 4096;
 
 Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Done done,
@@ -19,7 +20,9 @@ Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Do
       plan_(std::move(plan)),
       chunk_(mesh.chunk_bytes() / plan_.element) {}
 
-uint64_t Scheduled::tag(const Mesh& mesh, const Schedule& schedule) { return schedule.digest ^ mesh.chunk_bytes(); }
+uint64_t Scheduled::tag(const Mesh& mesh, const Schedule& schedule) {
+  return schedule.digest ^ mesh.chunk_bytes();
+}
 
 void Scheduled::start() {
   const auto& entries = plan_.schedule->entries;
@@ -114,7 +117,8 @@ void Scheduled::send_entry(size_t entry) {
 }
 
 // The chunk that a header names, if offset and size are exactly those of a chunk that `source` sends.
-bool Scheduled::locate(int32_t source, const BulkHeader& header, size_t nbytes, size_t* entry, size_t* chunk) const {
+bool Scheduled::locate(int32_t source, const BulkHeader& header, size_t nbytes, size_t* entry,
+                       size_t* chunk) const {
   if (header.phase >= receives_from_[source].size() || header.offset % plan_.element != 0) return false;
   *entry = receives_from_[source][header.phase];
   const Transfer& in = transfer(*entry);
@@ -130,7 +134,8 @@ transport::BulkSink* Scheduled::on_bulk(int32_t source, const BulkHeader& header
   if (!states_[entry].begun || states_[entry].have[chunk]) return nullptr;
   Sink& sink = sinks_[source];
   std::byte* place = place_of(entry, chunk);
-  transfer(entry).kind == TransferKind::kReduce ? sink.add_to(place, plan_.element, plan_.add) : sink.copy_to(place);
+  transfer(entry).kind == TransferKind::kReduce ? sink.add_to(place, plan_.element, plan_.add)
+                                                : sink.copy_to(place);
   sink.landing.begin(header);
   return &sink;
 }
@@ -190,7 +195,8 @@ void Scheduled::drop_chunks(const Status& cause) {
   }
 }
 
-// Those that a transfer waits for that has begun; what has not begun waits for this worker, or for one of these.
+// Those that a transfer waits for that has begun; what has not begun waits for this worker, or for one of
+// these.
 std::vector<int32_t> Scheduled::missing() const {
   std::vector<int32_t> ranks;
   for (size_t entry = 0; entry < states_.size(); ++entry) {

@@ -1,5 +1,5 @@
-// An all-reduce carried out after a schedule (schedule.h): each transfer begins as soon as those before it that touch the
-// same elements are over, whatever the others do; a transfer travels in chunks as all data do.
+// An all-reduce carried out after a schedule (schedule.h): each transfer begins as soon as those before it
+// that touch the same elements are over, whatever the others do; a transfer travels in chunks as all data do.
 #pragma once
 
 #include "core/collectives/schedule.h"
@@ -46,7 +46,8 @@ class Scheduled final : public Task {
   std::byte* place_of(size_t entry, size_t chunk) const {
     return plan_.data + (transfer(entry).begin + chunk * chunk_) * plan_.element;
   }
-  bool locate(int32_t source, const transport::BulkHeader& header, size_t nbytes, size_t* entry, size_t* chunk) const;
+  bool locate(int32_t source, const transport::BulkHeader& header, size_t nbytes, size_t* entry,
+              size_t* chunk) const;
   void release(const std::vector<uint32_t>& entries);
   void begin_ready();
   void begin(size_t entry);

@@ -13,9 +13,10 @@ constexpr size_t kShownCounts = 32;  // a list longer than that is not read by a
 // All counts, or the first one that differs from the other side's.
 std::string counts_text(const std::vector<uint64_t>& counts, const std::vector<uint64_t>& other) {
   if (counts.size() > kShownCounts && counts.size() == other.size()) {
-    const size_t rank =
-        static_cast<size_t>(std::mismatch(counts.begin(), counts.end(), other.begin()).first - counts.begin());
-    if (rank < counts.size()) return "count " + std::to_string(counts[rank]) + " for rank " + std::to_string(rank);
+    const size_t rank = static_cast<size_t>(std::mismatch(counts.begin(), counts.end(), other.begin()).first -
+                                            counts.begin());
+    if (rank < counts.size())
+      return "count " + std::to_string(counts[rank]) + " for rank " + std::to_string(rank);
   }
   std::string text;
   for (size_t rank = 0; rank < std::min(counts.size(), kShownCounts); ++rank) {
@@ -39,7 +40,8 @@ std::string settings_text(const Signature& one, const Signature& other) {
 
 bool same_operation(const transport::BulkHeader& one, const transport::BulkHeader& other) {
   return one.kind == other.kind && one.dtype == other.dtype && one.reduction == other.reduction &&
-         one.algorithm == other.algorithm && one.root == other.root && one.count == other.count && one.tag == other.tag;
+         one.algorithm == other.algorithm && one.root == other.root && one.count == other.count &&
+         one.tag == other.tag;
 }
 
 std::vector<std::byte> signature_payload(const Signature& signature) {
@@ -58,7 +60,8 @@ bool read_signature(const transport::BulkHeader& header, std::span<const std::by
   std::memcpy(&signature->chunk_bytes, payload.data(), sizeof signature->chunk_bytes);
   signature->counts.resize(numbers - 1);
   if (numbers > 1)
-    std::memcpy(signature->counts.data(), payload.data() + sizeof(uint64_t), payload.size() - sizeof(uint64_t));
+    std::memcpy(signature->counts.data(), payload.data() + sizeof(uint64_t),
+                payload.size() - sizeof(uint64_t));
   return true;
 }
 
@@ -67,10 +70,12 @@ std::string disagreement(int32_t rank, const Signature& one, int32_t other_rank,
   const auto parts = [](const Signature& side, const Signature& against) {
     return side.counts.empty() ? std::string() : counts_text(side.counts, against.counts);
   };
-  std::string first = describe(one.header, parts(one, other)), second = describe(other.header, parts(other, one));
+  std::string first = describe(one.header, parts(one, other)),
+              second = describe(other.header, parts(other, one));
   if (first == second) first += settings_text(one, other), second += settings_text(other, one);
-  return "workers disagree: rank " + std::to_string(rank) + " calls " + first + ", rank " + std::to_string(other_rank) +
-         " calls " + second + "; all workers must call the same operations in the same order";
+  return "workers disagree: rank " + std::to_string(rank) + " calls " + first + ", rank " +
+         std::to_string(other_rank) + " calls " + second +
+         "; all workers must call the same operations in the same order";
 }
 
 }  // namespace dsgd

@@ -1,5 +1,6 @@
-// The signature of an operation: everything that must be equal on all workers. The header of each chunk carries it, with a
-// digest in place of the counts; the full signature travels only after two headers were found to differ.
+// The signature of an operation: everything that must be equal on all workers. The header of each chunk
+// carries it, with a digest in place of the counts; the full signature travels only after two headers were
+// found to differ.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +13,9 @@
 
 namespace dsgd {
 
-// Phase of a chunk that carries its sender's signature and no data of the operation. An empty payload: the header says it
-// all. Else the payload is the rest of the signature, and the sender has found that another worker's differs.
+// Phase of a chunk that carries its sender's signature and no data of the operation. An empty payload: the
+// header says it all. Else the payload is the rest of the signature, and the sender has found that another
+// worker's differs.
 inline constexpr uint16_t kSignaturePhase = 0xffff;
 
 struct Signature {
@@ -30,7 +32,8 @@ std::vector<std::byte> signature_payload(const Signature& signature);
 bool read_signature(const transport::BulkHeader& header, std::span<const std::byte> payload, size_t workers,
                     Signature* signature);
 
-// "workers disagree: rank 0 calls all-gather (int64, counts [7, 0]), rank 1 calls ...; all workers must call ..."
+// "workers disagree: rank 0 calls all-gather (int64, counts [7, 0]), rank 1 calls ...; all workers must call
+// ..."
 std::string disagreement(int32_t rank, const Signature& one, int32_t other_rank, const Signature& other);
 
 }  // namespace dsgd

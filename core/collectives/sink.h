@@ -17,7 +17,9 @@ class Sink final : public transport::BulkSink {
  public:
   Landing landing;
   void copy_to(std::byte* place) { place_ = place, add_ = nullptr; }
-  void add_to(std::byte* place, size_t element, const Add& add) { place_ = place, element_ = element, add_ = &add; }
+  void add_to(std::byte* place, size_t element, const Add& add) {
+    place_ = place, element_ = element, add_ = &add;
+  }
   std::byte* place(size_t offset, size_t) override { return add_ ? nullptr : place_ + offset; }
   void take(size_t offset, std::span<const std::byte> piece) override {
     if (add_) {

@@ -49,7 +49,8 @@ const char* algorithm_name(Algorithm algorithm) {
   return "unknown";
 }
 
-transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count) {
+transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm,
+                               size_t count) {
   transport::BulkHeader header;
   header.operation = operation;
   header.kind = static_cast<uint8_t>(kind);
@@ -62,8 +63,8 @@ transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algor
 std::string describe(const transport::BulkHeader& shape, const std::string& parts) {
   const Kind kind = static_cast<Kind>(shape.kind);
   std::string text = kind_name(kind);
-  const bool has_data =
-      kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kAllGather || kind == Kind::kBroadcast;
+  const bool has_data = kind == Kind::kAllReduce || kind == Kind::kReduceScatter ||
+                        kind == Kind::kAllGather || kind == Kind::kBroadcast;
   if (!has_data && shape.count == 0) return text;
   text += std::string(" (") + dtype_name(static_cast<DType>(shape.dtype)) + ", ";
   if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter) {
@@ -107,13 +108,13 @@ void Task::end(const Status& status) {
 
 void Task::protocol_error(int32_t place, const transport::BulkHeader& header, size_t nbytes) {
   const int32_t source = group_->ranks[place];
-  mesh_.fail(*this,
-             Status(Code::kInternal, name() + ": " + mesh_.member_name(source) + " sent " + std::to_string(nbytes) +
-                                         " bytes at offset " + std::to_string(header.offset) + " of phase " +
-                                         std::to_string(header.phase) +
-                                         ", outside what was agreed; all workers must run the same dsgd version")
-                 .with_rank(source)
-                 .with_operation(name()));
+  mesh_.fail(*this, Status(Code::kInternal,
+                           name() + ": " + mesh_.member_name(source) + " sent " + std::to_string(nbytes) +
+                               " bytes at offset " + std::to_string(header.offset) + " of phase " +
+                               std::to_string(header.phase) +
+                               ", outside what was agreed; all workers must run the same dsgd version")
+                        .with_rank(source)
+                        .with_operation(name()));
 }
 
 }  // namespace dsgd

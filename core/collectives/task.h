@@ -1,6 +1,7 @@
-// A task is one collective operation on this worker: a small state machine on the session's loop that sends chunks
-// through the mesh, takes what arrives, and ends once. Tasks with the same operation number on all workers belong
-// together; each message carries what its sender believes the operation to be, and the mesh compares.
+// A task is one collective operation on this worker: a small state machine on the session's loop that sends
+// chunks through the mesh, takes what arrives, and ends once. Tasks with the same operation number on all
+// workers belong together; each message carries what its sender believes the operation to be, and the mesh
+// compares.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,9 @@ std::string describe(const transport::BulkHeader& shape, const std::string& part
 // data.
 class Landing {
  public:
-  void begin(const transport::BulkHeader& header) { active_ = true, phase_ = header.phase, offset_ = header.offset; }
+  void begin(const transport::BulkHeader& header) {
+    active_ = true, phase_ = header.phase, offset_ = header.offset;
+  }
   bool end(const transport::BulkHeader& header) {
     return std::exchange(active_, false) && phase_ == header.phase && offset_ == header.offset;
   }
@@ -59,9 +62,10 @@ class Landing {
 class Task {
  public:
   using Done = std::function<void(const Status&)>;
-  // `shape`: view, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the mesh.
-  // `group`: the workers that take part; null: all. Tasks know their peers by their places in it.
-  Task(Mesh& mesh, const transport::BulkHeader& shape, Done done, std::shared_ptr<const Group> group = nullptr);
+  // `shape`: view, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the
+  // mesh. `group`: the workers that take part; null: all. Tasks know their peers by their places in it.
+  Task(Mesh& mesh, const transport::BulkHeader& shape, Done done,
+       std::shared_ptr<const Group> group = nullptr);
   virtual ~Task() = default;
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
@@ -81,7 +85,8 @@ class Task {
 
   virtual void start() = 0;
   // A chunk whose shape agrees. Offsets and sizes are still unchecked.
-  virtual transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) = 0;
+  virtual transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header,
+                                       size_t nbytes) = 0;
   virtual void on_chunk(int32_t source, const transport::BulkHeader& header,
                         std::unique_ptr<transport::BulkReceipt> receipt) = 0;
   // Places that this task still waits for; empty once it has ended.
@@ -95,7 +100,8 @@ class Task {
 
  protected:
   friend class Mesh;
-  // Once; the mesh removes and destroys the task afterwards. Success waits until all peers have agreed on the operation.
+  // Once; the mesh removes and destroys the task afterwards. Success waits until all peers have agreed on the
+  // operation.
   void end(const Status& status);
   bool ended() const { return ended_; }
   void send(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data,

@@ -20,8 +20,9 @@ std::string did_you_mean(const std::string& nearest, const std::string& otherwis
 Result<const Rule*> known_rule(std::string_view key) {
   if (const Rule* rule = config::find_rule(key)) return rule;
   const std::string name(key.substr(0, 80));
-  return invalid(name, "unknown key '" + name + "'" +
-                           did_you_mean(nearest_name(key, config::key_names()), "; `dsgd config` lists all keys"));
+  return invalid(name,
+                 "unknown key '" + name + "'" +
+                     did_you_mean(nearest_name(key, config::key_names()), "; `dsgd config` lists all keys"));
 }
 
 // A '#' begins a comment at the start of a line or after a blank, so that it may stand inside a value.
@@ -33,7 +34,8 @@ std::string_view without_comment(std::string_view line) {
 
 }  // namespace
 
-void Config::set_environment(std::vector<std::pair<std::string, std::string>> variables, std::string launcher_process) {
+void Config::set_environment(std::vector<std::pair<std::string, std::string>> variables,
+                             std::string launcher_process) {
   environment_.clear();
   other_variables_.clear();
   unknown_variables_.clear();
@@ -54,7 +56,9 @@ void Config::set_environment(std::vector<std::pair<std::string, std::string>> va
   }
 }
 
-void Config::allow(std::string_view key, std::string_view value) { allowed_[std::string(key)].emplace_back(value); }
+void Config::allow(std::string_view key, std::string_view value) {
+  allowed_[std::string(key)].emplace_back(value);
+}
 
 Status Config::check_value(const Rule& rule, std::string_view value) const {
   const auto more = allowed_.find(std::string_view(rule.key.name));
@@ -80,7 +84,8 @@ Status Config::parse(std::string_view text, const std::string& name) {
     const std::string where = name + ":" + std::to_string(number) + ": ";
     const size_t equals = line.find('=');
     if (equals == std::string_view::npos)
-      return Status(Code::kInvalidArgument, where + "'" + std::string(line.substr(0, 80)) + "' is not key = value");
+      return Status(Code::kInvalidArgument,
+                    where + "'" + std::string(line.substr(0, 80)) + "' is not key = value");
     const std::string key(config::trim(line.substr(0, equals)));
     const std::string value(config::trim(line.substr(equals + 1)));
     const Result<const Rule*> rule = known_rule(key);
@@ -122,18 +127,20 @@ Result<LauncherNote> Config::apply_launcher() {
   fill("num_workers", std::to_string(launch.size));
   fill("rank", std::to_string(launch.rank));
   if (launcher_.contains("rank"))
-    rank_origin_ =
-        launch.rank_variable + ", the environment variable of " + launch.launcher + " that its rank comes from";
+    rank_origin_ = launch.rank_variable + ", the environment variable of " + launch.launcher +
+                   " that its rank comes from";
   if (!given("head")) {
     const int64_t port = integer("launcher_port") ? integer("launcher_port") : launch.port;
     if (launch.host.empty() || port == 0) {
       std::string problem = launch.host.empty() ? launch.no_host : launch.no_port;
-      problem += problem.empty() ? "they run on several hosts, and the environment does not name the host of rank 0: "
-                                 : ", or ";
-      return invalid("head", launch.launcher + ": this is one of " + std::to_string(launch.size) + " workers, but " +
-                                 problem +
-                                 "set head (DSGD_HEAD) to HOST:PORT, an address of rank 0's host, on all workers; "
-                                 "num_workers=1 (DSGD_NUM_WORKERS=1) trains alone");
+      problem += problem.empty()
+                     ? "they run on several hosts, and the environment does not name the host of rank 0: "
+                     : ", or ";
+      return invalid("head",
+                     launch.launcher + ": this is one of " + std::to_string(launch.size) + " workers, but " +
+                         problem +
+                         "set head (DSGD_HEAD) to HOST:PORT, an address of rank 0's host, on all workers; "
+                         "num_workers=1 (DSGD_NUM_WORKERS=1) trains alone");
     }
     fill("head", launch.host + ":" + std::to_string(port));
     fill("job", launch.job);
@@ -142,15 +149,16 @@ Result<LauncherNote> Config::apply_launcher() {
     if (Status status = check_value(*config::find_rule(key), value); !status.ok())
       return invalid(key, launch.launcher + ": " + status.message());
   return LauncherNote{
-      launch.launcher + ": rank " + text("rank") + " of " + text("num_workers") + ", head " + text("head"), false};
+      launch.launcher + ": rank " + text("rank") + " of " + text("num_workers") + ", head " + text("head"),
+      false};
 }
 
 std::vector<std::string> Config::warnings() const {
   std::vector<std::string> sentences;
   for (const std::string& name : unknown_variables_) {
-    sentences.push_back(
-        "unknown environment variable " + name + " is ignored" +
-        did_you_mean(nearest_name(name, config::environment_names()), "; `dsgd config` lists those that are read"));
+    sentences.push_back("unknown environment variable " + name + " is ignored" +
+                        did_you_mean(nearest_name(name, config::environment_names()),
+                                     "; `dsgd config` lists those that are read"));
   }
   return sentences;
 }
@@ -161,7 +169,8 @@ Status Config::validate(bool for_head) const {
     const Rule* rule = config::find_rule(key);
     const Status status = check_value(*rule, value);
     if (!status.ok() && !set_.contains(key))
-      return invalid(key, "environment variable " + std::string(rule->key.environment) + ": " + status.message());
+      return invalid(key,
+                     "environment variable " + std::string(rule->key.environment) + ": " + status.message());
   }
   return check_together();
 }
@@ -176,26 +185,29 @@ Status Config::check_together() const {
     return invalid("rank", "key 'rank': " + text("rank") + " is too large, since " + of_workers +
                                " and ranks begin at 0; set rank lower or num_workers higher");
   if (integer("servers") > workers)
-    return invalid("servers", "key 'servers': " + text("servers") + " is too many, since " + of_workers +
-                                  " and servers live in workers; set servers lower, or 0 for one in each worker");
+    return invalid("servers",
+                   "key 'servers': " + text("servers") + " is too many, since " + of_workers +
+                       " and servers live in workers; set servers lower, or 0 for one in each worker");
   if (const int64_t least = integer("min_workers"); least > workers) {
-    return invalid("min_workers", "key 'min_workers': " + std::to_string(least) + " is too many, since " + of_workers +
-                                      "; leave min_workers unset");
+    return invalid("min_workers", "key 'min_workers': " + std::to_string(least) + " is too many, since " +
+                                      of_workers + "; leave min_workers unset");
   } else if (least < workers) {
-    return Status(Code::kUnsupported, "key 'min_workers': " + std::to_string(least) + " is less than num_workers (" +
-                                          std::to_string(workers) +
-                                          "), but going on after a loss is not supported yet; leave min_workers unset")
+    return Status(Code::kUnsupported,
+                  "key 'min_workers': " + std::to_string(least) + " is less than num_workers (" +
+                      std::to_string(workers) +
+                      "), but going on after a loss is not supported yet; leave min_workers unset")
         .with_parameter("min_workers");
   }
   if (duration("heartbeat_interval") > duration("lease") / 2)
-    return invalid("heartbeat_interval", "key 'heartbeat_interval': '" + text("heartbeat_interval") +
-                                             "' is more than half of lease ('" + text("lease") +
-                                             "'), so that one late renewal would lose the worker; set it lower, or 0");
+    return invalid("heartbeat_interval",
+                   "key 'heartbeat_interval': '" + text("heartbeat_interval") +
+                       "' is more than half of lease ('" + text("lease") +
+                       "'), so that one late renewal would lose the worker; set it lower, or 0");
   const size_t devices = config::split_list(text("devices")).size();
   if (text("devices") != "auto" && static_cast<uint64_t>(integer("devices_per_worker")) > devices)
     return invalid("devices_per_worker", "key 'devices_per_worker': " + text("devices_per_worker") +
-                                             " is more than the " + std::to_string(devices) + " of devices ('" +
-                                             text("devices") + "'); list more devices");
+                                             " is more than the " + std::to_string(devices) +
+                                             " of devices ('" + text("devices") + "'); list more devices");
   return {};
 }
 
@@ -250,8 +262,9 @@ Result<std::vector<std::string>> Config::devices(uint32_t local_rank) const {
   if (begin + each > all.size())
     return invalid("devices", "key 'devices': '" + text("devices") + "' has " + std::to_string(all.size()) +
                                   " entries, but the worker with local rank " + std::to_string(local_rank) +
-                                  " takes number " + std::to_string(begin) + " to " + std::to_string(begin + each - 1) +
-                                  " (devices_per_worker is " + std::to_string(each) + "); list more devices");
+                                  " takes number " + std::to_string(begin) + " to " +
+                                  std::to_string(begin + each - 1) + " (devices_per_worker is " +
+                                  std::to_string(each) + "); list more devices");
   return std::vector<std::string>(all.begin() + begin, all.begin() + begin + each);
 }
 

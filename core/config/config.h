@@ -44,7 +44,8 @@ class Config {
   // The environment, given as NAME=VALUE pairs (the caller reads it). The values of DSGD_* variables are
   // checked by validate(), not here, so that dsgd_config_new cannot fail. The others are for
   // apply_launcher(), as is the local process of the launcher (see find_launch).
-  void set_environment(std::vector<std::pair<std::string, std::string>> variables, std::string launcher_process = "");
+  void set_environment(std::vector<std::pair<std::string, std::string>> variables,
+                       std::string launcher_process = "");
   // One more value of a "choice" key: a name that the host has registered.
   void allow(std::string_view key, std::string_view value);
   Status set(std::string_view key, std::string_view value);
@@ -56,8 +57,9 @@ class Config {
   // Errors that wait for dsgd_init: bad values in the environment, keys that do not go together.
   // A head uses neither algorithm nor strategy, and does not know the names that workers have registered.
   Status validate(bool for_head = false) const;
-  // One sentence for each unknown DSGD_* variable, with the nearest known one. It is no error: other software uses
-  // such names, too (Kubernetes sets DSGD_HEAD_PORT for a service named dsgd-head). For the log of the session or head.
+  // One sentence for each unknown DSGD_* variable, with the nearest known one. It is no error: other software
+  // uses such names, too (Kubernetes sets DSGD_HEAD_PORT for a service named dsgd-head). For the log of the
+  // session or head.
   std::vector<std::string> warnings() const;
 
   const std::string* get(std::string_view key) const;  // effective value; null: unknown key
@@ -70,7 +72,8 @@ class Config {
   std::chrono::nanoseconds duration(std::string_view key) const;
   const std::string& text(std::string_view key) const;
   PortRange ports() const;
-  // "RANK, the environment variable of PyTorch that its rank comes from"; "": the rank comes from the key `rank`, if any.
+  // "RANK, the environment variable of PyTorch that its rank comes from"; "": the rank comes from the key
+  // `rank`, if any.
   const std::string& rank_origin() const { return rank_origin_; }
   // Entries of `devices` that belong to the worker with this local rank (see devices_per_worker).
   Result<std::vector<std::string>> devices(uint32_t local_rank) const;

@@ -38,8 +38,9 @@ void read_master(const Variables& variables, Launch* launch) {
   if (1 <= port && port <= 65535)
     launch->port = port < 65535 ? port + 1 : port - 1;
   else
-    launch->no_port = (written.empty() ? "MASTER_PORT is not set" : "MASTER_PORT='" + written + "' is not a port") +
-                      ": set MASTER_PORT to a port of that host, from 1 to 65535";
+    launch->no_port =
+        (written.empty() ? "MASTER_PORT is not set" : "MASTER_PORT='" + written + "' is not a port") +
+        ": set MASTER_PORT to a port of that host, from 1 to 65535";
 }
 
 void read_torchrun(const Variables& variables, const std::string&, Launch* launch) {
@@ -47,8 +48,8 @@ void read_torchrun(const Variables& variables, const std::string&, Launch* launc
   launch->job = text(variables, "TORCHELASTIC_RUN_ID") + "." + text(variables, "TORCHELASTIC_RESTART_COUNT");
 }
 
-// This environment has no name for the job. MASTER_ADDR cannot be part of one: some launchers give rank 0 another
-// name for its own host.
+// This environment has no name for the job. MASTER_ADDR cannot be part of one: some launchers give rank 0
+// another name for its own host.
 void read_pytorch(const Variables& variables, const std::string&, Launch* launch) {
   read_master(variables, launch);
   launch->job = "pytorch." + text(variables, "MASTER_PORT");
@@ -85,8 +86,8 @@ struct Known {
   void (*read)(const Variables&, const std::string& launcher_process, Launch*);
 };
 
-// The innermost comes first: a process inherits the variables of the outer ones. "PyTorch" is the environment of
-// env://, PyTorch's initialization method, as Kubeflow's PyTorchJob and scripts set it.
+// The innermost comes first: a process inherits the variables of the outer ones. "PyTorch" is the environment
+// of env://, PyTorch's initialization method, as Kubeflow's PyTorchJob and scripts set it.
 constexpr Known kKnown[] = {
     {"torchrun",
      {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"},
@@ -111,7 +112,13 @@ constexpr Known kKnown[] = {
      nullptr,
      "SLURM_STEP_NUM_NODES",
      read_slurm},
-    {"MPICH", {"PMI_RANK", "PMI_SIZE", "PMI_FD"}, "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", nullptr, read_mpich},
+    {"MPICH",
+     {"PMI_RANK", "PMI_SIZE", "PMI_FD"},
+     "PMI_RANK",
+     "PMI_SIZE",
+     "MPI_LOCALNRANKS",
+     nullptr,
+     read_mpich},
 };
 
 // A variable that shows, from a least value on, that a launcher has started several processes.
@@ -183,14 +190,16 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
     for (const auto& wanted : numbers) {
       const auto value = number(variables, wanted.variable);
       if (!value || *value < 0)
-        return Status(Code::kInvalidArgument, "environment variable " + std::string(wanted.variable) + " of " +
-                                                  known.name + ": '" + text(variables, wanted.variable) +
-                                                  "' is not a non-negative integer; set launcher=none to ignore it");
+        return Status(Code::kInvalidArgument,
+                      "environment variable " + std::string(wanted.variable) + " of " + known.name + ": '" +
+                          text(variables, wanted.variable) +
+                          "' is not a non-negative integer; set launcher=none to ignore it");
       *wanted.value = *value;
     }
     known.read(variables, launcher_process, &launch);
     if (on_one_host(known, variables, launch.size)) launch.host = kLoopback;
-    if (launch.host.find(':') != std::string::npos && launch.host[0] != '[') launch.host = "[" + launch.host + "]";
+    if (launch.host.find(':') != std::string::npos && launch.host[0] != '[')
+      launch.host = "[" + launch.host + "]";
     return std::optional(std::move(launch));
   }
   return std::optional<Launch>();

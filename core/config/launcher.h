@@ -1,5 +1,5 @@
-// Launchers of other projects (torchrun, PyTorchJob, mpirun, srun): what their environment says about a process that
-// they started.
+// Launchers of other projects (torchrun, PyTorchJob, mpirun, srun): what their environment says about a
+// process that they started.
 #pragma once
 
 #include <cstdint>

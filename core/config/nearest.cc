@@ -21,7 +21,8 @@ size_t edit_distance(const std::string& a, const std::string& b) {
     row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
       row[j] = std::min({previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        row[j] = std::min(row[j], before[j - 2] + 1);
     }
     std::swap(before, previous);
     std::swap(previous, row);
@@ -43,7 +44,8 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
     const size_t limit = (std::max(wanted.size(), known.size()) + 2) / 3;
     // A word that was cut short or spelt out, such as "heartbeat" or "learning_rate_decay", is near too.
     const size_t shorter = std::min(wanted.size(), known.size());
-    if (shorter >= 4 && wanted.compare(0, shorter, known, 0, shorter) == 0) distance = std::min(distance, limit);
+    if (shorter >= 4 && wanted.compare(0, shorter, known, 0, shorter) == 0)
+      distance = std::min(distance, limit);
     if (distance <= limit && distance < best_distance) best = candidate, best_distance = distance;
   }
   return best;

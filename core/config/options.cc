@@ -29,7 +29,8 @@ Result<Options> Options::parse(std::string_view text, const std::string& owner) 
     begin = end;
     const size_t equals = word.find('=');
     if (equals == std::string_view::npos || equals == 0)
-      return Status(Code::kInvalidArgument, "option '" + std::string(word) + "' of " + owner + " is not key=value");
+      return Status(Code::kInvalidArgument,
+                    "option '" + std::string(word) + "' of " + owner + " is not key=value");
     std::string key(word.substr(0, equals));
     for (const auto& [other, value] : options.words_)
       if (other == key)
@@ -49,8 +50,8 @@ const std::string* Options::read(std::string_view key) {
 
 void Options::bad(std::string_view key, const std::string& value, const std::string& expected) {
   if (!first_error_.ok()) return;
-  first_error_ = Status(Code::kInvalidArgument,
-                        "option '" + std::string(key) + "' of " + owner_ + ": '" + value + "' is not " + expected)
+  first_error_ = Status(Code::kInvalidArgument, "option '" + std::string(key) + "' of " + owner_ + ": '" +
+                                                    value + "' is not " + expected)
                      .with_parameter(std::string(key));
 }
 
@@ -60,12 +61,13 @@ void Options::number(std::string_view key, double* out, double minimum, double m
   double number = 0;
   const char* const last = value->data() + value->size();
   const auto [end, failed] = std::from_chars(value->data(), last, number);
-  if (failed != std::errc() || end != last || !std::isfinite(number)) return bad(key, *value, "a finite number");
+  if (failed != std::errc() || end != last || !std::isfinite(number))
+    return bad(key, *value, "a finite number");
   if (number < minimum || number > maximum) {
     const bool bounded = maximum < std::numeric_limits<double>::max();
-    return bad(
-        key, *value,
-        bounded ? "within " + number_text(minimum) + ".." + number_text(maximum) : "at least " + number_text(minimum));
+    return bad(key, *value,
+               bounded ? "within " + number_text(minimum) + ".." + number_text(maximum)
+                       : "at least " + number_text(minimum));
   }
   *out = number;
 }

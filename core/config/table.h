@@ -12,14 +12,26 @@
 
 namespace dsgd::config {
 
-enum class Type { kText, kAddress, kDevices, kPorts, kInteger, kIntegerOrWord, kDuration, kSize, kSwitch, kChoice };
+enum class Type {
+  kText,
+  kAddress,
+  kDevices,
+  kPorts,
+  kInteger,
+  kIntegerOrWord,
+  kDuration,
+  kSize,
+  kSwitch,
+  kChoice
+};
 
 struct Rule {
   ConfigKey key;
   Type type;
-  int64_t minimum, maximum;  // integer; nanoseconds; bytes; of a text, the length where it is not the usual one
-  bool zero_too;             // 0 is valid although it is below the minimum (it stands for a derived value)
-  bool empty_too;            // "" is valid (nothing given)
+  // Integer; nanoseconds; bytes; of a text, the length where it is not the usual one.
+  int64_t minimum, maximum;
+  bool zero_too;   // 0 is valid although it is below the minimum (it stands for a derived value)
+  bool empty_too;  // "" is valid (nothing given)
 };
 
 const Rule* find_rule(std::string_view key);  // null: unknown

@@ -34,7 +34,8 @@ std::string address_fault(std::string_view text, const std::string& any_port) {
   if (text.starts_with("unix:")) return text.size() > 5 ? "" : "has no path; write unix:PATH";
   const size_t colon = text.rfind(':');
   if (colon == std::string_view::npos && parse_integer(text)) return "has no host; write HOST:PORT";
-  if (colon == std::string_view::npos || text.ends_with(']')) return "has no port; write HOST:PORT (" + any_port + ")";
+  if (colon == std::string_view::npos || text.ends_with(']'))
+    return "has no port; write HOST:PORT (" + any_port + ")";
   const std::string_view host = text.substr(0, colon), port = text.substr(colon + 1);
   if (host.empty()) return "has no host; write HOST:PORT";
   const bool bracketed = host.starts_with('[') && host.ends_with(']');
@@ -42,7 +43,8 @@ std::string address_fault(std::string_view text, const std::string& any_port) {
     return "is not an address; write HOST:PORT or [IPV6]:PORT";
   if (!bracketed && host.find(':') != std::string_view::npos)
     return "is ambiguous; write an IPv6 address as [IPV6]:PORT";
-  if (host.find_first_of(" \t/") != std::string_view::npos) return "has a blank or '/' in its host; write HOST:PORT";
+  if (host.find_first_of(" \t/") != std::string_view::npos)
+    return "has a blank or '/' in its host; write HOST:PORT";
   const auto number = parse_integer(port);
   if (!number || *number < 0 || *number > 65535 || port.front() == '-')
     return "has a bad port '" + std::string(port) + "'; ports are 0..65535";
@@ -77,7 +79,8 @@ std::string text_fault(const Rule& rule, std::string_view value) {
   return "";
 }
 
-std::string number_fault(const Rule& rule, std::string_view value, std::optional<int64_t> number, const char* what) {
+std::string number_fault(const Rule& rule, std::string_view value, std::optional<int64_t> number,
+                         const char* what) {
   if (value.empty() && rule.empty_too) return "";
   if (!number) return std::string("is not ") + what + " (range " + rule.key.range + ")";
   if (*number == 0 && rule.zero_too) return "";
@@ -112,7 +115,8 @@ std::string fault(const Rule& rule, std::string_view value, const std::vector<st
       return number_fault(rule, value, parse_integer(value), "a whole number, nor one of the words");
     }
     case Type::kDuration:
-      return number_fault(rule, value, parse_duration(value), "a duration; write for example 500ms, 10s or 5m");
+      return number_fault(rule, value, parse_duration(value),
+                          "a duration; write for example 500ms, 10s or 5m");
     case Type::kSize:
       return number_fault(rule, value, parse_size(value), "a size; write for example 64K, 4M or 1G");
     case Type::kSwitch:
@@ -171,9 +175,11 @@ std::optional<int64_t> parse_duration(std::string_view text) {
 }
 
 std::optional<int64_t> parse_size(std::string_view text) {
-  return parse_scaled(
-      text,
-      {{"", 1}, {"K", int64_t{1} << 10}, {"M", int64_t{1} << 20}, {"G", int64_t{1} << 30}, {"T", int64_t{1} << 40}});
+  return parse_scaled(text, {{"", 1},
+                             {"K", int64_t{1} << 10},
+                             {"M", int64_t{1} << 20},
+                             {"G", int64_t{1} << 30},
+                             {"T", int64_t{1} << 40}});
 }
 
 std::optional<PortRange> parse_ports(std::string_view text) {

@@ -26,7 +26,9 @@ class Shard {
 
  private:
   // How many of `samples` positions are this worker's.
-  uint64_t share(uint64_t samples) const { return samples > rank_ ? (samples - rank_ - 1) / workers_ + 1 : 0; }
+  uint64_t share(uint64_t samples) const {
+    return samples > rank_ ? (samples - rank_ - 1) / workers_ + 1 : 0;
+  }
 
   uint64_t samples_, seed_;
   bool shuffle_;

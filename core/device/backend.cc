@@ -64,16 +64,17 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
   template <typename Call>
   void release(const Call& call) {
     try {
-      if (calls_.run(*patience_.hangs ? std::min(kAfterAnother, patience_.release) : patience_.release, call)) return;
+      if (calls_.run(*patience_.hangs ? std::min(kAfterAnother, patience_.release) : patience_.release, call))
+        return;
       *patience_.hangs = true;
       if (warned_.exchange(true) || !patience_.warn) return;
     } catch (const std::bad_alloc&) {
       return call();
     }
-    patience_.warn(
-        name_ +
-        " does not end what was enqueued in it or into the host's streams; its memory is released when it has, "
-        "and not waited for");
+    patience_.warn(name_ +
+                   " does not end what was enqueued in it or into the host's streams; its memory is released "
+                   "when it has, "
+                   "and not waited for");
   }
 
   const Backend& backend;
@@ -116,10 +117,11 @@ Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, R
   std::lock_guard lock(made->mutex);
   if (!made->ended) {
     made->given_up = true;
-    return Status(Code::kTimeout,
-                  name_ + " has not given " + std::to_string(nbytes) + " bytes in " +
-                      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(patience_.allocation).count()) +
-                      " s; what the host has enqueued in its streams may not end");
+    return Status(
+        Code::kTimeout,
+        name_ + " has not given " + std::to_string(nbytes) + " bytes in " +
+            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(patience_.allocation).count()) +
+            " s; what the host has enqueued in its streams may not end");
   }
   if (!made->status.ok()) return made->status;
   return std::shared_ptr<void>(made->data, [self = shared_from_this(), release](void* freed) {
@@ -160,23 +162,25 @@ class OpenedQueue final : public WorkQueue {
     if (nbytes == 0) return {};
     return call([&](Message* message) { return backend().copy(queue_, to, from, nbytes, message); });
   }
-  Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket) override {
+  Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms,
+             void* bucket) override {
     return call([&](Message* message) {
-      return backend().sum(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), terms.data(), bucket,
-                           message);
+      return backend().sum(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), terms.data(),
+                           bucket, message);
     });
   }
   Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
                 const void* bucket) override {
     return call([&](Message* message) {
-      return backend().update(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), targets.data(),
-                              bucket, message);
+      return backend().update(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()),
+                              targets.data(), bucket, message);
     });
   }
-  Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* sums) override {
+  Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket,
+                 double* sums) override {
     return call([&](Message* message) {
-      return backend().squares(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket, sums,
-                               message);
+      return backend().squares(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket,
+                               sums, message);
     });
   }
   Status record(DeviceEvent& event) override {
@@ -221,7 +225,8 @@ class OpenedCommunicator final : public Communicator {
   ~OpenedCommunicator() override {
     // All of its devices stay until it has gone.
     static_cast<Opened&>(*devices_.front())
-        .release([devices = devices_, close = backend_.communicator_close, comm = communicator_] { close(comm); });
+        .release(
+            [devices = devices_, close = backend_.communicator_close, comm = communicator_] { close(comm); });
   }
   void enqueue(const Work& work, std::chrono::nanoseconds patience, Ended ended) override {
     std::vector<Event*> after, reached;
@@ -282,7 +287,8 @@ Result<CommunicatorId> Opened::new_communicator_id() {
 }
 
 Status Opened::record_stream(DeviceEvent& event, void* stream) {
-  return call([&](Message* message) { return backend.event_record_stream(event_of(event), stream, message); });
+  return call(
+      [&](Message* message) { return backend.event_record_stream(event_of(event), stream, message); });
 }
 
 Status Opened::stream_wait(void* stream, DeviceEvent& event) {
@@ -294,7 +300,8 @@ Status check_version(const Backend& backend) {
   if (backend.version == kBackendVersion) return {};
   return Status(Code::kUnsupported, std::string("the plug-in for ") + backend.name + " devices has version " +
                                         std::to_string(backend.version) + ", this library knows version " +
-                                        std::to_string(kBackendVersion) + "; install both from one release of dsgd");
+                                        std::to_string(kBackendVersion) +
+                                        "; install both from one release of dsgd");
 }
 
 }  // namespace
@@ -313,12 +320,13 @@ Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t ind
   const int32_t count = counted.value();
   const std::string name = std::string(backend.name) + ':' + std::to_string(index);
   if (index < 0 || index >= count) {
-    return Status(
-        Code::kInvalidArgument,
-        "there is no device '" + name + "': this machine has " +
-            (count == 0 ? "none"
-                        : std::string(backend.name) + ":0" +
-                              (count > 1 ? " to " + std::string(backend.name) + ':' + std::to_string(count - 1) : "")));
+    return Status(Code::kInvalidArgument,
+                  "there is no device '" + name + "': this machine has " +
+                      (count == 0 ? "none"
+                                  : std::string(backend.name) + ":0" +
+                                        (count > 1 ? " to " + std::string(backend.name) + ':' +
+                                                         std::to_string(count - 1)
+                                                   : "")));
   }
   Handle* handle = nullptr;
   Status status = call([&](Message* message) { return backend.open(index, &handle, message); });
@@ -333,7 +341,8 @@ Status Device::check_host_memory(const Backend& backend, const void* data, size_
 
 Result<std::unique_ptr<Communicator>> Device::join(const std::vector<std::shared_ptr<Device>>& devices,
                                                    const CommunicatorId& id, int32_t first, int32_t size,
-                                                   std::chrono::nanoseconds patience, Communicator::Ended joined) {
+                                                   std::chrono::nanoseconds patience,
+                                                   Communicator::Ended joined) {
   std::vector<Handle*> handles;
   for (const auto& device : devices) handles.push_back(static_cast<Opened&>(*device).handle);
   const Backend& backend = static_cast<Opened&>(*devices.front()).backend;

@@ -1,9 +1,11 @@
-// What a device can do, as a table of C functions: the boundary to a plug-in such as libdsgd_cuda.so, which is loaded when its
-// first device is asked for. Only plain data crosses it. Work goes to queues: a call returns as soon as it is enqueued, and
-// what was enqueued in one queue happens in order. Only getting and giving back (open, close, allocate, release) may wait for
-// the device, so they are called with patience (transport/bounded_calls.h).
+// What a device can do, as a table of C functions: the boundary to a plug-in such as libdsgd_cuda.so, which
+// is loaded when its first device is asked for. Only plain data crosses it. Work goes to queues: a call
+// returns as soon as it is enqueued, and what was enqueued in one queue happens in order. Only getting and
+// giving back (open, close, allocate, release) may wait for the device, so they are called with patience
+// (transport/bounded_calls.h).
 //
-// Codes are those of dsgd.h (0 or negative); on failure `message` is filled. Any thread, but one at a time per queue.
+// Codes are those of dsgd.h (0 or negative); on failure `message` is filled. Any thread, but one at a time
+// per queue.
 #pragma once
 
 #include <cstdint>
@@ -29,21 +31,23 @@ struct Term {
   const void* gradient;  // on the device
   double weight;
 };
-// bucket[position + i] = sum of weight * gradient[i] over the terms, in their order; every weight is rounded to the bucket's
-// type and every product before it is added. Without terms: zeros.
+// bucket[position + i] = sum of weight * gradient[i] over the terms, in their order; every weight is rounded
+// to the bucket's type and every product before it is added. Without terms: zeros.
 struct SumPiece {
   uint64_t position, count;  // elements
   uint32_t first_term, terms;
-  DType source = DType::kFloat32;  // of the gradients: a half type in a bucket of float32; any other: the bucket's type
+  // Of the gradients: a half type in a bucket of float32; any other: the bucket's type.
+  DType source = DType::kFloat32;
 };
 
 enum class Action : uint8_t {
-  kUpdate,  // the first target is a value: rule applied to the mean bucket / divisor; the others become its copies
-  kMean,    // all targets become the mean bucket / divisor
-  kCopy,    // all targets become what is in the bucket
+  // The first target is a value: rule applied to the mean bucket / divisor; the others become its copies.
+  kUpdate,
+  kMean,  // all targets become the mean bucket / divisor
+  kCopy,  // all targets become what is in the bucket
 };
-// Targets of a half type are rounded from float32. Their rule is applied to master values in float32, which follow the targets
-// where the host has written these (`followed` in core/base/half.h).
+// Targets of a half type are rounded from float32. Their rule is applied to master values in float32, which
+// follow the targets where the host has written these (`followed` in core/base/half.h).
 struct UpdatePiece {
   uint64_t position, count;  // elements
   double divisor;
@@ -55,8 +59,8 @@ struct UpdatePiece {
   void* master = nullptr;          // at the piece's first element; where a half type is updated
 };
 
-// Sums of squares of a bucket's elements, one for each kSquareRange of a piece (its last one may be shorter), in the order of the
-// pieces. In float64; NaN or infinity if an element is.
+// Sums of squares of a bucket's elements, one for each kSquareRange of a piece (its last one may be shorter),
+// in the order of the pieces. In float64; NaN or infinity if an element is.
 struct SquarePiece {
   uint64_t position, count;  // elements
 };
@@ -71,8 +75,9 @@ inline constexpr uint32_t square_ranges(uint64_t count) {
 struct CommunicatorId {
   uint8_t bytes[128];
 };
-// In place. `count` elements are a whole buffer in kAllReduce. Else they are one device's part: a buffer has size * count, of
-// which kReduceScatter leaves each device the sum of its part, and kAllGather gives all devices all parts.
+// In place. `count` elements are a whole buffer in kAllReduce. Else they are one device's part: a buffer has
+// size * count, of which kReduceScatter leaves each device the sum of its part, and kAllGather gives all
+// devices all parts.
 enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather };
 
 struct Event;
@@ -94,8 +99,8 @@ struct CollectiveWork {
   Event* const* reached;  // recorded behind all of it
   int64_t patience;       // nanoseconds
 };
-// Called once, from a thread of the backend's or from within the call that it was given to. Code 0: it has ended well;
-// kWorkerLost: a member is lost, which one is not known.
+// Called once, from a thread of the backend's or from within the call that it was given to. Code 0: it has
+// ended well; kWorkerLost: a member is lost, which one is not known.
 using CollectiveEnded = void (*)(void* context, int32_t code, const char* message);
 
 // ---- the table
@@ -117,7 +122,8 @@ struct Backend {
   const char* (*describe)(const Handle* device);  // "NVIDIA H200, compute capability 9.0, 139.8 GiB"
   DeviceId (*identity)(const Handle* device);
 
-  int32_t (*allocate)(Handle* device, uint64_t nbytes, void** data, Message* message);  // zeroed; aligned to 256 bytes
+  // Zeroed; aligned to 256 bytes.
+  int32_t (*allocate)(Handle* device, uint64_t nbytes, void** data, Message* message);
   void (*release)(Handle* device, void* data);
   // Host memory that copies to and from the device may go on using while the host does something else.
   int32_t (*allocate_staging)(Handle* device, uint64_t nbytes, void** data, Message* message);
@@ -132,17 +138,17 @@ struct Backend {
   void (*queue_close)(Queue* queue);
   // Device or staging memory.
   int32_t (*copy)(Queue* queue, void* to, const void* from, uint64_t nbytes, Message* message);
-  int32_t (*sum)(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket,
-                 Message* message);
-  int32_t (*update)(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count, void* const* targets,
-                    const void* bucket, Message* message);
+  int32_t (*sum)(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms,
+                 void* bucket, Message* message);
+  int32_t (*update)(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count,
+                    void* const* targets, const void* bucket, Message* message);
 
   // `sums`: on the device.
   int32_t (*squares)(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket,
                      double* sums, Message* message);
 
-  // function(context) is called once, from a thread of the backend's, when what was enqueued before is done; never if the
-  // device fails. It may come after queue_close.
+  // function(context) is called once, from a thread of the backend's, when what was enqueued before is done;
+  // never if the device fails. It may come after queue_close.
   int32_t (*queue_notify)(Queue* queue, void (*function)(void*), void* context, Message* message);
 
   int32_t (*event_open)(Handle* device, Event** event, Message* message);
@@ -153,17 +159,20 @@ struct Backend {
   int32_t (*stream_wait)(void* stream, Event* event, Message* message);
   EventState (*event_query)(Event* event, Message* message);  // of the last record
 
-  // The library that adds up over devices (NCCL), looked for once: `path`, unless it is "", after what the host has loaded.
-  // The message says which one it is, or why there is none.
+  // The library that adds up over devices (NCCL), looked for once: `path`, unless it is "", after what the
+  // host has loaded. The message says which one it is, or why there is none.
   int32_t (*communicator_load)(const char* path, int32_t* version, Message* message);
   int32_t (*communicator_id)(CommunicatorId* id, Message* message);
-  // Joins with `count` devices, as ranks first .. first + count - 1 of `size`. It has a thread and queues of its own, in which
-  // work is done in the order in which it is enqueued; all members enqueue the same. `ended`: all members have joined.
-  int32_t (*communicator_open)(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first,
-                               int32_t size, int64_t patience, CollectiveEnded ended, void* context,
-                               Comm** communicator, Message* message);
-  // `work` is copied. After a failure everything fails, and what the devices wait for is aborted; `ended` does not wait for that.
-  void (*communicator_enqueue)(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context);
+  // Joins with `count` devices, as ranks first .. first + count - 1 of `size`. It has a thread and queues of
+  // its own, in which work is done in the order in which it is enqueued; all members enqueue the same.
+  // `ended`: all members have joined.
+  int32_t (*communicator_open)(Handle* const* devices, uint32_t count, const CommunicatorId* id,
+                               int32_t first, int32_t size, int64_t patience, CollectiveEnded ended,
+                               void* context, Comm** communicator, Message* message);
+  // `work` is copied. After a failure everything fails, and what the devices wait for is aborted; `ended`
+  // does not wait for that.
+  void (*communicator_enqueue)(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended,
+                               void* context);
   void (*communicator_fail)(Comm* communicator, int32_t code, const char* why);  // any thread
   // What is in flight is aborted; waits until the devices have let go of it.
   void (*communicator_close)(Comm* communicator);

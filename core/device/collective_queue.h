@@ -25,7 +25,8 @@ class CollectiveQueue {
     if (!joined.ok()) return done(joined.status());
     communicator_ = std::move(joined).value();
   }
-  // `done` comes from the loop, when the work has ended on the devices of this process. After the first failure all fail.
+  // `done` comes from the loop, when the work has ended on the devices of this process. After the first
+  // failure all fail.
   void enqueue(const Communicator::Work& work, transport::Time deadline, Done done) {
     communicator_->enqueue(work, deadline - loop_.now(), on_loop(std::move(done)));
   }

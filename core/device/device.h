@@ -1,8 +1,9 @@
-// A device of this process: where the buffers of replicas live, and what a step does with them there. Strategies know this
-// interface and not what is behind it: the host's memory and cores ("cpu"), or a backend's device ("cuda:0").
+// A device of this process: where the buffers of replicas live, and what a step does with them there.
+// Strategies know this interface and not what is behind it: the host's memory and cores ("cpu"), or a
+// backend's device ("cuda:0").
 //
-// Work is enqueued in a queue and happens in its order; the host never waits for it, but asks an event. On the host work is
-// done when the call returns, and every event is done.
+// Work is enqueued in a queue and happens in its order; the host never waits for it, but asks an event. On
+// the host work is done when the call returns, and every event is done.
 #pragma once
 
 #include <atomic>
@@ -34,19 +35,22 @@ class WorkQueue {
  public:
   virtual ~WorkQueue() = default;
   virtual Status copy(void* to, const void* from, size_t nbytes) = 0;
-  virtual Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket) = 0;
+  virtual Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms,
+                     void* bucket) = 0;
   virtual Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
                         const void* bucket) = 0;
-  virtual Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* sums) = 0;
+  virtual Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket,
+                         double* sums) = 0;
   virtual Status record(DeviceEvent& event) = 0;
   virtual Status wait(DeviceEvent& event) = 0;  // what is enqueued from now on happens after the event
-  // `rung` is called once, from any thread or from within this call, when what was enqueued before is done; never if the
-  // device fails.
+  // `rung` is called once, from any thread or from within this call, when what was enqueued before is done;
+  // never if the device fails.
   virtual Status notify(std::function<void()> rung) = 0;
 };
 
-// Devices of this process in a communicator, with those of other processes: sums in order, in queues of its own. All members
-// enqueue the same. Its end aborts what is in flight; devices may use what has failed until then. One thread at a time, but fail().
+// Devices of this process in a communicator, with those of other processes: sums in order, in queues of its
+// own. All members enqueue the same. Its end aborts what is in flight; devices may use what has failed until
+// then. One thread at a time, but fail().
 class Communicator {
  public:
   // Called once, from any thread; kWorkerLost: a member is lost, which one is not known.
@@ -65,8 +69,9 @@ class Communicator {
   virtual void fail(const Status& cause) = 0;  // everything fails, and what devices wait for is aborted
 };
 
-// How long allocations and releases wait for a device, for what is in its queues and, as CUDA does it, in the host's streams. That
-// may not end. Then an allocation fails, and what is to be released stays until it has ended, and nobody waits for it.
+// How long allocations and releases wait for a device, for what is in its queues and, as CUDA does it, in the
+// host's streams. That may not end. Then an allocation fails, and what is to be released stays until it has
+// ended, and nobody waits for it.
 struct Patience {
   std::chrono::nanoseconds allocation = std::chrono::minutes(1), release = std::chrono::seconds(5);
   std::function<void(const std::string&)> warn = {};  // once, when a release is given up
@@ -74,8 +79,9 @@ struct Patience {
   std::shared_ptr<std::atomic<bool>> hangs = std::make_shared<std::atomic<bool>>(false);
 };
 
-// Streams of the host's are numbered as in DLPack. NULL, 1 and 2 are default streams; what is recorded in the legacy one comes after
-// what is in those of each thread, and what these get afterwards comes after what it waits for.
+// Streams of the host's are numbered as in DLPack. NULL, 1 and 2 are default streams; what is recorded in the
+// legacy one comes after what is in those of each thread, and what these get afterwards comes after what it
+// waits for.
 inline bool is_default_stream(const void* stream) { return reinterpret_cast<uintptr_t>(stream) <= 2; }
 
 class Device {
@@ -98,10 +104,12 @@ class Device {
   };
   virtual Result<CommunicatorLibrary> load_communicators(const std::string& path) = 0;
   virtual Result<CommunicatorId> new_communicator_id() = 0;
-  // `devices`: of this process and of one backend, in the order of their ranks. `joined`: all members have come.
+  // `devices`: of this process and of one backend, in the order of their ranks. `joined`: all members have
+  // come.
   static Result<std::unique_ptr<Communicator>> join(const std::vector<std::shared_ptr<Device>>& devices,
                                                     const CommunicatorId& id, int32_t first, int32_t size,
-                                                    std::chrono::nanoseconds patience, Communicator::Ended joined);
+                                                    std::chrono::nanoseconds patience,
+                                                    Communicator::Ended joined);
 
   virtual ~Device() = default;
   virtual const std::string& name() const = 0;      // "cpu", "cuda:0"

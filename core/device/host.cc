@@ -32,15 +32,16 @@ class HostQueue final : public WorkQueue {
     return {};
   }
 
-  Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket) override {
+  Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms,
+             void* bucket) override {
     const size_t element = dtype_size(dtype);
     for (const SumPiece& piece : pieces) {
       std::byte* sum = static_cast<std::byte*>(bucket) + piece.position * element;
       if (piece.terms == 0) std::memset(sum, 0, piece.count * element);
       for (uint32_t t = 0; t < piece.terms; ++t) {
         const Term& term = terms[piece.first_term + t];
-        (t == 0 ? weighted_set : weighted_add)(is_half(piece.source) ? piece.source : dtype, sum, term.gradient,
-                                               piece.count, term.weight);
+        (t == 0 ? weighted_set : weighted_add)(is_half(piece.source) ? piece.source : dtype, sum,
+                                               term.gradient, piece.count, term.weight);
       }
     }
     return {};
@@ -54,13 +55,15 @@ class HostQueue final : public WorkQueue {
       const std::byte* sums = static_cast<const std::byte*>(bucket) + piece.position * element;
       const std::span<void* const> to = targets.subspan(piece.first_target, piece.targets);
       for (size_t begin = 0; begin < piece.count; begin += kPart) {
-        update_part(dtype, piece, begin, std::min<size_t>(kPart, piece.count - begin), sums + begin * element, to);
+        update_part(dtype, piece, begin, std::min<size_t>(kPart, piece.count - begin), sums + begin * element,
+                    to);
       }
     }
     return {};
   }
 
-  Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket, double* sums) override {
+  Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket,
+                 double* sums) override {
     const size_t element = dtype_size(dtype);
     for (const SquarePiece& piece : pieces) {
       for (uint64_t begin = 0; begin < piece.count; begin += kSquareRange) {

@@ -66,10 +66,10 @@ void Waiter::look() {
     Status status = done.status();
     if (done.ok() && !done.value()) {
       if (loop_.now() < at->deadline) continue;
-      status =
-          Status(Code::kTimeout, at->name +
-                                     " has not done in time what was enqueued in it; what the host has enqueued in "
-                                     "its streams before may not end");
+      status = Status(Code::kTimeout,
+                      at->name +
+                          " has not done in time what was enqueued in it; what the host has enqueued in "
+                          "its streams before may not end");
     }
     how.push_back(std::move(status));
     over.splice(over.end(), waiting_, at);

@@ -1,5 +1,5 @@
-// Runs a callback on a loop when a device has passed an event. The device posts to the loop. A timer checks for devices that have
-// failed, which do not post, and for those that are late.
+// Runs a callback on a loop when a device has passed an event. The device posts to the loop. A timer checks
+// for devices that have failed, which do not post, and for those that are late.
 #pragma once
 
 #include <functional>
@@ -19,9 +19,9 @@ class Waiter {
   ~Waiter() { close(); }
   Waiter(const Waiter&) = delete;
 
-  // Records `event` behind the work in `queue` and calls `then` when that work has ended, has failed, or has not ended by the
-  // deadline: within this call if it is known already, as on the host, else from the loop. Keep the event until then.
-  // `name` is the device's, for messages.
+  // Records `event` behind the work in `queue` and calls `then` when that work has ended, has failed, or has
+  // not ended by the deadline: within this call if it is known already, as on the host, else from the loop.
+  // Keep the event until then. `name` is the device's, for messages.
   void after(const std::string& name, WorkQueue& queue, DeviceEvent& event, transport::Time deadline,
              std::function<void(const Status&)> then);
   // Ends all waits with `cause`.

@@ -49,30 +49,33 @@ Result<Admission::Decision> Admission::decide(const transport::Hello& hello, con
   const std::string who = name_of(hello, from);
   *cause = "they want another job";
   if (hello.job != job_) {
-    return Status(Code::kUnauthorized, who + " was refused: it wants job '" + printable(hello.job) +
-                                           "', this is job '" + job_ +
-                                           "'; set `job` to the same name everywhere, or `head` to another address");
+    return Status(Code::kUnauthorized,
+                  who + " was refused: it wants job '" + printable(hello.job) + "', this is job '" + job_ +
+                      "'; set `job` to the same name everywhere, or `head` to another address");
   }
   const std::string version = printable(hello.library_version);
   *cause = "they have another version of dsgd";
   if (hello.protocol != transport::kProtocolVersion) {
-    return Status(Code::kMismatch, who + " was refused: it speaks protocol " + std::to_string(hello.protocol) +
-                                       " (dsgd " + version + "), this process speaks protocol " +
-                                       std::to_string(transport::kProtocolVersion) + " (dsgd " + library_version() +
-                                       "); install the same version of dsgd everywhere");
+    return Status(Code::kMismatch, who + " was refused: it speaks protocol " +
+                                       std::to_string(hello.protocol) + " (dsgd " + version +
+                                       "), this process speaks protocol " +
+                                       std::to_string(transport::kProtocolVersion) + " (dsgd " +
+                                       library_version() + "); install the same version of dsgd everywhere");
   }
   if (major_version(hello.library_version) != major_version(library_version())) {
-    return Status(Code::kMismatch, who + " was refused: it has dsgd " + version + ", this process has dsgd " +
-                                       library_version() +
-                                       "; major versions must be the same: install one version of dsgd everywhere");
+    return Status(Code::kMismatch,
+                  who + " was refused: it has dsgd " + version + ", this process has dsgd " +
+                      library_version() +
+                      "; major versions must be the same: install one version of dsgd everywhere");
   }
   *cause = "they look for a head or a worker that is not in this process";
   const bool to_peer = hello.role == transport::Role::kPeer || hello.role == transport::Role::kProbe;
   const Route& route = hello.role == transport::Role::kProbe ? probe_ : to_peer ? peer_ : head_;
   if (route.network == nullptr || route.handler == nullptr) {
-    return Status(Code::kState, to_peer ? "this process is a head and computes nothing; it has no worker to reach"
-                                        : "this process is a worker of job '" + job_ +
-                                              "', not its head; set `head` to the head's address");
+    return Status(Code::kState, to_peer
+                                    ? "this process is a head and computes nothing; it has no worker to reach"
+                                    : "this process is a worker of job '" + job_ +
+                                          "', not its head; set `head` to the head's address");
   }
   return Decision{route.network, route.handler};
 }

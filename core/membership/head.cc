@@ -42,14 +42,17 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   struct Worker {
     MemberInfo info;
-    ServerChannel* control = nullptr;     // null: closed
-    std::set<ServerChannel*> heartbeats;  // more than one after a cut or a pause, until the worker closes the others
-    bool left = false;                    // sent Leave
+    ServerChannel* control = nullptr;  // null: closed
+    // More than one after a cut or a pause, until the worker closes the others.
+    std::set<ServerChannel*> heartbeats;
+    bool left = false;  // sent Leave
     bool lost = false;
     uint64_t told = 0;        // news that it has confirmed
     uint64_t watch_from = 0;  // of the parked watch
     Responder watch;
-    bool watches(const MemberInfo& other) const { return info.rank != other.rank && !left && !lost && control; }
+    bool watches(const MemberInfo& other) const {
+      return info.rank != other.rank && !left && !lost && control;
+    }
   };
 
   Impl(transport::Loop& l, HeadOptions o, std::shared_ptr<Log> g)
@@ -68,17 +71,20 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   Phase phase = Phase::kGathering;
   Rendezvous rendezvous;
   Leases leases;
-  std::vector<Worker> workers;     // by rank
-  std::string job_nonce;           // of the running job
-  bool end_timer_set = false;      // all workers have left; the job ends a lease later at the latest
-  std::set<ServerChannel*> told;   // waited in the rendezvous when the job was aborted, and have not hung up yet
-  std::list<ServerChannel*> idle;  // control connections that have not asked to join, or were refused; the oldest first
+  std::vector<Worker> workers;  // by rank
+  std::string job_nonce;        // of the running job
+  bool end_timer_set = false;   // all workers have left; the job ends a lease later at the latest
+  // Waited in the rendezvous when the job was aborted, and have not hung up yet.
+  std::set<ServerChannel*> told;
+  // Control connections that have not asked to join, or were refused; the oldest first.
+  std::list<ServerChannel*> idle;
   int32_t head_rank = -1;
   std::vector<transport::WatchReply> news;  // news[i] has sequence i + 1
   Status cause;                             // what broke the job
   Responder host_leave;  // the answer to the Leave of the head's host, held back until the others know
-  std::set<std::pair<int32_t, int32_t>> cut_pairs;  // workers that cannot reach each other, the lower rank first
-  std::string cut_detail;                           // what the first of them said
+  // Workers that cannot reach each other, the lower rank first.
+  std::set<std::pair<int32_t, int32_t>> cut_pairs;
+  std::string cut_detail;  // what the first of them said
   Time cut_reported{};
   Time next_check{};
   transport::Duration last_stop{};  // length of the last stop of the head itself that check_leases noticed
@@ -127,12 +133,14 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   // Only a worker that has joined knows the job's nonce.
   Status check_heartbeat(const transport::Hello& hello, const std::string& from) {
-    const bool known =
-        phase != Phase::kGathering && hello.rank >= 0 && static_cast<size_t>(hello.rank) < workers.size() &&
-        hello.worker_id == workers[static_cast<size_t>(hello.rank)].info.worker_id && hello.job_nonce == job_nonce;
+    const bool known = phase != Phase::kGathering && hello.rank >= 0 &&
+                       static_cast<size_t>(hello.rank) < workers.size() &&
+                       hello.worker_id == workers[static_cast<size_t>(hello.rank)].info.worker_id &&
+                       hello.job_nonce == job_nonce;
     if (known) return {};
     Status why(Code::kState, "a heartbeat from " + from + " claims to be rank " + std::to_string(hello.rank) +
-                                 ", worker '" + printable(hello.worker_id) + "', which is not in the running job");
+                                 ", worker '" + printable(hello.worker_id) +
+                                 "', which is not in the running job");
     refusals.note("they are heartbeats of workers that are not in the job", "head: " + why.message());
     return why;
   }
@@ -142,8 +150,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void on_join(ServerChannel& channel, transport::JoinRequest request, const Responder& respond) {
     if (phase != Phase::kGathering) return respond(refusal(request.member));
     if (rendezvous.holds(channel)) {
-      return respond(
-          Status(Code::kState, "worker " + describe_candidate(request.member) + " joins twice on one connection"));
+      return respond(Status(
+          Code::kState, "worker " + describe_candidate(request.member) + " joins twice on one connection"));
     }
     const MemberInfo member = request.member;
     Status refused;
@@ -164,10 +172,11 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     idle.remove(&channel);
     if (replaced.channel) {
       idle.push_back(replaced.channel);
-      replaced.respond(Status(Code::kExists, "worker id '" + member.worker_id +
-                                                 "' was taken over by a later join of the same process (host " +
-                                                 member.host + ", pid " + std::to_string(member.pid) +
-                                                 "); give each session its own `worker_id`"));
+      replaced.respond(
+          Status(Code::kExists, "worker id '" + member.worker_id +
+                                    "' was taken over by a later join of the same process (host " +
+                                    member.host + ", pid " + std::to_string(member.pid) +
+                                    "); give each session its own `worker_id`"));
     }
     loop.cancel(std::exchange(gone_timer, 0));
     log->info("head: " + rendezvous.progress());
@@ -176,8 +185,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   Status refusal(const MemberInfo& late) const {
     const bool job_is_ending =
-        phase != Phase::kRunning || std::any_of(workers.begin(), workers.end(), [](const Worker& w) { return w.left; });
-    if (job_is_ending) {  // kUnreachable, so that the worker tries again: the next job may begin at this address
+        phase != Phase::kRunning ||
+        std::any_of(workers.begin(), workers.end(), [](const Worker& w) { return w.left; });
+    // kUnreachable, so that the worker tries again: the next job may begin at this address.
+    if (job_is_ending) {
       return Status(Code::kUnreachable, "worker " + describe_candidate(late) +
                                             " cannot join: the job at this head is ending" +
                                             (cause.ok() ? "" : " (" + cause.message() + ")") +
@@ -188,13 +199,15 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
         return Status(Code::kExists,
                       "worker id '" + late.worker_id + "' is taken by rank " + std::to_string(w.info.rank) +
                           " on host " + w.info.host + " (pid " + std::to_string(w.info.pid) +
-                          ") of this job, which is running; give each worker its own `worker_id`" + kFirstRankHint);
+                          ") of this job, which is running; give each worker its own `worker_id`" +
+                          kFirstRankHint);
       }
     }
-    return Status(Code::kState, "worker " + describe_candidate(late) + " comes too late: all " +
-                                    std::to_string(options.num_workers) +
-                                    " workers of the job have come and it is running; raise `num_workers` and start "
-                                    "the job again, or use another `job` with a head of its own");
+    return Status(Code::kState,
+                  "worker " + describe_candidate(late) + " comes too late: all " +
+                      std::to_string(options.num_workers) +
+                      " workers of the job have come and it is running; raise `num_workers` and start "
+                      "the job again, or use another `job` with a head of its own");
   }
 
   void complete() {
@@ -258,21 +271,25 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     }
     const size_t first = verdict.lost.front();
     if (is_deaf(now)) {
-      return break_job(head_at_fault(" hears no worker: no heartbeat from " + describe_member(workers[first].info) +
-                                     others + " for " + describe_duration(leases.silence(first, now)) +
+      return break_job(head_at_fault(" hears no worker: no heartbeat from " +
+                                     describe_member(workers[first].info) + others + " for " +
+                                     describe_duration(leases.silence(first, now)) +
                                      " (lease); it is cut off, or all of them have stopped"));
     }
-    break_job(lost_worker(workers[first].info, "no heartbeat for " + describe_duration(leases.silence(first, now)) +
+    break_job(lost_worker(workers[first].info, "no heartbeat for " +
+                                                   describe_duration(leases.silence(first, now)) +
                                                    " (lease); it is stopped, suspended or cut off" + others));
   }
 
   std::string head_name() const {
-    return head_rank >= 0 ? "the head, hosted by " + describe_member(workers[static_cast<size_t>(head_rank)].info) + ","
-                          : "the head";
+    return head_rank >= 0
+               ? "the head, hosted by " + describe_member(workers[static_cast<size_t>(head_rank)].info) + ","
+               : "the head";
   }
 
-  // Returns how long the head itself did not run, if that was more than half a lease and ended less than a lease ago; otherwise 0.
-  // Reports of workers may be read before check_leases notices the stop, so the current delay counts, too.
+  // Returns how long the head itself did not run, if that was more than half a lease and ended less than a
+  // lease ago; otherwise 0. Reports of workers may be read before check_leases notices the stop, so the
+  // current delay counts, too.
   transport::Duration own_stop() const {
     const Time now = loop.now();
     if (now - next_check > options.lease / 2) return now - next_check;
@@ -289,24 +306,25 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                          describe_duration(options.lease) + "); " + consequence);
   }
 
-  // Workers on two or more other machines have all been silent for most of a lease, and no worker is on the head's own
-  // machine: the head cannot hear them. One machine alone may have stopped, with all its workers.
+  // Workers on two or more other machines have all been silent for most of a lease, and no worker is on the
+  // head's own machine: the head cannot hear them. One machine alone may have stopped, with all its workers.
   bool is_deaf(Time now) const {
     std::set<std::string> silent;  // machines
     for (size_t rank = 0; rank < workers.size(); ++rank) {
       const Worker& worker = workers[rank];
       if (static_cast<int32_t>(rank) == head_rank || worker.left) continue;
       if (leases.silence(rank, now) <= options.lease * 3 / 4) return false;
-      if (head_rank >= 0 && worker.info.machine == workers[static_cast<size_t>(head_rank)].info.machine) return false;
+      if (head_rank >= 0 && worker.info.machine == workers[static_cast<size_t>(head_rank)].info.machine)
+        return false;
       if (worker.control && is_loopback(worker.control->address())) return false;
       silent.insert(worker.info.machine);
     }
     return silent.size() >= 2;
   }
 
-  // Two workers cannot reach each other. Others that cannot may say so within a quarter of a lease; then, once all of them
-  // have renewed their leases, which shows that none of them is just lost, the head names the worker that is in most of the
-  // pairs. Of two alike: not its own host, and the higher rank.
+  // Two workers cannot reach each other. Others that cannot may say so within a quarter of a lease; then,
+  // once all of them have renewed their leases, which shows that none of them is just lost, the head names
+  // the worker that is in most of the pairs. Of two alike: not its own host, and the higher rank.
   void note_cut(const Worker& from, int32_t peer, const Status& why) {
     if (cut_pairs.empty()) {
       cut_detail = why.message();
@@ -354,9 +372,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       const int32_t other = static_cast<size_t>(low) == named ? high : low;
       others += (others.empty() ? "" : ", ") + describe_member(workers[static_cast<size_t>(other)].info);
     }
-    break_job(lost_worker(workers[named].info, "it and " + others +
-                                                   " cannot reach each other, though the head reaches them (" +
-                                                   cut_detail + "); a firewall may be between them"));
+    break_job(lost_worker(workers[named].info,
+                          "it and " + others + " cannot reach each other, though the head reaches them (" +
+                              cut_detail + "); a firewall may be between them"));
   }
 
   void on_renew(ServerChannel& channel, const transport::Renew& renew, const Responder& respond) {
@@ -401,7 +419,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (!known.ok()) return respond(known.status());
     if (watch.sequence > news.size()) {
       return respond(bad_message(describe_member(worker->info) + " watches for news after " +
-                                 std::to_string(watch.sequence) + ", the last is " + std::to_string(news.size())));
+                                 std::to_string(watch.sequence) + ", the last is " +
+                                 std::to_string(news.size())));
     }
     if (worker->watch) worker->watch(Status(Code::kState, "replaced by a later watch of the same worker"));
     worker->told = std::max(worker->told, watch.sequence);
@@ -426,18 +445,19 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void on_report(ServerChannel& channel, const transport::Report& report, const Responder& respond) {
     Result<Worker*> known = speaker(by_control(channel), report.rank, report.view);
     if (!known.ok()) return respond(known.status());
-    if (report.cause.ok()) return respond(bad_message(describe_member(known.value()->info) + " reports no cause"));
+    if (report.cause.ok())
+      return respond(bad_message(describe_member(known.value()->info) + " reports no cause"));
     const int32_t peer = report.peer;
     if (peer >= static_cast<int32_t>(workers.size()) || peer == report.rank)
-      return respond(bad_message(describe_member(known.value()->info) + " reports that it cannot reach rank " +
-                                 std::to_string(peer)));
+      return respond(bad_message(describe_member(known.value()->info) +
+                                 " reports that it cannot reach rank " + std::to_string(peer)));
     respond(transport::Message(transport::Empty{}));
     if (peer >= 0 && phase == Phase::kRunning) return note_cut(*known.value(), peer, report.cause);
     break_job(cause_from(known.value()->info, report.cause, ""));
   }
 
-  // A worker reports that the head is lost, but the report arrived. So either the head was stopped, or only the direction from the
-  // head to this worker is broken.
+  // A worker reports that the head is lost, but the report arrived. So either the head was stopped, or only
+  // the direction from the head to this worker is broken.
   Status cause_from(const MemberInfo& from, const Status& why, const std::string& prefix) const {
     if (why.code() != Code::kWorkerLost || why.rank() != head_rank || from.rank == head_rank)
       return relayed_cause(from, why, prefix);
@@ -476,7 +496,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void on_leave(ServerChannel& channel, transport::Leave leave, const Responder& respond) {
     if (phase == Phase::kGathering && rendezvous.holds(channel) && !leave.cause.ok())
       return abandon(channel, leave.cause, respond);
-    if (Worker* worker = by_control(channel); worker && leave.rank < 0) {  // it has aborted before it learnt its rank
+    // It has aborted before it learnt its rank.
+    if (Worker* worker = by_control(channel); worker && leave.rank < 0) {
       leave.rank = worker->info.rank;
       leave.view = kFirstView;
     }
@@ -518,8 +539,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       }
     }
     if (phase != Phase::kRunning && phase != Phase::kBroken) return;
-    const bool all_closed =
-        told.empty() && std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return !w.control; });
+    const bool all_closed = told.empty() && std::all_of(workers.begin(), workers.end(),
+                                                        [](const Worker& w) { return !w.control; });
     if (all_closed) return end();
     const bool all_left = std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return w.left; });
     if (all_left && phase == Phase::kRunning && !end_timer_set) {
@@ -558,10 +579,11 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     gone_timer = loop.schedule(loop.now() + options.init_timeout, [weak = weak_from_this(), gone] {
       auto self = weak.lock();
       if (!self || self->phase != Phase::kGathering) return;
-      self->cause = Status(Code::kTimeout, "worker " + describe_candidate(gone) +
-                                               " disconnected before the job began, and no worker has joined for " +
-                                               describe_duration(self->options.init_timeout) +
-                                               " (init_timeout): " + self->rendezvous.progress());
+      self->cause =
+          Status(Code::kTimeout, "worker " + describe_candidate(gone) +
+                                     " disconnected before the job began, and no worker has joined for " +
+                                     describe_duration(self->options.init_timeout) +
+                                     " (init_timeout): " + self->rendezvous.progress());
       self->end();
     });
   }
@@ -594,7 +616,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (!worker.left && !worker.lost && phase == Phase::kRunning) {
       worker.lost = true;
       if (const auto stop = own_stop(); stop > transport::Duration{}) {
-        break_job(stopped_head(stop, "meanwhile " + describe_member(worker.info) + " has closed " + which + " to it"));
+        break_job(stopped_head(
+            stop, "meanwhile " + describe_member(worker.info) + " has closed " + which + " to it"));
         return settle();
       }
       break_job(lost_worker(worker.info,

@@ -12,7 +12,8 @@ namespace {
 using transport::Duration;
 using transport::Time;
 
-constexpr Duration kShortest = std::chrono::milliseconds(1);  // of an interval; guards against a configuration of 0
+// The shortest interval; guards against a configuration of 0.
+constexpr Duration kShortest = std::chrono::milliseconds(1);
 constexpr Duration kLongestDrain =
     std::chrono::milliseconds(10);  // enough to read what has arrived; part of "lease + 100 ms"
 
@@ -26,7 +27,8 @@ HeartbeatOptions sane(HeartbeatOptions options) {
 
 }  // namespace
 
-Heartbeat::Heartbeat(transport::Network& network, HeartbeatOptions options, std::function<void(const Status&)> failed)
+Heartbeat::Heartbeat(transport::Network& network, HeartbeatOptions options,
+                     std::function<void(const Status&)> failed)
     : network_(network), options_(sane(std::move(options))), failed_(std::move(failed)) {}
 
 void Heartbeat::start() {
@@ -105,10 +107,11 @@ void Heartbeat::renew() {
   transport::Renew message;
   message.rank = options_.hello.rank;
   message.view = options_.hello.view;
-  channels_.rbegin()->second->call(message, sent_ + options_.lease,
-                                   [weak = weak_from_this(), number, sent = sent_](Result<transport::Message> answer) {
-                                     if (auto self = weak.lock()) self->on_renewed(number, sent, answer);
-                                   });
+  channels_.rbegin()->second->call(
+      message, sent_ + options_.lease,
+      [weak = weak_from_this(), number, sent = sent_](Result<transport::Message> answer) {
+        if (auto self = weak.lock()) self->on_renewed(number, sent, answer);
+      });
 }
 
 void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::Message>& answer) {
@@ -132,7 +135,8 @@ void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::M
   if (answer.status().code() == Code::kTimeout || !newest) {
     last_error_ = answer.status().message();
   } else {
-    lose("does not take this worker's heartbeat: " + answer.status().message(), code_of_break(answer.status()));
+    lose("does not take this worker's heartbeat: " + answer.status().message(),
+         code_of_break(answer.status()));
   }
 }
 
@@ -189,7 +193,8 @@ void Heartbeat::expire() {
                                               (last_error_.empty() ? "" : "; last error: " + last_error_))
                     .with_rank(options_.hello.rank, options_.own_host));
   }
-  lose("has not answered for " + describe_duration(silence) + " (lease); it is stopped, suspended or cut off" +
+  lose("has not answered for " + describe_duration(silence) +
+       " (lease); it is stopped, suspended or cut off" +
        (last_error_.empty() ? "" : "; last error: " + last_error_));
 }
 
@@ -223,7 +228,8 @@ void Heartbeat::fail(Status why) {
   if (over_) return;
   over_ = true;
   loop().cancel(timer_);
-  if (auto failed = std::move(failed_)) failed(why);  // the channel stays until stop: this may be called from within it
+  // The channel stays until stop: this may be called from within it.
+  if (auto failed = std::move(failed_)) failed(why);
 }
 
 }  // namespace dsgd

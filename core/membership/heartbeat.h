@@ -72,7 +72,8 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   bool drained_ = false;  // the lease is over; answers that have arrived are read before it fails
   uint64_t dials_ = 0;
   // By number of the dial. Renewals are sent on the newest; the others are kept until it has been answered.
-  std::map<uint64_t, std::shared_ptr<transport::ClientChannel>> channels_;  // shared only so that a task may hold one
+  // They are shared only so that a task may hold one.
+  std::map<uint64_t, std::shared_ptr<transport::ClientChannel>> channels_;
   bool peers_asked_ = false, peer_answered_ = false;
   transport::Time lease_start_{};  // when the last acknowledged renewal was sent
   transport::Time sent_{};         // the last renewal

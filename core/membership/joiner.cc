@@ -22,8 +22,9 @@ constexpr Duration kFirstWarning = std::chrono::seconds(3);
 
 bool is_sound(const JoinReply& reply, const transport::JoinRequest& request) {
   const auto size = static_cast<int64_t>(reply.members.size());
-  return reply.members.size() == request.num_workers && reply.rank >= 0 && reply.rank < size && reply.head_rank >= -1 &&
-         reply.head_rank < size && reply.members[static_cast<size_t>(reply.rank)].worker_id == request.member.worker_id;
+  return reply.members.size() == request.num_workers && reply.rank >= 0 && reply.rank < size &&
+         reply.head_rank >= -1 && reply.head_rank < size &&
+         reply.members[static_cast<size_t>(reply.rank)].worker_id == request.member.worker_id;
 }
 
 }  // namespace
@@ -55,7 +56,8 @@ void Joiner::warn_of_waiting() {
   const Duration waited = loop_.now() - started_;
   const std::string what = progress_.empty() ? "the head at " + options_.head : "the other workers";
   const std::string& why = progress_.empty() ? last_error_.message() : progress_;
-  log_.warning("waiting for " + what + " (" + describe_duration(waited) + ")" + (why.empty() ? "" : ": " + why));
+  log_.warning("waiting for " + what + " (" + describe_duration(waited) + ")" +
+               (why.empty() ? "" : ": " + why));
   warning_timer_ = loop_.schedule(loop_.now() + std::max(waited, kFirstWarning), [weak = weak_from_this()] {
     if (auto self = weak.lock(); self && !self->over_) self->warn_of_waiting();
   });
@@ -86,7 +88,8 @@ void Joiner::ask() {
 
 // A watch from a worker that waits in the rendezvous is answered at once, with how many have come.
 void Joiner::ask_progress() {
-  channel_->call(transport::Watch{}, options_.deadline, guard([](Joiner& self, const Result<Message>& answer) {
+  channel_->call(transport::Watch{}, options_.deadline,
+                 guard([](Joiner& self, const Result<Message>& answer) {
                    if (answer.ok() || answer.status().code() != Code::kTimeout) return;
                    if (self.loop_.now() >= self.options_.deadline) return;  // the call's deadline
                    self.report_waiting(answer.status().message());
@@ -106,7 +109,8 @@ void Joiner::report_waiting(const std::string& text) {
   log_.report({WorkerReport::Kind::kWaiting, -1, text});
 }
 
-// Appends to the refusal of a taken rank how to choose another one: only the worker knows where its rank came from.
+// Appends to the refusal of a taken rank how to choose another one: only the worker knows where its rank came
+// from.
 Status Joiner::with_rank_hint(const Status& why) const {
   const std::string hint =
       options_.rank_origin.empty() ? std::string("`rank`, or none") + kFirstRankHint : options_.rank_origin;
@@ -121,10 +125,12 @@ void Joiner::attempt_failed(const Status& why) {
   loop_.cancel(progress_timer_);
   drop_channel();
   ++attempt_;  // callbacks of this attempt are ignored from here on (guard())
-  if (is_final(why)) return end(why.code() == Code::kExists && why.parameter() == "rank" ? with_rank_hint(why) : why);
+  if (is_final(why))
+    return end(why.code() == Code::kExists && why.parameter() == "rank" ? with_rank_hint(why) : why);
   last_error_ = why;
   if (!progress_.empty())
-    report_waiting("the head at " + options_.head + " has gone (" + why.message() + "); before that: " + progress_);
+    report_waiting("the head at " + options_.head + " has gone (" + why.message() +
+                   "); before that: " + progress_);
   if (loop_.now() >= options_.deadline) return out_of_time();
   if (why.code() == Code::kUnreachable && loop_.now() >= options_.look_again) return end(why);
   log_.debug("the head at " + options_.head + " cannot be joined yet: " + why.message());
@@ -138,26 +144,28 @@ void Joiner::out_of_time() {
   const std::string within = " within " + describe_duration(loop_.now() - started_);
   const std::string remedy = "; start the missing workers, or raise " + options_.limit;
   if (!progress_.empty() && channel_) {
-    return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" + within + ": " +
-                                          progress_ + remedy));
+    return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" +
+                                          within + ": " + progress_ + remedy));
   }
   if (!progress_.empty()) {  // an embedded head ends with its worker, whose deadline may be earlier
-    return end(Status(Code::kUnreachable, "the head at " + options_.head + " has gone (" + last_error_.message() +
-                                              ") and the job was not complete" + within +
-                                              ": when the head was last heard, " + progress_ + remedy));
+    return end(Status(Code::kUnreachable, "the head at " + options_.head + " has gone (" +
+                                              last_error_.message() + ") and the job was not complete" +
+                                              within + ": when the head was last heard, " + progress_ +
+                                              remedy));
   }
   end(Status(Code::kUnreachable,
-             "worker " + describe_candidate(options_.join.member) + " could not reach the head at " + options_.head +
-                 within + ": " + (last_error_.ok() ? "it does not answer" : last_error_.message()) +
+             "worker " + describe_candidate(options_.join.member) + " could not reach the head at " +
+                 options_.head + within + ": " +
+                 (last_error_.ok() ? "it does not answer" : last_error_.message()) +
                  "; check that the head runs, that `head` is its address, and that no firewall blocks it"));
 }
 
 void Joiner::on_answer(Message message) {
   auto* reply = std::get_if<JoinReply>(&message);
   if (!reply || !is_sound(*reply, options_.join)) {
-    return end(Status(Code::kMismatch, "the head at " + options_.head +
-                                           " sent an invalid reply to the join of worker '" +
-                                           options_.join.member.worker_id + "'; another program may listen there"));
+    return end(Status(Code::kMismatch,
+                      "the head at " + options_.head + " sent an invalid reply to the join of worker '" +
+                          options_.join.member.worker_id + "'; another program may listen there"));
   }
   end(Joined{std::exchange(channel_, nullptr), std::move(*reply)});
 }

@@ -16,12 +16,14 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
     transport::JoinReply view;
   };
   // `done` is called once, on the loop, unless stop() comes first.
-  Joiner(transport::Network& network, const MemberOptions& options, Log& log, std::function<void(Result<Joined>)> done);
+  Joiner(transport::Network& network, const MemberOptions& options, Log& log,
+         std::function<void(Result<Joined>)> done);
   void start();
   void stop();
   // Ends without a result, and gives up the connection to the head; null: there is none.
   std::shared_ptr<transport::ClientChannel> give_up_channel();
-  const std::string& progress() const { return progress_; }  // "2 of 4 workers have come: ..."; empty: not known
+  // "2 of 4 workers have come: ..."; empty: not known.
+  const std::string& progress() const { return progress_; }
 
  private:
   void dial();
@@ -41,7 +43,8 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   auto guard(F f) {
     return [weak = weak_from_this(), number = attempt_, f = std::move(f)](auto&&... arguments) {
       auto self = weak.lock();
-      if (self && !self->over_ && self->attempt_ == number) f(*self, std::forward<decltype(arguments)>(arguments)...);
+      if (self && !self->over_ && self->attempt_ == number)
+        f(*self, std::forward<decltype(arguments)>(arguments)...);
     };
   }
 

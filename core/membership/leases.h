@@ -22,7 +22,8 @@ class Leases {
   transport::Time next_check(transport::Time now) const;
 
   struct Verdict {
-    bool late = false;         // the head was late: every worker gets one more lease, since renewals may be unread
+    // The head was late: every worker gets one more lease, since renewals may be unread.
+    bool late = false;
     std::vector<size_t> lost;  // the one that has been silent for longest first
   };
   // `due`: the result of next_check. A lease that is over is checked once more after a few milliseconds, in

@@ -136,7 +136,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     o.own_name = describe_member(member(view.rank));
     o.own_host = member(view.rank).host;
     for (const transport::MemberInfo& peer : view.members) {
-      // A worker of this machine answers even if the machine is cut off, one of the head's machine says nothing new.
+      // A worker of this machine answers even if the machine is cut off, one of the head's machine says
+      // nothing new.
       const bool here = peer.machine == member(view.rank).machine;
       const bool with_head = view.head_rank >= 0 && peer.machine == member(view.head_rank).machine;
       if (!here && !with_head && !peer.addresses.empty()) o.peers.push_back(peer.addresses);
@@ -210,7 +211,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   void head_lost(const std::string& how, Code code = Code::kWorkerLost) {
     if (host_left) return head_gone();
     drop_channel(false);
-    break_down(Status(code, describe_head(options.head, view) + " " + how).with_rank(view.head_rank, head_host()));
+    break_down(
+        Status(code, describe_head(options.head, view) + " " + how).with_rank(view.head_rank, head_host()));
   }
 
   // The head has gone in good order, with the worker that hosted it.
@@ -258,7 +260,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   void leave(const Status& cause, std::function<void()> done) {
     if (phase == Phase::kJoining) {
-      join_failed(Status(Code::kClosed, "the session was closed while it waited for the head at " + options.head));
+      join_failed(
+          Status(Code::kClosed, "the session was closed while it waited for the head at " + options.head));
     }
     tell_done = std::move(done);
     if (phase == Phase::kLeaving) return;  // finish() follows
@@ -284,7 +287,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   // The head knows (or is gone): the heartbeat ends, then the connection.
   void left_job() {
-    if (phase == Phase::kLeaving || phase == Phase::kHeadless || phase == Phase::kBroken || phase == Phase::kIdle) {
+    if (phase == Phase::kLeaving || phase == Phase::kHeadless || phase == Phase::kBroken ||
+        phase == Phase::kIdle) {
       phase = Phase::kLeft;
     }
     stop_heartbeat([poster = poster, weak = weak_from_this()] {

@@ -15,11 +15,13 @@ struct MemberOptions {
   transport::Hello hello;  // job; Member fills in role, rank, view, worker id, version and job nonce
   std::string token;
   transport::JoinRequest join;
-  transport::Time deadline{};  // of the join: refused dials are tried again until then (the head may not be up yet)
-  transport::Time look_again = transport::kNever;  // a dial that fails after it ends the join, with kUnreachable
-  std::optional<transport::Time> began = {};       // of a join that goes on, for messages
-  std::string limit = "`init_timeout`";            // the setting that the deadline comes from, for messages
-  std::string rank_origin = {};                    // see Config::rank_origin()
+  // Deadline of the join: refused dials are tried again until then (the head may not be up yet).
+  transport::Time deadline{};
+  // A dial that fails after it ends the join, with kUnreachable.
+  transport::Time look_again = transport::kNever;
+  std::optional<transport::Time> began = {};  // of a join that goes on, for messages
+  std::string limit = "`init_timeout`";       // the setting that the deadline comes from, for messages
+  std::string rank_origin = {};               // see Config::rank_origin()
   transport::Duration lease{};
   transport::Duration heartbeat_interval{};
 };
@@ -47,18 +49,20 @@ class Member {
   // workers must watch over each other; that is no failure by itself, since all of them may be closing.
   void on_left(std::function<void(int32_t rank)> left);
 
-  // Tells the head that the job broke; with a `peer`, that this worker cannot reach it. The head then decides which of
-  // the two is cut off, and says so by on_broken. Returns whether there is a head that may decide.
+  // Tells the head that the job broke; with a `peer`, that this worker cannot reach it. The head then decides
+  // which of the two is cut off, and says so by on_broken. Returns whether there is a head that may decide.
   bool report(const Status& cause, int32_t peer = -1);
   bool has_head() const;  // it has joined, and the head is not known to be lost or closed
-  // Ends a join under way because of `cause`; `joined` is not called. The head is told, and tells the other workers. The
-  // head's answer is what leave() then waits for.
+  // Ends a join under way because of `cause`; `joined` is not called. The head is told, and tells the other
+  // workers. The head's answer is what leave() then waits for.
   void abort_join(const Status& cause);
   const std::string& join_progress() const;  // "2 of 4 workers have come: ..."; empty: not known
   // The longest time that leave() takes on the worker that hosts the head. Longer than a lease: the head must
   // still notice workers that were lost when its host began to leave. The 100 ms are those of dsgd_close's
   // promise.
-  static transport::Duration host_patience(transport::Duration lease) { return lease + std::chrono::milliseconds(100); }
+  static transport::Duration host_patience(transport::Duration lease) {
+    return lease + std::chrono::milliseconds(100);
+  }
   // Leaves; a join under way ends with kClosed. `done` is called within a lease. When this worker hosts the
   // head, it is called after the other workers have learnt of it, within host_patience; only then may the
   // head be destroyed.

@@ -11,7 +11,8 @@ namespace {
 
 using transport::ClientChannel;
 
-// Attempts overlap, since one whose first packet is lost in a cut is sent again by TCP only after a second and more.
+// Attempts overlap, since one whose first packet is lost in a cut is sent again by TCP only after a second
+// and more.
 constexpr int kAttempts = 20, kLiveAttempts = 4;
 
 struct Probe : std::enable_shared_from_this<Probe> {
@@ -29,7 +30,8 @@ struct Probe : std::enable_shared_from_this<Probe> {
     const transport::Time now = network->loop().now();
     if (now >= deadline) return std::exchange(done, nullptr)(last);
     try_address(0, std::min(deadline, now + kLiveAttempts * period));
-    network->loop().schedule(std::min(deadline, now + period), [self = shared_from_this()] { self->attempt(); });
+    network->loop().schedule(std::min(deadline, now + period),
+                             [self = shared_from_this()] { self->attempt(); });
   }
 
   void try_address(size_t index, transport::Time until) {
@@ -56,7 +58,9 @@ struct Probe : std::enable_shared_from_this<Probe> {
 }  // namespace
 
 namespace {
-Status reached() { return Status(Code::kState, "the worker can be reached; a probe's connection serves nothing else"); }
+Status reached() {
+  return Status(Code::kState, "the worker can be reached; a probe's connection serves nothing else");
+}
 }  // namespace
 
 // The refusal is the answer, and closes the connection: it needs no descriptor and no memory afterwards.
@@ -71,8 +75,9 @@ void ProbeHandler::on_bulk_end(transport::ServerChannel&, const transport::BulkH
   receipt->finish(reached());
 }
 
-void probe(transport::Network& network, transport::Hello hello, std::string token, std::vector<std::string> addresses,
-           transport::Time deadline, std::function<void(const Status&)> done) {
+void probe(transport::Network& network, transport::Hello hello, std::string token,
+           std::vector<std::string> addresses, transport::Time deadline,
+           std::function<void(const Status&)> done) {
   auto probe = std::make_shared<Probe>();
   probe->network = &network;
   probe->hello = std::move(hello);
@@ -80,8 +85,8 @@ void probe(transport::Network& network, transport::Hello hello, std::string toke
   probe->token = std::move(token);
   probe->addresses = std::move(addresses);
   probe->deadline = deadline;
-  probe->period =
-      std::max<transport::Duration>((deadline - network.loop().now()) / kAttempts, std::chrono::milliseconds(1));
+  probe->period = std::max<transport::Duration>((deadline - network.loop().now()) / kAttempts,
+                                                std::chrono::milliseconds(1));
   probe->done = std::move(done);
   probe->attempt();
 }

@@ -31,7 +31,8 @@ struct RefusalLog::State : std::enable_shared_from_this<State> {
       return;
     }
     entry->second = 0;
-    log->warning(std::to_string(count) + (count == 1 ? " further connection was" : " further connections were") +
+    log->warning(std::to_string(count) +
+                 (count == 1 ? " further connection was" : " further connections were") +
                  " refused in the last " + std::to_string(kWindow.count()) + " s because " + cause);
     open_window(cause);
   }

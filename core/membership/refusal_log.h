@@ -1,5 +1,5 @@
-// Logs refused connections, however many come: the first of a cause in full, then one line with the number of further ones
-// every 10 s.
+// Logs refused connections, however many come: the first of a cause in full, then one line with the number of
+// further ones every 10 s.
 #pragma once
 
 #include <memory>

@@ -32,7 +32,8 @@ bool same_process(const MemberInfo& a, const MemberInfo& b) {
 Status Rendezvous::check(const JoinRequest& request) const {
   const MemberInfo& member = request.member;
   if (member.worker_id.empty()) {
-    return Status(Code::kInvalidArgument, "a worker on host " + member.host + " (pid " + std::to_string(member.pid) +
+    return Status(Code::kInvalidArgument, "a worker on host " + member.host + " (pid " +
+                                              std::to_string(member.pid) +
                                               ") joins without a worker id; set `worker_id`");
   }
   if (request.num_workers != num_workers_) {
@@ -81,10 +82,11 @@ Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
     const MemberInfo& holder = other.request.member;
     if (holder.worker_id == member.worker_id) {
       if (!same_process(holder, member)) {
-        return Status(Code::kExists, "worker id '" + member.worker_id + "' is taken by a worker on host " +
-                                         holder.host + " (pid " + std::to_string(holder.pid) +
-                                         ") that waits for the same job; give each worker its own `worker_id`" +
-                                         kFirstRankHint);
+        return Status(Code::kExists,
+                      "worker id '" + member.worker_id + "' is taken by a worker on host " + holder.host +
+                          " (pid " + std::to_string(holder.pid) +
+                          ") that waits for the same job; give each worker its own `worker_id`" +
+                          kFirstRankHint);
       }
       own_place = &other;
       continue;
@@ -96,7 +98,8 @@ Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
           .with_parameter("rank");  // the joiner appends how to choose another one
     }
     if (candidate.request.hosts_head && other.request.hosts_head) {
-      return Status(Code::kExists, "worker " + describe_candidate(member) + " says that it hosts the head, as worker " +
+      return Status(Code::kExists, "worker " + describe_candidate(member) +
+                                       " says that it hosts the head, as worker " +
                                        describe_candidate(holder) + " does; only one can");
     }
   }
@@ -110,8 +113,8 @@ Status Rendezvous::admit(Candidate& candidate, Candidate* replaced) {
 }
 
 bool Rendezvous::remove(const transport::ServerChannel& channel, MemberInfo* gone) {
-  auto it =
-      std::find_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return c.channel == &channel; });
+  auto it = std::find_if(candidates_.begin(), candidates_.end(),
+                         [&](const Candidate& c) { return c.channel == &channel; });
   if (it == candidates_.end()) return false;
   *gone = it->request.member;
   candidates_.erase(it);
@@ -119,7 +122,8 @@ bool Rendezvous::remove(const transport::ServerChannel& channel, MemberInfo* gon
 }
 
 bool Rendezvous::holds(const transport::ServerChannel& channel) const {
-  return std::any_of(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return c.channel == &channel; });
+  return std::any_of(candidates_.begin(), candidates_.end(),
+                     [&](const Candidate& c) { return c.channel == &channel; });
 }
 
 std::vector<Rendezvous::Candidate> Rendezvous::take_by_rank() {
@@ -161,8 +165,8 @@ std::string Rendezvous::progress() const {
       all_ask = false;
     }
   }
-  std::string text = std::to_string(candidates_.size()) + " of " + std::to_string(num_workers_) + " workers have come" +
-                     list(": ", come);
+  std::string text = std::to_string(candidates_.size()) + " of " + std::to_string(num_workers_) +
+                     " workers have come" + list(": ", come);
   if (all_ask) {  // ranks are given from outside, so the missing ones have names
     for (uint32_t rank = 0; rank < num_workers_; ++rank) {
       if (!taken[rank]) missing.push_back(std::to_string(rank));
@@ -170,7 +174,8 @@ std::string Rendezvous::progress() const {
     text += list("; missing: rank ", missing);
   }
   if (refused_ > 0) {
-    text += "; refused: " + std::to_string(refused_) + " (" + (refused_ > 1 ? "last: " : "") + last_refusal_ + ")";
+    text += "; refused: " + std::to_string(refused_) + " (" + (refused_ > 1 ? "last: " : "") + last_refusal_ +
+            ")";
   }
   return text;
 }

@@ -32,8 +32,8 @@ std::string describe_candidate(const transport::MemberInfo& member) {
 }
 
 std::string describe_member(const transport::MemberInfo& member) {
-  return "rank " + std::to_string(member.rank) + " (worker '" + member.worker_id + "' on host " + member.host +
-         ", pid " + std::to_string(member.pid) + ")";
+  return "rank " + std::to_string(member.rank) + " (worker '" + member.worker_id + "' on host " +
+         member.host + ", pid " + std::to_string(member.pid) + ")";
 }
 
 std::string describe_head(const std::string& address, const transport::JoinReply& view) {
@@ -44,7 +44,9 @@ std::string describe_head(const std::string& address, const transport::JoinReply
   return text;
 }
 
-Code code_of_break(const Status& why) { return why.code() == Code::kCorrupted ? Code::kCorrupted : Code::kWorkerLost; }
+Code code_of_break(const Status& why) {
+  return why.code() == Code::kCorrupted ? Code::kCorrupted : Code::kWorkerLost;
+}
 
 Status lost_worker(const transport::MemberInfo& member, const std::string& why, Code code) {
   return Status(code, describe_member(member) + " was lost: " + why).with_rank(member.rank, member.host);

@@ -18,14 +18,17 @@ std::string describe_member(const transport::MemberInfo& member);
 // there is none
 std::string describe_head(const std::string& address, const transport::JoinReply& view);
 
-// Is this an address that only its own machine reaches ("127.0.0.1:7700", "[::1]:0", "localhost:7700", "unix:...")?
+// Is this an address that only its own machine reaches ("127.0.0.1:7700", "[::1]:0", "localhost:7700",
+// "unix:...")?
 bool is_loopback(const std::string& address);
 
 // Appended to errors about two workers that claim one id or rank.
-inline constexpr const char* kFirstRankHint = "; where another `dsgd run` has started the other one, give --first-rank";
+inline constexpr const char* kFirstRankHint =
+    "; where another `dsgd run` has started the other one, give --first-rank";
 
 // "rank 2 (worker ...) was lost: <why>"
-Status lost_worker(const transport::MemberInfo& member, const std::string& why, Code code = Code::kWorkerLost);
+Status lost_worker(const transport::MemberInfo& member, const std::string& why,
+                   Code code = Code::kWorkerLost);
 // The code for the loss of a worker or head whose connection ended with `why`: kWorkerLost, or kCorrupted.
 Code code_of_break(const Status& why);
 // Turns a cause that `from` has given into the cause that other workers get: it names `from` if the cause

@@ -1,4 +1,5 @@
-// Counters of a session, since it was opened. One thread writes a counter, the session's loop; any thread reads it.
+// Counters of a session, since it was opened. One thread writes a counter, the session's loop; any thread
+// reads it.
 #pragma once
 
 #include <atomic>
@@ -29,8 +30,8 @@ struct CallCounters {
 
 struct PeerCounters {
   Counter sent, received;  // bytes of collectives, steps and objects
-  // Time from the beginning of operations here to the peer's first data for them, each moment once. High where the peer is
-  // late.
+  // Time from the beginning of operations here to the peer's first data for them, each moment once. High
+  // where the peer is late.
   Counter wait;
 };
 

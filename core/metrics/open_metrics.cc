@@ -18,7 +18,8 @@ void append_escaped(std::string& text, std::string_view value) {
 
 }  // namespace
 
-void OpenMetrics::family(std::string_view name, std::string_view type, std::string_view unit, std::string_view help) {
+void OpenMetrics::family(std::string_view name, std::string_view type, std::string_view unit,
+                         std::string_view help) {
   const std::string full = prefix_ + std::string(name);
   text_ += "# TYPE " + full + ' ' + std::string(type) + '\n';
   if (!unit.empty()) text_ += "# UNIT " + full + ' ' + std::string(unit) + '\n';

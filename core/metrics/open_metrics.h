@@ -15,12 +15,14 @@ class OpenMetrics {
 
   explicit OpenMetrics(std::string prefix) : prefix_(std::move(prefix)) {}  // of all names
 
-  // A family begins; its samples follow. A counter's samples have the suffix "_total", an info's "_info". `unit` ends the
-  // name, or is empty.
+  // A family begins; its samples follow. A counter's samples have the suffix "_total", an info's "_info".
+  // `unit` ends the name, or is empty.
   void counter(std::string_view name, std::string_view unit, std::string_view help) {
     family(name, "counter", unit, help);
   }
-  void gauge(std::string_view name, std::string_view unit, std::string_view help) { family(name, "gauge", unit, help); }
+  void gauge(std::string_view name, std::string_view unit, std::string_view help) {
+    family(name, "gauge", unit, help);
+  }
   void info(std::string_view name, std::string_view help) { family(name, "info", "", help); }
 
   void sample(const Labels& labels, uint64_t value);

@@ -9,8 +9,8 @@ namespace dsgd::metrics {
 
 Trace::Trace(size_t capacity) : capacity_(capacity), slots_(capacity ? new Slot[capacity]() : nullptr) {}
 
-// A reader takes a slot's words while they may change. The order of stores and loads tells it: a reader that has loaded a word of
-// a later span in a slot also finds that span begun.
+// A reader takes a slot's words while they may change. The order of stores and loads tells it: a reader that
+// has loaded a word of a later span in a slot also finds that span begun.
 void Trace::record(const Span& span) {
   if (capacity_ == 0) return;
   const uint64_t index = written_.load(std::memory_order_relaxed);
@@ -33,22 +33,27 @@ std::vector<Span> Trace::spans() const {
     spans.push_back(std::bit_cast<Span>(words));
   }
   const uint64_t begun = begun_.load(std::memory_order_relaxed);
-  const uint64_t oldest = begun > capacity_ ? begun - capacity_ : 0;  // that no later span has begun to replace
-  if (oldest > first) spans.erase(spans.begin(), spans.begin() + static_cast<ptrdiff_t>(std::min(oldest, end) - first));
+  // The oldest span that no later one has begun to replace.
+  const uint64_t oldest = begun > capacity_ ? begun - capacity_ : 0;
+  if (oldest > first)
+    spans.erase(spans.begin(), spans.begin() + static_cast<ptrdiff_t>(std::min(oldest, end) - first));
   return spans;
 }
 
 namespace {
 
-using Row = std::tuple<Track, uint32_t, size_t>;  // of spans that do not overlap; the last counts the rows of a track
+// Of spans that do not overlap; the last counts the rows of a track.
+using Row = std::tuple<Track, uint32_t, size_t>;
 
-// The first row of its track that is free when the span begins. Those of a step are within each other, on one row.
+// The first row of its track that is free when the span begins. Those of a step are within each other, on one
+// row.
 class Rows {
  public:
   Row row_of(const Span& span) {
     if (span.track == Track::kSteps) return {span.track, 0, 0};
     auto& ends = ends_[{span.track, span.index}];
-    const auto row = std::find_if(ends.begin(), ends.end(), [&](transport::Time end) { return end <= span.begin; });
+    const auto row =
+        std::find_if(ends.begin(), ends.end(), [&](transport::Time end) { return end <= span.begin; });
     const size_t index = static_cast<size_t>(row - ends.begin());
     if (row == ends.end()) ends.emplace_back();
     ends[index] = span.end;
@@ -79,7 +84,8 @@ std::string trace_events(const std::vector<Span>& spans, int32_t rank, transport
   const auto order = [](const Span& span) {  // a step comes before what is within it
     return std::tuple(span.track, span.begin, span.track == Track::kSteps ? -span.end : span.end);
   };
-  std::stable_sort(sorted.begin(), sorted.end(), [&](const Span* a, const Span* b) { return order(*a) < order(*b); });
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [&](const Span* a, const Span* b) { return order(*a) < order(*b); });
   Rows rows;
   std::map<Row, std::vector<const Span*>> by_row;
   for (const Span* span : sorted) by_row[rows.row_of(*span)].push_back(span);
@@ -90,11 +96,13 @@ std::string trace_events(const std::vector<Span>& spans, int32_t rank, transport
   int64_t thread = 0;
   for (const auto& [row, of_row] : by_row) {
     const std::string place = process + ",\"tid\":" + std::to_string(++thread);
-    text += ",\n{\"ph\":\"M\"," + place + ",\"name\":\"thread_name\",\"args\":{\"name\":\"" + name_of(row) + "\"}}";
+    text += ",\n{\"ph\":\"M\"," + place + ",\"name\":\"thread_name\",\"args\":{\"name\":\"" + name_of(row) +
+            "\"}}";
     text += ",\n{\"ph\":\"M\"," + place +
             ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":" + std::to_string(thread) + "}}";
     for (const Span* span : of_row) {
-      const int64_t begin = microseconds(span->begin + unix_origin), end = microseconds(span->end + unix_origin);
+      const int64_t begin = microseconds(span->begin + unix_origin),
+                    end = microseconds(span->end + unix_origin);
       text += ",\n{\"ph\":\"X\"," + place + ",\"ts\":" + std::to_string(begin) +
               ",\"dur\":" + std::to_string(end - begin) + ",\"name\":\"" + span->name + "\",\"args\":{";
       if (span->track == Track::kSteps || span->track == Track::kBucket)

@@ -1,4 +1,5 @@
-// The latest spans of a session: what it did, from when to when. One thread records them, the session's loop; any thread reads.
+// The latest spans of a session: what it did, from when to when. One thread records them, the session's loop;
+// any thread reads.
 #pragma once
 
 #include <array>
@@ -42,8 +43,8 @@ class Trace {
   std::atomic<uint64_t> begun_{0}, written_{0};  // spans whose writing has begun; has ended
 };
 
-// Spans in the Trace Event Format, which Perfetto and chrome://tracing read. Times are Unix times: `unix_origin` is that of the
-// origin of transport::Time.
+// Spans in the Trace Event Format, which Perfetto and chrome://tracing read. Times are Unix times:
+// `unix_origin` is that of the origin of transport::Time.
 std::string trace_events(const std::vector<Span>& spans, int32_t rank, transport::Duration unix_origin);
 
 }  // namespace dsgd::metrics

@@ -32,7 +32,8 @@ double whole_power(double base, uint64_t power) {
 
 class Adam final : public Optimizer {
  public:
-  explicit Adam(bool decoupled_decay) : decoupled_decay_(decoupled_decay), weight_decay_(decoupled_decay ? 0.01 : 0) {
+  explicit Adam(bool decoupled_decay)
+      : decoupled_decay_(decoupled_decay), weight_decay_(decoupled_decay ? 0.01 : 0) {
     learning_rate_ = 0.001;
   }
 
@@ -51,8 +52,9 @@ class Adam final : public Optimizer {
 
   std::string describe() const override {
     return std::string(decoupled_decay_ ? "adamw" : "adam") + " lr=" + number_text(learning_rate_) +
-           " beta1=" + number_text(beta1_) + " beta2=" + number_text(beta2_) + " eps=" + number_text(epsilon_) +
-           " weight_decay=" + number_text(weight_decay_) + " amsgrad=" + (amsgrad_ ? "1" : "0") + clip_text();
+           " beta1=" + number_text(beta1_) + " beta2=" + number_text(beta2_) +
+           " eps=" + number_text(epsilon_) + " weight_decay=" + number_text(weight_decay_) +
+           " amsgrad=" + (amsgrad_ ? "1" : "0") + clip_text();
   }
   int state_count() const override { return amsgrad_ ? 3 : 2; }
 

@@ -26,7 +26,8 @@ DSGD_INLINED void loop(SgdCoefficients<T> c, SgdBuffers<T> b, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     T buffer_out = 0;
     const T buffer_in = kMomentum == Momentum::kRunning ? b.buffer_in[i] : T{0};
-    b.value_out[i] = update::sgd<kDecay, kMomentum, kNesterov>(c, b.gradient[i], b.value_in[i], buffer_in, &buffer_out);
+    b.value_out[i] =
+        update::sgd<kDecay, kMomentum, kNesterov>(c, b.gradient[i], b.value_in[i], buffer_in, &buffer_out);
     if constexpr (kMomentum != Momentum::kNone) b.buffer_out[i] = buffer_out;
   }
 }
@@ -60,7 +61,8 @@ DSGD_INLINED void loop(AdamCoefficients<T> c, AdamBuffers<T> b, size_t count) {
   DSGD_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
     T mean = b.mean_in[i], square = b.square_in[i], largest = kAmsGrad ? b.largest_in[i] : T{0};
-    b.value_out[i] = update::adam<kDecay, kAmsGrad>(c, b.gradient[i], b.value_in[i], &mean, &square, &largest);
+    b.value_out[i] =
+        update::adam<kDecay, kAmsGrad>(c, b.gradient[i], b.value_in[i], &mean, &square, &largest);
     b.mean_out[i] = mean;
     b.square_out[i] = square;
     if constexpr (kAmsGrad) b.largest_out[i] = largest;
@@ -96,9 +98,11 @@ void copy(void* to, const void* from, size_t nbytes) {
 }
 
 template <typename T>
-void apply_as(const UpdateRule& rule, size_t count, const void* gradient, const void* value_in, void* value_out,
-              std::span<const void* const> state_in, std::span<void* const> state_out) {
-  const auto in = [&](size_t i) { return i < rule.state_count ? static_cast<const T*>(state_in[i]) : nullptr; };
+void apply_as(const UpdateRule& rule, size_t count, const void* gradient, const void* value_in,
+              void* value_out, std::span<const void* const> state_in, std::span<void* const> state_out) {
+  const auto in = [&](size_t i) {
+    return i < rule.state_count ? static_cast<const T*>(state_in[i]) : nullptr;
+  };
   const auto out = [&](size_t i) { return i < rule.state_count ? static_cast<T*>(state_out[i]) : nullptr; };
   const T *mean = static_cast<const T*>(gradient), *value = static_cast<const T*>(value_in);
   T* result = static_cast<T*>(value_out);
@@ -106,7 +110,8 @@ void apply_as(const UpdateRule& rule, size_t count, const void* gradient, const 
     case UpdateRule::Kind::kSgd:
       return run(rule, SgdBuffers<T>{mean, value, in(0), result, out(0)}, count);
     case UpdateRule::Kind::kAdam:
-      return run(rule, AdamBuffers<T>{mean, value, in(0), in(1), in(2), result, out(0), out(1), out(2)}, count);
+      return run(rule, AdamBuffers<T>{mean, value, in(0), in(1), in(2), result, out(0), out(1), out(2)},
+                 count);
     case UpdateRule::Kind::kKeep:
       copy(value_out, value_in, count * sizeof(T));
       for (size_t i = 0; i < state_in.size(); ++i) copy(state_out[i], state_in[i], count * sizeof(T));
@@ -117,8 +122,9 @@ void apply_as(const UpdateRule& rule, size_t count, const void* gradient, const 
 
 void apply(const UpdateRule& rule, DType dtype, size_t count, const void* gradient, const void* value_in,
            void* value_out, std::span<const void* const> state_in, std::span<void* const> state_out) {
-  dtype == DType::kFloat32 ? apply_as<float>(rule, count, gradient, value_in, value_out, state_in, state_out)
-                           : apply_as<double>(rule, count, gradient, value_in, value_out, state_in, state_out);
+  dtype == DType::kFloat32
+      ? apply_as<float>(rule, count, gradient, value_in, value_out, state_in, state_out)
+      : apply_as<double>(rule, count, gradient, value_in, value_out, state_in, state_out);
 }
 
 }  // namespace dsgd

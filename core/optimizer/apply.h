@@ -9,8 +9,9 @@
 
 namespace dsgd {
 
-// Updates `count` elements in host memory. Values and state are read from *_in and written to *_out, which may be the same
-// buffer but may not overlap otherwise. `gradient` is the mean. Buffers hold `dtype` (float32 or float64).
+// Updates `count` elements in host memory. Values and state are read from *_in and written to *_out, which
+// may be the same buffer but may not overlap otherwise. `gradient` is the mean. Buffers hold `dtype` (float32
+// or float64).
 void apply(const UpdateRule& rule, DType dtype, size_t count, const void* gradient, const void* value_in,
            void* value_out, std::span<const void* const> state_in, std::span<void* const> state_out);
 

@@ -25,7 +25,9 @@ std::string ParameterSettings::describe() const {
          " sync_period=" + std::to_string(sync_period);
 }
 
-std::string Optimizer::clip_text() const { return clip_norm_ > 0 ? " clip_norm=" + number_text(clip_norm_) : ""; }
+std::string Optimizer::clip_text() const {
+  return clip_norm_ > 0 ? " clip_norm=" + number_text(clip_norm_) : "";
+}
 
 Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::string_view options) {
   const std::vector<std::string> names = {"sgd", "adam", "adamw", "none"};
@@ -45,9 +47,9 @@ Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::s
     return std::unique_ptr<Optimizer>(std::make_unique<None>());
   }
   const std::string nearest = nearest_name(name, names);
-  return Status(Code::kInvalidArgument,
-                "unknown optimizer '" + given + "'" +
-                    (nearest.empty() ? "; there are sgd, adam, adamw and none" : "; did you mean '" + nearest + "'?"));
+  return Status(Code::kInvalidArgument, "unknown optimizer '" + given + "'" +
+                                            (nearest.empty() ? "; there are sgd, adam, adamw and none"
+                                                             : "; did you mean '" + nearest + "'?"));
 }
 
 }  // namespace dsgd

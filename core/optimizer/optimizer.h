@@ -1,8 +1,8 @@
 // Optimizers: definitions and defaults of PyTorch 2.x (torch.optim.SGD, Adam, AdamW; Sutskever et al. 2013,
-// Kingma & Ba 2015, Loshchilov & Hutter 2019). An optimizer makes a rule (rule.h) for each parameter and step:
-// everything that is the same for all elements (bias corrections, rates), computed once in double and rounded to
-// the element's type, so that unlike machines agree bit for bit. Devices carry rules out; the arithmetic of one
-// element, which they share, is in update.h.
+// Kingma & Ba 2015, Loshchilov & Hutter 2019). An optimizer makes a rule (rule.h) for each parameter and
+// step: everything that is the same for all elements (bias corrections, rates), computed once in double and
+// rounded to the element's type, so that unlike machines agree bit for bit. Devices carry rules out; the
+// arithmetic of one element, which they share, is in update.h.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,9 @@ struct ParameterSettings {
   double decay = -1.0;  // replaces the weight decay when >= 0
   bool frozen = false;
   UntrainedSync sync = UntrainedSync::kNone;
-  uint64_t sync_period = 1;      // steps
-  std::string describe() const;  // "rate=1 decay=0.1 frozen=0"; no decay: the optimizer's; sync only if it is set
+  uint64_t sync_period = 1;  // steps
+  // "rate=1 decay=0.1 frozen=0"; no decay: the optimizer's; sync only if it is set.
+  std::string describe() const;
 };
 
 class Optimizer {
@@ -46,12 +47,12 @@ class Optimizer {
   virtual int state_count() const = 0;
   double learning_rate() const { return learning_rate_; }
   void set_learning_rate(double rate) { learning_rate_ = rate; }
-  // Largest L2 norm of the mean gradient over all parameters; a longer gradient is scaled down to it before it is used, as
-  // torch.nn.utils.clip_grad_norm_ does. 0: any length.
+  // Largest L2 norm of the mean gradient over all parameters; a longer gradient is scaled down to it before
+  // it is used, as torch.nn.utils.clip_grad_norm_ does. 0: any length.
   double clip_norm() const { return clip_norm_; }
 
-  // What one step does to a parameter that has had `updates` updates before (Adam's t - 1; SGD's momentum buffer starts as
-  // the first gradient).
+  // What one step does to a parameter that has had `updates` updates before (Adam's t - 1; SGD's momentum
+  // buffer starts as the first gradient).
   virtual UpdateRule rule(uint64_t updates, const ParameterSettings& settings) const = 0;
 
  protected:

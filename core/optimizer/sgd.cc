@@ -17,9 +17,10 @@ class Sgd final : public Optimizer {
     options.number("clip_norm", &clip_norm_, 0, kLargest);
     Status status = options.finish();
     if (status.ok() && nesterov_ && (momentum_ == 0 || dampening_ != 0))
-      return Status(Code::kInvalidArgument,
-                    "optimizer 'sgd': nesterov=1 needs a momentum above 0 and no dampening, but momentum is " +
-                        number_text(momentum_) + " and dampening is " + number_text(dampening_))
+      return Status(
+                 Code::kInvalidArgument,
+                 "optimizer 'sgd': nesterov=1 needs a momentum above 0 and no dampening, but momentum is " +
+                     number_text(momentum_) + " and dampening is " + number_text(dampening_))
           .with_parameter("nesterov");
     return status;
   }

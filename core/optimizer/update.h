@@ -29,7 +29,8 @@ struct SgdCoefficients {
   DSGD_COMPARABLE(SgdCoefficients)
 };
 
-enum class Momentum { kNone, kFirst, kRunning };  // kFirst: the buffer is not set yet, it becomes the gradient
+// kFirst: the buffer is not set yet, it becomes the gradient.
+enum class Momentum { kNone, kFirst, kRunning };
 
 // v -= lr * d with d = g + decay * v, averaged in the momentum buffer b (Sutskever et al. 2013, in PyTorch's
 // form, where the rate stays outside of the buffer). `buffer` is not touched without momentum.
@@ -39,7 +40,8 @@ DSGD_ELEMENT T sgd(const SgdCoefficients<T>& c, T gradient, T value, T buffer_in
   if constexpr (kDecay) direction = direction + c.decay * value;
   if constexpr (kMomentum != Momentum::kNone) {
     T buffer = direction;
-    if constexpr (kMomentum == Momentum::kRunning) buffer = buffer_in * c.momentum + c.gradient_part * direction;
+    if constexpr (kMomentum == Momentum::kRunning)
+      buffer = buffer_in * c.momentum + c.gradient_part * direction;
     *buffer_out = buffer;
     direction = kNesterov ? direction + c.momentum * buffer : buffer;
   }

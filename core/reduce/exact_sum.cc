@@ -14,7 +14,8 @@ constexpr int64_t kDigit = int64_t{1} << kDigitBits;
 constexpr int kLowestWeight = -136, kLowestSquare = -1074;
 constexpr int64_t kNan = int64_t{1} << 32;  // in the last digit of squares, beside the number of infinities
 
-// Adds a finite number >= 0 to digits of units 2^lowest, 2^(lowest + 24), ... The digits must hold all its bits.
+// Adds a finite number >= 0 to digits of units 2^lowest, 2^(lowest + 24), ... The digits must hold all its
+// bits.
 void add(int64_t* digits, int lowest, double number) {
   const uint64_t bits = std::bit_cast<uint64_t>(number);
   const int exponent = static_cast<int>(bits >> 52);

@@ -100,8 +100,8 @@ template <typename T>
 using Kernel = void (*)(T*, const T*, const T*, size_t);
 
 template <typename T>
-void dispatch(Reduction reduction, void* destination, const void* a, const void* b, size_t count, Kernel<T> sum,
-              Kernel<T> minimum, Kernel<T> maximum, Kernel<T> product) {
+void dispatch(Reduction reduction, void* destination, const void* a, const void* b, size_t count,
+              Kernel<T> sum, Kernel<T> minimum, Kernel<T> maximum, Kernel<T> product) {
   const Kernel<T> kernel = reduction == Reduction::kMin    ? minimum
                            : reduction == Reduction::kMax  ? maximum
                            : reduction == Reduction::kProd ? product
@@ -176,10 +176,11 @@ DSGD_CLONES double squares_float64(const double* data, size_t count) { return sq
 
 }  // namespace
 
-void reduce_to(DType dtype, Reduction reduction, void* destination, const void* a, const void* b, size_t count) {
-#define DSGD_DISPATCH(suffix, type)                                                                            \
-  return dispatch<type>(reduction, destination, a, b, count, add_##suffix, minimum_##suffix, maximum_##suffix, \
-                        multiply_##suffix)
+void reduce_to(DType dtype, Reduction reduction, void* destination, const void* a, const void* b,
+               size_t count) {
+#define DSGD_DISPATCH(suffix, type)                                                          \
+  return dispatch<type>(reduction, destination, a, b, count, add_##suffix, minimum_##suffix, \
+                        maximum_##suffix, multiply_##suffix)
   switch (dtype) {
     case DType::kFloat32:
       DSGD_DISPATCH(float32, float);
@@ -225,16 +226,20 @@ void divide(DType dtype, void* destination, size_t count, double divisor) {
     divide_float64(static_cast<double*>(destination), count, divisor);
 }
 
-#define DSGD_BY_DTYPE(function)                                                                                    \
-  void function(DType dtype, void* destination, const void* source, size_t count, double c) {                      \
-    if (dtype == DType::kFloat64) {                                                                                \
-      return function##_float64(static_cast<double*>(destination), static_cast<const double*>(source), count, c);  \
-    }                                                                                                              \
-    float* const sums = static_cast<float*>(destination);                                                          \
-    const float weight = static_cast<float>(c);                                                                    \
-    if (dtype == DType::kFloat32) function##_float32(sums, static_cast<const float*>(source), count, weight);      \
-    if (dtype == DType::kFloat16) function##_float16(sums, static_cast<const Float16*>(source), count, weight);    \
-    if (dtype == DType::kBfloat16) function##_bfloat16(sums, static_cast<const Bfloat16*>(source), count, weight); \
+#define DSGD_BY_DTYPE(function)                                                                        \
+  void function(DType dtype, void* destination, const void* source, size_t count, double c) {          \
+    if (dtype == DType::kFloat64) {                                                                    \
+      return function##_float64(static_cast<double*>(destination), static_cast<const double*>(source), \
+                                count, c);                                                             \
+    }                                                                                                  \
+    float* const sums = static_cast<float*>(destination);                                              \
+    const float weight = static_cast<float>(c);                                                        \
+    if (dtype == DType::kFloat32)                                                                      \
+      function##_float32(sums, static_cast<const float*>(source), count, weight);                      \
+    if (dtype == DType::kFloat16)                                                                      \
+      function##_float16(sums, static_cast<const Float16*>(source), count, weight);                    \
+    if (dtype == DType::kBfloat16)                                                                     \
+      function##_bfloat16(sums, static_cast<const Bfloat16*>(source), count, weight);                  \
   }
 DSGD_BY_DTYPE(weighted_set)
 DSGD_BY_DTYPE(weighted_add)

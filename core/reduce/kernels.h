@@ -16,11 +16,13 @@ namespace dsgd {
 // destination[i] = destination[i] (op) source[i]. kMean adds (the division comes at the end); the
 // smaller or larger of a NaN and a number is the NaN; integers wrap around.
 void reduce_into(DType dtype, Reduction reduction, void* destination, const void* source, size_t count);
-// The same bits whichever of the two is which: sums and products that are NaN are the one quiet NaN, and of zeros of both
-// signs the smaller is the negative one. For algorithms in which one worker computes a (op) b and another b (op) a.
+// The same bits whichever of the two is which: sums and products that are NaN are the one quiet NaN, and of
+// zeros of both signs the smaller is the negative one. For algorithms in which one worker computes a (op) b
+// and another b (op) a.
 void reduce_symmetric(DType dtype, Reduction reduction, void* destination, const void* source, size_t count);
 // destination[i] = a[i] (op) b[i]
-void reduce_to(DType dtype, Reduction reduction, void* destination, const void* a, const void* b, size_t count);
+void reduce_to(DType dtype, Reduction reduction, void* destination, const void* a, const void* b,
+               size_t count);
 // destination[i] /= divisor, in the element's type. float32 and float64 only.
 void divide(DType dtype, void* destination, size_t count, double divisor);
 

@@ -17,8 +17,8 @@ constexpr uint32_t kNarrowReplicas = 8;  // whose sums of float32 keep 24 bits i
 constexpr uint64_t kInfinity = 0x7ff0000000000000;
 constexpr int kBias = 1023;
 
-// Exponent field of a product whose magnitude is raised by 2^-27 of its power of two: then the product is below
-// 2^(field - 1022), and so is its integer, rounded, below the power of two that it is scaled to.
+// Exponent field of a product whose magnitude is raised by 2^-27 of its power of two: then the product is
+// below 2^(field - 1022), and so is its integer, rounded, below the power of two that it is scaled to.
 DSGD_INLINED int32_t exponent_field(uint64_t magnitude) {
   return static_cast<int32_t>((magnitude + (uint64_t{1} << 25)) >> 52);
 }
@@ -27,8 +27,8 @@ DSGD_INLINED int32_t exponent_field(uint64_t magnitude) {
 template <typename T>
 struct Format;
 
-// One byte for two powers of two: code k stands for products below 2^(2k - 316), which holds all products of a float32
-// and a weight. 255: not finite.
+// One byte for two powers of two: code k stands for products below 2^(2k - 316), which holds all products of
+// a float32 and a weight. 255: not finite.
 template <>
 struct Format<float> {
   using Code = uint8_t;
@@ -38,7 +38,8 @@ struct Format<float> {
     return code < 0 ? 0 : code > kNotFinite ? kNotFinite : code;
   }
   static DSGD_INLINED double shifted(double value, int64_t code, int64_t shift, int64_t sign) {
-    return value * std::bit_cast<double>(static_cast<uint64_t>(kBias + shift + sign * (2 * code - 316)) << 52);
+    return value *
+           std::bit_cast<double>(static_cast<uint64_t>(kBias + shift + sign * (2 * code - 316)) << 52);
   }
 };
 
@@ -50,8 +51,8 @@ struct Format<double> {
   static DSGD_INLINED int32_t code(uint64_t magnitude) {
     return magnitude >= kInfinity ? kNotFinite : exponent_field(magnitude);
   }
-  // In two factors, since the exponents that occur reach beyond those of a double. Multiplying by both is exact unless the
-  // final result is subnormal.
+  // In two factors, since the exponents that occur reach beyond those of a double. Multiplying by both is
+  // exact unless the final result is subnormal.
   static DSGD_INLINED double shifted(double value, int64_t code, int64_t shift, int64_t sign) {
     const int64_t exponent = shift + sign * (code - 1022), half = exponent >> 1;
     return value * std::bit_cast<double>(static_cast<uint64_t>(kBias + half) << 52) *
@@ -59,12 +60,14 @@ struct Format<double> {
   }
 };
 
-// Conversions between doubles and integers that vectorise on every machine: few have an instruction for 64 bits. Adding
-// such a number puts an integer into the low bits of a double's mantissa, rounded to nearest even.
+// Conversions between doubles and integers that vectorise on every machine: few have an instruction for 64
+// bits. Adding such a number puts an integer into the low bits of a double's mantissa, rounded to nearest
+// even.
 constexpr double kSigned = 0x1.8p52;  // holds integers of magnitude below 2^51
 constexpr uint64_t kSignedBits = 0x4338000000000000;
-constexpr uint64_t kLowBits = 0x4330000000000000;   // of 2^52, which holds 32 unsigned bits
-constexpr uint64_t kHighBits = 0x4530000080000000;  // of 2^84 + 2^63, which holds 32 signed bits in units of 2^32
+constexpr uint64_t kLowBits = 0x4330000000000000;  // of 2^52, which holds 32 unsigned bits
+// The high bits of 2^84 + 2^63, which holds 32 signed bits in units of 2^32.
+constexpr uint64_t kHighBits = 0x4530000080000000;
 constexpr double kHighAndLow = 0x1p84 + 0x1p63 + 0x1p52;
 
 // Nearest integer to a value within the range of the type, ties to even.
@@ -76,7 +79,8 @@ DSGD_INLINED uint64_t to_integer(double value) {
     // The high part is a multiple of 2^32 and the rest is exact, so that only the rest is rounded.
     const double high = value * 0x1p-32 + kSigned;
     const double low = (value - (high - kSigned) * 0x1p32) + kSigned;
-    return ((std::bit_cast<uint64_t>(high) - kSignedBits) << 32) + (std::bit_cast<uint64_t>(low) - kSignedBits);
+    return ((std::bit_cast<uint64_t>(high) - kSignedBits) << 32) +
+           (std::bit_cast<uint64_t>(low) - kSignedBits);
   }
 }
 
@@ -120,9 +124,10 @@ DSGD_INLINED void add(const T* gradient, size_t count, double c, const typename 
 
 // `weight` is `divisor` * 2^`exponent`, so that neither very large nor very small ones overflow on the way.
 template <typename T, typename Sum>
-DSGD_INLINED void divide(const Sum* sums, size_t count, const typename Format<T>::Code* exponents, int64_t shift,
-                         double divisor, T* mean) {
-  // Bits are selected, not numbers: the compiler would not compute a number that is then not used, and not vectorise.
+DSGD_INLINED void divide(const Sum* sums, size_t count, const typename Format<T>::Code* exponents,
+                         int64_t shift, double divisor, T* mean) {
+  // Bits are selected, not numbers: the compiler would not compute a number that is then not used, and not
+  // vectorise.
   using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
   constexpr Bits kNan = std::bit_cast<Bits>(std::numeric_limits<T>::quiet_NaN());
   DSGD_INDEPENDENT
@@ -133,14 +138,14 @@ DSGD_INLINED void divide(const Sum* sums, size_t count, const typename Format<T>
   }
 }
 
-#define DSGD_REPRODUCIBLE(suffix, T, Sum)                                                                          \
-  DSGD_CLONES void add_##suffix(const T* gradient, size_t count, double c, const Format<T>::Code* exponents,       \
-                                int64_t bits, Sum* sums) {                                                         \
-    add(gradient, count, c, exponents, bits, sums);                                                                \
-  }                                                                                                                \
-  DSGD_CLONES void divide_##suffix(const Sum* sums, size_t count, const Format<T>::Code* exponents, int64_t shift, \
-                                   double divisor, T* mean) {                                                      \
-    divide(sums, count, exponents, shift, divisor, mean);                                                          \
+#define DSGD_REPRODUCIBLE(suffix, T, Sum)                                                                    \
+  DSGD_CLONES void add_##suffix(const T* gradient, size_t count, double c, const Format<T>::Code* exponents, \
+                                int64_t bits, Sum* sums) {                                                   \
+    add(gradient, count, c, exponents, bits, sums);                                                          \
+  }                                                                                                          \
+  DSGD_CLONES void divide_##suffix(const Sum* sums, size_t count, const Format<T>::Code* exponents,          \
+                                   int64_t shift, double divisor, T* mean) {                                 \
+    divide(sums, count, exponents, shift, divisor, mean);                                                    \
   }
 DSGD_REPRODUCIBLE(float32_narrow, float, int32_t)
 DSGD_REPRODUCIBLE(float32, float, int64_t)
@@ -154,7 +159,8 @@ DSGD_CLONES void raise_float64(const double* gradient, size_t count, double c, i
   raise(gradient, count, c, exponents);
 }
 
-// Calls use(elements, begin, count) for float32 gradients at once, and for half types block by block, widened.
+// Calls use(elements, begin, count) for float32 gradients at once, and for half types block by block,
+// widened.
 template <typename Use>
 void in_float32(DType dtype, const void* gradient, size_t count, Use use) {
   if (dtype == DType::kFloat32) return use(static_cast<const float*>(gradient), size_t{0}, count);
@@ -182,8 +188,8 @@ void raise_exponents(DType dtype, const void* gradient, size_t count, double c, 
   });
 }
 
-void accumulate(DType dtype, const void* gradient, size_t count, double c, const void* exponents, uint32_t replicas,
-                void* sums) {
+void accumulate(DType dtype, const void* gradient, size_t count, double c, const void* exponents,
+                uint32_t replicas, void* sums) {
   if (dtype == DType::kFloat64) {
     return add_float64(static_cast<const double*>(gradient), count, c, static_cast<const int32_t*>(exponents),
                        bits_of<int64_t>(replicas), static_cast<int64_t*>(sums));
@@ -192,15 +198,16 @@ void accumulate(DType dtype, const void* gradient, size_t count, double c, const
   in_float32(dtype, gradient, count, [=](const float* elements, size_t begin, size_t part) {
     const uint8_t* codes = static_cast<const uint8_t*>(exponents) + begin;
     if (narrow) {
-      add_float32_narrow(elements, part, c, codes, bits_of<int32_t>(replicas), static_cast<int32_t*>(sums) + begin);
+      add_float32_narrow(elements, part, c, codes, bits_of<int32_t>(replicas),
+                         static_cast<int32_t*>(sums) + begin);
     } else {
       add_float32(elements, part, c, codes, bits_of<int64_t>(replicas), static_cast<int64_t*>(sums) + begin);
     }
   });
 }
 
-void to_mean(DType dtype, const void* sums, size_t count, const void* exponents, uint32_t replicas, double weight,
-             void* mean) {
+void to_mean(DType dtype, const void* sums, size_t count, const void* exponents, uint32_t replicas,
+             double weight, void* mean) {
   int weight_exponent;
   const double divisor = std::frexp(weight, &weight_exponent);
   const int64_t shift = -weight_exponent;

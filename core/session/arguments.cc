@@ -26,9 +26,10 @@ std::optional<size_t> first_bad_byte(std::string_view text) {
 
 Status check_weight(double weight) {
   if (weight == 0 || (weight >= kLeastWeight && weight <= kLargestWeight)) return {};
-  return Status(Code::kInvalidArgument, "the contribution weight is " + number_text(weight) +
-                                            "; it is 0 (no data left) or from 1e-12 to 1e12, usually the number of "
-                                            "samples. Only the ratios of weights matter: scale them on all workers")
+  return Status(Code::kInvalidArgument,
+                "the contribution weight is " + number_text(weight) +
+                    "; it is 0 (no data left) or from 1e-12 to 1e12, usually the number of "
+                    "samples. Only the ratios of weights matter: scale them on all workers")
       .with_parameter("weight");
 }
 
@@ -37,8 +38,8 @@ Status check_name(const std::string& what, const std::string& name) {
   const std::string of = std::string(what.find_first_of("aeiou") == 0 ? "n " : " ") + what;
   if (name.empty()) return bad(of + " is empty; give it one");
   if (name.size() > kLongestName) {
-    return bad(of + " has " + std::to_string(name.size()) + " bytes, at most " + std::to_string(kLongestName) +
-               " are possible; shorten it");
+    return bad(of + " has " + std::to_string(name.size()) + " bytes, at most " +
+               std::to_string(kLongestName) + " are possible; shorten it");
   }
   if (auto at = first_bad_byte(name)) {
     return bad(of + " is not UTF-8 from byte " + std::to_string(*at) + " on; encode it as UTF-8");

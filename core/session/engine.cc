@@ -109,7 +109,8 @@ void Engine::enqueue(std::shared_ptr<Call> call, MakeTask make, Done done) {
 }
 
 Status Engine::no_memory(const std::string& what) const {
-  return Status(Code::kNoMemory, "rank " + std::to_string(rank()) + ": no memory for " + what).with_rank(rank());
+  return Status(Code::kNoMemory, "rank " + std::to_string(rank()) + ": no memory for " + what)
+      .with_rank(rank());
 }
 
 Status Engine::open(const transport::JoinReply& view) {
@@ -152,7 +153,8 @@ void Engine::pump(uint32_t channel) {
   }
 }
 
-void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::vector<std::byte> mine, std::string name,
+void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::vector<std::byte> mine,
+                      std::string name,
                       std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done) {
   auto parts = std::make_shared<std::vector<std::vector<std::byte>>>();
   schedule(
@@ -160,11 +162,11 @@ void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::v
       [=, this, mine = std::move(mine)](uint64_t operation, Done ended) {
         BulkHeader header = like;
         header.operation = operation;
-        auto task =
-            std::make_unique<Exchange>(*mesh_, header, mine, [parts, ended](const Status& status, const auto& all) {
-              *parts = all;
-              ended(status);
-            });
+        auto task = std::make_unique<Exchange>(*mesh_, header, mine,
+                                               [parts, ended](const Status& status, const auto& all) {
+                                                 *parts = all;
+                                                 ended(status);
+                                               });
         if (!name.empty()) task->rename(name);
         return task;
       },
@@ -188,15 +190,16 @@ void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reducti
 }
 
 // In the following, `dtype` is what the host has; the data is of wide(dtype).
-void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
-                            Done done) {
+void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype,
+                            Reduction reduction, Done done) {
   const size_t others = static_cast<size_t>(size()) - 1;
   const bool small = data.size() <= transport::kSmallBytes && data.size() * others <= kOneHopBytes;
   if (data.empty() || (options_.algorithm.name == "auto" && small)) {
     return reduce_one_hop(std::move(call), data, dtype, reduction, std::move(done));
   }
   const size_t count = data.size() / dtype_size(wide(dtype));
-  if (!options_.algorithm.registered) return reduce_all(std::move(call), data, dtype, reduction, std::move(done));
+  if (!options_.algorithm.registered)
+    return reduce_all(std::move(call), data, dtype, reduction, std::move(done));
   // If the function gave different schedules on different workers, they would wait for each other. So they
   // are compared, in each call: blocking and asynchronous callers may not agree on which call is the first of
   // its size.
@@ -206,7 +209,8 @@ void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> dat
   });
 }
 
-void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count, Done done) {
+void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count,
+                               Done done) {
   struct Wire {
     uint64_t digest;
     int32_t code;
@@ -237,7 +241,8 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
                if (theirs.digest != first) {
                  return failed(Code::kMismatch,
                                "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
-                                   std::to_string(count) + " elements rank 0 and rank " + std::to_string(rank) +
+                                   std::to_string(count) + " elements rank 0 and rank " +
+                                   std::to_string(rank) +
                                    " have different schedules; register the same function on all workers");
                }
              }
@@ -245,8 +250,8 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
            });
 }
 
-void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
-                            Done done) {
+void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype,
+                            Reduction reduction, Done done) {
   const DType type = wide(dtype);
   const size_t count = data.size() / dtype_size(type);
   schedule(
@@ -267,16 +272,18 @@ void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> dat
                                  .with_rank(static_cast<int32_t>(r)));
               }
               if (count > 0) std::memcpy(data.data(), all[0].data(), data.size());
-              for (size_t r = 1; r < all.size(); ++r) reduce_into(type, reduction, data.data(), all[r].data(), count);
-              if (reduction == Reduction::kMean) divide(type, data.data(), count, static_cast<double>(size()));
+              for (size_t r = 1; r < all.size(); ++r)
+                reduce_into(type, reduction, data.data(), all[r].data(), count);
+              if (reduction == Reduction::kMean)
+                divide(type, data.data(), count, static_cast<double>(size()));
               ended(status);
             });
       },
       std::move(done));
 }
 
-void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
-                        Done done) {
+void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype,
+                        Reduction reduction, Done done) {
   const DType type = wide(dtype);
   const size_t element = dtype_size(type), count = data.size() / element;
   schedule(
@@ -295,7 +302,8 @@ void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, D
       std::move(done));
 }
 
-void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done, const CallOptions& options) {
+void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done,
+                       const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (!mesh_) return done({});
   std::shared_ptr<Call> call = begin_call(&done, options);
@@ -311,8 +319,8 @@ void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Don
       std::move(done));
 }
 
-void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
-                       DType dtype, Done done, const CallOptions& options) {
+void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> receive,
+                       std::vector<size_t> counts, DType dtype, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
   const size_t element = dtype_size(dtype);
   const std::vector<size_t> bounds = bounds_of(counts);
@@ -321,7 +329,8 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
   if (!mesh_) return done({});
   std::shared_ptr<Call> call = begin_call(&done, options);
   if (bounds.back() == 0)
-    return meet(std::move(call), Kind::kAllGather, dtype, Reduction::kSum, std::move(counts), std::move(done));
+    return meet(std::move(call), Kind::kAllGather, dtype, Reduction::kSum, std::move(counts),
+                std::move(done));
   schedule(
       std::move(call),
       [=, this](uint64_t operation, Done ended) {
@@ -339,21 +348,25 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
       std::move(done));
 }
 
-void Engine::reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
-                            DType dtype, Reduction reduction, Done done, const CallOptions& options) {
+void Engine::reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive,
+                            std::vector<size_t> counts, DType dtype, Reduction reduction, Done done,
+                            const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
   if (!mesh_) {
-    if (!receive.empty() && send.data() != receive.data()) std::memmove(receive.data(), send.data(), receive.size());
+    if (!receive.empty() && send.data() != receive.data())
+      std::memmove(receive.data(), send.data(), receive.size());
     return done({});
   }
   std::shared_ptr<Call> call = begin_call(&done, options);
   if (!is_half(dtype)) {
-    return reduce_scatter_wide(std::move(call), send, receive, std::move(counts), dtype, reduction, std::move(done));
+    return reduce_scatter_wide(std::move(call), send, receive, std::move(counts), dtype, reduction,
+                               std::move(done));
   }
   const auto given = widened_copy(send, dtype);
   const auto sums = std::make_shared<std::vector<float>>(receive.size() / dtype_size(dtype));
-  reduce_scatter_wide(std::move(call), std::as_bytes(std::span(*given)), std::as_writable_bytes(std::span(*sums)),
-                      std::move(counts), dtype, reduction, [given, sums, receive, dtype, done](const Status& status) {
+  reduce_scatter_wide(std::move(call), std::as_bytes(std::span(*given)),
+                      std::as_writable_bytes(std::span(*sums)), std::move(counts), dtype, reduction,
+                      [given, sums, receive, dtype, done](const Status& status) {
                         if (status.ok()) narrow(dtype, receive.data(), sums->data(), sums->size());
                         done(status);
                       });
@@ -373,7 +386,8 @@ void Engine::reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std
   schedule(
       std::move(call),
       [=, this](uint64_t operation, Done ended) {
-        BulkHeader header = shape_of(operation, Kind::kReduceScatter, dtype, Algorithm::kDirect, bounds.back());
+        BulkHeader header =
+            shape_of(operation, Kind::kReduceScatter, dtype, Algorithm::kDirect, bounds.back());
         header.reduction = static_cast<uint8_t>(reduction);
         DirectPlan plan;
         plan.slices = slices_between(bounds);
@@ -385,7 +399,8 @@ void Engine::reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std
         plan.add = adder(type, reduction);
         if (reduction == Reduction::kMean) {
           plan.transform = [this, receive, type, element, first = bounds[rank()]](size_t begin, size_t end) {
-            divide(type, receive.data() + (begin - first) * element, end - begin, static_cast<double>(size()));
+            divide(type, receive.data() + (begin - first) * element, end - begin,
+                   static_cast<double>(size()));
           };
         }
         header.tag = Direct::tag(*mesh_, plan);
@@ -404,8 +419,8 @@ void Engine::barrier(Done done, const CallOptions& options) {
 }
 
 // There is nothing to move; all workers must make the same call.
-void Engine::meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts,
-                  Done done) {
+void Engine::meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction,
+                  std::vector<size_t> counts, Done done) {
   schedule(
       std::move(call),
       [=, this](uint64_t operation, Done ended) {
@@ -437,7 +452,8 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
   const uint64_t call = request.call;
   ++channels_[0].next_call;
   stalls_.begin(call);
-  step_.begin(std::move(request), [this, call, done = std::move(done)](const Status& status, const StepResult& result) {
+  step_.begin(std::move(request), [this, call, done = std::move(done)](const Status& status,
+                                                                       const StepResult& result) {
     stalls_.end(call);
     last_step_failed_ = !status.ok() && !step_.failed_in_agreement();
     if (status.ok()) {
@@ -447,12 +463,13 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
       torn_ = status;
     } else if (!step_.failed_in_agreement()) {
       torn_ = Status(Code::kTorn, "step " + std::to_string(next_step_) +
-                                      " failed half-way, so workers may be at different steps: " + status.message() +
-                                      "; start a new session from a checkpoint")
+                                      " failed half-way, so workers may be at different steps: " +
+                                      status.message() + "; start a new session from a checkpoint")
                   .with_rank(status.rank(), status.host())
                   .with_operation(status.operation());
     }
-    if (!torn_.ok()) (void)catch_bad_alloc([&] { log_->report({WorkerReport::Kind::kFailed, torn_.rank()}); });
+    if (!torn_.ok())
+      (void)catch_bad_alloc([&] { log_->report({WorkerReport::Kind::kFailed, torn_.rank()}); });
     done(status, result);
   });
 }
@@ -479,10 +496,11 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
     }
   }
   const auto timer = std::make_shared<transport::TimerId>(0);
-  const uint64_t ticket = objects_.get(name, [this, timer, done = std::move(done)](Result<SharedObject> object) {
-    loop_.cancel(*timer);
-    done(std::move(object));
-  });
+  const uint64_t ticket =
+      objects_.get(name, [this, timer, done = std::move(done)](Result<SharedObject> object) {
+        loop_.cancel(*timer);
+        done(std::move(object));
+      });
   if (ticket == 0) return 0;
   const Status late(Code::kTimeout, "object '" + name + "' was not put within " + options.limit() +
                                         "; some worker must call dsgd_object_put with this name");
@@ -494,7 +512,8 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
 
 // Runs every part even if another runs out of memory. The next call runs the parts that failed.
 void Engine::fail(const Status& cause, bool tell_peers) {
-  const bool own = size() == 1 && cause.code() == Code::kAborted;  // the only host knows that it has called dsgd_abort
+  // The only host knows that it has called dsgd_abort.
+  const bool own = size() == 1 && cause.code() == Code::kAborted;
   const std::function<void()> parts[] = {
       [this, own] { log_->write(own ? LogLevel::kInfo : LogLevel::kError, broken_.message()); },
       [this] {
@@ -539,7 +558,8 @@ void Engine::fail_pending(const Status& cause) {
 
 // Compares this worker's values as it closes, unless the last step has compared them or failed half-way.
 void Engine::compare_at_close() {
-  if (!mesh_ || !started_ || compared_ || next_step_ == 0 || step_.running() || !broken_.ok() || !torn_.ok()) return;
+  if (!mesh_ || !started_ || compared_ || next_step_ == 0 || step_.running() || !broken_.ok() || !torn_.ok())
+    return;
   last_digests_ = step_.digests_on_host();
   compare_goodbyes();
 }

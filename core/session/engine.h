@@ -1,6 +1,6 @@
-// The engine: a worker's whole protocol state after it has joined, on the session's loop. Each function starts work and
-// returns; the loop calls `done` when the work has ended. The session (threads, blocking) and the simulation
-// (neither) both drive it.
+// The engine: a worker's whole protocol state after it has joined, on the session's loop. Each function
+// starts work and returns; the loop calls `done` when the work has ended. The session (threads, blocking) and
+// the simulation (neither) both drive it.
 #pragma once
 
 #include <array>
@@ -70,11 +70,13 @@ class Engine final : public MeshEvents {
   // Collectives on the world. Buffers are untouched after `done`.
   void allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done,
                  const CallOptions& options = {});
-  void broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done, const CallOptions& options = {});
-  void allgather(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
-                 Done done, const CallOptions& options = {});
-  void reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
-                      DType dtype, Reduction reduction, Done done, const CallOptions& options = {});
+  void broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done,
+                 const CallOptions& options = {});
+  void allgather(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
+                 DType dtype, Done done, const CallOptions& options = {});
+  void reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive,
+                      std::vector<size_t> counts, DType dtype, Reduction reduction, Done done,
+                      const CallOptions& options = {});
   void barrier(Done done, const CallOptions& options = {});
 
   void start(const StrategySpec& strategy, Done done, const CallOptions& options = {});
@@ -87,8 +89,8 @@ class Engine final : public MeshEvents {
 
   // `weights` by replica. Marks may come before or after begin; flush marks the rest.
   // `wait_for_devices`: `done` is called when the new values are in memory, not only enqueued on the devices.
-  void step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop, bool wait_for_devices,
-                  StepDone done, const CallOptions& options = {});
+  void step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop,
+                  bool wait_for_devices, StepDone done, const CallOptions& options = {});
   void parameter_ready(uint32_t parameter) { step_.parameter_ready(parameter); }
   void mark_absent(uint32_t replica, uint32_t parameter) { step_.mark_absent(replica, parameter); }
 
@@ -106,7 +108,9 @@ class Engine final : public MeshEvents {
 
   // The number of a channel's next call. And what a call waits for: a sentence with the first missing rank
   // and a parameter, or OK if nothing is known (engine_waiting.cc).
-  uint64_t next_call(uint32_t channel = 0) const { return Mesh::call_number(channel, channels_[channel].next_call); }
+  uint64_t next_call(uint32_t channel = 0) const {
+    return Mesh::call_number(channel, channels_[channel].next_call);
+  }
   Status waiting(uint64_t call) const;
 
   // Fails the session with `cause`. `tell_peers`: the other workers do not know the cause yet.
@@ -133,7 +137,8 @@ class Engine final : public MeshEvents {
   void on_peer_left(int32_t rank) override;
   void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
   void on_object(transport::ObjectPart part, transport::Responder respond) override;
-  transport::BulkSink* on_object_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) override {
+  transport::BulkSink* on_object_data(uint64_t put, const transport::BulkHeader& header,
+                                      size_t nbytes) override {
     return objects_.on_data(put, header, nbytes);
   }
   void on_object_data_end(uint64_t put, const transport::BulkHeader& header,
@@ -168,15 +173,19 @@ class Engine final : public MeshEvents {
   Status usable() const;
   transport::Time deadline(const CallOptions& options = {}) const;
   void exchange(std::shared_ptr<Call> call, const transport::BulkHeader& like, std::vector<std::byte> mine,
-                std::string name, std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
-  void meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction, std::vector<size_t> counts,
-            Done done);
+                std::string name,
+                std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
+  void meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction,
+            std::vector<size_t> counts, Done done);
   void allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
                       Done done);
-  void reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std::byte> send, std::span<std::byte> receive,
-                           std::vector<size_t> counts, DType dtype, Reduction reduction, Done done);
-  void reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction, Done done);
-  void compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count, Done done);
+  void reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std::byte> send,
+                           std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
+                           Reduction reduction, Done done);
+  void reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
+                  Done done);
+  void compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count,
+                         Done done);
   void reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
                       Done done);
 
@@ -187,13 +196,15 @@ class Engine final : public MeshEvents {
   // Of the replicas, each once, in the order of the replicas.
   std::vector<std::shared_ptr<device::Device>> gpus() const;
   Result<device::Device::CommunicatorLibrary> communicator_library() const;
-  void form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of, Done done);
-  Result<Teams> form_teams(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of,
-                           bool demanded);
+  void form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of,
+                  Done done);
+  Result<Teams> form_teams(const std::vector<std::vector<std::byte>>& said,
+                           const std::vector<uint32_t>& gpus_of, bool demanded);
   void join_team(std::shared_ptr<Call> call, Teams teams, Done done);
   Status other_version(int32_t rank) const;
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);
-  // Values on the host, by parameter: replica 0's own buffers, or copies where a replica is on another device.
+  // Values on the host, by parameter: replica 0's own buffers, or copies where a replica is on another
+  // device.
   using HostValues = std::vector<std::shared_ptr<void>>;
   Result<HostValues> host_values();
   Status spread_values(const HostValues& values);
@@ -203,8 +214,8 @@ class Engine final : public MeshEvents {
   Status apply_plan(Plan plan);
   void replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done done);
   void move_state(std::shared_ptr<Call> call, Done done);
-  void gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t bucket, size_t tensor,
-                    Done done);
+  void gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t bucket,
+                    size_t tensor, Done done);
 
   transport::Loop& loop_;
   Model& model_;

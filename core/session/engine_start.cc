@@ -47,8 +47,9 @@ std::string Engine::signature(const std::string& strategy) const {
   text += "fingerprint = " + options_.fingerprint + '\n';
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
-    text += "parameter " + parameter.name + ' ' + dtype_name(parameter.dtype) + ' ' + shape_text(parameter.shape) +
-            (parameter.trained ? " trained " : " untrained ") + model_.settings[p].describe() + '\n';
+    text += "parameter " + parameter.name + ' ' + dtype_name(parameter.dtype) + ' ' +
+            shape_text(parameter.shape) + (parameter.trained ? " trained " : " untrained ") +
+            model_.settings[p].describe() + '\n';
   }
   text += "optimizer " + model_.optimizer->describe() + '\n';
   text += "strategy " + strategy + '\n';
@@ -68,12 +69,12 @@ void Engine::refuse(const std::string& name, const Status& why) {
   if (!mesh_ || !torn_.ok() || !usable().ok()) return;
   Done end = [](const Status&) {};
   const std::shared_ptr<Call> call = begin_call(&end);
-  const Status told =
-      Status(Code::kMismatch, name + ": " + mesh_->member_name(rank()) + " rejected this call: " + why.message() +
-                                  "; correct it there and repeat the call on all workers")
-          .with_rank(rank(), mesh_->view().members[static_cast<size_t>(rank())].host)
-          .with_operation(name)
-          .with_parameter(why.parameter());
+  const Status told = Status(Code::kMismatch, name + ": " + mesh_->member_name(rank()) +
+                                                  " rejected this call: " + why.message() +
+                                                  "; correct it there and repeat the call on all workers")
+                          .with_rank(rank(), mesh_->view().members[static_cast<size_t>(rank())].host)
+                          .with_operation(name)
+                          .with_parameter(why.parameter());
   mesh_->refuse(Mesh::operation(call->number, 0), told);
   end(told);
 }
@@ -83,7 +84,8 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
   const std::shared_ptr<Call> call = begin_call(&done, options);
   auto planned = plan_of(strategy);
   const std::string mine = signature(describe(planned, strategy));
-  const Status unusable = planned.status();  // reported after the exchange, since only this worker's plug-in may fail
+  // Reported after the exchange, since only this worker's plug-in may fail.
+  const Status unusable = planned.status();
   if (!mesh_ && !unusable.ok()) return done(unusable);
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   const uint32_t replicas = static_cast<uint32_t>(model_.replicas.size());
@@ -100,44 +102,47 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
   const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, own_gpus};
   std::vector<std::byte> bytes(sizeof wire);
   std::memcpy(bytes.data(), &wire, sizeof wire);
-  exchange(
-      call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes), "dsgd_start",
-      [this, call, mine, unusable, agreed, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-        if (!status.ok()) return done(status);
-        bool equal = true;
-        std::vector<uint32_t> gpus_of;
-        uint64_t length = 0, hash = 0;
-        total_replicas_ = 0;
-        for (size_t rank = 0; rank < all.size(); ++rank) {
-          StartWire theirs{};
-          if (all[rank].size() != sizeof theirs) {
-            return done(other_version(static_cast<int32_t>(rank)));
-          }
-          std::memcpy(&theirs, all[rank].data(), sizeof theirs);
-          if (rank == 0) length = theirs.length, hash = theirs.hash;
-          equal = equal && theirs.hash == hash && theirs.length == length;
-          total_replicas_ += theirs.replicas;
-          gpus_of.push_back(std::min(theirs.gpus, theirs.replicas));
-        }
-        if (!equal) return compare_signatures(call, mine, length, done);
-        if (!unusable.ok()) return done(unusable);
-        agreed(gpus_of);
-      });
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes),
+           "dsgd_start",
+           [this, call, mine, unusable, agreed, done](const Status& status,
+                                                      const std::vector<std::vector<std::byte>>& all) {
+             if (!status.ok()) return done(status);
+             bool equal = true;
+             std::vector<uint32_t> gpus_of;
+             uint64_t length = 0, hash = 0;
+             total_replicas_ = 0;
+             for (size_t rank = 0; rank < all.size(); ++rank) {
+               StartWire theirs{};
+               if (all[rank].size() != sizeof theirs) {
+                 return done(other_version(static_cast<int32_t>(rank)));
+               }
+               std::memcpy(&theirs, all[rank].data(), sizeof theirs);
+               if (rank == 0) length = theirs.length, hash = theirs.hash;
+               equal = equal && theirs.hash == hash && theirs.length == length;
+               total_replicas_ += theirs.replicas;
+               gpus_of.push_back(std::min(theirs.gpus, theirs.replicas));
+             }
+             if (!equal) return compare_signatures(call, mine, length, done);
+             if (!unusable.ok()) return done(unusable);
+             agreed(gpus_of);
+           });
 }
 
 // Sends rank 0's signature to all workers. Each answers with its first difference; all report that of the
 // lowest rank.
 void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done) {
   if (length > Object::kLargest) {
-    return done(Status(Code::kMismatch,
-                       "dsgd_start: rank 0 runs another version of dsgd; install the same version on all workers"));
+    return done(
+        Status(Code::kMismatch,
+               "dsgd_start: rank 0 runs another version of dsgd; install the same version on all workers"));
   }
   auto theirs = std::make_shared<std::vector<std::byte>>(length);
   if (rank() == 0) *theirs = bytes_of(mine);
   schedule(
       call,
       [this, theirs](uint64_t operation, Done ended) {
-        BulkHeader header = shape_of(operation, Kind::kStart, DType::kUint8, Algorithm::kChain, theirs->size());
+        BulkHeader header =
+            shape_of(operation, Kind::kStart, DType::kUint8, Algorithm::kChain, theirs->size());
         header.root = 0;
         auto task = std::make_unique<Broadcast>(*mesh_, header, std::span<std::byte>(*theirs), ended);
         task->rename("dsgd_start");
@@ -146,26 +151,26 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
       [this, call, mine, theirs, done](const Status& status) {
         if (!status.ok()) return done(status);
         const std::string difference = first_difference(text_of(*theirs), mine, rank());
-        exchange(
-            call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference), "dsgd_start",
-            [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-              if (!status.ok()) return done(status);
-              for (size_t rank = 0; rank < all.size(); ++rank) {
-                if (all[rank].empty()) continue;
-                const std::string text = text_of(all[rank]);
-                std::string parameter;
-                if (const size_t at = text.find("'parameter "); at != std::string::npos) {
-                  parameter = text.substr(at + 11, text.find(' ', at + 11) - at - 11);
-                }
-                return done(Status(Code::kMismatch, "dsgd_start: workers disagree: " + text +
-                                                        "; register the same parameters in the same order and set the "
-                                                        "same options on all workers")
-                                .with_rank(static_cast<int32_t>(rank))
-                                .with_operation("dsgd_start")
-                                .with_parameter(parameter));
-              }
-              done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
-            });
+        exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference),
+                 "dsgd_start", [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+                   if (!status.ok()) return done(status);
+                   for (size_t rank = 0; rank < all.size(); ++rank) {
+                     if (all[rank].empty()) continue;
+                     const std::string text = text_of(all[rank]);
+                     std::string parameter;
+                     if (const size_t at = text.find("'parameter "); at != std::string::npos) {
+                       parameter = text.substr(at + 11, text.find(' ', at + 11) - at - 11);
+                     }
+                     return done(Status(Code::kMismatch,
+                                        "dsgd_start: workers disagree: " + text +
+                                            "; register the same parameters in the same order and set the "
+                                            "same options on all workers")
+                                     .with_rank(static_cast<int32_t>(rank))
+                                     .with_operation("dsgd_start")
+                                     .with_parameter(parameter));
+                   }
+                   done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
+                 });
       });
 }
 
@@ -199,7 +204,8 @@ void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan>
       schedule(
           call,
           [this, data, &parameter](uint64_t operation, Done ended) {
-            BulkHeader header = shape_of(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
+            BulkHeader header =
+                shape_of(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
             header.root = 0;
             auto task = std::make_unique<Broadcast>(*mesh_, header, data, ended);
             task->rename("dsgd_start");
@@ -256,7 +262,8 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) cons
   if (started_ && strategy.kind == StrategyKind::kAllReduce && strategy.algorithm.name == "nccl" &&
       !step_.has_teams()) {
     return Status(Code::kUnsupported,
-                  "algorithm = nccl cannot be used: no GPU team was formed at start; start with algorithm=nccl to see "
+                  "algorithm = nccl cannot be used: no GPU team was formed at start; start with "
+                  "algorithm=nccl to see "
                   "why, or use auto")
         .with_parameter("algorithm");
   }
@@ -306,11 +313,11 @@ Status Engine::replan() {
       const auto before = owners.find({piece.parameter, piece.begin});
       if (!step_.updates_at_owner() || before == owners.end() || before->second == piece.owner) continue;
       return Status(Code::kInvalidArgument,
-                    "strategy '" + step_.strategy().name + "' gives elements " + std::to_string(piece.begin) + " to " +
-                        std::to_string(piece.begin + piece.count) + " of parameter '" +
-                        model_.parameters[piece.parameter]->name + "' to rank " + std::to_string(piece.owner) +
-                        ", and gave them to rank " + std::to_string(before->second) +
-                        " before; a plug-in always gives the same answer");
+                    "strategy '" + step_.strategy().name + "' gives elements " + std::to_string(piece.begin) +
+                        " to " + std::to_string(piece.begin + piece.count) + " of parameter '" +
+                        model_.parameters[piece.parameter]->name + "' to rank " +
+                        std::to_string(piece.owner) + ", and gave them to rank " +
+                        std::to_string(before->second) + " before; a plug-in always gives the same answer");
     }
   }
   return apply_plan(std::move(plan).value());
@@ -327,13 +334,15 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOpt
   if (!mesh_) return unusable.ok() ? replace_plan(call->deadline, plan, std::move(done)) : done(unusable);
   exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
            "dsgd_strategy_set",
-           [this, call, plan, unusable, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+           [this, call, plan, unusable, done](const Status& status,
+                                              const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              for (size_t rank = 1; rank < all.size(); ++rank) {
                if (all[rank] == all[0]) continue;
                return done(Status(Code::kMismatch, "dsgd_strategy_set: workers disagree: rank 0 asks for '" +
-                                                       text_of(all[0]) + "', rank " + std::to_string(rank) + " for '" +
-                                                       text_of(all[rank]) + "'; give the same arguments everywhere")
+                                                       text_of(all[0]) + "', rank " + std::to_string(rank) +
+                                                       " for '" + text_of(all[rank]) +
+                                                       "'; give the same arguments everywhere")
                                .with_rank(static_cast<int32_t>(rank))
                                .with_operation("dsgd_strategy_set"));
              }
@@ -351,7 +360,8 @@ void Engine::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> 
     if (Status applied = apply_plan(*plan); !applied.ok()) return done(applied);
     step_.spread_state(deadline, [this, plan, done](const Status& spread) {
       if (spread.ok())
-        log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) + " on");
+        log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) +
+                   " on");
       done(spread);
     });
   });
@@ -377,14 +387,15 @@ void Engine::move_state(std::shared_ptr<Call> call, Done done) {
 }
 
 // Of one bucket, one of the optimizer's tensors.
-void Engine::gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t index, size_t tensor,
-                          Done done) {
+void Engine::gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t index,
+                          size_t tensor, Done done) {
   const Bucket& bucket = plan->buckets[index];
   const size_t element = dtype_size(bucket.dtype);
   auto buffer = std::make_shared<std::vector<std::byte>>(bucket.elements * element);
   auto place = [this, element, tensor](const Piece& piece) -> std::byte* {
     const auto& state = step_.host_state()[piece.parameter];
-    return tensor < state.size() ? static_cast<std::byte*>(state[tensor].get()) + piece.begin * element : nullptr;
+    return tensor < state.size() ? static_cast<std::byte*>(state[tensor].get()) + piece.begin * element
+                                 : nullptr;
   };
   for (const Piece& piece : bucket.pieces) {
     if (piece.owner == rank() && place(piece)) {
@@ -395,7 +406,8 @@ void Engine::gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan
       std::move(call),
       [this, buffer, element, plan, index](uint64_t operation, Done ended) {
         const Bucket& bucket = plan->buckets[index];
-        BulkHeader header = shape_of(operation, Kind::kStrategy, bucket.dtype, Algorithm::kDirect, bucket.elements);
+        BulkHeader header =
+            shape_of(operation, Kind::kStrategy, bucket.dtype, Algorithm::kDirect, bucket.elements);
         DirectPlan direct;
         direct.slices = slices_between(bucket.bounds);
         direct.reduce = false;

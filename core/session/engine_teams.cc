@@ -62,12 +62,14 @@ Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ra
   const int32_t first = ranks.front(), version = all[static_cast<size_t>(first)].version;
   for (int32_t rank : ranks) {
     const OfWorker& worker = all[static_cast<size_t>(rank)];
-    const auto of_rank = [&](Code code, const std::string& text) { return Status(code, text).with_rank(rank); };
+    const auto of_rank = [&](Code code, const std::string& text) {
+      return Status(code, text).with_rank(rank);
+    };
     if (!worker.unusable.ok()) return worker.unusable;
     if (worker.version != version) {
       return of_rank(Code::kMismatch, "rank " + std::to_string(first) + " and rank " + std::to_string(rank) +
-                                          " have different versions of NCCL (" + std::to_string(version) + " and " +
-                                          std::to_string(worker.version) +
+                                          " have different versions of NCCL (" + std::to_string(version) +
+                                          " and " + std::to_string(worker.version) +
                                           "); install the same version on all workers");
     }
     for (const device::DeviceId& id : worker.ids) {
@@ -87,7 +89,8 @@ Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ra
 std::vector<std::shared_ptr<device::Device>> Engine::gpus() const {
   std::vector<std::shared_ptr<device::Device>> devices;
   for (const auto& replica : model_.replicas) {
-    if (replica->device->is_host() || std::find(devices.begin(), devices.end(), replica->device) != devices.end())
+    if (replica->device->is_host() ||
+        std::find(devices.begin(), devices.end(), replica->device) != devices.end())
       continue;
     devices.push_back(replica->device);
   }
@@ -98,16 +101,17 @@ std::vector<std::shared_ptr<device::Device>> Engine::gpus() const {
 Result<device::Device::CommunicatorLibrary> Engine::communicator_library() const {
   for (const auto& replica : model_.replicas) {
     if (!replica->device->is_host()) continue;
-    return Status(Code::kUnsupported,
-                  "this worker has replicas on cpu and on GPUs, so the CPU reduces their gradients; use one worker for "
-                  "the cpu and another one for the GPUs");
+    return Status(
+        Code::kUnsupported,
+        "this worker has replicas on cpu and on GPUs, so the CPU reduces their gradients; use one worker for "
+        "the cpu and another one for the GPUs");
   }
   return gpus().front()->load_communicators(options_.nccl_library);
 }
 
 // Forms teams for the strategy that training begins with. A later strategy may use them or not.
-void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of,
-                        Done done) {
+void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy,
+                        std::vector<uint32_t> gpus_of, Done done) {
   const AlgorithmChoice& algorithm =
       strategy.kind == StrategyKind::kAllReduce ? strategy.algorithm : options_.algorithm;
   const bool demanded = algorithm.name == "nccl";
@@ -149,12 +153,13 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
     join_team(call, std::move(teams).value(), done);
   };
   if (!mesh_) return heard({}, {mine});
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2), std::move(mine), "dsgd_start", heard);
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2), std::move(mine),
+           "dsgd_start", heard);
 }
 
 // Computes the teams from the messages of all workers, so all workers get the same result.
-Result<Teams> Engine::form_teams(const std::vector<std::vector<std::byte>>& said, const std::vector<uint32_t>& gpus_of,
-                                 bool demanded) {
+Result<Teams> Engine::form_teams(const std::vector<std::vector<std::byte>>& said,
+                                 const std::vector<uint32_t>& gpus_of, bool demanded) {
   std::vector<OfWorker> workers(said.size());
   std::map<std::string, std::vector<int32_t>> candidates;
   for (size_t r = 0; r < said.size(); ++r) {
@@ -177,7 +182,8 @@ Result<Teams> Engine::form_teams(const std::vector<std::vector<std::byte>>& said
     if (devices < 2) continue;
     if (Status why = obstacle(workers, ranks); !why.ok()) {
       if (demanded) return std::move(why).with_parameter("algorithm").with_operation("dsgd_start");
-      log_->warning("the CPU reduces the gradients of " + std::to_string(devices) + " GPUs: " + why.message());
+      log_->warning("the CPU reduces the gradients of " + std::to_string(devices) +
+                    " GPUs: " + why.message());
       continue;
     }
     int32_t first = 0;
@@ -212,9 +218,10 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
       return exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 4), {}, "dsgd_start",
                       [done](const Status& met, const auto&) { done(met); });
     }
-    const Status why = Status(status.code(), "dsgd_start: rank " + std::to_string(rank()) + ": " + status.message())
-                           .with_rank(rank())
-                           .with_operation("dsgd_start");
+    const Status why =
+        Status(status.code(), "dsgd_start: rank " + std::to_string(rank()) + ": " + status.message())
+            .with_rank(rank())
+            .with_operation("dsgd_start");
     fail(why, true);
     done(why);
   };
@@ -233,12 +240,14 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
     if (!hear(all[static_cast<size_t>(member.team)], 0, member.team, &theirs, &failed))
       return done(other_version(member.team));
     if (!failed.ok()) return joined(failed);
-    log_->info("GPUs " + std::to_string(member.first) + " to " + std::to_string(member.first + member.devices - 1) +
-               " of " + std::to_string(member.size) + " whose gradients NCCL reduces");
+    log_->info("GPUs " + std::to_string(member.first) + " to " +
+               std::to_string(member.first + member.devices - 1) + " of " + std::to_string(member.size) +
+               " whose gradients NCCL reduces");
     joining->join(theirs.id, member.first, member.size, deadline(), joined);
   };
   if (!mesh_) return told({}, {bytes_of(mine)});
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), bytes_of(mine), "dsgd_start", told);
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), bytes_of(mine),
+           "dsgd_start", told);
 }
 
 }  // namespace dsgd

@@ -44,7 +44,8 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   const int64_t num_workers = config.integer("num_workers");
   status = check_descriptors(*impl.environment, num_workers, true, false);
   if (!status.ok()) return status;
-  HeadOptions options{static_cast<uint32_t>(num_workers), config.duration("lease"), config.duration("init_timeout")};
+  HeadOptions options{static_cast<uint32_t>(num_workers), config.duration("lease"),
+                      config.duration("init_timeout")};
   impl.head = std::make_unique<Head>(impl.network->loop(), options, log);
   impl.head->on_end([&impl](const Status& status) {
     if (impl.ended) return;
@@ -59,9 +60,9 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
       impl.ended = true;
     });
   });
-  impl.admission =
-      std::make_unique<Admission>(loop, config.text("job"), config.text("token"),
-                                  Admission::Route{impl.network.get(), impl.head.get()}, Admission::Route{}, log);
+  impl.admission = std::make_unique<Admission>(loop, config.text("job"), config.text("token"),
+                                               Admission::Route{impl.network.get(), impl.head.get()},
+                                               Admission::Route{}, log);
   impl.admission->on_refused([head = impl.head.get()](const std::string& why) { head->note_refused(why); });
   auto listener = impl.network->listen(address, impl.admission.get(),
                                        {options.lease, descriptors_of_job(num_workers, true, false)});
@@ -86,7 +87,8 @@ const std::string& HeadProcess::address() const { return impl_->address; }
 Status HeadProcess::alive() const { return impl_->environment->alive(); }
 
 Status HeadProcess::wait(std::chrono::milliseconds timeout) {
-  const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->network->loop().now() + timeout;
+  const transport::Time deadline =
+      timeout.count() < 0 ? transport::kNever : impl_->network->loop().now() + timeout;
   if (!impl_->network->loop().wait(impl_->ended, deadline)) {
     return Status(Code::kWaitTimeout, "the job goes on after " + std::to_string(timeout.count()) + " ms");
   }

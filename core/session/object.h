@@ -40,8 +40,9 @@ inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape
   }
   for (const int64_t dimension : shape) {
     if (empty || expected > nbytes) break;
-    expected = static_cast<uint64_t>(dimension) > nbytes / expected + 1 ? nbytes + 1
-                                                                        : expected * static_cast<uint64_t>(dimension);
+    expected = static_cast<uint64_t>(dimension) > nbytes / expected + 1
+                   ? nbytes + 1
+                   : expected * static_cast<uint64_t>(dimension);
   }
   if ((empty ? 0 : expected) == nbytes) return "";
   return "it has " + std::to_string(nbytes) + " bytes, which is not the size of an array of this shape of " +

@@ -8,7 +8,8 @@ namespace dsgd {
 
 namespace {
 Status gone(const std::string& name) {
-  return Status(Code::kNotFound, "object '" + name + "' has been deleted, or the workers that held it have left");
+  return Status(Code::kNotFound,
+                "object '" + name + "' has been deleted, or the workers that held it have left");
 }
 }  // namespace
 
@@ -47,9 +48,10 @@ void ObjectFetches::ask_next(uint64_t put) {
   request.offset = fetch.received;
   request.put = put;
   request.fetch = true;
-  fetch.mesh->call(
-      fetch.source, std::move(request), transport::kNever,
-      [this, put, source = fetch.source](const Result<transport::Message>& r) { answered(put, source, r.status()); });
+  fetch.mesh->call(fetch.source, std::move(request), transport::kNever,
+                   [this, put, source = fetch.source](const Result<transport::Message>& r) {
+                     answered(put, source, r.status());
+                   });
 }
 
 // The source has sent all, or sends no more.
@@ -73,11 +75,13 @@ void ObjectFetches::peer_left(int32_t rank) {
   }
 }
 
-transport::BulkSink* ObjectFetches::on_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) {
+transport::BulkSink* ObjectFetches::on_data(uint64_t put, const transport::BulkHeader& header,
+                                            size_t nbytes) {
   const auto at = fetches_.find(put);
   if (at == fetches_.end()) return nullptr;
   Fetch& fetch = at->second;
-  if (header.source != fetch.source || header.offset != fetch.received || nbytes > fetch.total - fetch.received)
+  if (header.source != fetch.source || header.offset != fetch.received ||
+      nbytes > fetch.total - fetch.received)
     return nullptr;
   fetch.object->bytes.resize(fetch.received + nbytes);
   fetch.landing = nbytes;
@@ -88,8 +92,8 @@ void ObjectFetches::on_data_end(uint64_t put, const transport::BulkHeader& heade
                                 std::unique_ptr<transport::BulkReceipt> receipt) {
   const auto at = fetches_.find(put);
   if (at == fetches_.end() || at->second.source != header.source) {
-    return receipt->finish(
-        Status(Code::kNotFound, "this worker does not fetch this object from rank " + std::to_string(header.source)));
+    return receipt->finish(Status(Code::kNotFound, "this worker does not fetch this object from rank " +
+                                                       std::to_string(header.source)));
   }
   Fetch& fetch = at->second;
   const std::span<const std::byte> pooled = receipt->data();
@@ -103,7 +107,8 @@ void ObjectFetches::on_data_end(uint64_t put, const transport::BulkHeader& heade
   }
   fetch.received += nbytes;
   receipt->finish({});
-  for (Reader& reader : fetch.readers) feed(*fetch.mesh, put, fetch.object, fetch.received, fetch.total, &reader);
+  for (Reader& reader : fetch.readers)
+    feed(*fetch.mesh, put, fetch.object, fetch.received, fetch.total, &reader);
   if (fetch.received < fetch.total) return;
   const auto whole = fetches_.extract(at);
   whole.mapped().done(SharedObject(whole.mapped().object));
@@ -120,12 +125,12 @@ void ObjectFetches::send(Mesh& mesh, uint64_t put, const SharedObject& object, R
 }
 
 // Sends what is here. The answer to the last chunk answers the reader, too.
-void ObjectFetches::feed(Mesh& mesh, uint64_t put, const SharedObject& object, uint64_t received, uint64_t total,
-                         Reader* reader) {
+void ObjectFetches::feed(Mesh& mesh, uint64_t put, const SharedObject& object, uint64_t received,
+                         uint64_t total, Reader* reader) {
   while (reader->sent < received) {
     const uint64_t count = std::min<uint64_t>(mesh.chunk_bytes(), received - reader->sent);
-    const std::span<const std::byte> data(reinterpret_cast<const std::byte*>(object->bytes.data()) + reader->sent,
-                                          count);
+    const std::span<const std::byte> data(
+        reinterpret_cast<const std::byte*>(object->bytes.data()) + reader->sent, count);
     const transport::Responder respond = reader->sent + count == total ? reader->respond : nullptr;
     mesh.send_object(reader->rank, put, reader->sent, data, [object, respond](const Status& status) {
       if (respond)
@@ -138,7 +143,8 @@ void ObjectFetches::feed(Mesh& mesh, uint64_t put, const SharedObject& object, u
 
 void ObjectFetches::drop(Mesh& mesh, uint64_t put) {
   mesh.revoke_object(put);
-  if (const auto at = fetches_.find(put); at != fetches_.end() && at->second.landing > 0) mesh.discard_object(put);
+  if (const auto at = fetches_.find(put); at != fetches_.end() && at->second.landing > 0)
+    mesh.discard_object(put);
   const auto dropped = fetches_.extract(put);
   if (!dropped) return;
   for (const Reader& reader : dropped.mapped().readers) reader.respond(gone(dropped.mapped().name));

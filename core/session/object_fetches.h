@@ -42,7 +42,8 @@ class ObjectFetches {
 
   // The data of one chunk begin and end.
   transport::BulkSink* on_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes);
-  void on_data_end(uint64_t put, const transport::BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt);
+  void on_data_end(uint64_t put, const transport::BulkHeader& header,
+                   std::unique_ptr<transport::BulkReceipt> receipt);
 
  private:
   struct Fetch final : transport::BulkSink {

@@ -80,8 +80,8 @@ struct Objects::Removal {
 
 uint64_t Objects::put_of(const std::string& name) const {
   if (const auto object = objects_.find(name); object != objects_.end()) return object->second.put;
-  const auto incoming =
-      std::find_if(incoming_.begin(), incoming_.end(), [&](const auto& item) { return item.second.name == name; });
+  const auto incoming = std::find_if(incoming_.begin(), incoming_.end(),
+                                     [&](const auto& item) { return item.second.name == name; });
   return incoming == incoming_.end() ? 0 : incoming->first;
 }
 
@@ -91,16 +91,16 @@ bool Objects::is_deleting(const Mesh& mesh, const std::string& name) const {
 }
 
 void Objects::put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done) {
-  const bool under_way =
-      std::any_of(sending_.begin(), sending_.end(), [&](const auto& s) { return s->name == name && !s->removed; });
+  const bool under_way = std::any_of(sending_.begin(), sending_.end(),
+                                     [&](const auto& s) { return s->name == name && !s->removed; });
   if (put_of(name) != 0 || under_way || (mesh && is_deleting(*mesh, name))) return done(exists(name));
   const uint64_t number = put_number(mesh ? mesh->rank() : 0, ++puts_);
   if (!mesh || mesh->size() == 1) {
     store(name, std::move(object), number);
     return done({});
   }
-  auto sending =
-      std::make_shared<Sending>(Sending{mesh, name, number, std::move(object), std::move(deadline), std::move(done)});
+  auto sending = std::make_shared<Sending>(
+      Sending{mesh, name, number, std::move(object), std::move(deadline), std::move(done)});
   sending_.push_back(sending);
   sending->timer = mesh->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
     if (const auto late = weak.lock()) give_up(late);
@@ -210,12 +210,13 @@ void Objects::remove(Mesh* mesh, const std::string& name, Deadline deadline, Don
   auto removal = std::make_shared<Removal>(Removal{mesh, name, put, std::move(done)});
   removal->waiting = asked;
   removals_.push_back(removal);
-  removal->timer = mesh->loop().schedule(deadline.time, [this, limit = deadline.limit, weak = std::weak_ptr(removal)] {
-    const auto late = weak.lock();
-    if (!late) return;
-    const std::string what = "object '" + late->name + "' was not deleted on all workers";
-    finish(late, late->mesh->too_late(what, limit, ranks(late->waiting)).with_operation(kDelete));
-  });
+  removal->timer =
+      mesh->loop().schedule(deadline.time, [this, limit = deadline.limit, weak = std::weak_ptr(removal)] {
+        const auto late = weak.lock();
+        if (!late) return;
+        const std::string what = "object '" + late->name + "' was not deleted on all workers";
+        finish(late, late->mesh->too_late(what, limit, ranks(late->waiting)).with_operation(kDelete));
+      });
   for (int32_t rank : asked) {
     transport::ObjectPart request;
     request.view = mesh->view().view;
@@ -270,7 +271,8 @@ void Objects::drop(Mesh& mesh, uint64_t put, const Result<transport::Message>& a
 }
 
 void Objects::erase(Mesh& mesh, const std::string& name, uint64_t put) {
-  const auto sending = std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
+  const auto sending =
+      std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
   if (sending != sending_.end()) (*sending)->removed = true;
   if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
     objects_.erase(object);
@@ -284,16 +286,18 @@ void Objects::erase(Mesh& mesh, const std::string& name, uint64_t put) {
 
 // ---- receiving
 
-void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part, const transport::Responder& respond) {
+void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
+                      const transport::Responder& respond) {
   if (part.remove) return receive_removal(mesh, std::move(deadline), part, respond);
   part.fetch ? receive_fetch(mesh, part, respond) : receive_announcement(mesh, std::move(part), respond);
 }
 
-void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part, const transport::Responder& respond) {
+void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part,
+                                   const transport::Responder& respond) {
   mesh->count_received(part.rank, part.data.size());
   const bool small = part.total <= kSmall;
-  if (part.total > Object::kLargest || part.data.size() != (small ? part.total : 0) || putter(part.put) != part.rank ||
-      part.put >= Mesh::kObjects || incoming_.count(part.put) > 0) {
+  if (part.total > Object::kLargest || part.data.size() != (small ? part.total : 0) ||
+      putter(part.put) != part.rank || part.put >= Mesh::kObjects || incoming_.count(part.put) > 0) {
     return respond(Status(Code::kInternal, "the announcement of object '" + part.name + "' is wrong"));
   }
   if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
@@ -313,18 +317,20 @@ void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part, const
     return respond(empty());
   }
   incoming_[part.put] = {part.name, respond};
-  fetches_.begin(mesh, part.put, part.name, std::move(object), part.total,
-                 sources_of(mesh->rank(), part.rank, mesh->size()),
-                 [this, put = part.put, keep = mesh->rank() == kNameOwner](const Result<SharedObject>& fetched) {
-                   const auto at = incoming_.find(put);
-                   const Incoming incoming = std::exchange(at->second, {at->second.name, nullptr});
-                   if (fetched.ok() || !keep) incoming_.erase(at);
-                   if (fetched.ok()) store(incoming.name, fetched.value(), put);
-                   incoming.respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
-                 });
+  fetches_.begin(
+      mesh, part.put, part.name, std::move(object), part.total,
+      sources_of(mesh->rank(), part.rank, mesh->size()),
+      [this, put = part.put, keep = mesh->rank() == kNameOwner](const Result<SharedObject>& fetched) {
+        const auto at = incoming_.find(put);
+        const Incoming incoming = std::exchange(at->second, {at->second.name, nullptr});
+        if (fetched.ok() || !keep) incoming_.erase(at);
+        if (fetched.ok()) store(incoming.name, fetched.value(), put);
+        incoming.respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
+      });
 }
 
-void Objects::receive_fetch(Mesh* mesh, const transport::ObjectPart& request, const transport::Responder& respond) {
+void Objects::receive_fetch(Mesh* mesh, const transport::ObjectPart& request,
+                            const transport::Responder& respond) {
   const auto sending =
       std::find_if(sending_.begin(), sending_.end(), [&](const auto& s) { return s->put == request.put; });
   if (sending != sending_.end() && !(*sending)->spreading && request.rank == kNameOwner) {

@@ -4,8 +4,8 @@
 // accepted it, the putter announces it to the other workers. So two puts of one name at the same time cannot
 // leave different objects. An announcement is answered when the receiver has the whole object. A small object
 // travels in the announcement. The workers fetch the data of others along a chain (object_fetches.h): the
-// putter, rank 0, then the ranks after the putter, and those before it. Rank 0 fetches the data only when it has
-// accepted the put.
+// putter, rank 0, then the ranks after the putter, and those before it. Rank 0 fetches the data only when it
+// has accepted the put.
 //
 // Delete: rank 0 asks the other workers to delete the object and deletes its own copy last. Puts of the name
 // fail until then. Each put has a number, and a request to delete names it. A worker that is still fetching
@@ -45,12 +45,14 @@ class Objects {
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
   void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
   // `deadline`: for a removal that rank 0 carries out for another worker.
-  void receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part, const transport::Responder& respond);
+  void receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
+               const transport::Responder& respond);
   // The data of one chunk begin and end.
   transport::BulkSink* on_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) {
     return fetches_.on_data(put, header, nbytes);
   }
-  void on_data_end(uint64_t put, const transport::BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) {
+  void on_data_end(uint64_t put, const transport::BulkHeader& header,
+                   std::unique_ptr<transport::BulkReceipt> receipt) {
     fetches_.on_data_end(put, header, std::move(receipt));
   }
   void fail(Mesh* mesh, const Status& cause);  // all operations in flight
@@ -96,12 +98,13 @@ class Objects {
 
   std::map<std::string, Stored> objects_;
   std::map<uint64_t, Incoming> incoming_;  // by number of the put
-  std::set<uint64_t> removed_early_;       // puts that were removed before they were announced; kept until then,
-                                           // or until the putter leaves
+  // Puts that were removed before they were announced; kept until then, or until the putter leaves.
+  std::set<uint64_t> removed_early_;
   ObjectFetches fetches_;
   std::list<Waiter> waiters_;
-  std::list<std::shared_ptr<Sending>> sending_;   // puts in flight
-  std::list<std::shared_ptr<Removal>> removals_;  // removals in flight: those asked for here and, at rank 0, all
+  std::list<std::shared_ptr<Sending>> sending_;  // puts in flight
+  // Removals in flight: those asked for here and, at rank 0, all.
+  std::list<std::shared_ptr<Removal>> removals_;
   uint64_t next_ticket_ = 1;
   uint64_t puts_ = 0;  // of this worker
 };

@@ -1,4 +1,5 @@
-// An operation as the host sees it: made by the session, ended by the engine, waited for by any number of threads.
+// An operation as the host sees it: made by the session, ended by the engine, waited for by any number of
+// threads.
 #pragma once
 
 #include <atomic>
@@ -83,7 +84,8 @@ class Operation {
   void set_call(uint64_t call) { call_ = call; }
   StepResult& mutable_step_result() { return step_result_; }
   void set_object(SharedObject object) { object_ = std::move(object); }
-  // Of dsgd_object_get, while it waits; 0 for others: only such an operation can be aborted without its session.
+  // Of dsgd_object_get, while it waits; 0 for others: only such an operation can be aborted without its
+  // session.
   uint64_t ticket() const { return ticket_; }
   void set_ticket(uint64_t ticket) { ticket_ = ticket; }
   const std::atomic<bool>& done_flag() const { return done_; }

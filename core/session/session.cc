@@ -9,17 +9,20 @@ namespace dsgd {
 
 namespace {
 
-// These are constants because the promises behind them are: a call returns within 100 ms after its deadline, and
-// dsgd_close may always take a second to leave in good order (dsgd.h).
-// Protocol timers, whose messages say more, come first.
+// These are constants because the promises behind them are: a call returns within 100 ms after its deadline,
+// and dsgd_close may always take a second to leave in good order (dsgd.h). Protocol timers, whose messages
+// say more, come first.
 constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
 constexpr transport::Duration kLeaving = std::chrono::seconds(1);
 constexpr transport::Duration kLeavingFailed = std::chrono::milliseconds(500);
 // Intervals of polling; no promise depends on them.
-constexpr transport::Duration kLookAgain = std::chrono::milliseconds(200);  // whether the head's address is free
-constexpr transport::Duration kDrained = std::chrono::milliseconds(100);    // whether the process is exiting
+// Whether the head's address is free.
+constexpr transport::Duration kLookAgain = std::chrono::milliseconds(200);
+constexpr transport::Duration kDrained = std::chrono::milliseconds(100);  // whether the process is exiting
 
-Status closed_status() { return Status(Code::kClosed, "the session is closed; open a new one with dsgd_init"); }
+Status closed_status() {
+  return Status(Code::kClosed, "the session is closed; open a new one with dsgd_init");
+}
 
 }  // namespace
 
@@ -56,9 +59,11 @@ Result<std::shared_ptr<Session>> Session::make(const Config& config,
   if (!optimizer.ok()) return optimizer.status();
   impl.model.optimizer = std::move(optimizer).value();
   impl.model.loss_scale.configure(config.text("loss_scale"));
-  if (auto notifier = impl.environment->new_notifier(); notifier.ok()) impl.notifier = std::move(notifier).value();
+  if (auto notifier = impl.environment->new_notifier(); notifier.ok())
+    impl.notifier = std::move(notifier).value();
 
-  impl.worker = std::make_unique<Worker>(*impl.environment, impl.config, algorithm.value(), impl.model, impl.log);
+  impl.worker =
+      std::make_unique<Worker>(*impl.environment, impl.config, algorithm.value(), impl.model, impl.log);
   status = impl.worker->setup();
   if (!status.ok()) return status;
   impl.opened = true;
@@ -100,21 +105,24 @@ Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& o
   const transport::Time deadline =
       impl.loop().now() + (own_limit ? options.timeout : impl.config.duration("init_timeout"));
   const std::string limit = own_limit ? options.limit() : "`init_timeout`";
-  const auto operation = std::make_shared<Operation>(impl.next_id.fetch_add(1), "dsgd_init", false, options.user_data);
+  const auto operation =
+      std::make_shared<Operation>(impl.next_id.fetch_add(1), "dsgd_init", false, options.user_data);
   impl.join_operation = operation;
   if (mode == Mode::kWait) {
     impl.join(deadline, limit);
-    if (!operation->done()) operation->end(alive());  // the process exits, and nobody drives the loop any more
+    // The process exits, and nobody drives the loop any more.
+    if (!operation->done()) operation->end(alive());
     return operation;
   }
   // The timer is for a name that is not resolved in time.
   impl.post_async(operation, [&impl, deadline, limit] {
     impl.loop().schedule(deadline + kSlack, [&impl, limit] { impl.end_join(impl.late_join(limit)); });
   });
-  const Status started = impl.environment->start_thread("dsgd-join", [&impl, deadline, limit, call]() mutable {
-    impl.join(deadline, limit);
-    call.reset();  // the session may be gone after it
-  });
+  const Status started =
+      impl.environment->start_thread("dsgd-join", [&impl, deadline, limit, call]() mutable {
+        impl.join(deadline, limit);
+        call.reset();  // the session may be gone after it
+      });
   if (!started.ok()) transport::run_with_retry(impl.loop(), [&] { impl.end_join(started); });
   return operation;
 }
@@ -160,7 +168,8 @@ Status Session::Impl::joined() {
     case Membership::kJoined:
       return {};
     case Membership::kJoining:
-      return Status(Code::kState, "the session is still joining its job; wait for the op of dsgd_init_begin first");
+      return Status(Code::kState,
+                    "the session is still joining its job; wait for the op of dsgd_init_begin first");
     default:
       std::lock_guard lock(failure_mutex);
       return failure;
@@ -187,7 +196,8 @@ Status Session::Impl::attempt_join(transport::Time deadline, const std::string& 
         },
         joined->done_flag(), deadline + kSlack);
     if (!joined->done()) return block([&](const auto& done) { done(late_join(limit)); });
-    // The head's address has been released, by an earlier job's head for example; a waiting worker may take it.
+    // The head's address has been released, by an earlier job's head for example; a waiting worker may take
+    // it.
     if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline)
       return joined->status();
     if (Status status = worker->setup_again(); !status.ok()) return status;
@@ -207,9 +217,10 @@ Session::Impl::Call::Call(Impl& impl, Use use) : impl_(impl) {
   if (!status_.ok()) return;  // in a forked child the parent's locks may be held for ever
   std::lock_guard lock(impl_.call_mutex);
   if (impl_.opened && !impl_.ended && impl_.loop().on_loop()) {  // it would wait for itself
-    status_ = Status(Code::kState,
-                     "dsgd calls are not allowed inside a plug-in function or the log hook; call after it has "
-                     "returned");
+    status_ =
+        Status(Code::kState,
+               "dsgd calls are not allowed inside a plug-in function or the log hook; call after it has "
+               "returned");
     return;
   }
   if (use == kWait ? impl_.ended : impl_.closing) {
@@ -296,14 +307,16 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   // deadline, since the peers' operations need them. A peer that does not answer delays this and the leaving
   // for one lease together.
   auto idle = std::make_shared<std::atomic<bool>>(false);
-  auto since = std::make_shared<std::atomic<transport::Time>>(transport::kNever);  // when the last operation ended
+  // When the last operation ended.
+  auto since = std::make_shared<std::atomic<transport::Time>>(transport::kNever);
   auto look = std::make_shared<std::function<void()>>();
   *look = [this, idle, since, weak = std::weak_ptr(look)] {
     if (*idle) return;
     const transport::Time now = loop().now();
     if (engine().idle()) *since = std::min(since->load(), now);
     const transport::Time ended = since->load();
-    const bool idle_and_sent = ended != transport::kNever && (engine().sent() || now - ended >= worker->lease());
+    const bool idle_and_sent =
+        ended != transport::kNever && (engine().sent() || now - ended >= worker->lease());
     const transport::Time until =
         ended == transport::kNever ? close_until.load() : std::max(close_until.load(), ended + kLeaving);
     if (idle_and_sent || now >= until) {
@@ -317,8 +330,9 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   loop().run([look] { (*look)(); }, *idle, latest);
   // Then leave. The head answers at once; if this worker hosts it, when the others know or have left, too.
   const transport::Time now = loop().now();
-  transport::Time leave_until = std::min(std::max(deadline, now + kLeaving),
-                                         std::min(since->load(), now) + Member::host_patience(worker->lease()));
+  transport::Time leave_until =
+      std::min(std::max(deadline, now + kLeaving),
+               std::min(since->load(), now) + Member::host_patience(worker->lease()));
   // After a failure the workers have nothing to agree on; only a head in this process must still tell the
   // others.
   if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
@@ -347,8 +361,9 @@ Status Session::abort(const std::string& reason) {
   if (!call.status().ok()) return call.status();
   const bool joined = impl_->membership == Impl::Membership::kJoined;
   const std::string host = impl_->environment->host_name();
-  const std::string who = (joined ? "rank " + std::to_string(impl_->rank) : "a worker that had not joined yet") +
-                          " (host " + host + ", pid " + std::to_string(impl_->environment->process_id()) + ")";
+  const std::string who =
+      (joined ? "rank " + std::to_string(impl_->rank) : "a worker that had not joined yet") + " (host " +
+      host + ", pid " + std::to_string(impl_->environment->process_id()) + ")";
   const Status cause =
       Status(Code::kAborted, who + " aborted the job: " + (reason.empty() ? "no reason given" : reason))
           .with_rank(joined ? impl_->rank : -1, host);
@@ -365,8 +380,10 @@ Status Session::abort(const std::shared_ptr<Operation>& operation, const std::st
   if (operation->name() != "dsgd_object_get") return abort(reason);
   Impl::Call call(*impl_, Impl::Call::kWait);
   if (!call.status().ok()) return call.status();
-  const Status cause(Code::kAborted, "the operation was aborted: " + (reason.empty() ? "no reason given" : reason));
-  impl_->loop().post([impl = impl_.get(), operation, cause] { impl->engine().cancel_get(operation->ticket(), cause); });
+  const Status cause(Code::kAborted,
+                     "the operation was aborted: " + (reason.empty() ? "no reason given" : reason));
+  impl_->loop().post(
+      [impl = impl_.get(), operation, cause] { impl->engine().cancel_get(operation->ticket(), cause); });
   return {};
 }
 
@@ -474,11 +491,13 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
   return operation.status();
 }
 
-Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max, std::chrono::milliseconds timeout) {
+Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max,
+                                                                    std::chrono::milliseconds timeout) {
   Impl::Call call(*impl_, Impl::Call::kWait);
   if (Status status = alive(); !status.ok()) return status;
   const bool usable = call.status().ok();
-  const transport::Time deadline = !usable || timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
+  const transport::Time deadline =
+      !usable || timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
   for (;;) {
     std::atomic<bool> woken{false};
     std::list<std::atomic<bool>*>::iterator self;
@@ -500,12 +519,15 @@ Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max, 
     std::lock_guard lock(impl_->queue_mutex);
     impl_->queue_waiters.erase(self);
     if (!in_time && impl_->queue.empty()) {
-      return Status(Code::kWaitTimeout, "no operation has ended within " + std::to_string(timeout.count()) + " ms");
+      return Status(Code::kWaitTimeout,
+                    "no operation has ended within " + std::to_string(timeout.count()) + " ms");
     }
   }
 }
 
-int Session::queue_fd() const { return impl_->notifier ? impl_->notifier->fd() : static_cast<int>(Code::kUnsupported); }
+int Session::queue_fd() const {
+  return impl_->notifier ? impl_->notifier->fd() : static_cast<int>(Code::kUnsupported);
+}
 
 void Session::queue_forget(const Operation& operation) {
   std::lock_guard lock(impl_->queue_mutex);

@@ -1,5 +1,5 @@
-// A session as the C ABI sees it: thread-safe where dsgd.h says "any thread", blocking, errors as Status. It starts work
-// on the engine's loop and waits; all protocol state is the engine's.
+// A session as the C ABI sees it: thread-safe where dsgd.h says "any thread", blocking, errors as Status. It
+// starts work on the engine's loop and waits; all protocol state is the engine's.
 #pragma once
 
 #include <cstddef>
@@ -42,11 +42,12 @@ class Session {
   static Result<std::shared_ptr<Session>> open(const Config& config,
                                                std::unique_ptr<transport::Environment> environment,
                                                std::shared_ptr<Log> log, const Registered& registered = {});
-  // As free: ends without waiting for operations; in a forked child it abandons threads and sockets, and so it does as the process exits.
+  // As free: ends without waiting for operations; in a forked child it abandons threads and sockets, and so
+  // it does as the process exits.
   ~Session();
 
-  // kQueue: the returned operation is running, and will be in the queue. kWait: it has ended. The calling thread then drives
-  // the loop itself, which is the fast way.
+  // kQueue: the returned operation is running, and will be in the queue. kWait: it has ended. The calling
+  // thread then drives the loop itself, which is the fast way.
   enum class Mode { kQueue, kWait };
   // Joins the job. Called once, before all others. `options.timeout` 0: init_timeout.
   Result<std::shared_ptr<Operation>> join(Mode mode, const CallOptions& options = {});
@@ -66,15 +67,17 @@ class Session {
   int32_t local_size() const;
   int64_t view() const;
   SessionInfo info() const;
-  Result<std::string> metrics() const;                            // OpenMetrics text
-  Result<std::string> trace(transport::Duration unix_now) const;  // JSON; the argument is the present as Unix time
+  Result<std::string> metrics() const;  // OpenMetrics text
+  // JSON; the argument is the present as Unix time.
+  Result<std::string> trace(transport::Duration unix_now) const;
 
-  Result<Parameter*> add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape, bool trained);
+  Result<Parameter*> add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
+                                   bool trained);
   Status set_parameter(Parameter* parameter, const std::string& options);
   Result<Replica*> add_replica(const std::string& device);  // "": next entry of `devices`
   Status set_replica_weight(Replica* replica, double weight);
-  // `release` is called once, when the buffers are bound no more (rebind, close or destruction); may be empty. On failure
-  // it is not called.
+  // `release` is called once, when the buffers are bound no more (rebind, close or destruction); may be
+  // empty. On failure it is not called.
   Status bind(Replica* replica, Parameter* parameter, void* value, size_t value_nbytes, void* gradient,
               size_t gradient_nbytes, std::function<void()> release);
   Result<std::shared_ptr<TensorMemory>> alloc(Replica* replica, Parameter* parameter);  // binds too
@@ -82,8 +85,8 @@ class Session {
   Status set_learning_rate(double rate);
   double loss_scale() const;  // any thread
   // Before start, or collective.
-  Result<std::shared_ptr<Operation>> set_strategy(const std::string& name, const std::string& options, Mode mode,
-                                                  const CallOptions& options_of_call = {});
+  Result<std::shared_ptr<Operation>> set_strategy(const std::string& name, const std::string& options,
+                                                  Mode mode, const CallOptions& options_of_call = {});
   Status set_strategy(const std::string& name, const std::string& options);
   Result<std::shared_ptr<Operation>> start(Mode mode, const CallOptions& options = {});
   Status start();
@@ -93,7 +96,8 @@ class Session {
   Status gradient_ready(Replica* replica, Parameter* parameter, void* stream) {
     return gradients_ready(replica, {&parameter, 1}, stream);
   }
-  Status gradients_ready(Replica* replica, std::span<Parameter* const> parameters, void* stream);  // all or none
+  // Marks all or none.
+  Status gradients_ready(Replica* replica, std::span<Parameter* const> parameters, void* stream);
   Status stream_wait(Replica* replica, void* stream);
   Status gradient_absent(Replica* replica, Parameter* parameter);
   Status step_flush();
@@ -101,15 +105,17 @@ class Session {
 
   // Collectives. Buffers: see dsgd.h.
   Result<std::shared_ptr<Operation>> allreduce(const void* send, void* receive, size_t nbytes, DType dtype,
-                                               Reduction reduction, Mode mode, const CallOptions& options = {});
-  Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root, Mode mode,
+                                               Reduction reduction, Mode mode,
                                                const CallOptions& options = {});
-  Result<std::shared_ptr<Operation>> allgather(const void* send, size_t send_nbytes, void* receive,
-                                               size_t receive_nbytes, const size_t* element_counts, DType dtype,
+  Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root,
                                                Mode mode, const CallOptions& options = {});
+  Result<std::shared_ptr<Operation>> allgather(const void* send, size_t send_nbytes, void* receive,
+                                               size_t receive_nbytes, const size_t* element_counts,
+                                               DType dtype, Mode mode, const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> reduce_scatter(const void* send, size_t send_nbytes, void* receive,
-                                                    size_t receive_nbytes, const size_t* element_counts, DType dtype,
-                                                    Reduction reduction, Mode mode, const CallOptions& options = {});
+                                                    size_t receive_nbytes, const size_t* element_counts,
+                                                    DType dtype, Reduction reduction, Mode mode,
+                                                    const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> barrier(Mode mode, const CallOptions& options = {});
 
   // Waits for the end of an operation. timeout < 0: until it ends (its own deadline sees to that).
@@ -117,14 +123,17 @@ class Session {
   Status wait(Operation& operation, std::chrono::milliseconds timeout);
   // Operations that have ended and that still are in the queue, oldest first; removes them from it.
   Result<std::vector<std::shared_ptr<Operation>>> queue_poll(size_t max, std::chrono::milliseconds timeout);
-  int queue_fd() const;                           // readable while the queue is not empty; negative code on failure
+  // Readable while the queue is not empty; negative code on failure.
+  int queue_fd() const;
   void queue_forget(const Operation& operation);  // the host freed it
 
-  Result<std::shared_ptr<Operation>> object_put(const std::string& name, std::span<const uint8_t> data, int32_t dtype,
-                                                std::span<const int64_t> shape, Mode mode,
+  Result<std::shared_ptr<Operation>> object_put(const std::string& name, std::span<const uint8_t> data,
+                                                int32_t dtype, std::span<const int64_t> shape, Mode mode,
                                                 const CallOptions& options = {});
-  Result<std::shared_ptr<Operation>> object_delete(const std::string& name, Mode mode, const CallOptions& options = {});
-  Result<std::shared_ptr<Operation>> object_get(const std::string& name, Mode mode, const CallOptions& options = {});
+  Result<std::shared_ptr<Operation>> object_delete(const std::string& name, Mode mode,
+                                                   const CallOptions& options = {});
+  Result<std::shared_ptr<Operation>> object_get(const std::string& name, Mode mode,
+                                                const CallOptions& options = {});
 
   Result<uint64_t> digest();
 

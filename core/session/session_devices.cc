@@ -18,7 +18,8 @@ void find_devices(Config& config, const Registered& registered, Log& log) {
     auto backend = load();
     auto count = backend.ok() ? device::Device::count(*backend.value()) : Result<int32_t>(backend.status());
     if (!count.ok()) {
-      const std::string text = "devices = 'auto': no " + name + " device is used: " + count.status().message();
+      const std::string text =
+          "devices = 'auto': no " + name + " device is used: " + count.status().message();
       backend.ok() ? log.warning(text) : log.info(text);
       continue;
     }
@@ -40,7 +41,8 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
   if (backend == backends.end()) {
     std::string known = "cpu";
     for (const auto& [other, open] : backends) known += " or " + other + ":N";
-    return Status(Code::kUnsupported, "unknown device '" + name + "'; use " + known).with_parameter("devices");
+    return Status(Code::kUnsupported, "unknown device '" + name + "'; use " + known)
+        .with_parameter("devices");
   }
   int32_t index = 0;
   const char* const end = name.data() + name.size();

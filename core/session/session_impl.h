@@ -123,11 +123,11 @@ struct Session::Impl {
       begin(call, operation, [this, operation](const Status& status) { end_async(operation, status); });
     });
   }
-  // Launches what changes the plan of the steps, during which the model is not touched: start, or another strategy.
-  // start(engine, done) begins it; `then` is called on the loop when it has succeeded.
+  // Launches what changes the plan of the steps, during which the model is not touched: start, or another
+  // strategy. start(engine, done) begins it; `then` is called on the loop when it has succeeded.
   template <typename Start, typename Then>
-  Result<std::shared_ptr<Operation>> launch_change(const char* name, Mode mode, const CallOptions& options, Start start,
-                                                   Then then) {
+  Result<std::shared_ptr<Operation>> launch_change(const char* name, Mode mode, const CallOptions& options,
+                                                   Start start, Then then) {
     set_changing(name);
     try {
       return launch(name, 0, mode, options, [this, start, then](auto done) {
@@ -159,7 +159,8 @@ struct Session::Impl {
   void leave_with_retry(bool compare, std::function<void()> left, transport::Time until);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
-  void end_launched(std::list<std::shared_ptr<Operation>>::iterator at, const Status& status);  // queue_mutex is held
+  // The caller holds queue_mutex.
+  void end_launched(std::list<std::shared_ptr<Operation>>::iterator at, const Status& status);
   void wake_queue();
 
   // "cpu", or a device of a backend: "cuda:0". One object for each name.
@@ -171,10 +172,11 @@ struct Session::Impl {
 
   Status check_model() const;          // an error if the model cannot be started
   Status check_buffers_apart() const;  // no two of all bound buffers share memory
-  Status refused(const char* call,
-                 Status why);                 // tells the other workers that this one rejected the call; returns `why`
-  Status writable(const char* what);          // kState while a step, or a change of the plan, is in flight
-  Status unchanging(const char* what) const;  // kState while a change of the plan is in flight; step_mutex is held
+  // Tells the other workers that this one rejected the call; returns `why`.
+  Status refused(const char* call, Status why);
+  Status writable(const char* what);  // kState while a step, or a change of the plan, is in flight
+  // kState while a change of the plan is in flight; step_mutex is held.
+  Status unchanging(const char* what) const;
   // The message to the engine about marked gradients. A gradient is marked only if this message could be
   // posted.
   struct Marked {
@@ -229,13 +231,15 @@ struct Session::Impl {
   std::mutex call_mutex;
   int calls = 0;                     // in progress
   std::atomic<bool> closing{false};  // written under call_mutex; no new work begins
-  std::atomic<bool> ended{false};    // written under call_mutex; all operations have ended, no new wait begins
+  // Written under call_mutex; all operations have ended, no new wait begins.
+  std::atomic<bool> ended{false};
   std::atomic<bool> drained{false};  // ended, and no call is in progress
   bool closed = false;
   bool opened = false;  // there is a loop, and so something to end
   enum class Membership { kJoining, kJoined, kFailed };
   std::atomic<Membership> membership{Membership::kJoining};  // written on the loop, after what it stands for
-  std::shared_ptr<Operation> join_operation;                 // until it has ended; on the loop once join() has begun
+  // Until it has ended; on the loop once join() has begun.
+  std::shared_ptr<Operation> join_operation;
   std::atomic<uint64_t> next_id{1};
   std::atomic<bool> started{false};
   std::atomic<transport::Time> close_until{transport::kNever};
@@ -248,7 +252,8 @@ struct Session::Impl {
   std::vector<uint32_t> unmarked;                 // by parameter: replicas that have not marked it
   std::vector<std::vector<uint32_t>> buckets_of;  // by parameter: buckets of the plan
   std::vector<uint32_t> incomplete;               // by bucket: parameters that are not marked on all replicas
-  std::vector<uint32_t> untold;  // parameters marked on all replicas in this step, not yet posted to the engine
+  // Parameters marked on all replicas in this step, not yet posted to the engine.
+  std::vector<uint32_t> untold;
   std::shared_ptr<Operation> step_operation;
   bool in_step = false;
   const char* changing = nullptr;  // the change of the plan in flight: start, or another strategy

@@ -15,7 +15,8 @@ void Session::Impl::count(const Operation& operation, const Status& status, tran
     counters.bytes.add(nbytes);
     const transport::Time now = loop().now();
     counters.time.add(now - begun);
-    worker->trace().record({metrics::Track::kCalls, !status.ok(), 0, label, operation.id(), nbytes, begun, now});
+    worker->trace().record(
+        {metrics::Track::kCalls, !status.ok(), 0, label, operation.id(), nbytes, begun, now});
     return;
   }
 }
@@ -26,8 +27,9 @@ Result<std::string> Session::metrics() const {
   if (!call.status().ok()) return call.status();
   OpenMetrics out("dsgd_");
   out.info("session", "The session.");
-  out.sample({{"job", impl_->config.text("job")}, {"rank", std::to_string(rank())}, {"version", library_version()}},
-             uint64_t{1});
+  out.sample(
+      {{"job", impl_->config.text("job")}, {"rank", std::to_string(rank())}, {"version", library_version()}},
+      uint64_t{1});
   out.gauge("workers", "", "Workers in the view.");
   out.sample({}, static_cast<uint64_t>(size()));
 
@@ -50,9 +52,9 @@ Result<std::string> Session::metrics() const {
   out.sample({}, steps.failed.value());
   out.counter("applied_steps", "", "Steps that have updated the model.");
   out.sample({}, steps.applied.value());
-  out.counter(
-      "step_phase_seconds", "seconds",
-      "Time of steps: until all gradients are marked; from there until they are reduced; from there to the end.");
+  out.counter("step_phase_seconds", "seconds",
+              "Time of steps: until all gradients are marked; from there until they are reduced; from there "
+              "to the end.");
   out.sample({{"phase", "gradients"}}, steps.gradients.seconds());
   out.sample({{"phase", "reduction"}}, steps.reduction.seconds());
   out.sample({{"phase", "update"}}, steps.update.seconds());
@@ -71,10 +73,12 @@ Result<std::string> Session::metrics() const {
     };
     out.counter("peer_sent_bytes", "bytes", "Bytes of collectives, steps and objects sent to a worker.");
     each_peer([](const auto& counters) { return counters.sent.value(); });
-    out.counter("peer_received_bytes", "bytes", "Bytes of collectives, steps and objects received from a worker.");
+    out.counter("peer_received_bytes", "bytes",
+                "Bytes of collectives, steps and objects received from a worker.");
     each_peer([](const auto& counters) { return counters.received.value(); });
-    out.counter("peer_wait_seconds", "seconds",
-                "Time from the beginning of operations here to the first data from a worker, each moment once.");
+    out.counter(
+        "peer_wait_seconds", "seconds",
+        "Time from the beginning of operations here to the first data from a worker, each moment once.");
     each_peer([](const auto& counters) { return counters.wait.seconds(); });
   }
 

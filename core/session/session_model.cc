@@ -15,17 +15,18 @@ namespace dsgd {
 Status Session::Impl::writable(const char* what) {
   std::lock_guard lock(step_mutex);
   if (!in_step) return unchanging(what);
-  return Status(Code::kState, std::string(what) + " is called while a step is in flight; wait for its end first");
+  return Status(Code::kState,
+                std::string(what) + " is called while a step is in flight; wait for its end first");
 }
 
 Status Session::Impl::unchanging(const char* what) const {
   if (!changing) return {};
-  return Status(Code::kState,
-                std::string(what) + " is called while " + changing + " is in progress; wait for its op first");
+  return Status(Code::kState, std::string(what) + " is called while " + changing +
+                                  " is in progress; wait for its op first");
 }
 
-Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,
-                                          bool trained) {
+Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype,
+                                          std::span<const int64_t> shape, bool trained) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   if (Status status = impl_->writable("dsgd_parameter_add"); !status.ok()) return status;
@@ -41,12 +42,13 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
     return bad(Code::kInvalidArgument, "a name has no spaces or control characters");
   }
   for (const auto& parameter : model.parameters) {
-    if (parameter->name == name) return bad(Code::kExists, "the name is taken; give each parameter one of its own");
+    if (parameter->name == name)
+      return bad(Code::kExists, "the name is taken; give each parameter one of its own");
   }
   if (trained && !is_floating(dtype)) {
     return bad(Code::kInvalidArgument,
-               std::string("trained parameters are float32, float64, float16 or bfloat16, not ") + dtype_name(dtype) +
-                   "; add it with DSGD_UNTRAINED");
+               std::string("trained parameters are float32, float64, float16 or bfloat16, not ") +
+                   dtype_name(dtype) + "; add it with DSGD_UNTRAINED");
   }
   for (int64_t dimension : shape) {
     if (dimension < 0) {
@@ -76,14 +78,16 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype, 
 }
 
 namespace {
-Status check_settings(const Parameter& parameter, const ParameterSettings& settings, double period, bool reproducible) {
+Status check_settings(const Parameter& parameter, const ParameterSettings& settings, double period,
+                      bool reproducible) {
   const auto bad = [&](Code code, const std::string& text) {
     return Status(code, "parameter '" + parameter.name + "': " + text).with_parameter(parameter.name);
   };
   const ParameterSettings defaults;
-  if (!parameter.trained &&
-      (settings.rate != defaults.rate || settings.decay != defaults.decay || settings.frozen != defaults.frozen)) {
-    return bad(Code::kInvalidArgument, "rate, decay and frozen apply to trained parameters only; leave them out");
+  if (!parameter.trained && (settings.rate != defaults.rate || settings.decay != defaults.decay ||
+                             settings.frozen != defaults.frozen)) {
+    return bad(Code::kInvalidArgument,
+               "rate, decay and frozen apply to trained parameters only; leave them out");
   }
   const UntrainedSync sync = settings.sync;
   if (period != std::floor(period))
@@ -148,9 +152,11 @@ Result<Replica*> Session::add_replica(const std::string& device) {
   std::lock_guard lock(impl_->model_mutex);
   Model& model = impl_->model;
   if (impl_->started) return Status(Code::kState, "replicas are added before dsgd_start");
-  constexpr size_t kMostReplicas = 1024;  // their weights travel in the step's header, which is one small message
+  // Their weights travel in the step's header, which is one small message.
+  constexpr size_t kMostReplicas = 1024;
   if (model.replicas.size() == kMostReplicas) {
-    return Status(Code::kLimit, "this worker has " + std::to_string(kMostReplicas) + " replicas; no more can be added");
+    return Status(Code::kLimit,
+                  "this worker has " + std::to_string(kMostReplicas) + " replicas; no more can be added");
   }
   std::string name = device;
   if (name.empty()) {
@@ -158,9 +164,9 @@ Result<Replica*> Session::add_replica(const std::string& device) {
     if (!devices.ok()) return devices.status();
     const size_t index = model.replicas.size();
     if (index >= devices.value().size()) {
-      return Status(Code::kInvalidArgument, "replica " + std::to_string(index) + " has no entry in devices = '" +
-                                                impl_->config.text("devices") +
-                                                "'; name its device or lengthen the list")
+      return Status(Code::kInvalidArgument,
+                    "replica " + std::to_string(index) + " has no entry in devices = '" +
+                        impl_->config.text("devices") + "'; name its device or lengthen the list")
           .with_parameter("devices");
     }
     name = devices.value()[index];
@@ -205,18 +211,22 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
   const size_t nbytes = parameter->nbytes(), align = dtype_size(parameter->dtype);
   auto check = [&](const char* which, const void* data, size_t given) -> Status {
     if (given != nbytes) {
-      return bad(std::string("the ") + which + " has " + std::to_string(given) + " bytes, " + std::to_string(nbytes) +
-                 " are needed (" + std::to_string(parameter->count) + " of " + dtype_name(parameter->dtype) + ")");
+      return bad(std::string("the ") + which + " has " + std::to_string(given) + " bytes, " +
+                 std::to_string(nbytes) + " are needed (" + std::to_string(parameter->count) + " of " +
+                 dtype_name(parameter->dtype) + ")");
     }
     if (!data && nbytes > 0) return bad(std::string("the ") + which + " is NULL");
     if (reinterpret_cast<uintptr_t>(data) % align != 0) {
       return bad(std::string("the ") + which + " is not aligned to " + std::to_string(align) + " bytes");
     }
     const bool on_host = replica->device->is_host() && impl_->check_host_memory;
-    const Status there = on_host ? impl_->check_host_memory(data, nbytes) : replica->device->check(data, nbytes);
+    const Status there =
+        on_host ? impl_->check_host_memory(data, nbytes) : replica->device->check(data, nbytes);
     if (there.ok()) return there;
     return bad(std::string("the ") + which + (on_host ? " is " : ": ") + there.message() +
-               (on_host ? ", but its replica is on the cpu; give host memory, or add the replica on that device" : ""));
+               (on_host
+                    ? ", but its replica is on the cpu; give host memory, or add the replica on that device"
+                    : ""));
   };
   Status status = check("value", value, value_nbytes);
   if (!status.ok()) return status;
@@ -235,8 +245,8 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
   std::lock_guard lock(impl_->model_mutex);
   Binding& binding = impl_->model.bindings[replica->index][parameter->index];
   auto released = std::move(binding.release);
-  binding = Binding{static_cast<std::byte*>(value), static_cast<std::byte*>(gradient), true, std::move(release),
-                    std::move(binding.memory)};
+  binding = Binding{static_cast<std::byte*>(value), static_cast<std::byte*>(gradient), true,
+                    std::move(release), std::move(binding.memory)};
   if (released) released();
   return {};
 }
@@ -257,9 +267,11 @@ Status Session::Impl::check_buffers_apart() const {
     for (size_t p = 0; p < model.parameters.size(); ++p) {
       const Parameter& parameter = *model.parameters[p];
       const Binding& binding = model.bindings[r][p];
-      for (const auto& [data, what] : {std::pair(binding.value, "value"), std::pair(binding.gradient, "gradient")}) {
+      for (const auto& [data, what] :
+           {std::pair(binding.value, "value"), std::pair(binding.gradient, "gradient")}) {
         const auto begin = reinterpret_cast<uintptr_t>(data);
-        if (data && parameter.nbytes() > 0) ranges.push_back({begin, begin + parameter.nbytes(), &parameter, r, what});
+        if (data && parameter.nbytes() > 0)
+          ranges.push_back({begin, begin + parameter.nbytes(), &parameter, r, what});
       }
     }
   }
@@ -267,9 +279,10 @@ Status Session::Impl::check_buffers_apart() const {
   for (size_t i = 1; i < ranges.size(); ++i) {
     const Range &a = ranges[i - 1], &b = ranges[i];
     if (a.end <= b.begin) continue;
-    return Status(Code::kInvalidArgument, a.name() + " and " + b.name() +
-                                              " share memory; give each a buffer of its own, and tensors that are one "
-                                              "(tied weights) a single parameter")
+    return Status(Code::kInvalidArgument,
+                  a.name() + " and " + b.name() +
+                      " share memory; give each a buffer of its own, and tensors that are one "
+                      "(tied weights) a single parameter")
         .with_parameter(b.parameter->name);
   }
   return {};
@@ -304,7 +317,8 @@ Status Session::set_optimizer(const std::string& name, const std::string& option
   if (!call.status().ok()) return call.status();
   if (Status status = impl_->writable("dsgd_optimizer_set"); !status.ok()) return status;
   if (impl_->started) {
-    return Status(Code::kState, "dsgd_optimizer_set comes before dsgd_start; use dsgd_learning_rate_set between steps");
+    return Status(Code::kState,
+                  "dsgd_optimizer_set comes before dsgd_start; use dsgd_learning_rate_set between steps");
   }
   auto optimizer = Optimizer::make(name, options);
   if (!optimizer.ok()) return optimizer.status();
@@ -317,7 +331,8 @@ Status Session::set_learning_rate(double rate) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   if (!std::isfinite(rate) || rate < 0) {
-    return Status(Code::kInvalidArgument, "learning rate " + number_text(rate) + " is not a finite number >= 0");
+    return Status(Code::kInvalidArgument,
+                  "learning rate " + number_text(rate) + " is not a finite number >= 0");
   }
   Status status = impl_->writable("dsgd_learning_rate_set");
   if (!status.ok()) return status;
@@ -334,7 +349,8 @@ Result<uint64_t> Session::digest() {
   if (!status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
   const Model& model = impl_->model;
-  if (model.replicas.empty()) return Status(Code::kState, "there is no replica yet; call dsgd_replica_add first");
+  if (model.replicas.empty())
+    return Status(Code::kState, "there is no replica yet; call dsgd_replica_add first");
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     if (model.bindings[0][p].bound) continue;
     return Status(Code::kState, "parameter '" + model.parameters[p]->name +
@@ -345,9 +361,10 @@ Result<uint64_t> Session::digest() {
   Status read;
   for (size_t p = 0; p < model.parameters.size() && read.ok(); ++p) {
     const DType dtype = model.parameters[p]->dtype;
-    read = impl_->read(
-        *model.replicas[0], model.bindings[0][p].value, model.parameters[p]->nbytes(),
-        [&digest, dtype](const void* data, size_t nbytes) { digest.add(dtype, data, nbytes / dtype_size(dtype)); });
+    read = impl_->read(*model.replicas[0], model.bindings[0][p].value, model.parameters[p]->nbytes(),
+                       [&digest, dtype](const void* data, size_t nbytes) {
+                         digest.add(dtype, data, nbytes / dtype_size(dtype));
+                       });
   }
   if (!read.ok()) return read;
   return digest.result();

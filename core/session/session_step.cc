@@ -13,8 +13,8 @@ Status Session::set_strategy(const std::string& name, const std::string& options
   return operation.ok() ? operation.value()->status() : operation.status();
 }
 
-Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name, const std::string& options, Mode mode,
-                                                         const CallOptions& options_of_call) {
+Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name, const std::string& options,
+                                                         Mode mode, const CallOptions& options_of_call) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   auto strategy = impl_->strategies.parse(name, options, impl_->config.text("algorithm"));
@@ -24,9 +24,10 @@ Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name
   if (!status.ok()) return status;
   if (!impl_->started) {
     impl_->strategy = strategy.value();
-    const auto operation =
-        std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_strategy_set", false, options_of_call.user_data);
-    mode == Mode::kWait ? operation->end({}) : impl_->launch(operation, mode, [](auto done) { done(Status()); });
+    const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_strategy_set",
+                                                       false, options_of_call.user_data);
+    mode == Mode::kWait ? operation->end({})
+                        : impl_->launch(operation, mode, [](auto done) { done(Status()); });
     return operation;
   }
   return impl_->launch_change(
@@ -37,7 +38,8 @@ Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name
       [this, spec = strategy.value()] { impl_->strategy = spec; });
 }
 
-// All workers make such a call together, so the others are told of a mistake on this one, rather than kept waiting.
+// All workers make such a call together, so the others are told of a mistake on this one, rather than kept
+// waiting.
 Status Session::Impl::refused(const char* call, Status why) {
   loop().post([this, call, why] { engine().refuse(call, why); });
   return why;
@@ -49,8 +51,8 @@ Status Session::Impl::check_model() const {
   for (const auto& parameter : model.parameters) {
     for (size_t r = 0; r < model.replicas.size(); ++r) {
       if (model.bindings[r][parameter->index].bound) continue;
-      return Status(Code::kState, "parameter '" + parameter->name + "' has no buffers in replica " + std::to_string(r) +
-                                      "; call dsgd_bind or dsgd_alloc before dsgd_start")
+      return Status(Code::kState, "parameter '" + parameter->name + "' has no buffers in replica " +
+                                      std::to_string(r) + "; call dsgd_bind or dsgd_alloc before dsgd_start")
           .with_parameter(parameter->name);
     }
   }
@@ -68,17 +70,21 @@ Result<std::shared_ptr<Operation>> Session::start(Mode mode, const CallOptions& 
   if (Status status = impl_->writable("dsgd_start"); !status.ok()) return status;
   {
     std::lock_guard lock(impl_->model_mutex);
-    if (impl_->started) return Status(Code::kState, "dsgd_start was called before; a session is started once");
-    if (Status whole = impl_->check_model(); !whole.ok()) return impl_->refused("dsgd_start", std::move(whole));
+    if (impl_->started)
+      return Status(Code::kState, "dsgd_start was called before; a session is started once");
+    if (Status whole = impl_->check_model(); !whole.ok())
+      return impl_->refused("dsgd_start", std::move(whole));
   }
   return impl_->launch_change(
       "dsgd_start", mode, options,
       [this, options](Engine& engine, auto done) { engine.start(impl_->strategy, done, options); },
       [this] {
         impl_->started = true;
-        if (const std::string& devices = impl_->config.text("devices"); !impl_->devices_taken && devices != "cpu") {
-          impl_->log->warning("devices = '" + devices +
-                              "' is unused: it applies only to replicas that are added without a device name");
+        if (const std::string& devices = impl_->config.text("devices");
+            !impl_->devices_taken && devices != "cpu") {
+          impl_->log->warning(
+              "devices = '" + devices +
+              "' is unused: it applies only to replicas that are added without a device name");
         }
       });
 }
@@ -101,8 +107,8 @@ void Session::Impl::planned(const Status& status, const std::function<void(const
 void Session::Impl::count_marks() {
   std::fill(incomplete.begin(), incomplete.end(), 0);
   for (size_t p = 0; p < unmarked.size(); ++p) {
-    unmarked[p] = static_cast<uint32_t>(
-        std::count_if(marks.begin(), marks.end(), [p](const auto& of_replica) { return of_replica[p] == 0; }));
+    unmarked[p] = static_cast<uint32_t>(std::count_if(
+        marks.begin(), marks.end(), [p](const auto& of_replica) { return of_replica[p] == 0; }));
     if (unmarked[p] == 0) continue;
     for (uint32_t bucket : buckets_of[p]) ++incomplete[bucket];
   }
@@ -138,7 +144,8 @@ Status Session::Impl::note_stream(const Replica& replica, const Parameter& param
   if (device::is_default_stream(stream)) stream = nullptr;
   for (uint32_t bucket : buckets_of[parameter.index]) {
     auto& [streams, events] = of_replica.buckets[bucket];
-    if (std::any_of(streams.begin(), streams.end(), [stream](const auto& known) { return known.stream == stream; }))
+    if (std::any_of(streams.begin(), streams.end(),
+                    [stream](const auto& known) { return known.stream == stream; }))
       continue;
     if (events.size() == streams.size()) {
       auto made = replica.device->new_event();
@@ -169,9 +176,9 @@ Status Session::Impl::record_streams(uint32_t bucket) {
       Status status = model.replicas[r]->device->record_stream(*of_bucket.marks[s], stream);
       if (status.ok()) continue;
       const Status why =
-          Status(status.code(),
-                 "the stream in which " + gradient_text(*model.parameters[parameter], r) +
-                     " was marked can no longer be used; keep it until the step has ended: " + status.message())
+          Status(status.code(), "the stream in which " + gradient_text(*model.parameters[parameter], r) +
+                                    " was marked can no longer be used; keep it until the step has ended: " +
+                                    status.message())
               .with_parameter(model.parameters[parameter]->name);
       loop().post([this, why] { engine().stream_failed(why); });
       return why;
@@ -181,7 +188,8 @@ Status Session::Impl::record_streams(uint32_t bucket) {
 }
 
 // Marks all of them, or none if one cannot be marked.
-Status Session::Impl::mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream) {
+Status Session::Impl::mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent,
+                           void* stream) {
   const size_t untold_before = untold.size();
   size_t marked = 0;
   const auto undo = [&] {
@@ -209,7 +217,8 @@ Status Session::Impl::mark_each(const Replica& replica, std::span<Parameter* con
     char& mark = marks[replica.index][parameter->index];
     if (mark != kNotMarked) {
       return Status(Code::kState, gradient_text(*parameter, replica.index) + " was marked " +
-                                      (mark == kAbsent ? "absent" : "ready") + " before in this step; mark each once")
+                                      (mark == kAbsent ? "absent" : "ready") +
+                                      " before in this step; mark each once")
           .with_parameter(parameter->name);
     }
     mark = absent ? kAbsent : kReady;
@@ -232,7 +241,8 @@ Status Session::Impl::mark_each(const Replica& replica, std::span<Parameter* con
     if (Status status = record_streams(bucket); !status.ok()) return status;
   }
   if (!replica.device->is_host()) {  // set before the engine is told, since the engine reads it from then on
-    for (const Parameter* parameter : parameters) model.stream_marks[replica.index].marked[parameter->index] = 1;
+    for (const Parameter* parameter : parameters)
+      model.stream_marks[replica.index].marked[parameter->index] = 1;
   }
   if (ended.empty()) return {};
   tell(untold);
@@ -249,14 +259,14 @@ UnmarkedGradients Session::Impl::unmarked_gradients() const {
       if (buckets_of[p].empty() || marks[r][p] != kNotMarked || ++count > kNamed) continue;
       const std::string& name = model.parameters[p]->name;
       if (count == 1) found.parameter = name;
-      found.text +=
-          (count == 1 ? "'" : ", '") + name + "'" + (marks.size() > 1 ? " of replica " + std::to_string(r) : "");
+      found.text += (count == 1 ? "'" : ", '") + name + "'" +
+                    (marks.size() > 1 ? " of replica " + std::to_string(r) : "");
     }
   }
   if (count == 0) return found;
   if (count > kNamed) found.text += " and " + std::to_string(count - kNamed) + " more";
-  found.text =
-      (count == 1 ? "gradient " : "gradients ") + found.text + (count == 1 ? " was not marked" : " were not marked");
+  found.text = (count == 1 ? "gradient " : "gradients ") + found.text +
+               (count == 1 ? " was not marked" : " were not marked");
   return found;
 }
 
@@ -332,9 +342,9 @@ Result<std::vector<double>> Session::Impl::split_weight(double weight) {
                       "them or for none");
   }
   if (std::abs(sum - weight) > 1e-9 * std::max(sum, weight)) {
-    return Status(Code::kInvalidArgument, "the step's weight " + number_text(weight) +
-                                              " is not the sum of the replicas' weights, " + number_text(sum) +
-                                              "; pass their sum, or 0 to contribute nothing");
+    return Status(Code::kInvalidArgument,
+                  "the step's weight " + number_text(weight) + " is not the sum of the replicas' weights, " +
+                      number_text(sum) + "; pass their sum, or 0 to contribute nothing");
   }
   return model.weights;
 }
@@ -378,7 +388,8 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   // An asynchronous step keeps the lock, so that marks of other threads are posted after the beginning of the
   // step.
   try {
-    return post_step(operation, blocking, std::move(weights).value(), std::move(absent), std::move(marked), options);
+    return post_step(operation, blocking, std::move(weights).value(), std::move(absent), std::move(marked),
+                     options);
   } catch (const std::bad_alloc&) {  // the step has not begun
     if (blocking) lock.lock();
     in_step = false;
@@ -388,8 +399,9 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   }
 }
 
-Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
-                                std::vector<std::vector<char>> absent, Marked marked, const CallOptions& options) {
+Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, bool blocking,
+                                std::vector<double> weights, std::vector<std::vector<char>> absent,
+                                Marked marked, const CallOptions& options) {
   auto task = [this, operation, blocking, options, weights = std::move(weights), absent = std::move(absent),
                marked = std::move(marked)] {
     if (operation->done()) return;  // ended by end_lost(); its caller has returned
@@ -443,8 +455,8 @@ Status Session::step(double weight, StepResult* result) {
 Result<std::shared_ptr<Operation>> Session::step_begin(double weight, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  auto operation =
-      std::make_shared<Operation>(impl_->next_id.fetch_add(1), impl_->next_step_name(), true, options.user_data);
+  auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), impl_->next_step_name(), true,
+                                               options.user_data);
   Status status = impl_->begin_step(weight, false, operation, options);
   if (!status.ok()) return status;
   return operation;
@@ -452,8 +464,8 @@ Result<std::shared_ptr<Operation>> Session::step_begin(double weight, const Call
 
 namespace {
 Status no_streams(const Replica& replica) {
-  return Status(Code::kInvalidArgument,
-                "replica " + std::to_string(replica.index) + " is on the cpu, which has no streams; give NULL");
+  return Status(Code::kInvalidArgument, "replica " + std::to_string(replica.index) +
+                                            " is on the cpu, which has no streams; give NULL");
 }
 
 Status check_trained(const Parameter& parameter) {
@@ -476,7 +488,8 @@ Status Session::gradients_ready(Replica* replica, std::span<Parameter* const> pa
   if (!impl_->in_step) {
     Status why = impl_->no_step();
     if (why.code() != Code::kState) return why;
-    return Status(Code::kState, "the gradient of parameter '" + first + "' cannot be marked: " + why.message())
+    return Status(Code::kState,
+                  "the gradient of parameter '" + first + "' cannot be marked: " + why.message())
         .with_parameter(first);
   }
   return impl_->mark(*replica, parameters, false, stream);

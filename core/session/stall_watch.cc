@@ -17,8 +17,8 @@ void StallWatch::begin(uint64_t call) {
 
 void StallWatch::arm() {
   if (open_.empty()) return;
-  const auto first = std::min_element(open_.begin(), open_.end(),
-                                      [](const auto& a, const auto& b) { return a.second.due < b.second.due; });
+  const auto first = std::min_element(
+      open_.begin(), open_.end(), [](const auto& a, const auto& b) { return a.second.due < b.second.due; });
   timer_ = loop_.schedule(first->second.due, [this, alive = std::weak_ptr(alive_)] {
     if (!alive.expired()) look();
   });
@@ -34,7 +34,8 @@ void StallWatch::look() {
     const Status waiting = ask_(call);
     if (waiting.ok()) continue;
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - open.began).count();
-    log_->warning(waiting.operation() + " has not ended after " + std::to_string(seconds) + " s: " + waiting.message());
+    log_->warning(waiting.operation() + " has not ended after " + std::to_string(seconds) +
+                  " s: " + waiting.message());
   }
   arm();
 }

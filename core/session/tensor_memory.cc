@@ -4,7 +4,8 @@
 
 namespace dsgd {
 
-Result<std::shared_ptr<TensorMemory>> TensorMemory::make(device::Device& device, size_t nbytes, bool with_gradient) {
+Result<std::shared_ptr<TensorMemory>> TensorMemory::make(device::Device& device, size_t nbytes,
+                                                         bool with_gradient) {
   auto memory = std::make_shared<TensorMemory>();
   auto value = device.allocate(nbytes);
   if (!value.ok()) return value.status();

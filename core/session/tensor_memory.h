@@ -9,7 +9,8 @@
 namespace dsgd {
 
 struct TensorMemory {
-  static Result<std::shared_ptr<TensorMemory>> make(device::Device& device, size_t nbytes, bool with_gradient);
+  static Result<std::shared_ptr<TensorMemory>> make(device::Device& device, size_t nbytes,
+                                                    bool with_gradient);
 
   void* value = nullptr;
   void* gradient = nullptr;  // null for untrained parameters

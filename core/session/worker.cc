@@ -21,15 +21,16 @@ int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker) {
   return wanted;
 }
 
-Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head, bool as_worker) {
+Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head,
+                         bool as_worker) {
   const int64_t wanted = descriptors_of_job(num_workers, as_head, as_worker);
   const int64_t free = environment.free_descriptors();
   if (free >= wanted) return {};
-  return Status(Code::kLimit, "a job of " + std::to_string(num_workers) + " workers needs up to " +
-                                  std::to_string(wanted) + " connections in this process, but only " +
-                                  std::to_string(std::max<int64_t>(free, 0)) +
-                                  " more descriptors are available; raise the limit of open files (ulimit -n) by " +
-                                  std::to_string(wanted - free) + " or more")
+  return Status(Code::kLimit,
+                "a job of " + std::to_string(num_workers) + " workers needs up to " + std::to_string(wanted) +
+                    " connections in this process, but only " + std::to_string(std::max<int64_t>(free, 0)) +
+                    " more descriptors are available; raise the limit of open files (ulimit -n) by " +
+                    std::to_string(wanted - free) + " or more")
       .with_parameter("num_workers");
 }
 
@@ -78,8 +79,8 @@ EngineOptions engine_options(const Config& config, const AlgorithmChoice& algori
 
 }  // namespace
 
-Worker::Worker(transport::Environment& environment, const Config& config, AlgorithmChoice algorithm, Model& model,
-               std::shared_ptr<Log> log)
+Worker::Worker(transport::Environment& environment, const Config& config, AlgorithmChoice algorithm,
+               Model& model, std::shared_ptr<Log> log)
     : environment_(environment),
       config_(config),
       algorithm_(std::move(algorithm)),
@@ -111,15 +112,17 @@ Status Worker::setup() {
   const std::string head = config_.text("head");
   solo_ = num_workers == 1 && head.empty();
   if (!solo_ && head.empty()) {
-    return Status(Code::kInvalidArgument, "num_workers = " + std::to_string(num_workers) +
-                                              " but `head` is not set; set it to the address of the head, for example "
-                                              "head = 10.0.0.1:7700, or start the workers with `dsgd run`")
+    return Status(Code::kInvalidArgument,
+                  "num_workers = " + std::to_string(num_workers) +
+                      " but `head` is not set; set it to the address of the head, for example "
+                      "head = 10.0.0.1:7700, or start the workers with `dsgd run`")
         .with_parameter("head");
   }
   if (const std::string host = host_of(head); host == "0.0.0.0" || host == "[::]") {
-    return Status(Code::kInvalidArgument, "head = " + head +
-                                              " names no machine: give the address at which all workers reach the "
-                                              "head")
+    return Status(Code::kInvalidArgument,
+                  "head = " + head +
+                      " names no machine: give the address at which all workers reach the "
+                      "head")
         .with_parameter("head");
   }
   auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
@@ -136,7 +139,8 @@ Status Worker::setup() {
   if (worker_id_.empty()) {
     static const char* kHex = "0123456789abcdef";
     worker_id_ = environment_.host_name() + "-" + std::to_string(environment_.process_id()) + "-";
-    for (uint64_t bits = network_->loop().random(), i = 0; i < 8; ++i, bits >>= 4) worker_id_ += kHex[bits & 15];
+    for (uint64_t bits = network_->loop().random(), i = 0; i < 8; ++i, bits >>= 4)
+      worker_id_ += kHex[bits & 15];
   }
   MeshOptions mesh;
   mesh.hello.job = config_.text("job");
@@ -147,15 +151,16 @@ Status Worker::setup() {
   mesh.receive_memory = config_.size("receive_memory");
   mesh.lease = lease_;
   mesh.trace = trace_.get();
-  mesh.probe = [this, hello = mesh.hello, token = mesh.token](const transport::MemberInfo& peer,
-                                                              transport::Time deadline,
-                                                              std::function<void(const Status&)> done) mutable {
+  mesh.probe = [this, hello = mesh.hello, token = mesh.token](
+                   const transport::MemberInfo& peer, transport::Time deadline,
+                   std::function<void(const Status&)> done) mutable {
     hello.rank = view_.rank;
     hello.view = view_.view;
-    heartbeat_network_->loop().post([this, hello, token, peer, deadline, poster = poster_, done = std::move(done)] {
-      probe(*heartbeat_network_, hello, token, peer.addresses, deadline,
-            [poster, done](const Status& status) { poster->post([done, status] { done(status); }); });
-    });
+    heartbeat_network_->loop().post(
+        [this, hello, token, peer, deadline, poster = poster_, done = std::move(done)] {
+          probe(*heartbeat_network_, hello, token, peer.addresses, deadline,
+                [poster, done](const Status& status) { poster->post([done, status] { done(status); }); });
+        });
   };
   poster_ = std::make_shared<transport::Poster>(network_->loop());
   mesh_ = std::make_unique<Mesh>(*network_, mesh, *engine_, log_);
@@ -182,11 +187,14 @@ Status Worker::prepare() {
 
 // If ranks are given, only rank 0 may host the head: else workers on machines that resolve `head` differently
 // could become two heads.
-bool Worker::may_embed_head() const { return config_.text("embed_head") == "auto" && config_.integer("rank") <= 0; }
+bool Worker::may_embed_head() const {
+  return config_.text("embed_head") == "auto" && config_.integer("rank") <= 0;
+}
 
 // Peers use the head's listener unless the configuration names another address for them.
 bool Worker::listens_apart() const {
-  return !config_.text("listen").empty() || !config_.text("interface").empty() || !config_.text("ports").empty();
+  return !config_.text("listen").empty() || !config_.text("interface").empty() ||
+         !config_.text("ports").empty();
 }
 
 // The process that can bind `head` becomes the head; the others connect to it. If the address is released
@@ -272,8 +280,9 @@ Status Worker::listen_for_peers() {
                       "risk)")
         .with_parameter("token");
   }
-  admission_ = std::make_unique<Admission>(heartbeat_network_->loop(), config_.text("job"), config_.text("token"),
-                                           Admission::Route{}, Admission::Route{network_.get(), mesh_.get()}, log_);
+  admission_ =
+      std::make_unique<Admission>(heartbeat_network_->loop(), config_.text("job"), config_.text("token"),
+                                  Admission::Route{}, Admission::Route{network_.get(), mesh_.get()}, log_);
   admission_->accept_probes(heartbeat_network_.get());
   auto listener = listen_in_range(address);
   if (!listener.ok()) return listener.status();
@@ -285,7 +294,8 @@ Status Worker::listen_for_peers() {
 // Where any port will do, the first free one of `ports`. The heartbeat's thread accepts, which is never busy.
 Result<std::unique_ptr<transport::Listener>> Worker::listen_in_range(const std::string& address) {
   const PortRange ports = config_.ports();
-  const transport::ListenOptions options{lease_, descriptors_of_job(config_.integer("num_workers"), false, true)};
+  const transport::ListenOptions options{lease_,
+                                         descriptors_of_job(config_.integer("num_workers"), false, true)};
   if (ports.first == 0 || address.rfind("unix:", 0) == 0 || !address.ends_with(":0")) {
     return heartbeat_network_->listen(address, admission_.get(), options);
   }
@@ -294,7 +304,8 @@ Result<std::unique_ptr<transport::Listener>> Worker::listen_in_range(const std::
     auto listener = heartbeat_network_->listen(host + std::to_string(port), admission_.get(), options);
     if (listener.ok() || listener.status().code() != Code::kAddressInUse) return listener;
   }
-  return Status(Code::kAddressInUse, "ports = '" + config_.text("ports") + "': each is in use on " + host_of(address) +
+  return Status(Code::kAddressInUse, "ports = '" + config_.text("ports") + "': each is in use on " +
+                                         host_of(address) +
                                          "; give at least one port for each worker of a machine")
       .with_parameter("ports");
 }
@@ -317,8 +328,8 @@ void Worker::ran_out() {
   if (!whole) throw std::bad_alloc();
 }
 
-void Worker::join(transport::Time deadline, const std::string& limit, std::function<void(const Status&)> joined,
-                  transport::Time look_again) {
+void Worker::join(transport::Time deadline, const std::string& limit,
+                  std::function<void(const Status&)> joined, transport::Time look_again) {
   joined_ = std::move(joined);
   watch_memory();
   if (solo_) {
@@ -326,7 +337,8 @@ void Worker::join(transport::Time deadline, const std::string& limit, std::funct
     view_.rank = 0;
     log_->set_rank(0);
     view_.members.resize(1);
-    view_.members[0] = {0, "solo", environment_.host_name(), environment_.machine(), {}, environment_.process_id()};
+    view_.members[0] = {
+        0, "solo", environment_.host_name(), environment_.machine(), {}, environment_.process_id()};
     return std::exchange(joined_, nullptr)({});
   }
   MemberOptions options;
@@ -378,8 +390,8 @@ void Worker::join(transport::Time deadline, const std::string& limit, std::funct
       status = engine_->open(view_);
     }
     if (status.ok()) {
-      log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) + ", view " +
-                 std::to_string(view_.view));
+      log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) +
+                 ", view " + std::to_string(view_.view));
     }
     std::exchange(joined_, nullptr)(status);
   });
@@ -395,8 +407,9 @@ void Worker::choose_spin() {
   Duration spin = config_.duration("spin");
   if (config_.text("spin").empty()) {
     const std::string& machine = view_.members[static_cast<size_t>(view_.rank)].machine;
-    const auto local = std::count_if(view_.members.begin(), view_.members.end(),
-                                     [&](const transport::MemberInfo& member) { return member.machine == machine; });
+    const auto local =
+        std::count_if(view_.members.begin(), view_.members.end(),
+                      [&](const transport::MemberInfo& member) { return member.machine == machine; });
     spin = local <= environment_.processors() ? kSpin : Duration::zero();
   }
   network_->loop().set_spin(spin);

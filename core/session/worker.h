@@ -28,7 +28,8 @@ class Worker {
 
   // Makes the loop and the engine. Never blocks for long.
   Status setup();
-  // Makes the other networks and the listeners; decides whether the head lives here. May block to resolve a name. Not on a loop.
+  // Makes the other networks and the listeners; decides whether the head lives here. May block to resolve a
+  // name. Not on a loop.
   Status prepare();
   transport::Loop& loop() { return network_->loop(); }
   transport::Network& network() { return *network_; }
@@ -42,7 +43,8 @@ class Worker {
             transport::Time look_again = transport::kNever);
   // Loop only: ends a join under way with `cause`. The head tells the other workers.
   void abort_join(const Status& cause);
-  std::string join_progress() const { return member_ ? member_->join_progress() : std::string(); }  // loop only
+  // Loop only.
+  std::string join_progress() const { return member_ ? member_->join_progress() : std::string(); }
   // may_host(): the head address was in use at setup(), so this process may become the head once the address
   // is free. setup_again() tries to; then call join() again. Not on a loop.
   bool may_host() const { return taken_ && !head_; }
@@ -89,7 +91,8 @@ class Worker {
   std::unique_ptr<Head> head_;
   std::unique_ptr<Member> member_;
   std::unique_ptr<Admission> head_admission_, admission_;
-  std::unique_ptr<transport::Listener> head_listener_, listener_;  // the head's takes peers, too, if there is no other
+  // The head's takes peers, too, if there is no other.
+  std::unique_ptr<transport::Listener> head_listener_, listener_;
 };
 
 // Returns the number of descriptors that the connections of such a job need in one process.
@@ -97,7 +100,8 @@ int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker);
 
 // A process of the job may need one connection to and one from each worker. Returns an error if its limit of
 // open files is too low: to run out later would stop the job in mid-step.
-Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head, bool as_worker);
+Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head,
+                         bool as_worker);
 
 // Without a token a head listens on the loopback interface only.
 Status check_token(const std::string& token, const std::string& head);

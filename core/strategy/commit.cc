@@ -1,6 +1,6 @@
-// From sums to new values. What an owner computes before the commit (the mean in `simple`, new values and state in `ps`)
-// stays in buffers of the step; commit() alone changes the model. Owners work on the host; what all workers do alike is done by
-// each device for its replicas.
+// From sums to new values. What an owner computes before the commit (the mean in `simple`, new values and
+// state in `ps`) stays in buffers of the step; commit() alone changes the model. Owners work on the host;
+// what all workers do alike is done by each device for its replicas.
 
 #include <algorithm>
 #include <array>
@@ -56,8 +56,8 @@ double Step::exact_weight(const Bucket& bucket, const Buffers& buffers, const Pi
   return weight_of(digits);
 }
 
-// How many replicas contribute to a piece and their weight. When all that have a weight do, or the others count as zero, the
-// weight is the header's exact one; else the sum that travelled beside the data.
+// How many replicas contribute to a piece and their weight. When all that have a weight do, or the others
+// count as zero, the weight is the header's exact one; else the sum that travelled beside the data.
 Step::PieceMean Step::piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece,
                                  bool from_result) const {
   double count, weight;
@@ -75,8 +75,8 @@ Step::PieceMean Step::piece_mean(const Bucket& bucket, const Buffers& buffers, c
 }
 
 // mean[0 .. count) = the mean of elements [begin, begin + count) of the piece.
-void Step::mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin, size_t count,
-                   double weight, void* mean) const {
+void Step::mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin,
+                   size_t count, double weight, void* mean) const {
   const std::byte* sums = data_at(bucket, buffers, piece.position + begin);
   if (!options_.reproducible) {
     if (mean != sums) std::memcpy(mean, sums, count * dtype_size(bucket.dtype));
@@ -87,12 +87,13 @@ void Step::mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& pi
 }
 
 // Elements [begin, begin + count) of a piece's values, in the bucket's type; `scratch` has room for them.
-const void* Step::owned_values(size_t index, const Piece& piece, size_t begin, size_t count, float* scratch) const {
+const void* Step::owned_values(size_t index, const Piece& piece, size_t begin, size_t count,
+                               float* scratch) const {
   if (buffers_[index].values)
     return bytes(buffers_[index].values) + (piece.position + begin) * dtype_size(plan_[index].dtype);
   const DType dtype = model_.parameters[piece.parameter]->dtype;
-  const std::byte* value =
-      model_.bindings[contexts_.front().replicas[0]][piece.parameter].value + (piece.begin + begin) * dtype_size(dtype);
+  const std::byte* value = model_.bindings[contexts_.front().replicas[0]][piece.parameter].value +
+                           (piece.begin + begin) * dtype_size(dtype);
   if (!is_half(dtype)) return value;
   widen(dtype, scratch, value, count);
   return scratch;
@@ -119,7 +120,8 @@ void Step::transform(size_t index, size_t begin, size_t end) {
     const size_t first = std::max(begin, piece.position), last = std::min(end, piece.position + piece.count);
     if (first >= last) continue;
     const PieceMean mean = piece_mean(bucket, buffers, piece, false);
-    const UpdateRule rule = model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]);
+    const UpdateRule rule =
+        model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]);
     const DType dtype = model_.parameters[piece.parameter]->dtype;
     for (size_t at = first; at < last;) {
       const size_t count = std::min(kScratch, last - at), offset = at - piece.position;
@@ -135,7 +137,8 @@ void Step::transform(size_t index, size_t begin, size_t end) {
           mean_of(bucket, buffers, piece, offset, count, mean.weight, scratch.data());
           if (measures_norm() && options_.reproducible)
             add_squares(exact_squares_, bucket.dtype, scratch.data(), count);
-          if (measures_norm() && !options_.reproducible) norm += sum_of_squares(bucket.dtype, scratch.data(), count);
+          if (measures_norm() && !options_.reproducible)
+            norm += sum_of_squares(bucket.dtype, scratch.data(), count);
           std::vector<const void*> state_in;
           std::vector<void*> state_out;
           for (size_t s = 0; s < host_state_[piece.parameter].size(); ++s) {
@@ -193,7 +196,8 @@ Status Step::measure(size_t index) {
   const size_t element = dtype_size(bucket.dtype);
   if (!alone_on_device()) {
     buffers.means.clear();
-    for (const Piece& piece : bucket.pieces) buffers.means.push_back(piece_mean(bucket, buffers, piece, transforms()));
+    for (const Piece& piece : bucket.pieces)
+      buffers.means.push_back(piece_mean(bucket, buffers, piece, transforms()));
   }
   if (norms_on_device()) return enqueue_squares(index);
   if (updates_at_owner() || (!options_.reproducible && !measures_norm())) return {};
@@ -202,7 +206,8 @@ Status Step::measure(size_t index) {
     const PieceMean& mean = buffers.means[i];
     if (!mean.present) continue;
     std::byte* result = result_of(buffers) + piece.position * element;
-    if (options_.reproducible && !transforms()) mean_of(bucket, buffers, piece, 0, piece.count, mean.weight, result);
+    if (options_.reproducible && !transforms())
+      mean_of(bucket, buffers, piece, 0, piece.count, mean.weight, result);
     if (!measures_norm()) continue;
     if (options_.reproducible) {  // of means, in any order
       add_squares(exact_squares_, bucket.dtype, result, piece.count);
@@ -223,7 +228,8 @@ Status Step::enqueue_squares(size_t index) {
   double* const sums = static_cast<double*>(buffers.squares_there.get());
   device::WorkQueue& queue = *contexts_.front().queue;
   Status status = queue.squares(bucket.dtype, square_pieces_, buffers.at.front().sums.get(), sums);
-  return status.ok() ? queue.copy(buffers.squares_here.get(), sums, buffers.square_ranges * sizeof(double)) : status;
+  return status.ok() ? queue.copy(buffers.squares_here.get(), sums, buffers.square_ranges * sizeof(double))
+                     : status;
 }
 
 double Step::norm_of_devices() const {
@@ -234,7 +240,8 @@ double Step::norm_of_devices() const {
       const PieceMean& mean = buffers_[b].means[i];
       const double divisor = have_mean() ? 1 : mean.weight;
       double of_piece = 0;
-      for (uint32_t range = device::square_ranges(plan_[b].pieces[i].count); range > 0; --range) of_piece += *sums++;
+      for (uint32_t range = device::square_ranges(plan_[b].pieces[i].count); range > 0; --range)
+        of_piece += *sums++;
       if (mean.present) total += of_piece / (divisor * divisor);
     }
   }
@@ -247,16 +254,18 @@ void Step::update_by_norm() {
   if (model_.loss_scale.on()) {
     // float32 sums divided by a weight below 1 may overflow, so a norm beyond float32's range counts as
     // infinite.
-    const bool narrow =
-        std::any_of(plan_.begin(), plan_.end(), [](const Bucket& bucket) { return bucket.dtype == DType::kFloat32; });
+    const bool narrow = std::any_of(plan_.begin(), plan_.end(),
+                                    [](const Bucket& bucket) { return bucket.dtype == DType::kFloat32; });
     if (narrow && norm > std::numeric_limits<float>::max()) norm = std::numeric_limits<double>::infinity();
     const bool finite = std::isfinite(norm);
     model_.loss_scale.stepped(finite);
     if (!finite) return end();
   }
   if (clips()) {
-    const double divisor = (norm + 1e-6) / model_.optimizer->clip_norm();  // as torch.nn.utils.clip_grad_norm_
-    if (!(divisor <= 1)) clip_divisor_ = divisor;                          // NaN, too: all becomes NaN, as there
+    // As torch.nn.utils.clip_grad_norm_ does.
+    const double divisor = (norm + 1e-6) / model_.optimizer->clip_norm();
+    // NaN, too: all becomes NaN, as there.
+    if (!(divisor <= 1)) clip_divisor_ = divisor;
   }
   for (size_t b = 0; b < plan_.size(); ++b) {
     if (Status status = update(b); !status.ok()) return device_failed(status);
@@ -273,7 +282,8 @@ Status Step::return_results(size_t index) {
   for (size_t p = 0; p < contexts_.size() && status.ok(); ++p) {
     if (contexts_[p].is_host()) continue;
     device::WorkQueue& queue = *contexts_[p].from_host;
-    status = queue.copy(buffers.at[p].sums.get(), result_of(buffers), bucket.elements * dtype_size(bucket.dtype));
+    status =
+        queue.copy(buffers.at[p].sums.get(), result_of(buffers), bucket.elements * dtype_size(bucket.dtype));
     if (status.ok()) status = queue.record(*buffers.at[p].returned);
   }
   return status;
@@ -320,7 +330,8 @@ void Step::updated() {
 
 void Step::deliver_values() {
   if (Status status = order_streams_after_update(); !status.ok()) return device_failed(status);
-  const bool norm = norms_on_device() && !norm_comes_first();  // part of the step's result, so it is waited for
+  // Part of the step's result, so it is waited for.
+  const bool norm = norms_on_device() && !norm_comes_first();
   if (!request_.wait_for_devices && !norm) return end();
   end_when_reached(norm);
 }

@@ -1,6 +1,6 @@
-// What this worker contributes to a bucket: sum(c * g) over its replicas, and beside it, for each piece, how many replicas
-// contribute and the sum of their weights. A weight of 0 never reads the gradient (0 * NaN is NaN). Each device adds up its own
-// replicas; the host adds up the devices' sums, in the order of the places.
+// What this worker contributes to a bucket: sum(c * g) over its replicas, and beside it, for each piece, how
+// many replicas contribute and the sum of their weights. A weight of 0 never reads the gradient (0 * NaN is
+// NaN). Each device adds up its own replicas; the host adds up the devices' sums, in the order of the places.
 
 #include <algorithm>
 #include <array>
@@ -40,8 +40,8 @@ void Step::fetch(size_t index) {
   if (stays_on_device()) return contribute(index);
   for (size_t p = 0; p < contexts_.size() && done_; ++p) {
     if (contexts_[p].is_host()) continue;
-    waiter_.after(contexts_[p].device->name(), *contexts_[p].to_host, *buffers.at[p].reached, request_.deadline,
-                  [this, index, call = request_.call](const Status& status) {
+    waiter_.after(contexts_[p].device->name(), *contexts_[p].to_host, *buffers.at[p].reached,
+                  request_.deadline, [this, index, call = request_.call](const Status& status) {
                     if (!done_ || request_.call != call) return;
                     if (!status.ok()) return device_failed(status);
                     if (--buffers_[index].fetching == 0) fetched(index);
@@ -59,7 +59,8 @@ void Step::make_terms(size_t index, const DeviceContext& context, bool weighted,
     for (uint32_t r : context.replicas) {
       const double weight = replica_weight(r, piece.parameter);
       if (weight == 0 || (!weighted && r != only)) continue;
-      const std::byte* gradient = model_.bindings[r][piece.parameter].gradient + piece.begin * dtype_size(dtype);
+      const std::byte* gradient =
+          model_.bindings[r][piece.parameter].gradient + piece.begin * dtype_size(dtype);
       terms_.push_back({gradient, weighted ? weight : 1});
     }
     const uint32_t count = static_cast<uint32_t>(terms_.size()) - first;
@@ -94,11 +95,12 @@ Status Step::enqueue_fetch(size_t index, size_t p) {
   Status status = context.queue->record(*at.summed);
   if (status.ok()) status = context.to_host->wait(*at.summed);
   if (!status.ok() || options_.reproducible) return status;
-  return context.to_host->copy((at.fetched_sums ? at.fetched_sums : buffers.data).get(), at.sums.get(), nbytes);
+  return context.to_host->copy((at.fetched_sums ? at.fetched_sums : buffers.data).get(), at.sums.get(),
+                               nbytes);
 }
 
-// The gradients of a bucket are there, and nothing reads its values any more, when what the host has enqueued before it marked them is
-// done. Values change in replicas that contribute nothing, too.
+// The gradients of a bucket are there, and nothing reads its values any more, when what the host has enqueued
+// before it marked them is done. Values change in replicas that contribute nothing, too.
 Status Step::follow_streams(size_t index, DeviceContext& context) {
   bool followed = false;
   for (uint32_t r : context.replicas) {
@@ -127,7 +129,8 @@ Status Step::enqueue_values(size_t index, size_t p) {
     const DType dtype = model_.parameters[piece.parameter]->dtype;
     sum_pieces_.push_back({piece.position, piece.count, static_cast<uint32_t>(terms_.size()), 1, dtype});
     terms_.push_back(
-        {model_.bindings[contexts_[p].replicas[0]][piece.parameter].value + piece.begin * dtype_size(dtype), 1});
+        {model_.bindings[contexts_[p].replicas[0]][piece.parameter].value + piece.begin * dtype_size(dtype),
+         1});
   }
   if (terms_.empty()) return {};
   std::byte* sums = bytes(buffers_[index].at[p].sums);
@@ -161,7 +164,8 @@ Step::Elements Step::gradient_of(size_t index, uint32_t replica, const Piece& pi
 void Step::raise_exponents(size_t index) {
   const Bucket& bucket = plan_[index];
   const Buffers& buffers = buffers_[index];
-  std::memset(buffers.exponents.get(), 0, bucket.elements * dtype_size(reproducible::exponent_type(bucket.dtype)));
+  std::memset(buffers.exponents.get(), 0,
+              bucket.elements * dtype_size(reproducible::exponent_type(bucket.dtype)));
   for (const Piece& piece : bucket.pieces) {
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
       const double weight = replica_weight(r, piece.parameter);
@@ -181,7 +185,8 @@ void Step::add_up(size_t index) {
       make_terms(index, contexts_[p], true, 0);
       contexts_[p].queue->sum(bucket.dtype, sum_pieces_, terms_, buffers.data.get());
     } else if (buffers.at[p].fetched_sums) {
-      reduce_into(bucket.dtype, Reduction::kSum, buffers.data.get(), buffers.at[p].fetched_sums.get(), bucket.elements);
+      reduce_into(bucket.dtype, Reduction::kSum, buffers.data.get(), buffers.at[p].fetched_sums.get(),
+                  bucket.elements);
     }
   }
 }
@@ -207,7 +212,8 @@ void Step::write_exact_trailers(size_t index) {
   const Bucket& bucket = plan_[index];
   for (const Piece& piece : bucket.pieces) {
     WeightDigits digits{};
-    for (uint32_t r = 0; r < model_.replicas.size(); ++r) add_weight(digits, replica_weight(r, piece.parameter));
+    for (uint32_t r = 0; r < model_.replicas.size(); ++r)
+      add_weight(digits, replica_weight(r, piece.parameter));
     std::byte* const to = data_at(bucket, buffers_[index], piece.trailer);
     if (data_type(bucket) == DType::kInt64) {
       std::memcpy(to, digits.data(), sizeof digits);

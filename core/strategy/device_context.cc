@@ -11,8 +11,9 @@ Result<DeviceContext> open_context(std::shared_ptr<device::Device> device) {
   auto enqueued = device->new_event(), reached = device->new_event();
   if (!enqueued.ok()) return enqueued.status();
   if (!reached.ok()) return reached.status();
-  return DeviceContext{std::move(device),          {}, std::move(queue).value(), {}, {}, std::move(enqueued).value(),
-                       std::move(reached).value(), {}};
+  return DeviceContext{
+      std::move(device),          {}, std::move(queue).value(), {}, {}, std::move(enqueued).value(),
+      std::move(reached).value(), {}};
 }
 
 Result<std::vector<DeviceContext>> make_contexts(const Model& model) {
@@ -29,8 +30,8 @@ Result<std::vector<DeviceContext>> make_contexts(const Model& model) {
         if (!made.ok()) return made.status();
         *queue = std::move(made).value();
       }
-      context =
-          contexts.insert(replica->device->is_host() ? contexts.begin() : contexts.end(), std::move(opened).value());
+      context = contexts.insert(replica->device->is_host() ? contexts.begin() : contexts.end(),
+                                std::move(opened).value());
     }
     context->replicas.push_back(replica->index);
   }
@@ -57,6 +58,8 @@ Status DeviceContext::align() {
   return status;
 }
 
-std::shared_ptr<void> untouched_memory(size_t nbytes) { return {std::calloc(nbytes ? nbytes : 1, 1), std::free}; }
+std::shared_ptr<void> untouched_memory(size_t nbytes) {
+  return {std::calloc(nbytes ? nbytes : 1, 1), std::free};
+}
 
 }  // namespace dsgd

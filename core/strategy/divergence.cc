@@ -20,22 +20,26 @@ std::vector<const Parameter*> trained(const Model& model) {
 }
 
 // Returns the index of the digest that covers parameter `index` of `count`.
-size_t place_of(size_t index, size_t count) { return count <= kMaxDigests ? index : index * kMaxDigests / count; }
+size_t place_of(size_t index, size_t count) {
+  return count <= kMaxDigests ? index : index * kMaxDigests / count;
+}
 
 std::string ranks_text(const std::vector<int32_t>& ranks) {
   constexpr size_t kNamed = 8;
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  for (size_t i = 0; i < std::min(ranks.size(), kNamed); ++i)
+    text += (i ? ", " : "") + std::to_string(ranks[i]);
   return ranks.size() > kNamed ? text + " and " + std::to_string(ranks.size() - kNamed) + " more" : text;
 }
 
 }  // namespace
 
 Status diverged(const std::string& when, const std::string& what) {
-  return Status(Code::kDiverged,
-                when + ": models differ: " + what +
-                    "; a host has written into values of one of them only, or memory or transport have changed "
-                    "bits; load a checkpoint or start a new session")
+  return Status(
+             Code::kDiverged,
+             when + ": models differ: " + what +
+                 "; a host has written into values of one of them only, or memory or transport have changed "
+                 "bits; load a checkpoint or start a new session")
       .with_operation(when);
 }
 
@@ -55,7 +59,8 @@ Status find_divergence(const Model& model, const std::map<int32_t, std::vector<u
   for (const auto& [rank, own] : digests) ranks_with[own].push_back(rank);
   if (ranks_with.size() <= 1) return {};
   const auto most = std::max_element(ranks_with.begin(), ranks_with.end(), [](const auto& a, const auto& b) {
-    return a.second.size() != b.second.size() ? a.second.size() < b.second.size() : a.second.front() > b.second.front();
+    return a.second.size() != b.second.size() ? a.second.size() < b.second.size()
+                                              : a.second.front() > b.second.front();
   });
   std::vector<int32_t> others;
   for (const auto& [own, ranks] : ranks_with) {
@@ -67,7 +72,8 @@ Status find_divergence(const Model& model, const std::map<int32_t, std::vector<u
   const auto [here, there] = std::mismatch(good.begin(), good.end(), bad.begin(), bad.end());
   const std::vector<const Parameter*> parameters = trained(model);
   size_t first = 0;
-  while (first < parameters.size() && place_of(first, parameters.size()) < static_cast<size_t>(here - good.begin()))
+  while (first < parameters.size() &&
+         place_of(first, parameters.size()) < static_cast<size_t>(here - good.begin()))
     ++first;
   if (good.size() != bad.size() || first == parameters.size()) {
     return diverged(when, "values of " + ranks_text(others) + " against " + ranks_text(most->second))
@@ -77,11 +83,11 @@ Status find_divergence(const Model& model, const std::map<int32_t, std::vector<u
   for (size_t i = 0; i < good.size(); ++i) differing += good[i] != bad[i];
   const std::string& name = parameters[first]->name;
   const bool folded = parameters.size() > kMaxDigests;
-  std::string what =
-      "parameter '" + name + "'" + (folded ? ", or one that follows it," : "") +
-      (differing > 1 ? " and " + std::string(folded ? "at least " : "") + std::to_string(differing - 1) + " more"
-                     : "") +
-      " of " + ranks_text(others) + " against " + ranks_text(most->second);
+  std::string what = "parameter '" + name + "'" + (folded ? ", or one that follows it," : "") +
+                     (differing > 1 ? " and " + std::string(folded ? "at least " : "") +
+                                          std::to_string(differing - 1) + " more"
+                                    : "") +
+                     " of " + ranks_text(others) + " against " + ranks_text(most->second);
   return diverged(when, what).with_rank(others.front()).with_parameter(name);
 }
 

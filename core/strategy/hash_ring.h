@@ -10,7 +10,8 @@
 
 namespace dsgd {
 
-inline constexpr uint64_t mix64(uint64_t value) { return finalize64(value + 0x9e3779b97f4a7c15ull); }  // splitmix64
+// splitmix64.
+inline constexpr uint64_t mix64(uint64_t value) { return finalize64(value + 0x9e3779b97f4a7c15ull); }
 inline uint64_t range_key(uint32_t parameter, uint64_t range) {
   return mix64(mix64(parameter + 1) ^ (range * 0x9e3779b97f4a7c15ull));
 }

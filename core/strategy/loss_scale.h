@@ -1,6 +1,7 @@
-// The factor by which the host multiplies its loss, so that gradients of half types neither underflow nor lose bits. Their
-// mean is divided by it again. A step whose mean gradient is not finite is left out on all workers alike, and a dynamic factor
-// follows: Micikevicius et al. 2018, "Mixed Precision Training", with the numbers of PyTorch's GradScaler.
+// The factor by which the host multiplies its loss, so that gradients of half types neither underflow nor
+// lose bits. Their mean is divided by it again. A step whose mean gradient is not finite is left out on all
+// workers alike, and a dynamic factor follows: Micikevicius et al. 2018, "Mixed Precision Training", with the
+// numbers of PyTorch's GradScaler.
 #pragma once
 
 #include <atomic>

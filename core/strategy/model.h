@@ -1,4 +1,5 @@
-// The model on this worker: parameters, replicas, the buffers bound to them, and the optimizer with its state.
+// The model on this worker: parameters, replicas, the buffers bound to them, and the optimizer with its
+// state.
 #pragma once
 
 #include <cstddef>

@@ -8,12 +8,13 @@
 namespace dsgd {
 namespace {
 
-constexpr size_t kAlign = 16;    // elements; a cache line of float32
-constexpr size_t kGrain = 4096;  // elements; buckets are filled in multiples of it, so that pieces are aligned
+constexpr size_t kAlign = 16;  // elements; a cache line of float32
+// Elements. Buckets are filled in multiples of it, so that pieces are aligned.
+constexpr size_t kGrain = 4096;
 size_t aligned(size_t position) { return (position + kAlign - 1) / kAlign * kAlign; }
 
-// Gives the pieces their places: for each owner its trailers, then its elements, so that what describes a slice is the
-// first that arrives of it. With allreduce, slices cut anywhere.
+// Gives the pieces their places: for each owner its trailers, then its elements, so that what describes a
+// slice is the first that arrives of it. With allreduce, slices cut anywhere.
 void lay_out(Bucket& bucket, StrategyKind kind, const PlanOptions& options) {
   const int32_t workers = options.workers;
   std::stable_sort(bucket.pieces.begin(), bucket.pieces.end(),
@@ -30,14 +31,16 @@ void lay_out(Bucket& bucket, StrategyKind kind, const PlanOptions& options) {
       position += piece.count;
     }
     position = aligned(position);
-    for (int32_t rank = bucket.pieces[first].owner; rank < workers; ++rank) bucket.bounds[rank + 1] = position;
+    for (int32_t rank = bucket.pieces[first].owner; rank < workers; ++rank)
+      bucket.bounds[rank + 1] = position;
     first = last;
   }
   bucket.elements = position;
   if (kind == StrategyKind::kAllReduce) bucket.bounds = balanced_slices(bucket.elements, workers);
   for (const Piece& piece : bucket.pieces) bucket.parameters.push_back(piece.parameter);
   std::sort(bucket.parameters.begin(), bucket.parameters.end());
-  bucket.parameters.erase(std::unique(bucket.parameters.begin(), bucket.parameters.end()), bucket.parameters.end());
+  bucket.parameters.erase(std::unique(bucket.parameters.begin(), bucket.parameters.end()),
+                          bucket.parameters.end());
 }
 
 }  // namespace
@@ -69,7 +72,8 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
   // Ranges with owners of their own; in `simple` all belongs to the driver.
   const bool ranges = strategy.kind == StrategyKind::kPs || strategy.registered;
   std::vector<int32_t> servers;
-  for (int32_t server = 0; server < std::min(options.servers, options.workers); ++server) servers.push_back(server);
+  for (int32_t server = 0; server < std::min(options.servers, options.workers); ++server)
+    servers.push_back(server);
   const HashRing ring(ranges ? servers : std::vector<int32_t>{0});
 
   Plan plan{strategy, {}};
@@ -101,14 +105,16 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
         }
         int32_t owner = ranges ? ring.owner(range_key(index, begin / range)) : 0;
         if (strategy.registered) {
-          auto given = strategy.registered->owner(parameter.name, begin, count, options.workers, strategy.options);
+          auto given =
+              strategy.registered->owner(parameter.name, begin, count, options.workers, strategy.options);
           if (!given.ok()) return given.status();
           owner = given.value();
           if (owner < 0 || owner >= options.workers) {
             return Status(Code::kInvalidArgument,
-                          "strategy '" + strategy.name + "' gives elements " + std::to_string(begin) + " to " +
-                              std::to_string(begin + count) + " of parameter '" + parameter.name + "' to rank " +
-                              std::to_string(owner) + "; ranks are 0 .. " + std::to_string(options.workers - 1))
+                          "strategy '" + strategy.name + "' gives elements " + std::to_string(begin) +
+                              " to " + std::to_string(begin + count) + " of parameter '" + parameter.name +
+                              "' to rank " + std::to_string(owner) + "; ranks are 0 .. " +
+                              std::to_string(options.workers - 1))
                 .with_parameter(parameter.name);
           }
         }

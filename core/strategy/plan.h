@@ -1,5 +1,5 @@
-// The plan of a strategy: how parameters are laid out in buckets and which rank owns which part of a bucket. All workers
-// compute the same plan from the same inputs, so no plan is sent.
+// The plan of a strategy: how parameters are laid out in buckets and which rank owns which part of a bucket.
+// All workers compute the same plan from the same inputs, so no plan is sent.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ struct Piece {
   int32_t owner;   // of the whole piece, unless the strategy is allreduce
 };
 
-// Elements of a trailer: the number of contributing replicas and the sum of their weights; or, when reproducible, the digits of
-// that sum (core/reduce/exact_sum.h). Divisors of 16, so that no trailer is cut.
+// Elements of a trailer: the number of contributing replicas and the sum of their weights; or, when
+// reproducible, the digits of that sum (core/reduce/exact_sum.h). Divisors of 16, so that no trailer is cut.
 inline constexpr size_t kTrailer = 2;
 inline constexpr size_t kExactTrailer = kWeightDigits;
 static_assert(16 % kExactTrailer == 0);

@@ -11,8 +11,8 @@
 
 namespace dsgd {
 namespace {
-// After the deadline of a step, for an error that says more: the mesh asks its peers for 50 ms. Constant: a call returns
-// within 100 ms after its deadline.
+// After the deadline of a step, for an error that says more: the mesh asks its peers for 50 ms. Constant: a
+// call returns within 100 ms after its deadline.
 constexpr transport::Duration kGrace = std::chrono::milliseconds(80);
 }  // namespace
 
@@ -108,7 +108,8 @@ Task* Step::add(std::unique_ptr<Task> task) {
   return mesh_->add(std::move(task), request_.deadline);
 }
 
-void Step::exchange(const transport::BulkHeader& shape, std::vector<std::byte> mine, Exchange::Gathered done) {
+void Step::exchange(const transport::BulkHeader& shape, std::vector<std::byte> mine,
+                    Exchange::Gathered done) {
   add(std::make_unique<Exchange>(*mesh_, shape, std::move(mine), std::move(done), group_));
 }
 
@@ -165,7 +166,8 @@ void Step::launch() {
   // A team cannot take back a collective, so all workers must have agreed before.
   if (by_teams() && !header_done_) return;
   if (!header_done_ && members_have_left()) return;  // the header decides which workers remain
-  if (std::exchange(launching_, true)) return;       // from a bucket that was done at once: the loop below goes on
+  // From a bucket that was done at once: the loop below goes on.
+  if (std::exchange(launching_, true)) return;
   while (done_ && next_ < plan_.size() && open_ < Mesh::kOpenTasks && buffers_[next_].pending == 0) {
     ++open_;
     const size_t index = next_++;
@@ -210,7 +212,8 @@ void Step::reduce(size_t index) {
   buffers.travels = true;
   buffers.sent = loop_.now();
   const DType sum_type = data_type(bucket);
-  auto shape = shape_of(operation_of(index, false), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
+  auto shape =
+      shape_of(operation_of(index, false), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
   auto done = [this, index, attempt = second_attempt_](const Status& status) {
     if (attempt == second_attempt_) bucket_done(index, status);
   };
@@ -233,7 +236,8 @@ void Step::reduce(size_t index) {
     };
     direct.result_element = dtype_size(bucket.dtype);
     direct.result = result_of(buffers);
-    if (transforms()) direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };
+    if (transforms())
+      direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };
     shape.tag = Direct::tag(*mesh_, direct);
     auto owned = std::make_unique<Direct>(*mesh_, shape, std::move(direct), !header_done_, done, group_);
     if (!header_done_) held = owned.get();
@@ -279,7 +283,8 @@ void Step::exchange_exact_squares() {
   open_ = 1;
   std::vector<std::byte> mine(sizeof exact_squares_);
   std::memcpy(mine.data(), exact_squares_.data(), mine.size());
-  const auto shape = shape_of(norms_operation(), Kind::kBucket, DType::kInt64, Algorithm::kOneHop, kSquareDigits);
+  const auto shape =
+      shape_of(norms_operation(), Kind::kBucket, DType::kInt64, Algorithm::kOneHop, kSquareDigits);
   exchange(shape, std::move(mine), [this](const Status& status, const auto& all) {
     if (!done_) return;
     if (!status.ok()) return fail(status);
@@ -287,7 +292,8 @@ void Step::exchange_exact_squares() {
     for (const auto& part : all) {
       SquareDigits theirs;
       if (part.size() != sizeof theirs) {
-        return fail(Status(Code::kInternal, "a worker sent a norm of " + std::to_string(part.size()) + " bytes"));
+        return fail(
+            Status(Code::kInternal, "a worker sent a norm of " + std::to_string(part.size()) + " bytes"));
       }
       std::memcpy(theirs.data(), part.data(), sizeof theirs);
       for (size_t k = 0; k < kSquareDigits; ++k) exact_squares_[k] += theirs[k];
@@ -317,7 +323,8 @@ void Step::exchange_norms() {
     for (const auto& part : all) {
       double theirs;
       if (part.size() != sizeof theirs) {
-        return fail(Status(Code::kInternal, "a worker sent a norm of " + std::to_string(part.size()) + " bytes"));
+        return fail(
+            Status(Code::kInternal, "a worker sent a norm of " + std::to_string(part.size()) + " bytes"));
       }
       std::memcpy(&theirs, part.data(), sizeof theirs);
       total += theirs;
@@ -363,7 +370,8 @@ void Step::end() {
 }
 
 void Step::trace(const char* name, transport::Time begin, transport::Time end, bool failed) {
-  if (options_.trace) options_.trace->record({metrics::Track::kSteps, failed, 0, name, request_.step, 0, begin, end});
+  if (options_.trace)
+    options_.trace->record({metrics::Track::kSteps, failed, 0, name, request_.step, 0, begin, end});
 }
 
 // The phases that the step has reached; one that has failed ends now.
@@ -378,20 +386,21 @@ void Step::trace_step(transport::Time now, bool failed) {
 void Step::trace_bucket(size_t index, const char* name, transport::Time begin, transport::Time end) {
   if (!options_.trace) return;
   const size_t nbytes = plan_[index].elements * dtype_size(plan_[index].dtype);
-  options_.trace->record(
-      {metrics::Track::kBucket, false, static_cast<uint32_t>(index), name, request_.step, nbytes, begin, end});
+  options_.trace->record({metrics::Track::kBucket, false, static_cast<uint32_t>(index), name, request_.step,
+                          nbytes, begin, end});
 }
 
 // The other workers do not know of the failure, and this worker's values may be wrong: the session fails.
 void Step::device_failed(const Status& cause) {
   if (!done_) return;
-  const Status why =
-      Status(cause.code(), name() + ": " + cause.message()).with_operation(name()).with_parameter(cause.parameter());
+  const Status why = Status(cause.code(), name() + ": " + cause.message())
+                         .with_operation(name())
+                         .with_parameter(cause.parameter());
   on_device_failure_ ? on_device_failure_(why) : fail(why);
 }
 
-// Exchanges have deadlines of their own, but none begins for a bucket whose gradients are not all marked. Devices report
-// their own deadline within the grace.
+// Exchanges have deadlines of their own, but none begins for a bucket whose gradients are not all marked.
+// Devices report their own deadline within the grace.
 void Step::watch() {
   limit_ = loop_.schedule(request_.deadline + (mesh_ ? transport::Duration() : kGrace), [this] {
     limit_ = 0;
@@ -400,14 +409,16 @@ void Step::watch() {
 }
 
 void Step::deadline_passed() {
-  const bool waits_for_host =
-      std::any_of(buffers_.begin(), buffers_.end(), [](const Buffers& buffers) { return buffers.pending > 0; });
+  const bool waits_for_host = std::any_of(buffers_.begin(), buffers_.end(),
+                                          [](const Buffers& buffers) { return buffers.pending > 0; });
   if (mesh_ && !(waits_for_host && header_done_)) return;  // an exchange is late; its error names the workers
-  const UnmarkedGradients unmarked = waits_for_host && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
+  const UnmarkedGradients unmarked =
+      waits_for_host && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
   const std::string who = mesh_ ? mesh_->member_name(mesh_->rank()) + ": " : "";
   const Status why =
-      Status(Code::kTimeout, name() + " has not ended within " + request_.limit +
-                                 (unmarked.empty() ? "" : ": " + who + unmarked.text + UnmarkedGradients::kRemedy))
+      Status(Code::kTimeout,
+             name() + " has not ended within " + request_.limit +
+                 (unmarked.empty() ? "" : ": " + who + unmarked.text + UnmarkedGradients::kRemedy))
           .with_rank(rank())
           .with_operation(name())
           .with_parameter(unmarked.parameter);
@@ -422,21 +433,25 @@ void Step::leave(const UnmarkedGradients& unmarked) {
       who + " closed its session during " + name() + "; " + unmarked.text + UnmarkedGradients::kRemedy;
   const auto why = [&](Code code) {
     const std::string host = mesh_ ? mesh_->view().members[static_cast<size_t>(rank())].host : "";
-    return Status(code, text).with_rank(rank(), host).with_operation(name()).with_parameter(unmarked.parameter);
+    return Status(code, text)
+        .with_rank(rank(), host)
+        .with_operation(name())
+        .with_parameter(unmarked.parameter);
   };
   refuse(why(Code::kWorkerLost));
   fail(why(Code::kClosed), why(Code::kWorkerLost));
 }
 
-// This worker will not end what it has begun of the step, nor begin the next bucket. Peers that stand before these fail when they
-// reach them.
+// This worker will not end what it has begun of the step, nor begin the next bucket. Peers that stand before
+// these fail when they reach them.
 void Step::refuse(const Status& why) {
   if (!mesh_) return;
   if (!header_done_) mesh_->refuse(header_operation(), why);
   for (size_t b = 0; b < plan_.size() && b <= next_; ++b) {
     if (buffers_[b].reduced) continue;
     for (const bool second : {false, true}) {
-      if (second != second_attempt_ && (header_done_ || !members_have_left())) continue;  // nobody will make it
+      // Nobody will make it.
+      if (second != second_attempt_ && (header_done_ || !members_have_left())) continue;
       if (options_.reproducible) mesh_->refuse(operation_of(b, true, second), why);
       mesh_->refuse(operation_of(b, false, second), why);
     }
@@ -461,7 +476,8 @@ std::string Step::parameters_text(const std::vector<uint64_t>& operations) const
   for (size_t i = 0; i < std::min(parameters.size(), kNamed); ++i) {
     text += (i ? ", '" : "'") + model_.parameters[parameters[i]]->name + "'";
   }
-  return text + (parameters.size() > kNamed ? " and " + std::to_string(parameters.size() - kNamed) + " more" : "");
+  return text +
+         (parameters.size() > kNamed ? " and " + std::to_string(parameters.size() - kNamed) + " more" : "");
 }
 
 void Step::abort(const Status& cause) {

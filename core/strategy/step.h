@@ -2,16 +2,17 @@
 //
 //   begin      the header goes out: step, strategy, rate, weights, digest, stop
 //   ready      gradients are marked
-//   fetch      a bucket whose gradients are all there is reduced over the replicas of each device, and comes to the host
+//   fetch      a bucket with all its gradients is reduced over each device's replicas and comes to the host
 //   reduce     buckets travel in index order, a few at a time, by the strategy's algorithm
 //   return     a bucket's result goes to the devices, into the memory of their sums
-//   commit     once the header agrees and every bucket is in: values and optimizer state change, on every device
+//   commit     the header agrees and every bucket is in: values and optimizer state change, on every device
 //
 // If workers have closed their sessions before this step, the others find this in the header's exchange, and
 // buckets travel among the remaining workers (step_group.cc).
 //
-// Until the commit nothing of the model has changed, so a step that fails leaves values and state as they were. Gradients
-// are read once, when their bucket is reduced locally. With one worker and one device that is not the host, sums stay there.
+// Until the commit nothing of the model has changed, so a step that fails leaves values and state as they
+// were. Gradients are read once, when their bucket is reduced locally. With one worker and one device that is
+// not the host, sums stay there.
 //
 // Workers whose devices form a team (teams.h) first reduce a bucket over these devices. If all workers are
 // one team and no owner computes for the others, that is all. Else each worker copies its part to the host,
@@ -43,8 +44,9 @@ namespace dsgd {
 
 struct StepOptions {
   bool reproducible = false;
-  bool gradient_norm = false;   // always with a loss scale
-  bool absent_is_zero = false;  // a gradient that is absent on some replicas counts as zero there, with its weight
+  bool gradient_norm = false;  // always with a loss scale
+  // A gradient that is absent on some replicas counts as zero there, with its weight.
+  bool absent_is_zero = false;
   transport::Duration lease{};  // time for the head or a peer to name a lost worker
   metrics::Trace* trace = nullptr;
 };
@@ -71,12 +73,16 @@ class Step {
   void use_mesh(Mesh* mesh) { mesh_ = mesh; }  // null: one worker
   // `failed` is called when a device fails in a step, or when the values of replicas differ. It must fail the
   // session, which ends the step.
-  void on_device_failure(std::function<void(const Status&)> failed) { on_device_failure_ = std::move(failed); }
+  void on_device_failure(std::function<void(const Status&)> failed) {
+    on_device_failure_ = std::move(failed);
+  }
   // Tells which gradients of the step in flight are not marked.
   void name_unmarked(std::function<UnmarkedGradients()> name) { name_unmarked_ = std::move(name); }
   std::string name() const { return "step " + std::to_string(request_.step); }  // of the step in flight
   uint64_t call() const { return request_.call; }
-  UnmarkedGradients unmarked() const { return running() && name_unmarked_ ? name_unmarked_() : UnmarkedGradients(); }
+  UnmarkedGradients unmarked() const {
+    return running() && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
+  }
   // "parameters 'a', 'b' and 3 more", of the buckets that these operations move; empty if they move none.
   std::string parameters_text(const std::vector<uint64_t>& operations) const;
   // Aborts the step and all waits on devices, since the session has failed.
@@ -110,28 +116,31 @@ class Step {
   void device_failed(const Status& cause);
   // The loop may end afterwards: devices no longer post to it.
   void close();
-  // Digests of the values of replica 0, as divergence.h compares them; none if it is not on the host. Not during a step.
+  // Digests of the values of replica 0, as divergence.h compares them; none if it is not on the host. Not
+  // during a step.
   std::vector<uint64_t> digests_on_host() const;
   // The last step failed on all workers alike, before anything changed, so the workers may try again.
   bool failed_in_agreement() const { return agreed_; }
 
-  // Does optimizer state live with the owners of ranges, rather than on every worker? Not with clipping: the norm is known when
-  // all means are, and owners give each out as soon as it is complete.
+  // Does optimizer state live with the owners of ranges, rather than on every worker? Not with clipping: the
+  // norm is known when all means are, and owners give each out as soon as it is complete.
   bool updates_at_owner() const {
     return mesh_ && strategy_.kind == StrategyKind::kPs && !model_.optimizer->is_none() && !clips();
   }
-  size_t buffer_bytes() const { return buffer_bytes_; }                // memory that the step holds beside the model
+  // Memory that the step holds beside the model.
+  size_t buffer_bytes() const { return buffer_bytes_; }
   const metrics::StepCounters& counters() const { return counters_; }  // any thread
 
   // On the host: of the owner's ranges, or of all where the host is a place.
   OptimizerState& host_state() { return host_state_; }
-  // Tensors of state that a parameter has: the optimizer's, then master values where it is of a half type. All are of wide(dtype).
+  // Tensors of state that a parameter has: the optimizer's, then master values where it is of a half type.
+  // All are of wide(dtype).
   size_t states_of(const Parameter& parameter) const {
     const bool master = is_half(parameter.dtype) && !model_.optimizer->is_none();
     return static_cast<size_t>(model_.optimizer->state_count()) + (master ? 1 : 0);
   }
-  // State of updates that all workers do alike goes from the first device to the host and from there to all devices, around a
-  // change of strategy. Nothing to do where the host is the only place, or owners update.
+  // State of updates that all workers do alike goes from the first device to the host and from there to all
+  // devices, around a change of strategy. Nothing to do where the host is the only place, or owners update.
   void fetch_state(transport::Time deadline, std::function<void(const Status&)> done) {
     copy_state(false, deadline, std::move(done));
   }
@@ -148,8 +157,9 @@ class Step {
     Memory sums;                  // there; laid out as the bucket
     Memory fetched_sums;          // on the host, of its replicas; null: they are Buffers::data
     std::vector<Memory> fetched;  // on the host, by replica of the place: gradients, when reproducible
-    std::unique_ptr<device::DeviceEvent> summed, reached;  // after the local sums; after the copies behind them
-    std::unique_ptr<device::DeviceEvent> returned;         // after the copy of the results, for the update
+    // After the local sums; after the copies behind them.
+    std::unique_ptr<device::DeviceEvent> summed, reached;
+    std::unique_ptr<device::DeviceEvent> returned;  // after the copy of the results, for the update
   };
   struct PieceMean {
     bool present;
@@ -177,8 +187,8 @@ class Step {
     Memory squares_there, squares_here;
   };
 
-  // A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found within K steps
-  // for 1/K of a pass over the values.
+  // A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found
+  // within K steps for 1/K of a pass over the values.
   static constexpr uint64_t kDigestParts = 64;
 
   // the group of workers of a step (step_group.cc)
@@ -268,10 +278,12 @@ class Step {
   bool takes_all_weights(double contributing) const {
     return contributing == positive_ || (options_.absent_is_zero && contributing > 0);
   }
-  PieceMean piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece, bool from_result) const;
+  PieceMean piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece,
+                       bool from_result) const;
   void mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin, size_t count,
                double weight, void* mean) const;
-  const void* owned_values(size_t bucket, const Piece& piece, size_t begin, size_t count, float* scratch) const;
+  const void* owned_values(size_t bucket, const Piece& piece, size_t begin, size_t count,
+                           float* scratch) const;
   void transform(size_t bucket, size_t begin, size_t end);
   void commit();
   Status measure(size_t bucket);
@@ -294,7 +306,9 @@ class Step {
   void trace(const char* name, transport::Time begin, transport::Time end, bool failed);
   void trace_step(transport::Time now, bool failed);
   void trace_bucket(size_t bucket, const char* name, transport::Time begin, transport::Time end);
-  std::byte* result_of(const Buffers& buffers) const { return bytes(buffers.result ? buffers.result : buffers.data); }
+  std::byte* result_of(const Buffers& buffers) const {
+    return bytes(buffers.result ? buffers.result : buffers.data);
+  }
   // Of contributions and their sums.
   DType data_type(const Bucket& bucket) const {
     return options_.reproducible ? reproducible::sum_type(bucket.dtype, total_replicas_) : bucket.dtype;
@@ -324,7 +338,9 @@ class Step {
   }
   bool alone_on_device() const { return stays_on_device() && !mesh_; }
   // Whether the devices compute the norm, since the host does not have the sums of all elements.
-  bool norms_on_device() const { return measures_norm() && !updates_at_owner() && (stays_on_device() || in_team()); }
+  bool norms_on_device() const {
+    return measures_norm() && !updates_at_owner() && (stays_on_device() || in_team());
+  }
   bool clips() const { return model_.optimizer->clip_norm() > 0; }
   bool measures_norm() const { return options_.gradient_norm || clips(); }
   // Whether the norm must be known before anything changes.
@@ -357,7 +373,8 @@ class Step {
   std::vector<std::vector<uint32_t>> buckets_of_;  // by parameter
   uint32_t total_replicas_ = 1;
   std::vector<DeviceContext> contexts_;
-  std::vector<std::pair<size_t, size_t>> where_;  // by replica: its place, and its index among the replicas there
+  // By replica: its place, and its index among the replicas there.
+  std::vector<std::pair<size_t, size_t>> where_;
   OptimizerState host_state_;
   OptimizerState next_state_;  // what the owner computes until the commit (ps)
   size_t buffer_bytes_ = 0;
@@ -369,7 +386,8 @@ class Step {
     std::vector<uint32_t> mean_due, first_due;  // parameters that this step synchronises
     std::vector<double> mean_sums;              // of mean_due, one after the other
     std::vector<std::byte> first_values;        // of first_due, one after the other
-    std::vector<std::vector<Memory>> staging;   // by replica, by parameter: host buffers; null for replicas on the host
+    // By replica, by parameter: host buffers; null for replicas on the host.
+    std::vector<std::vector<Memory>> staging;
   } untrained_;
   std::vector<device::SumPiece> sum_pieces_;  // of the bucket that is being worked on, as the following ones
   std::vector<device::Term> terms_;
@@ -401,7 +419,8 @@ class Step {
   bool all_enqueued_ = false;                          // and told
   bool norms_done_ = false;
   bool committed_ = false;
-  bool previous_step_skipped_ = false;  // the previous step changed nothing, so its copies may still be in progress
+  // The previous step changed nothing, so its copies may still be in progress.
+  bool previous_step_skipped_ = false;
   double total_weight_ = 0;
   uint32_t positive_ = 0;         // replicas with weight > 0
   double squares_ = 0;            // of the mean, as far as the host computes them
@@ -411,7 +430,8 @@ class Step {
   Teams teams_;
   transport::TimerId patience_ = 0;  // of the wait for the name of the lost worker
   transport::TimerId limit_ = 0;     // of a step that waits for the host's gradients, or for devices
-  std::unique_ptr<device::CollectiveQueue> collective_queue_;  // ends first: then no device uses any of the above
+  // Ends first: then no device uses any of the above.
+  std::unique_ptr<device::CollectiveQueue> collective_queue_;
 };
 
 }  // namespace dsgd

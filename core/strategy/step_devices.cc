@@ -28,7 +28,8 @@ void Step::set_teams(Teams teams, std::unique_ptr<device::CollectiveQueue> queue
 size_t Step::team_bytes(const Bucket& bucket) const {
   if (!in_team()) return 0;
   const TeamMember& member = teams_.member(rank());
-  return Teams::device_part(member, bucket.elements) * static_cast<size_t>(member.size) * dtype_size(bucket.dtype);
+  return Teams::device_part(member, bucket.elements) * static_cast<size_t>(member.size) *
+         dtype_size(bucket.dtype);
 }
 
 Status Step::make_buffers(size_t index) {
@@ -53,7 +54,8 @@ Status Step::make_buffers(size_t index) {
   if (status.ok() && options_.reproducible) {
     status = on_host(nbytes, &buffers.result);
     if (status.ok())
-      status = on_host(bucket.elements * dtype_size(reproducible::exponent_type(bucket.dtype)), &buffers.exponents);
+      status = on_host(bucket.elements * dtype_size(reproducible::exponent_type(bucket.dtype)),
+                       &buffers.exponents);
   }
   if (status.ok() && updates_at_owner() && !host_has_replicas()) status = on_host(nbytes, &buffers.values);
   if (status.ok() && norms_on_device()) {
@@ -120,7 +122,8 @@ Status Step::ensure_state() {
   const auto untouched = [](size_t nbytes) -> Result<Memory> {
     Memory memory = untouched_memory(nbytes);
     if (memory) return memory;
-    return Status(Code::kNoMemory, "cpu: no memory for " + std::to_string(nbytes) + " bytes of optimizer state");
+    return Status(Code::kNoMemory,
+                  "cpu: no memory for " + std::to_string(nbytes) + " bytes of optimizer state");
   };
   const bool at_owner = updates_at_owner();
   if (at_owner || host_has_replicas()) fill(host_state_, untouched);
@@ -158,7 +161,8 @@ Status Step::ensure_state() {
   return status;
 }
 
-// The last step may have ended before its updates did. What one device writes to the host now, another may still be reading.
+// The last step may have ended before its updates did. What one device writes to the host now, another may
+// still be reading.
 Status Step::order_device_queues() {
   if (std::exchange(previous_step_skipped_, false)) {
     for (DeviceContext& context : contexts_) {
@@ -189,8 +193,8 @@ Status Step::fetch_digest_values(uint64_t part) {
       if (!parameter.trained || wide(parameter.dtype) != dtype) continue;
       const auto [begin, end] = digest_range(parameter, part);
       if (begin == end) continue;
-      sum_pieces_.push_back(
-          {digest_offsets_[p] / element, end - begin, static_cast<uint32_t>(terms_.size()), 1, parameter.dtype});
+      sum_pieces_.push_back({digest_offsets_[p] / element, end - begin, static_cast<uint32_t>(terms_.size()),
+                             1, parameter.dtype});
       terms_.push_back({model_.bindings[0][p].value + begin * dtype_size(parameter.dtype), 1});
     }
     if (sum_pieces_.empty()) continue;
@@ -206,7 +210,8 @@ void Step::copy_state(bool to_devices, transport::Time deadline, std::function<v
   const bool only_host = contexts_.back().is_host();
   if (only_host || updates_at_owner() || (!to_devices && host_has_replicas())) return done({});
   if (host_state_.empty()) host_state_.resize(model_.parameters.size());
-  // Through memory that devices can copy from and to, which is what stays on the host until the change is over.
+  // Through memory that devices can copy from and to, which is what stays on the host until the change is
+  // over.
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const Parameter& parameter = *model_.parameters[p];
     const size_t nbytes = parameter.state_nbytes(), tensors = contexts_.back().state[p].size();

@@ -1,4 +1,5 @@
-// Comparing values: a part of them in each step's header, all of them when nobody has data left and when a header's part differs.
+// Comparing values: a part of them in each step's header, all of them when nobody has data left and when a
+// header's part differs.
 
 #include <cstring>
 
@@ -42,8 +43,8 @@ std::vector<uint64_t> Step::digests_on_host() const {
   if (!contexts_[where_[0].first].is_host()) return digests;
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     if (!model_.parameters[p]->trained) continue;
-    // A host may have freed memory of its own before it closes the session. Only dsgd's memory and DLPack tensors are sure
-    // to be there.
+    // A host may have freed memory of its own before it closes the session. Only dsgd's memory and DLPack
+    // tensors are sure to be there.
     const Binding& binding = model_.bindings[0][p];
     if (!binding.memory && !binding.release) return {};
     ValueDigest digest;
@@ -65,14 +66,16 @@ void Step::compare_values(std::function<void()> agreed) {
     mine = fold_digests(mine);
     const auto* begin = reinterpret_cast<const std::byte*>(mine.data());
     exchange(shape_of(norms_operation(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0),
-             {begin, begin + mine.size() * sizeof mine[0]}, [this, agreed](const Status& status, const auto& all) {
+             {begin, begin + mine.size() * sizeof mine[0]},
+             [this, agreed](const Status& status, const auto& all) {
                if (!done_) return;
                if (!status.ok()) return fail(status);
                std::map<int32_t, std::vector<uint64_t>> digests;
                for (size_t place = 0; place < all.size(); ++place) {
                  std::vector<uint64_t>& theirs = digests[group_->ranks[place]];
                  theirs.resize(all[place].size() / sizeof theirs[0]);
-                 if (!theirs.empty()) std::memcpy(theirs.data(), all[place].data(), theirs.size() * sizeof theirs[0]);
+                 if (!theirs.empty())
+                   std::memcpy(theirs.data(), all[place].data(), theirs.size() * sizeof theirs[0]);
                }
                const Status same = find_divergence(model_, digests, name());
                if (!same.ok()) return fail(same);
@@ -103,10 +106,12 @@ void Step::digest_from(uint64_t part, std::function<void()> digested) {
                 });
 }
 
-// No worker has data left, and perhaps all workers meet for the last time. With the optimizer `none` the host updates its replicas.
+// No worker has data left, and perhaps all workers meet for the last time. With the optimizer `none` the host
+// updates its replicas.
 void Step::all_done() {
   const Status same = model_.optimizer->is_none() ? Status() : compare_replicas(model_, rank(), name());
-  if (!same.ok() && on_device_failure_) return on_device_failure_(same);  // fails the session, as a failed device does
+  // Fails the session, as a failed device does.
+  if (!same.ok() && on_device_failure_) return on_device_failure_(same);
   if (!same.ok()) return fail(same);
   const auto end_step = [this] { request_.wait_for_devices ? end_when_reached(false) : end(); };
   mesh_ ? compare_values(end_step) : end_step();

@@ -1,12 +1,13 @@
-// Steps without workers that have closed their sessions in good order. Such a worker's goodbye names the first call that it does
-// not make, so each step either has its header on all other workers, or has it on none. A worker that completes the exchange of
-// headers therefore knows the same group of workers as all others that do, and nothing changes before it is complete.
+// Steps without workers that have closed their sessions in good order. Such a worker's goodbye names the
+// first call that it does not make, so each step either has its header on all other workers, or has it on
+// none. A worker that completes the exchange of headers therefore knows the same group of workers as all
+// others that do, and nothing changes before it is complete.
 //
-// Buckets may travel before that. They do so among the group of the last header, and if it turns out that one of these workers
-// has left, no such bucket can have been completed, since that worker contributed nothing. All workers drop
-// these operations, and buckets travel again among the remaining workers, from the same gradients, by
-// operations with other numbers. So the two attempts never mix, whichever worker knows of the departure
-// first.
+// Buckets may travel before that. They do so among the group of the last header, and if it turns out that one
+// of these workers has left, no such bucket can have been completed, since that worker contributed nothing.
+// All workers drop these operations, and buckets travel again among the remaining workers, from the same
+// gradients, by operations with other numbers. So the two attempts never mix, whichever worker knows of the
+// departure first.
 
 #include <algorithm>
 
@@ -41,9 +42,10 @@ Status Step::regroup() {
 Status Step::check_needless(int32_t rank) const {
   const auto needed = [&](const std::string& why) {
     const Status closed = mesh_->has_closed(rank);
-    return Status(Code::kWorkerLost,
-                  closed.message() + ", and " + name() + " needs it: " + why +
-                      "; workers may leave early if the strategy is allreduce and NCCL reduces no GPU gradients")
+    return Status(
+               Code::kWorkerLost,
+               closed.message() + ", and " + name() + " needs it: " + why +
+                   "; workers may leave early if the strategy is allreduce and NCCL reduces no GPU gradients")
         .with_rank(rank, closed.host())
         .with_operation(name());
   };
@@ -53,7 +55,8 @@ Status Step::check_needless(int32_t rank) const {
     for (const Piece& piece : bucket.pieces) {
       if (piece.owner != rank) continue;
       const std::string& parameter = model_.parameters[piece.parameter]->name;
-      return needed("under strategy " + strategy_.describe() + " it owns a part of parameter '" + parameter + "'")
+      return needed("under strategy " + strategy_.describe() + " it owns a part of parameter '" + parameter +
+                    "'")
           .with_parameter(parameter);
     }
   }
@@ -74,7 +77,8 @@ void Step::restart_buckets() {
 std::vector<Slice> Step::slices_of(const Bucket& bucket) const {
   std::vector<Slice> slices;
   for (int32_t rank : group_->ranks)
-    slices.push_back({bucket.bounds[static_cast<size_t>(rank)], bucket.bounds[static_cast<size_t>(rank) + 1]});
+    slices.push_back(
+        {bucket.bounds[static_cast<size_t>(rank)], bucket.bounds[static_cast<size_t>(rank) + 1]});
   return slices;
 }
 

@@ -1,4 +1,5 @@
-// The step's header: what all workers must agree on before anything changes, and the weights that the mean needs.
+// The step's header: what all workers must agree on before anything changes, and the weights that the mean
+// needs.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -62,26 +63,28 @@ void Step::compare_settings() {
     mine += "parameter " + model_.parameters[p]->name + ' ' + settings + '\n';
   }
   mine.resize(std::min(mine.size(), transport::kSmallBytes));
-  exchange(shape_of(norms_operation(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
-           [this](const Status& status, const auto& all) {
-             if (!done_) return;
-             if (!status.ok()) return fail(status);
-             const std::string operation = name();
-             for (size_t place = 1; place < all.size(); ++place) {
-               const int32_t rank = group_->ranks[place];
-               const std::string difference =
-                   first_difference(text_of(all[0]), text_of(all[place]), rank, group_->ranks[0]);
-               if (difference.empty()) continue;
-               return fail(Status(Code::kMismatch, operation + ": workers disagree on settings: " + difference +
-                                                       "; call dsgd_parameter_set alike on all workers")
-                               .with_rank(rank)
-                               .with_operation(operation));
-             }
-             fail(Status(Code::kMismatch,
-                         operation + ": workers disagree on settings of parameters; call dsgd_parameter_set alike on "
-                                     "all workers")
-                      .with_operation(operation));
-           });
+  exchange(
+      shape_of(norms_operation(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
+      [this](const Status& status, const auto& all) {
+        if (!done_) return;
+        if (!status.ok()) return fail(status);
+        const std::string operation = name();
+        for (size_t place = 1; place < all.size(); ++place) {
+          const int32_t rank = group_->ranks[place];
+          const std::string difference =
+              first_difference(text_of(all[0]), text_of(all[place]), rank, group_->ranks[0]);
+          if (difference.empty()) continue;
+          return fail(Status(Code::kMismatch, operation + ": workers disagree on settings: " + difference +
+                                                  "; call dsgd_parameter_set alike on all workers")
+                          .with_rank(rank)
+                          .with_operation(operation));
+        }
+        fail(Status(Code::kMismatch,
+                    operation +
+                        ": workers disagree on settings of parameters; call dsgd_parameter_set alike on "
+                        "all workers")
+                 .with_operation(operation));
+      });
 }
 
 std::vector<std::byte> Step::make_header() const {
@@ -132,7 +135,8 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
                      "all workers must make the same number of steps");
     }
     if (wire.version != first.version) {
-      return differs("the number of strategy changes", std::to_string(first.version), std::to_string(wire.version),
+      return differs("the number of strategy changes", std::to_string(first.version),
+                     std::to_string(wire.version),
                      "dsgd_strategy_set is called by all workers between the same steps");
     }
     if (std::memcmp(&wire.rate, &first.rate, sizeof wire.rate) != 0) {
@@ -144,15 +148,16 @@ Status Step::read_headers(const std::vector<std::vector<std::byte>>& headers) {
                      "all workers compute it from the same results, so this is a defect of dsgd");
     }
     settings_differ_ = wire.settings != first.settings;
-    if (settings_differ_) return Status(Code::kMismatch, "settings differ");  // compare_settings() names the setting
+    // compare_settings() names the setting.
+    if (settings_differ_) return Status(Code::kMismatch, "settings differ");
     if (wire.plan != first.plan) {
-      return differs("how the parameters are laid out and who owns what (digest)", hex(first.plan), hex(wire.plan),
-                     "the functions of a plug-in must give the same answers on all workers");
+      return differs("how the parameters are laid out and who owns what (digest)", hex(first.plan),
+                     hex(wire.plan), "the functions of a plug-in must give the same answers on all workers");
     }
     if (wire.values != first.values) {
       values_differ_ = true;
-      return diverged(operation,
-                      "values of rank " + std::to_string(rank) + " against rank " + std::to_string(first_rank))
+      return diverged(operation, "values of rank " + std::to_string(rank) + " against rank " +
+                                     std::to_string(first_rank))
           .with_rank(static_cast<int32_t>(rank));
     }
     if (headers[rank].size() != sizeof wire + wire.replicas * sizeof(double)) {

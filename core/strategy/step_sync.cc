@@ -1,5 +1,6 @@
-// Synchronises untrained parameters, such as batch-norm's statistics. Each replica changes its own values. At the end of a step
-// those with `sync` become the weighted mean over all replicas, or the first replica's values.
+// Synchronises untrained parameters, such as batch-norm's statistics. Each replica changes its own values. At
+// the end of a step those with `sync` become the weighted mean over all replicas, or the first replica's
+// values.
 
 #include <cstring>
 
@@ -19,8 +20,10 @@ void add_weighted(double* sums, const T* values, size_t count, double weight) {
 }
 
 void add_weighted(DType dtype, double* sums, const std::byte* values, size_t count, double weight) {
-  if (dtype == DType::kFloat64) return add_weighted(sums, reinterpret_cast<const double*>(values), count, weight);
-  if (dtype == DType::kFloat32) return add_weighted(sums, reinterpret_cast<const float*>(values), count, weight);
+  if (dtype == DType::kFloat64)
+    return add_weighted(sums, reinterpret_cast<const double*>(values), count, weight);
+  if (dtype == DType::kFloat32)
+    return add_weighted(sums, reinterpret_cast<const float*>(values), count, weight);
   float widened[kScratch];
   for (size_t begin = 0; begin < count; begin += kScratch) {
     const size_t some = std::min(kScratch, count - begin);
@@ -116,7 +119,8 @@ void Step::add_up_means() {
     sums.resize(begin + parameter.count);
     for (uint32_t r = 0; r < model_.replicas.size(); ++r) {
       if (request_.weights[r] > 0)
-        add_weighted(parameter.dtype, sums.data() + begin, untrained_value(r, p), parameter.count, request_.weights[r]);
+        add_weighted(parameter.dtype, sums.data() + begin, untrained_value(r, p), parameter.count,
+                     request_.weights[r]);
     }
   }
 }
@@ -147,8 +151,8 @@ void Step::exchange_untrained() {
     if (!mesh_ || count == 0) return exchanged({});
     auto shape = shape_of(sync_operation(sync), Kind::kBucket, dtype, Algorithm::kDirect, count);
     shape.reduction = static_cast<uint8_t>(Reduction::kSum);
-    auto task = make_all_reduce(*mesh_, shape, strategy_.algorithm, {count, dtype, Reduction::kSum, data, nullptr},
-                                exchanged, group_);
+    auto task = make_all_reduce(*mesh_, shape, strategy_.algorithm,
+                                {count, dtype, Reduction::kSum, data, nullptr}, exchanged, group_);
     task.ok() ? static_cast<void>(add(std::move(task).value())) : exchanged(task.status());
   };
   sum(UntrainedSync::kMean, DType::kFloat64, reinterpret_cast<std::byte*>(untrained_.mean_sums.data()),
@@ -166,8 +170,9 @@ Status Step::write_untrained() {
         const Parameter& parameter = *model_.parameters[p];
         std::byte* const value = model_.bindings[r][p].value;
         write(parameter, context.is_host() ? value : bytes(untrained_.staging[r][p]));
-        return context.is_host() ? Status()
-                                 : context.queue->copy(value, untrained_.staging[r][p].get(), parameter.nbytes());
+        return context.is_host()
+                   ? Status()
+                   : context.queue->copy(value, untrained_.staging[r][p].get(), parameter.nbytes());
       };
       for (uint32_t p : untrained_.mean_due) {
         Status status = give(p, [&](const Parameter& parameter, std::byte* value) {

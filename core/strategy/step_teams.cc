@@ -9,7 +9,8 @@ namespace dsgd {
 using device::Collective;
 using device::Communicator;
 
-// All members begin the same collectives in the same order: first the sums of all buckets, then what is gathered of them.
+// All members begin the same collectives in the same order: first the sums of all buckets, then what is
+// gathered of them.
 void Step::fetch_together(size_t index) {
   Buffers& buffers = buffers_[index];
   write_trailers(index);
@@ -19,25 +20,28 @@ void Step::fetch_together(size_t index) {
     if (status.ok()) status = contexts_[p].queue->record(*buffers.at[p].summed);
     if (!status.ok()) return device_failed(status);
   }
-  Communicator::Work work = work_on(index, stays_on_device() ? Collective::kAllReduce : Collective::kReduceScatter);
+  Communicator::Work work =
+      work_on(index, stays_on_device() ? Collective::kAllReduce : Collective::kReduceScatter);
   for (AtDevice& at : buffers.at) work.after.push_back(at.summed.get());
   if (!stays_on_device()) {
     work.behind = part_copies(index, false);
   } else if (mesh_) {
     fetch_trailers(index, &work);
   }
-  collective_queue_->enqueue(work, request_.deadline, [this, index, call = request_.call](const Status& status) {
-    if (!done_ || request_.call != call) return;
-    if (!status.ok()) return team_failed(status);
-    stays_on_device() ? bucket_done(index, {}) : reduce(index);
-  });
+  collective_queue_->enqueue(work, request_.deadline,
+                             [this, index, call = request_.call](const Status& status) {
+                               if (!done_ || request_.call != call) return;
+                               if (!status.ok()) return team_failed(status);
+                               stays_on_device() ? bucket_done(index, {}) : reduce(index);
+                             });
 }
 
 // Where trailers lie, as few ranges as can be.
 std::vector<Slice> Step::trailers_of(const Bucket& bucket) {
   std::vector<Slice> ranges;
   for (const Piece& piece : bucket.pieces) {
-    if (ranges.empty() || ranges.back().end != piece.trailer) ranges.push_back({piece.trailer, piece.trailer});
+    if (ranges.empty() || ranges.back().end != piece.trailer)
+      ranges.push_back({piece.trailer, piece.trailer});
     ranges.back().end += 2;
   }
   return ranges;
@@ -58,7 +62,8 @@ Status Step::enqueue_trailers(size_t index, size_t p) {
   Status status;
   for (const Slice& range : trailers_of(bucket)) {
     const std::byte* from = bytes(buffers_[index].data) + range.begin * element;
-    if (status.ok()) status = contexts_[p].queue->copy(sums + range.begin * element, from, range.count() * element);
+    if (status.ok())
+      status = contexts_[p].queue->copy(sums + range.begin * element, from, range.count() * element);
   }
   return status;
 }
@@ -78,8 +83,9 @@ Communicator::Work Step::work_on(size_t index, Collective collective) {
   Communicator::Work work;
   work.collective = collective;
   work.dtype = bucket.dtype;
-  work.count = collective == Collective::kAllReduce ? bucket.elements
-                                                    : Teams::device_part(teams_.member(rank()), bucket.elements);
+  work.count = collective == Collective::kAllReduce
+                   ? bucket.elements
+                   : Teams::device_part(teams_.member(rank()), bucket.elements);
   for (AtDevice& at : buffers_[index].at) {
     work.buffers.push_back(at.sums.get());
     work.reached.push_back(at.reached.get());
@@ -96,8 +102,8 @@ std::vector<device::CollectiveCopy> Step::part_copies(size_t index, bool to_devi
     if (part.count() == 0) continue;
     std::byte* here = result_of(buffers_[index]) + part.begin * element;
     std::byte* there = bytes(buffers_[index].at[d].sums) + part.begin * element;
-    copies.push_back(
-        {static_cast<uint32_t>(d), to_devices ? there : here, to_devices ? here : there, part.count() * element});
+    copies.push_back({static_cast<uint32_t>(d), to_devices ? there : here, to_devices ? here : there,
+                      part.count() * element});
   }
   return copies;
 }
@@ -105,7 +111,8 @@ std::vector<device::CollectiveCopy> Step::part_copies(size_t index, bool to_devi
 // Results return once the sums of all buckets have begun, so their order is the same on all workers.
 void Step::launch_gathers() {
   if (!in_team() || stays_on_device() || next_ < plan_.size()) return;
-  while (done_ && next_gather_ < plan_.size() && buffers_[next_gather_].travelled) gather_together(next_gather_++);
+  while (done_ && next_gather_ < plan_.size() && buffers_[next_gather_].travelled)
+    gather_together(next_gather_++);
 }
 
 void Step::gather_together(size_t index) {
@@ -125,7 +132,8 @@ void Step::gather_together(size_t index) {
 void Step::tell_all_enqueued() {
   if (!mesh_ || std::exchange(all_enqueued_, true)) return;
   ++open_;
-  const auto shape = shape_of(operation_of(plan_.size(), true), Kind::kBucket, DType::kUint8, Algorithm::kOneHop, 0);
+  const auto shape =
+      shape_of(operation_of(plan_.size(), true), Kind::kBucket, DType::kUint8, Algorithm::kOneHop, 0);
   exchange(shape, {}, [this](const Status& status, const auto&) {
     if (!done_) return;
     if (!status.ok()) return fail(status);

@@ -14,7 +14,8 @@
 namespace dsgd {
 
 struct RegisteredStrategy {
-  bool update_at_owner = false;  // the owner updates and gives out values, as in `ps`; else it gives out the mean
+  // The owner updates and gives out values, as in `ps`; else it gives out the mean.
+  bool update_at_owner = false;
   // The rank that owns elements [begin, begin + count) of a parameter. A pure function of its arguments.
   std::function<Result<int32_t>(const std::string& parameter, uint64_t begin, uint64_t count, int32_t size,
                                 const std::string& options)>
@@ -36,9 +37,10 @@ struct Registered {
 enum class StrategyKind : uint8_t { kSimple, kAllReduce, kPs };
 
 struct StrategySpec {
-  StrategyKind kind = StrategyKind::kAllReduce;  // a registered one works as `simple` or `ps` do, with its own owners
-  AlgorithmChoice algorithm = {};                // of allreduce
-  std::string name = {}, options = {};           // of a registered one
+  // A registered one works as `simple` or `ps` do, with its own owners.
+  StrategyKind kind = StrategyKind::kAllReduce;
+  AlgorithmChoice algorithm = {};       // of allreduce
+  std::string name = {}, options = {};  // of a registered one
   std::shared_ptr<const RegisteredStrategy> registered = {};
   std::string describe() const;  // canonical, for the signature
 };

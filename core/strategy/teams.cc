@@ -18,10 +18,11 @@ Teams::Teams(std::vector<TeamMember> members) : members_(std::move(members)) {
   everybody_ = any_ && teams.size() == 1;
   const auto& first = teams.begin()->second;
   const bool alike = std::all_of(teams.begin(), teams.end(), [&](const auto& team) {
-    return std::equal(first.begin(), first.end(), team.second.begin(), team.second.end(), [&](int32_t a, int32_t b) {
-      return member(a).first == member(b).first && member(a).devices == member(b).devices &&
-             member(a).size == member(b).size;
-    });
+    return std::equal(first.begin(), first.end(), team.second.begin(), team.second.end(),
+                      [&](int32_t a, int32_t b) {
+                        return member(a).first == member(b).first && member(a).devices == member(b).devices &&
+                               member(a).size == member(b).size;
+                      });
   });
   if (!alike) return;
   for (auto& [lowest, ranks] : teams) alike_.push_back(std::move(ranks));

@@ -1,13 +1,13 @@
 /* Trains a small network on handwritten digits, together with any number of other workers in any language.
  *
- * Copy this file to begin a trainer of your own. What concerns dsgd is in main(); the network (64 inputs, 128 hidden units
- * with ReLU, 10 classes, softmax cross-entropy) is above it. Compile it against an installed dsgd (it is C11, which
- * compilers take by default):
+ * Copy this file to begin a trainer of your own. What concerns dsgd is in main(); the network (64 inputs, 128
+ * hidden units with ReLU, 10 classes, softmax cross-entropy) is above it. Compile it against an installed
+ * dsgd (it is C11, which compilers take by default):
  *
  *   cc -O2 digits.c $(pkg-config --cflags --libs dsgd) -lm -o digits
  *
- * With dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Wl,-rpath,PREFIX/lib. Run it by
- * itself or under `dsgd run`:
+ * With dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Wl,-rpath,PREFIX/lib.
+ * Run it by itself or under `dsgd run`:
  *
  *   digits --data digits.csv --epochs 40
  *   dsgd run -n 4 -- digits --data digits.csv --epochs 40
@@ -62,8 +62,10 @@ typedef struct {
 static void initialise(Tensors* value, unsigned seed) { /* uniform, He et al. 2015 */
   srand(seed);
   const float bound1 = sqrtf(6.0f / kInputs), bound2 = sqrtf(6.0f / kHidden);
-  for (int i = 0; i < kInputs * kHidden; ++i) value->w1[i] = bound1 * (2.0f * (float)rand() / (float)RAND_MAX - 1.0f);
-  for (int i = 0; i < kHidden * kClasses; ++i) value->w2[i] = bound2 * (2.0f * (float)rand() / (float)RAND_MAX - 1.0f);
+  for (int i = 0; i < kInputs * kHidden; ++i)
+    value->w1[i] = bound1 * (2.0f * (float)rand() / (float)RAND_MAX - 1.0f);
+  for (int i = 0; i < kHidden * kClasses; ++i)
+    value->w2[i] = bound2 * (2.0f * (float)rand() / (float)RAND_MAX - 1.0f);
 }
 
 /* Class probabilities of one image; `hidden` gets the activations. */
@@ -230,8 +232,8 @@ int main(int argc, char** argv) {
       check(dsgd_step(session, (double)count, &result, &error), &error);
     }
     const double seconds = now() - began, samples = (double)dsgd_shard_size(shard);
-    printf("{\"epoch\": %d, \"loss\": %.6f, \"accuracy\": %.4f, \"samples_per_second\": %.1f}\n", epoch, loss / samples,
-           test_accuracy(&value), samples / seconds);
+    printf("{\"epoch\": %d, \"loss\": %.6f, \"accuracy\": %.4f, \"samples_per_second\": %.1f}\n", epoch,
+           loss / samples, test_accuracy(&value), samples / seconds);
     fflush(stdout);
   }
 

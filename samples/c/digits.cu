@@ -1,16 +1,19 @@
-// Trains a small network on handwritten digits with replicas on NVIDIA GPUs, together with any number of other workers in any
-// language, on GPUs or not.
+// Trains a small network on handwritten digits with replicas on NVIDIA GPUs, together with any number of
+// other workers in any language, on GPUs or not.
 //
-// Copy this file to begin a trainer of your own. What concerns dsgd is in main() and in step(); the network (64 inputs, 128
-// hidden units with ReLU, 10 classes, softmax cross-entropy) is above them. Compile it with CUDA 13 against an installed dsgd:
+// Copy this file to begin a trainer of your own. What concerns dsgd is in main() and in step(); the network
+// (64 inputs, 128 hidden units with ReLU, 10 classes, softmax cross-entropy) is above them. Compile it with
+// CUDA 13 against an installed dsgd:
 //
 //   nvcc -O2 digits.cu $(pkg-config --cflags --libs dsgd) -o digits
 //
-// With dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Xlinker -rpath=PREFIX/lib. Run it by
-// itself or under `dsgd run`; each entry of --device is a replica, and a GPU may have several:
+// With dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Xlinker
+// -rpath=PREFIX/lib. Run it by itself or under `dsgd run`; each entry of --device is a replica, and a GPU may
+// have several:
 //
 //   digits --data digits.csv --device cuda:0
-//   dsgd run -n 1 -- digits --data digits.csv --device cuda:0,cuda:0 : -n 2 -- digits_on_cpu --data digits.csv
+//   dsgd run -n 1 -- digits --data digits.csv --device cuda:0,cuda:0
+//     : -n 2 -- digits_on_cpu --data digits.csv
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -56,8 +59,9 @@ static void read_data(const char* path) {
   fclose(file);
 }
 
-// ---- Network. Each struct below is what one thread of a kernel does: element `index` of an array. Threads write nothing that
-// another one writes, and add up in a fixed order, so that the same run gives the same bits.
+// ---- Network. Each struct below is what one thread of a kernel does: element `index` of an array. Threads
+// write nothing that another one writes, and add up in a fixed order, so that the same run gives the same
+// bits.
 
 struct Tensors {
   float *w1, *b1, *w2, *b2;  // [64][128], [128], [128][10], [10]
@@ -107,7 +111,8 @@ struct Classes {  // count elements
     p.right[n] = best == label;
     p.loss[n] = -logf(fmaxf(error[label], 1e-30f));
     error[label] -= 1.0f;
-    for (int c = 0; c < kClasses; ++c) error[c] /= static_cast<float>(p.count);  // the loss is the mean of the batch
+    // The loss is the mean of the batch.
+    for (int c = 0; c < kClasses; ++c) error[c] /= static_cast<float>(p.count);
   }
 };
 
@@ -151,7 +156,8 @@ struct AddLosses {  // one element
   }
 };
 
-static void initialise(std::vector<float>& w1, std::vector<float>& w2, unsigned seed) {  // uniform, He et al. 2015
+// Uniform, He et al. 2015.
+static void initialise(std::vector<float>& w1, std::vector<float>& w2, unsigned seed) {
   srand(seed);
   const float bound1 = sqrtf(6.0f / kInputs), bound2 = sqrtf(6.0f / kHidden);
   for (float& w : w1) w = bound1 * (2.0f * static_cast<float>(rand()) / static_cast<float>(RAND_MAX) - 1.0f);
@@ -179,8 +185,8 @@ static void enter(cudaStream_t stream, int count, const Element& element) {
   check(cudaGetLastError());
 }
 
-// A copy of the model on a GPU. Its stream does not wait for the default stream, nor that for it: everything that belongs to the
-// replica is entered into its own.
+// A copy of the model on a GPU. Its stream does not wait for the default stream, nor that for it: everything
+// that belongs to the replica is entered into its own.
 struct Replica {
   dsgd_replica* handle;
   int gpu;
@@ -252,15 +258,17 @@ static void check(int32_t status, dsgd_error** error) {
   exit(1);
 }
 
-// One step on images [begin, end) of the epoch, divided over the replicas. The host enters kernels and marks where in a stream
-// each gradient will be ready; it waits only for the step, and what it enters into these streams afterwards sees new values.
-static void step(dsgd_session* session, std::vector<Replica>& replicas, dsgd_parameter* const* parameters, size_t begin,
-                 size_t end, dsgd_step_result* result) {
+// One step on images [begin, end) of the epoch, divided over the replicas. The host enters kernels and marks
+// where in a stream each gradient will be ready; it waits only for the step, and what it enters into these
+// streams afterwards sees new values.
+static void step(dsgd_session* session, std::vector<Replica>& replicas, dsgd_parameter* const* parameters,
+                 size_t begin, size_t end, dsgd_step_result* result) {
   dsgd_error* error = nullptr;
   const size_t count = end - begin;
   const auto share = [&](size_t r) { return begin + count * r / replicas.size(); };
   for (size_t r = 0; r < replicas.size(); ++r) {  // the mean weighs each replica by its images
-    check(dsgd_replica_weight(replicas[r].handle, static_cast<double>(share(r + 1) - share(r)), &error), &error);
+    check(dsgd_replica_weight(replicas[r].handle, static_cast<double>(share(r + 1) - share(r)), &error),
+          &error);
   }
   dsgd_op* op;
   check(dsgd_step_begin(session, static_cast<double>(count), nullptr, &op, &error), &error);
@@ -322,13 +330,15 @@ int main(int argc, char** argv) {
     }
   }
   read_data(option(argc, argv, "--data", "digits.csv"));
-  const int epochs = atoi(option(argc, argv, "--epochs", "40")), batch = atoi(option(argc, argv, "--batch", "16"));
+  const int epochs = atoi(option(argc, argv, "--epochs", "40")),
+            batch = atoi(option(argc, argv, "--batch", "16"));
   const unsigned seed = static_cast<unsigned>(atoi(option(argc, argv, "--seed", "1")));
   if (batch < 1 || batch > kMaxBatch || epochs < 1) {
     fprintf(stderr, "digits: --batch is 1 to %d, --epochs at least 1\n", kMaxBatch);
     return 2;
   }
-  // A replica on each of these. dsgd run --set devices=auto --set devices_per_worker=1 gives each worker one GPU.
+  // A replica on each of these. dsgd run --set devices=auto --set devices_per_worker=1 gives each worker one
+  // GPU.
   const char* devices = option(argc, argv, "--device", getenv("DSGD_DEVICES") ? "" : "auto");
 
   dsgd_error* error = nullptr;
@@ -364,7 +374,8 @@ int main(int argc, char** argv) {
     check(dsgd_replica_add(session, nullptr, &replica.handle, &error), &error);
     const std::string name = dsgd_replica_device(replica.handle);
     if (name.rfind("cuda:", 0) != 0) {
-      fprintf(stderr, "digits: `devices` gives this worker %s, and a GPU is needed; give --device cuda:0, say\n",
+      fprintf(stderr,
+              "digits: `devices` gives this worker %s, and a GPU is needed; give --device cuda:0, say\n",
               name.c_str());
       return 2;
     }
@@ -445,7 +456,8 @@ int main(int argc, char** argv) {
   uint64_t digest;
   check(dsgd_digest(session, &digest, &error), &error);
   printf(
-      "{\"done\": true, \"rank\": %d, \"language\": \"c\", \"device\": \"%s\", \"accuracy\": %.4f, \"digest\": "
+      "{\"done\": true, \"rank\": %d, \"language\": \"c\", \"device\": \"%s\", \"accuracy\": %.4f, "
+      "\"digest\": "
       "\"%016llx\"}\n",
       static_cast<int>(dsgd_rank(session)), names.c_str(), test_accuracy(replicas[0]),
       static_cast<unsigned long long>(digest));

@@ -40,7 +40,8 @@ std::string dash(int width) { return std::string(static_cast<size_t>(width - 1),
 
 Display::Display(const std::vector<Worker>& workers, int epochs)
     : workers_(workers), epochs_(epochs), redraws_(can_redraw()) {
-  for (const Worker& worker : workers) device_width_ = std::max(device_width_, static_cast<int>(worker.device.size()));
+  for (const Worker& worker : workers)
+    device_width_ = std::max(device_width_, static_cast<int>(worker.device.size()));
   if (redraws_) draw();
 }
 
@@ -87,7 +88,8 @@ std::string Display::line(size_t rank, int columns) const {
     bool shown = false;
   };
   const int epoch_width = std::max(3, static_cast<int>(std::to_string(epochs_).size()));
-  const std::string of = "/" + std::to_string(epochs_), percent = known ? formatted("%6.2f", worker.accuracy) : dash(6);
+  const std::string of = "/" + std::to_string(epochs_),
+                    percent = known ? formatted("%6.2f", worker.accuracy) : dash(6);
   const int rank_width = static_cast<int>(std::to_string(workers_.size() - 1).size());
   Column all[] = {
       {formatted("rank %*zu %-6s", rank_width, rank, worker.language.c_str()), 12 + rank_width, 0},
@@ -100,8 +102,8 @@ std::string Display::line(size_t rank, int columns) const {
       {"  " + (known ? formatted("%8.0f", worker.speed) : dash(8)) + " samples/s", 20, 6},
   };
   for (int priority = 0; priority < static_cast<int>(std::size(all)); ++priority) {
-    Column& column =
-        *std::find_if(std::begin(all), std::end(all), [&](const Column& c) { return c.priority == priority; });
+    Column& column = *std::find_if(std::begin(all), std::end(all),
+                                   [&](const Column& c) { return c.priority == priority; });
     if (priority > 0 && column.width > columns) break;
     column.shown = true;
     columns -= column.width;
@@ -113,8 +115,9 @@ std::string Display::line(size_t rank, int columns) const {
 }
 
 std::string Display::summary(size_t first) const {
-  const auto [least, most] = std::minmax_element(workers_.begin() + static_cast<std::ptrdiff_t>(first), workers_.end(),
-                                                 [](const Worker& a, const Worker& b) { return a.epoch < b.epoch; });
+  const auto [least, most] =
+      std::minmax_element(workers_.begin() + static_cast<std::ptrdiff_t>(first), workers_.end(),
+                          [](const Worker& a, const Worker& b) { return a.epoch < b.epoch; });
   const std::string low = std::to_string(least->epoch), high = std::to_string(most->epoch);
   return "and " + std::to_string(workers_.size() - first) + " more: epoch " +
          (low == high ? low : low + "\u2013" + high) + "/" + std::to_string(epochs_);

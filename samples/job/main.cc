@@ -1,5 +1,5 @@
-// The mixed-language job: starts one worker per language, shows how they train one model, and checks that all of them end
-// with the same bits. The workers are the trainers beside this folder; `dsgd run` starts them.
+// The mixed-language job: starts one worker per language, shows how they train one model, and checks that all
+// of them end with the same bits. The workers are the trainers beside this folder; `dsgd run` starts them.
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -73,8 +73,8 @@ std::vector<std::string> command_line(const Options& options, const std::vector<
     for (const std::string& word : trainer(options, workers[i])) words.push_back(word);
     for (const std::string& word :
          {std::string("--data"), options.source + "/samples/data/digits.csv", std::string("--epochs"),
-          std::to_string(options.epochs), std::string("--batch"), std::to_string(options.batch), std::string("--seed"),
-          std::to_string(options.seed), std::string("--optimizer"), options.optimizer,
+          std::to_string(options.epochs), std::string("--batch"), std::to_string(options.batch),
+          std::string("--seed"), std::to_string(options.seed), std::string("--optimizer"), options.optimizer,
           std::string("--optimizer-options"), options.optimizer_options}) {
       words.push_back(word);
     }
@@ -136,10 +136,12 @@ FILE* start(const std::vector<std::string>& words) {
   return fdopen(output[0], "r");
 }
 
-// The launcher's own report of a failed worker: "dsgd run: [2] digits_c failed with status 3; ending the others".
+// The launcher's own report of a failed worker: "dsgd run: [2] digits_c failed with status 3; ending the
+// others".
 bool is_report(const std::string& line) { return line.rfind("dsgd run: ", 0) == 0; }
 
-// Runs the launcher and reads its output to the end; returns its exit status. `failure` gets the launcher's last report.
+// Runs the launcher and reads its output to the end; returns its exit status. `failure` gets the launcher's
+// last report.
 int run(const std::vector<std::string>& words, std::vector<Worker>& workers, std::vector<job::Curve>& curves,
         int epochs, std::string* failure) {
   for (const int number : {SIGINT, SIGTERM}) std::signal(number, pass_on);
@@ -185,7 +187,8 @@ job::Curve mean_curve(const std::vector<job::Curve>& curves) {
 // Ctrl-C: one line, and the plot of the epochs that all workers have ended.
 int end_interrupted(const Options& options, const std::string& title, const job::Curve& curve) {
   std::cout << "Interrupted after epoch " << curve.loss.size();
-  if (!curve.loss.empty() && job::write_plot(options.plot, title, curve)) std::cout << "; plot: " << options.plot;
+  if (!curve.loss.empty() && job::write_plot(options.plot, title, curve))
+    std::cout << "; plot: " << options.plot;
   std::cout << std::endl;
   return 128 + interrupted;
 }
@@ -194,9 +197,11 @@ int end_interrupted(const Options& options, const std::string& title, const job:
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Trains a 64-128-10 network on handwritten digits (1797 images) with workers in several languages.",
-               "samples/run");
-  app.set_help_flag();  // samples/run shows help.txt and checks the values by it, before there is anything built
+  CLI::App app(
+      "Trains a 64-128-10 network on handwritten digits (1797 images) with workers in several languages.",
+      "samples/run");
+  // samples/run shows help.txt and checks the values by it, before there is anything built.
+  app.set_help_flag();
   app.add_option("--strategy", options.strategy);
   app.add_option("--workers", options.workers);
   app.add_option("--languages", options.languages)->delimiter(',');
@@ -250,7 +255,8 @@ int main(int argc, char** argv) {
   std::cout << "\nrank  language  test accuracy  digest of the parameters\n";
   for (size_t rank = 0; rank < workers.size(); ++rank) {
     const Worker& worker = workers[rank];
-    std::printf("%4zu  %-8s  %11.2f %%  %s\n", rank, worker.language.c_str(), worker.accuracy, worker.digest.c_str());
+    std::printf("%4zu  %-8s  %11.2f %%  %s\n", rank, worker.language.c_str(), worker.accuracy,
+                worker.digest.c_str());
     equal = equal && !worker.digest.empty() && worker.digest == workers[0].digest;
     speed += worker.speed;
     report["workers"].push_back({{"rank", rank},

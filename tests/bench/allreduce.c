@@ -33,7 +33,8 @@ static void check_output(const float* data, size_t count, int workers, size_t ro
   for (size_t i = 0; i < count; ++i) {
     const float expected = (float)(base + (unsigned)workers * phase);
     if (data[i] != expected) {
-      die("wrong result: element %zu of %zu is %g instead of %g", i, count, (double)data[i], (double)expected);
+      die("wrong result: element %zu of %zu is %g instead of %g", i, count, (double)data[i],
+          (double)expected);
     }
     if (++phase == kPeriod) phase = 0;
   }
@@ -49,7 +50,8 @@ static void measure(dsgd_session* session, float* data, size_t bytes, size_t rou
     write_input(data, count, rank, round);
     check(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);
     const double began = now_us();
-    check(dsgd_allreduce(session, NULL, data, data, bytes, DSGD_FLOAT32, DSGD_SUM, NULL, NULL, &error), &error);
+    check(dsgd_allreduce(session, NULL, data, data, bytes, DSGD_FLOAT32, DSGD_SUM, NULL, NULL, &error),
+          &error);
     if (round >= kWarmUp) times[round - kWarmUp] = now_us() - began;
     check_output(data, count, workers, round);
   }
@@ -78,13 +80,13 @@ int main(int argc, char** argv) {
     if (!data || !times) die("out of memory for %zu bytes", bytes);
     measure(session, data, bytes, rounds, times);
     /* An operation takes as long as its slowest worker. */
-    check(
-        dsgd_allreduce(session, NULL, times, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL, NULL, &error),
-        &error);
+    check(dsgd_allreduce(session, NULL, times, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL,
+                         NULL, &error),
+          &error);
     if (rank == 0) {
       const double median = percentile(times, rounds, 50);
-      printf("%d,%zu,%s,%.2f,%.2f,%.2f,%.4f\n", workers, bytes, dsgd_config_value(config, "algorithm"), median,
-             percentile(times, rounds, 10), percentile(times, rounds, 90),
+      printf("%d,%zu,%s,%.2f,%.2f,%.2f,%.4f\n", workers, bytes, dsgd_config_value(config, "algorithm"),
+             median, percentile(times, rounds, 10), percentile(times, rounds, 90),
              (double)bytes * 2.0 * (workers - 1) / workers / median * 1e-3);
       fflush(stdout);
     }

@@ -69,7 +69,8 @@ static void transfer(Side* side) {
       }
     }
     if (!moved) {
-      struct pollfd poll_for = {side->socket, (short)((to_send ? POLLOUT : 0) | (to_receive ? POLLIN : 0)), 0};
+      struct pollfd poll_for = {side->socket, (short)((to_send ? POLLOUT : 0) | (to_receive ? POLLIN : 0)),
+                                0};
       if (poll(&poll_for, 1, kMilliseconds) == 0) die("a socket stood still for %d s", kMilliseconds / 1000);
     }
   }
@@ -131,7 +132,8 @@ static void check_result(const Task* task) {
   }
   for (size_t i = 0; i < count; ++i) {
     if (side->receive[i] != expected[i % kPeriod]) {
-      die("wrong result: element %zu is %g instead of %g", i, (double)side->receive[i], (double)expected[i % kPeriod]);
+      die("wrong result: element %zu is %g instead of %g", i, (double)side->receive[i],
+          (double)expected[i % kPeriod]);
     }
   }
 }
@@ -156,7 +158,8 @@ static void measure(const Limit* limit, const int sockets[2], size_t bytes, size
   Task task[2];
   pthread_t thread[2];
   for (int t = 0; t < limit->threads; ++t) {
-    const size_t sends = limit->both_ways || t == 0 ? bytes : 0, receives = limit->both_ways || t == 1 ? bytes : 0;
+    const size_t sends = limit->both_ways || t == 0 ? bytes : 0,
+                 receives = limit->both_ways || t == 1 ? bytes : 0;
     task[t] = (Task){{sockets ? sockets[t] : -1, allocate(bytes), allocate(bytes), bytes, sends, receives},
                      limit->work,
                      t,
@@ -176,9 +179,10 @@ static void measure(const Limit* limit, const int sockets[2], size_t bytes, size
   for (size_t r = 0; limit->threads == 2 && r < rounds; ++r) {
     if (task[1].times[r] > times[r]) times[r] = task[1].times[r];
   }
-  const double median = percentile(times, rounds, 50), counted = (double)bytes * (sockets ? 1 : limit->threads);
-  printf("%s,%zu,%d,%.2f,%.2f,%.2f,%.4f\n", limit->name, bytes, limit->threads, median, percentile(times, rounds, 10),
-         percentile(times, rounds, 90), counted / median * 1e-3);
+  const double median = percentile(times, rounds, 50),
+               counted = (double)bytes * (sockets ? 1 : limit->threads);
+  printf("%s,%zu,%d,%.2f,%.2f,%.2f,%.4f\n", limit->name, bytes, limit->threads, median,
+         percentile(times, rounds, 10), percentile(times, rounds, 90), counted / median * 1e-3);
   fflush(stdout);
   for (int t = 0; t < limit->threads; ++t) {
     check_result(&task[t]);
@@ -199,7 +203,8 @@ static void tcp_pair(int sockets[2]) {
   sockets[0] = socket(AF_INET, SOCK_STREAM, 0);
   if (listener < 0 || sockets[0] < 0 || bind(listener, (struct sockaddr*)&address, length) != 0 ||
       listen(listener, 1) != 0 || getsockname(listener, (struct sockaddr*)&address, &length) != 0 ||
-      connect(sockets[0], (struct sockaddr*)&address, length) != 0 || (sockets[1] = accept(listener, NULL, NULL)) < 0) {
+      connect(sockets[0], (struct sockaddr*)&address, length) != 0 ||
+      (sockets[1] = accept(listener, NULL, NULL)) < 0) {
     die("a TCP connection over loopback: %s", strerror(errno));
   }
   close(listener);

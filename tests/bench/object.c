@@ -1,5 +1,5 @@
-/* Measures dsgd_object_put. A worker; `dsgd run -n 4 -- bench_object` runs a job of four, and rank 0 prints one
- * line of CSV per size. README.md says what is measured. */
+/* Measures dsgd_object_put. A worker; `dsgd run -n 4 -- bench_object` runs a job of four, and rank 0 prints
+ * one line of CSV per size. README.md says what is measured. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,9 +9,11 @@
 static const char kHelp[] =
     "bench_object [--sizes 1K,64K,1M,16M,64M] [--rounds N] [--putter RANK]\n"
     "\n"
-    "Measures dsgd_object_put, from call to return, in a job that the environment names (`dsgd run`), and checks "
+    "Measures dsgd_object_put, from call to return, in a job that the environment names (`dsgd run`), and "
+    "checks "
     "every\n"
-    "object on every worker. Rank 0 prints CSV: workers,bytes,putter,median_us,p10_us,p90_us,delivered_GBps, the last "
+    "object on every worker. Rank 0 prints CSV: workers,bytes,putter,median_us,p10_us,p90_us,delivered_GBps, "
+    "the last "
     "the\n"
     "bytes that all other workers received, divided by the time.\n"
     "  --sizes   bytes of the object; K, M, G are powers of 1024\n"
@@ -31,7 +33,8 @@ static void measure(dsgd_session* session, int is_putter, unsigned char* data, s
     if (round >= kWarmUp) times[round - kWarmUp] = is_putter ? now_us() - began : 0;
     dsgd_object* object;
     check(dsgd_object_get(session, "x", NULL, &object, NULL, &error), &error);
-    if (dsgd_object_nbytes(object) != bytes || memcmp(dsgd_object_data(object), data, bytes) != 0) die("wrong object");
+    if (dsgd_object_nbytes(object) != bytes || memcmp(dsgd_object_data(object), data, bytes) != 0)
+      die("wrong object");
     dsgd_object_free(object);
     check(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);
     if (is_putter) check(dsgd_object_delete(session, "x", NULL, NULL, &error), &error);
@@ -60,9 +63,9 @@ int main(int argc, char** argv) {
     double* times = malloc(rounds * sizeof *times);
     if (!data || !times) die("out of memory for %zu bytes", bytes);
     measure(session, rank == putter, data, bytes, rounds, times);
-    check(
-        dsgd_allreduce(session, NULL, times, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL, NULL, &error),
-        &error);
+    check(dsgd_allreduce(session, NULL, times, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL,
+                         NULL, &error),
+          &error);
     if (rank == 0) {
       const double median = percentile(times, rounds, 50);
       printf("%d,%zu,%d,%.2f,%.2f,%.2f,%.4f\n", workers, bytes, putter, median, percentile(times, rounds, 10),

@@ -76,8 +76,8 @@ int main(int argc, char** argv) {
   if (dsgd_rank(session) == 0) {
     double* timed = times + steps;
     puts("language,workers,median_us,p10_us,p90_us");
-    printf("c,%d,%.2f,%.2f,%.2f\n", (int)dsgd_size(session), percentile(timed, steps, 50), percentile(timed, steps, 10),
-           percentile(timed, steps, 90));
+    printf("c,%d,%.2f,%.2f,%.2f\n", (int)dsgd_size(session), percentile(timed, steps, 50),
+           percentile(timed, steps, 10), percentile(timed, steps, 90));
   }
   free(times);
   dsgd_finalize(session);

@@ -67,7 +67,8 @@ size_t parse_sizes(const char* text, size_t sizes[kMaxSizes]) {
     size <<= shift;
     if (unit) ++at;
     if (*at != '\0' && *at != ',') die("--sizes '%s' is not a list like 1K,64K,1M", text);
-    if (size == 0 || size % sizeof(float) != 0) die("--sizes '%s': a size is not a positive multiple of 4 bytes", text);
+    if (size == 0 || size % sizeof(float) != 0)
+      die("--sizes '%s': a size is not a positive multiple of 4 bytes", text);
     if (count == kMaxSizes) die("--sizes '%s': more than %d sizes", text, kMaxSizes);
     sizes[count++] = (size_t)size;
     if (*at == '\0') return count;

@@ -119,8 +119,9 @@ static int32_t dtype_of(const char* word) {
   static const struct {
     const char* name;
     int32_t dtype;
-  } kDtypes[] = {{"float32", DSGD_FLOAT32}, {"float64", DSGD_FLOAT64}, {"int32", DSGD_INT32},  {"int64", DSGD_INT64},
-                 {"uint8", DSGD_UINT8},     {"int8", DSGD_INT8},       {"uint64", DSGD_UINT64}};
+  } kDtypes[] = {{"float32", DSGD_FLOAT32}, {"float64", DSGD_FLOAT64}, {"int32", DSGD_INT32},
+                 {"int64", DSGD_INT64},     {"uint8", DSGD_UINT8},     {"int8", DSGD_INT8},
+                 {"uint64", DSGD_UINT64}};
   for (size_t i = 0; i < sizeof kDtypes / sizeof *kDtypes; ++i) {
     if (strcmp(word, kDtypes[i].name) == 0) return kDtypes[i].dtype;
   }
@@ -180,8 +181,8 @@ static int32_t add_parameter(char** word, dsgd_error** error) {
   size_t count, ndim = shape_of(word[3], shape, &count);
   parameter_entry* entry = &parameters[parameter_count];
   int untrained = strcmp(word[4], "untrained") == 0;
-  int32_t status = dsgd_parameter_add(session, word[1], dtype_of(word[2]), shape, ndim, untrained ? DSGD_UNTRAINED : 0,
-                                      &entry->handle, error);
+  int32_t status = dsgd_parameter_add(session, word[1], dtype_of(word[2]), shape, ndim,
+                                      untrained ? DSGD_UNTRAINED : 0, &entry->handle, error);
   if (status < 0) return status;
   if (parameter_count + 1 == kMaxParameters) die("too many parameters");
   snprintf(entry->name, sizeof entry->name, "%s", word[1]);
@@ -199,13 +200,15 @@ static void take_buffers(int own) {
       const parameter_entry* entry = &parameters[p];
       buffers* b = &tensors[r][p];
       if (!own) {
-        check(dsgd_alloc(replicas[r], entry->handle, &b->value, entry->trained ? &b->gradient : NULL, &error), &error);
+        check(dsgd_alloc(replicas[r], entry->handle, &b->value, entry->trained ? &b->gradient : NULL, &error),
+              &error);
         continue;
       }
       size_t nbytes = entry->count * dsgd_dtype_size(entry->dtype);
       b->value = new_buffer(nbytes);
       b->gradient = entry->trained ? new_buffer(nbytes) : NULL;
-      check(dsgd_bind(replicas[r], entry->handle, b->value, nbytes, b->gradient, entry->trained ? nbytes : 0, &error),
+      check(dsgd_bind(replicas[r], entry->handle, b->value, nbytes, b->gradient, entry->trained ? nbytes : 0,
+                      &error),
             &error);
     }
   }
@@ -217,7 +220,8 @@ static void fill_gradient(size_t r, size_t p, uint64_t seed) {
 
 static int32_t step(char** word, dsgd_error** error) {
   double weights[kMaxList];
-  if (list_of(word[2], weights) != (size_t)size) die("'%s' is not one weight for each of %d ranks", word[2], size);
+  if (list_of(word[2], weights) != (size_t)size)
+    die("'%s' is not one weight for each of %d ranks", word[2], size);
   uint64_t seed = number_of(word[1]);
   dsgd_step_result result;
   dsgd_step_result_init(&result, sizeof result);
@@ -248,8 +252,8 @@ static int32_t step(char** word, dsgd_error** error) {
   }
   uint64_t bits;
   memcpy(&bits, &result.weight, sizeof bits);
-  fprintf(out, "%d step=%" PRId64 " size=%d applied=%d all_done=%d stop=%d weight=%016" PRIx64 "\n", line_number,
-          result.step, result.size, result.applied, result.all_done, result.stop, bits);
+  fprintf(out, "%d step=%" PRId64 " size=%d applied=%d all_done=%d stop=%d weight=%016" PRIx64 "\n",
+          line_number, result.step, result.size, result.applied, result.all_done, result.stop, bits);
   return DSGD_OK;
 }
 
@@ -283,9 +287,10 @@ static int32_t collective(char** word, int async, begun* c, dsgd_error** error) 
     c->receive = new_buffer(c->nbytes);
     fill(c->receive, dtype, counts[0], number_of(word[4]), (uint64_t)rank);
     if (reduce)
-      return dsgd_allreduce(session, NULL, c->receive, c->receive, c->nbytes, dtype, reduction_of(word[3]), NULL, op,
-                            error);
-    return dsgd_broadcast(session, NULL, c->receive, c->nbytes, dtype, (int32_t)number_of(word[3]), NULL, op, error);
+      return dsgd_allreduce(session, NULL, c->receive, c->receive, c->nbytes, dtype, reduction_of(word[3]),
+                            NULL, op, error);
+    return dsgd_broadcast(session, NULL, c->receive, c->nbytes, dtype, (int32_t)number_of(word[3]), NULL, op,
+                          error);
   }
   int gather = strcmp(word[0], "allgather") == 0;
   size_t mine = counts[rank] * element, all = total * element;
@@ -296,7 +301,8 @@ static int32_t collective(char** word, int async, begun* c, dsgd_error** error) 
   fill(c->send, dtype, send_nbytes / element, number_of(word[gather ? 3 : 4]), (uint64_t)rank);
   const size_t* uneven = listed == 1 ? NULL : counts;
   if (gather) {
-    return dsgd_allgather(session, NULL, c->send, send_nbytes, c->receive, c->nbytes, uneven, dtype, NULL, op, error);
+    return dsgd_allgather(session, NULL, c->send, send_nbytes, c->receive, c->nbytes, uneven, dtype, NULL, op,
+                          error);
   }
   return dsgd_reduce_scatter(session, NULL, c->send, send_nbytes, c->receive, c->nbytes, uneven, dtype,
                              reduction_of(word[3]), NULL, op, error);
@@ -306,7 +312,8 @@ static void finish(begun* c) {
   dsgd_error* error = NULL;
   if (c->op != NULL) check(dsgd_op_wait(c->op, -1, &error), &error);
   dsgd_op_free(c->op);
-  if (c->has_digest) fprintf(out, "%d digest=%016" PRIx64 "\n", c->line, digest(kDigestStart, c->receive, c->nbytes));
+  if (c->has_digest)
+    fprintf(out, "%d digest=%016" PRIx64 "\n", c->line, digest(kDigestStart, c->receive, c->nbytes));
   free(c->send);
   free(c->receive);
 }
@@ -346,15 +353,18 @@ static void get_array(const char* name) {
   check(dsgd_object_get(session, name, NULL, &object, NULL, &error), &error);
   size_t ndim = dsgd_object_ndim(object);
   fprintf(out, "%d dtype=%d shape=%s", line_number, (int)dsgd_object_dtype(object), ndim == 0 ? "-" : "");
-  for (size_t i = 0; i < ndim; ++i) fprintf(out, "%s%lld", i > 0 ? "," : "", (long long)dsgd_object_shape(object)[i]);
-  fprintf(out, " digest=%016" PRIx64 "\n", digest(kDigestStart, dsgd_object_data(object), dsgd_object_nbytes(object)));
+  for (size_t i = 0; i < ndim; ++i)
+    fprintf(out, "%s%lld", i > 0 ? "," : "", (long long)dsgd_object_shape(object)[i]);
+  fprintf(out, " digest=%016" PRIx64 "\n",
+          digest(kDigestStart, dsgd_object_data(object), dsgd_object_nbytes(object)));
   dsgd_object_free(object);
 }
 
 static void read_shard(char** word) {
   dsgd_error* error = NULL;
   dsgd_shard* shard = NULL;
-  check(dsgd_shard_new(session, number_of(word[1]), number_of(word[2]), (uint32_t)number_of(word[3]), &shard, &error),
+  check(dsgd_shard_new(session, number_of(word[1]), number_of(word[2]), (uint32_t)number_of(word[3]), &shard,
+                       &error),
         &error);
   check(dsgd_shard_epoch(shard, number_of(word[4]), &error), &error);
   size_t max = (size_t)number_of(word[5]), count = 0;
@@ -380,12 +390,14 @@ static int32_t run(char** word, const char* options, int trying, dsgd_error** er
     return dsgd_parameter_set(parameters[parameter_index(word[1])].handle, given, error);
   }
   if (strcmp(operation, "optimizer") == 0) return dsgd_optimizer_set(session, word[1], given, error);
-  if (strcmp(operation, "strategy") == 0) return dsgd_strategy_set(session, word[1], given, NULL, NULL, error);
+  if (strcmp(operation, "strategy") == 0)
+    return dsgd_strategy_set(session, word[1], given, NULL, NULL, error);
   if (strcmp(operation, "start") == 0) return dsgd_start(session, NULL, NULL, error);
   if (strcmp(operation, "step") == 0 || strcmp(operation, "overlap") == 0) return step(word, error);
   if (strcmp(operation, "get") == 0) return get(word[1], trying ? 0 : -1, error);
-  if (strcmp(operation, "allreduce") == 0 || strcmp(operation, "barrier") == 0 || strcmp(operation, "broadcast") == 0 ||
-      strcmp(operation, "allgather") == 0 || strcmp(operation, "reduce_scatter") == 0) {
+  if (strcmp(operation, "allreduce") == 0 || strcmp(operation, "barrier") == 0 ||
+      strcmp(operation, "broadcast") == 0 || strcmp(operation, "allgather") == 0 ||
+      strcmp(operation, "reduce_scatter") == 0) {
     begun c;
     int32_t status = collective(word, 0, &c, error);
     if (status == DSGD_OK) finish(&c);
@@ -411,7 +423,8 @@ static int32_t run(char** word, const char* options, int trying, dsgd_error** er
   } else if (strcmp(operation, "rate") == 0) {
     check(dsgd_learning_rate_set(session, strtod(word[1], NULL), &fatal), &fatal);
   } else if (strcmp(operation, "replica_weight") == 0) {
-    if (is_me(word[1])) check(dsgd_replica_weight(replicas[number_of(word[2])], strtod(word[3], NULL), &fatal), &fatal);
+    if (is_me(word[1]))
+      check(dsgd_replica_weight(replicas[number_of(word[2])], strtod(word[3], NULL), &fatal), &fatal);
   } else if (strcmp(operation, "absent") == 0) {
     for (size_t r = 0; is_me(word[1]) && r < replica_count; ++r) {
       check(dsgd_gradient_absent(replicas[r], parameters[parameter_index(word[2])].handle, &fatal), &fatal);
@@ -454,7 +467,8 @@ static void split(char* text, char** word, const char** options, char* copy) {
   *options = space != NULL ? space + 1 : "";
   for (int i = 0; i < kMaxWords; ++i) word[i] = (char*)"";
   int count = 0;
-  for (char* at = strtok(text, " "); at != NULL && count < kMaxWords; at = strtok(NULL, " ")) word[count++] = at;
+  for (char* at = strtok(text, " "); at != NULL && count < kMaxWords; at = strtok(NULL, " "))
+    word[count++] = at;
 }
 
 int main(int argc, char** argv) {

@@ -62,7 +62,8 @@ std::vector<Bytes> codec_seeds() {
     seeds.push_back(prefixed(4, encode_reply(message)));
   }
   seeds.push_back(prefixed(4, encode_reply(problem())));
-  seeds.push_back(prefixed(1, encode(Hello{1, Role::kPeer, "job", "w1", 1, 1, "1.0.0", false, "job nonce", {1, 2}})));
+  seeds.push_back(
+      prefixed(1, encode(Hello{1, Role::kPeer, "job", "w1", 1, 1, "1.0.0", false, "job nonce", {1, 2}})));
   seeds.push_back(prefixed(2, encode(header(5))));
   seeds.push_back(prefixed(3, encode_status(problem())));
   seeds.push_back(prefixed(3, encode_status({})));
@@ -103,7 +104,8 @@ void bootstrap(Bytes& stream) {
   append(stream, message);
 }
 
-capnp::rpc::Call::Builder begin_call(capnp::MallocMessageBuilder& message, uint32_t question, uint16_t method) {
+capnp::rpc::Call::Builder begin_call(capnp::MallocMessageBuilder& message, uint32_t question,
+                                     uint16_t method) {
   auto call = message.initRoot<capnp::rpc::Message>().initCall();
   call.setQuestionId(question);
   call.initTarget().initPromisedAnswer().setQuestionId(0);

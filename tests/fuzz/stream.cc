@@ -1,9 +1,10 @@
 // All that a peer may write to a socket: the hello, then RPC with calls and pushes whose payload lands. A
 // real listener of the libuv network reads it; whatever comes, the connection ends and the next one works.
 //
-// The first byte says whether a right handshake is put before the input, so that the fuzzer need not find one, and whether that
-// asks for checksums. The input is then a list of sections, two bytes of length before each, and each is sent with its CRC32C
-// behind it, or with a wrong one where the length's highest bit is set.
+// The first byte says whether a right handshake is put before the input, so that the fuzzer need not find
+// one, and whether that asks for checksums. The input is then a list of sections, two bytes of length before
+// each, and each is sent with its CRC32C behind it, or with a wrong one where the length's highest bit is
+// set.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -76,7 +77,8 @@ class Handler final : public ServerHandler {
     sink_.begin(nbytes);
     return &sink_;
   }
-  void on_bulk_end(ServerChannel& channel, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) override {
+  void on_bulk_end(ServerChannel& channel, const BulkHeader& header,
+                   std::unique_ptr<BulkReceipt> receipt) override {
     uint64_t sum = 0;
     for (std::byte b : receipt->data()) sum += static_cast<uint64_t>(b);
     if (sum % 7 == 1) return;  // dropped
@@ -109,7 +111,9 @@ class Server final : public AcceptHandler {
     summed_hello_ = encode(hello);
   }
   const std::string& token() const override { return token_; }
-  Status on_wrong_token(const Hello&, const std::string&) override { return Status(Code::kUnauthorized, "fuzz"); }
+  Status on_wrong_token(const Hello&, const std::string&) override {
+    return Status(Code::kUnauthorized, "fuzz");
+  }
   Result<Decision> on_hello(const Hello& hello, const std::string&) override {
     if (hello.rank == 5) return Status(Code::kUnauthorized, "fuzz");
     return Decision{network_.get(), &handler_};
@@ -139,7 +143,8 @@ class Server final : public AcceptHandler {
       socklen_t length = sizeof problem;
       getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &length);
     }
-    if (problem != 0) fail(("the listener takes no connection: " + std::string(std::strerror(problem))).c_str());
+    if (problem != 0)
+      fail(("the listener takes no connection: " + std::string(std::strerror(problem))).c_str());
     bool open = true;
     std::vector<uint8_t> summed;
     if (greet && checksums) {
@@ -154,7 +159,8 @@ class Server final : public AcceptHandler {
     for (;;) {
       const ssize_t n = ::recv(fd, buffer, sizeof buffer, 0);
       if (n == 0 || (n < 0 && errno == ECONNRESET)) break;
-      if (n < 0 && errno == EINTR) continue;  // libFuzzer's alarm, which a socket with a time limit does not survive
+      // libFuzzer's alarm, which a socket with a time limit does not survive.
+      if (n < 0 && errno == EINTR) continue;
       if (n < 0) fail("the connection does not end");
     }
     ::close(fd);
@@ -169,7 +175,8 @@ class Server final : public AcceptHandler {
   bool greet(int fd, const std::vector<uint8_t>& hello) {
     if (!write(fd, hello.data(), hello.size())) return false;
     std::vector<uint8_t> bytes(encode(Challenge()).size());
-    if (::recv(fd, bytes.data(), bytes.size(), MSG_WAITALL) != static_cast<ssize_t>(bytes.size())) return false;
+    if (::recv(fd, bytes.data(), bytes.size(), MSG_WAITALL) != static_cast<ssize_t>(bytes.size()))
+      return false;
     const auto challenge = decode_challenge(bytes);
     if (!challenge.ok()) fail("no challenge came");
     const auto proof = encode(prove(Side::kDialling, token_, "", hello, challenge.value().nonce));
@@ -211,7 +218,8 @@ class Server final : public AcceptHandler {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static Server* server = new Server;  // never destroyed: its thread would outlive what static destructors take away
+  // Never destroyed: its thread would outlive what static destructors take away.
+  static Server* server = new Server;
   if (size == 0) return 0;
   server->feed(data[0] % 8 != 0, data[0] >= 128, data + 1, size - 1);
   return 0;

@@ -1,7 +1,8 @@
-// What a device does with a step's buckets, against its own copy bandwidth: update, fuse, unfuse, local reduce, a whole step; staging,
-// against plain copies; what a step costs the host; a step with a worker on the CPU, against what carries it. Writes one CSV line per
-// measurement and round: name,seconds,bytes,limit (the measurement that it is compared with, from the same round). After each one
-// some of the results are compared with the host's; a wrong one ends all.
+// What a device does with a step's buckets, against its own copy bandwidth: update, fuse, unfuse, local
+// reduce, a whole step; staging, against plain copies; what a step costs the host; a step with a worker on
+// the CPU, against what carries it. Writes one CSV line per measurement and round: name,seconds,bytes,limit
+// (the measurement that it is compared with, from the same round). After each one some of the results are
+// compared with the host's; a wrong one ends all.
 //
 //   gpu_bench [--rounds N] [--scale PART] [--device cuda:0]      scale 1: 100 million parameters
 //   gpu_bench --gpus                                             how many there are
@@ -53,7 +54,9 @@ void must(cudaError_t error) {
   if (error != cudaSuccess) fail(std::string("CUDA: ") + cudaGetErrorName(error));
 }
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // ResNet-50's parameters, in the order of the layers: 161 tensors, 25.6 million elements.
 std::vector<size_t> resnet50() {
@@ -63,7 +66,8 @@ std::vector<size_t> resnet50() {
   for (size_t stage = 0; stage < 4; ++stage) {
     const size_t planes = size_t{64} << stage, out = 4 * planes;
     for (size_t block = 0; block < blocks[stage]; ++block) {
-      for (size_t n : {in * planes, planes, planes, planes * planes * 9, planes, planes, planes * out, out, out})
+      for (size_t n :
+           {in * planes, planes, planes, planes * planes * 9, planes, planes, planes * out, out, out})
         tensors.push_back(n);
       if (block == 0) {
         for (size_t n : {in * out, out, out}) tensors.push_back(n);
@@ -115,7 +119,8 @@ class Bench {
         numbers_(*device_),
         seen_(must(device_->allocate_staging(kWindow * sizeof(float)))) {
     std::printf("# %s\n", device_->describe().c_str());
-    if (options.scale < 1) std::printf("# scale %g: small sizes, which say nothing of speed\n", options.scale);
+    if (options.scale < 1)
+      std::printf("# scale %g: small sizes, which say nothing of speed\n", options.scale);
     std::printf("name,seconds,bytes,limit\n");
   }
 
@@ -124,7 +129,8 @@ class Bench {
       for (const auto& [name, settings, bytes] :
            {std::tuple("sgd", "lr=1e-3 momentum=0.9", 20.0), std::tuple("adamw", "lr=1e-3", 28.0)}) {
         update(name, settings, bytes);
-        whole_step(name, settings, bytes + 8);  // which also reads the gradients and writes them into a bucket
+        // It also reads the gradients and writes them into a bucket.
+        whole_step(name, settings, bytes + 8);
       }
       fusion();
       local_reduce(2);
@@ -140,7 +146,9 @@ class Bench {
 
   using Memory = std::shared_ptr<void>;
   Memory floats(size_t count) { return must(device_->allocate(count * sizeof(float))); }
-  static float* at(const Memory& memory, size_t position = 0) { return static_cast<float*>(memory.get()) + position; }
+  static float* at(const Memory& memory, size_t position = 0) {
+    return static_cast<float*>(memory.get()) + position;
+  }
   bool small() const { return options_.scale < 1; }
   size_t scaled(size_t count) const {
     return std::max<size_t>(1024, static_cast<size_t>(static_cast<double>(count) * options_.scale));
@@ -175,13 +183,14 @@ class Bench {
     device::finish(*device_, *queue_);
     if (!std::equal(expected.begin(), expected.end(), at(seen_))) fail(name + ": the result is wrong");
   }
-  void expect_all(const std::string& name, const float* there, size_t count, const float* content, size_t from = 0) {
+  void expect_all(const std::string& name, const float* there, size_t count, const float* content,
+                  size_t from = 0) {
     const size_t size = std::min(count, kWindow);
     for (size_t window : windows(count)) expect(name, there + window, part_of(content, from + window, size));
   }
 
-  // Seconds of one of many that are enqueued one after the other, for so long that a clock does not matter, after the device has had
-  // time to come to its speed.
+  // Seconds of one of many that are enqueued one after the other, for so long that a clock does not matter,
+  // after the device has had time to come to its speed.
   double time_with(const std::function<void()>& enqueue, const std::function<void()>& finish) const {
     const double begin = now(), warm = small() ? 0 : 0.3, least = small() ? 1e-4 : 0.05;
     for (int calls = 1;;) {
@@ -201,9 +210,10 @@ class Bench {
     std::fflush(stdout);
   }
 
-  // Work on operands of `count` elements each, of which an element depends on those at its place only: so what the host makes of
-  // some of them, as often, is what they must be.
-  using Work = std::function<void(device::WorkQueue& queue, size_t count, const std::vector<float*>& operands)>;
+  // Work on operands of `count` elements each, of which an element depends on those at its place only: so
+  // what the host makes of some of them, as often, is what they must be.
+  using Work =
+      std::function<void(device::WorkQueue& queue, size_t count, const std::vector<float*>& operands)>;
   void measure(const std::string& name, double bytes, const std::string& limit, size_t count,
                const std::vector<const float*>& contents, const Work& work) {
     std::vector<Memory> memory;
@@ -230,8 +240,8 @@ class Bench {
     row(name, seconds, bytes, limit);
   }
 
-  // The limit of what comes next, measured right before it: a copy of as many bytes, since few are quicker in caches, but no more
-  // than are needed to be beyond these.
+  // The limit of what comes next, measured right before it: a copy of as many bytes, since few are quicker in
+  // caches, but no more than are needed to be beyond these.
   std::string copy_beside(const std::string& name, double bytes) {
     const std::string limit = "device copy beside " + name;
     const size_t count = std::min(static_cast<size_t>(bytes / 8), scaled(100'000'000));
@@ -248,7 +258,8 @@ class Bench {
     const double bytes = bytes_each * static_cast<double>(count);
     const UpdateRule rule = must(Optimizer::make(optimizer, settings))->rule(10, {});
     const std::string limit = copy_beside(name, bytes);
-    measure(name, bytes, limit, count, {numbers_.normal(0), numbers_.normal(1), numbers_.normal(2), numbers_.squares()},
+    measure(name, bytes, limit, count,
+            {numbers_.normal(0), numbers_.normal(1), numbers_.normal(2), numbers_.squares()},
             [&](device::WorkQueue& queue, size_t n, const std::vector<float*>& of) {
               const UpdatePiece piece{0, n, 4, 0, 1, Action::kUpdate, rule, {of[2], of[3], nullptr}};
               void* target = of[1];
@@ -325,7 +336,8 @@ class Bench {
       seconds.push_back(time_with([&] { copy(goes_up, comes_down); }, finish));
       if (goes_up) expect_all(names[way], at.there, count, numbers_.normal(1));
       if (comes_down) expect_all(names[way], at.to, count, numbers_.normal(2));
-      row(names[way], seconds.back(), static_cast<double>(nbytes) * (goes_up && comes_down ? 2 : 1), limits[way]);
+      row(names[way], seconds.back(), static_cast<double>(nbytes) * (goes_up && comes_down ? 2 : 1),
+          limits[way]);
     }
     return seconds;
   }
@@ -345,7 +357,8 @@ class Bench {
       for (void** memory : {&from, &to}) must(cudaHostAlloc(memory, nbytes, cudaHostAllocPortable));
       const auto seconds = ways(
           plain, {"", "", ""},
-          {static_cast<float*>(from), static_cast<float*>(there), static_cast<float*>(back), static_cast<float*>(to)},
+          {static_cast<float*>(from), static_cast<float*>(there), static_cast<float*>(back),
+           static_cast<float*>(to)},
           [&](bool goes_up, bool comes_down) {
             if (goes_up) must(cudaMemcpyAsync(there, from, nbytes, cudaMemcpyHostToDevice, up));
             if (comes_down) must(cudaMemcpyAsync(to, back, nbytes, cudaMemcpyDeviceToHost, down));
@@ -378,7 +391,8 @@ class Bench {
   std::shared_ptr<Session> open(const Settings& settings) {
     Registered registered;
     registered.backends["cuda"] = []() -> Result<const device::Backend*> { return &device::cuda_backend(); };
-    return must(Session::open(config(settings), transport::make_uv_environment(), std::make_shared<Log>(), registered));
+    return must(Session::open(config(settings), transport::make_uv_environment(), std::make_shared<Log>(),
+                              registered));
   }
   static Config config(const Settings& settings) {
     Config config;
@@ -423,11 +437,18 @@ class Bench {
    private:
     void check(const std::string& name, size_t tensor, size_t window) {
       const size_t count = std::min(parameters_[tensor]->count, kWindow);
-      std::vector<float> value = part_of(bench_.numbers_.normal(0), window, count), first(count), second(count);
+      std::vector<float> value = part_of(bench_.numbers_.normal(0), window, count), first(count),
+                         second(count);
       const std::vector<float> gradient = part_of(bench_.numbers_.normal(1), window, count);
       for (uint64_t step = 0; step < steps_; ++step) {
-        const UpdatePiece piece{
-            0, count, 1, 0, 1, Action::kUpdate, optimizer_->rule(step, {}), {first.data(), second.data(), nullptr}};
+        const UpdatePiece piece{0,
+                                count,
+                                1,
+                                0,
+                                1,
+                                Action::kUpdate,
+                                optimizer_->rule(step, {}),
+                                {first.data(), second.data(), nullptr}};
         void* target = value.data();
         must(bench_.host_->update(DType::kFloat32, {&piece, 1}, {&target, 1}, gradient.data()));
       }
@@ -480,8 +501,9 @@ class Bench {
     row("time of a step with 161 tensors", seconds, 0, "");
   }
 
-  // Two workers, of which one has the GPU, average gradients by RPC over TCP on loopback. The slower of two ways is the limit: the
-  // wire with as many bytes both ways at once, and copies of as many bytes to the host and to the device at once.
+  // Two workers, of which one has the GPU, average gradients by RPC over TCP on loopback. The slower of two
+  // ways is the limit: the wire with as many bytes both ways at once, and copies of as many bytes to the host
+  // and to the device at once.
   void step_beside_the_cpu() {
     constexpr int64_t kParameters = 16;
     const int64_t count = static_cast<int64_t>(staged_bytes() / sizeof(float)) / kParameters;
@@ -498,15 +520,17 @@ class Bench {
                                         transport::make_uv_environment(), std::make_shared<Log>()));
     double seconds = 0;
     const auto worker = [&](int rank) {
-      auto session = open(
-          {{"head", head->address()}, {"num_workers", "2"}, {"rank", std::to_string(rank)}, {"embed_head", "never"}});
+      auto session = open({{"head", head->address()},
+                           {"num_workers", "2"},
+                           {"rank", std::to_string(rank)},
+                           {"embed_head", "never"}});
       must(session->set_optimizer("sgd", "lr=1"));  // so that values show each step
       Replica* replica = must(session->add_replica(rank == 0 ? device_->name() : "cpu"));
       device::Access access(replica->device);
       std::vector<std::shared_ptr<TensorMemory>> tensors;
       for (int64_t p = 0; p < kParameters; ++p) {
-        Parameter* parameter =
-            must(session->add_parameter(std::string("p") + std::to_string(p), DType::kFloat32, {&count, 1}, true));
+        Parameter* parameter = must(
+            session->add_parameter(std::string("p") + std::to_string(p), DType::kFloat32, {&count, 1}, true));
         tensors.push_back(must(session->alloc(replica, parameter)));
       }
       const std::vector<float> gradient(static_cast<size_t>(count), rank == 0 ? 1.0f : 4.0f);
@@ -565,7 +589,8 @@ int main_(int argc, char** argv) {
       return option == "--help" ? 0 : 2;
     }
     if (expected) {
-      std::fprintf(stderr, "gpu_bench: %s '%s': %s is expected\n", argv[i], std::string(value).c_str(), expected);
+      std::fprintf(stderr, "gpu_bench: %s '%s': %s is expected\n", argv[i], std::string(value).c_str(),
+                   expected);
       return 2;
     }
     ++i;

@@ -14,7 +14,8 @@ const Backend& cuda_backend() {
     void* library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
     void* table = library ? dlsym(library, "dsgd_cuda_backend") : nullptr;
     if (!table) {
-      std::fprintf(stderr, "DSGD_CUDA_PLUGIN does not name the plug-in: %s\n", path ? dlerror() : "it is not set");
+      std::fprintf(stderr, "DSGD_CUDA_PLUGIN does not name the plug-in: %s\n",
+                   path ? dlerror() : "it is not set");
       std::exit(2);
     }
     return reinterpret_cast<const Backend* (*)()>(table)();

@@ -1,7 +1,7 @@
-// A stand-in for NCCL over the fake runtime's streams, as a library, so that `run` and its jobs can be tried without a GPU: ranks
-// in any processes of this machine send what they have to a thread in the process that made the id, which adds it up. Only what
-// libdsgd_cuda.so calls is there. As with NCCL, streams wait for all ranks, and who has gone is a remote error to the others.
-// Never a back end for users.
+// A stand-in for NCCL over the fake runtime's streams, as a library, so that `run` and its jobs can be tried
+// without a GPU: ranks in any processes of this machine send what they have to a thread in the process that
+// made the id, which adds it up. Only what libdsgd_cuda.so calls is there. As with NCCL, streams wait for all
+// ranks, and who has gone is a remote error to the others. Never a back end for users.
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -79,7 +79,8 @@ bool serve_one(const std::vector<int>& ranks) {
     Header theirs{};
     if (!receive_all(ranks[r], &theirs, sizeof theirs)) return false;
     if (r == 0) header = theirs;
-    if (std::memcmp(&theirs, &header, sizeof header) != 0) misuse("ranks have enqueued different collectives");
+    if (std::memcmp(&theirs, &header, sizeof header) != 0)
+      misuse("ranks have enqueued different collectives");
     part.resize(sent_elements(header, ranks.size()) * header.element);
     if (!receive_all(ranks[r], part.data(), part.size())) return false;
     if (header.what == What::kAllGather || r == 0) {
@@ -116,7 +117,8 @@ void serve(int listener) {
 sockaddr_un address_of(const nccl::UniqueId& id) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, id.internal, sizeof address.sun_path - 1);  // abstract: it goes with the process
+  // Abstract: it goes with the process.
+  std::memcpy(address.sun_path + 1, id.internal, sizeof address.sun_path - 1);
   return address;
 }
 
@@ -143,8 +145,8 @@ struct Call {
 thread_local int depth = 0;
 thread_local std::vector<Call> calls;
 
-nccl::Result collective(What what, const void* sent, void* received, size_t count, nccl::DataType type, nccl::Comm comm,
-                        cudaStream_t stream) {
+nccl::Result collective(What what, const void* sent, void* received, size_t count, nccl::DataType type,
+                        nccl::Comm comm, cudaStream_t stream) {
   if (depth == 0) misuse("a collective outside of a group");
   calls.push_back({comm, {what, type == nccl::kFloat32 ? 4u : 8u, count}, sent, received, stream});
   return nccl::kSuccess;
@@ -178,7 +180,8 @@ STAND_IN ncclGetUniqueId(nccl::UniqueId* id) {
   std::snprintf(id->internal, sizeof id->internal, "dsgd-nccl-stand-in-%d-%d", getpid(), ++made);
   const sockaddr_un address = address_of(*id);
   const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || listen(listener, 64) != 0) {
+  if (bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      listen(listener, 64) != 0) {
     return nccl::kSystemError;
   }
   std::thread(serve, listener).detach();
@@ -228,8 +231,8 @@ STAND_IN ncclAllReduce(const void* sent, void* received, size_t count, nccl::Dat
                        nccl::Comm comm, cudaStream_t stream) {
   return collective(What::kAllReduce, sent, received, count, type, comm, stream);
 }
-STAND_IN ncclReduceScatter(const void* sent, void* received, size_t count, nccl::DataType type, nccl::Operation,
-                           nccl::Comm comm, cudaStream_t stream) {
+STAND_IN ncclReduceScatter(const void* sent, void* received, size_t count, nccl::DataType type,
+                           nccl::Operation, nccl::Comm comm, cudaStream_t stream) {
   return collective(What::kReduceScatter, sent, received, count, type, comm, stream);
 }
 STAND_IN ncclAllGather(const void* sent, void* received, size_t count, nccl::DataType type, nccl::Comm comm,
@@ -237,7 +240,8 @@ STAND_IN ncclAllGather(const void* sent, void* received, size_t count, nccl::Dat
   return collective(What::kAllGather, sent, received, count, type, comm, stream);
 }
 __attribute__((visibility("default"))) const char* ncclGetErrorString(nccl::Result result) {
-  return result == nccl::kRemoteError ? "remote process exited or there was a network error" : "a system call failed";
+  return result == nccl::kRemoteError ? "remote process exited or there was a network error"
+                                      : "a system call failed";
 }
 __attribute__((visibility("default"))) const char* ncclGetLastError(nccl::Comm) { return ""; }
 

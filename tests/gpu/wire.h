@@ -1,5 +1,6 @@
-// What a TCP connection on loopback takes for so many bytes both ways at once, between two threads: what an all-reduce of as many
-// bytes between two workers on one machine has to move. As tests/bench/limits.c measures it.
+// What a TCP connection on loopback takes for so many bytes both ways at once, between two threads: what an
+// all-reduce of as many bytes between two workers on one machine has to move. As tests/bench/limits.c
+// measures it.
 #pragma once
 
 #include <arpa/inet.h>
@@ -30,8 +31,9 @@ class Wire {
     sockaddr* const at = reinterpret_cast<sockaddr*>(&address);
     const int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
     ends_[0] = socket(AF_INET, SOCK_STREAM, 0);
-    if (bind(listener, at, length) != 0 || listen(listener, 1) != 0 || getsockname(listener, at, &length) != 0 ||
-        connect(ends_[0], at, length) != 0 || (ends_[1] = accept(listener, nullptr, nullptr)) < 0) {
+    if (bind(listener, at, length) != 0 || listen(listener, 1) != 0 ||
+        getsockname(listener, at, &length) != 0 || connect(ends_[0], at, length) != 0 ||
+        (ends_[1] = accept(listener, nullptr, nullptr)) < 0) {
       fail("a connection over loopback");
     }
     close(listener);
@@ -70,9 +72,11 @@ class Wire {
     while (sent < all || received < all) {
       bool some = false;
       if (sent < all) some |= moved(send(ends_[k], out_[k].data() + sent, all - sent, MSG_NOSIGNAL), &sent);
-      if (received < all) some |= moved(recv(ends_[k], in_[k].data() + received, all - received, 0), &received);
+      if (received < all)
+        some |= moved(recv(ends_[k], in_[k].data() + received, all - received, 0), &received);
       if (some) continue;
-      pollfd ready{ends_[k], static_cast<short>((sent < all ? POLLOUT : 0) | (received < all ? POLLIN : 0)), 0};
+      pollfd ready{ends_[k], static_cast<short>((sent < all ? POLLOUT : 0) | (received < all ? POLLIN : 0)),
+                   0};
       if (poll(&ready, 1, 30'000) == 0) fail("a socket stood still for 30 s");
     }
   }

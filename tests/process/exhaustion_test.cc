@@ -1,9 +1,9 @@
-// A worker whose process has next to no memory left, down to the last small object: each call ends, with an error that says so or
-// well, the other worker's too, and the host process survives. What memory is left is counted by the operators new and delete of
-// this program, which libdsgd and its libraries use.
+// A worker whose process has next to no memory left, down to the last small object: each call ends, with an
+// error that says so or well, the other worker's too, and the host process survives. What memory is left is
+// counted by the operators new and delete of this program, which libdsgd and its libraries use.
 //
-// No thread is surprised inside Cap'n Proto, which would end the process there: the limit holds for one from the moment on at which
-// it asks for as much as dsgd does to see whether there is room.
+// No thread is surprised inside Cap'n Proto, which would end the process there: the limit holds for one from
+// the moment on at which it asks for as much as dsgd does to see whether there is room.
 
 #include <dsgd/dsgd.h>
 #include <gtest/gtest.h>
@@ -37,8 +37,8 @@ void* get(size_t size, size_t alignment) {
     ++refused;
     return nullptr;
   }
-  void* memory =
-      alignment ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment) : std::malloc(size);
+  void* memory = alignment ? std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
+                           : std::malloc(size);
   if (memory) used += static_cast<int64_t>(malloc_usable_size(memory));
   return memory;
 }
@@ -89,7 +89,8 @@ struct Worker {
   dsgd_session* session = nullptr;
   bool fresh = true;
   int64_t count = 0;
-  float* buffer = nullptr;  // of twice as many; goes when a call has failed: dsgd has said that it is done with it
+  // Of twice as many; goes when a call has failed: dsgd has said that it is done with it.
+  float* buffer = nullptr;
 
   size_t nbytes() const { return static_cast<size_t>(count) * sizeof(float); }
   float* values() { return buffer; }
@@ -103,8 +104,8 @@ struct Worker {
   void open(const char* strategy) {
     dsgd_error* error = nullptr;
     dsgd_config* config = dsgd_config_new();
-    buffer =
-        static_cast<float*>(mmap(nullptr, 2 * nbytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    buffer = static_cast<float*>(
+        mmap(nullptr, 2 * nbytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     for (const auto& [key, value] :
          std::vector<std::pair<const char*, std::string>>{{"num_workers", "2"},
                                                           {"head", report->address},
@@ -167,14 +168,14 @@ struct Job {
 class Exhaustion : public testing::Test {
  protected:
   Exhaustion()
-      : report_(new (mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Report) {
-  }
+      : report_(new (mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+                    Report) {}
   ~Exhaustion() override { munmap(report_, sizeof(Report)); }
 
   // Each in processes of its own: a head, and two workers.
   void run(int poor_rank, int64_t left, const Job& job, const Call& call) {
-    SCOPED_TRACE("rank " + std::to_string(poor_rank) + " has " + std::to_string(left) + " bytes left; " + job.strategy +
-                 " of " + std::to_string(job.count));
+    SCOPED_TRACE("rank " + std::to_string(poor_rank) + " has " + std::to_string(left) + " bytes left; " +
+                 job.strategy + " of " + std::to_string(job.count));
     new (report_) Report{};
     const pid_t head = fork();
     if (head == 0) serve();
@@ -190,7 +191,8 @@ class Exhaustion : public testing::Test {
     kill(head, SIGKILL);
     waitpid(head, nullptr, 0);
     refused_ += report_->refused;
-    for (int rank = 0; rank < kWorkers; ++rank) {  // what was asked for, and what the good order of an end may take
+    // The time that was asked for, and the time that an end in good order may take.
+    for (int rank = 0; rank < kWorkers; ++rank) {
       EXPECT_LT(report_->closing[rank], 8000) << "rank " << rank;
     }
     const int poor = report_->failed[poor_rank], other = report_->failed[1 - poor_rank];
@@ -261,8 +263,8 @@ TEST_F(Exhaustion, InStepsAllCallsEndAndTheHostLives) {
 
 TEST_F(Exhaustion, InCollectivesAllCallsEndAndTheHostLives) {
   run_all("allreduce", true, [](Worker& worker, dsgd_error** error) {
-    return dsgd_allreduce(worker.session, nullptr, worker.values(), worker.values(), worker.nbytes(), DSGD_FLOAT32,
-                          DSGD_SUM, nullptr, nullptr, error);
+    return dsgd_allreduce(worker.session, nullptr, worker.values(), worker.values(), worker.nbytes(),
+                          DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
   });
 }
 

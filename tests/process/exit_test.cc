@@ -1,6 +1,7 @@
-// A process that exits while its sessions are at work: it ends with the status that it has given, soon, whatever is called on the
-// way out. What the program registers with atexit(), and its destructors, find its sessions alive; what runs later, such as the
-// destructors of a library that knows dsgd only by dlopen(), gets errors and never waits.
+// A process that exits while its sessions are at work: it ends with the status that it has given, soon,
+// whatever is called on the way out. What the program registers with atexit(), and its destructors, find its
+// sessions alive; what runs later, such as the destructors of a library that knows dsgd only by dlopen(),
+// gets errors and never waits.
 
 #include <cxxabi.h>
 #include <dsgd/dsgd.h>
@@ -48,8 +49,8 @@ dsgd_session* open_session(const char* address, int workers, int rank) {
         "dsgd_parameter_add");
   check(dsgd_replica_add(session, "cpu", &replica, nullptr) == DSGD_OK, "dsgd_replica_add");
   if (workers > 1) {
-    check(dsgd_bind(replica, parameter, values[rank], sizeof values[rank], gradients[rank], sizeof gradients[rank],
-                    nullptr) == DSGD_OK,
+    check(dsgd_bind(replica, parameter, values[rank], sizeof values[rank], gradients[rank],
+                    sizeof gradients[rank], nullptr) == DSGD_OK,
           "dsgd_bind");
   } else {
     void *value, *gradient;
@@ -80,10 +81,13 @@ void on_exit_of_the_host() {
   check(dsgd_step(alone, 1, nullptr, nullptr) == DSGD_OK, "a step in a function given to atexit()");
 }
 __attribute__((destructor)) void destructor_of_the_host() {
-  if (alone) check(dsgd_barrier(alone, nullptr, nullptr, &barrier, nullptr) == DSGD_OK, "dsgd_barrier in a destructor");
+  if (alone)
+    check(dsgd_barrier(alone, nullptr, nullptr, &barrier, nullptr) == DSGD_OK,
+          "dsgd_barrier in a destructor");
 }
 
-// Registered before dsgd was loaded, and not with the program's own functions: all libraries have been finalized.
+// Registered before dsgd was loaded, and not with the program's own functions: all libraries have been
+// finalized.
 void after_all_others(void*) {
   if (!alone) return;
   uint64_t digest;
@@ -106,12 +110,13 @@ void after_all_others(void*) {
 void before_libraries_are_initialized(int, char**, char**) {
   __cxxabiv1::__cxa_atexit(after_all_others, nullptr, nullptr);
 }
-__attribute__((section(".preinit_array"), used)) void (*const preinit)(int, char**,
-                                                                       char**) = before_libraries_are_initialized;
+__attribute__((section(".preinit_array"),
+               used)) void (*const preinit)(int, char**, char**) = before_libraries_are_initialized;
 
 class ProcessExit : public testing::Test {
  protected:
-  ProcessExit() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }  // a process of its own, that begins anew
+  // A process of its own, that begins anew.
+  ProcessExit() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
 };
 
 TEST_F(ProcessExit, InTheMidstOfStepsLeavesTheHostsStatus) {

@@ -1,6 +1,7 @@
-// Real processes, killed and stopped: every other worker's call returns an error that names the victim, within the lease. The
-// exact bound (lease + 100 ms) is shown in virtual time by the simulation; here the latencies are real ones, so they are
-// recorded as properties of the test, and the limit is wide enough for a busy machine.
+// Real processes, killed and stopped: every other worker's call returns an error that names the victim,
+// within the lease. The exact bound (lease + 100 ms) is shown in virtual time by the simulation; here the
+// latencies are real ones, so they are recorded as properties of the test, and the limit is wide enough for a
+// busy machine.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -118,7 +119,8 @@ class Job {
       dsgd_config* config = dsgd_config_new();
       EXPECT_EQ(dsgd_config_set(config, "head", "127.0.0.1:0", nullptr), DSGD_OK);
       EXPECT_EQ(dsgd_config_set(config, "num_workers", std::to_string(workers).c_str(), nullptr), DSGD_OK);
-      EXPECT_EQ(dsgd_config_set(config, "lease", (std::to_string(lease.count()) + "ms").c_str(), nullptr), DSGD_OK);
+      EXPECT_EQ(dsgd_config_set(config, "lease", (std::to_string(lease.count()) + "ms").c_str(), nullptr),
+                DSGD_OK);
       EXPECT_EQ(dsgd_head_start(config, &head_, nullptr), DSGD_OK);
       dsgd_config_free(config);
       address = dsgd_head_address(head_);
@@ -127,12 +129,13 @@ class Job {
     words.insert(words.end(), work.begin(), work.end());
     for (int rank = 0; rank < workers; ++rank) {
       std::vector<std::string> environment = {
-          "DSGD_HEAD=" + address, "DSGD_NUM_WORKERS=" + std::to_string(workers), "DSGD_RANK=" + std::to_string(rank),
-          "DSGD_LEASE=" + std::to_string(lease.count()) + "ms",
+          "DSGD_HEAD=" + address, "DSGD_NUM_WORKERS=" + std::to_string(workers),
+          "DSGD_RANK=" + std::to_string(rank), "DSGD_LEASE=" + std::to_string(lease.count()) + "ms",
           // The worker that hosts the head is rank 0.
           std::string("DSGD_EMBED_HEAD=") + (head_in_worker && rank == 0 ? "auto" : "never")};
       for (const char* inherited : {"ASAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"}) {
-        if (const char* value = getenv(inherited)) environment.push_back(std::string(inherited) + '=' + value);
+        if (const char* value = getenv(inherited))
+          environment.push_back(std::string(inherited) + '=' + value);
       }
       environment.insert(environment.end(), settings.begin(), settings.end());
       processes.push_back(std::make_unique<Process>(words, environment));
@@ -147,14 +150,16 @@ class Job {
   void expect_all(const std::string& word) {
     const auto deadline = Clock::now() + std::chrono::seconds(60);
     for (size_t rank = 0; rank < processes.size(); ++rank) {
-      ASSERT_TRUE(processes[rank]->expect(word, deadline)) << "rank " << rank << " never said '" << word << "', only:\n"
-                                                           << processes[rank]->said();
+      ASSERT_TRUE(processes[rank]->expect(word, deadline))
+          << "rank " << rank << " never said '" << word << "', only:\n"
+          << processes[rank]->said();
     }
   }
   std::vector<std::unique_ptr<Process>> processes;
 
  private:
-  std::string folder_ = testing::TempDir() + "dsgd-fault-XXXXXX";  // of the sockets: killed workers leave theirs
+  // Holds the sockets: killed workers leave theirs.
+  std::string folder_ = testing::TempDir() + "dsgd-fault-XXXXXX";
   dsgd_head* head_ = nullptr;
 };
 
@@ -174,14 +179,17 @@ TEST_P(Faults, SurvivorsNameTheVictimWithinTheLeaseAndGoOn) {
     const auto line = job.processes[rank]->expect("failed", hit + kLease + kBusyMachine);
     ASSERT_TRUE(line) << "rank " << rank << " said nothing";
     longest = std::max<long>(longest, std::chrono::duration_cast<milliseconds>(Clock::now() - hit).count());
-    EXPECT_NE(line->find("DSGD_ERR_WORKER_LOST " + std::to_string(fault.victim) + " "), std::string::npos) << *line;
+    EXPECT_NE(line->find("DSGD_ERR_WORKER_LOST " + std::to_string(fault.victim) + " "), std::string::npos)
+        << *line;
     EXPECT_NE(line->find("rank " + std::to_string(fault.victim)), std::string::npos) << *line;
-    EXPECT_NE(line->find("pid " + std::to_string(job.processes[fault.victim]->pid())), std::string::npos) << *line;
+    EXPECT_NE(line->find("pid " + std::to_string(job.processes[fault.victim]->pid())), std::string::npos)
+        << *line;
   }
   RecordProperty("longest_ms", std::to_string(longest));
   for (int rank = 0; rank < 4; ++rank) {
     if (rank == fault.victim) continue;
-    EXPECT_TRUE(job.processes[rank]->expect("ended", Clock::now() + kLease + kBusyMachine)) << "rank " << rank;
+    EXPECT_TRUE(job.processes[rank]->expect("ended", Clock::now() + kLease + kBusyMachine))
+        << "rank " << rank;
     EXPECT_EQ(job.processes[rank]->wait(), 0) << "rank " << rank << ": the host process did not survive";
   }
 }
@@ -223,14 +231,15 @@ TEST(Stopped, BeforeTheStartItIsNamedAndTheOthersCloseSoon) {
       const auto line = job.processes[rank]->expect("failed", hit + kLease + kBusyMachine);
       ASSERT_TRUE(line) << "rank " << rank << " said nothing";
       EXPECT_NE(line->find("DSGD_ERR_WORKER_LOST 1 "), std::string::npos) << *line;
-      EXPECT_TRUE(job.processes[rank]->expect("ended", Clock::now() + kLease + kBusyMachine)) << "rank " << rank;
+      EXPECT_TRUE(job.processes[rank]->expect("ended", Clock::now() + kLease + kBusyMachine))
+          << "rank " << rank;
       EXPECT_EQ(job.processes[rank]->wait(), 0);
     }
   }
 }
 
-// At a different moment of the start each time, so that it has received some messages of the others and not the rest. The
-// exact bound, at every state, is shown by the simulation (start_test.cc).
+// At a different moment of the start each time, so that it has received some messages of the others and not
+// the rest. The exact bound, at every state, is shown by the simulation (start_test.cc).
 TEST(Stopped, DuringTheStartTheOthersCloseWithinALease) {
   constexpr milliseconds kShortLease{500}, kClosing{1100};  // of dsgd_close: a lease, 100 ms, and a second
   for (int round = 0; round < 12; ++round) {
@@ -248,7 +257,8 @@ TEST(Stopped, DuringTheStartTheOthersCloseWithinALease) {
       if (rank == victim) continue;
       const auto line = job.processes[rank]->expect("failed", Clock::now() + kShortLease + kBusyMachine);
       ASSERT_TRUE(line) << "rank " << rank << " said nothing";
-      EXPECT_NE(line->find("DSGD_ERR_WORKER_LOST " + std::to_string(victim) + " "), std::string::npos) << *line;
+      EXPECT_NE(line->find("DSGD_ERR_WORKER_LOST " + std::to_string(victim) + " "), std::string::npos)
+          << *line;
       EXPECT_TRUE(job.processes[rank]->expect("ended", Clock::now() + kShortLease + kClosing + kBusyMachine))
           << "rank " << rank;
       EXPECT_EQ(job.processes[rank]->wait(), 0);
@@ -282,7 +292,8 @@ TEST(Close, WithoutPatienceDoesNotWaitForAStoppedWorker) {
       for (size_t rank = 0; rank < 3; ++rank) {
         if (rank == victim) continue;
         EXPECT_TRUE(job.processes[rank]->expect("closed", Clock::now() + std::chrono::seconds(60)))
-            << "rank " << rank << ", stopped is rank " << victim << (head_in_worker ? ", the head is rank 0" : "");
+            << "rank " << rank << ", stopped is rank " << victim
+            << (head_in_worker ? ", the head is rank 0" : "");
         EXPECT_EQ(job.processes[rank]->wait(), 0);
       }
     }
@@ -296,10 +307,12 @@ TEST(Departure, BetweenStepsLetsTheOthersTrainOn) {
       for (size_t leaver : {0, 2}) {
         SCOPED_TRACE(std::string(algorithm) + ", rank " + std::to_string(leaver) + " leaves" +
                      (head_in_worker ? ", the head is rank 0" : ""));
-        Job job(3, {"depart", std::to_string(leaver)}, head_in_worker, {std::string("DSGD_ALGORITHM=") + algorithm});
+        Job job(3, {"depart", std::to_string(leaver)}, head_in_worker,
+                {std::string("DSGD_ALGORITHM=") + algorithm});
         for (size_t rank = 0; rank < 3; ++rank) {
           Process& process = *job.processes[rank];
-          EXPECT_TRUE(process.expect(rank == leaver ? "closed" : "trained", Clock::now() + std::chrono::seconds(60)))
+          EXPECT_TRUE(
+              process.expect(rank == leaver ? "closed" : "trained", Clock::now() + std::chrono::seconds(60)))
               << "rank " << rank << " said:\n"
               << process.said();
           EXPECT_EQ(process.wait(), 0);
@@ -366,7 +379,8 @@ size_t listening(pid_t pid) {
 
 TEST(Head, IsOneOfThoseWhoWaitOnceItsAddressIsFree) {
   auto squatter = std::make_unique<Squatter>();
-  Job job(3, {"wait"}, true, {"DSGD_HEAD=" + squatter->address(), "DSGD_EMBED_HEAD=auto", "DSGD_INIT_TIMEOUT=60s"});
+  Job job(3, {"wait"}, true,
+          {"DSGD_HEAD=" + squatter->address(), "DSGD_EMBED_HEAD=auto", "DSGD_INIT_TIMEOUT=60s"});
   squatter->turn_away(20);  // by then all have come, and more than once
   squatter.reset();
   job.expect_all("joined");

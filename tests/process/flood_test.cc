@@ -1,5 +1,5 @@
-// A hostile process opens thousands of silent connections to the head. Workers must be able to join meanwhile, and the head's
-// process keeps its descriptors.
+// A hostile process opens thousands of silent connections to the head. Workers must be able to join
+// meanwhile, and the head's process keeps its descriptors.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -28,8 +28,8 @@ constexpr int kConnections = 2200;
 constexpr rlim_t kDescriptors = 1024;  // of the head's process
 constexpr int kJobs = 3;
 
-// Holds kConnections silent connections open, and opens each one again as soon as it is closed. System calls only: it is the
-// child of a process that has threads.
+// Holds kConnections silent connections open, and opens each one again as soon as it is closed. System calls
+// only: it is the child of a process that has threads.
 [[noreturn]] void flood(uint16_t port, int ready) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   rlimit high{};
@@ -86,7 +86,8 @@ std::string read_all(FILE* pipe) {
 }
 
 long open_descriptors() {
-  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                       std::filesystem::directory_iterator());
 }
 
 TEST(Flood, WorkersJoinWhileSilentConnectionsFloodTheHead) {
@@ -108,9 +109,9 @@ TEST(Flood, WorkersJoinWhileSilentConnectionsFloodTheHead) {
 
     std::vector<FILE*> workers;
     for (int rank = 0; rank < 2; ++rank) {
-      const std::string command = "DSGD_HEAD=" + address + " DSGD_NUM_WORKERS=2 DSGD_RANK=" + std::to_string(rank) +
-                                  " DSGD_LEASE=10s DSGD_EMBED_HEAD=never DSGD_INIT_TIMEOUT=60s " PROCESS_WORKER
-                                  " init 2>&1";
+      const std::string command =
+          "DSGD_HEAD=" + address + " DSGD_NUM_WORKERS=2 DSGD_RANK=" + std::to_string(rank) +
+          " DSGD_LEASE=10s DSGD_EMBED_HEAD=never DSGD_INIT_TIMEOUT=60s " PROCESS_WORKER " init 2>&1";
       workers.push_back(popen(command.c_str(), "r"));
       ASSERT_NE(workers.back(), nullptr);
     }

@@ -1,4 +1,5 @@
-// A worker that has no memory for a call's buffers: it says so, and the others are told, long before the call's time is over.
+// A worker that has no memory for a call's buffers: it says so, and the others are told, long before the
+// call's time is over.
 
 #include <dsgd/dsgd.h>
 #include <gtest/gtest.h>
@@ -19,11 +20,12 @@ namespace {
 
 dsgd_session* open_session(const char* address, int rank) {
   dsgd_config* config = dsgd_config_new();
-  for (const auto& [key, value] : std::vector<std::pair<const char*, std::string>>{{"num_workers", "2"},
-                                                                                   {"head", address},
-                                                                                   {"embed_head", "never"},
-                                                                                   {"rank", std::to_string(rank)},
-                                                                                   {"step_timeout", "100s"}}) {
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, std::string>>{{"num_workers", "2"},
+                                                        {"head", address},
+                                                        {"embed_head", "never"},
+                                                        {"rank", std::to_string(rank)},
+                                                        {"step_timeout", "100s"}}) {
     dsgd_config_set(config, key, value.c_str(), nullptr);
   }
   dsgd_session* session = nullptr;
@@ -32,7 +34,8 @@ dsgd_session* open_session(const char* address, int rank) {
   return session;
 }
 
-// Two workers on threads; the process may take no more than a little memory from now on. Float16 is added up in float32.
+// Two workers on threads; the process may take no more than a little memory from now on. Float16 is added up
+// in float32.
 [[noreturn]] void all_reduce_without_memory(bool scatter) {
   dsgd_config* config = dsgd_config_new();
   dsgd_config_set(config, "head", "127.0.0.1:0", nullptr);
@@ -51,10 +54,11 @@ dsgd_session* open_session(const char* address, int rank) {
   char what[2][512];  // no std::string: the host has no memory either
   const auto call = [&](int rank) {
     dsgd_error* error = nullptr;
-    how[rank] = scatter ? dsgd_reduce_scatter(sessions[rank], nullptr, data[rank].data(), kCount * 2, part[rank].data(),
-                                              kCount, nullptr, DSGD_FLOAT16, DSGD_SUM, nullptr, nullptr, &error)
-                        : dsgd_allreduce(sessions[rank], nullptr, data[rank].data(), data[rank].data(), kCount * 2,
-                                         DSGD_FLOAT16, DSGD_SUM, nullptr, nullptr, &error);
+    how[rank] = scatter ? dsgd_reduce_scatter(sessions[rank], nullptr, data[rank].data(), kCount * 2,
+                                              part[rank].data(), kCount, nullptr, DSGD_FLOAT16, DSGD_SUM,
+                                              nullptr, nullptr, &error)
+                        : dsgd_allreduce(sessions[rank], nullptr, data[rank].data(), data[rank].data(),
+                                         kCount * 2, DSGD_FLOAT16, DSGD_SUM, nullptr, nullptr, &error);
     std::snprintf(what[rank], sizeof what[rank], "%s", dsgd_error_message(error));
   };
   std::atomic<bool> limited = false;  // neither has the memory, so nothing moves

@@ -1,7 +1,7 @@
-/* A worker for the fault tests: joins by the DSGD_* variables, then does what it is told until it fails or is killed. Says on
- * stdout, one line each: "joined RANK", "started", "going" (once the work has run three times), and at the end
- * "failed CODE RANK MESSAGE" or "ended". Exit status 0 unless something else goes wrong: an error that was reported is a
- * success here, since the host process goes on.
+/* A worker for the fault tests: joins by the DSGD_* variables, then does what it is told until it fails or is
+ * killed. Says on stdout, one line each: "joined RANK", "started", "going" (once the work has run three
+ * times), and at the end "failed CODE RANK MESSAGE" or "ended". Exit status 0 unless something else goes
+ * wrong: an error that was reported is a success here, since the host process goes on.
  *
  *   process_worker steps ELEMENTS      steps for ever
  *   process_worker overlap ELEMENTS    steps with dsgd_step_begin and gradients marked one by one
@@ -11,8 +11,9 @@
  *   process_worker absent-rank R       all but rank R wait in a barrier; rank R sleeps
  *   process_worker abort R             rank R aborts after three steps
  *   process_worker wait                joins, and starts once SIGUSR1 comes
- *   process_worker depart R            rank R closes after three steps; the others make six more and check values, then give weight 0
- *   process_worker close               three steps, then closes without waiting once SIGUSR1 comes, and says "closed"
+ *   process_worker depart R            rank R closes after three steps; the others make six more and check
+ * values, then give weight 0 process_worker close               three steps, then closes without waiting once
+ * SIGUSR1 comes, and says "closed"
  */
 #include <signal.h>
 #include <stdio.h>
@@ -25,7 +26,8 @@
 /* The error by its address: arguments are evaluated in any order, and the call among them sets it. */
 static int report(int32_t status, dsgd_error** error) {
   if (status == DSGD_OK) return 0;
-  printf("failed %s %d %s\n", dsgd_status_name(status), (int)dsgd_error_rank(*error), dsgd_error_message(*error));
+  printf("failed %s %d %s\n", dsgd_status_name(status), (int)dsgd_error_rank(*error),
+         dsgd_error_message(*error));
   fflush(stdout);
   dsgd_error_free(*error);
   *error = NULL;
@@ -37,8 +39,8 @@ static void say(const char* word) {
   fflush(stdout);
 }
 
-/* One element of the mean gradient when workers 0 .. size - 1 but `absent` (-1: none) contribute, worker r with weight and gradient
- * r + 1. */
+/* One element of the mean gradient when workers 0 .. size - 1 but `absent` (-1: none) contribute, worker r
+ * with weight and gradient r + 1. */
 static float mean_gradient(int size, int absent) {
   float sum = 0, weights = 0;
   for (int r = 0; r < size; ++r) {
@@ -49,7 +51,8 @@ static float mean_gradient(int size, int absent) {
   return sum / weights;
 }
 
-/* Three steps of all workers, six without `leaver`, one in which nobody has data. The optimizer `none` gives out means. */
+/* Three steps of all workers, six without `leaver`, one in which nobody has data. The optimizer `none` gives
+ * out means. */
 static void depart(dsgd_session* session, int leaver, float* gradients[4], size_t elements) {
   dsgd_error* error = NULL;
   const int rank = (int)dsgd_rank(session), size = (int)dsgd_size(session);
@@ -106,7 +109,8 @@ int main(int argc, char** argv) {
     char name[8];
     snprintf(name, sizeof name, "p%d", p);
     void *value, *gradient;
-    failed = report(dsgd_parameter_add(session, name, DSGD_FLOAT32, shape, 1, 0, &parameters[p], &error), &error) ||
+    failed = report(dsgd_parameter_add(session, name, DSGD_FLOAT32, shape, 1, 0, &parameters[p], &error),
+                    &error) ||
              report(dsgd_alloc(replica, parameters[p], &value, &gradient, &error), &error);
     if (failed) break;
     gradients[p] = gradient;
@@ -133,8 +137,8 @@ int main(int argc, char** argv) {
       break;
     }
     if (strcmp(mode, "allreduce") == 0) {
-      failed = report(dsgd_allreduce(session, NULL, data, data, elements * sizeof *data, DSGD_FLOAT32, DSGD_SUM, NULL,
-                                     NULL, &error),
+      failed = report(dsgd_allreduce(session, NULL, data, data, elements * sizeof *data, DSGD_FLOAT32,
+                                     DSGD_SUM, NULL, NULL, &error),
                       &error);
     } else if (strcmp(mode, "barrier") == 0) {
       failed = report(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);

@@ -1,4 +1,5 @@
-// The arithmetic of samples/c/digits.cu, its kernels run as loops over host memory, against that of samples/c/digits.c.
+// The arithmetic of samples/c/digits.cu, its kernels run as loops over host memory, against that of
+// samples/c/digits.c.
 #define main digits_cuda_main
 #include DSGD_DIGITS_ON_FAKE
 #undef main
@@ -15,10 +16,12 @@ namespace {
 using Buffers = std::array<std::vector<float>, 4>;
 
 Buffers buffers() {
-  return {std::vector<float>(kInputs * kHidden), std::vector<float>(kHidden), std::vector<float>(kHidden * kClasses),
-          std::vector<float>(kClasses)};
+  return {std::vector<float>(kInputs * kHidden), std::vector<float>(kHidden),
+          std::vector<float>(kHidden * kClasses), std::vector<float>(kClasses)};
 }
-std::array<float*, 4> pointers(Buffers& of) { return {of[0].data(), of[1].data(), of[2].data(), of[3].data()}; }
+std::array<float*, 4> pointers(Buffers& of) {
+  return {of[0].data(), of[1].data(), of[2].data(), of[3].data()};
+}
 Tensors tensors(Buffers& of) { return {of[0].data(), of[1].data(), of[2].data(), of[3].data()}; }
 
 template <typename Element>
@@ -42,7 +45,8 @@ class DigitsCuda : public testing::Test {
   }
   Pass pass(const Data& data, const std::vector<int64_t>& rows) {
     const size_t count = rows.size();
-    for (auto* room : {&hidden_, &back_}) room->assign(count * kHidden, std::numeric_limits<float>::quiet_NaN());
+    for (auto* room : {&hidden_, &back_})
+      room->assign(count * kHidden, std::numeric_limits<float>::quiet_NaN());
     error_.assign(count * kClasses, std::numeric_limits<float>::quiet_NaN());
     loss_.assign(count, std::numeric_limits<float>::quiet_NaN());
     right_.assign(count, -1);

@@ -1,4 +1,5 @@
-// Comes before samples/c/digits.cu when the tests compile it for the host, with kernels as work in the streams of a fake runtime.
+// Comes before samples/c/digits.cu when the tests compile it for the host, with kernels as work in the
+// streams of a fake runtime.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +22,8 @@ void launch_on_fake(cudaStream_t stream, int count, Element element) {
 inline const bool delays_set = [] {
   const char* delays = std::getenv("FAKE_CUDA_DELAYS");
   for (int device = 0; delays && *delays && device < 2; ++device) {
-    fake_cuda::set_delay(device, std::chrono::microseconds(std::strtol(delays, const_cast<char**>(&delays), 10)));
+    fake_cuda::set_delay(device,
+                         std::chrono::microseconds(std::strtol(delays, const_cast<char**>(&delays), 10)));
     if (*delays == ',') ++delays;
   }
   fake_cuda::allow_pageable();

@@ -1,4 +1,5 @@
-/* samples/c/digits.c as functions. Tensors come in the order of the trainers: hidden weight and bias, output weight and bias. */
+/* samples/c/digits.c as functions. Tensors come in the order of the trainers: hidden weight and bias, output
+ * weight and bias. */
 #pragma once
 
 #include <stddef.h>

@@ -16,14 +16,15 @@ namespace {
 Config config_of(const ClusterOptions& options, int rank) {
   Config config;
   for (const auto& [name, algorithm] : options.registered.algorithms) config.allow("algorithm", name);
-  std::map<std::string, std::string> values = {{"head", "node0:7700"},
-                                               {"token", "secret"},
-                                               {"num_workers", std::to_string(options.workers)},
-                                               {"embed_head", !options.separate_head && rank == 0 ? "auto" : "never"},
-                                               {"lease", "1s"},
-                                               {"step_timeout", "60s"},
-                                               {"init_timeout", "3s"},
-                                               {"receive_memory", "1M"}};
+  std::map<std::string, std::string> values = {
+      {"head", "node0:7700"},
+      {"token", "secret"},
+      {"num_workers", std::to_string(options.workers)},
+      {"embed_head", !options.separate_head && rank == 0 ? "auto" : "never"},
+      {"lease", "1s"},
+      {"step_timeout", "60s"},
+      {"init_timeout", "3s"},
+      {"receive_memory", "1M"}};
   if (rank >= 0) values["rank"] = std::to_string(rank);
   for (const auto& [key, value] : options.settings) values[key] = value;
   for (const auto& [key, value] : values) {
@@ -45,14 +46,16 @@ Cluster::Cluster(ClusterOptions options, Program program)
       logs_(static_cast<size_t>(options_.workers)),
       finished_(static_cast<size_t>(options_.workers), 0) {
   for (int rank = 0; rank < options_.workers; ++rank) {
-    const std::string host = options_.separate_head ? "node" + std::to_string(rank + 1) : "node" + std::to_string(rank);
+    const std::string host =
+        options_.separate_head ? "node" + std::to_string(rank + 1) : "node" + std::to_string(rank);
     processes_.push_back(world.start_process(host));
     world.start_program(processes_.back(), [this, rank] { run_worker(rank); });
   }
   if (!options_.separate_head) return;
   processes_.push_back(world.start_process("node0"));
   world.start_program(processes_.back(), [this, process = processes_.back()] {
-    auto head = HeadProcess::start(config_of(options_, -1), world.environment(process), std::make_shared<Log>());
+    auto head =
+        HeadProcess::start(config_of(options_, -1), world.environment(process), std::make_shared<Log>());
     while (head.ok() && !stop_head_ && head.value()->wait(20ms).code() == Code::kWaitTimeout) {
     }
   });
@@ -73,11 +76,12 @@ Cluster::~Cluster() {
 
 void Cluster::run_worker(int rank) {
   const auto at = static_cast<size_t>(rank);
-  auto log = std::make_shared<Log>(LogLevel::kDebug,
-                                   [this, at](const LogRecord& record) { logs_[at].push_back(record.message); });
+  auto log = std::make_shared<Log>(
+      LogLevel::kDebug, [this, at](const LogRecord& record) { logs_[at].push_back(record.message); });
   std::shared_ptr<Session> session;
   note(rank, "open", [&] {
-    auto opened = Session::open(config_of(options_, rank), world.environment(processes_[at]), log, options_.registered);
+    auto opened =
+        Session::open(config_of(options_, rank), world.environment(processes_[at]), log, options_.registered);
     if (opened.ok()) session = std::move(opened).value();
     return opened.status();
   });
@@ -115,8 +119,9 @@ const NotedCall* Cluster::first_failure(int rank) const {
 std::string Cluster::history(int rank) const {
   std::string text;
   for (const NotedCall& noted : calls(rank)) {
-    text += "  rank " + std::to_string(rank) + " " + noted.name + " at " + std::to_string(noted.began.count() / 1000) +
-            " us, took " + std::to_string((noted.ended - noted.began).count() / 1000) +
+    text += "  rank " + std::to_string(rank) + " " + noted.name + " at " +
+            std::to_string(noted.began.count() / 1000) + " us, took " +
+            std::to_string((noted.ended - noted.began).count() / 1000) +
             " us: " + code_name(noted.status.code()) + " " + std::to_string(noted.status.rank()) + " " +
             noted.status.message() + "\n";
   }
@@ -154,7 +159,8 @@ bool Cluster::train(Cluster& cluster, Session& session, int rank, int steps) {
   if (!cluster.note(rank, "start", [&] { return session.start(); })) return false;
   for (int k = 0; k < steps; ++k) {
     StepResult result;
-    if (!cluster.note(rank, "step " + std::to_string(k), [&] { return session.step(1, &result); })) return false;
+    if (!cluster.note(rank, "step " + std::to_string(k), [&] { return session.step(1, &result); }))
+      return false;
   }
   return true;
 }

@@ -1,5 +1,5 @@
-// A small job in the simulated world whose faults a test chooses: whole sessions, each in a process and on a host of its
-// own, that run the test's program and note the result of each call.
+// A small job in the simulated world whose faults a test chooses: whole sessions, each in a process and on a
+// host of its own, that run the test's program and note the result of each call.
 #pragma once
 
 #include <functional>
@@ -36,7 +36,8 @@ class Cluster {
   Cluster(ClusterOptions options, Program program);
   ~Cluster();
 
-  // Runs until every worker that is neither paused nor dead has returned. False: one still runs at `deadline`.
+  // Runs until every worker that is neither paused nor dead has returned. False: one still runs at
+  // `deadline`.
   bool run_until_ended(transport::Duration limit);
   bool run_until_noted(int rank, const std::string& name, transport::Duration limit);
 
@@ -53,7 +54,8 @@ class Cluster {
   transport::ProcessId process(int rank) const;
   transport::SimWorld world;
 
-  // Adds a parameter and a replica, starts, and steps `steps` times or until a call fails. Step k is noted as "step k".
+  // Adds a parameter and a replica, starts, and steps `steps` times or until a call fails. Step k is noted as
+  // "step k".
   static bool train(Cluster& cluster, Session& session, int rank, int steps);
 
  private:

@@ -22,7 +22,9 @@ ClusterOptions options_of(int workers, bool separate_head) {
   return options;
 }
 
-void train_forever(Cluster& cluster, Session& session, int rank) { Cluster::train(cluster, session, rank, kForever); }
+void train_forever(Cluster& cluster, Session& session, int rank) {
+  Cluster::train(cluster, session, rank, kForever);
+}
 
 // Every worker ends with a lost worker of the ranks given for it, and rank and text agree.
 void expect_named(const Cluster& cluster, int rank, const std::set<int>& named, Time cut_at) {
@@ -52,8 +54,8 @@ void run_cut(Cluster& cluster, const std::vector<Cut>& cuts, Time* cut_at) {
 }
 
 std::string describe(int workers, bool separate_head, int from, int to) {
-  return std::to_string(workers) + " workers, " + (separate_head ? "head apart" : "head in worker 0") + ", cut from " +
-         std::to_string(from) + " to " + std::to_string(to);
+  return std::to_string(workers) + " workers, " + (separate_head ? "head apart" : "head in worker 0") +
+         ", cut from " + std::to_string(from) + " to " + std::to_string(to);
 }
 
 enum Direction { kThere, kBack, kBoth };
@@ -71,7 +73,8 @@ TEST(Cuts, BetweenTwoWorkersNameTheSameOneEverywhere) {
       for (int low = separate_head ? 0 : 1; low < workers; ++low) {
         for (int high = low + 1; high < workers; ++high) {
           for (const Direction direction : {kThere, kBack, kBoth}) {
-            SCOPED_TRACE(describe(workers, separate_head, low, high) + ", direction " + std::to_string(direction));
+            SCOPED_TRACE(describe(workers, separate_head, low, high) + ", direction " +
+                         std::to_string(direction));
             Cluster cluster(options_of(workers, separate_head), train_forever);
             Time at{};
             run_cut(cluster, cuts_of(low, high, direction), &at);
@@ -90,14 +93,16 @@ TEST(Cuts, BetweenAWorkerAndTheHeadNameTheWorker) {
       const int head = separate_head ? kHead : 0;
       for (int worker = separate_head ? 0 : 1; worker < workers; ++worker) {
         for (const Direction direction : {kThere, kBack, kBoth}) {
-          SCOPED_TRACE(describe(workers, separate_head, head, worker) + ", direction " + std::to_string(direction));
+          SCOPED_TRACE(describe(workers, separate_head, head, worker) + ", direction " +
+                       std::to_string(direction));
           Cluster cluster(options_of(workers, separate_head), train_forever);
           Time at{};
           run_cut(cluster, cuts_of(head, worker, direction), &at);
           if (testing::Test::HasFatalFailure()) return;
           for (int rank = 0; rank < workers; ++rank) {
             // The worker itself sees no more than that the head does not answer.
-            expect_named(cluster, rank, rank == worker ? std::set<int>{worker, head} : std::set<int>{worker}, at);
+            expect_named(cluster, rank, rank == worker ? std::set<int>{worker, head} : std::set<int>{worker},
+                         at);
           }
         }
       }
@@ -110,7 +115,8 @@ TEST(Cuts, AWorkerThatIsCutOffFromAllIsNamedByItselfToo) {
     for (const bool separate_head : {true, false}) {
       for (int victim = separate_head ? 0 : 1; victim < workers; ++victim) {
         for (const Direction direction : {kThere, kBack, kBoth}) {
-          SCOPED_TRACE(describe(workers, separate_head, victim, 99) + ", direction " + std::to_string(direction));
+          SCOPED_TRACE(describe(workers, separate_head, victim, 99) + ", direction " +
+                       std::to_string(direction));
           Cluster cluster(options_of(workers, separate_head), train_forever);
           std::vector<Cut> cuts;
           for (int other = separate_head ? kHead : 0; other < workers; ++other) {
@@ -123,7 +129,8 @@ TEST(Cuts, AWorkerThatIsCutOffFromAllIsNamedByItselfToo) {
           // Where the head's host is the only other worker, there is no third one to tell whose fault it is.
           const bool no_third = workers == 2 && !separate_head;
           for (int rank = 0; rank < workers; ++rank) {
-            expect_named(cluster, rank, rank == victim && no_third ? std::set<int>{0} : std::set<int>{victim}, at);
+            expect_named(cluster, rank, rank == victim && no_third ? std::set<int>{0} : std::set<int>{victim},
+                         at);
           }
         }
       }

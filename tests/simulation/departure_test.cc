@@ -1,5 +1,6 @@
-// Workers close their sessions in good order between steps, and the others train on without them: each later step is the mean
-// over those that are still there. Gradients are integers whose means are integers, so each value is known exactly.
+// Workers close their sessions in good order between steps, and the others train on without them: each later
+// step is the mean over those that are still there. Gradients are integers whose means are integers, so each
+// value is known exactly.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -46,7 +47,8 @@ struct Job {
   Death death = Death::kReset;
 
   std::string describe() const {
-    std::string text = std::to_string(workers) + " workers, seed " + std::to_string(seed) + ", leave before step";
+    std::string text =
+        std::to_string(workers) + " workers, seed " + std::to_string(seed) + ", leave before step";
     for (int step : leaves) text += step == kStays ? " -" : " " + std::to_string(step);
     text += separate_head ? ", head apart" : ", head in worker 0";
     if (overlapped) text += ", overlapped";
@@ -61,9 +63,10 @@ float weight(int rank) { return static_cast<float>(1 + rank); }
 
 // A multiple of each possible sum of weights, up to 10.
 float gradient(int rank, int step, size_t parameter, size_t i) {
-  return 2520.0f *
-         static_cast<float>(
-             static_cast<int>((i + 3 * static_cast<size_t>(rank) + 5 * static_cast<size_t>(step) + parameter) % 7) - 3);
+  return 2520.0f * static_cast<float>(static_cast<int>((i + 3 * static_cast<size_t>(rank) +
+                                                        5 * static_cast<size_t>(step) + parameter) %
+                                                       7) -
+                                      3);
 }
 
 bool takes_part(const Job& job, int rank, int step) {
@@ -126,9 +129,10 @@ class Trainer {
   void leave() {
     cluster_.note(rank_, "leaves", [] { return Status(); });
     if (!job_.killed_after || rank_ != first_leaver()) return;
-    cluster_.world.at(
-        cluster_.world.now() + *job_.killed_after,
-        [&cluster = cluster_, rank = rank_, death = job_.death] { cluster.world.kill(cluster.process(rank), death); });
+    cluster_.world.at(cluster_.world.now() + *job_.killed_after,
+                      [&cluster = cluster_, rank = rank_, death = job_.death] {
+                        cluster.world.kill(cluster.process(rank), death);
+                      });
   }
 
   int first_leaver() const {
@@ -155,16 +159,19 @@ class Trainer {
 
   Status check(int step, const StepResult& result) {
     const float sum = sum_of_weights(job_, step);
-    if (result.weight != sum || result.all_done != (sum == 0) || result.size != job_.workers || result.step != step) {
-      return Status(Code::kInternal, "weight " + std::to_string(result.weight) + " instead of " + std::to_string(sum));
+    if (result.weight != sum || result.all_done != (sum == 0) || result.size != job_.workers ||
+        result.step != step) {
+      return Status(Code::kInternal,
+                    "weight " + std::to_string(result.weight) + " instead of " + std::to_string(sum));
     }
     for (size_t p = 0; p < kCounts.size(); ++p) {
       const float* values = static_cast<const float*>(memory_[p]->value);
       for (size_t i = 0; i < want_[p].size(); ++i) {
         if (sum > 0) want_[p][i] -= change(job_, step, p, i);
         if (values[i] != want_[p][i]) {
-          return Status(Code::kInternal, "element " + std::to_string(i) + " of p" + std::to_string(p) + " is " +
-                                             std::to_string(values[i]) + " instead of " + std::to_string(want_[p][i]));
+          return Status(Code::kInternal, "element " + std::to_string(i) + " of p" + std::to_string(p) +
+                                             " is " + std::to_string(values[i]) + " instead of " +
+                                             std::to_string(want_[p][i]));
         }
       }
     }
@@ -203,7 +210,8 @@ std::string histories(const Job& job, const Cluster& cluster) {
 // All that stay train to the end, and nothing fails anywhere.
 bool goes_on(const Job& job) {
   static int drawn = 0;
-  if (drawn++ % DSGD_SIMULATION_DEPARTURE_STRIDE != 0) return true;  // a sanitizer is slow: every so many jobs
+  // A sanitizer is slow: every so many jobs.
+  if (drawn++ % DSGD_SIMULATION_DEPARTURE_STRIDE != 0) return true;
   Cluster cluster(options_of(job), trainer_of(job));
   if (!cluster.run_until_ended(600s)) {
     ADD_FAILURE() << job.describe() << ": hangs\n" << histories(job, cluster);
@@ -273,14 +281,16 @@ TEST(Departure, OfAllButOne) {
   }
 }
 
-// The worker that ends its last step first closes at once. Its last answers are lost with its connections; the others need none.
+// The worker that ends its last step first closes at once. Its last answers are lost with its connections;
+// the others need none.
 TEST(Departure, OfAllAtOnce) {
   for (const char* algorithm : {"direct", "ring", "doubling"}) {
     for (uint64_t seed = 1; seed <= jobs(); ++seed) {
       Job job = job_of(3, 9);
       job.leaves = {3, 3, 3};
       job.seed = seed;
-      job.settings = {{"algorithm", algorithm}, {"bucket_size", seed % 2 ? "64K" : "1M"}, {"receive_memory", "256M"}};
+      job.settings = {
+          {"algorithm", algorithm}, {"bucket_size", seed % 2 ? "64K" : "1M"}, {"receive_memory", "256M"}};
       if (!goes_on(job)) return;
     }
   }
@@ -348,8 +358,8 @@ TEST(Departure, WheneverItComes) {
   }
 }
 
-// A worker dies as it leaves. Either its goodbye has reached the others, who go on, or it has not, and the job fails. No value is
-// wrong, and no call hangs.
+// A worker dies as it leaves. Either its goodbye has reached the others, who go on, or it has not, and the
+// job fails. No value is wrong, and no call hangs.
 TEST(Departure, OfAWorkerThatDiesMeanwhile) {
   int went_on = 0, failed = 0;
   for (uint64_t seed = 1; seed <= jobs(); ++seed) {
@@ -368,12 +378,14 @@ TEST(Departure, OfAWorkerThatDiesMeanwhile) {
       for (const NotedCall& call : cluster.calls(rank)) {
         const bool is_wrong = !call.status.ok() && call.name.rfind("values", 0) == 0;
         const bool is_late = call.ended - call.began > 10s;
-        ASSERT_FALSE(is_wrong || is_late) << job.describe() << ": rank " << rank << "\n" << cluster.history(rank);
+        ASSERT_FALSE(is_wrong || is_late) << job.describe() << ": rank " << rank << "\n"
+                                          << cluster.history(rank);
         if (call.status.ok()) continue;
         any_failed = true;
         const Code code = call.status.code();
-        ASSERT_TRUE(code == Code::kWorkerLost || code == Code::kTorn) << job.describe() << ": rank " << rank << "\n"
-                                                                      << cluster.history(rank);
+        ASSERT_TRUE(code == Code::kWorkerLost || code == Code::kTorn)
+            << job.describe() << ": rank " << rank << "\n"
+            << cluster.history(rank);
       }
     }
     ++(any_failed ? failed : went_on);
@@ -408,8 +420,10 @@ TEST(Departure, OfAnOwnerEndsTheSteps) {
           EXPECT_EQ(failure->name, "step 2") << job.describe();
           EXPECT_EQ(status.code(), Code::kWorkerLost) << job.describe() << ": " << status.message();
           EXPECT_EQ(status.rank(), leaver) << job.describe();
-          EXPECT_NE(status.message().find("rank " + std::to_string(leaver)), std::string::npos) << status.message();
-          EXPECT_NE(status.message().find("it owns a part of parameter 'p"), std::string::npos) << status.message();
+          EXPECT_NE(status.message().find("rank " + std::to_string(leaver)), std::string::npos)
+              << status.message();
+          EXPECT_NE(status.message().find("it owns a part of parameter 'p"), std::string::npos)
+              << status.message();
         }
       }
     }
@@ -456,7 +470,8 @@ TEST(Departure, LeavesStepsBetweenFailedCollectives) {
   for (int rank = 0; rank < job.workers; ++rank) {
     EXPECT_EQ(cluster.first_failure(rank), nullptr) << cluster.history(rank);
     if (rank == 1) continue;
-    EXPECT_EQ(cluster.calls(rank).size(), 15u) << cluster.history(rank);  // open, start, 4 steps with 3 each, close
+    // Open, start, 4 steps with 3 each, close.
+    EXPECT_EQ(cluster.calls(rank).size(), 15u) << cluster.history(rank);
   }
 }
 

@@ -1,6 +1,6 @@
-// Every pair of different calls, made by workers of one job at the same place of their sequence of calls: no worker succeeds,
-// all of them report the same sentence, which shows both sides' values, and the session goes on. Parts without elements and
-// pairs of workers that exchange no data are where this is easily missed.
+// Every pair of different calls, made by workers of one job at the same place of their sequence of calls: no
+// worker succeeds, all of them report the same sentence, which shows both sides' values, and the session goes
+// on. Parts without elements and pairs of workers that exchange no data are where this is easily missed.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -36,21 +36,25 @@ Call barrier() {
   return {"barrier", [](Session& session, auto&) { return ended(session, session.barrier(Mode::kWait)); }};
 }
 
-std::string elements(size_t count) { return std::to_string(count) + (count == 1 ? " element)" : " elements)"); }
+std::string elements(size_t count) {
+  return std::to_string(count) + (count == 1 ? " element)" : " elements)");
+}
 
 Call all_reduce(size_t count, DType dtype = DType::kFloat32, Reduction reduction = Reduction::kSum) {
-  return {std::string("all-reduce (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " + elements(count),
+  return {std::string("all-reduce (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " +
+              elements(count),
           [=](Session& session, std::vector<double>& memory) {
-            return ended(session, session.allreduce(memory.data(), memory.data(), count * dtype_size(dtype), dtype,
-                                                    reduction, Mode::kWait));
+            return ended(session, session.allreduce(memory.data(), memory.data(), count * dtype_size(dtype),
+                                                    dtype, reduction, Mode::kWait));
           }};
 }
 
 Call broadcast(size_t count, int32_t root, DType dtype = DType::kUint8) {
-  return {std::string("broadcast (") + dtype_name(dtype) + ", root " + std::to_string(root) + ", " + elements(count),
+  return {std::string("broadcast (") + dtype_name(dtype) + ", root " + std::to_string(root) + ", " +
+              elements(count),
           [=](Session& session, std::vector<double>& memory) {
-            return ended(session,
-                         session.broadcast(memory.data(), count * dtype_size(dtype), dtype, root, Mode::kWait));
+            return ended(session, session.broadcast(memory.data(), count * dtype_size(dtype), dtype, root,
+                                                    Mode::kWait));
           }};
 }
 
@@ -63,10 +67,12 @@ std::string counts_text(const std::vector<size_t>& counts) {
 Call all_gather(const std::vector<size_t>& counts, DType dtype = DType::kInt64) {
   return {std::string("all-gather (") + dtype_name(dtype) + ", " + counts_text(counts),
           [=](Session& session, std::vector<double>& memory) {
-            const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}), element = dtype_size(dtype);
+            const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}),
+                         element = dtype_size(dtype);
             const size_t mine = counts[static_cast<size_t>(session.rank())];
-            return ended(session, session.allgather(memory.data() + memory.size() / 2, mine * element, memory.data(),
-                                                    total * element, counts.data(), dtype, Mode::kWait));
+            return ended(session,
+                         session.allgather(memory.data() + memory.size() / 2, mine * element, memory.data(),
+                                           total * element, counts.data(), dtype, Mode::kWait));
           }};
 }
 
@@ -75,11 +81,12 @@ Call reduce_scatter(const std::vector<size_t>& counts, DType dtype = DType::kInt
   return {std::string("reduce-scatter (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " +
               counts_text(counts),
           [=](Session& session, std::vector<double>& memory) {
-            const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}), element = dtype_size(dtype);
+            const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}),
+                         element = dtype_size(dtype);
             const size_t mine = counts[static_cast<size_t>(session.rank())];
-            return ended(session,
-                         session.reduce_scatter(memory.data(), total * element, memory.data() + memory.size() / 2,
-                                                mine * element, counts.data(), dtype, reduction, Mode::kWait));
+            return ended(session, session.reduce_scatter(memory.data(), total * element,
+                                                         memory.data() + memory.size() / 2, mine * element,
+                                                         counts.data(), dtype, reduction, Mode::kWait));
           }};
 }
 
@@ -138,7 +145,8 @@ std::vector<Call> calls(int32_t workers, bool started) {
   return table;
 }
 
-// Runs `body` on each of the workers of a job, in the simulated world. `settings` by worker; missing ones are empty.
+// Runs `body` on each of the workers of a job, in the simulated world. `settings` by worker; missing ones are
+// empty.
 void run_job(int32_t workers, const std::map<int32_t, std::map<std::string, std::string>>& settings,
              const std::function<void(Session&, int32_t rank)>& body) {
   transport::SimWorld world(7, {});
@@ -176,8 +184,8 @@ Status start_model(Session& session, std::vector<float>& memory) {
   auto replica = session.add_replica("cpu");
   if (!parameter.ok() || !replica.ok()) return parameter.ok() ? replica.status() : parameter.status();
   const size_t nbytes = memory.size() / 2 * sizeof(float);
-  Status bound =
-      session.bind(replica.value(), parameter.value(), memory.data(), nbytes, memory.data() + count, nbytes, nullptr);
+  Status bound = session.bind(replica.value(), parameter.value(), memory.data(), nbytes,
+                              memory.data() + count, nbytes, nullptr);
   return bound.ok() ? session.start() : bound;
 }
 
@@ -193,7 +201,8 @@ std::string wrong(const Outcome& outcome, const std::vector<const Call*>& called
     const std::string who = "rank " + std::to_string(rank) + ": ";
     if (status.ok()) return who + "OK";
     if (status.code() != Code::kMismatch) return who + code_name(status.code()) + ' ' + status.message();
-    if (status.message() != first) return who + "another sentence than rank 0: " + first + " | " + status.message();
+    if (status.message() != first)
+      return who + "another sentence than rank 0: " + first + " | " + status.message();
     if (status.rank() < 0 || status.rank() != outcome.of[0].rank())
       return who + "names rank " + std::to_string(status.rank());
   }
@@ -208,10 +217,10 @@ std::string wrong(const Outcome& outcome, const std::vector<const Call*>& called
   return "the values are not shown: " + first;
 }
 
-// `choose(k, rank)`: index into the table of the k-th round's call. All rounds are made in one session each, with a barrier
-// between them.
-void check_rounds(int32_t workers, const std::map<std::string, std::string>& settings, bool started, size_t rounds,
-                  const std::function<size_t(size_t round, int32_t rank)>& choose) {
+// `choose(k, rank)`: index into the table of the k-th round's call. All rounds are made in one session each,
+// with a barrier between them.
+void check_rounds(int32_t workers, const std::map<std::string, std::string>& settings, bool started,
+                  size_t rounds, const std::function<size_t(size_t round, int32_t rank)>& choose) {
   const std::vector<Call> table = calls(workers, started);
   std::vector<Outcome> outcomes(rounds, Outcome{std::vector<Status>(static_cast<size_t>(workers))});
   std::map<int32_t, std::map<std::string, std::string>> all;
@@ -280,7 +289,8 @@ TEST_P(DifferentCalls, OfAllWorkersAreReportedInOneSentence) {
   const int32_t workers = GetParam();
   const size_t kinds = calls(workers, true).size();
   check_rounds(workers, {}, true, 1000 / DSGD_SIMULATION_STRIDE, [&](size_t round, int32_t rank) {
-    return (round * 7 + static_cast<size_t>(rank) * (1 + round % (kinds / static_cast<size_t>(workers)))) % kinds;
+    return (round * 7 + static_cast<size_t>(rank) * (1 + round % (kinds / static_cast<size_t>(workers)))) %
+           kinds;
   });
 }
 
@@ -328,7 +338,9 @@ TEST(Disagreement, IsToldToAWorkerThatCallsLater) {
     run_job(3, {}, [&](Session& session, int32_t rank) {
       std::vector<double> memory(100);
       // Virtual time.
-      const auto pause = [&] { (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = 1000ms}); };
+      const auto pause = [&] {
+        (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = 1000ms});
+      };
       if (rank == late) pause();
       const Call call =
           all_gather(rank == (late + 1) % 3 ? std::vector<size_t>{7, 0, 0} : std::vector<size_t>{0, 7, 0});

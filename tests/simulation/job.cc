@@ -84,8 +84,8 @@ class Program {
   void run() {
     std::shared_ptr<Session> session;
     note("open", [&] {
-      auto opened = Session::open(config_of(spec_, worker_), world_.environment(process_), std::make_shared<Log>(),
-                                  registered_with_devices());
+      auto opened = Session::open(config_of(spec_, worker_), world_.environment(process_),
+                                  std::make_shared<Log>(), registered_with_devices());
       if (opened.ok()) session = std::move(opened).value();
       return opened.status();
     });
@@ -117,7 +117,8 @@ class Program {
     if (!note("start", [&] { return session.start(); })) return false;
     compare("start", 0);
     for (int k = 0; k < shape_.steps; ++k) {
-      if (spec_.changes && k > 0 && !note("strategy " + std::to_string(k), [&] { return change(session, k); }))
+      if (spec_.changes && k > 0 &&
+          !note("strategy " + std::to_string(k), [&] { return change(session, k); }))
         return false;
       const bool stepped = note("step " + std::to_string(k), [&] { return step(session, k); });
       compare("step " + std::to_string(k), stepped ? k + 1 : k);  // a step is whole or has changed nothing
@@ -137,7 +138,8 @@ class Program {
     std::vector<Parameter*> parameters;
     for (size_t t = 0; t < shape_.tensors.size() && status.ok(); ++t) {
       const int64_t count = static_cast<int64_t>(shape_.tensors[t]);
-      auto parameter = session.add_parameter(std::string("p") + std::to_string(t), DType::kFloat32, {&count, 1}, true);
+      auto parameter =
+          session.add_parameter(std::string("p") + std::to_string(t), DType::kFloat32, {&count, 1}, true);
       status = parameter.status();
       if (parameter.ok()) parameters.push_back(parameter.value());
     }
@@ -155,8 +157,8 @@ class Program {
           tensor.own.resize(2 * count);
           tensor.value = {tensor.own.data(), count};
           tensor.gradient = {tensor.own.data() + count, count};
-          status = session.bind(replica.value(), parameters[t], tensor.value.data(), nbytes, tensor.gradient.data(),
-                                nbytes, nullptr);
+          status = session.bind(replica.value(), parameters[t], tensor.value.data(), nbytes,
+                                tensor.gradient.data(), nbytes, nullptr);
         } else {  // the fake GPU's memory can be read and written here, too
           auto memory = session.alloc(replica.value(), parameters[t]);
           status = memory.status();
@@ -187,11 +189,13 @@ class Program {
     }
     factor_ = factor;
     StepResult result;
-    Status status = k % 2 ? overlapped_step(session, k, &result) : session.step(weight(shape_, k, worker_), &result);
+    Status status =
+        k % 2 ? overlapped_step(session, k, &result) : session.step(weight(shape_, k, worker_), &result);
     if (status.ok()) {
       double total = 0;
       for (int w = 0; w < shape_.workers; ++w) total += weight(shape_, k, w);
-      if (!result.applied || result.weight != total || result.size != shape_.workers) wrong("result of step", k);
+      if (!result.applied || result.weight != total || result.size != shape_.workers)
+        wrong("result of step", k);
     }
     return status;
   }
@@ -220,17 +224,19 @@ class Program {
     std::vector<int32_t> sum(count);
     for (size_t i = 0; i < count; ++i) sum[i] = worker_ * 1000 + static_cast<int32_t>(i) + k;
     const bool summed = note("all-reduce", [&] {
-      return finish(session, session.allreduce(sum.data(), sum.data(), count * 4, DType::kInt32, Reduction::kSum,
-                                               Session::Mode::kQueue));
+      return finish(session, session.allreduce(sum.data(), sum.data(), count * 4, DType::kInt32,
+                                               Reduction::kSum, Session::Mode::kQueue));
     });
     if (!summed) return false;
     for (size_t i = 0; i < count; ++i) {
-      if (sum[i] != 1000 * (n * (n - 1) / 2) + n * (static_cast<int32_t>(i) + k)) return wrong("all-reduce", k), true;
+      if (sum[i] != 1000 * (n * (n - 1) / 2) + n * (static_cast<int32_t>(i) + k))
+        return wrong("all-reduce", k), true;
     }
     const int32_t root = k % n;
     std::vector<uint8_t> blob(count, static_cast<uint8_t>(worker_ + 1));
     const bool given = note("broadcast", [&] {
-      return finish(session, session.broadcast(blob.data(), count, DType::kUint8, root, Session::Mode::kWait));
+      return finish(session,
+                    session.broadcast(blob.data(), count, DType::kUint8, root, Session::Mode::kWait));
     });
     if (!given) return false;
     if (blob != std::vector<uint8_t>(count, static_cast<uint8_t>(root + 1))) wrong("broadcast", k);
@@ -242,8 +248,8 @@ class Program {
     }
     std::vector<int64_t> mine(counts[static_cast<size_t>(worker_)], worker_), all(want.size(), -1);
     const bool gathered = note("all-gather", [&] {
-      return finish(session, session.allgather(mine.data(), mine.size() * 8, all.data(), all.size() * 8, counts.data(),
-                                               DType::kInt64, Session::Mode::kQueue));
+      return finish(session, session.allgather(mine.data(), mine.size() * 8, all.data(), all.size() * 8,
+                                               counts.data(), DType::kInt64, Session::Mode::kQueue));
     });
     if (!gathered) return false;
     if (all != want) wrong("all-gather", k);
@@ -253,9 +259,9 @@ class Program {
     for (int w = 0; w < worker_; ++w) begin += counts[static_cast<size_t>(w)];
     for (size_t i = 0; i < sums.size(); ++i) sums[i] = static_cast<int64_t>(begin + i) * (n * (n + 1) / 2);
     const bool scattered = note("reduce-scatter", [&] {
-      return finish(session,
-                    session.reduce_scatter(parts.data(), parts.size() * 8, part.data(), part.size() * 8, counts.data(),
-                                           DType::kInt64, Reduction::kSum, Session::Mode::kWait));
+      return finish(session, session.reduce_scatter(parts.data(), parts.size() * 8, part.data(),
+                                                    part.size() * 8, counts.data(), DType::kInt64,
+                                                    Reduction::kSum, Session::Mode::kWait));
     });
     if (scattered && part != sums) wrong("reduce-scatter", k);
     return scattered;
@@ -288,7 +294,8 @@ class Program {
       size_t k = 0;
       for (const auto& [value, gradient, own, memory] : replica) {
         const std::span<const float> tensor = value;
-        if (!tensor.empty() && std::memcmp(tensor.data(), want.data() + k, tensor.size() * sizeof(float)) != 0) {
+        if (!tensor.empty() &&
+            std::memcmp(tensor.data(), want.data() + k, tensor.size() * sizeof(float)) != 0) {
           outcome_.wrong.push_back("values after " + when);
           return;
         }
@@ -363,7 +370,8 @@ void inject(SimWorld& world, const JobSpec& spec, const std::vector<ProcessId>& 
     case Fault::kShortPause:
     case Fault::kLongPause:
       world.pause(victim);
-      later(spec.fault == Fault::kShortPause ? kLease / 3 : kLongPause, [&world, victim] { world.resume(victim); });
+      later(spec.fault == Fault::kShortPause ? kLease / 3 : kLongPause,
+            [&world, victim] { world.resume(victim); });
       break;
   }
 }
@@ -385,18 +393,20 @@ JobOutcome run_job(const JobSpec& spec) {
   for (int w = 0; w < workers; ++w) {
     const bool first = spec.one_host || (w == 0 && !spec.separate_head);
     processes.push_back(world.start_process(first ? "node0" : "node" + std::to_string(w + 1)));
-    programs.push_back(
-        std::make_unique<Program>(world, processes.back(), spec, oracle, w, outcome.workers[static_cast<size_t>(w)]));
+    programs.push_back(std::make_unique<Program>(world, processes.back(), spec, oracle, w,
+                                                 outcome.workers[static_cast<size_t>(w)]));
     world.start_program(processes.back(), [program = programs.back().get()] { program->run(); });
   }
   if (spec.separate_head) {
     processes.push_back(world.start_process("node0"));
-    world.start_program(processes.back(), [&world, &spec, &head_stop, &head_finished, process = processes.back()] {
-      auto head = HeadProcess::start(config_of(spec, -1), world.environment(process), std::make_shared<Log>());
-      while (head.ok() && !head_stop && head.value()->wait(20ms).code() == Code::kWaitTimeout) {
-      }
-      head_finished = true;
-    });
+    world.start_program(
+        processes.back(), [&world, &spec, &head_stop, &head_finished, process = processes.back()] {
+          auto head =
+              HeadProcess::start(config_of(spec, -1), world.environment(process), std::make_shared<Log>());
+          while (head.ok() && !head_stop && head.value()->wait(20ms).code() == Code::kWaitTimeout) {
+          }
+          head_finished = true;
+        });
   }
   if (spec.fault != Fault::kNone && spec.fault != Fault::kSlow) {
     world.at(world.now() + spec.fault_after, [&] {
@@ -426,7 +436,8 @@ JobOutcome run_job(const JobSpec& spec) {
     world.bury(process);
   }
   if (!world.run_until([&] { return world.running_programs() == 0; }, world.now() + 600s)) {
-    std::fprintf(stderr, "a session cannot be closed once its process is cut off: %s\n", spec.describe().c_str());
+    std::fprintf(stderr, "a session cannot be closed once its process is cut off: %s\n",
+                 spec.describe().c_str());
     std::abort();  // its thread cannot be ended
   }
   outcome.workers = judged;

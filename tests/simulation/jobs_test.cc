@@ -27,7 +27,9 @@ uint64_t number(const char* variable, uint64_t otherwise) {
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-std::string seconds(transport::Duration d) { return std::to_string(static_cast<double>(d.count()) * 1e-9) + " s"; }
+std::string seconds(transport::Duration d) {
+  return std::to_string(static_cast<double>(d.count()) * 1e-9) + " s";
+}
 
 class Checker {
  public:
@@ -63,7 +65,8 @@ class Checker {
         if (failed && call.name != "close") problem(w, call.name + " succeeds on a broken session");
         continue;
       }
-      // After a step that failed half-way the session is torn, unless it has failed as a whole: then it tells that failure.
+      // After a step that failed half-way the session is torn, unless it has failed as a whole: then it tells
+      // that failure.
       const bool torn = call.name == kAfterAFailedStep && call.status.code() == Code::kTorn;
       if (!failed || (call.name == kAfterAFailedStep && !torn)) blame(w, call);
       failed = true;
@@ -87,7 +90,8 @@ class Checker {
     if (apart(w) && spec_.fault == Fault::kLongPause) limit += kLongPause;
     if (spec_.fault == Fault::kShortPause && w == spec_.victim) limit += kLease / 3;
     if (call.ended > from + limit + kSlack) {
-      problem(w, call.name + " took " + seconds(call.ended - from) + ", allowed are " + seconds(limit + kSlack));
+      problem(w,
+              call.name + " took " + seconds(call.ended - from) + ", allowed are " + seconds(limit + kSlack));
     }
   }
 
@@ -122,7 +126,9 @@ class Checker {
     if (!suspects.contains(status.rank())) problem(w, "the wrong one is named: " + text);
   }
 
-  void problem(int w, const std::string& what) { problems_.push_back("worker " + std::to_string(w) + ": " + what); }
+  void problem(int w, const std::string& what) {
+    problems_.push_back("worker " + std::to_string(w) + ": " + what);
+  }
 
   const JobSpec& spec_;
   const JobOutcome& outcome_;
@@ -131,7 +137,8 @@ class Checker {
 
 void print(const JobSpec& spec, const JobOutcome& outcome) {
   std::cerr << spec.describe() << "\n";
-  const transport::Time start = outcome.workers[0].calls.empty() ? outcome.ended : outcome.workers[0].calls[0].began;
+  const transport::Time start =
+      outcome.workers[0].calls.empty() ? outcome.ended : outcome.workers[0].calls[0].began;
   if (outcome.fault_at) std::cerr << "  fault at " << seconds(*outcome.fault_at - start) << "\n";
   for (size_t w = 0; w < outcome.workers.size(); ++w) {
     for (const Call& call : outcome.workers[w].calls) {
@@ -144,7 +151,8 @@ void print(const JobSpec& spec, const JobOutcome& outcome) {
 
 TEST(Simulation, EveryWorkerEndsWithTheRightBitsOrTheRightError) {
   const uint64_t one = number("DSGD_SIMULATION_SEED", 0);
-  const uint64_t first = one != 0 ? one : 1, jobs = one != 0 ? 1 : number("DSGD_SIMULATION_JOBS", DSGD_SIMULATION_JOBS);
+  const uint64_t first = one != 0 ? one : 1,
+                 jobs = one != 0 ? 1 : number("DSGD_SIMULATION_JOBS", DSGD_SIMULATION_JOBS);
   std::map<std::string, int> kinds;
   int failures = 0, whole = 0;
   for (uint64_t seed = first; seed < first + jobs && failures < 5; ++seed) {
@@ -195,7 +203,8 @@ std::string refusal(const std::string& head, const std::string& token) {
 }
 
 TEST(Simulation, AWorkerBecomesTheHeadOnlyWhereItIsAndWithAToken) {
-  EXPECT_NE(refusal("node0:7700", "").find("`token` is not set"), std::string::npos) << refusal("node0:7700", "");
+  EXPECT_NE(refusal("node0:7700", "").find("`token` is not set"), std::string::npos)
+      << refusal("node0:7700", "");
   EXPECT_NE(refusal("node0:7700", "secret").find("1 of 2 workers have come"), std::string::npos)
       << refusal("node0:7700", "secret");
   EXPECT_NE(refusal("node1:7700", "").find("not on 10.0.0.1; set `token`"), std::string::npos)

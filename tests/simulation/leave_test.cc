@@ -1,6 +1,6 @@
-// A worker leaves the job in good order while the others use collectives: whatever they call and whatever the moment, their
-// calls end with an error that names the worker and says that it has closed its session. Nobody takes it for lost. Steps go on
-// (departure_test.cc).
+// A worker leaves the job in good order while the others use collectives: whatever they call and whatever the
+// moment, their calls end with an error that names the worker and says that it has closed its session. Nobody
+// takes it for lost. Steps go on (departure_test.cc).
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -35,12 +35,13 @@ const std::vector<Call>& calls() {
       {"barrier", false, [](Session& s, auto&) { return ended(s, s.barrier(Mode::kWait)); }},
       {"small all-reduce", false,
        [](Session& s, auto& memory) {
-         return ended(s, s.allreduce(memory.data(), memory.data(), 4, DType::kFloat32, Reduction::kSum, Mode::kWait));
+         return ended(
+             s, s.allreduce(memory.data(), memory.data(), 4, DType::kFloat32, Reduction::kSum, Mode::kWait));
        }},
       {"large all-reduce", false,
        [](Session& s, auto& memory) {
-         return ended(
-             s, s.allreduce(memory.data(), memory.data(), 4 * kLarge, DType::kFloat32, Reduction::kSum, Mode::kWait));
+         return ended(s, s.allreduce(memory.data(), memory.data(), 4 * kLarge, DType::kFloat32,
+                                     Reduction::kSum, Mode::kWait));
        }},
       {"broadcast", false,
        [](Session& s, auto& memory) {
@@ -50,8 +51,8 @@ const std::vector<Call>& calls() {
        [](Session& s, auto& memory) {
          const size_t counts[kWorkers] = {0, kLarge, 0};
          const size_t mine = counts[s.rank()] * 4;
-         return ended(s, s.allgather(memory.data() + kLarge, mine, memory.data(), 4 * kLarge, counts, DType::kFloat32,
-                                     Mode::kWait));
+         return ended(s, s.allgather(memory.data() + kLarge, mine, memory.data(), 4 * kLarge, counts,
+                                     DType::kFloat32, Mode::kWait));
        }},
       {"strategy", true, [](Session& s, auto&) { return s.set_strategy("ps", ""); }},
   };
@@ -63,8 +64,8 @@ Status start_model(Session& session, std::vector<float>& memory) {
   auto parameter = session.add_parameter("weight", DType::kFloat32, {&count, 1}, true);
   auto replica = session.add_replica("cpu");
   if (!parameter.ok() || !replica.ok()) return parameter.ok() ? replica.status() : parameter.status();
-  const Status bound =
-      session.bind(replica.value(), parameter.value(), memory.data(), 4000, memory.data() + 1000, 4000, nullptr);
+  const Status bound = session.bind(replica.value(), parameter.value(), memory.data(), 4000,
+                                    memory.data() + 1000, 4000, nullptr);
   return bound.ok() ? session.start() : bound;
 }
 
@@ -87,16 +88,17 @@ std::vector<Status> run(const Case& c, uint64_t seed) {
   for (int32_t worker = 0; worker < kWorkers; ++worker) {
     world.start_program(processes[static_cast<size_t>(worker)], [&, worker] {
       Config config;
-      for (const auto& [key, value] : std::map<std::string, std::string>{{"head", "node0:7700"},
-                                                                         {"token", "secret"},
-                                                                         {"num_workers", std::to_string(kWorkers)},
-                                                                         {"rank", std::to_string(worker)},
-                                                                         {"step_timeout", "20s"},
-                                                                         {"lease", "5s"}}) {
+      for (const auto& [key, value] :
+           std::map<std::string, std::string>{{"head", "node0:7700"},
+                                              {"token", "secret"},
+                                              {"num_workers", std::to_string(kWorkers)},
+                                              {"rank", std::to_string(worker)},
+                                              {"step_timeout", "20s"},
+                                              {"lease", "5s"}}) {
         EXPECT_TRUE(config.set(key, value).ok());
       }
-      auto opened =
-          Session::open(config, world.environment(processes[static_cast<size_t>(worker)]), std::make_shared<Log>());
+      auto opened = Session::open(config, world.environment(processes[static_cast<size_t>(worker)]),
+                                  std::make_shared<Log>());
       EXPECT_TRUE(opened.ok()) << opened.status().message();
       Session& session = *opened.value();
       std::vector<float> memory(2 * kLarge);
@@ -114,7 +116,8 @@ std::vector<Status> run(const Case& c, uint64_t seed) {
       }
       const auto pause = [&session](std::chrono::microseconds duration) {
         const auto rounded = std::chrono::duration_cast<std::chrono::milliseconds>(duration);
-        if (rounded.count() > 0) (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = rounded});
+        if (rounded.count() > 0)
+          (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = rounded});
       };
       if (worker == c.leaver) {
         pause(c.after);
@@ -150,10 +153,10 @@ TEST(Leave, OfAWorkerEndsTheCallsOfTheOthersAndIsNotALoss) {
                                  status.message().find("closed its session") != std::string::npos &&
                                  status.message().find("was lost") == std::string::npos;
               if (!right && ++failures <= 12) {
-                ADD_FAILURE() << call.name << ", rank " << leaver << " leaves after " << after.count() << " us"
-                              << (connected ? ", connected" : "") << (slow_head ? ", slow head" : "") << "; rank "
-                              << rank << " says " << code_name(status.code()) << " rank " << status.rank() << ": "
-                              << status.message();
+                ADD_FAILURE() << call.name << ", rank " << leaver << " leaves after " << after.count()
+                              << " us" << (connected ? ", connected" : "") << (slow_head ? ", slow head" : "")
+                              << "; rank " << rank << " says " << code_name(status.code()) << " rank "
+                              << status.rank() << ": " << status.message();
               }
             }
           }

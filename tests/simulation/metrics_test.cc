@@ -1,4 +1,5 @@
-// The times among a session's metrics and in its trace, in virtual time: who is late shows in the waits of the others.
+// The times among a session's metrics and in its trace, in virtual time: who is late shows in the waits of
+// the others.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -40,7 +41,8 @@ struct Worker {
 };
 
 using Body = std::function<void(Worker& worker, int32_t rank)>;
-using Prepare = std::function<void(transport::SimWorld& world, const std::vector<transport::ProcessId>& processes)>;
+using Prepare =
+    std::function<void(transport::SimWorld& world, const std::vector<transport::ProcessId>& processes)>;
 
 // What each of three started workers counts from the beginning of `body` to its end.
 std::array<Values, kWorkers> counted(const Body& body, const Prepare& prepare = {}) {
@@ -50,10 +52,11 @@ std::array<Values, kWorkers> counted(const Body& body, const Prepare& prepare = 
   int32_t over = 0;
   const auto run = [&](transport::ProcessId process, int32_t rank) {
     Config config;
-    for (const auto& [key, value] : std::map<std::string, std::string>{{"head", "node0:7700"},
-                                                                       {"token", "secret"},
-                                                                       {"num_workers", std::to_string(kWorkers)},
-                                                                       {"rank", std::to_string(rank)}}) {
+    for (const auto& [key, value] :
+         std::map<std::string, std::string>{{"head", "node0:7700"},
+                                            {"token", "secret"},
+                                            {"num_workers", std::to_string(kWorkers)},
+                                            {"rank", std::to_string(rank)}}) {
       ASSERT_TRUE(config.set(key, value).ok());
     }
     auto opened = Session::open(config, world.environment(process), std::make_shared<Log>());
@@ -64,7 +67,9 @@ std::array<Values, kWorkers> counted(const Body& body, const Prepare& prepare = 
     Worker worker{session, session.add_parameter("weight", DType::kFloat32, {&count, 1}, true).value(),
                   session.add_replica("cpu").value()};
     ASSERT_TRUE(
-        session.bind(worker.replica, worker.parameter, memory.data(), 4096, memory.data() + 1024, 4096, nullptr).ok());
+        session
+            .bind(worker.replica, worker.parameter, memory.data(), 4096, memory.data() + 1024, 4096, nullptr)
+            .ok());
     ASSERT_TRUE(session.start().ok());
     const Values before = metrics_of(session);
     body(worker, rank);
@@ -120,7 +125,8 @@ TEST(Metrics, AWorkerThatIsLateForACollectiveShowsInTheWaitsOfTheOthers) {
     expect_about(mine.at("dsgd_call_seconds_total{call=\"barrier\"}"), rank == 2 ? 0 : 10);
     for (const int32_t peer : {0, 1, 2}) {
       if (peer == rank) continue;
-      expect_about(mine.at("dsgd_peer_wait_seconds_total{rank=\"" + std::to_string(peer) + "\"}"), peer == 2 ? 10 : 0);
+      expect_about(mine.at("dsgd_peer_wait_seconds_total{rank=\"" + std::to_string(peer) + "\"}"),
+                   peer == 2 ? 10 : 0);
     }
   }
   EXPECT_EQ(values[2].at("dsgd_failed_calls_total{call=\"object_get\"}"), 1);
@@ -168,7 +174,9 @@ TEST(Metrics, DataThatComesBeforeTheJobBeginsHereIsCounted) {
         ASSERT_TRUE(worker.session.barrier(Session::Mode::kWait).ok());
         absolute[rank] = metrics_of(worker.session);
       },
-      [](transport::SimWorld& world, const auto& processes) { world.set_delay(processes[0], processes[2], {1s, 1s}); });
+      [](transport::SimWorld& world, const auto& processes) {
+        world.set_delay(processes[0], processes[2], {1s, 1s});
+      });
   EXPECT_GT(absolute[1].at("dsgd_peer_sent_bytes_total{rank=\"2\"}"), 0);
   EXPECT_EQ(absolute[1].at("dsgd_peer_sent_bytes_total{rank=\"2\"}"),
             absolute[2].at("dsgd_peer_received_bytes_total{rank=\"1\"}"));

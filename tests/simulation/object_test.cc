@@ -17,7 +17,8 @@ using Bytes = std::vector<uint8_t>;
 
 Bytes pattern(size_t size, int seed) {
   Bytes bytes(size);
-  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(i * 7 + i / 251 + static_cast<size_t>(seed));
+  for (size_t i = 0; i < size; ++i)
+    bytes[i] = static_cast<uint8_t>(i * 7 + i / 251 + static_cast<size_t>(seed));
   return bytes;
 }
 
@@ -26,15 +27,16 @@ Status ended(Session& session, const Result<std::shared_ptr<Operation>>& operati
 }
 
 Status put(Session& session, const std::string& name, const Bytes& bytes, Duration timeout = {}) {
-  return ended(session,
-               session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait, {.timeout = timeout}));
+  return ended(session, session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait,
+                                           {.timeout = timeout}));
 }
 
 // kInternal: the object differs from `want`.
 Status get(Session& session, const std::string& name, const Bytes& want, Duration timeout = {}) {
   const auto got = session.object_get(name, Session::Mode::kWait, {.timeout = timeout});
   const Status status = ended(session, got);
-  if (status.ok() && got.value()->object()->bytes != want) return Status(Code::kInternal, "the object is another one");
+  if (status.ok() && got.value()->object()->bytes != want)
+    return Status(Code::kInternal, "the object is another one");
   return status;
 }
 
@@ -77,8 +79,10 @@ TEST(PutTime, HasManyPartsOnTheWayAtOnce) {
         cluster.note(rank, "meet", [&] { return meet(session); });
       });
       ASSERT_TRUE(cluster.run_until_ended(600s));
-      for (int rank = 0; rank < workers; ++rank) EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
-      EXPECT_LT(duration_of(cluster.call(putter, "put")), 1s) << workers << " workers\n" << cluster.history(putter);
+      for (int rank = 0; rank < workers; ++rank)
+        EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
+      EXPECT_LT(duration_of(cluster.call(putter, "put")), 1s) << workers << " workers\n"
+                                                              << cluster.history(putter);
     }
   }
 }
@@ -104,7 +108,8 @@ TEST(PutTime, IsThatOfAChain) {
       cluster.note(rank, "meet", [&] { return meet(session); });
     });
     ASSERT_TRUE(cluster.run_until_ended(600s));
-    for (int rank = 0; rank < kWorkers; ++rank) EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
+    for (int rank = 0; rank < kWorkers; ++rank)
+      EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
     EXPECT_LT(duration_of(cluster.call(putter, "put")), 2s) << "rank " << putter << " puts\n"
                                                             << cluster.history(putter);
   }
@@ -123,15 +128,17 @@ TEST(LostWorker, EndsAPutAtAnyMoment) {
         Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
           cluster.note(rank, "meet", [&] { return meet(session); });
           if (rank == putter) {
-            cluster.world.at(cluster.world.now() + moment * 3ms + 100us,
-                             [&cluster, victim, death] { cluster.world.kill(cluster.process(victim), death); });
+            cluster.world.at(cluster.world.now() + moment * 3ms + 100us, [&cluster, victim, death] {
+              cluster.world.kill(cluster.process(victim), death);
+            });
             cluster.note(rank, "put", [&] { return put(session, "x", bytes); });
           }
           cluster.note(rank, "get", [&] { return get(session, "x", bytes); });
           cluster.note(rank, "meet", [&] { return meet(session); });
         });
-        const std::string what = std::to_string(workers) + " workers, rank " + std::to_string(putter) + " puts, rank " +
-                                 std::to_string(victim) + " dies, moment " + std::to_string(moment) + "\n";
+        const std::string what = std::to_string(workers) + " workers, rank " + std::to_string(putter) +
+                                 " puts, rank " + std::to_string(victim) + " dies, moment " +
+                                 std::to_string(moment) + "\n";
         ASSERT_TRUE(cluster.run_until_ended(20s)) << what << histories(cluster, workers);
         for (int rank = 0; rank < workers; ++rank) {
           if (rank == victim) continue;
@@ -182,9 +189,10 @@ TEST(Leaver, LeavesTheObjectToTheOthers) {
                         });
         ASSERT_TRUE(cluster.run_until_ended(300s));
         for (int rank = 0; rank < workers; ++rank) {
-          ASSERT_FALSE(cluster.first_failure(rank)) << workers << " workers, rank " << putter << " puts, rank "
-                                                    << leaver << " leaves, moment " << moment << "\n"
-                                                    << histories(cluster, workers);
+          ASSERT_FALSE(cluster.first_failure(rank))
+              << workers << " workers, rank " << putter << " puts, rank " << leaver << " leaves, moment "
+              << moment << "\n"
+              << histories(cluster, workers);
         }
       }
     }
@@ -204,7 +212,8 @@ TEST(Leaver, HasTheObjectAndIsNotNamed) {
     });
     ASSERT_TRUE(cluster.run_until_ended(300s));
     for (int rank = 0; rank < kWorkers; ++rank) {
-      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << putter << " puts\n" << histories(cluster, kWorkers);
+      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << putter << " puts\n"
+                                                << histories(cluster, kWorkers);
     }
   }
 }
@@ -227,8 +236,8 @@ TEST(LateWorker, IsNamedAndTheNameCanBePutAgain) {
         cluster.note(rank, "late put", [&] {
           const bool right = status.code() == Code::kTimeout && status.rank() == late;
           return right ? Status()
-                       : Status(Code::kInternal,
-                                std::string("it ended so: ") + code_name(status.code()) + " " + status.message());
+                       : Status(Code::kInternal, std::string("it ended so: ") + code_name(status.code()) +
+                                                     " " + status.message());
         });
       }
       cluster.note(rank, "meet", [&] { return meet(session); });
@@ -243,7 +252,8 @@ TEST(LateWorker, IsNamedAndTheNameCanBePutAgain) {
     });
     ASSERT_TRUE(cluster.run_until_ended(300s));
     for (int rank = 0; rank < kWorkers; ++rank) {
-      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << late << " is late\n" << histories(cluster, kWorkers);
+      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << late << " is late\n"
+                                                << histories(cluster, kWorkers);
     }
   }
 }
@@ -257,7 +267,8 @@ TEST(DeletedObject, DoesNotComeBack) {
     const Bytes bytes = pattern(size, 9);
     for (uint64_t seed = 1; seed <= 60; ++seed) {
       const int workers = 3 + static_cast<int>(seed % 3);
-      const int putter = static_cast<int>(seed / 3) % workers, deleter = static_cast<int>(seed / 7 + 1) % workers;
+      const int putter = static_cast<int>(seed / 3) % workers,
+                deleter = static_cast<int>(seed / 7 + 1) % workers;
       ClusterOptions options = options_of(workers, seed);
       options.network.delay = {20us, 2ms, 0.1, 20ms};
       Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
@@ -292,9 +303,9 @@ TEST(DeletedObject, DoesNotComeBack) {
       });
       ASSERT_TRUE(cluster.run_until_ended(300s));
       for (int rank = 0; rank < workers; ++rank) {
-        ASSERT_FALSE(cluster.first_failure(rank))
-            << size << " bytes, seed " << seed << ", rank " << putter << " puts, rank " << deleter << " deletes\n"
-            << histories(cluster, workers);
+        ASSERT_FALSE(cluster.first_failure(rank)) << size << " bytes, seed " << seed << ", rank " << putter
+                                                  << " puts, rank " << deleter << " deletes\n"
+                                                  << histories(cluster, workers);
       }
     }
   }

@@ -72,21 +72,23 @@ JobSpec JobSpec::draw(uint64_t seed) {
   spec.fault_after = random.between(0us, random.chance(0.4) ? 3ms : 12ms);
   const auto processes = static_cast<uint64_t>(spec.processes());
   spec.victim = static_cast<int>(random.below(processes));
-  spec.other = static_cast<int>((static_cast<uint64_t>(spec.victim) + 1 + random.below(processes - 1)) % processes);
+  spec.other =
+      static_cast<int>((static_cast<uint64_t>(spec.victim) + 1 + random.below(processes - 1)) % processes);
   return spec;
 }
 
 std::string JobSpec::device(int worker, int replica) const {
   static const char* const kDevices[] = {"cpu", "cuda:0", "cuda:0", "cuda:1"};
-  return gpus ? kDevices[Random(shape.seed * 64 + static_cast<uint64_t>(worker * 8 + replica)).below(4)] : "cpu";
+  return gpus ? kDevices[Random(shape.seed * 64 + static_cast<uint64_t>(worker * 8 + replica)).below(4)]
+              : "cpu";
 }
 
 std::string JobSpec::describe() const {
   std::ostringstream out;
-  out << "seed " << shape.seed << ": " << shape.workers << " workers x " << shape.replicas << ", " << strategy << "/"
-      << algorithm << (reproducible ? ", reproducible" : "") << (gradient_norm ? ", norm" : "")
-      << (loss_scale ? ", loss scale" : "") << (changes ? ", changes" : "") << ", buckets " << bucket_size << ", "
-      << shape.steps << " steps, tensors";
+  out << "seed " << shape.seed << ": " << shape.workers << " workers x " << shape.replicas << ", " << strategy
+      << "/" << algorithm << (reproducible ? ", reproducible" : "") << (gradient_norm ? ", norm" : "")
+      << (loss_scale ? ", loss scale" : "") << (changes ? ", changes" : "") << ", buckets " << bucket_size
+      << ", " << shape.steps << " steps, tensors";
   for (size_t n : shape.tensors) out << " " << n;
   for (int w = 0; w < shape.workers && gpus; ++w) {
     out << (w == 0 ? ", on " : "; ");
@@ -94,7 +96,8 @@ std::string JobSpec::describe() const {
   }
   out << (separate_head ? ", head apart" : ", head in worker 0") << (one_host ? ", one host" : "")
       << "; fault: " << fault_name(fault) << " of " << victim;
-  if (fault == Fault::kBreak || fault == Fault::kFlip || fault == Fault::kShortBlock || fault == Fault::kLongBlock)
+  if (fault == Fault::kBreak || fault == Fault::kFlip || fault == Fault::kShortBlock ||
+      fault == Fault::kLongBlock)
     out << " and " << other;
   out << " after " << std::chrono::duration_cast<std::chrono::microseconds>(fault_after).count() << " us";
   return out.str();

@@ -1,5 +1,6 @@
-// A call that waits for long says so: a warning after `stall_warning`, and again after twice as long each time, names the
-// workers that have not come and the parameters whose gradients are missing. A wait that runs out says the same.
+// A call that waits for long says so: a warning after `stall_warning`, and again after twice as long each
+// time, names the workers that have not come and the parameters whose gradients are missing. A wait that runs
+// out says the same.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -51,13 +52,14 @@ class Job {
  private:
   void run(transport::ProcessId process, int32_t worker, const Body& body) {
     Config config;
-    for (const auto& [key, value] : std::map<std::string, std::string>{{"head", "node0:7700"},
-                                                                       {"token", "secret"},
-                                                                       {"num_workers", std::to_string(kWorkers)},
-                                                                       {"rank", std::to_string(worker)},
-                                                                       {"worker_id", "w" + std::to_string(worker)},
-                                                                       {"step_timeout", "60s"},
-                                                                       {"stall_warning", "1s"}}) {
+    for (const auto& [key, value] :
+         std::map<std::string, std::string>{{"head", "node0:7700"},
+                                            {"token", "secret"},
+                                            {"num_workers", std::to_string(kWorkers)},
+                                            {"rank", std::to_string(worker)},
+                                            {"worker_id", "w" + std::to_string(worker)},
+                                            {"step_timeout", "60s"},
+                                            {"stall_warning", "1s"}}) {
       const Status set = config.set(key, value);
       EXPECT_TRUE(set.ok()) << set.message();
     }
@@ -76,7 +78,9 @@ class Job {
       parameters[worker][p] =
           session.add_parameter(p == 0 ? "first" : "second", DType::kFloat32, {&count, 1}, true).value();
       float* value = memory.data() + 2048 * p;
-      EXPECT_TRUE(session.bind(replicas[worker], parameters[worker][p], value, 4096, value + 1024, 4096, nullptr).ok());
+      EXPECT_TRUE(
+          session.bind(replicas[worker], parameters[worker][p], value, 4096, value + 1024, 4096, nullptr)
+              .ok());
     }
     const Status started = session.start();
     ASSERT_TRUE(started.ok()) << started.message();
@@ -87,7 +91,9 @@ class Job {
   }
 };
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 // Warnings come 1, 3 and 7 seconds after the call.
 void expect_doubling(const std::vector<Record>& warnings) {
@@ -96,9 +102,10 @@ void expect_doubling(const std::vector<Record>& warnings) {
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_GE(warnings[i].after, due[i]) << warnings[i].text;
     EXPECT_LT(warnings[i].after, due[i] + 100ms) << warnings[i].text;
-    EXPECT_TRUE(contains(warnings[i].text,
-                         "has not ended after " +
-                             std::to_string(std::chrono::duration_cast<std::chrono::seconds>(due[i]).count()) + " s: "))
+    EXPECT_TRUE(contains(
+        warnings[i].text,
+        "has not ended after " +
+            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(due[i]).count()) + " s: "))
         << warnings[i].text;
   }
 }
@@ -166,8 +173,8 @@ TEST(Stall, OfAStepNamesTheGradientsThatAreMissing) {
       const Status status = session.wait(*step.value(), 500ms);
       EXPECT_EQ(status.code(), Code::kWaitTimeout);
       EXPECT_EQ(status.rank(), 1) << status.message();
-      const char* said =
-          rank == 1 ? "gradient 'second' was not marked" : "has not sent the gradients of parameters 'first', 'second'";
+      const char* said = rank == 1 ? "gradient 'second' was not marked"
+                                   : "has not sent the gradients of parameters 'first', 'second'";
       EXPECT_TRUE(contains(status.message(), said)) << status.message();
     };
     if (rank != 1) {
@@ -190,7 +197,8 @@ TEST(Stall, OfAStepNamesTheGradientsThatAreMissing) {
       } else {
         EXPECT_TRUE(contains(record.text, "rank 1 (worker 'w1'")) << record.text;
         // Both travel in one bucket.
-        EXPECT_TRUE(contains(record.text, "has not sent the gradients of parameters 'first', 'second'")) << record.text;
+        EXPECT_TRUE(contains(record.text, "has not sent the gradients of parameters 'first', 'second'"))
+            << record.text;
       }
       EXPECT_EQ(contains(record.text, "'first'"), rank != 1) << record.text;
     }

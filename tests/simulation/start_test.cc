@@ -1,4 +1,5 @@
-// A worker that stops while the others are in dsgd_start: they end, name it and close in time, whatever they were doing.
+// A worker that stops while the others are in dsgd_start: they end, name it and close in time, whatever they
+// were doing.
 #include <gtest/gtest.h>
 
 #include "cluster.h"
@@ -20,10 +21,13 @@ struct Stop {
 
 class StoppedInStart : public testing::TestWithParam<Stop> {};
 
-// Every 40 us of the start, so that each of its messages is sent, under way or received when the worker stops.
+// Every 40 us of the start, so that each of its messages is sent, under way or received when the worker
+// stops.
 TEST_P(StoppedInStart, TheOthersNameItAndCloseWithinALease) {
   const auto [separate_head, victim] = GetParam();
-  const auto program = [](Cluster& cluster, Session& session, int rank) { Cluster::train(cluster, session, rank, 0); };
+  const auto program = [](Cluster& cluster, Session& session, int rank) {
+    Cluster::train(cluster, session, rank, 0);
+  };
   int failed = 0, states = 0;
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     const ClusterOptions options{
@@ -40,8 +44,8 @@ TEST_P(StoppedInStart, TheOthersNameItAndCloseWithinALease) {
       }
     }
     for (Time at = begin; at < end; at += 40us) {
-      SCOPED_TRACE("seed " + std::to_string(seed) + ", stopped " + std::to_string((at - begin).count() / 1000) +
-                   " us after the start began");
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", stopped " +
+                   std::to_string((at - begin).count() / 1000) + " us after the start began");
       Cluster cluster(options, program);
       cluster.world.at(at, [&] { cluster.world.pause(cluster.process(victim)); });
       ASSERT_TRUE(cluster.run_until_ended(120s));
@@ -56,8 +60,9 @@ TEST_P(StoppedInStart, TheOthersNameItAndCloseWithinALease) {
           EXPECT_EQ(start->status.code(), Code::kWorkerLost) << cluster.history(rank);
           EXPECT_EQ(start->status.rank(), victim) << cluster.history(rank);
           EXPECT_LE((start->ended - at).count(), (kLease + kSlack).count()) << cluster.history(rank);
-          EXPECT_LE((close->ended - start->ended).count(), Duration(1s).count()) << "nobody is waited for twice\n"
-                                                                                 << cluster.history(rank);
+          EXPECT_LE((close->ended - start->ended).count(), Duration(1s).count())
+              << "nobody is waited for twice\n"
+              << cluster.history(rank);
         }
       }
       if (HasFailure()) return;

@@ -24,8 +24,8 @@ inline bool other_threads_sleep() {
 }
 #endif
 
-// AddressSanitizer's allocator, unlike the C library's, does not survive a fork while another thread is inside it: the child
-// would wait for that thread's lock for ever.
+// AddressSanitizer's allocator, unlike the C library's, does not survive a fork while another thread is
+// inside it: the child would wait for that thread's lock for ever.
 inline pid_t fork_outside_the_allocator() {
 #ifdef __SANITIZE_ADDRESS__
   while (!other_threads_sleep()) sched_yield();

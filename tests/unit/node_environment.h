@@ -12,8 +12,10 @@ namespace dsgd {
 // The machine that this process runs on, under another name: a node of its own.
 class NodeEnvironment final : public transport::Environment {
  public:
-  explicit NodeEnvironment(std::string node) : node_(std::move(node)), real_(transport::make_uv_environment()) {}
-  Result<std::unique_ptr<transport::Network>> new_network(const std::string& name, size_t receive_memory) override {
+  explicit NodeEnvironment(std::string node)
+      : node_(std::move(node)), real_(transport::make_uv_environment()) {}
+  Result<std::unique_ptr<transport::Network>> new_network(const std::string& name,
+                                                          size_t receive_memory) override {
     return real_->new_network(name, receive_memory);
   }
   Result<std::unique_ptr<transport::Notifier>> new_notifier() override { return real_->new_notifier(); }

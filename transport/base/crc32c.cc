@@ -109,7 +109,8 @@ struct Shift {
   }
 };
 
-// The instruction takes three cycles, and the CPU can begin one in each: three streams of kBytes each, put together afterwards.
+// The instruction takes three cycles, and the CPU can begin one in each: three streams of kBytes each, put
+// together afterwards.
 template <size_t kBytes>
 DSGD_CRC32C_TARGET uint32_t update_by_thirds(uint32_t crc, const uint8_t*& data, size_t& n) {
   static constexpr Shift<kBytes> shift;
@@ -135,7 +136,9 @@ DSGD_CRC32C_TARGET uint32_t update_by_instruction(uint32_t crc, const uint8_t* d
 
 #else
 bool has_instruction() { return false; }
-uint32_t update_by_instruction(uint32_t crc, const uint8_t* data, size_t n) { return update_by_tables(crc, data, n); }
+uint32_t update_by_instruction(uint32_t crc, const uint8_t* data, size_t n) {
+  return update_by_tables(crc, data, n);
+}
 #endif
 
 }  // namespace

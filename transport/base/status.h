@@ -1,6 +1,6 @@
-// Errors as values. A Status is OK or says what failed, which worker is concerned and what to do; Result<T> is a value or a
-// Status. Nothing in transport or core throws to its caller: exceptions of libraries are turned into a Status where
-// they arise.
+// Errors as values. A Status is OK or says what failed, which worker is concerned and what to do; Result<T>
+// is a value or a Status. Nothing in transport or core throws to its caller: exceptions of libraries are
+// turned into a Status where they arise.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,8 @@ enum class Code : int32_t {
 };
 
 const char* code_name(Code code);  // "DSGD_ERR_TIMEOUT"
-Code code_of(int32_t number);      // of what another process says; kInternal for what this version does not know
+// Of what another process says; kInternal for what this version does not know.
+Code code_of(int32_t number);
 
 class Status {
  public:

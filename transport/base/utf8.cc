@@ -3,7 +3,9 @@
 namespace dsgd {
 namespace {
 
-unsigned byte(std::string_view text, size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; }
+unsigned byte(std::string_view text, size_t i) {
+  return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+}
 
 }  // namespace
 
@@ -13,11 +15,13 @@ size_t character_bytes(std::string_view text) {
   if (first < 0x80) return text.empty() ? 0 : 1;
   if (first >= 0xc2 && first < 0xe0 && continues(1)) return 2;
   if (first >= 0xe0 && first < 0xf0 && continues(1) && continues(2)) {
-    const bool shorter = first == 0xe0 && byte(text, 1) < 0xa0, surrogate = first == 0xed && byte(text, 1) >= 0xa0;
+    const bool shorter = first == 0xe0 && byte(text, 1) < 0xa0,
+               surrogate = first == 0xed && byte(text, 1) >= 0xa0;
     return shorter || surrogate ? 0 : 3;
   }
   if (first >= 0xf0 && first < 0xf5 && continues(1) && continues(2) && continues(3)) {
-    const bool shorter = first == 0xf0 && byte(text, 1) < 0x90, beyond = first == 0xf4 && byte(text, 1) >= 0x90;
+    const bool shorter = first == 0xf0 && byte(text, 1) < 0x90,
+               beyond = first == 0xf4 && byte(text, 1) >= 0x90;
     return shorter || beyond ? 0 : 4;
   }
   return 0;

@@ -6,11 +6,12 @@
 
 namespace dsgd {
 
-// Returns the length in bytes of the first character of `text`; 0 if `text` is empty or does not begin with valid UTF-8.
+// Returns the length in bytes of the first character of `text`; 0 if `text` is empty or does not begin with
+// valid UTF-8.
 size_t character_bytes(std::string_view text);
 
-// Returns the length in bytes of the control character (below U+0020, or U+007F to U+009F) at the beginning of `text`; 0 if there is
-// none.
+// Returns the length in bytes of the control character (below U+0020, or U+007F to U+009F) at the beginning
+// of `text`; 0 if there is none.
 size_t control_bytes(std::string_view text);
 bool has_control_character(std::string_view text);
 

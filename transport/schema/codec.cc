@@ -27,7 +27,8 @@ template <typename Root, typename Use>
 Status open(std::span<const uint8_t> bytes, size_t limit, Use&& use) {
   auto malformed = [](const std::string& what) { return Status(Code::kIo, "malformed message: " + what); };
   if (bytes.size() > limit) {
-    return malformed(std::to_string(bytes.size()) + " bytes, more than the " + std::to_string(limit) + " allowed");
+    return malformed(std::to_string(bytes.size()) + " bytes, more than the " + std::to_string(limit) +
+                     " allowed");
   }
   if (bytes.empty() || bytes.size() % sizeof(capnp::word) != 0) {
     return malformed(std::to_string(bytes.size()) + " bytes are not a positive multiple of 8");
@@ -80,7 +81,8 @@ std::vector<uint8_t> encode(const Hello& hello) {
   return build<schema::Hello>(128, [&](auto root) { write(hello, root); });
 }
 std::vector<uint8_t> encode(const Challenge& challenge) {
-  return build<schema::Challenge>(16 + words_for(challenge.refused), [&](auto root) { write(challenge, root); });
+  return build<schema::Challenge>(16 + words_for(challenge.refused),
+                                  [&](auto root) { write(challenge, root); });
 }
 std::vector<uint8_t> encode(const Proof& proof) {
   return build<schema::Proof>(16, [&](auto root) { write(proof, root); });

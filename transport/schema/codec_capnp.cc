@@ -19,8 +19,8 @@ capnp::Data::Reader data_of(const Bytes& from) {
   return {reinterpret_cast<const kj::byte*>(from.data()), from.size()};
 }
 
-// Makes text of another process safe for messages and logs: replaces invalid UTF-8, and control characters except the newline,
-// by '?'.
+// Makes text of another process safe for messages and logs: replaces invalid UTF-8, and control characters
+// except the newline, by '?'.
 std::string printable_text(std::string text) {
   for (size_t i = 0; i < text.size(); ++i) {
     const std::string_view rest = std::string_view(text).substr(i);
@@ -63,8 +63,8 @@ class Check {
   }
   bool length(size_t n, size_t limit, const char* field, const char* unit) {
     if (n > limit) {
-      fail(std::string(field) + " has " + std::to_string(n) + " " + unit + ", more than the " + std::to_string(limit) +
-           " allowed");
+      fail(std::string(field) + " has " + std::to_string(n) + " " + unit + ", more than the " +
+           std::to_string(limit) + " allowed");
     }
     return ok();
   }
@@ -198,7 +198,8 @@ class Check {
       case schema::Message::GOODBYE:
         return departure<Goodbye>(from.getGoodbye());
     }
-    fail("unknown kind of message " + std::to_string(static_cast<uint16_t>(from.which())) + " (a newer protocol?)");
+    fail("unknown kind of message " + std::to_string(static_cast<uint16_t>(from.which())) +
+         " (a newer protocol?)");
     return Empty{};
   }
 

@@ -14,8 +14,8 @@ bool has_room(size_t unanswered, size_t chunks, size_t window, size_t nbytes) {
 
 }  // namespace
 
-ClientEnd::ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Connection> connection, std::string address,
-                     DialOptions options, Dialled dialled)
+ClientEnd::ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Connection> connection,
+                     std::string address, DialOptions options, Dialled dialled)
     : network_(std::move(network)),
       connection_(std::move(connection)),
       address_(std::move(address)),
@@ -136,8 +136,8 @@ void ClientEnd::call(Message request, Time deadline, std::function<void(Result<M
       if (found == calls_.end()) return;
       Call late = std::move(found->second);
       calls_.erase(found);
-      late.done(Status(Code::kTimeout,
-                       std::string("no answer to ") + late.name + " from " + address_ + " before the deadline"));
+      late.done(Status(Code::kTimeout, std::string("no answer to ") + late.name + " from " + address_ +
+                                           " before the deadline"));
     });
   }
   auto bytes = encode(request);
@@ -164,13 +164,14 @@ void ClientEnd::send_small(const BulkHeader& header, std::span<const std::byte> 
     });
   }
   if (data.size() > kSmallBytes) {
-    const Status why(Code::kInvalidArgument, "a small chunk has " + std::to_string(data.size()) + " bytes, more than " +
-                                                 std::to_string(kSmallBytes));
+    const Status why(Code::kInvalidArgument, "a small chunk has " + std::to_string(data.size()) +
+                                                 " bytes, more than " + std::to_string(kSmallBytes));
     return later("send_small", [done = std::move(done), why] {
       if (done) done(why);
     });
   }
-  small_[header.operation].waiting.push_back({next_id_++, header, {}, {data.begin(), data.end()}, std::move(done)});
+  small_[header.operation].waiting.push_back(
+      {next_id_++, header, {}, {data.begin(), data.end()}, std::move(done)});
   pump_small();
 }
 
@@ -178,8 +179,8 @@ void ClientEnd::pump(uint64_t operation) {
   auto found = windows_.find(operation);
   if (found == windows_.end() || !connection_) return;
   Window& window = found->second;
-  while (!window.waiting.empty() &&
-         has_room(window.unanswered, window.chunks, options_.bulk_window, window.waiting.front().data.size())) {
+  while (!window.waiting.empty() && has_room(window.unanswered, window.chunks, options_.bulk_window,
+                                             window.waiting.front().data.size())) {
     Chunk chunk = std::move(window.waiting.front());
     window.waiting.pop_front();
     window.unanswered += chunk.data.size();
@@ -192,7 +193,8 @@ void ClientEnd::pump(uint64_t operation) {
 void ClientEnd::pump_small() {
   for (auto& [operation, window] : small_) {
     while (connection_ && !window.waiting.empty() &&
-           has_room(small_unanswered_, window.chunks, options_.small_window, window.waiting.front().owned.size())) {
+           has_room(small_unanswered_, window.chunks, options_.small_window,
+                    window.waiting.front().owned.size())) {
       Chunk chunk = std::move(window.waiting.front());
       window.waiting.pop_front();
       small_unanswered_ += chunk.owned.size();
@@ -230,7 +232,8 @@ void ClientEnd::answered(uint64_t id, const Status& status) {
   if (chunk.small) {
     small_unanswered_ -= chunk.nbytes;
     const auto window = small_.find(chunk.operation);
-    if (window != small_.end() && --window->second.chunks == 0 && window->second.waiting.empty()) small_.erase(window);
+    if (window != small_.end() && --window->second.chunks == 0 && window->second.waiting.empty())
+      small_.erase(window);
     if (!status.ok() && options_.refused) options_.refused(chunk.operation, status);
     if (!abandoned_) pump_small();
   } else {

@@ -13,8 +13,8 @@ namespace dsgd::transport {
 class ClientEnd final : public End, public std::enable_shared_from_this<ClientEnd> {
  public:
   using Dialled = std::function<void(Result<std::unique_ptr<ClientChannel>>)>;
-  ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Connection> connection, std::string address,
-            DialOptions options, Dialled dialled);
+  ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Connection> connection,
+            std::string address, DialOptions options, Dialled dialled);
 
   void start();  // says hello
   bool receive(Packet& packet) override;
@@ -22,8 +22,10 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
 
   const std::string& address() const { return address_; }
   void call(Message request, Time deadline, std::function<void(Result<Message>)> done);
-  void send(const BulkHeader& header, std::span<const std::byte> data, std::function<void(const Status&)> done);
-  void send_small(const BulkHeader& header, std::span<const std::byte> data, std::function<void(const Status&)> done);
+  void send(const BulkHeader& header, std::span<const std::byte> data,
+            std::function<void(const Status&)> done);
+  void send_small(const BulkHeader& header, std::span<const std::byte> data,
+                  std::function<void(const Status&)> done);
   void revoke(uint64_t operation);
   void close(bool flush);
   void abandon();  // the channel or the network is destroyed: no callback any more, no span read

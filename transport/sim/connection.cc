@@ -82,7 +82,8 @@ void Pipe::cut(bool reset) {
 }
 
 void Pipe::push(Packet packet) {
-  if (packet.carries_message() && packet.head.size() + packet.body.size() > 0 && kernel_.take_flip(*from_, *to_)) {
+  if (packet.carries_message() && packet.head.size() + packet.body.size() > 0 &&
+      kernel_.take_flip(*from_, *to_)) {
     const size_t bit = kernel_.random().below(8 * (packet.head.size() + packet.body.size())), byte = bit / 8;
     const uint8_t mask = static_cast<uint8_t>(1u << (bit % 8));
     if (byte < packet.head.size()) {
@@ -148,16 +149,18 @@ void Pipe::schedule_read() {
   if (kernel_.blocked(*from_, *to_)) return note_blocked();  // unblock kicks
   if (blocked_since_ != kNever) {
     Time again = blocked_since_;
-    for (Duration wait = kernel_.options().retransmission; again < kernel_.now() && wait > Duration(0); wait *= 2)
+    for (Duration wait = kernel_.options().retransmission; again < kernel_.now() && wait > Duration(0);
+         wait *= 2)
       again += wait;
     under_way_.front().arrival = std::max(under_way_.front().arrival, again);
     blocked_since_ = kNever;
   }
   read_scheduled_ = true;
-  kernel_.at(under_way_.front().arrival, to_, reader_loop_, "read", [this, hold = connection_.shared_from_this()] {
-    read_scheduled_ = false;
-    read();
-  });
+  kernel_.at(under_way_.front().arrival, to_, reader_loop_, "read",
+             [this, hold = connection_.shared_from_this()] {
+               read_scheduled_ = false;
+               read();
+             });
 }
 
 void Pipe::note_blocked() {

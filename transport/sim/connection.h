@@ -50,7 +50,8 @@ struct Packet {
   std::vector<std::byte> body{};
   size_t offset = 0, total = 0;  // of body in the payload
   Time arrival{};
-  uint32_t head_checksum = 0, checksum = 0;  // as written: of the head; of the payload up to the end of this piece
+  // As written: of the head; of the payload up to the end of this piece.
+  uint32_t head_checksum = 0, checksum = 0;
   bool checked = false, corrupted = false;
 
   bool is_last() const { return offset + body.size() == total; }

@@ -29,7 +29,8 @@ Kernel::~Kernel() {
   std::exchange(connections_, {}).clear();
 }
 
-uint64_t Kernel::at(Time when, Process* process, std::shared_ptr<LoopState> loop, const char* what, Task task) {
+uint64_t Kernel::at(Time when, Process* process, std::shared_ptr<LoopState> loop, const char* what,
+                    Task task) {
   if (ending_) return 0;
   const uint64_t id = next_event_++;
   when = std::max(when, now_);
@@ -165,7 +166,8 @@ Duration Kernel::delay(const Process& from, const Process& to) {
   auto found = delays_.find({from.id, to.id});
   const LinkDelay& link = found == delays_.end() ? options_.delay : found->second;
   Duration delay = random_.between(link.minimum, link.maximum);
-  if (link.slow_chance > 0 && random_.chance(link.slow_chance)) delay += random_.between(Duration(0), link.slow);
+  if (link.slow_chance > 0 && random_.chance(link.slow_chance))
+    delay += random_.between(Duration(0), link.slow);
   return delay;
 }
 

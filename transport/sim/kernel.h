@@ -76,7 +76,8 @@ class Kernel {
   std::string host_address(const std::string& host);
   // The host that `name` (a host's name or address, or a loopback name) means on `from`; "" if none.
   std::string resolve(const std::string& from, const std::string& name) const;
-  std::map<std::string, std::weak_ptr<ListenerState>>& listeners() { return listeners_; }  // "host|10.0.0.1:7" -> ..
+  // "host|10.0.0.1:7" -> ..
+  std::map<std::string, std::weak_ptr<ListenerState>>& listeners() { return listeners_; }
   uint16_t free_port();
   uint64_t next_connection() { return ++last_connection_; }
 

@@ -55,7 +55,8 @@ class Receipt final : public BulkReceipt {
 
 }  // namespace
 
-ServerEnd::ServerEnd(std::shared_ptr<ListenerState> listener, std::shared_ptr<Connection> connection, std::string from)
+ServerEnd::ServerEnd(std::shared_ptr<ListenerState> listener, std::shared_ptr<Connection> connection,
+                     std::string from)
     : listener_(std::move(listener)),
       network_(listener_->network),
       connection_(std::move(connection)),
@@ -133,7 +134,8 @@ void ServerEnd::take_proof(const std::vector<uint8_t>& bytes) {
   };
   auto proof = decode_proof(bytes);
   if (!proof.ok()) return reject(proof.status());
-  if (!equal_proofs(proof.value(), prove_as(Side::kDialling))) return reject(handler.on_wrong_token(hello_, from_));
+  if (!equal_proofs(proof.value(), prove_as(Side::kDialling)))
+    return reject(handler.on_wrong_token(hello_, from_));
   auto decision = handler.on_hello(hello_, from_);
   if (!decision.ok()) return reject(decision.status());
   listener_ = nullptr;
@@ -166,7 +168,8 @@ void ServerEnd::receive_call(Packet& packet) {
   auto message = decode_message(packet.head);
   if (!message.ok()) return over(message.status(), true);
   auto given = std::make_shared<Answer>(weak_from_this(), packet.id);
-  handler_->on_call(*this, std::move(message).value(), [given](Result<Message> reply) { given->give(reply); });
+  handler_->on_call(*this, std::move(message).value(),
+                    [given](Result<Message> reply) { given->give(reply); });
 }
 
 bool ServerEnd::receive_chunk(Packet& packet) {
@@ -228,7 +231,8 @@ void ServerEnd::land(std::span<const std::byte> piece) {
     const size_t offset = chunk.received + used;
     if (chunk.place == nullptr) {
       const size_t rest = chunk.nbytes - offset;
-      const size_t region = random.chance(0.5) ? rest : std::min(rest, 64 * (1 + random.below(rest / 64 + 1)));
+      const size_t region =
+          random.chance(0.5) ? rest : std::min(rest, 64 * (1 + random.below(rest / 64 + 1)));
       chunk.place = chunk.sink->place(offset, region);
       chunk.place_begin = offset;
       chunk.place_end = offset + region;
@@ -254,8 +258,9 @@ void ServerEnd::end_chunk() {
     return;
   }
   if (chunk->sink) ++network_->counters.landed;
-  handler_->on_bulk_end(*this, chunk->header,
-                        std::make_unique<Receipt>(weak_from_this(), network_, chunk->id, std::move(chunk->pooled)));
+  handler_->on_bulk_end(
+      *this, chunk->header,
+      std::make_unique<Receipt>(weak_from_this(), network_, chunk->id, std::move(chunk->pooled)));
 }
 
 void ServerEnd::discard(uint64_t operation, const Status& why) {

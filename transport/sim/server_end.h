@@ -9,7 +9,8 @@ namespace dsgd::transport {
 
 class ServerEnd final : public End, public ServerChannel, public std::enable_shared_from_this<ServerEnd> {
  public:
-  ServerEnd(std::shared_ptr<ListenerState> listener, std::shared_ptr<Connection> connection, std::string from);
+  ServerEnd(std::shared_ptr<ListenerState> listener, std::shared_ptr<Connection> connection,
+            std::string from);
 
   bool receive(Packet& packet) override;
 

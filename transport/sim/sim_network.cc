@@ -35,10 +35,13 @@ std::optional<Address> parse(const std::string& text) {
 }
 
 Status bad_address(const std::string& address) {
-  return {Code::kInvalidArgument, "'" + address + "' is no address: write host:port, [IPv6]:port or unix:/path"};
+  return {Code::kInvalidArgument,
+          "'" + address + "' is no address: write host:port, [IPv6]:port or unix:/path"};
 }
 
-bool is_loopback(const std::string& name) { return name == "localhost" || name == "::1" || name.starts_with("127."); }
+bool is_loopback(const std::string& name) {
+  return name == "localhost" || name == "::1" || name.starts_with("127.");
+}
 bool is_any(const std::string& name) { return name == "0.0.0.0" || name == "::"; }
 
 class SimListener final : public Listener {
@@ -116,8 +119,8 @@ struct Dial : std::enable_shared_from_this<Dial> {
     }
     Process& other = listener->network->process;
     if (kernel.blocked(process, other) || kernel.blocked(other, process)) {
-      const Duration again = std::max<Duration>(kernel.options().retransmission * 5 * (1 << std::min(knocks, 6)),
-                                                std::chrono::milliseconds(20));
+      const Duration again = std::max<Duration>(
+          kernel.options().retransmission * 5 * (1 << std::min(knocks, 6)), std::chrono::milliseconds(20));
       ++knocks;
       return knock(again);  // as TCP tries its first packet again
     }
@@ -126,11 +129,13 @@ struct Dial : std::enable_shared_from_this<Dial> {
     auto client = std::make_shared<ClientEnd>(network, connection, text, std::move(options),
                                               [self = shared_from_this()](auto result) {
                                                 self->over = true;
-                                                if (self->timer != 0) self->network->loop->cancel(self->timer);
+                                                if (self->timer != 0)
+                                                  self->network->loop->cancel(self->timer);
                                                 self->done(std::move(result));
                                               });
     auto server = std::make_shared<ServerEnd>(
-        listener, connection, kernel.host_address(process.host) + ":" + std::to_string(30000 + connection->id % 10000));
+        listener, connection,
+        kernel.host_address(process.host) + ":" + std::to_string(30000 + connection->id % 10000));
     end = client;
     connection->client = client;
     connection->server = server;
@@ -181,7 +186,8 @@ void SimLoop::post(Task task) {
 TimerId SimLoop::schedule(Time when, Task task) {
   kernel_.require_loop(state_.get(), "Loop::schedule");
   if (when == kNever) return 0;
-  when = std::max(when, kernel_.now()) + kernel_.random().between(Duration(0), kernel_.options().timer_lateness);
+  when =
+      std::max(when, kernel_.now()) + kernel_.random().between(Duration(0), kernel_.options().timer_lateness);
   return kernel_.at(when, &process_, state_, "timer", std::move(task));
 }
 
@@ -190,7 +196,9 @@ void SimLoop::cancel(TimerId id) {
   kernel_.cancel(id);
 }
 
-bool SimLoop::wait(const std::atomic<bool>& done, Time deadline) { return kernel_.wait(process_, done, deadline); }
+bool SimLoop::wait(const std::atomic<bool>& done, Time deadline) {
+  return kernel_.wait(process_, done, deadline);
+}
 
 void NetworkState::pool_released(size_t nbytes) {
   counters.pooled_bytes -= nbytes;
@@ -240,9 +248,10 @@ Result<std::unique_ptr<Listener>> SimNetwork::listen(const std::string& address,
                                                      const ListenOptions&) {
   auto parsed = parse(address);
   if (!parsed) return bad_address(address);
-  if (!parsed->host.empty() && !is_any(parsed->host) && kernel_.resolve(process_.host, parsed->host) != process_.host) {
-    return Status(Code::kUnreachable,
-                  "cannot listen on " + address + ": '" + parsed->host + "' is no address of host " + process_.host);
+  if (!parsed->host.empty() && !is_any(parsed->host) &&
+      kernel_.resolve(process_.host, parsed->host) != process_.host) {
+    return Status(Code::kUnreachable, "cannot listen on " + address + ": '" + parsed->host +
+                                          "' is no address of host " + process_.host);
   }
   auto state = std::make_shared<ListenerState>();
   auto& listeners = kernel_.listeners();
@@ -277,8 +286,10 @@ Result<std::string> SimNetwork::local_address_for(const std::string& address, co
   auto parsed = parse(address);
   if (!parsed) return bad_address(address);
   const std::string own = kernel_.host_address(process_.host);
-  const std::string host = parsed->host.empty() ? process_.host : kernel_.resolve(process_.host, parsed->host);
-  if (host.empty()) return Status(Code::kUnreachable, "cannot resolve host '" + parsed->host + "' of " + address);
+  const std::string host =
+      parsed->host.empty() ? process_.host : kernel_.resolve(process_.host, parsed->host);
+  if (host.empty())
+    return Status(Code::kUnreachable, "cannot resolve host '" + parsed->host + "' of " + address);
   std::string chosen = is_loopback(parsed->host) || parsed->host.empty() ? "127.0.0.1" : own;
   std::string reason = "the system routes " + address + " that way";
   if (!interface.empty()) {

@@ -41,7 +41,9 @@ void SimWorld::at(Time when, std::function<void()> action) {
 uint64_t SimWorld::random() { return kernel_->test_random().next(); }
 uint64_t SimWorld::trace_hash() const { return kernel_->hash(); }
 
-void SimWorld::set_delay(ProcessId from, ProcessId to, LinkDelay delay) { kernel_->set_delay(from, to, delay); }
+void SimWorld::set_delay(ProcessId from, ProcessId to, LinkDelay delay) {
+  kernel_->set_delay(from, to, delay);
+}
 void SimWorld::block(ProcessId from, ProcessId to) { kernel_->set_blocked(from, to, true); }
 void SimWorld::unblock(ProcessId from, ProcessId to) { kernel_->set_blocked(from, to, false); }
 

@@ -38,8 +38,8 @@ struct SimOptions {
   uint64_t bytes_per_second = 1000000000;  // of each connection
   size_t socket_buffer = 256 * 1024;       // bytes written by one side and not yet read by the other
   size_t largest_piece = 64 * 1024;        // of a chunk, written or read at a time; a multiple of 64
-  // After a block, what waits is sent again as TCP does it: this long after the first attempt, then after twice as long, and
-  // so on; a first packet of a connection after five times this. 0: at once.
+  // After a block, what waits is sent again as TCP does it: this long after the first attempt, then after
+  // twice as long, and so on; a first packet of a connection after five times this. 0: at once.
   Duration retransmission{};
   Duration timer_lateness = std::chrono::microseconds(50);  // timers fire up to this much late
 };
@@ -80,8 +80,8 @@ class SimWorld {
 
   // ---- faults
   void set_delay(ProcessId from, ProcessId to, LinkDelay delay);
-  // Packets from one to the other wait, as TCP's do, until unblock, or until they are sent again after it (see
-  // SimOptions::retransmission); nothing is lost and no connection notices.
+  // Packets from one to the other wait, as TCP's do, until unblock, or until they are sent again after it
+  // (see SimOptions::retransmission); nothing is lost and no connection notices.
   void block(ProcessId from, ProcessId to);
   void unblock(ProcessId from, ProcessId to);
   void isolate(ProcessId process);  // blocks both directions between it and all others; rejoin undoes that
@@ -91,7 +91,8 @@ class SimWorld {
   // One bit of the next piece of a message from one to the other arrives flipped; handshakes are spared.
   void flip_bit(ProcessId from, ProcessId to);
   bool flip_pending(ProcessId from, ProcessId to) const;  // nothing has been sent since
-  void pause(ProcessId process);                          // as SIGSTOP: none of its tasks runs, its sockets fill up
+  // As SIGSTOP: none of its tasks runs, its sockets fill up.
+  void pause(ProcessId process);
   void resume(ProcessId process);
   // None of its tasks runs again, its ports are free. Harmless when it is dead.
   void kill(ProcessId process, Death death);

@@ -43,8 +43,8 @@ addrinfo hints_for(bool passive) {
 }
 
 Status unresolved(const std::string& host, const std::string& why) {
-  return Status(Code::kUnreachable,
-                "cannot resolve the host name '" + host + "': " + why + "; check the name, or give a numeric address");
+  return Status(Code::kUnreachable, "cannot resolve the host name '" + host + "': " + why +
+                                        "; check the name, or give a numeric address");
 }
 
 }  // namespace
@@ -81,8 +81,9 @@ Result<SocketAddress> unix_address(const std::string& path) {
   SocketAddress address;
   auto* name = reinterpret_cast<sockaddr_un*>(&address.storage);
   if (path.size() >= sizeof name->sun_path) {
-    return Status(Code::kInvalidArgument, "the Unix socket path '" + path + "' has " + std::to_string(path.size()) +
-                                              " bytes, at most " + std::to_string(sizeof name->sun_path - 1) +
+    return Status(Code::kInvalidArgument, "the Unix socket path '" + path + "' has " +
+                                              std::to_string(path.size()) + " bytes, at most " +
+                                              std::to_string(sizeof name->sun_path - 1) +
                                               " are possible; choose a shorter directory");
   }
   name->sun_family = AF_UNIX;
@@ -183,8 +184,8 @@ std::shared_ptr<Resolution> resolve(UvLoop& loop, const ParsedAddress& address,
   try {
     std::thread([mailbox, address] { Resolution::deliver(mailbox, resolve_now(address, false)); }).detach();
   } catch (const std::system_error& error) {
-    Resolution::deliver(mailbox, Status(Code::kLimit, std::string("cannot start a thread to look up '") + address.host +
-                                                          "': " + error.what()));
+    Resolution::deliver(mailbox, Status(Code::kLimit, std::string("cannot start a thread to look up '") +
+                                                          address.host + "': " + error.what()));
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return std::make_shared<Resolution>(std::move(mailbox));
@@ -196,7 +197,8 @@ Result<std::vector<SocketAddress>> resolve_now(const ParsedAddress& address, boo
   const addrinfo hints = hints_for(passive);
   addrinfo* list = nullptr;
   const bool any = address.host.empty() || address.host == "*";
-  const int error = getaddrinfo(any && passive ? nullptr : address.host.c_str(), address.port.c_str(), &hints, &list);
+  const int error =
+      getaddrinfo(any && passive ? nullptr : address.host.c_str(), address.port.c_str(), &hints, &list);
   if (error != 0) return unresolved(address.host, gai_strerror(error));
   auto addresses = collect(list);
   freeaddrinfo(list);
@@ -207,7 +209,8 @@ Result<std::vector<SocketAddress>> resolve_now(const ParsedAddress& address, boo
 // ---- sockets
 
 Result<Fd> make_socket(int family) {
-  Fd fd = above_standard_streams([family] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+  Fd fd = above_standard_streams(
+      [family] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   if (!fd) {
     return Status(Code::kLimit, "cannot open a socket: " + errno_text(errno) +
                                     (errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : ""));
@@ -232,7 +235,8 @@ std::string_view bytes_of(const SocketAddress& address) {
   const auto view = [](const auto& bytes) {
     return std::string_view(reinterpret_cast<const char*>(&bytes), sizeof bytes);
   };
-  if (address.family() == AF_INET) return view(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr);
+  if (address.family() == AF_INET)
+    return view(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr);
   const auto& ip = reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr;
   return IN6_IS_ADDR_V4MAPPED(&ip) ? view(ip).substr(12) : view(ip);
 }

@@ -16,7 +16,8 @@
 namespace dsgd::transport::uv {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(1);  // a loop may be in a function of the host's that does not return
+// A loop may be in a function of the host's that does not return.
+constexpr auto kPatience = std::chrono::seconds(1);
 
 // Never destroyed. A forked child has one of its own, since its parent's lock may be held for ever.
 struct Loops {
@@ -47,9 +48,10 @@ void rest_all() {
   for (UvLoop* loop : loops->loops) loop->await_rest(until);
 }
 
-// Static objects of a library are destroyed when it is finalized: after everything that the program registers in main(), and after
-// its destructors, so these find sessions alive; and before the libraries that it links. KJ's static objects must be created here,
-// too: created later, they would be destroyed first. (atexit() does not serve: ThreadSanitizer runs its functions after all libraries.)
+// Static objects of a library are destroyed when it is finalized: after everything that the program registers
+// in main(), and after its destructors, so these find sessions alive; and before the libraries that it links.
+// KJ's static objects must be created here, too: created later, they would be destroyed first. (atexit() does
+// not serve: ThreadSanitizer runs its functions after all libraries.)
 const struct Registration {
   Registration() {
     (void)kj::runCatchingExceptions([] {

@@ -40,7 +40,8 @@ class BufferPool {
   // a buffer has come back. Contents undefined; aligned to 64 bytes.
   static Buffer get(const std::shared_ptr<BufferPool>& pool, size_t size, size_t beyond = 0);
 
-  // For when memory is short: frees the buffers kept for reuse. From now on keeps none, and allocates only for small messages.
+  // For when memory is short: frees the buffers kept for reuse. From now on keeps none, and allocates only
+  // for small messages.
   void save();
 
   // Called from whatever thread gives a buffer back, once after each failure of get().

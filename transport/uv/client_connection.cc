@@ -18,8 +18,8 @@ constexpr size_t kSpansInQueue = 2;
 
 }  // namespace
 
-Result<std::shared_ptr<ClientConnection>> ClientConnection::make(NetworkShared shared, Fd fd, std::string peer,
-                                                                 DialOptions options) {
+Result<std::shared_ptr<ClientConnection>> ClientConnection::make(NetworkShared shared, Fd fd,
+                                                                 std::string peer, DialOptions options) {
   std::shared_ptr<ClientConnection> self(new ClientConnection(shared, std::move(peer), std::move(options)));
   auto link = Link::make(shared.loop.port(), std::move(fd), capnp::rpc::twoparty::Side::CLIENT, shared.read,
                          shared.sent, self.get(), nullptr);
@@ -51,10 +51,10 @@ void ClientConnection::start(std::function<void(Status)> ready) {
         });
       },
       [this](kj::Exception&& exception) {
-        loop().post(
-            [self = std::static_pointer_cast<ClientConnection>(shared_from_this()), status = to_status(exception)] {
-              if (auto tell = std::exchange(self->ready_, nullptr)) tell(status);
-            });
+        loop().post([self = std::static_pointer_cast<ClientConnection>(shared_from_this()),
+                     status = to_status(exception)] {
+          if (auto tell = std::exchange(self->ready_, nullptr)) tell(status);
+        });
       }));
 }
 
@@ -85,7 +85,8 @@ void ClientConnection::call(Message request, Time deadline, std::function<void(R
       auto it = calls_.find(id);
       if (it == calls_.end()) return;
       it->second.timer = 0;
-      finish_call(id, Status(Code::kTimeout, std::string("no answer to ") + name + " from " + peer_ + " in time"));
+      finish_call(
+          id, Status(Code::kTimeout, std::string("no answer to ") + name + " from " + peer_ + " in time"));
     });
   }
   try {
@@ -159,9 +160,11 @@ void ClientConnection::issue(Chunk chunk) {
     write(chunk.header, rpc.initHeader());
     if (!chunk.data.empty() && !ZeroRegion::begin()) {
       // No address space for the stand-in: copied, and so never in anybody's way.
-      rpc.setData(capnp::Data::Reader(reinterpret_cast<const kj::byte*>(chunk.data.data()), chunk.data.size()));
+      rpc.setData(
+          capnp::Data::Reader(reinterpret_cast<const kj::byte*>(chunk.data.data()), chunk.data.size()));
     } else if (!chunk.data.empty()) {
-      auto stand_in = capnp::Data::Reader(reinterpret_cast<const kj::byte*>(ZeroRegion::begin()), chunk.data.size());
+      auto stand_in =
+          capnp::Data::Reader(reinterpret_cast<const kj::byte*>(ZeroRegion::begin()), chunk.data.size());
       auto orphanage = capnp::Orphanage::getForMessageContaining(schema::Wire::PushParams::Builder(rpc));
       rpc.adoptData(orphanage.referenceExternalData(stand_in));
       link_->set_span(id, chunk.data);
@@ -175,13 +178,15 @@ void ClientConnection::issue(Chunk chunk) {
           });
         },
         [this, id](kj::Exception&& exception) { guarded([&] { answered(id, to_status(exception)); }); }));
-    if (!link_->span_consumed()) failed = Status(Code::kInternal, "a chunk was not written; this is a defect");
+    if (!link_->span_consumed())
+      failed = Status(Code::kInternal, "a chunk was not written; this is a defect");
   } catch (const kj::Exception& exception) {
     failed = to_status(exception);
   }
   if (!failed.ok() && !ended()) {
-    loop().post(
-        [self = shared_from_this(), id, failed] { static_cast<ClientConnection*>(self.get())->answered(id, failed); });
+    loop().post([self = shared_from_this(), id, failed] {
+      static_cast<ClientConnection*>(self.get())->answered(id, failed);
+    });
   }
 }
 
@@ -214,9 +219,10 @@ void ClientConnection::revoke(uint64_t operation) {
 void ClientConnection::send_small(const BulkHeader& header, std::span<const std::byte> data, Done done) {
   if (!open() || closed_) return post_done(std::move(done), closed_status());
   if (data.size() > kSmallBytes) {
-    return post_done(std::move(done), Status(Code::kInvalidArgument, "a small chunk of " + std::to_string(data.size()) +
-                                                                         " bytes is too large; send at most " +
-                                                                         std::to_string(kSmallBytes)));
+    return post_done(std::move(done),
+                     Status(Code::kInvalidArgument, "a small chunk of " + std::to_string(data.size()) +
+                                                        " bytes is too large; send at most " +
+                                                        std::to_string(kSmallBytes)));
   }
   small_[header.operation].waiting.push_back({header, {data.begin(), data.end()}, std::move(done)});
   pump_small();
@@ -237,7 +243,8 @@ void ClientConnection::pump_small() {
         issue_small(std::move(chunk));
       }
     }
-    std::erase_if(small_, [](const auto& item) { return item.second.waiting.empty() && item.second.unanswered == 0; });
+    std::erase_if(
+        small_, [](const auto& item) { return item.second.waiting.empty() && item.second.unanswered == 0; });
   }
   advance();
 }

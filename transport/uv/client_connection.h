@@ -22,8 +22,10 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   void start(std::function<void(Status)> ready);
 
   void call(Message request, Time deadline, std::function<void(Result<Message>)> done);
-  void send(const BulkHeader& header, std::span<const std::byte> data, std::function<void(const Status&)> done);
-  void send_small(const BulkHeader& header, std::span<const std::byte> data, std::function<void(const Status&)> done);
+  void send(const BulkHeader& header, std::span<const std::byte> data,
+            std::function<void(const Status&)> done);
+  void send_small(const BulkHeader& header, std::span<const std::byte> data,
+                  std::function<void(const Status&)> done);
   void revoke(uint64_t operation);
   void close(bool flush);
   // The channel object is gone: no callback, no span read any more, but what is queued besides goes out.

@@ -7,8 +7,8 @@ namespace dsgd::transport::uv {
 
 namespace {
 
-// A closing connection writes its queue first. It gives up when the peer takes nothing for kStall, and after kFlushLimit in any
-// case: dsgd_close promises at most a second for this, whatever the lease.
+// A closing connection writes its queue first. It gives up when the peer takes nothing for kStall, and after
+// kFlushLimit in any case: dsgd_close promises at most a second for this, whatever the lease.
 constexpr Duration kStall = std::chrono::milliseconds(500);
 constexpr Duration kFlushLimit = std::chrono::seconds(1);
 // RPC releases each message that it has handled long before this. No wait of a caller depends on it.
@@ -76,8 +76,8 @@ void Connection::advance() {
 
 void Connection::link_written() { advance(); }
 
-// RPC keeps a message as long as the peer may still use its results. If such messages fill the receive memory, the peer's message
-// that releases them cannot be read either, and the connection cannot recover.
+// RPC keeps a message as long as the peer may still use its results. If such messages fill the receive
+// memory, the peer's message that releases them cannot be read either, and the connection cannot recover.
 void Connection::link_starved() {
   if (state_ == State::kEnded || starving_) return;
   starving_ = loop().schedule(loop().now() + kStarving, [this] { check_starved(); });
@@ -88,7 +88,8 @@ void Connection::check_starved() {
   if (!link_ || !link_->starved()) return;
   if (holds_messages()) return link_starved();
   end(Status(Code::kIo,
-             "the connection broke the RPC protocol: the receive memory is full, and the peer does not release earlier "
+             "the connection broke the RPC protocol: the receive memory is full, and the peer does not "
+             "release earlier "
              "messages; do both sides run the same version of dsgd?"));
 }
 

@@ -1,6 +1,6 @@
-// The common part of both ends of a connection: a link with RPC on it, and how the connection ends. In good order it writes its
-// queue, then a goodbye, then shuts its writing side. It still reads until the peer ends, too: the kernel answers unread bytes
-// with a reset, which can overtake our last answers.
+// The common part of both ends of a connection: a link with RPC on it, and how the connection ends. In good
+// order it writes its queue, then a goodbye, then shuts its writing side. It still reads until the peer ends,
+// too: the kernel answers unread bytes with a reset, which can overtake our last answers.
 #pragma once
 
 #include <kj/async.h>

@@ -5,7 +5,8 @@
 
 namespace dsgd::transport::uv {
 
-// How many descriptors this process may still open. INT64_MAX when there is no limit, or when it cannot be known.
+// How many descriptors this process may still open. INT64_MAX when there is no limit, or when it cannot be
+// known.
 int64_t free_descriptors();
 
 }  // namespace dsgd::transport::uv

@@ -29,16 +29,18 @@ void Dialler::start() {
       timer_ = 0;
       const char* what = resolution_                    ? "its name was not resolved"
                          : stage_ == Stage::kConnecting ? "nobody answered"
-                         : stage_ == Stage::kIdle ? "the RPC session was not established"
-                                                  : "it accepted the connection but did not complete the handshake";
+                         : stage_ == Stage::kIdle
+                             ? "the RPC session was not established"
+                             : "it accepted the connection but did not complete the handshake";
       finish(Status(Code::kTimeout, "cannot connect to " + address_ + ": " + what + " in time" +
                                         (last_.ok() ? "" : " (before: " + last_.message() + ")")));
     });
   }
   auto numeric = numeric_addresses(parsed.value());
   if (!numeric.ok() || !numeric.value().empty()) return resolved(std::move(numeric));
-  resolution_ = resolve(shared_.loop, parsed.value(),
-                        [this](Result<std::vector<SocketAddress>> addresses) { resolved(std::move(addresses)); });
+  resolution_ = resolve(shared_.loop, parsed.value(), [this](Result<std::vector<SocketAddress>> addresses) {
+    resolved(std::move(addresses));
+  });
 }
 
 void Dialler::resolved(Result<std::vector<SocketAddress>> addresses) {
@@ -127,7 +129,8 @@ void Dialler::finish_connecting() {
   int code = 0;
   socklen_t length = sizeof code;
   getsockopt(poll_->fd(), SOL_SOCKET, SO_ERROR, &code, &length);
-  if (code != 0) return attempt_failed(Status(Code::kUnreachable, to_text(current_) + ": " + errno_text(code)));
+  if (code != 0)
+    return attempt_failed(Status(Code::kUnreachable, to_text(current_) + ": " + errno_text(code)));
   poll_->want_write(false);
   connected();
 }
@@ -156,8 +159,8 @@ bool Dialler::read(const char* message) {
 
 namespace {
 
-// A refusal in the challenge comes before any proof of the token, so its code and its other fields are not trusted. A listener
-// sends one only for a hello that it cannot read.
+// A refusal in the challenge comes before any proof of the token, so its code and its other fields are not
+// trusted. A listener sends one only for a hello that it cannot read.
 Status unproved(const std::string& address, const Status& refused) {
   std::string message = refused.message();
   std::replace(message.begin(), message.end(), '\n', ' ');
@@ -169,7 +172,8 @@ Status unproved(const std::string& address, const Status& refused) {
 void Dialler::challenged() {
   auto challenge = decode_challenge(handshake_.take_received());
   if (!challenge.ok()) return malformed(challenge.status());
-  if (const Status& refused = challenge.value().refused; !refused.ok()) return finish(unproved(address_, refused));
+  if (const Status& refused = challenge.value().refused; !refused.ok())
+    return finish(unproved(address_, refused));
   challenge_ = challenge.value().nonce;
   send(Stage::kSendingProof, encode(prove_as(Side::kDialling)));
 }
@@ -190,10 +194,10 @@ void Dialler::replied() {
   if (!equal_proofs(reply.value().proof, prove_as(Side::kAccepting))) return finish(not_proved(address_));
   const bool checksum = reply.value().checksum;
   if (options_.hello.checksum && !checksum) {
-    return finish(
-        Status(Code::kIo, "the answer of " + address_ +
-                              " to the hello accepts no checksums although this side asked for them; the answer may "
-                              "have been changed in transit"));
+    return finish(Status(
+        Code::kIo, "the answer of " + address_ +
+                       " to the hello accepts no checksums although this side asked for them; the answer may "
+                       "have been changed in transit"));
   }
   options_.hello.checksum = checksum;
   auto connection = ClientConnection::make(shared_, poll_->release(), to_text(current_), options_);

@@ -18,7 +18,8 @@ namespace dsgd::transport::uv {
 
 class Dialler final : public std::enable_shared_from_this<Dialler>, private PollFd::Handler {
  public:
-  using Done = std::function<void(const std::shared_ptr<Dialler>&, Result<std::shared_ptr<ClientConnection>>)>;
+  using Done =
+      std::function<void(const std::shared_ptr<Dialler>&, Result<std::shared_ptr<ClientConnection>>)>;
   // `adopt` makes the connection the network's; `done` comes once, from the loop.
   Dialler(NetworkShared shared, std::string address, DialOptions options,
           std::function<void(std::shared_ptr<ClientConnection>)> adopt, Done done);

@@ -13,7 +13,8 @@ namespace dsgd::transport::uv {
 
 namespace {
 
-// A loop takes up to seven: epoll, two eventfds, and two pipes for signals, one of which belongs to the process.
+// A loop takes up to seven: epoll, two eventfds, and two pipes for signals, one of which belongs to the
+// process.
 constexpr int kLoopDescriptors = 8;
 constexpr size_t kReserve = 1 << 20, kRoom = 64 << 10;
 

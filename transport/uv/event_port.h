@@ -1,4 +1,5 @@
-// KJ's event loop on libuv's. The thread that drives the loop calls wait() or poll() and then runs KJ's events.
+// KJ's event loop on libuv's. The thread that drives the loop calls wait() or poll() and then runs KJ's
+// events.
 #pragma once
 
 #include <kj/async.h>
@@ -55,8 +56,9 @@ class UvEventPort final : public kj::EventPort {
 
   void alert() { alerted_ = true; }  // something happened: stop spinning
 
-  // ---- Out of memory. Work for a task, a socket or KJ runs in guarded() or noted(), which catch std::bad_alloc and record it
-  // (note_exhausted). The driver asks take_exhausted() for it. The first time, the port frees its reserve and calls `save`.
+  // ---- Out of memory. Work for a task, a socket or KJ runs in guarded() or noted(), which catch
+  // std::bad_alloc and record it (note_exhausted). The driver asks take_exhausted() for it. The first time,
+  // the port frees its reserve and calls `save`.
 
   // Records that an allocation failed in work for a task, a socket or KJ.
   void note_exhausted() {
@@ -64,9 +66,11 @@ class UvEventPort final : public kj::EventPort {
     if (reserve_ && save_) save_();
     reserve_.reset();
   }
-  // Sets the function that frees memory kept for later. It is called when memory has run out for the first time.
+  // Sets the function that frees memory kept for later. It is called when memory has run out for the first
+  // time.
   void on_exhausted(std::function<void()> save) { save_ = std::move(save); }
-  // Runs `work` and catches its exceptions: none may pass through libuv, and some of KJ's come from destructors. False: there was one.
+  // Runs `work` and catches its exceptions: none may pass through libuv, and some of KJ's come from
+  // destructors. False: there was one.
   template <typename Work>
   bool guarded(Work&& work) {
     try {
@@ -80,8 +84,8 @@ class UvEventPort final : public kj::EventPort {
     }
     return false;
   }
-  // Returns whether there is memory for the small objects of Cap'n Proto, which ends the process if it cannot allocate them. If
-  // there is none, frees the reserve. To be called before Cap'n Proto.
+  // Returns whether there is memory for the small objects of Cap'n Proto, which ends the process if it cannot
+  // allocate them. If there is none, frees the reserve. To be called before Cap'n Proto.
   bool make_room();
   // Runs `work` of a function that KJ calls. Records std::bad_alloc and rethrows it to KJ, which continues.
   template <typename Work>

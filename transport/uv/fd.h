@@ -35,8 +35,9 @@ class Fd {
   int fd_ = -1;
 };
 
-// While this object lives, /dev/null occupies the free ones of descriptors 0, 1 and 2. A host may run with them closed. Its output
-// must not go into our sockets, and libuv aborts the process if its own descriptor is one of them.
+// While this object lives, /dev/null occupies the free ones of descriptors 0, 1 and 2. A host may run with
+// them closed. Its output must not go into our sockets, and libuv aborts the process if its own descriptor is
+// one of them.
 class StandardStreams {
  public:
   StandardStreams() {

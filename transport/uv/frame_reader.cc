@@ -22,13 +22,15 @@ constexpr size_t kWord = sizeof(capnp::word);
 constexpr size_t kTurnBytes = 8 << 20;        // then other connections, timers and tasks have their turn
 constexpr size_t kDirectBytes = 4096;         // less than this is read through the stage, for the read-ahead
 constexpr size_t kControlReserve = 32 << 20;  // beyond receive_memory, for frames that are not bulk
-constexpr size_t kSumBytes = 128 << 10;       // of a payload, read and then summed while they are in the cache
+// Of a payload, read and then summed while they are in the cache.
+constexpr size_t kSumBytes = 128 << 10;
 
 Status corrupted() {
-  return Status(Code::kCorrupted,
-                "a received frame failed its CRC32C check: the network, a machine's memory, or a host that wrote to a "
-                "buffer while "
-                "dsgd was sending it, changed bytes on their way");
+  return Status(
+      Code::kCorrupted,
+      "a received frame failed its CRC32C check: the network, a machine's memory, or a host that wrote to a "
+      "buffer while "
+      "dsgd was sending it, changed bytes on their way");
 }
 
 }  // namespace
@@ -199,8 +201,8 @@ FrameReader::Step FrameReader::read_table(int fd, Status* error) {
         *error = corrupted();
         return Step::kError;
       }
-      *error = Status(Code::kIo, "a message has " + std::to_string(uint64_t{number(0)} + 1) + " segments, at most " +
-                                     std::to_string(FrameWriter::kMaxSegments) +
+      *error = Status(Code::kIo, "a message has " + std::to_string(uint64_t{number(0)} + 1) +
+                                     " segments, at most " + std::to_string(FrameWriter::kMaxSegments) +
                                      " are accepted; is the peer another program?");
       return Step::kError;
     }
@@ -285,7 +287,8 @@ FrameReader::Step FrameReader::end_body() {
   const auto* words = reinterpret_cast<const capnp::word*>(frame_->body_.data());
   for (uint32_t i = 0, at = 0; i < segments_; at += sizes_[i++]) {
     const bool here = at * kWord < want_ || sizes_[i] == 0;
-    frame_->segments_.push_back(here ? kj::arrayPtr(words + at, sizes_[i]) : kj::ArrayPtr<const capnp::word>());
+    frame_->segments_.push_back(here ? kj::arrayPtr(words + at, sizes_[i])
+                                     : kj::ArrayPtr<const capnp::word>());
   }
   size_t total = 0;
   for (uint32_t i = 0; i < segments_; ++i) total += sizes_[i] * kWord;
@@ -383,9 +386,10 @@ FrameReader::Step FrameReader::get_payload_memory(Status* error) {
 }
 
 void FrameReader::show_payload() {
-  frame_->segments_[1] = where_ == Where::kBuffer
-                             ? kj::arrayPtr(reinterpret_cast<const capnp::word*>(frame_->payload_.data()), sizes_[1])
-                             : kj::arrayPtr(ZeroRegion::begin() + frame_->slot_, sizes_[1]);
+  frame_->segments_[1] =
+      where_ == Where::kBuffer
+          ? kj::arrayPtr(reinterpret_cast<const capnp::word*>(frame_->payload_.data()), sizes_[1])
+          : kj::arrayPtr(ZeroRegion::begin() + frame_->slot_, sizes_[1]);
 }
 
 FrameReader::Step FrameReader::read_payload(int fd, Status* error) {

@@ -102,7 +102,8 @@ class FrameReader {
   };
   Outcome read(int fd, kj::Own<Frame>* frame, Status* error);
   void on_readable();  // the socket has something again, and the reader's share of this turn is fresh
-  // Before the first frame. Sections of a frame are followed by checksums (frame_writer.h); one that does not fit is kCorrupted.
+  // Before the first frame. Sections of a frame are followed by checksums (frame_writer.h); one that does not
+  // fit is kCorrupted.
   void use_checksums() { checksums_ = true; }
   void limit_frames(size_t nbytes) { largest_ = nbytes; }
 

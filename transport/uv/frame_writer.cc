@@ -38,7 +38,8 @@ void FrameWriter::add_checksums(Frame& frame) {
       if (i == span_part) frame.span_part = frame.count;
       frame.parts[frame.count++] = parts[i];
       // A span is summed as it is written, and its padding after it.
-      if (!frame.span || begin != frame.payload_part) checksum = crc32c(checksum, parts[i].iov_base, parts[i].iov_len);
+      if (!frame.span || begin != frame.payload_part)
+        checksum = crc32c(checksum, parts[i].iov_base, parts[i].iov_len);
     }
     frame.parts[frame.count++] = {&checksum, sizeof checksum};
     frame.bytes += sizeof checksum;
@@ -49,7 +50,8 @@ void FrameWriter::add_checksums(Frame& frame) {
   if (frame.payload_part) add_section(payload, count, frame.checksums[1]);
 }
 
-// Adds the next piece of the span to its checksum. True: the checksum is complete, so all of the frame may be written.
+// Adds the next piece of the span to its checksum. True: the checksum is complete, so all of the frame may be
+// written.
 bool FrameWriter::sum_span(Frame& frame) {
   const iovec& span = frame.parts[frame.span_part];
   if (frame.summed == span.iov_len) return true;
@@ -127,7 +129,8 @@ bool FrameWriter::revoke(const std::function<bool(uint64_t span)>& chosen) {
 }
 
 bool FrameWriter::has(const std::function<bool(uint64_t span)>& chosen) const {
-  return std::any_of(frames_.begin(), frames_.end(), [&](const Frame& frame) { return reads(frame, chosen); });
+  return std::any_of(frames_.begin(), frames_.end(),
+                     [&](const Frame& frame) { return reads(frame, chosen); });
 }
 
 void FrameWriter::drop_all() {

@@ -17,8 +17,9 @@
 
 namespace dsgd::transport::uv {
 
-// With checksums on, each of a frame's sections is followed by its CRC32C in four bytes, so that the reader uses nothing that it
-// has not checked: the table; the segments before the payload; the payload, where payload_part says that there is one.
+// With checksums on, each of a frame's sections is followed by its CRC32C in four bytes, so that the reader
+// uses nothing that it has not checked: the table; the segments before the payload; the payload, where
+// payload_part says that there is one.
 class FrameWriter {
  public:
   static constexpr size_t kMaxSegments = 15;
@@ -26,7 +27,8 @@ class FrameWriter {
   struct Frame {
     kj::Own<void> message;                           // owns the segments
     std::array<uint32_t, kMaxSegments + 2> table{};  // and its checksum
-    std::array<iovec, kMaxSegments + 4> parts{};  // table, segments, checksums; a span's padding is a part of its own
+    // Table, segments, checksums; a span's padding is a part of its own.
+    std::array<iovec, kMaxSegments + 4> parts{};
     size_t count = 0, next = 0;
     size_t payload_part = 0;  // first part of the payload section, 0: none
     size_t bytes = 0;
@@ -35,7 +37,8 @@ class FrameWriter {
     std::vector<std::byte> copy;
     std::vector<uint8_t> raw;             // bytes without a message: the handshake's
     std::array<uint32_t, 2> checksums{};  // of the segments before the payload, of the payload
-    size_t summed = 0;  // bytes of the span, from where its part begins now, that are in the payload's checksum
+    // Bytes of the span, from where its part begins now, that are in the payload's checksum.
+    size_t summed = 0;
   };
 
   // Before the first frame with a message.
@@ -49,13 +52,15 @@ class FrameWriter {
   size_t queued_bytes() const { return queued_bytes_; }
   size_t unwritten_spans() const { return spans_; }
 
-  // No byte of the chosen spans is read after this: what is left of them goes out from a copy. False: there is no memory for one.
+  // No byte of the chosen spans is read after this: what is left of them goes out from a copy. False: there
+  // is no memory for one.
   bool revoke(const std::function<bool(uint64_t span)>& chosen);
   bool has(const std::function<bool(uint64_t span)>& chosen) const;  // still reads such a span
   void drop_all();
 
  private:
-  static constexpr size_t kSumBytes = 128 << 10;  // of a span, summed and then written while they are in the cache
+  // Of a span, summed and then written while they are in the cache.
+  static constexpr size_t kSumBytes = 128 << 10;
 
   static void add_checksums(Frame& frame);
   bool sum_span(Frame& frame);

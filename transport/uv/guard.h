@@ -1,5 +1,5 @@
-// Separates KJ and the host on a thread that drives a loop: KJ's messages never reach stderr, floating point arithmetic has its
-// default rounding and denormals, and exceptions become a Status.
+// Separates KJ and the host on a thread that drives a loop: KJ's messages never reach stderr, floating point
+// arithmetic has its default rounding and denormals, and exceptions become a Status.
 #pragma once
 
 #include <kj/exception.h>
@@ -12,7 +12,8 @@
 
 namespace dsgd::transport::uv {
 
-// Before a function that has a QuietKj: its frame is on the thread's stack, not on one that AddressSanitizer fakes.
+// Before a function that has a QuietKj: its frame is on the thread's stack, not on one that AddressSanitizer
+// fakes.
 #define DSGD_REAL_STACK __attribute__((no_sanitize("address")))
 
 // Lives on the stack of the driving thread (KJ's rule).
@@ -39,7 +40,8 @@ void set_default_floats();
 void block_all_signals();
 
 Status to_status(const kj::Exception& exception);
-bool is_exhaustion(const kj::Exception& exception);  // std::bad_alloc, as KJ has caught it here or at the peer
-std::string errno_text(int error);                   // "Connection refused (ECONNREFUSED)"
+// Std::bad_alloc, as KJ has caught it here or at the peer.
+bool is_exhaustion(const kj::Exception& exception);
+std::string errno_text(int error);  // "Connection refused (ECONNREFUSED)"
 
 }  // namespace dsgd::transport::uv

@@ -20,7 +20,8 @@ Handshake::Outcome Handshake::write(int fd, const char* message, Status* error) 
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return Outcome::kBlocked;
     } else if (errno != EINTR) {
-      *error = Status(Code::kUnreachable, std::string("sending the ") + message + " failed: " + errno_text(errno));
+      *error =
+          Status(Code::kUnreachable, std::string("sending the ") + message + " failed: " + errno_text(errno));
       return Outcome::kFailed;
     }
   }
@@ -39,15 +40,17 @@ Handshake::Outcome Handshake::read(int fd, const char* message, Status* error) {
     if (got_ >= 8) {
       const uint64_t segments = number(0) + 1;
       if (segments > FrameWriter::kMaxSegments) {
-        *error = Status(Code::kIo, std::string("the peer sent no valid ") + message + "; it may not be a dsgd process");
+        *error = Status(Code::kIo,
+                        std::string("the peer sent no valid ") + message + "; it may not be a dsgd process");
         return Outcome::kFailed;
       }
       need = (segments + 2) / 2 * 8;
       if (got_ >= need) {
         for (uint64_t i = 1; i <= segments; ++i) need += number(i) * 8;
         if (need > kMaxHelloBytes) {
-          *error = Status(Code::kIo, std::string("the ") + message + " of the peer has " + std::to_string(need) +
-                                         " bytes; at most " + std::to_string(kMaxHelloBytes) + " are accepted");
+          *error =
+              Status(Code::kIo, std::string("the ") + message + " of the peer has " + std::to_string(need) +
+                                    " bytes; at most " + std::to_string(kMaxHelloBytes) + " are accepted");
           return Outcome::kFailed;
         }
         if (got_ == need) return Outcome::kDone;
@@ -64,7 +67,8 @@ Handshake::Outcome Handshake::read(int fd, const char* message, Status* error) {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return Outcome::kBlocked;
     } else if (errno != EINTR) {
-      *error = Status(Code::kUnreachable, std::string("receiving the ") + message + " failed: " + errno_text(errno));
+      *error = Status(Code::kUnreachable,
+                      std::string("receiving the ") + message + " failed: " + errno_text(errno));
       return Outcome::kFailed;
     }
   }

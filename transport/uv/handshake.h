@@ -1,4 +1,5 @@
-// The bytes before RPC: Cap'n Proto framed messages, two each way, read without taking a byte of what follows.
+// The bytes before RPC: Cap'n Proto framed messages, two each way, read without taking a byte of what
+// follows.
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,8 @@ constexpr size_t kHeldCredit = 256 << 10;  // a quarter of the window that core 
 class Link::Outgoing final : public capnp::OutgoingRpcMessage, public kj::Refcounted {
  public:
   Outgoing(Link& link, unsigned first_segment_words)
-      : link_(link), message_(first_segment_words == 0 ? capnp::SUGGESTED_FIRST_SEGMENT_WORDS : first_segment_words) {}
+      : link_(link),
+        message_(first_segment_words == 0 ? capnp::SUGGESTED_FIRST_SEGMENT_WORDS : first_segment_words) {}
 
   capnp::AnyPointer::Builder getBody() override { return message_.getRoot<capnp::AnyPointer>(); }
   void send() override {
@@ -65,7 +66,9 @@ class Link::RpcConnection final : public TwoPartyNetwork::Connection {
                                                               ? capnp::rpc::twoparty::Side::SERVER
                                                               : capnp::rpc::twoparty::Side::CLIENT);
   }
-  capnp::rpc::twoparty::VatId::Reader getPeerVatId() override { return peer_.getRoot<capnp::rpc::twoparty::VatId>(); }
+  capnp::rpc::twoparty::VatId::Reader getPeerVatId() override {
+    return peer_.getRoot<capnp::rpc::twoparty::VatId>();
+  }
   kj::Own<capnp::OutgoingRpcMessage> newOutgoingMessage(unsigned first_segment_words) override {
     return link_.port_.noted([&] { return kj::refcounted<Outgoing>(link_, first_segment_words); });
   }
@@ -101,8 +104,9 @@ class Link::Receive {
 
 // ---- the link
 
-Result<std::unique_ptr<Link>> Link::make(UvEventPort& port, Fd fd, capnp::rpc::twoparty::Side side, ReadShared& shared,
-                                         std::atomic<uint64_t>& sent, Events* events, FrameReader::Landing* landing) {
+Result<std::unique_ptr<Link>> Link::make(UvEventPort& port, Fd fd, capnp::rpc::twoparty::Side side,
+                                         ReadShared& shared, std::atomic<uint64_t>& sent, Events* events,
+                                         FrameReader::Landing* landing) {
   std::unique_ptr<Link> link(new Link(port, side, shared, sent, events, landing));
   auto poll = PollFd::make(port, std::move(fd), link.get());
   if (!poll.ok()) return poll.status();
@@ -110,8 +114,8 @@ Result<std::unique_ptr<Link>> Link::make(UvEventPort& port, Fd fd, capnp::rpc::t
   return link;
 }
 
-Link::Link(UvEventPort& port, capnp::rpc::twoparty::Side side, ReadShared& shared, std::atomic<uint64_t>& sent,
-           Events* events, FrameReader::Landing* landing)
+Link::Link(UvEventPort& port, capnp::rpc::twoparty::Side side, ReadShared& shared,
+           std::atomic<uint64_t>& sent, Events* events, FrameReader::Landing* landing)
     : port_(port), shared_(shared), side_(side), sent_(sent), events_(events), reader_(shared, landing) {}
 
 Link::~Link() { stop(); }
@@ -176,7 +180,8 @@ void Link::send(Outgoing& message) {
       add(segment.begin(), bytes);
       continue;
     }
-    KJ_REQUIRE(span_id_ != 0 && frame.span == 0 && bytes >= span_.size() && bytes - span_.size() < sizeof kPadding);
+    KJ_REQUIRE(span_id_ != 0 && frame.span == 0 && bytes >= span_.size() &&
+               bytes - span_.size() < sizeof kPadding);
     frame.span = span_id_;
     frame.span_part = frame.count;
     add(span_.data(), span_.size());
@@ -194,8 +199,9 @@ void Link::send(Outgoing& message) {
   flush_soon();
 }
 
-// Nobody waits for a Finish, nor for the credit of a small chunk while there is much of it left: they ride with what comes
-// next, or go out together after a while. Each would cost a system call here and one, with a wake-up, at the peer.
+// Nobody waits for a Finish, nor for the credit of a small chunk while there is much of it left: they ride
+// with what comes next, or go out together after a while. Each would cost a system call here and one, with a
+// wake-up, at the peer.
 bool Link::can_wait(Outgoing& message) {
   if (said_goodbye_) return false;
   const auto content = message.message();
@@ -276,8 +282,8 @@ void Link::flush_soon() {
   flush_queued_ = true;
 }
 
-// The rest of a half-written message must be sent, so revoke() copies the spans in it. When memory is short there is no copy: the
-// socket is shut down, and the next read or write ends the connection.
+// The rest of a half-written message must be sent, so revoke() copies the spans in it. When memory is short
+// there is no copy: the socket is shut down, and the next read or write ends the connection.
 void Link::revoke(const std::function<bool(uint64_t)>& chosen) {
   if (!port_.was_exhausted() && writer_.revoke(chosen)) return;
   if (!writer_.has(chosen)) return;
@@ -338,8 +344,8 @@ std::optional<Status> Link::inspect(Frame& frame) {
                  if (message.isCall() && frame.segment_count() == 1) {
                    const auto call = message.getCall();
                    const size_t nbytes = frame.words() * sizeof(capnp::word);
-                   if (call.getInterfaceId() == capnp::typeId<schema::Wire>() && call.getMethodId() == kPushMethod &&
-                       nbytes <= kSmallBytes + kHeldBytes) {
+                   if (call.getInterfaceId() == capnp::typeId<schema::Wire>() &&
+                       call.getMethodId() == kPushMethod && nbytes <= kSmallBytes + kHeldBytes) {
                      small_questions_[call.getQuestionId()] = nbytes;
                    }
                  }
@@ -350,10 +356,12 @@ std::optional<Status> Link::inspect(Frame& frame) {
                  } else if (reason == kGoodbye) {
                    why = Status();
                  } else {
-                   why = Status(Code::kWorkerLost, "the peer broke the connection off: " + std::string(reason.cStr()));
+                   why = Status(Code::kWorkerLost,
+                                "the peer broke the connection off: " + std::string(reason.cStr()));
                  }
                })) {
-    why = Status(Code::kIo, std::string("a malformed message arrived: ") + exception->getDescription().cStr());
+    why =
+        Status(Code::kIo, std::string("a malformed message arrived: ") + exception->getDescription().cStr());
   }
   return why;
 }

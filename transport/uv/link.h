@@ -21,8 +21,9 @@
 namespace dsgd::transport::uv {
 
 using TwoPartyNetwork =
-    capnp::VatNetwork<capnp::rpc::twoparty::VatId, capnp::rpc::twoparty::ProvisionId, capnp::rpc::twoparty::RecipientId,
-                      capnp::rpc::twoparty::ThirdPartyCapId, capnp::rpc::twoparty::JoinResult>;
+    capnp::VatNetwork<capnp::rpc::twoparty::VatId, capnp::rpc::twoparty::ProvisionId,
+                      capnp::rpc::twoparty::RecipientId, capnp::rpc::twoparty::ThirdPartyCapId,
+                      capnp::rpc::twoparty::JoinResult>;
 
 class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flushable, private Starving {
  public:
@@ -34,7 +35,8 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
     // Queued frames have been written: there may be room for the next span, or the queue has become empty.
     // Never from inside a send.
     virtual void link_written() = 0;
-    // There is no memory for the next message while earlier ones hold some: nothing is read before they let go of it.
+    // There is no memory for the next message while earlier ones hold some: nothing is read before they let
+    // go of it.
     virtual void link_starved() = 0;
 
    protected:
@@ -53,7 +55,8 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
 
   void send_raw(std::vector<uint8_t> bytes);
   void limit_frames(size_t nbytes) { reader_.limit_frames(nbytes); }
-  void use_checksums() { reader_.use_checksums(), writer_.use_checksums(); }  // both sides, from the first frame on
+  // Both sides, from the first frame on.
+  void use_checksums() { reader_.use_checksums(), writer_.use_checksums(); }
   void send_goodbye();  // the last message; what RPC sends after it is dropped
   void push_out();      // writes what is held back for something to ride with
   void end_writing();   // after all is written
@@ -112,8 +115,9 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   Receive* waiting_ = nullptr;  // RPC waits for a message
   bool accepted_ = false, said_goodbye_ = false, down_ = false, stopped_ = false;
   bool flush_queued_ = false, held_ = false, starved_ = false, unreported_ = false;
-  std::unordered_map<uint32_t, size_t> small_questions_;  // small chunks that are not answered yet, with their size
-  size_t held_credit_ = 0;                                // bytes of small chunks whose answers are held back
+  // Small chunks that are not answered yet, with their size.
+  std::unordered_map<uint32_t, size_t> small_questions_;
+  size_t held_credit_ = 0;  // bytes of small chunks whose answers are held back
   uint64_t span_id_ = 0;
   std::span<const std::byte> span_;
 };

@@ -24,9 +24,9 @@ constexpr int kBacklog = 1024;
 constexpr Duration kPause = std::chrono::milliseconds(100);
 
 Status in_use(const std::string& address) {
-  return Status(
-      Code::kAddressInUse,
-      "address " + address + " is in use by another process; choose another port, or port 0 for any free one");
+  return Status(Code::kAddressInUse,
+                "address " + address +
+                    " is in use by another process; choose another port, or port 0 for any free one");
 }
 
 const char* path_of(const SocketAddress& address) {
@@ -36,15 +36,16 @@ const char* path_of(const SocketAddress& address) {
 // The socket file of a process that has died stays behind. It may be removed if no process listens on it.
 bool is_stale(const SocketAddress& address) {
   struct stat info{};
-  if (::stat(path_of(address), &info) != 0 || !S_ISSOCK(info.st_mode)) return false;  // any other file is kept
+  // Any other file is kept.
+  if (::stat(path_of(address), &info) != 0 || !S_ISSOCK(info.st_mode)) return false;
   auto probe = make_socket(AF_UNIX);
   if (!probe.ok()) return false;
   return ::connect(probe.value().get(), address.get(), address.length) != 0 && errno == ECONNREFUSED;
 }
 
-// A Unix socket between bind() and listen() looks stale. Two processes that replace the same stale socket could remove each other's
-// new one. So one process at a time binds in a directory: it holds a lock on the directory. If it cannot get the lock within
-// kTries milliseconds, it continues without.
+// A Unix socket between bind() and listen() looks stale. Two processes that replace the same stale socket
+// could remove each other's new one. So one process at a time binds in a directory: it holds a lock on the
+// directory. If it cannot get the lock within kTries milliseconds, it continues without.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const SocketAddress& address) {
@@ -53,7 +54,8 @@ class DirectoryLock {
     const std::string path = path_of(address);
     const size_t slash = path.rfind('/');
     const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-    folder_ = above_standard_streams([&folder] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+    folder_ = above_standard_streams(
+        [&folder] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
     for (int i = 0; folder_ && ::flock(folder_.get(), LOCK_EX | LOCK_NB) != 0 && i < kTries; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -63,7 +65,8 @@ class DirectoryLock {
   Fd folder_;
 };
 
-Status bind_once(const SocketAddress& address, const std::string& text, BoundSocket* bound, bool* both_refused) {
+Status bind_once(const SocketAddress& address, const std::string& text, BoundSocket* bound,
+                 bool* both_refused) {
   const DirectoryLock lock(address);
   auto fd = make_socket(address.family());
   if (!fd.ok()) return fd.status();
@@ -81,18 +84,19 @@ Status bind_once(const SocketAddress& address, const std::string& text, BoundSoc
   if (failed != 0) {
     if (errno == EADDRINUSE) return in_use(text);
     if (errno == EADDRNOTAVAIL) {
-      return Status(Code::kUnreachable,
-                    "cannot listen on " + text + ": this machine does not have that address; use one of its own");
+      return Status(Code::kUnreachable, "cannot listen on " + text +
+                                            ": this machine does not have that address; use one of its own");
     }
-    const char* remedy = errno == EACCES ? "; choose a port above 1023, or a directory that you may write to" : "";
+    const char* remedy =
+        errno == EACCES ? "; choose a port above 1023, or a directory that you may write to" : "";
     return Status(Code::kIo, "cannot listen on " + text + ": " + errno_text(errno) + remedy);
   }
   bound->fd = std::move(fd).value();
   return {};
 }
 
-// bind() can succeed and listen() still fail with EADDRINUSE when another process does the same at the same time. Linux may refuse
-// both. Tries again; the last process to try succeeds.
+// bind() can succeed and listen() still fail with EADDRINUSE when another process does the same at the same
+// time. Linux may refuse both. Tries again; the last process to try succeeds.
 Status bind_one(const SocketAddress& address, const std::string& text, BoundSocket* bound) {
   constexpr int kTries = 1000;
   Status status;
@@ -109,12 +113,13 @@ Status bind_one(const SocketAddress& address, const std::string& text, BoundSock
 Result<BoundSocket> bind_and_listen(const std::string& address) {
   auto parsed = parse_address(address);
   if (!parsed.ok()) return parsed.status();
-  auto candidates = parsed.value().is_unix ? numeric_addresses(parsed.value()) : resolve_now(parsed.value(), true);
+  auto candidates =
+      parsed.value().is_unix ? numeric_addresses(parsed.value()) : resolve_now(parsed.value(), true);
   if (!candidates.ok()) return candidates.status();
   BoundSocket bound;
   Status status;
-  // Takes the first address that this machine has. An address in use ends the search: if two processes ask for
-  // "localhost:7700", the second must not take [::1] because the first has 127.0.0.1.
+  // Takes the first address that this machine has. An address in use ends the search: if two processes ask
+  // for "localhost:7700", the second must not take [::1] because the first has 127.0.0.1.
   for (const SocketAddress& candidate : candidates.value()) {
     status = bind_one(candidate, address, &bound);
     if (status.code() != Code::kUnreachable && status.code() != Code::kLimit) break;
@@ -196,7 +201,8 @@ class Acceptor::PendingConnection final : public std::enable_shared_from_this<Ac
     AcceptHandler& handler = *acceptor_.handler_;
     auto proof = decode_proof(handshake_.received());
     if (!proof.ok()) return refuse(proof.status());
-    if (!equal_proofs(proof.value(), prove_as(Side::kDialling))) return refuse(handler.on_wrong_token(hello_, from_));
+    if (!equal_proofs(proof.value(), prove_as(Side::kDialling)))
+      return refuse(handler.on_wrong_token(hello_, from_));
     auto decision = handler.on_hello(hello_, from_);
     if (!decision.ok()) return refuse(decision.status());
     auto* network = static_cast<UvNetwork*>(decision.value().network);
@@ -252,7 +258,8 @@ Acceptor::Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, con
 void Acceptor::stop() {
   if (timer_) loop_.cancel(std::exchange(timer_, 0));
   guests_.clear();
-  // Removes the socket file only if it is still ours, and before the socket is closed, so that no other process can replace it meanwhile.
+  // Removes the socket file only if it is still ours, and before the socket is closed, so that no other
+  // process can replace it meanwhile.
   const std::string path = std::exchange(socket_.unlink_path, {});
   struct stat info{};
   if (!path.empty() && ::stat(path.c_str(), &info) == 0 && info.st_dev == socket_.device &&
@@ -295,10 +302,12 @@ void Acceptor::on_readable() {
   }
 }
 
-// Silent connections go first, so that they cannot push out those whose handshake is under way; then the oldest.
+// Silent connections go first, so that they cannot push out those whose handshake is under way; then the
+// oldest.
 bool Acceptor::evict() {
   if (guests_.empty()) return false;
-  auto victim = std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return !guest->has_received(); });
+  auto victim =
+      std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return !guest->has_received(); });
   guests_.erase(victim == guests_.end() ? guests_.begin() : victim);
   return true;
 }

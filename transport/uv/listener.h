@@ -28,8 +28,8 @@ struct AcceptCounters {
 
 class Acceptor final : private PollFd::Handler {
  public:
-  // Bounds on the number of guests: connections whose handshake is not finished. The number is half of the descriptors that
-  // were free at the start and are not reserved for the job, within these bounds.
+  // Bounds on the number of guests: connections whose handshake is not finished. The number is half of the
+  // descriptors that were free at the start and are not reserved for the job, within these bounds.
   static constexpr int64_t kFewestGuests = 4, kMostGuests = 64;
 
   Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, const ListenOptions& options,

@@ -78,7 +78,8 @@ bool parse_prefix(const std::string& text, std::vector<uint8_t>* network, size_t
   *bits = size * 8;
   if (slash == std::string::npos) return true;
   const std::string count = text.substr(slash + 1);
-  if (count.empty() || count.size() > 3 || count.find_first_not_of("0123456789") != std::string::npos) return false;
+  if (count.empty() || count.size() > 3 || count.find_first_not_of("0123456789") != std::string::npos)
+    return false;
   *bits = std::stoul(count);
   return *bits <= size * 8;
 }
@@ -99,17 +100,19 @@ Result<std::string> by_interface(const std::string& interface, int family, const
     if (!found || local.family == family) found = &local;
   }
   if (!found) {
-    return Status(Code::kInvalidArgument, "interface = '" + interface +
-                                              "' is no interface, address or prefix of this machine; it has " + known);
+    return Status(Code::kInvalidArgument,
+                  "interface = '" + interface +
+                      "' is no interface, address or prefix of this machine; it has " + known);
   }
-  *why = "address " + found->host + " of interface " + found->interface + " is used because interface = '" + interface +
-         "' asks for it" + (target.empty() ? "" : " (to reach " + target + ")");
+  *why = "address " + found->host + " of interface " + found->interface + " is used because interface = '" +
+         interface + "' asks for it" + (target.empty() ? "" : " (to reach " + target + ")");
   return found->host;
 }
 
 }  // namespace
 
-Result<std::string> choose_local_address(const std::string& address, const std::string& interface, std::string* why) {
+Result<std::string> choose_local_address(const std::string& address, const std::string& interface,
+                                         std::string* why) {
   std::string unused;
   if (!why) why = &unused;
   auto parsed = parse_address(address);
@@ -139,8 +142,8 @@ Result<std::string> choose_local_address(const std::string& address, const std::
     local.length = sizeof local.storage;
     if (::connect(fd.get(), target.get(), target.length) != 0 ||
         ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&local.storage), &local.length) != 0) {
-      last = Status(Code::kUnreachable,
-                    "no route to " + address + ": " + errno_text(errno) + "; check the network, or set interface");
+      last = Status(Code::kUnreachable, "no route to " + address + ": " + errno_text(errno) +
+                                            "; check the network, or set interface");
       continue;
     }
     const std::string host = host_text(local.get());

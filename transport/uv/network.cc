@@ -16,7 +16,8 @@ constexpr Duration kEnding = std::chrono::seconds(5);
 
 class UvNetwork::UvClientChannel final : public ClientChannel {
  public:
-  explicit UvClientChannel(std::shared_ptr<ClientConnection> connection) : connection_(std::move(connection)) {}
+  explicit UvClientChannel(std::shared_ptr<ClientConnection> connection)
+      : connection_(std::move(connection)) {}
   ~UvClientChannel() override {
     if (origin_.is_gone()) {
       Origin::leave(connection_);
@@ -162,7 +163,8 @@ Result<std::unique_ptr<Listener>> UvNetwork::listen(const std::string& address, 
   if (!bound.ok()) return bound.status();
   const std::string real = bound.value().address;
   UvLoop& loop = state_->loop();
-  auto acceptor = std::make_shared<Acceptor>(loop, std::move(bound).value(), handler, options, state_->accepting_);
+  auto acceptor =
+      std::make_shared<Acceptor>(loop, std::move(bound).value(), handler, options, state_->accepting_);
   Status started(Code::kNoMemory, "no memory to listen on " + real);
   std::atomic<bool> done{false};
   loop.run(
@@ -185,7 +187,8 @@ Result<std::string> UvNetwork::local_address_for(const std::string& address, con
 
 void UvNetwork::adopt(Fd fd, Greeting greeting, ServerHandler* handler) {
   State* state = state_.get();
-  auto serve = [state, fd = std::make_shared<Fd>(std::move(fd)), greeting = std::move(greeting), handler]() mutable {
+  auto serve = [state, fd = std::make_shared<Fd>(std::move(fd)), greeting = std::move(greeting),
+                handler]() mutable {
     if (state->ending_) return;
     auto connection = ServerConnection::make(state->shared(), std::move(*fd), std::move(greeting), handler);
     if (!connection.ok()) return;  // the dialling side sees the connection end

@@ -35,7 +35,8 @@ class UvNetwork final : public Network {
   void adopt(Fd fd, Greeting greeting, ServerHandler* handler);
 
  private:
-  // State that a network shares with its listeners, which may be destroyed after it. Used on the loop, except the atomics.
+  // State that a network shares with its listeners, which may be destroyed after it. Used on the loop, except
+  // the atomics.
   class State {
    public:
     State(std::unique_ptr<UvLoop> loop, size_t receive_memory);

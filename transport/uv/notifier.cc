@@ -21,7 +21,8 @@ class EventNotifier final : public Notifier {
   }
   void clear() override {
     uint64_t count;
-    [[maybe_unused]] const ssize_t n = ::read(fd_.get(), &count, sizeof count);  // empty: it was clear already
+    // Empty: it was clear already.
+    [[maybe_unused]] const ssize_t n = ::read(fd_.get(), &count, sizeof count);
   }
 
  private:
@@ -34,7 +35,8 @@ Result<std::unique_ptr<Notifier>> make_notifier() {
   Fd fd = above_standard_streams([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (!fd) {
     const Code code = errno == EMFILE || errno == ENFILE ? Code::kLimit : Code::kInternal;
-    return Status(code, std::string("no file descriptor is left for an event queue: ") + std::strerror(errno));
+    return Status(code,
+                  std::string("no file descriptor is left for an event queue: ") + std::strerror(errno));
   }
   return std::unique_ptr<Notifier>(std::make_unique<EventNotifier>(std::move(fd)));
 }

@@ -1,6 +1,6 @@
 // The process an object was made in. A forked child has none of the threads, no right to the sockets, whose
-// epoll state it shares with its parent, and may find any lock held for ever: it leaves everything alone. So does a process
-// that exits, whose loops are at rest.
+// epoll state it shares with its parent, and may find any lock held for ever: it leaves everything alone. So
+// does a process that exits, whose loops are at rest.
 #pragma once
 
 #include <unistd.h>

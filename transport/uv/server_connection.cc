@@ -66,12 +66,13 @@ class ServerConnection::Receipt final : public BulkReceipt {
     anchor_->connection->receipts_.erase(this);
     anchor_->connection->answer_push(id_, status);
   }
-  // The connection goes, and its buffers with it; the data stays valid. Without the memory for that the session fails, and what is read
-  // until then is zeros.
+  // The connection goes, and its buffers with it; the data stays valid. Without the memory for that the
+  // session fails, and what is read until then is zeros.
   void keep() {
     if (data_.empty() || !kept_.empty()) return;
     anchor_->connection->guarded([this] { kept_.assign(data_.begin(), data_.end()); });
-    data_ = {kept_.empty() ? reinterpret_cast<const std::byte*>(ZeroRegion::begin()) : kept_.data(), data_.size()};
+    data_ = {kept_.empty() ? reinterpret_cast<const std::byte*>(ZeroRegion::begin()) : kept_.data(),
+             data_.size()};
   }
 
  private:
@@ -87,11 +88,13 @@ class ServerConnection::WireServer final : public schema::Wire::Server {
   explicit WireServer(std::shared_ptr<Anchor> anchor) : anchor_(std::move(anchor)) {}
   kj::Promise<void> call(CallContext context) override {
     KJ_REQUIRE(anchor_->connection, "the connection is closed");
-    return anchor_->connection->loop().port().noted([&] { return anchor_->connection->on_rpc_call(kj::mv(context)); });
+    return anchor_->connection->loop().port().noted(
+        [&] { return anchor_->connection->on_rpc_call(kj::mv(context)); });
   }
   kj::Promise<void> push(PushContext context) override {
     KJ_REQUIRE(anchor_->connection, "the connection is closed");
-    return anchor_->connection->loop().port().noted([&] { return anchor_->connection->on_rpc_push(kj::mv(context)); });
+    return anchor_->connection->loop().port().noted(
+        [&] { return anchor_->connection->on_rpc_push(kj::mv(context)); });
   }
 
  private:
@@ -100,8 +103,8 @@ class ServerConnection::WireServer final : public schema::Wire::Server {
 
 // ---- the connection
 
-Result<std::shared_ptr<ServerConnection>> ServerConnection::make(NetworkShared shared, Fd fd, Greeting greeting,
-                                                                 ServerHandler* handler) {
+Result<std::shared_ptr<ServerConnection>> ServerConnection::make(NetworkShared shared, Fd fd,
+                                                                 Greeting greeting, ServerHandler* handler) {
   greeting.hello.checksum = greeting.hello.checksum || wants_checksums(shared.checksum, fd.get());
   std::shared_ptr<ServerConnection> self(new ServerConnection(shared, std::move(greeting), handler));
   auto link = Link::make(shared.loop.port(), std::move(fd), capnp::rpc::twoparty::Side::SERVER, shared.read,
@@ -120,7 +123,8 @@ ServerConnection::ServerConnection(NetworkShared shared, Greeting greeting, Serv
 
 ServerConnection::~ServerConnection() noexcept { drop_rpc(); }
 
-// Messages of a worker to the head are small. The limit bounds the memory that connections of strangers can hold.
+// Messages of a worker to the head are small. The limit bounds the memory that connections of strangers can
+// hold.
 constexpr size_t kLargestControlFrame = size_t{256} << 10;
 
 void ServerConnection::start() {
@@ -133,7 +137,8 @@ void ServerConnection::start() {
   }
   if (hello_.checksum) link_->use_checksums();
   if (hello_.role != Role::kPeer) link_->limit_frames(kLargestControlFrame);
-  rpc_.emplace(*link_, kj::Maybe<capnp::Capability::Client>(schema::Wire::Client(kj::heap<WireServer>(anchor_))));
+  rpc_.emplace(*link_,
+               kj::Maybe<capnp::Capability::Client>(schema::Wire::Client(kj::heap<WireServer>(anchor_))));
 }
 
 // ---- calls
@@ -150,7 +155,8 @@ kj::Promise<void> ServerConnection::on_rpc_call(CallContext context) {
     answer_call(id, Status(Code::kClosed, "the connection was closed by the side that accepted it"));
   } else {
     auto answer = std::make_shared<Answer>(anchor_, id);
-    handler_->on_call(*this, std::move(request).value(), [answer](Result<Message> result) { answer->give(result); });
+    handler_->on_call(*this, std::move(request).value(),
+                      [answer](Result<Message> result) { answer->give(result); });
   }
   return kj::mv(paf.promise);
 }
@@ -216,7 +222,8 @@ void ServerConnection::answer_push(uint64_t id, const Status& status) {
   OpenPush& push = node.mapped();
   KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
                  push.context.releaseParams();
-                 write(status, push.context.getResults(capnp::MessageSize{words_for(status) + 8, 0}).initStatus());
+                 write(status,
+                       push.context.getResults(capnp::MessageSize{words_for(status) + 8, 0}).initStatus());
                  push.fulfiller->fulfill();
                })) {
     push.fulfiller->reject(kj::mv(*exception));
@@ -253,7 +260,8 @@ void ServerConnection::broken(const Status& why) {
   auto* handler = std::exchange(handler_, nullptr);
   if (!handler) return;
   handler->on_close(
-      *this, why.ok() ? why : Status(why.code(), "the connection from " + peer_ + " is broken: " + why.message()));
+      *this,
+      why.ok() ? why : Status(why.code(), "the connection from " + peer_ + " is broken: " + why.message()));
 }
 
 void ServerConnection::tear_down() {

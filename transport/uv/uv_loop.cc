@@ -76,7 +76,9 @@ Time UvLoop::now() const {
   return std::chrono::seconds(ts.tv_sec) + std::chrono::nanoseconds(ts.tv_nsec);
 }
 
-bool UvLoop::on_loop() const { return driver_id_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+bool UvLoop::on_loop() const {
+  return driver_id_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+}
 
 uint64_t UvLoop::random() {
   uint64_t bits;
@@ -233,8 +235,8 @@ DSGD_REAL_STACK bool UvLoop::drive(const std::atomic<bool>& done, Time deadline)
     tell_waiters();
     if (resting_.load()) break;
     if (done.load(std::memory_order_acquire) || now() >= deadline) {
-      // Calls that end at once, one after the other, keep the communication thread away. So one of them looks at the sockets
-      // every kLinger.
+      // Calls that end at once, one after the other, keep the communication thread away. So one of them looks
+      // at the sockets every kLinger.
       if (now() - polled_ < kLinger) break;
       port_->flush();
       poll();

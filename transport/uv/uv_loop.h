@@ -45,8 +45,9 @@ class UvLoop final : public Loop {
 
   UvEventPort& port() { return *port_; }
 
-  // The process exits (at_exit.h). No thread drives the loop from now on, except that the current driver finishes its task.
-  // await_rest() waits for that; any thread. A loop whose task called exit() is at rest already.
+  // The process exits (at_exit.h). No thread drives the loop from now on, except that the current driver
+  // finishes its task. await_rest() waits for that; any thread. A loop whose task called exit() is at rest
+  // already.
   void begin_rest();
   void await_rest(std::chrono::steady_clock::time_point until);
 
@@ -66,7 +67,8 @@ class UvLoop final : public Loop {
   void thread_main(const std::string& name);
   void drive_until_yield();
   bool drive(const std::atomic<bool>& done, Time deadline);  // false: this thread has a KJ loop of its own
-  void wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline, bool may_drive);
+  void wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
+                      bool may_drive);
   void hand_over();  // with the lock
   bool someone_may_drive() const;
   void call_thread();  // with the lock

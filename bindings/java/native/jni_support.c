@@ -150,7 +150,8 @@ jstring jni_string(JNIEnv* env, const char* utf8) {
   if (utf8 == NULL) return NULL;
   jchar* units = (jchar*)malloc((strlen(utf8) + 1) * sizeof *units); /* never more units than bytes */
   if (units == NULL) {
-    (*env)->ThrowNew(env, (*env)->FindClass(env, "java/lang/OutOfMemoryError"), "no memory for a string of dsgd");
+    (*env)->ThrowNew(env, (*env)->FindClass(env, "java/lang/OutOfMemoryError"),
+                     "no memory for a string of dsgd");
     return NULL;
   }
   jsize length = 0;
@@ -214,9 +215,10 @@ void jni_set_int(JNIEnv* env, jintArray array, int32_t value) {
 
 void jni_set_step_result(JNIEnv* env, jobjectArray array, const dsgd_step_result* r) {
   if (array == NULL) return;
-  jobject result = (*env)->NewObject(env, g_java.step_result, g_java.step_result_new, (jlong)r->step, (jlong)r->view,
-                                     (jint)r->size, (jboolean)(r->applied != 0), (jboolean)(r->all_done != 0),
-                                     (jboolean)(r->stop != 0), (jdouble)r->weight, (jdouble)r->gradient_norm);
+  jobject result =
+      (*env)->NewObject(env, g_java.step_result, g_java.step_result_new, (jlong)r->step, (jlong)r->view,
+                        (jint)r->size, (jboolean)(r->applied != 0), (jboolean)(r->all_done != 0),
+                        (jboolean)(r->stop != 0), (jdouble)r->weight, (jdouble)r->gradient_norm);
   if (!(*env)->ExceptionCheck(env)) (*env)->SetObjectArrayElement(env, array, 0, result);
 }
 
@@ -229,7 +231,8 @@ void jni_set_session_info(JNIEnv* env, jobjectArray array, const dsgd_session_in
 }
 
 void jni_set_config_key(JNIEnv* env, jobjectArray array, const dsgd_config_key* key) {
-  const char* const kFields[] = {key->name, key->type, key->default_value, key->range, key->help, key->environment};
+  const char* const kFields[] = {key->name,  key->type, key->default_value,
+                                 key->range, key->help, key->environment};
   for (jsize i = 0; i < 6; ++i) {
     jstring text = jni_string(env, kFields[i]);
     if ((*env)->ExceptionCheck(env)) return;

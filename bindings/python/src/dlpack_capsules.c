@@ -19,7 +19,8 @@ typedef struct {
 
 static void tensor_destroy(PyObject* capsule) {
   Tensor* tensor = (Tensor*)PyCapsule_GetPointer(capsule, kTensor);
-  if (tensor->versioned != NULL && tensor->versioned->deleter != NULL) tensor->versioned->deleter(tensor->versioned);
+  if (tensor->versioned != NULL && tensor->versioned->deleter != NULL)
+    tensor->versioned->deleter(tensor->versioned);
   if (tensor->legacy != NULL && tensor->legacy->deleter != NULL) tensor->legacy->deleter(tensor->legacy);
   free(tensor);
 }
@@ -87,10 +88,10 @@ PyObject* dsgd_py_tensor_info(PyObject* object) {
     if (size == NULL || PyTuple_SetItem(shape, i, size) < 0) Py_CLEAR(shape);
   }
   if (shape == NULL) return NULL;
-  return Py_BuildValue("iiiiNNNN", (int)tensor->device.device_type, (int)tensor->dtype.code, (int)tensor->dtype.bits,
-                       (int)tensor->dtype.lanes, shape, PyBool_FromLong((flags & DLPACK_READ_ONLY) != 0),
-                       PyBool_FromLong(is_contiguous(tensor)),
-                       PyLong_FromVoidPtr((char*)tensor->data + tensor->byte_offset));
+  return Py_BuildValue(
+      "iiiiNNNN", (int)tensor->device.device_type, (int)tensor->dtype.code, (int)tensor->dtype.bits,
+      (int)tensor->dtype.lanes, shape, PyBool_FromLong((flags & DLPACK_READ_ONLY) != 0),
+      PyBool_FromLong(is_contiguous(tensor)), PyLong_FromVoidPtr((char*)tensor->data + tensor->byte_offset));
 }
 
 int dsgd_py_tensor_span(PyObject* object, void** data, size_t* nbytes) {

@@ -24,7 +24,8 @@ int dsgd_py_tensor_describe(PyObject* tensor, struct DLManagedTensorVersioned** 
 void dsgd_py_tensor_drop(struct DLManagedTensorVersioned* described);
 
 /* Tensors from dsgd_export_dlpack as a pair of capsules, None for NULL. Takes both over. */
-PyObject* dsgd_py_capsule_pair(struct DLManagedTensorVersioned* value, struct DLManagedTensorVersioned* gradient);
+PyObject* dsgd_py_capsule_pair(struct DLManagedTensorVersioned* value,
+                               struct DLManagedTensorVersioned* gradient);
 /* A versioned capsule of ours turned into one for consumers from before DLPack 1.0. */
 PyObject* dsgd_py_tensor_legacy(PyObject* capsule);
 

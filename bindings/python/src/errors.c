@@ -8,9 +8,10 @@ static void raise_error(int32_t status, PyObject* text, const dsgd_error* error)
   PyObject* module = text != NULL ? PyImport_ImportModule("dsgd._errors") : NULL;
   PyObject* exception = NULL;
   if (module != NULL) {
-    exception = PyObject_CallMethod(module, "from_status", "iOisss", (int)status, text,
-                                    (int)(error != NULL ? dsgd_error_rank(error) : -1), dsgd_error_host(error),
-                                    dsgd_error_operation(error), dsgd_error_parameter(error));
+    exception =
+        PyObject_CallMethod(module, "from_status", "iOisss", (int)status, text,
+                            (int)(error != NULL ? dsgd_error_rank(error) : -1), dsgd_error_host(error),
+                            dsgd_error_operation(error), dsgd_error_parameter(error));
     Py_DECREF(module);
   }
   Py_XDECREF(text);
@@ -28,7 +29,8 @@ void dsgd_py_raise(int32_t status, dsgd_error* error) {
 
 void dsgd_py_raise_status(int32_t status, const char* function) {
   PyObject* module = PyImport_ImportModule("dsgd._errors");
-  PyObject* text = module != NULL ? PyObject_CallMethod(module, "status_text", "is", (int)status, function) : NULL;
+  PyObject* text =
+      module != NULL ? PyObject_CallMethod(module, "status_text", "is", (int)status, function) : NULL;
   Py_XDECREF(module);
   raise_error(status, text, NULL);
 }
@@ -47,13 +49,14 @@ PyObject* dsgd_py_step_result(const dsgd_step_result* result) {
 }
 
 PyObject* dsgd_py_session_info(const dsgd_session_info* info) {
-  return Py_BuildValue("KLLiiiiii", (unsigned long long)info->id, (long long)info->view, (long long)info->steps,
-                       (int)info->state, (int)info->rank, (int)info->size, (int)info->local_rank, (int)info->local_size,
-                       (int)info->replicas);
+  return Py_BuildValue("KLLiiiiii", (unsigned long long)info->id, (long long)info->view,
+                       (long long)info->steps, (int)info->state, (int)info->rank, (int)info->size,
+                       (int)info->local_rank, (int)info->local_size, (int)info->replicas);
 }
 
 PyObject* dsgd_py_config_key(const dsgd_config_key* key) {
-  return Py_BuildValue("ssssss", key->name, key->type, key->default_value, key->range, key->help, key->environment);
+  return Py_BuildValue("ssssss", key->name, key->type, key->default_value, key->range, key->help,
+                       key->environment);
 }
 
 PyObject* dsgd_py_op_ids(dsgd_op* const* ops, size_t count) {

@@ -115,8 +115,8 @@ PyObject* dsgd_py_object_region(dsgd_object* object) {
   int64_t nbytes = (int64_t)dsgd_object_nbytes(object);
   int32_t dtype = dsgd_object_dtype(object);
   int is_array = dtype >= 0 && dtype < (int32_t)(sizeof formats - 1);
-  PyObject* region =
-      region_new(NULL, object, (void*)dsgd_object_data(object), (size_t)nbytes, 1, is_array ? formats[dtype] : 'B',
-                 is_array ? dsgd_object_shape(object) : &nbytes, is_array ? dsgd_object_ndim(object) : 1);
+  PyObject* region = region_new(
+      NULL, object, (void*)dsgd_object_data(object), (size_t)nbytes, 1, is_array ? formats[dtype] : 'B',
+      is_array ? dsgd_object_shape(object) : &nbytes, is_array ? dsgd_object_ndim(object) : 1);
   return region == NULL ? NULL : Py_BuildValue("NO", region, is_array ? Py_True : Py_False);
 }

@@ -22,13 +22,15 @@ int dsgd_py_string(PyObject* object, const char** text) {
     return 0;
   }
   if (strlen(*text) != (size_t)length) {
-    PyErr_Format(PyExc_ValueError, "a NUL character within the string %R; dsgd's strings end at the first one", object);
+    PyErr_Format(PyExc_ValueError,
+                 "a NUL character within the string %R; dsgd's strings end at the first one", object);
     return 0;
   }
   return 1;
 }
 
-int dsgd_py_signed(PyObject* object, const char* argument, long long least, long long most, long long* number) {
+int dsgd_py_signed(PyObject* object, const char* argument, long long least, long long most,
+                   long long* number) {
   int overflow = 0;
   *number = PyLong_AsLongLongAndOverflow(object, &overflow);
   if (overflow == 0 && *number == -1 && PyErr_Occurred()) return 0;
@@ -37,7 +39,8 @@ int dsgd_py_signed(PyObject* object, const char* argument, long long least, long
   return 0;
 }
 
-int dsgd_py_unsigned(PyObject* object, const char* argument, unsigned long long most, unsigned long long* number) {
+int dsgd_py_unsigned(PyObject* object, const char* argument, unsigned long long most,
+                     unsigned long long* number) {
   PyObject* index = PyNumber_Index(object);
   if (index == NULL) return 0;
   *number = PyLong_AsUnsignedLongLong(index);

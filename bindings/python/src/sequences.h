@@ -13,10 +13,12 @@
 /* str, bytes or None; the characters belong to `object`. */
 int dsgd_py_string(PyObject* object, const char** text);
 
-/* What Python takes for an integer (__index__) or a real number (__float__). `argument`: its name, for the one
- * who gave a number that is out of range. */
-int dsgd_py_signed(PyObject* object, const char* argument, long long least, long long most, long long* number);
-int dsgd_py_unsigned(PyObject* object, const char* argument, unsigned long long most, unsigned long long* number);
+/* What Python takes for an integer (__index__) or a real number (__float__). `argument`: its name, for the
+ * one who gave a number that is out of range. */
+int dsgd_py_signed(PyObject* object, const char* argument, long long least, long long most,
+                   long long* number);
+int dsgd_py_unsigned(PyObject* object, const char* argument, unsigned long long most,
+                     unsigned long long* number);
 int dsgd_py_double(PyObject* object, double* number);
 
 /* Sequences of integers, in memory from malloc. sizes: None gives NULL. */

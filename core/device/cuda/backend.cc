@@ -1,5 +1,5 @@
-// The table of CUDA devices. What can fail says which call failed and what CUDA says; the calling thread's device is the same after
-// a call as before.
+// The table of CUDA devices. What can fail says which call failed and what CUDA says; the calling thread's
+// device is the same after a call as before.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -31,19 +31,22 @@ int32_t fail(Message* message, Code code, const char* format, ...) {
 
 namespace {
 
-constexpr int kOldestDriver = 13000;  // CUDA 13, that is driver 580: what the runtime that is linked here asks for
+// CUDA 13, that is driver 580: what the runtime that is linked here asks for.
+constexpr int kOldestDriver = 13000;
 
 int32_t failed(Message* message, const Handle* device, const char* call, cudaError_t error) {
   const Code code = error == cudaErrorMemoryAllocation ? Code::kNoMemory : Code::kInternal;
-  return fail(message, code, "cuda:%d: %.*s failed: %s (%s)", device->index, static_cast<int>(std::strcspn(call, "(")),
-              call, cudaGetErrorString(error), cudaGetErrorName(error));
+  return fail(message, code, "cuda:%d: %.*s failed: %s (%s)", device->index,
+              static_cast<int>(std::strcspn(call, "(")), call, cudaGetErrorString(error),
+              cudaGetErrorName(error));
 }
 
 // The device's context is the thread's from here on to the end of the function.
-#define DSGD_CURRENT(device)     \
-  const Current current(device); \
-  if (!current.ok())             \
-  return fail(message, Code::kInternal, "cuda:%d: its context is gone; was the device reset?", (device)->index)
+#define DSGD_CURRENT(device)                                                                   \
+  const Current current(device);                                                               \
+  if (!current.ok())                                                                           \
+  return fail(message, Code::kInternal, "cuda:%d: its context is gone; was the device reset?", \
+              (device)->index)
 
 #define DSGD_CUDA(device, call)                                     \
   do {                                                              \
@@ -78,7 +81,8 @@ int32_t device_count(int32_t* count, Message* message) {
               cudaGetErrorName(error));
 }
 
-// As in NCCL's own check: processes whose NCCL_HOSTID differ are on different machines for it, so that they may share a GPU.
+// As in NCCL's own check: processes whose NCCL_HOSTID differ are on different machines for it, so that they
+// may share a GPU.
 void add_host(DeviceId* id) {
   const char* host = std::getenv("NCCL_HOSTID");
   if (!host) return;
@@ -124,26 +128,30 @@ int32_t open(int32_t index, Handle** device, Message* message) {
   cudaDeviceProp properties;
   DSGD_CUDA(handle.get(), cudaGetDeviceProperties(&properties, index));
   char text[384];
-  std::snprintf(text, sizeof text, "%s, compute capability %d.%d, %.1f GiB", properties.name, properties.major,
-                properties.minor, static_cast<double>(properties.totalGlobalMem) / (1 << 30));
+  std::snprintf(text, sizeof text, "%s, compute capability %d.%d, %.1f GiB", properties.name,
+                properties.major, properties.minor,
+                static_cast<double>(properties.totalGlobalMem) / (1 << 30));
   handle->description = text;
   static_assert(sizeof handle->id == sizeof properties.uuid);
   std::memcpy(&handle->id, &properties.uuid, sizeof handle->id);
   add_host(&handle->id);
   if (properties.major < 8) {
-    return fail(message, Code::kUnsupported, "cuda:%d (%s) is too old; compute capability 8.0 or later is needed",
-                index, text);
+    return fail(message, Code::kUnsupported,
+                "cuda:%d (%s) is too old; compute capability 8.0 or later is needed", index, text);
   }
   const FoundDriver& found = found_driver();
-  if (found.error != cudaSuccess) return failed(message, handle.get(), "cudaGetDriverEntryPointByVersion", found.error);
+  if (found.error != cudaSuccess)
+    return failed(message, handle.get(), "cudaGetDriverEntryPointByVersion", found.error);
   // Never released: the runtime keeps what it makes in the context for the process's life, too.
   if (const CUresult retained = found.driver.retain(&handle->context, index); retained != CUDA_SUCCESS) {
     return fail(message, retained == CUDA_ERROR_OUT_OF_MEMORY ? Code::kNoMemory : Code::kInternal,
-                "cuda:%d: cuDevicePrimaryCtxRetain failed with code %d; is the device in use by another process alone?",
+                "cuda:%d: cuDevicePrimaryCtxRetain failed with code %d; is the device in use by another "
+                "process alone?",
                 index, static_cast<int>(retained));
   }
   DSGD_CURRENT(handle.get());
-  // Now, rather than at first use: loading one may wait for all work of the device, which may wait for that step.
+  // Now, rather than at first use: loading one may wait for all work of the device, which may wait for that
+  // step.
   DSGD_CUDA(handle.get(), load_kernels());
   *device = handle.release();
   return 0;
@@ -157,7 +165,8 @@ int32_t allocate(Handle* device, uint64_t nbytes, void** data, Message* message)
   DSGD_CURRENT(device);
   void* memory = nullptr;
   DSGD_CUDA(device, cudaMalloc(&memory, std::max<uint64_t>(nbytes, 1)));
-  // Queues do not wait for the default stream, so the zeros have to be there before anything is enqueued in one.
+  // Queues do not wait for the default stream, so the zeros have to be there before anything is enqueued in
+  // one.
   cudaError_t error = cudaMemset(memory, 0, std::max<uint64_t>(nbytes, 1));
   if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);
   if (error != cudaSuccess) {
@@ -198,22 +207,24 @@ int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message
     cudaPointerAttributes attributes{};
     DSGD_CUDA(device, cudaPointerGetAttributes(&attributes, end));
     if (attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost) {
-      return fail(
-          message, Code::kInvalidArgument,
-          "the buffer is host memory, but its replica is on cuda:%d; give memory of that device, or add the replica "
-          "on \"cpu\"",
-          device->index);
+      return fail(message, Code::kInvalidArgument,
+                  "the buffer is host memory, but its replica is on cuda:%d; give memory of that device, or "
+                  "add the replica "
+                  "on \"cpu\"",
+                  device->index);
     }
     if (attributes.type == cudaMemoryTypeDevice && attributes.device != device->index) {
-      return fail(message, Code::kInvalidArgument, "the buffer is memory of cuda:%d, but its replica is on cuda:%d",
-                  attributes.device, device->index);
+      return fail(message, Code::kInvalidArgument,
+                  "the buffer is memory of cuda:%d, but its replica is on cuda:%d", attributes.device,
+                  device->index);
     }
   }
   return 0;
 }
 
-// While this is in use, a context is the thread's that there was already. Asking about memory without one would have the runtime make
-// one on the first device, which takes memory there in every process, or get no answer.
+// While this is in use, a context is the thread's that there was already. Asking about memory without one
+// would have the runtime make one on the first device, which takes memory there in every process, or get no
+// answer.
 class AnyContext {
  public:
   AnyContext() {
@@ -277,8 +288,8 @@ void queue_close(Queue* queue) {
 
 int32_t queue_open(Handle* device, Queue** queue, Message* message) {
   DSGD_CURRENT(device);
-  auto made = std::unique_ptr<Queue, void (*)(Queue*)>(new (std::nothrow) Queue{device, nullptr, nullptr, nullptr},
-                                                       queue_close);
+  auto made = std::unique_ptr<Queue, void (*)(Queue*)>(
+      new (std::nothrow) Queue{device, nullptr, nullptr, nullptr}, queue_close);
   if (!made) return fail(message, Code::kNoMemory, "cuda:%d: no memory", device->index);
   DSGD_CUDA(device, cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking));
   DSGD_CUDA(device, cudaStreamCreateWithFlags(&made->notices, cudaStreamNonBlocking));
@@ -378,8 +389,8 @@ int32_t sum_as(Queue* queue, const SumPiece* pieces, uint32_t count, const Term*
   return batch.flush();
 }
 
-int32_t sum(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket,
-            Message* message) {
+int32_t sum(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms,
+            void* bucket, Message* message) {
   DSGD_CURRENT(queue->device);
   if (dtype == DType::kFloat64) return sum_as<double>(queue, pieces, count, terms, bucket, message);
   int32_t code = sum_as<float>(queue, pieces, count, terms, bucket, message);
@@ -407,8 +418,8 @@ int32_t squares_as(Queue* queue, const SquarePiece* pieces, uint32_t count, cons
   return 0;
 }
 
-int32_t squares(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket, double* sums,
-                Message* message) {
+int32_t squares(Queue* queue, DType dtype, const SquarePiece* pieces, uint32_t count, const void* bucket,
+                double* sums, Message* message) {
   DSGD_CURRENT(queue->device);
   if (dtype == DType::kFloat64)
     return squares_as(queue, pieces, count, static_cast<const double*>(bucket), sums, message);
@@ -426,16 +437,16 @@ class UpdateBatch {
     return push(given, given.action, bucket + given.position, targets + given.first_target,
                 std::min(given.targets, Kernel::kTargets));
   }
-  // Behind that, further replicas get copies of the first one's result: of its master values, or, where these are not updated, the
-  // same once more.
+  // Behind that, further replicas get copies of the first one's result: of its master values, or, where these
+  // are not updated, the same once more.
   int32_t add_further(const UpdatePiece& given, void* const* targets, const T* bucket) {
     if (given.count == 0) return 0;
     const bool updated = given.action == Action::kUpdate || !Kernel::kMaster;
     const T* result = updated ? result_of(given, targets) : bucket + given.position;
     for (uint32_t done = Kernel::kTargets; done < given.targets; done += Kernel::kTargets) {
       const uint32_t some = std::min(given.targets - done, Kernel::kTargets);
-      if (const int32_t code =
-              push(given, updated ? Action::kCopy : given.action, result, targets + given.first_target + done, some))
+      if (const int32_t code = push(given, updated ? Action::kCopy : given.action, result,
+                                    targets + given.first_target + done, some))
         return code;
     }
     return 0;
@@ -490,13 +501,14 @@ class UpdateBatch {
 };
 
 template <typename Stored>
-int32_t update_as(Queue* queue, const UpdatePiece* pieces, uint32_t count, void* const* targets, const void* bucket,
-                  Message* message) {
+int32_t update_as(Queue* queue, const UpdatePiece* pieces, uint32_t count, void* const* targets,
+                  const void* bucket, Message* message) {
   UpdateBatch<Stored> batch(queue, message);
   const auto add_all = [&](auto add) {
     for (uint32_t p = 0; p < count; ++p) {
       if (!is_of<Stored>(pieces[p].target)) continue;
-      if (const int32_t code = (batch.*add)(pieces[p], targets, static_cast<const Wide<Stored>*>(bucket))) return code;
+      if (const int32_t code = (batch.*add)(pieces[p], targets, static_cast<const Wide<Stored>*>(bucket)))
+        return code;
     }
     return batch.flush();
   };
@@ -548,15 +560,18 @@ cudaStream_t stream_of(void* stream) {
   }
 }
 
-// Work that dsgd enqueues in a stream of the host's would go into a graph that is being captured there, or spoil it.
+// Work that dsgd enqueues in a stream of the host's would go into a graph that is being captured there, or
+// spoil it.
 int32_t check_capture(const Handle* device, void* given, Message* message) {
   const cudaStream_t stream = stream_of(given);
   if (stream != given) return 0;  // a default one
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) (void)cudaGetLastError();  // what comes next tells
+  // The calls that follow tell.
+  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) (void)cudaGetLastError();
   if (capture == cudaStreamCaptureStatusNone) return 0;
   return fail(message, Code::kInvalidArgument,
-              "cuda:%d: the stream is being captured into a graph; use it before or after that", device->index);
+              "cuda:%d: the stream is being captured into a graph; use it before or after that",
+              device->index);
 }
 
 int32_t event_record_stream(Event* event, void* stream, Message* message) {
@@ -566,8 +581,9 @@ int32_t event_record_stream(Event* event, void* stream, Message* message) {
   if (error == cudaSuccess) return 0;
   (void)cudaGetLastError();
   if (error == cudaErrorInvalidResourceHandle || error == cudaErrorContextIsDestroyed) {
-    return fail(message, Code::kInvalidArgument, "cuda:%d: it is no stream of this device's (%s); give one that is",
-                event->device->index, cudaGetErrorName(error));
+    return fail(message, Code::kInvalidArgument,
+                "cuda:%d: it is no stream of this device's (%s); give one that is", event->device->index,
+                cudaGetErrorName(error));
   }
   return failed(message, event->device, "cudaEventRecord", error);
 }

@@ -22,8 +22,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kLook = std::chrono::milliseconds(1);        // between two looks for the failure of others
-constexpr auto kSpin = std::chrono::microseconds(100);      // how long a call that begins is polled without sleeping
+constexpr auto kLook = std::chrono::milliseconds(1);  // between two looks for the failure of others
+// How long a call that begins is polled without sleeping.
+constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kFinalize = std::chrono::milliseconds(500);  // the others may not be there any more
 
 const char* name_of(Collective collective) {
@@ -154,8 +155,9 @@ void Comm::run() {
       const bool progress = look();
       lock.lock();
       if (progress) continue;
-      wakeup->changed.wait_for(lock, cuda::kLook,
-                               [this] { return wakeup->rung || ending || failure.code != 0 || !waiting.empty(); });
+      wakeup->changed.wait_for(lock, cuda::kLook, [this] {
+        return wakeup->rung || ending || failure.code != 0 || !waiting.empty();
+      });
     }
   }
   const bool good_order = failure.code == 0 && enqueued.empty() && waiting.empty();
@@ -222,7 +224,8 @@ int32_t Comm::enqueue_now(const cuda::Item& item, Message* message) {
     code = cuda::queue_wait(queues[d], item.after[d], message);
   copy_all(item.before);
   if (code == 0)
-    code = ranks->enqueue(work.collective, work.dtype, item.buffers.data(), work.count, queues.data(), message);
+    code =
+        ranks->enqueue(work.collective, work.dtype, item.buffers.data(), work.count, queues.data(), message);
   // Only then is it in the queues, and something else can be put behind it.
   if (code == 0) code = wait_until_over(item.until, false, cuda::name_of(work.collective), message);
   copy_all(item.behind);
@@ -280,7 +283,8 @@ int32_t Comm::wait_until_over(Clock::time_point until, bool closing, const char*
     const Clock::time_point now = Clock::now();
     if (now >= until) return too_late(what, message);
     std::unique_lock lock(wakeup->mutex);
-    if (failure.code != 0) return cuda::fail(message, static_cast<Code>(failure.code), "%s", failure.text.c_str());
+    if (failure.code != 0)
+      return cuda::fail(message, static_cast<Code>(failure.code), "%s", failure.text.c_str());
     if (ending && !closing) return cuda::fail(message, Code::kClosed, "the session is closed");
     if (now - begun < cuda::kSpin) {
       lock.unlock();
@@ -298,9 +302,9 @@ int32_t Comm::too_late(const char* what, Message* message) const {
 
 namespace cuda {
 
-int32_t communicator_open(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first, int32_t size,
-                          int64_t patience, CollectiveEnded ended, void* context, Comm** communicator,
-                          Message* message) {
+int32_t communicator_open(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first,
+                          int32_t size, int64_t patience, CollectiveEnded ended, void* context,
+                          Comm** communicator, Message* message) {
   auto made = std::make_unique<Comm>(devices, count, *id, first, size);
   try {
     made->start({{}, {}, {}, {}, {}, {}, from_now(patience), ended, context});
@@ -311,7 +315,8 @@ int32_t communicator_open(Handle* const* devices, uint32_t count, const Communic
   return 0;
 }
 
-void communicator_enqueue(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context) {
+void communicator_enqueue(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended,
+                          void* context) {
   const size_t devices = communicator->count();
   Item item{*work,
             {work->buffers, work->buffers + devices},

@@ -1,15 +1,17 @@
-// Communicators of the table: NCCL, on a thread of their own. Its calls begin and have to be asked when they are over, what is in
-// flight has to be watched for the failure of others, and one thread has to abort all that hangs.
+// Communicators of the table: NCCL, on a thread of their own. Its calls begin and have to be asked when they
+// are over, what is in flight has to be watched for the failure of others, and one thread has to abort all
+// that hangs.
 #pragma once
 
 #include "core/device/backend.h"
 
 namespace dsgd::device::cuda {
 
-int32_t communicator_open(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first, int32_t size,
-                          int64_t patience, CollectiveEnded ended, void* context, Comm** communicator,
-                          Message* message);
-void communicator_enqueue(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended, void* context);
+int32_t communicator_open(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first,
+                          int32_t size, int64_t patience, CollectiveEnded ended, void* context,
+                          Comm** communicator, Message* message);
+void communicator_enqueue(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended,
+                          void* context);
 void communicator_fail(Comm* communicator, int32_t code, const char* why);
 void communicator_close(Comm* communicator);
 

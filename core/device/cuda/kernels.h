@@ -1,9 +1,11 @@
-// Kernels: functions of (block, thread) that touch disjoint elements, so that a GPU may run them in any order and a test as
-// loops on the host. Descriptions of what to do travel as the kernel's own parameters, a batch of pieces at a time, so that
-// nothing has to be allocated or copied for a launch. Memory is read and written 16 bytes at a time where it is aligned, several
-// reads before the first use, so that enough of them are in flight; half types are computed with as float32.
+// Kernels: functions of (block, thread) that touch disjoint elements, so that a GPU may run them in any order
+// and a test as loops on the host. Descriptions of what to do travel as the kernel's own parameters, a batch
+// of pieces at a time, so that nothing has to be allocated or copied for a launch. Memory is read and written
+// 16 bytes at a time where it is aligned, several reads before the first use, so that enough of them are in
+// flight; half types are computed with as float32.
 //
-// Compiled without contraction of products and sums (-fmad=false): the bits are those of the loops over host memory.
+// Compiled without contraction of products and sums (-fmad=false): the bits are those of the loops over host
+// memory.
 #pragma once
 
 #include <algorithm>
@@ -34,18 +36,21 @@ inline constexpr uint32_t blocks_of(uint64_t count) {
   return static_cast<uint32_t>((count + kElementsPerBlock - 1) / kElementsPerBlock);
 }
 
-// A thread of a block of kThreads. A kernel of several phases is called for each; between two, all threads of a block meet.
+// A thread of a block of kThreads. A kernel of several phases is called for each; between two, all threads of
+// a block meet.
 struct Block {
   uint32_t index, thread, phase;
   double* shared;  // kThreads numbers, of the block; only with several phases
 };
 
-// A kernel's parameters have room for a few pieces, or for many: all tensors of a bucket go in one launch, and little is sent
-// where little is to do. A kernel with room for few can be filled from one with room for many, if these are few.
+// A kernel's parameters have room for a few pieces, or for many: all tensors of a bucket go in one launch,
+// and little is sent where little is to do. A kernel with room for few can be filled from one with room for
+// many, if these are few.
 enum class Room { kFew, kMany };
 inline constexpr size_t parameter_bytes(Room room) { return room == Room::kFew ? 4096 : 32764; }
 
-// As many elements as one thread reads at once: of a half type as many as fill 16 bytes, and as many of what is computed with.
+// As many elements as one thread reads at once: of a half type as many as fill 16 bytes, and as many of what
+// is computed with.
 template <typename Stored>
 inline constexpr uint32_t kLane = 16 / sizeof(Stored);
 template <typename T, uint32_t kCount>
@@ -96,9 +101,9 @@ DSGD_KERNEL Range range_of(const Piece& piece, Block block) {
   return {begin, begin + kElementsPerBlock < piece.count ? begin + kElementsPerBlock : piece.count};
 }
 
-// What a thread of a block does of a range: whole lanes, each thread's beside the next one's, and several such rows at a time;
-// then, one by one, the elements that fill no lane, or all if something is not aligned. `lanes(rows, i)` does `rows` lanes, an
-// integral constant, at i, i + row<kCount> and so on.
+// What a thread of a block does of a range: whole lanes, each thread's beside the next one's, and several
+// such rows at a time; then, one by one, the elements that fill no lane, or all if something is not aligned.
+// `lanes(rows, i)` does `rows` lanes, an integral constant, at i, i + row<kCount> and so on.
 template <uint32_t kCount>
 inline constexpr uint64_t kRow = uint64_t{kThreads} * kCount;
 template <uint32_t kCount, uint32_t kRows, typename Lanes, typename Ones>
@@ -129,7 +134,8 @@ DSGD_KERNEL uint32_t piece_of(const Piece* pieces, uint32_t count, uint32_t bloc
   return low;
 }
 
-// bucket = sum of weight * gradient over the replicas of this device, gathered into the bucket's layout ("fuse") in one pass.
+// bucket = sum of weight * gradient over the replicas of this device, gathered into the bucket's layout
+// ("fuse") in one pass.
 template <typename Stored>
 struct SumParts {
   using T = Wide<Stored>;
@@ -178,7 +184,8 @@ struct SumKernel : SumParts<Stored> {
           Lane<T, kCount> sum[kRows] = {};
           if (p.add) {
             DSGD_UNROLL
-            for (uint32_t row = 0; row < kRows; ++row) sum[row] = load<kCount>(p.sum + i + row * kRow<kCount>);
+            for (uint32_t row = 0; row < kRows; ++row)
+              sum[row] = load<kCount>(p.sum + i + row * kRow<kCount>);
           }
           for (uint32_t t = 0; t < p.terms; ++t) {
             const WeightedTerm& from = term[p.first_term + t];
@@ -211,8 +218,8 @@ struct SumKernel : SumParts<Stored> {
   }
 };
 
-// Sums of squares, a block for each range: of what each thread reads, then of halves of the threads. Their order is fixed, so the
-// same run gives the same bits.
+// Sums of squares, a block for each range: of what each thread reads, then of halves of the threads. Their
+// order is fixed, so the same run gives the same bits.
 template <typename T>
 struct SquareParts {
   struct Piece {
@@ -265,7 +272,8 @@ struct SquareKernel : SquareParts<T> {
           constexpr uint32_t kRows = decltype(rows)::value;
           Lane<T, kCount> lane[kRows];
           DSGD_UNROLL
-          for (uint32_t row = 0; row < kRows; ++row) lane[row] = load<kCount>(p.data + i + row * kRow<kCount>);
+          for (uint32_t row = 0; row < kRows; ++row)
+            lane[row] = load<kCount>(p.data + i + row * kRow<kCount>);
           DSGD_UNROLL
           for (uint32_t row = 0; row < kRows; ++row) {
             DSGD_UNROLL
@@ -277,7 +285,8 @@ struct SquareKernel : SquareParts<T> {
   }
 };
 
-// From a bucket to the replicas ("unfuse"): the mean, then the optimizer's rule, then copies of the new values, in one pass.
+// From a bucket to the replicas ("unfuse"): the mean, then the optimizer's rule, then copies of the new
+// values, in one pass.
 template <typename Stored>
 struct UpdateParts {
   using T = Wide<Stored>;
@@ -328,7 +337,8 @@ struct UpdateKernel : UpdateParts<Stored> {
     const Piece& p = piece[piece_of(piece, pieces, block.index)];
     const Rule& r = rule[p.rule];
     if (p.action != Action::kUpdate || r.kind == UpdateRule::Kind::kKeep) return run<NoState>(p, r, block);
-    if (r.kind == UpdateRule::Kind::kSgd) return r.sgd_decay ? run_sgd<true>(p, r, block) : run_sgd<false>(p, r, block);
+    if (r.kind == UpdateRule::Kind::kSgd)
+      return r.sgd_decay ? run_sgd<true>(p, r, block) : run_sgd<false>(p, r, block);
     r.amsgrad ? run_adam<true>(p, r, block) : run_adam<false>(p, r, block);
   }
 
@@ -356,7 +366,8 @@ struct UpdateKernel : UpdateParts<Stored> {
     static constexpr uint32_t kStates = kAmsGrad ? 3 : 2;
     DSGD_KERNEL static T step(const Piece&, const Rule& r, T mean, T value, T* state) {
       T unused = 0;
-      return update::adam<kDecay, kAmsGrad>(r.adam, mean, value, &state[0], &state[1], kAmsGrad ? &state[2] : &unused);
+      return update::adam<kDecay, kAmsGrad>(r.adam, mean, value, &state[0], &state[1],
+                                            kAmsGrad ? &state[2] : &unused);
     }
   };
 
@@ -425,7 +436,8 @@ struct UpdateKernel : UpdateParts<Stored> {
               for (uint32_t s = 0; s < kStates; ++s) own[s] = state[row][s].element[k];
               T& element = result[row].element[k];
               const T mean = divides ? element / p.divisor : element;
-              element = Update::step(p, r, mean, value_of(value[row].element[k], master[row].element[k]), own);
+              element =
+                  Update::step(p, r, mean, value_of(value[row].element[k], master[row].element[k]), own);
               value[row].element[k] = narrow<Stored>(element);
               for (uint32_t s = 0; s < kStates; ++s) state[row][s].element[k] = own[s];
             }

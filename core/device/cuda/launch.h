@@ -1,4 +1,5 @@
-// Puts a kernel into a stream. Two definitions: launch.cu for a GPU; the tests' fake runtime runs kernels as loops.
+// Puts a kernel into a stream. Two definitions: launch.cu for a GPU; the tests' fake runtime runs kernels as
+// loops.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -17,7 +17,8 @@ namespace {
 using nccl::Functions;
 
 constexpr const char* kLibrary = "libnccl.so.2";
-constexpr int kOldest = 21800;  // communicators that do not block and take a configuration, as nccl_functions.h has it
+// Communicators that do not block and take a configuration, as nccl_functions.h has it.
+constexpr int kOldest = 21800;
 
 struct Loaded {
   Functions functions;
@@ -36,20 +37,22 @@ std::string file_of(const void* function) {
   return dladdr(function, &info) && info.dli_fname ? info.dli_fname : "";
 }
 
-// Functions of a library, or of the process (RTLD_DEFAULT). False: some are missing, and `missing` is the first.
+// Functions of a library, or of the process (RTLD_DEFAULT). False: some are missing, and `missing` is the
+// first.
 bool look_up(void* library, Functions* functions, const char** missing) {
-#define DSGD_NCCL_LOOK_UP(name, symbol, result, arguments)                                                       \
-  if (functions->name = reinterpret_cast<decltype(functions->name)>(dlsym(library, symbol)); !functions->name) { \
-    *missing = symbol;                                                                                           \
-    return false;                                                                                                \
+#define DSGD_NCCL_LOOK_UP(name, symbol, result, arguments)                                   \
+  if (functions->name = reinterpret_cast<decltype(functions->name)>(dlsym(library, symbol)); \
+      !functions->name) {                                                                    \
+    *missing = symbol;                                                                       \
+    return false;                                                                            \
   }
   DSGD_NCCL_FUNCTIONS(DSGD_NCCL_LOOK_UP)
 #undef DSGD_NCCL_LOOK_UP
   return true;
 }
 
-// What the host process already has comes first, so that it and dsgd share one: two in a process take each other's memory and
-// threads. Then what the user names, then what the loader finds.
+// What the host process already has comes first, so that it and dsgd share one: two in a process take each
+// other's memory and threads. Then what the user names, then what the loader finds.
 void load(const std::string& path, Loaded* loaded) {
   // What was loaded here and is of no use must not be found in the process by the next search.
   struct Own {
@@ -67,8 +70,8 @@ void load(const std::string& path, Loaded* loaded) {
       how = "which `nccl_library` = " + path + " names";
       library = own.library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
       if (!library) {
-        loaded->why_not =
-            "`nccl_library` = " + path + " cannot be loaded: " + dlerror() + "; give the path of NCCL's " + kLibrary;
+        loaded->why_not = "`nccl_library` = " + path + " cannot be loaded: " + dlerror() +
+                          "; give the path of NCCL's " + kLibrary;
         return;
       }
     }
@@ -77,10 +80,10 @@ void load(const std::string& path, Loaded* loaded) {
       library = own.library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
     }
     if (!library) {
-      loaded->why_not =
-          std::string("NCCL is not there: ") + dlerror() +
-          "; install it (on Python: pip install nvidia-nccl-cu13), or set `nccl_library` to the path of its " +
-          kLibrary;
+      loaded->why_not = std::string("NCCL is not there: ") + dlerror() +
+                        "; install it (on Python: pip install nvidia-nccl-cu13), or set `nccl_library` to "
+                        "the path of its " +
+                        kLibrary;
       return;
     }
   }
@@ -103,8 +106,8 @@ void load(const std::string& path, Loaded* loaded) {
 }
 
 std::mutex loading;
-// Kept once it is there, beyond the process's exit, when a thread may still be aborting something; a search that failed may be
-// repeated with another path.
+// Kept once it is there, beyond the process's exit, when a thread may still be aborting something; a search
+// that failed may be repeated with another path.
 const Loaded* library = nullptr;
 
 // Only after communicator_load, which says why there is none.
@@ -144,8 +147,9 @@ int32_t communicator_id(CommunicatorId* id, Message* message) {
 int32_t Ranks::failed(Message* message, size_t k, const char* call, nccl::Result result) const {
   const bool lost = result == nccl::kRemoteError || result == nccl::kSystemError;
   const char* more = functions().last_error(comms_[k]);
-  return fail(message, lost ? Code::kWorkerLost : Code::kInternal, "cuda:%d: %s failed: %s%s%s", devices_[k]->index,
-              call, functions().error_string(result), more && *more ? ": " : "", more ? more : "");
+  return fail(message, lost ? Code::kWorkerLost : Code::kInternal, "cuda:%d: %s failed: %s%s%s",
+              devices_[k]->index, call, functions().error_string(result), more && *more ? ": " : "",
+              more ? more : "");
 }
 
 int32_t Ranks::failed_in_group(Message* message, size_t begun, const char* call, nccl::Result result) const {
@@ -168,8 +172,8 @@ int32_t Ranks::init(const CommunicatorId& id, Message* message) {
   return is_bad(ended) ? failed(message, 0, "ncclGroupEnd", ended) : 0;
 }
 
-int32_t Ranks::enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count, Queue* const* queues,
-                       Message* message) {
+int32_t Ranks::enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count,
+                       Queue* const* queues, Message* message) {
   const size_t part = count * dtype_size(dtype);
   const nccl::DataType type = type_of(dtype);
   nccl::Result result = functions().group_start();

@@ -11,8 +11,9 @@ namespace dsgd::device::cuda {
 int32_t communicator_load(const char* path, int32_t* version, Message* message);
 int32_t communicator_id(CommunicatorId* id, Message* message);
 
-// The ranks of this process in a communicator. What is begun is over when over() says so, and nothing else may be begun before.
-// One thread of its own, whose current device they set, since NCCL goes back to what it finds. Its end aborts what is not over, unless finalize() is.
+// The ranks of this process in a communicator. What is begun is over when over() says so, and nothing else
+// may be begun before. One thread of its own, whose current device they set, since NCCL goes back to what it
+// finds. Its end aborts what is not over, unless finalize() is.
 class Ranks {
  public:
   Ranks(std::vector<Handle*> devices, int32_t first, int32_t size)
@@ -21,8 +22,8 @@ class Ranks {
   Ranks(const Ranks&) = delete;
 
   int32_t init(const CommunicatorId& id, Message* message);
-  int32_t enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count, Queue* const* queues,
-                  Message* message);
+  int32_t enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count,
+                  Queue* const* queues, Message* message);
   int32_t finalize(Message* message);
   // kWorkerLost: what NCCL says when others have gone.
   int32_t over(bool* over, Message* message);

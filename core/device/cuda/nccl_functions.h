@@ -1,5 +1,6 @@
-// The few functions of NCCL that are used here, as its documentation describes them, so that dsgd builds without its headers and
-// takes whichever NCCL the process has. Numbers and layouts are part of NCCL's ABI since version 2.18.
+// The few functions of NCCL that are used here, as its documentation describes them, so that dsgd builds
+// without its headers and takes whichever NCCL the process has. Numbers and layouts are part of NCCL's ABI
+// since version 2.18.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,21 +35,22 @@ struct Config {
 };
 
 // X(name here, NCCL's name, result, arguments)
-#define DSGD_NCCL_FUNCTIONS(X)                                                                                  \
-  X(get_version, "ncclGetVersion", Result, (int*))                                                              \
-  X(get_unique_id, "ncclGetUniqueId", Result, (UniqueId*))                                                      \
-  X(comm_init, "ncclCommInitRankConfig", Result, (Comm*, int, UniqueId, int, Config*))                          \
-  X(comm_state, "ncclCommGetAsyncError", Result, (Comm, Result*))                                               \
-  X(comm_finalize, "ncclCommFinalize", Result, (Comm))                                                          \
-  X(comm_destroy, "ncclCommDestroy", Result, (Comm))                                                            \
-  X(comm_abort, "ncclCommAbort", Result, (Comm))                                                                \
-  X(group_start, "ncclGroupStart", Result, (void))                                                              \
-  X(group_end, "ncclGroupEnd", Result, (void))                                                                  \
-  X(all_reduce, "ncclAllReduce", Result, (const void*, void*, size_t, DataType, Operation, Comm, cudaStream_t)) \
-  X(reduce_scatter, "ncclReduceScatter", Result,                                                                \
-    (const void*, void*, size_t, DataType, Operation, Comm, cudaStream_t))                                      \
-  X(all_gather, "ncclAllGather", Result, (const void*, void*, size_t, DataType, Comm, cudaStream_t))            \
-  X(error_string, "ncclGetErrorString", const char*, (Result))                                                  \
+#define DSGD_NCCL_FUNCTIONS(X)                                                                       \
+  X(get_version, "ncclGetVersion", Result, (int*))                                                   \
+  X(get_unique_id, "ncclGetUniqueId", Result, (UniqueId*))                                           \
+  X(comm_init, "ncclCommInitRankConfig", Result, (Comm*, int, UniqueId, int, Config*))               \
+  X(comm_state, "ncclCommGetAsyncError", Result, (Comm, Result*))                                    \
+  X(comm_finalize, "ncclCommFinalize", Result, (Comm))                                               \
+  X(comm_destroy, "ncclCommDestroy", Result, (Comm))                                                 \
+  X(comm_abort, "ncclCommAbort", Result, (Comm))                                                     \
+  X(group_start, "ncclGroupStart", Result, (void))                                                   \
+  X(group_end, "ncclGroupEnd", Result, (void))                                                       \
+  X(all_reduce, "ncclAllReduce", Result,                                                             \
+    (const void*, void*, size_t, DataType, Operation, Comm, cudaStream_t))                           \
+  X(reduce_scatter, "ncclReduceScatter", Result,                                                     \
+    (const void*, void*, size_t, DataType, Operation, Comm, cudaStream_t))                           \
+  X(all_gather, "ncclAllGather", Result, (const void*, void*, size_t, DataType, Comm, cudaStream_t)) \
+  X(error_string, "ncclGetErrorString", const char*, (Result))                                       \
   X(last_error, "ncclGetLastError", const char*, (Comm))
 
 struct Functions {

@@ -41,7 +41,8 @@ typedef struct first_algorithm {
   uint32_t version;
   uint32_t flags;
   void* user;
-  int32_t (*allreduce)(void* user, int32_t rank, int32_t size, uint64_t count, struct dsgd_schedule* schedule);
+  int32_t (*allreduce)(void* user, int32_t rank, int32_t size, uint64_t count,
+                       struct dsgd_schedule* schedule);
   void (*release)(void* user);
 } first_algorithm;
 

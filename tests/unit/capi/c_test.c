@@ -115,15 +115,17 @@ static void collect(dsgd_session* session) {
   MUST(dsgd_allreduce(session, NULL, data, data, sizeof data, DSGD_FLOAT64, DSGD_MEAN, NULL, NULL, &error));
   CHECK(data[0] == 1.5 && data[1] == 2.5);
   MUST(dsgd_broadcast(session, NULL, data, sizeof data, DSGD_FLOAT64, 0, NULL, NULL, &error));
-  MUST(dsgd_allgather(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, NULL, NULL, &error));
+  MUST(dsgd_allgather(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, NULL, NULL,
+                      &error));
   CHECK(part[0] == 1.5 && part[1] == 2.5);
   data[0] = 7;
-  MUST(dsgd_reduce_scatter(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, DSGD_SUM, NULL,
-                           NULL, &error));
+  MUST(dsgd_reduce_scatter(session, NULL, data, sizeof data, part, sizeof part, NULL, DSGD_FLOAT64, DSGD_SUM,
+                           NULL, NULL, &error));
   CHECK(part[0] == 7);
   MUST(dsgd_allreduce(session, NULL, NULL, NULL, 0, DSGD_UINT8, DSGD_SUM, NULL, NULL, &error));
 
-  /* Blocking calls leave nothing in the queue; the others come out of it as the pointers that the host has. */
+  /* Blocking calls leave nothing in the queue; the others come out of it as the pointers that the host has.
+   */
   CHECK(dsgd_queue_poll(session, ops, 4, 0, &count, NULL) == DSGD_ERR_WAIT_TIMEOUT);
   MUST(dsgd_barrier(session, NULL, NULL, &op, &error));
   CHECK(dsgd_op_id(op) != 0);
@@ -179,7 +181,8 @@ static int32_t exchange(void* user, int32_t rank, int32_t size, uint64_t count, 
 }
 
 static int32_t last(void* user, const dsgd_placement* placement) {
-  CHECK(strlen(dsgd_placement_parameter(placement)) > 0 && strcmp(dsgd_placement_options(placement), "") == 0);
+  CHECK(strlen(dsgd_placement_parameter(placement)) > 0 &&
+        strcmp(dsgd_placement_options(placement), "") == 0);
   CHECK(dsgd_placement_begin(placement) + dsgd_placement_count(placement) > 0);
   ++*(int*)user;
   return dsgd_placement_size(placement) - 1;

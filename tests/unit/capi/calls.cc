@@ -32,7 +32,8 @@ std::vector<Call> calls() {
       {"dsgd_local_rank", false, [](W w, E) { return dsgd_local_rank(w.running.session); }},
       {"dsgd_local_size", false, [](W w, E) { return dsgd_local_size(w.running.session); }},
       {"dsgd_view", false, [](W w, E) { return static_cast<double>(dsgd_view(w.running.session)); }},
-      {"dsgd_session_info_read", true, [](W w, E e) { return dsgd_session_info_read(w.running.session, &info, e); }},
+      {"dsgd_session_info_read", true,
+       [](W w, E e) { return dsgd_session_info_read(w.running.session, &info, e); }},
       {"dsgd_metrics", true,
        [](W w, E e) {
          char* text = nullptr;
@@ -52,27 +53,37 @@ std::vector<Call> calls() {
       {"dsgd_log_poll", true, [](W w, E e) { return dsgd_log_poll(w.running.session, 0, &record, e); }},
 
       {"dsgd_parameter_add", true,
-       [](W w, E e) { return dsgd_parameter_add(w.fresh.session, "new", DSGD_FLOAT32, shape, 1, 0, nullptr, e); }},
-      {"dsgd_parameter_set", true, [](W w, E e) { return dsgd_parameter_set(w.running.weight, "rate=1", e); }},
-      {"dsgd_replica_add", true, [](W w, E e) { return dsgd_replica_add(w.fresh.session, "cpu", nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_parameter_add(w.fresh.session, "new", DSGD_FLOAT32, shape, 1, 0, nullptr, e);
+       }},
+      {"dsgd_parameter_set", true,
+       [](W w, E e) { return dsgd_parameter_set(w.running.weight, "rate=1", e); }},
+      {"dsgd_replica_add", true,
+       [](W w, E e) { return dsgd_replica_add(w.fresh.session, "cpu", nullptr, e); }},
       {"dsgd_replica_weight", true, [](W w, E e) { return dsgd_replica_weight(w.running.replica, 1, e); }},
       {"dsgd_bind", true,
        [](W w, E e) { return dsgd_bind(w.fresh.replica, w.fresh.weight, data, 24, data + 12, 24, e); }},
-      {"dsgd_alloc", true, [](W w, E e) { return dsgd_alloc(w.fresh.replica, w.fresh.state, &out, nullptr, e); }},
+      {"dsgd_alloc", true,
+       [](W w, E e) { return dsgd_alloc(w.fresh.replica, w.fresh.state, &out, nullptr, e); }},
       {"dsgd_memory_get", true,
        [](W w, E e) { return dsgd_memory_get(w.running.replica, w.running.state, &memory, e); }},
       {"dsgd_bind_dlpack", true,
        [](W w, E e) { return dsgd_bind_dlpack(w.fresh.replica, w.fresh.state, &tensor, nullptr, e); }},
       {"dsgd_export_dlpack", true,
-       [](W w, E e) { return dsgd_export_dlpack(w.running.replica, w.running.state, &exported, nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_export_dlpack(w.running.replica, w.running.state, &exported, nullptr, e);
+       }},
 
-      {"dsgd_optimizer_set", true, [](W w, E e) { return dsgd_optimizer_set(w.fresh.session, "sgd", "lr=1", e); }},
-      {"dsgd_learning_rate_set", true, [](W w, E e) { return dsgd_learning_rate_set(w.running.session, 0.5, e); }},
+      {"dsgd_optimizer_set", true,
+       [](W w, E e) { return dsgd_optimizer_set(w.fresh.session, "sgd", "lr=1", e); }},
+      {"dsgd_learning_rate_set", true,
+       [](W w, E e) { return dsgd_learning_rate_set(w.running.session, 0.5, e); }},
       {"dsgd_strategy_set", true,
        [](W w, E e) { return dsgd_strategy_set(w.running.session, "ps", nullptr, nullptr, nullptr, e); }},
       {"dsgd_start", true, [](W w, E e) { return dsgd_start(w.fresh.session, nullptr, nullptr, e); }},
       {"dsgd_step", true, [](W w, E e) { return dsgd_step(w.running.session, 1, nullptr, e); }},
-      {"dsgd_step_begin", true, [](W w, E e) { return dsgd_step_begin(w.running.session, 1, nullptr, &op, e); }},
+      {"dsgd_step_begin", true,
+       [](W w, E e) { return dsgd_step_begin(w.running.session, 1, nullptr, &op, e); }},
       {"dsgd_step_flush", true, [](W w, E e) { return dsgd_step_flush(w.running.session, e); }},
       {"dsgd_gradient_ready", true,
        [](W w, E e) { return dsgd_gradient_ready(w.running.replica, w.running.weight, nullptr, e); }},
@@ -104,7 +115,8 @@ std::vector<Call> calls() {
 
       {"dsgd_allreduce", true,
        [](W w, E e) {
-         return dsgd_allreduce(w.running.session, nullptr, data, data, 8, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, e);
+         return dsgd_allreduce(w.running.session, nullptr, data, data, 8, DSGD_FLOAT32, DSGD_SUM, nullptr,
+                               nullptr, e);
        }},
       {"dsgd_broadcast", true,
        [](W w, E e) {
@@ -112,22 +124,26 @@ std::vector<Call> calls() {
        }},
       {"dsgd_allgather", true,
        [](W w, E e) {
-         return dsgd_allgather(w.running.session, nullptr, data, 8, data + 12, 8, nullptr, DSGD_FLOAT32, nullptr,
-                               nullptr, e);
+         return dsgd_allgather(w.running.session, nullptr, data, 8, data + 12, 8, nullptr, DSGD_FLOAT32,
+                               nullptr, nullptr, e);
        }},
       {"dsgd_reduce_scatter", true,
        [](W w, E e) {
-         return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, data + 12, 8, nullptr, DSGD_FLOAT32, DSGD_SUM,
-                                    nullptr, nullptr, e);
+         return dsgd_reduce_scatter(w.running.session, nullptr, data, 8, data + 12, 8, nullptr, DSGD_FLOAT32,
+                                    DSGD_SUM, nullptr, nullptr, e);
        }},
-      {"dsgd_barrier", true, [](W w, E e) { return dsgd_barrier(w.running.session, nullptr, nullptr, nullptr, e); }},
+      {"dsgd_barrier", true,
+       [](W w, E e) { return dsgd_barrier(w.running.session, nullptr, nullptr, nullptr, e); }},
       {"dsgd_object_put", true,
-       [](W w, E e) { return dsgd_object_put(w.running.session, "y", "z", 1, -1, nullptr, 0, nullptr, nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "y", "z", 1, -1, nullptr, 0, nullptr, nullptr, e);
+       }},
       {"dsgd_object_delete", true,
        [](W w, E e) { return dsgd_object_delete(w.running.session, "name", nullptr, nullptr, e); }},
       {"dsgd_object_get", true,
        [](W w, E e) { return dsgd_object_get(w.running.session, "name", nullptr, &object, nullptr, e); }},
-      {"dsgd_shard_new", true, [](W w, E e) { return dsgd_shard_new(w.running.session, 4, 0, 0, &shard, e); }},
+      {"dsgd_shard_new", true,
+       [](W w, E e) { return dsgd_shard_new(w.running.session, 4, 0, 0, &shard, e); }},
       {"dsgd_head_wait", true, [](W w, E e) { return dsgd_head_wait(w.head, 0, e); }},
   };
 }

@@ -1,5 +1,5 @@
-// A right call of every function of dsgd.h that takes a session, a parameter, a replica, an op or a head and that returns a code.
-// Tests make them in states in which all must be refused.
+// A right call of every function of dsgd.h that takes a session, a parameter, a replica, an op or a head and
+// that returns a code. Tests make them in states in which all must be refused.
 #pragma once
 
 #include <functional>

@@ -110,9 +110,9 @@ TEST_F(ConfigTest, the_table_is_complete_sorted_and_its_defaults_hold) {
     std::string variable = "DSGD_" + previous;
     for (char& c : variable) c = static_cast<char>(toupper(c));
     EXPECT_EQ(variable, key.environment);
-    EXPECT_THAT(key.type,
-                ::testing::AnyOf(::testing::StrEq("string"), ::testing::StrEq("integer"), ::testing::StrEq("duration"),
-                                 ::testing::StrEq("size"), ::testing::StrEq("switch"), ::testing::StrEq("choice")));
+    EXPECT_THAT(key.type, ::testing::AnyOf(::testing::StrEq("string"), ::testing::StrEq("integer"),
+                                           ::testing::StrEq("duration"), ::testing::StrEq("size"),
+                                           ::testing::StrEq("switch"), ::testing::StrEq("choice")));
     if (*key.default_value) {
       EXPECT_EQ(dsgd_config_set(config_, key.name, key.default_value, nullptr), DSGD_OK) << "its own default";
     }
@@ -135,7 +135,8 @@ void expect_init_fills_exactly(int32_t (*init)(T*, size_t)) {
     ASSERT_EQ(init(other.get(), size), DSGD_OK);
     EXPECT_EQ(one.get()->struct_size, size);
     EXPECT_EQ(std::memcmp(one.bytes, other.bytes, size), 0) << "a byte is left as it was";
-    for (size_t i = size; i < sizeof one.bytes; ++i) EXPECT_EQ(one.bytes[i], 0xaa) << "written beyond the end";
+    for (size_t i = size; i < sizeof one.bytes; ++i)
+      EXPECT_EQ(one.bytes[i], 0xaa) << "written beyond the end";
   }
 }
 

@@ -20,7 +20,9 @@ std::vector<BadCall> data_cases() {
        "empty name",
        kInvalid,
        {"'name' is an empty string", "give a name"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "", "data", 4, -1, nullptr, 0, nullptr, nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "", "data", 4, -1, nullptr, 0, nullptr, nullptr, e);
+       }},
       {"dsgd_object_put", "NULL data", kInvalid, "'data' is NULL",
        [](W w, E e) {
          return dsgd_object_put(w.running.session, "x", nullptr, 4, -1, nullptr, 0, nullptr, nullptr, e);
@@ -30,8 +32,8 @@ std::vector<BadCall> data_cases() {
        DSGD_ERR_LIMIT,
        {"'x' has 1073741825 bytes", "at most 1 GiB"},
        [](W w, E e) {
-         return dsgd_object_put(w.running.session, "x", "data", (size_t{1} << 30) + 1, -1, nullptr, 0, nullptr, nullptr,
-                                e);
+         return dsgd_object_put(w.running.session, "x", "data", (size_t{1} << 30) + 1, -1, nullptr, 0,
+                                nullptr, nullptr, e);
        }},
       {"dsgd_object_put",
        "name taken",
@@ -41,7 +43,9 @@ std::vector<BadCall> data_cases() {
          return dsgd_object_put(w.running.session, "name", "other", 5, -1, nullptr, 0, nullptr, nullptr, e);
        }},
       {"dsgd_object_put", "closed", kClosed, "closed",
-       [](W w, E e) { return dsgd_object_put(w.closed.session, "x", "data", 4, -1, nullptr, 0, nullptr, nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_object_put(w.closed.session, "x", "data", 4, -1, nullptr, 0, nullptr, nullptr, e);
+       }},
       {"dsgd_object_put",
        "unknown dtype",
        kInvalid,
@@ -51,7 +55,8 @@ std::vector<BadCall> data_cases() {
        }},
       {"dsgd_object_put", "NULL shape", kInvalid, "'shape' is NULL",
        [](W w, E e) {
-         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_UINT8, nullptr, 1, nullptr, nullptr, e);
+         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_UINT8, nullptr, 1, nullptr, nullptr,
+                                e);
        }},
       {"dsgd_object_put",
        "too many dimensions",
@@ -59,20 +64,23 @@ std::vector<BadCall> data_cases() {
        {"ndim is 65", "at most 64"},
        [](W w, E e) {
          const std::vector<int64_t> shape(65, 1);
-         return dsgd_object_put(w.running.session, "x", "data", 1, DSGD_UINT8, shape.data(), shape.size(), nullptr,
-                                nullptr, e);
+         return dsgd_object_put(w.running.session, "x", "data", 1, DSGD_UINT8, shape.data(), shape.size(),
+                                nullptr, nullptr, e);
        }},
       {"dsgd_object_put",
        "shape without dtype",
        kInvalid,
        {"'x'", "shape but no dtype"},
-       [](W w, E e) { return dsgd_object_put(w.running.session, "x", "data", 4, -1, kShape, 1, nullptr, nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_object_put(w.running.session, "x", "data", 4, -1, kShape, 1, nullptr, nullptr, e);
+       }},
       {"dsgd_object_put",
        "not the size of the array",
        kInvalid,
        {"'x'", "4 bytes", "float32"},
        [](W w, E e) {
-         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_FLOAT32, kShape, 1, nullptr, nullptr, e);
+         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_FLOAT32, kShape, 1, nullptr, nullptr,
+                                e);
        }},
       {"dsgd_object_put",
        "negative dimension",
@@ -80,7 +88,8 @@ std::vector<BadCall> data_cases() {
        {"'x'", "dimension -1 is negative"},
        [](W w, E e) {
          const int64_t shape = -1;
-         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_UINT8, &shape, 1, nullptr, nullptr, e);
+         return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_UINT8, &shape, 1, nullptr, nullptr,
+                                e);
        }},
       {"dsgd_object_put",
        "sizes that overflow",
@@ -88,7 +97,8 @@ std::vector<BadCall> data_cases() {
        {"'x'", "not the size"},
        [](W w, E e) {
          const int64_t shape[] = {int64_t{1} << 62, 4};
-         return dsgd_object_put(w.running.session, "x", nullptr, 0, DSGD_UINT8, shape, 2, nullptr, nullptr, e);
+         return dsgd_object_put(w.running.session, "x", nullptr, 0, DSGD_UINT8, shape, 2, nullptr, nullptr,
+                                e);
        }},
       {"dsgd_object_delete", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) { return dsgd_object_delete(nullptr, "x", nullptr, nullptr, e); }},
@@ -187,7 +197,8 @@ std::vector<BadCall> data_cases() {
          dsgd_shard* shard = nullptr;
          return dsgd_shard_new(w.closed.session, 10, 0, 0, &shard, e);
        }},
-      {"dsgd_shard_epoch", "NULL", kInvalid, "'shard' is NULL", [](W, E e) { return dsgd_shard_epoch(nullptr, 0, e); }},
+      {"dsgd_shard_epoch", "NULL", kInvalid, "'shard' is NULL",
+       [](W, E e) { return dsgd_shard_epoch(nullptr, 0, e); }},
       {"dsgd_shard_epoch", "foreign handle", kInvalid, "not a dsgd_shard",
        [](W w, E e) { return dsgd_shard_epoch(foreign<dsgd_shard>(w.config), 0, e); }},
       {"dsgd_shard_seek", "NULL", kInvalid, "'shard' is NULL",
@@ -221,7 +232,8 @@ std::vector<BadCall> data_cases() {
          size_t count = 0;
          return dsgd_shard_next(w.shard, &index, 0, &count, e);
        }},
-      {"dsgd_shard_size", "NULL", 0, nullptr, [](W, E) { return static_cast<int64_t>(dsgd_shard_size(nullptr)); }},
+      {"dsgd_shard_size", "NULL", 0, nullptr,
+       [](W, E) { return static_cast<int64_t>(dsgd_shard_size(nullptr)); }},
       {"dsgd_shard_free", "NULL", 0, nullptr, [](W, E) { return dsgd_shard_free(nullptr), 0; }},
       {"dsgd_shard_free", "foreign handle", 0, nullptr,
        [](W w, E) { return dsgd_shard_free(foreign<dsgd_shard>(w.config)), 0; }},

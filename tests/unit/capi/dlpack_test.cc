@@ -126,7 +126,8 @@ TEST_F(DlpackTest, a_read_only_tensor_is_refused_where_it_would_be_written) {
   ASSERT_EQ(dsgd_optimizer_set(model_.session, "none", nullptr, &error_), DSGD_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(take_message(std::exchange(error_, nullptr)), HasSubstr("'weight'"));
   ASSERT_EQ(bind(other_value_, other_gradient_), DSGD_OK);
-  ASSERT_EQ(dsgd_optimizer_set(model_.session, "none", nullptr, &error_), DSGD_OK) << dsgd_error_message(error_);
+  ASSERT_EQ(dsgd_optimizer_set(model_.session, "none", nullptr, &error_), DSGD_OK)
+      << dsgd_error_message(error_);
   ASSERT_EQ(bind(value_, gradient_), DSGD_ERR_INVALID_ARGUMENT);
 }
 

@@ -1,4 +1,5 @@
-// A session that has failed answers every call with its failure: code, rank and message of what ended the job.
+// A session that has failed answers every call with its failure: code, rank and message of what ended the
+// job.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,4 +1,5 @@
-// In a forked child every call on a handle of the parent that stands for more than memory says so, and frees work.
+// In a forked child every call on a handle of the parent that stands for more than memory says so, and frees
+// work.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,8 +52,9 @@ std::string look_around(World* world) {
       dsgd_error* error = nullptr;
       const double result = call.call(*world, with_error ? &error : nullptr);
       const std::string message = dsgd_error_message(error);
-      const bool told = !call.has_error || !with_error ||
-                        (dsgd_error_code(error) == DSGD_ERR_FORKED && message.find("fork") != std::string::npos);
+      const bool told =
+          !call.has_error || !with_error ||
+          (dsgd_error_code(error) == DSGD_ERR_FORKED && message.find("fork") != std::string::npos);
       if (result != double{DSGD_ERR_FORKED} || !told) {
         wrong += std::string(call.function) + ": " + std::to_string(result) + ", '" + message + "'\n";
       }
@@ -77,7 +79,8 @@ std::string look_around(World* world) {
 #ifndef __SANITIZE_THREAD__  // TSan ends a child that starts threads
   Model own;                 // a session of its own
   add_model(&own);
-  if (dsgd_barrier(own.session, nullptr, nullptr, nullptr, nullptr) != DSGD_OK) wrong += "no session of its own\n";
+  if (dsgd_barrier(own.session, nullptr, nullptr, nullptr, nullptr) != DSGD_OK)
+    wrong += "no session of its own\n";
   dsgd_finalize(own.session);
 #endif
   return wrong;
@@ -97,7 +100,8 @@ TEST(Fork, a_child_is_told_by_every_call_and_frees_in_peace) {
   close(ends[1]);
   std::string wrong;
   char part[4096];
-  for (ssize_t count; (count = read(ends[0], part, sizeof part)) > 0;) wrong.append(part, static_cast<size_t>(count));
+  for (ssize_t count; (count = read(ends[0], part, sizeof part)) > 0;)
+    wrong.append(part, static_cast<size_t>(count));
   close(ends[0]);
   EXPECT_EQ(wrong, "");
   int status = 0;

@@ -75,7 +75,8 @@ TEST(Sized, an_older_callers_struct_is_not_written_beyond_its_end) {
   const Call call("dsgd_test");
   Grown old{.struct_size = 0, .first = 0, .second = 99};
   ASSERT_TRUE(
-      init_sized(call, &old, kFirstSize, Grown{.struct_size = 0, .first = 1, .second = 2}, kFirstSize, "x").ok());
+      init_sized(call, &old, kFirstSize, Grown{.struct_size = 0, .first = 1, .second = 2}, kFirstSize, "x")
+          .ok());
   EXPECT_EQ(old.first, 1);
   EXPECT_EQ(old.second, 99);
   ASSERT_TRUE(check_sized(call, &old, kFirstSize, "x", "init").ok());

@@ -15,8 +15,8 @@ inline std::map<std::string, std::string> declared_functions() {
   const std::string header = text.str();
   const std::regex declaration(R"(DSGD_API[^;(]*?(dsgd_\w+)\(([^;]*)\);)");
   std::map<std::string, std::string> functions;
-  for (auto match = std::sregex_iterator(header.begin(), header.end(), declaration); match != std::sregex_iterator();
-       ++match) {
+  for (auto match = std::sregex_iterator(header.begin(), header.end(), declaration);
+       match != std::sregex_iterator(); ++match) {
     functions[(*match)[1]] = (*match)[2];
   }
   return functions;

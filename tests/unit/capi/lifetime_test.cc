@@ -98,8 +98,8 @@ TEST(Lifetime, abort_ends_operations_with_reason_and_rank) {
   Model model;
   add_model(&model);
   dsgd_error* error = nullptr;
-  must(dsgd_bind(model.replica, model.weight, model.value, sizeof model.value, model.gradient, sizeof model.gradient,
-                 &error),
+  must(dsgd_bind(model.replica, model.weight, model.value, sizeof model.value, model.gradient,
+                 sizeof model.gradient, &error),
        error, "bind");
   void* state = nullptr;
   must(dsgd_alloc(model.replica, model.state, &state, nullptr, &error), error, "alloc");
@@ -122,7 +122,8 @@ TEST(Lifetime, a_poll_wakes_when_the_session_closes) {
   });
   std::thread log_thread([&] {
     dsgd_log_record* record = nullptr;
-    while ((log = dsgd_log_poll(model.session, -1, &record, nullptr)) == DSGD_OK) dsgd_log_record_free(record);
+    while ((log = dsgd_log_poll(model.session, -1, &record, nullptr)) == DSGD_OK)
+      dsgd_log_record_free(record);
   });
   EXPECT_EQ(dsgd_close(model.session, -1, nullptr), DSGD_OK);
   queue_thread.join();

@@ -1,4 +1,5 @@
-// A host that is out of file descriptors gets an error from dsgd_init, whichever of them is the one that is missing.
+// A host that is out of file descriptors gets an error from dsgd_init, whichever of them is the one that is
+// missing.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -15,7 +16,8 @@
 
 namespace {
 
-// The statuses with which a process may end: 0 if the session was opened, 1 for a clear error, 2 for anything else.
+// The statuses with which a process may end: 0 if the session was opened, 1 for a clear error, 2 for anything
+// else.
 int init_with_descriptors(int left, int num_workers = 1) {
   const int lowest = open("/dev/null", O_RDONLY);
   close(lowest);
@@ -40,7 +42,8 @@ int init_with_descriptors(int left, int num_workers = 1) {
 
 bool opened_or_refused(int status) { return WIFEXITED(status) && WEXITSTATUS(status) <= 1; }
 
-// Each in a process that has had no event loop before: libuv makes what belongs to the process with the first one.
+// Each in a process that has had no event loop before: libuv makes what belongs to the process with the first
+// one.
 TEST(Limits, WithoutDescriptorsInitIsRefusedAndTheHostLives) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (int left = 0; left <= 40; ++left) {
@@ -53,12 +56,13 @@ TEST(Limits, WithoutDescriptorsInitIsRefusedAndTheHostLives) {
 // The head's: two for each worker; a worker's own: two for each of the others, and two to the head.
 TEST(Limits, AJobThatTheDescriptorsDoNotSufficeForIsRefusedAtOnce) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(
-      _exit(init_with_descriptors(200, 1000)), testing::ExitedWithCode(1),
-      "a job of 1000 workers needs up to 4000 connections in this process, but only 1[0-9][0-9] more .*ulimit -n");
+  EXPECT_EXIT(_exit(init_with_descriptors(200, 1000)), testing::ExitedWithCode(1),
+              "a job of 1000 workers needs up to 4000 connections in this process, but only 1[0-9][0-9] more "
+              ".*ulimit -n");
 }
 
-// With standard streams closed, what the host prints must not go into a connection, nor libuv find one of them among its own.
+// With standard streams closed, what the host prints must not go into a connection, nor libuv find one of
+// them among its own.
 int init_without(const std::vector<int>& streams) {
   const int report = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 100);
   for (int stream : streams) close(stream);

@@ -19,7 +19,8 @@ struct Place {
 };
 
 TEST(LocalRank, counts_the_workers_of_the_same_machine) {
-  const Place by_rank[] = {{"blue", 0, 2}, {"red", 0, 3}, {"red", 1, 3}, {"blue", 1, 2}, {"red", 2, 3}, {"grey", 0, 1}};
+  const Place by_rank[] = {{"blue", 0, 2}, {"red", 0, 3}, {"red", 1, 3},
+                           {"blue", 1, 2}, {"red", 2, 3}, {"grey", 0, 1}};
   const int32_t workers = std::size(by_rank);
   dsgd_error* error = nullptr;
   dsgd_config* config = quiet_config();
@@ -39,7 +40,8 @@ TEST(LocalRank, counts_the_workers_of_the_same_machine) {
                                        {"embed_head", "never"}}) {
         ASSERT_TRUE(own.set(key, value).ok()) << key;
       }
-      auto opened = Session::open(own, std::make_unique<NodeEnvironment>(place.machine), std::make_shared<Log>());
+      auto opened =
+          Session::open(own, std::make_unique<NodeEnvironment>(place.machine), std::make_shared<Log>());
       ASSERT_TRUE(opened.ok()) << opened.status().message();
       auto* session = new dsgd_session(nullptr);
       session->core = std::move(opened).value();

@@ -32,7 +32,9 @@ using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-std::unique_ptr<transport::Notifier> notifier() { return transport::make_uv_environment()->new_notifier().value(); }
+std::unique_ptr<transport::Notifier> notifier() {
+  return transport::make_uv_environment()->new_notifier().value();
+}
 
 std::unique_ptr<dsgd_log_record> record(const std::string& message) {
   return std::make_unique<dsgd_log_record>(LogRecord{LogLevel::kInfo, message, 0}, 1);
@@ -91,7 +93,8 @@ Record copy(const dsgd_log_record* record) {
 }
 
 int64_t unix_time_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
@@ -185,8 +188,9 @@ TEST(LogHook, gets_what_the_threshold_lets_through) {
   log->warning("w");
   log->info("i");
   log->debug("d");
-  EXPECT_THAT(records.all, ElementsAre(AllOf(Field(&Record::level, DSGD_LOG_ERROR), Field(&Record::message, "e")),
-                                       AllOf(Field(&Record::level, DSGD_LOG_WARNING), Field(&Record::message, "w"))));
+  EXPECT_THAT(records.all,
+              ElementsAre(AllOf(Field(&Record::level, DSGD_LOG_ERROR), Field(&Record::message, "e")),
+                          AllOf(Field(&Record::level, DSGD_LOG_WARNING), Field(&Record::message, "w"))));
 }
 
 TEST(LogHook, without_hook_and_queue_nothing_is_made) {
@@ -203,7 +207,8 @@ TEST(LogHook, gets_the_records_of_its_own_session_alone) {
         EXPECT_EQ(mine->with("rank " + std::to_string(1 - rank) + " of 2"), 0u) << "the other's";
         EXPECT_EQ(mine->with("started: 1 parameter in 1 bucket, "), 1u);
         dsgd_log_record* record = nullptr;
-        EXPECT_EQ(dsgd_log_poll(session, 0, &record, nullptr), DSGD_ERR_WAIT_TIMEOUT) << "the hook has them already";
+        EXPECT_EQ(dsgd_log_poll(session, 0, &record, nullptr), DSGD_ERR_WAIT_TIMEOUT)
+            << "the hook has them already";
       },
       hooks(records));
   for (Records& one : records) {
@@ -218,7 +223,8 @@ TEST(LogHook, gets_the_records_of_its_own_session_alone) {
 TEST(LogHook, gets_the_time_the_session_and_its_rank_once_known) {
   const int64_t before = unix_time_ns();
   std::vector<Records> records(2);
-  dsgd_test::run_job(2, {{"log_level", "debug"}}, [](dsgd_session* session, int) { start(session); }, hooks(records));
+  dsgd_test::run_job(
+      2, {{"log_level", "debug"}}, [](dsgd_session* session, int) { start(session); }, hooks(records));
   const int64_t after = unix_time_ns();
   std::set<uint64_t> sessions;
   for (Records& one : records) {
@@ -278,9 +284,9 @@ TEST(LogHook, gets_details_at_level_debug_alone) {
   for (const bool details : {true, false}) {
     dsgd_error* error = nullptr;
     dsgd_config* config = quiet_config();
-    for (const auto& [key, value] :
-         {std::pair("head", address.c_str()), std::pair("embed_head", "never"),
-          std::pair("init_timeout", details ? "60s" : "200ms"), std::pair("log_level", details ? "debug" : "info")}) {
+    for (const auto& [key, value] : {std::pair("head", address.c_str()), std::pair("embed_head", "never"),
+                                     std::pair("init_timeout", details ? "60s" : "200ms"),
+                                     std::pair("log_level", details ? "debug" : "info")}) {
       must(dsgd_config_set(config, key, value, &error), error, key);
     }
     Records records;
@@ -455,7 +461,8 @@ TEST(LogPoll, without_records_ends_when_its_time_is_over) {
     dsgd_test::Error error;
     EXPECT_EQ(dsgd_log_poll(session, timeout_ms, &record, error), DSGD_ERR_WAIT_TIMEOUT);
     EXPECT_EQ(record, nullptr);
-    EXPECT_THAT(error.message(), HasSubstr("no log record came within " + std::to_string(timeout_ms) + " ms"));
+    EXPECT_THAT(error.message(),
+                HasSubstr("no log record came within " + std::to_string(timeout_ms) + " ms"));
   }
   dsgd_finalize(session);
 }

@@ -14,16 +14,19 @@ std::vector<BadCall> model_cases() {
   static float buffer[8];
   static void* out;
   static DLManagedTensorVersioned tensor{};  // version 0, which no function accepts
-  const auto add = [](dsgd_session* session, const char* name, int32_t dtype, const int64_t* shape, size_t ndim,
-                      uint32_t flags, E e) -> int64_t {
+  const auto add = [](dsgd_session* session, const char* name, int32_t dtype, const int64_t* shape,
+                      size_t ndim, uint32_t flags, E e) -> int64_t {
     return dsgd_parameter_add(session, name, dtype, shape, ndim, flags, nullptr, e);
   };
   return {
-      {"dsgd_dtype_size", "unknown", 0, nullptr, [](W, E) { return dsgd_dtype_size(99) + dsgd_dtype_size(-1); }},
+      {"dsgd_dtype_size", "unknown", 0, nullptr,
+       [](W, E) { return dsgd_dtype_size(99) + dsgd_dtype_size(-1); }},
       {"dsgd_parameter_add", "NULL session", kInvalid, "'session' is NULL",
        [=](W, E e) { return add(nullptr, "x", DSGD_FLOAT32, kShape, 2, 0, e); }},
       {"dsgd_parameter_add", "foreign session", kInvalid, "not a dsgd_session",
-       [=](W w, E e) { return add(foreign<dsgd_session>(w.fresh.replica), "x", DSGD_FLOAT32, kShape, 2, 0, e); }},
+       [=](W w, E e) {
+         return add(foreign<dsgd_session>(w.fresh.replica), "x", DSGD_FLOAT32, kShape, 2, 0, e);
+       }},
       {"dsgd_parameter_add", "closed", kClosed, "closed",
        [=](W w, E e) { return add(w.closed.session, "x", DSGD_FLOAT32, kShape, 2, 0, e); }},
       {"dsgd_parameter_add", "NULL name", kInvalid, "'name' is NULL",
@@ -101,7 +104,9 @@ std::vector<BadCall> model_cases() {
        "name too long",
        kInvalid,
        {"has 1025 bytes", "at most 1024"},
-       [=](W w, E e) { return add(w.fresh.session, std::string(1025, 'x').c_str(), DSGD_FLOAT32, kShape, 2, 0, e); }},
+       [=](W w, E e) {
+         return add(w.fresh.session, std::string(1025, 'x').c_str(), DSGD_FLOAT32, kShape, 2, 0, e);
+       }},
       {"dsgd_parameter_add",
        "name taken",
        DSGD_ERR_EXISTS,
@@ -128,7 +133,8 @@ std::vector<BadCall> model_cases() {
        [](W w, E e) { return dsgd_parameter_set(w.fresh.weight, "rate=fast", e); }},
       {"dsgd_parameter_set", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_parameter_set(w.closed.weight, "rate=2", e); }},
-      {"dsgd_parameter_name", "NULL", 0, nullptr, [](W, E) { return std::strlen(dsgd_parameter_name(nullptr)); }},
+      {"dsgd_parameter_name", "NULL", 0, nullptr,
+       [](W, E) { return std::strlen(dsgd_parameter_name(nullptr)); }},
 
       {"dsgd_replica_add", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) { return dsgd_replica_add(nullptr, "cpu", nullptr, e); }},
@@ -146,7 +152,8 @@ std::vector<BadCall> model_cases() {
        [](W w, E e) { return dsgd_replica_add(w.running.session, "cpu", nullptr, e); }},
       {"dsgd_replica_add", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_replica_add(w.closed.session, "cpu", nullptr, e); }},
-      {"dsgd_replica_device", "NULL", 0, nullptr, [](W, E) { return std::strlen(dsgd_replica_device(nullptr)); }},
+      {"dsgd_replica_device", "NULL", 0, nullptr,
+       [](W, E) { return std::strlen(dsgd_replica_device(nullptr)); }},
       {"dsgd_replica_device", "foreign handle", 0, nullptr,
        [](W w, E) { return std::strlen(dsgd_replica_device(foreign<dsgd_replica>(w.fresh.weight))); }},
       {"dsgd_replica_weight", "NULL", kInvalid, "'replica' is NULL",
@@ -160,7 +167,9 @@ std::vector<BadCall> model_cases() {
        "infinite",
        kInvalid,
        {"weight is inf", "from 1e-12 to 1e12"},
-       [](W w, E e) { return dsgd_replica_weight(w.fresh.replica, std::numeric_limits<double>::infinity(), e); }},
+       [](W w, E e) {
+         return dsgd_replica_weight(w.fresh.replica, std::numeric_limits<double>::infinity(), e);
+       }},
       {"dsgd_replica_weight", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_replica_weight(w.closed.replica, 1, e); }},
 
@@ -200,7 +209,8 @@ std::vector<BadCall> model_cases() {
        kInvalid,
        {"'weight'", "the value is not aligned to 4 bytes"},
        [](W w, E e) {
-         return dsgd_bind(w.fresh.replica, w.fresh.weight, reinterpret_cast<char*>(buffer) + 1, 24, buffer, 24, e);
+         return dsgd_bind(w.fresh.replica, w.fresh.weight, reinterpret_cast<char*>(buffer) + 1, 24, buffer,
+                          24, e);
        }},
       {"dsgd_bind",
        "gradient of an untrained parameter",
@@ -214,8 +224,8 @@ std::vector<BadCall> model_cases() {
        [](W w, E e) { return dsgd_bind(w.fresh.replica, w.running.weight, buffer, 24, buffer, 24, e); }},
       {"dsgd_bind", "exchanged handles", kInvalid, "not a dsgd_replica",
        [](W w, E e) {
-         return dsgd_bind(foreign<dsgd_replica>(w.fresh.weight), foreign<dsgd_parameter>(w.fresh.replica), buffer, 24,
-                          buffer, 24, e);
+         return dsgd_bind(foreign<dsgd_replica>(w.fresh.weight), foreign<dsgd_parameter>(w.fresh.replica),
+                          buffer, 24, buffer, 24, e);
        }},
       {"dsgd_bind", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_bind(w.closed.replica, w.closed.weight, buffer, 24, buffer, 24, e); }},
@@ -248,7 +258,8 @@ std::vector<BadCall> model_cases() {
          return dsgd_memory_get(w.running.replica, w.running.weight, &memory, e);
        }},
       {"dsgd_memory_value", "NULL", 1, nullptr, [](W, E) { return dsgd_memory_value(nullptr) == nullptr; }},
-      {"dsgd_memory_gradient", "NULL", 1, nullptr, [](W, E) { return dsgd_memory_gradient(nullptr) == nullptr; }},
+      {"dsgd_memory_gradient", "NULL", 1, nullptr,
+       [](W, E) { return dsgd_memory_gradient(nullptr) == nullptr; }},
       {"dsgd_memory_gradient", "untrained", 1, nullptr,
        [](W w, E) { return dsgd_memory_gradient(w.memory) == nullptr; }},
       {"dsgd_memory_nbytes", "NULL", 0, nullptr, [](W, E) { return dsgd_memory_nbytes(nullptr); }},

@@ -56,7 +56,8 @@ std::vector<BadCall> operation_cases() {
          dsgd_step_result_init(&result, sizeof result);
          return dsgd_op_step_result(w.barrier, &result, e);
        }},
-      {"dsgd_op_abort", "NULL", kInvalid, "'op' is NULL", [](W, E e) { return dsgd_op_abort(nullptr, "why", e); }},
+      {"dsgd_op_abort", "NULL", kInvalid, "'op' is NULL",
+       [](W, E e) { return dsgd_op_abort(nullptr, "why", e); }},
       {"dsgd_op_abort", "foreign handle", kInvalid, "not a dsgd_op",
        [](W w, E e) { return dsgd_op_abort(foreign<dsgd_op>(w.config), "why", e); }},
       {"dsgd_op_object", "NULL op", kInvalid, "'op' is NULL",

@@ -53,7 +53,8 @@ std::vector<BadCall> plugin_cases() {
       {"dsgd_placement_count", "foreign", 0, nullptr,
        [](W w, E) { return dsgd_placement_count(foreign<dsgd_placement>(w.config)); }},
       {"dsgd_placement_size", "NULL", 0, nullptr, [](W, E) { return dsgd_placement_size(nullptr); }},
-      {"dsgd_placement_options", "NULL", 0, nullptr, [](W, E) { return std::strlen(dsgd_placement_options(nullptr)); }},
+      {"dsgd_placement_options", "NULL", 0, nullptr,
+       [](W, E) { return std::strlen(dsgd_placement_options(nullptr)); }},
 
       {"dsgd_algorithm_init", "NULL", kInvalid, nullptr,
        [](W, E) { return dsgd_algorithm_init(nullptr, sizeof(dsgd_algorithm)); }},
@@ -99,7 +100,9 @@ std::vector<BadCall> plugin_cases() {
       {"dsgd_algorithm_register", "unknown flags", kInvalid, "flags are 4",
        [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->flags = 4; }); }},
       {"dsgd_algorithm_register", "no function", kInvalid, "'allreduce' is NULL",
-       [](W w, E e) { return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->allreduce = nullptr; }); }},
+       [](W w, E e) {
+         return with_algorithm(w, "mine", e, [](dsgd_algorithm* a) { a->allreduce = nullptr; });
+       }},
 
       {"dsgd_strategy_init", "NULL", kInvalid, nullptr,
        [](W, E) { return dsgd_strategy_init(nullptr, sizeof(dsgd_strategy)); }},

@@ -69,16 +69,20 @@ std::vector<BadCall> session_cases() {
       {"dsgd_close", "NULL", kInvalid, "'session' is NULL", [](W, E e) { return dsgd_close(nullptr, 0, e); }},
       {"dsgd_close", "foreign session", kInvalid, "not a dsgd_session",
        [](W w, E e) { return dsgd_close(foreign<dsgd_session>(w.config), 0, e); }},
-      {"dsgd_close", "bad time", kInvalid, "-2", [](W w, E e) { return dsgd_close(w.running.session, -2, e); }},
-      {"dsgd_close", "twice is fine", 0, nullptr, [](W w, E e) { return dsgd_close(w.closed.session, -1, e); }},
+      {"dsgd_close", "bad time", kInvalid, "-2",
+       [](W w, E e) { return dsgd_close(w.running.session, -2, e); }},
+      {"dsgd_close", "twice is fine", 0, nullptr,
+       [](W w, E e) { return dsgd_close(w.closed.session, -1, e); }},
       {"dsgd_session_free", "NULL", 0, nullptr, [](W, E) { return dsgd_session_free(nullptr), 0; }},
       {"dsgd_session_free", "foreign handle", 0, nullptr,
        [](W w, E) { return dsgd_session_free(foreign<dsgd_session>(w.config)), 0; }},
       {"dsgd_finalize", "NULL", 0, nullptr, [](W, E) { return dsgd_finalize(nullptr), 0; }},
       {"dsgd_finalize", "foreign handle", 0, nullptr,
        [](W w, E) { return dsgd_finalize(foreign<dsgd_session>(w.config)), 0; }},
-      {"dsgd_abort", "NULL", kInvalid, "'session' is NULL", [](W, E e) { return dsgd_abort(nullptr, "why", e); }},
-      {"dsgd_abort", "closed", kClosed, "closed", [](W w, E e) { return dsgd_abort(w.closed.session, "why", e); }},
+      {"dsgd_abort", "NULL", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_abort(nullptr, "why", e); }},
+      {"dsgd_abort", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_abort(w.closed.session, "why", e); }},
 
       {"dsgd_session_info_init", "NULL", kInvalid, nullptr,
        [](W, E) { return dsgd_session_info_init(nullptr, sizeof(dsgd_session_info)); }},
@@ -147,7 +151,8 @@ std::vector<BadCall> session_cases() {
          while (dsgd_log_poll(w.closed.session, 0, &record, nullptr) == DSGD_OK) dsgd_log_record_free(record);
          return dsgd_log_poll(w.closed.session, -1, &record, e);
        }},
-      {"dsgd_log_record_level", "NULL", kInvalid, nullptr, [](W, E) { return dsgd_log_record_level(nullptr); }},
+      {"dsgd_log_record_level", "NULL", kInvalid, nullptr,
+       [](W, E) { return dsgd_log_record_level(nullptr); }},
       {"dsgd_log_record_message", "NULL", 0, nullptr,
        [](W, E) { return std::strlen(dsgd_log_record_message(nullptr)); }},
       {"dsgd_log_record_time_ns", "NULL", 0, nullptr, [](W, E) { return dsgd_log_record_time_ns(nullptr); }},
@@ -188,7 +193,8 @@ std::vector<BadCall> session_cases() {
       {"dsgd_head_address", "NULL", 0, nullptr, [](W, E) { return std::strlen(dsgd_head_address(nullptr)); }},
       {"dsgd_head_address", "foreign handle", 0, nullptr,
        [](W w, E) { return std::strlen(dsgd_head_address(foreign<dsgd_head>(w.shard))); }},
-      {"dsgd_head_wait", "NULL", kInvalid, "'head' is NULL", [](W, E e) { return dsgd_head_wait(nullptr, 0, e); }},
+      {"dsgd_head_wait", "NULL", kInvalid, "'head' is NULL",
+       [](W, E e) { return dsgd_head_wait(nullptr, 0, e); }},
       {"dsgd_head_wait", "bad time", kInvalid, "-9", [](W w, E e) { return dsgd_head_wait(w.head, -9, e); }},
       {"dsgd_head_wait",
        "nobody has come",
@@ -205,13 +211,15 @@ std::vector<BadCall> session_cases() {
       {"dsgd_local_rank", [](const dsgd_session* session) -> int64_t { return dsgd_local_rank(session); }},
       {"dsgd_local_size", [](const dsgd_session* session) -> int64_t { return dsgd_local_size(session); }},
       {"dsgd_view", [](const dsgd_session* session) -> int64_t { return dsgd_view(session); }},
-      {"dsgd_loss_scale", [](const dsgd_session* session) { return static_cast<int64_t>(dsgd_loss_scale(session)); }},
+      {"dsgd_loss_scale",
+       [](const dsgd_session* session) { return static_cast<int64_t>(dsgd_loss_scale(session)); }},
   };
   for (const auto& [name, number] : numbers) {
     cases.push_back({name, "NULL", kInvalid, nullptr, [number = number](W, E) { return number(nullptr); }});
     cases.push_back({name, "foreign session", kInvalid, nullptr,
                      [number = number](W w, E) { return number(foreign<dsgd_session>(w.config)); }});
-    cases.push_back({name, "closed", kClosed, nullptr, [number = number](W w, E) { return number(w.closed.session); }});
+    cases.push_back(
+        {name, "closed", kClosed, nullptr, [number = number](W w, E) { return number(w.closed.session); }});
   }
   return cases;
 }

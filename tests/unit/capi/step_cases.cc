@@ -67,12 +67,16 @@ std::vector<BadCall> step_cases() {
        "unknown name",
        kInvalid,
        {"'all_reduce'", "did you mean 'allreduce'?", "simple, ps, allreduce"},
-       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "all_reduce", nullptr, nullptr, nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_strategy_set(w.fresh.session, "all_reduce", nullptr, nullptr, nullptr, e);
+       }},
       {"dsgd_strategy_set",
        "unknown option",
        kInvalid,
        {"'allreduce'", "'algoritm'", "did you mean 'algorithm'?"},
-       [](W w, E e) { return dsgd_strategy_set(w.fresh.session, "allreduce", "algoritm=ring", nullptr, nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_strategy_set(w.fresh.session, "allreduce", "algoritm=ring", nullptr, nullptr, e);
+       }},
       {"dsgd_strategy_set",
        "bad option",
        kInvalid,
@@ -137,7 +141,9 @@ std::vector<BadCall> step_cases() {
        "infinite weight",
        kInvalid,
        {"weight is inf", "from 1e-12 to 1e12"},
-       [](W w, E e) { return dsgd_step(w.running.session, std::numeric_limits<double>::infinity(), nullptr, e); }},
+       [](W w, E e) {
+         return dsgd_step(w.running.session, std::numeric_limits<double>::infinity(), nullptr, e);
+       }},
       {"dsgd_step",
        "result without init",
        kInvalid,
@@ -159,7 +165,8 @@ std::vector<BadCall> step_cases() {
          result.unknown = 1;
          return dsgd_step(w.running.session, 1, &result.known, e);
        }},
-      {"dsgd_step", "closed", kClosed, "closed", [](W w, E e) { return dsgd_step(w.closed.session, 1, nullptr, e); }},
+      {"dsgd_step", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_step(w.closed.session, 1, nullptr, e); }},
       {"dsgd_step_begin", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) {
          dsgd_op* op = nullptr;
@@ -226,7 +233,8 @@ std::vector<BadCall> step_cases() {
          must(dsgd_start(model.session, nullptr, nullptr, nullptr), nullptr, "dsgd_start");
          dsgd_op* op = nullptr;
          must(dsgd_step_begin(model.session, 0, nullptr, &op, nullptr), nullptr, "dsgd_step_begin");
-         must(dsgd_gradient_ready(model.replica, model.weight, nullptr, nullptr), nullptr, "dsgd_gradient_ready");
+         must(dsgd_gradient_ready(model.replica, model.weight, nullptr, nullptr), nullptr,
+              "dsgd_gradient_ready");
          const int32_t status = dsgd_gradient_ready(model.replica, model.weight, nullptr, e);
          must(dsgd_step_flush(model.session, nullptr), nullptr, "dsgd_step_flush");
          must(dsgd_op_wait(op, -1, nullptr), nullptr, "dsgd_op_wait");
@@ -315,7 +323,8 @@ std::vector<BadCall> step_cases() {
        kState,
        {"no step is in flight", "dsgd_step_begin"},
        [](W w, E e) { return dsgd_step_flush(w.fresh.session, e); }},
-      {"dsgd_step_flush", "closed", kClosed, "closed", [](W w, E e) { return dsgd_step_flush(w.closed.session, e); }},
+      {"dsgd_step_flush", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_step_flush(w.closed.session, e); }},
       {"dsgd_stop_request", "NULL session", kInvalid, "'session' is NULL",
        [](W, E e) { return dsgd_stop_request(nullptr, e); }},
       {"dsgd_stop_request", "closed", kClosed, "closed",

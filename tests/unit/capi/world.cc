@@ -35,10 +35,11 @@ void add_model(Model* model) {
   must(dsgd_init(config, &model->session, &error), error, "dsgd_init");
   dsgd_config_free(config);
   const int64_t matrix[] = {2, 3}, vector[] = {4};
-  must(dsgd_parameter_add(model->session, "weight", DSGD_FLOAT32, matrix, 2, 0, &model->weight, &error), error,
-       "weight");
-  must(dsgd_parameter_add(model->session, "state", DSGD_INT32, vector, 1, DSGD_UNTRAINED, &model->state, &error), error,
-       "state");
+  must(dsgd_parameter_add(model->session, "weight", DSGD_FLOAT32, matrix, 2, 0, &model->weight, &error),
+       error, "weight");
+  must(dsgd_parameter_add(model->session, "state", DSGD_INT32, vector, 1, DSGD_UNTRAINED, &model->state,
+                          &error),
+       error, "state");
   must(dsgd_replica_add(model->session, "cpu", &model->replica, &error), error, "replica");
 }
 
@@ -62,10 +63,12 @@ World::World() {
   must(dsgd_step_flush(running.session, &failure), failure, "dsgd_step_flush");
   must(dsgd_op_wait(step, -1, &failure), failure, "dsgd_op_wait");
   must(dsgd_shard_new(running.session, 10, 1, 0, &shard, &failure), failure, "dsgd_shard_new");
-  must(dsgd_object_put(running.session, "name", "data", 4, -1, nullptr, 0, nullptr, nullptr, &failure), failure,
-       "dsgd_object_put");
-  must(dsgd_object_get(running.session, "name", nullptr, &object, nullptr, &failure), failure, "dsgd_object_get");
-  must(dsgd_object_get(running.session, "name", nullptr, nullptr, &get, &failure), failure, "dsgd_object_get");
+  must(dsgd_object_put(running.session, "name", "data", 4, -1, nullptr, 0, nullptr, nullptr, &failure),
+       failure, "dsgd_object_put");
+  must(dsgd_object_get(running.session, "name", nullptr, &object, nullptr, &failure), failure,
+       "dsgd_object_get");
+  must(dsgd_object_get(running.session, "name", nullptr, nullptr, &get, &failure), failure,
+       "dsgd_object_get");
   must(dsgd_op_wait(get, -1, &failure), failure, "dsgd_op_wait");
   must(dsgd_close(closed.session, -1, &failure), failure, "dsgd_close");
 

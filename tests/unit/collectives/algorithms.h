@@ -1,5 +1,6 @@
 // All-reduces written down as schedules, for tests of whatever carries schedules out. Each calls
-// add(kind, round, peer, begin, count) for the transfers of one rank, kind 0 to send, 1 to add, 2 to copy what comes.
+// add(kind, round, peer, begin, count) for the transfers of one rank, kind 0 to send, 1 to add, 2 to copy
+// what comes.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ void ring_schedule(int32_t rank, int32_t size, uint64_t count, Add add) {
   }
 }
 
-// Recursive doubling: everybody has everything at each moment, so what is sent is overwritten while it travels. Ranks above
-// the largest power of two add theirs to another's first, and get the result last.
+// Recursive doubling: everybody has everything at each moment, so what is sent is overwritten while it
+// travels. Ranks above the largest power of two add theirs to another's first, and get the result last.
 template <typename Add>
 void doubling_schedule(int32_t rank, int32_t size, uint64_t count, Add add) {
   int32_t power = 1, rounds = 0;

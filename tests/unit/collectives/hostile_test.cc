@@ -1,6 +1,6 @@
-// A peer that breaks the rules: it has the right hello, and sends chunks that no worker of dsgd would send. The operation
-// fails with an error that names it, nothing outside the chunk's place is written (the sanitizers watch), and the next
-// operation works.
+// A peer that breaks the rules: it has the right hello, and sends chunks that no worker of dsgd would send.
+// The operation fails with an error that names it, nothing outside the chunk's place is written (the
+// sanitizers watch), and the next operation works.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -34,7 +34,8 @@ constexpr uint64_t kFar = ~uint64_t{0} - 3;
 // The victim, rank 0 of 2, with a mesh of its own.
 class Victim final : public MeshEvents, public transport::AcceptHandler {
  public:
-  Victim(transport::SimWorld& world, transport::ProcessId process) : environment_(world.environment(process)) {
+  Victim(transport::SimWorld& world, transport::ProcessId process)
+      : environment_(world.environment(process)) {
     network_ = std::move(environment_->new_network("victim", 64 << 20)).value();
     MeshOptions options;
     options.receive_memory = 64 << 20;
@@ -56,7 +57,8 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
     view.view = 1;
     view.rank = 0;
     view.job_nonce = kJobNonce;
-    view.members = {{0, "w0", "victim", "m0", {"victim:7000"}, 1}, {1, "w1", "attacker", "m1", {"attacker:7000"}, 2}};
+    view.members = {{0, "w0", "victim", "m0", {"victim:7000"}, 1},
+                    {1, "w1", "attacker", "m1", {"attacker:7000"}, 2}};
     loop().post([this, view] { opened = mesh->open(view).ok(); });
   }
   const std::string& token() const override { return token_; }
@@ -91,7 +93,8 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
 // Takes what the victim sends, and sends what it likes.
 class Attacker final : public transport::ServerHandler, public transport::AcceptHandler {
  public:
-  Attacker(transport::SimWorld& world, transport::ProcessId process) : environment_(world.environment(process)) {
+  Attacker(transport::SimWorld& world, transport::ProcessId process)
+      : environment_(world.environment(process)) {
     network_ = std::move(environment_->new_network("attacker", 64 << 20)).value();
     listener_ = std::move(network_->listen("attacker:7000", this)).value();
   }
@@ -175,7 +178,9 @@ class HostilePeer : public testing::Test {
         attacker(std::make_unique<Attacker>(world, attacker_process)),
         data(kCount, 1.0f) {}
 
-  void run_until(const std::function<bool()>& predicate) { ASSERT_TRUE(world.run_until(predicate, world.now() + 60s)); }
+  void run_until(const std::function<bool()>& predicate) {
+    ASSERT_TRUE(world.run_until(predicate, world.now() + 60s));
+  }
   void open() {
     victim->open();
     run_until([&] { return victim->opened; });
@@ -218,20 +223,21 @@ class HostilePeer : public testing::Test {
     if (algorithm == "registered") {
       BulkHeader header = shape(operation, Kind::kAllReduce, Algorithm::kScheduled);
       auto write = [](int32_t rank, int32_t, uint64_t count, std::vector<Transfer>* transfers) {
-        *transfers = {{TransferKind::kSend, 0, 1 - rank, 0, count}, {TransferKind::kReduce, 0, 1 - rank, 0, count}};
+        *transfers = {{TransferKind::kSend, 0, 1 - rank, 0, count},
+                      {TransferKind::kReduce, 0, 1 - rank, 0, count}};
         return Status();
       };
       auto schedule = ScheduleAlgorithm("mine", write).schedule(0, 2, kCount).value();
       header.tag = Scheduled::tag(mesh, *schedule);
-      return std::make_unique<Scheduled>(mesh, header, ScheduledPlan{schedule, sizeof(float), bytes().data(), add},
-                                         done);
+      return std::make_unique<Scheduled>(mesh, header,
+                                         ScheduledPlan{schedule, sizeof(float), bytes().data(), add}, done);
     }
     DirectPlan plan;
     plan.slices = slices_between(balanced_slices(kCount, 2));
     plan.data = plan.result = bytes().data();
     plan.add = add;
-    return std::make_unique<Direct>(mesh, shape(operation, Kind::kAllReduce, Algorithm::kDirect), std::move(plan),
-                                    false, done);
+    return std::make_unique<Direct>(mesh, shape(operation, Kind::kAllReduce, Algorithm::kDirect),
+                                    std::move(plan), false, done);
   }
   void begin(const std::string& algorithm, uint64_t operation) {
     ended.reset();
@@ -394,7 +400,8 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
   uint64_t call = 0;
   for (const char* algorithm : {"direct", "ring", "registered", "broadcast", "exchange"}) {
     for (const Chunk& chunk : chunks) {
-      // What the others refuse is right here: an exchange takes an empty part, and a worker that is no root an announcement.
+      // What the others refuse is right here: an exchange takes an empty part, and a worker that is no root
+      // an announcement.
       if (std::string(algorithm) == "exchange" && chunk.offset == 0 && chunk.nbytes == 0) continue;
       SCOPED_TRACE(std::string(algorithm) + ": a chunk " + chunk.name);
       begin(algorithm, Mesh::operation(++call, 0));
@@ -422,10 +429,13 @@ TEST_F(HostilePeer, ChunksOfAnotherViewOrAnotherWorkerAreRefusedAndChangeNothing
   uint64_t call = 0;
   for (const bool begun : {true, false}) {
     for (const bool as_span : {true, false}) {
-      for (const auto& [view, source] :
-           {std::pair{uint64_t{2}, 1}, {uint64_t{0}, 1}, {uint64_t{1}, 0}, {uint64_t{1}, 2}, {uint64_t{1}, -1}}) {
-        SCOPED_TRACE("view " + std::to_string(view) + ", rank " + std::to_string(source) + (begun ? ", begun" : "") +
-                     (as_span ? ", as a span" : ""));
+      for (const auto& [view, source] : {std::pair{uint64_t{2}, 1},
+                                         {uint64_t{0}, 1},
+                                         {uint64_t{1}, 0},
+                                         {uint64_t{1}, 2},
+                                         {uint64_t{1}, -1}}) {
+        SCOPED_TRACE("view " + std::to_string(view) + ", rank " + std::to_string(source) +
+                     (begun ? ", begun" : "") + (as_span ? ", as a span" : ""));
         const uint64_t operation = Mesh::operation(++call, 0);
         if (begun) begin("exchange", operation);
         BulkHeader foreign = shape(operation, Kind::kExchange, Algorithm::kOneHop);
@@ -450,10 +460,11 @@ TEST_F(HostilePeer, WhatIsTooLongForAnExchangeFailsAtOnce) {
   open();
   connect();
   victim->loop().post([this] {
-    victim->mesh->add(std::make_unique<Exchange>(*victim->mesh, shape(kFirst, Kind::kExchange, Algorithm::kOneHop),
-                                                 std::vector<std::byte>(transport::kSmallBytes + 1),
-                                                 [this](const Status& s, const auto&) { ended = s; }),
-                      transport::kNever);
+    victim->mesh->add(
+        std::make_unique<Exchange>(*victim->mesh, shape(kFirst, Kind::kExchange, Algorithm::kOneHop),
+                                   std::vector<std::byte>(transport::kSmallBytes + 1),
+                                   [this](const Status& s, const auto&) { ended = s; }),
+        transport::kNever);
   });
   run_until([&] { return ended.has_value(); });
   EXPECT_NE(ended->message().find("65537 bytes"), std::string::npos) << ended->message();
@@ -588,8 +599,8 @@ TEST_F(HostilePeer, AStrangerWhoDialsBeforeTheViewIsKnownIsShownOutWithWhatItSen
   EXPECT_TRUE(ended->ok()) << ended->message();
 }
 
-// Rank 0 waits for both sides' full signatures, to tell all workers the same sentence. A peer that sends none does not delay
-// the failure beyond a lease.
+// Rank 0 waits for both sides' full signatures, to tell all workers the same sentence. A peer that sends none
+// does not delay the failure beyond a lease.
 TEST_F(HostilePeer, ADisagreementThatIsNeverExplainedFailsWithinALease) {
   open();
   connect();

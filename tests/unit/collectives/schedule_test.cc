@@ -1,5 +1,5 @@
-// Schedules: right ones are taken for every number of workers, wrong ones are refused with what is wrong in them, and
-// whatever order transfers happen to end in, carrying one out comes to its end and to the sum.
+// Schedules: right ones are taken for every number of workers, wrong ones are refused with what is wrong in
+// them, and whatever order transfers happen to end in, carrying one out comes to its end and to the sum.
 #include "core/collectives/schedule.h"
 
 #include <gmock/gmock.h>
@@ -26,9 +26,10 @@ using Spoil = std::function<void(int32_t rank, Transfers&)>;
 template <typename Algorithm>
 ScheduleAlgorithm::Write writer(Algorithm algorithm) {
   return [algorithm](int32_t rank, int32_t size, uint64_t count, Transfers* transfers) {
-    algorithm(rank, size, count, [&](int32_t kind, int32_t round, int32_t peer, uint64_t begin, uint64_t length) {
-      transfers->push_back({static_cast<TransferKind>(kind), round, peer, begin, length});
-    });
+    algorithm(rank, size, count,
+              [&](int32_t kind, int32_t round, int32_t peer, uint64_t begin, uint64_t length) {
+                transfers->push_back({static_cast<TransferKind>(kind), round, peer, begin, length});
+              });
     return Status();
   };
 }
@@ -38,18 +39,25 @@ struct Named {
   ScheduleAlgorithm::Write write;
 };
 std::vector<Named> right_ones() {
-  const auto ring = [](int32_t r, int32_t s, uint64_t c, auto add) { dsgd_test::ring_schedule(r, s, c, add); };
-  const auto doubling = [](int32_t r, int32_t s, uint64_t c, auto add) { dsgd_test::doubling_schedule(r, s, c, add); };
-  const auto tree = [](int32_t r, int32_t s, uint64_t c, auto add) { dsgd_test::tree_schedule(r, s, c, add); };
+  const auto ring = [](int32_t r, int32_t s, uint64_t c, auto add) {
+    dsgd_test::ring_schedule(r, s, c, add);
+  };
+  const auto doubling = [](int32_t r, int32_t s, uint64_t c, auto add) {
+    dsgd_test::doubling_schedule(r, s, c, add);
+  };
+  const auto tree = [](int32_t r, int32_t s, uint64_t c, auto add) {
+    dsgd_test::tree_schedule(r, s, c, add);
+  };
   return {{"ring", writer(ring)}, {"doubling", writer(doubling)}, {"tree", writer(tree)}};
 }
 
-// Carries the schedules of all ranks out as a worker does, in an order of events drawn from a seed. Each pair has a window:
-// so many chunks (here: transfers) may have been sent and not yet been used. Elements hold sums of powers of two that are far
-// apart, so that a contribution that is missing or there twice shows.
+// Carries the schedules of all ranks out as a worker does, in an order of events drawn from a seed. Each pair
+// has a window: so many chunks (here: transfers) may have been sent and not yet been used. Elements hold sums
+// of powers of two that are far apart, so that a contribution that is missing or there twice shows.
 class Execution {
  public:
-  Execution(const ScheduleAlgorithm::Write& write, int32_t size, uint64_t count, uint64_t seed) : random_(seed) {
+  Execution(const ScheduleAlgorithm::Write& write, int32_t size, uint64_t count, uint64_t seed)
+      : random_(seed) {
     for (int32_t rank = 0; rank < size; ++rank) {
       // Each worker has its own.
       schedules_.push_back(ScheduleAlgorithm("own", write).schedule(rank, size, count).value());
@@ -163,7 +171,8 @@ TEST(Schedule, RightOnesAreTakenAndComeToTheSumInWhateverOrderThingsHappen) {
             for (uint64_t i = 0; i < count; ++i) {
               double sum = 0;
               for (int32_t r = 0; r < size; ++r) sum += Execution::element(r, i);
-              ASSERT_EQ(execution.data()[rank][i], sum) << "seed " << seed << " rank " << rank << " element " << i;
+              ASSERT_EQ(execution.data()[rank][i], sum)
+                  << "seed " << seed << " rank " << rank << " element " << i;
             }
           }
         }
@@ -209,8 +218,9 @@ TEST(Schedule, ASendWhoseElementsAreOverwrittenInItsRoundIsCopied) {
   for (const auto& entry : ring.schedule(0, 4, 10).value()->entries) EXPECT_FALSE(entry.copied);
 }
 
-// A window holds what is sent first: were that something that is needed last, everybody would wait for each other. Here
-// rank 0 could send the second half to rank 1 long before the whole, whose place it is to be written to.
+// A window holds what is sent first: were that something that is needed last, everybody would wait for each
+// other. Here rank 0 could send the second half to rank 1 long before the whole, whose place it is to be
+// written to.
 TEST(Schedule, SendsToOnePeerBeginInTheirOrder) {
   const auto write = writer([](int32_t rank, int32_t size, uint64_t count, auto add) {
     dsgd_test::ring_schedule(rank, size, count, add);
@@ -226,7 +236,8 @@ TEST(Schedule, SendsToOnePeerBeginInTheirOrder) {
       add(kCopy, next + 2, 0, count / 2, count / 2);
     }
   });
-  for (uint64_t seed = 0; seed < 100; ++seed) ASSERT_TRUE(Execution(write, 3, 12, seed).run()) << "seed " << seed;
+  for (uint64_t seed = 0; seed < 100; ++seed)
+    ASSERT_TRUE(Execution(write, 3, 12, seed).run()) << "seed " << seed;
 }
 
 struct Wrong {
@@ -257,14 +268,17 @@ TEST(Schedule, WrongOnesAreRefusedAndSayWhatIsWrong) {
        "to rank 1 in round 0; peers are the other"},
       {"a negative round", [](int32_t, Transfers& t) { t[0].round = -1; }, "rounds are numbered from 0"},
       {"no elements", [](int32_t, Transfers& t) { t[0].count = 0; }, "leave empty transfers out"},
-      {"elements behind the end", [](int32_t, Transfers& t) { t[0].begin = 7; }, "there are no such elements"},
-      {"elements far behind the end", [](int32_t, Transfers& t) { t[0].begin = UINT64_MAX - 1; }, "no such elements"},
+      {"elements behind the end", [](int32_t, Transfers& t) { t[0].begin = 7; },
+       "there are no such elements"},
+      {"elements far behind the end", [](int32_t, Transfers& t) { t[0].begin = UINT64_MAX - 1; },
+       "no such elements"},
       {"a count that overflows", [](int32_t, Transfers& t) { t[0].count = UINT64_MAX; }, "no such elements"},
       {"a receive left out",
        [](int32_t r, Transfers& t) {
          if (r == 1) t.erase(t.begin() + 1);
        },
-       "rank 0 sends elements 0 to 3 to rank 1 in round 0, but rank 1 receives elements 6 to 9 from rank 0 in round 1"},
+       "rank 0 sends elements 0 to 3 to rank 1 in round 0, but rank 1 receives elements 6 to 9 from rank 0 "
+       "in round 1"},
       {"the last receive left out",
        [](int32_t r, Transfers& t) {
          if (r == 1) t.pop_back();
@@ -298,38 +312,43 @@ TEST(Schedule, WrongOnesAreRefusedAndSayWhatIsWrong) {
        },
        "ends without rank"},
       {"without the last rounds", [](int32_t, Transfers& t) { t.resize(4); }, "ends without rank"},
-      {"too many", [](int32_t, Transfers& t) { t.resize(65536, t[0]); }, "has 65536 transfers, at most 65535"},
+      {"too many", [](int32_t, Transfers& t) { t.resize(65536, t[0]); },
+       "has 65536 transfers, at most 65535"},
   };
   for (const Wrong& wrong : cases) {
-    ScheduleAlgorithm algorithm("mine", [&](int32_t rank, int32_t size, uint64_t count, Transfers* transfers) {
-      Status status = right_ones()[0].write(rank, size, count, transfers);
-      wrong.spoil(rank, *transfers);
-      return status;
-    });
+    ScheduleAlgorithm algorithm("mine",
+                                [&](int32_t rank, int32_t size, uint64_t count, Transfers* transfers) {
+                                  Status status = right_ones()[0].write(rank, size, count, transfers);
+                                  wrong.spoil(rank, *transfers);
+                                  return status;
+                                });
     auto schedule = algorithm.schedule(0, 3, 9);
     ASSERT_FALSE(schedule.ok()) << wrong.name;
     EXPECT_EQ(schedule.status().code(), Code::kInvalidArgument) << wrong.name;
     EXPECT_THAT(schedule.status().message(), HasSubstr(wrong.says)) << wrong.name;
-    EXPECT_THAT(schedule.status().message(), HasSubstr("algorithm 'mine' is wrong for 3 workers and 9 elements"))
+    EXPECT_THAT(schedule.status().message(),
+                HasSubstr("algorithm 'mine' is wrong for 3 workers and 9 elements"))
         << wrong.name;
   }
 }
 
 // All have all, and yet not the same bits: (a + b) + c is not a + (b + c).
 TEST(Schedule, OneThatAddsInDifferentOrdersIsRefused) {
-  ScheduleAlgorithm algorithm("everybody", [](int32_t rank, int32_t size, uint64_t count, Transfers* transfers) {
-    for (int32_t hop = 1; hop < size; ++hop) {
-      transfers->push_back({TransferKind::kSend, 0, (rank + hop) % size, 0, count});
-    }
-    for (int32_t hop = 1; hop < size; ++hop) {
-      transfers->push_back({TransferKind::kReduce, 0, (rank + hop) % size, 0, count});
-    }
-    return Status();
-  });
+  ScheduleAlgorithm algorithm(
+      "everybody", [](int32_t rank, int32_t size, uint64_t count, Transfers* transfers) {
+        for (int32_t hop = 1; hop < size; ++hop) {
+          transfers->push_back({TransferKind::kSend, 0, (rank + hop) % size, 0, count});
+        }
+        for (int32_t hop = 1; hop < size; ++hop) {
+          transfers->push_back({TransferKind::kReduce, 0, (rank + hop) % size, 0, count});
+        }
+        return Status();
+      });
   EXPECT_TRUE(algorithm.schedule(0, 2, 5).ok());  // a + b = b + a
   auto schedule = algorithm.schedule(0, 3, 5);
   ASSERT_FALSE(schedule.ok());
-  EXPECT_THAT(schedule.status().message(), HasSubstr("in another order than rank 0, so their bits would differ"));
+  EXPECT_THAT(schedule.status().message(),
+              HasSubstr("in another order than rank 0, so their bits would differ"));
 }
 
 TEST(Schedule, OneThatIsTooLongToBeCheckedIsRefusedInsteadOfTakingForEver) {

@@ -121,7 +121,9 @@ TEST(ConfigKeys, every_number_takes_the_ends_of_its_range_and_nothing_beyond) {
     const char* key;
     std::vector<const char*> good, bad;
   } cases[] = {
-      {"bucket_size", {"4K", "1G", "4096", "1024M", "5000"}, {"4095", "3K", "1025M", "1073741825", "2G", "-4K", ""}},
+      {"bucket_size",
+       {"4K", "1G", "4096", "1024M", "5000"},
+       {"4095", "3K", "1025M", "1073741825", "2G", "-4K", ""}},
       {"devices_per_worker", {"0", "1024"}, {"-1", "1025", "", "two", "1.5"}},
       {"heartbeat_interval", {"0", "0s", "10ms", "30m", "1800s"}, {"9ms", "1ns", "31m", "-1s", ""}},
       {"init_timeout", {"10ms", "24h", "1440m"}, {"9ms", "0", "25h", "60", ""}},
@@ -131,7 +133,9 @@ TEST(ConfigKeys, every_number_takes_the_ends_of_its_range_and_nothing_beyond) {
        {"off", "dynamic", "1", "65536", "1000000000000"},
        {"0", "-1", "1.5", "", "on", "dynamic ", "1000000000001", "1..1000000000000"}},
       {"min_workers", {"", "1", "65536"}, {"0", "65537", "-1"}},
-      {"num_workers", {"1", "65536"}, {"0", "65537", "-1", "", "four", "4 ", "0x4", "1e3", "99999999999999999999"}},
+      {"num_workers",
+       {"1", "65536"},
+       {"0", "65537", "-1", "", "four", "4 ", "0x4", "1e3", "99999999999999999999"}},
       {"rank", {"-1", "0", "65535"}, {"-2", "65536", "", "+1"}},
       {"receive_memory", {"1M", "1T", "1024G"}, {"1023K", "2T", "0", "", "256"}},
       {"servers", {"0", "65536"}, {"-1", "65537", ""}},
@@ -153,8 +157,8 @@ TEST(ConfigKeys, every_number_takes_the_ends_of_its_range_and_nothing_beyond) {
       EXPECT_EQ(status.code(), Code::kInvalidArgument) << test.key << " '" << value << "'";
       EXPECT_EQ(status.parameter(), test.key);
       EXPECT_THAT(status.message(),
-                  AllOf(HasSubstr(std::string("key '") + test.key + "'"), HasSubstr(std::string("'") + value + "'"),
-                        HasSubstr(find_key(test.key)->range)));
+                  AllOf(HasSubstr(std::string("key '") + test.key + "'"),
+                        HasSubstr(std::string("'") + value + "'"), HasSubstr(find_key(test.key)->range)));
       EXPECT_EQ(*config.get(test.key), find_key(test.key)->default_value) << "a refused value was kept";
     }
   }
@@ -189,7 +193,9 @@ TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
       {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f"}},
       {"listen", addresses, bad_addresses},
       {"fingerprint", {"", "model 8, torch 2.9", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
-      {"nccl_library", {"", "/opt/nccl/lib/libnccl.so.2", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
+      {"nccl_library",
+       {"", "/opt/nccl/lib/libnccl.so.2", std::string(4095, 'x')},
+       {std::string(4096, 'x'), "a\nb"}},
       {"ports", {"", "1", "7701-7720", "65535"}, {"0", "x", "7720-7701", "1-65536"}},
       {"supervisor", {"", "@0a1b2", longest}, {too_long, "@a\nb"}},
       {"token", {"", "secret # = word", longest}, {too_long, "a\nb"}},
@@ -216,7 +222,8 @@ TEST(Config, messages_name_the_remedy) {
   const struct {
     const char *key, *value, *message;
   } cases[] = {
-      {"lease", "5", "key 'lease': '5' is not a duration; write for example 500ms, 10s or 5m (range 500ms..1h)"},
+      {"lease", "5",
+       "key 'lease': '5' is not a duration; write for example 500ms, 10s or 5m (range 500ms..1h)"},
       {"lease", "400ms", "key 'lease': '400ms' is outside 500ms..1h"},
       {"bucket_size", "4MB", "is not a size; write for example 64K, 4M or 1G"},
       {"reproducible", "yes", "key 'reproducible': 'yes' is not a switch; write 0 or 1"},
@@ -318,31 +325,35 @@ TEST(Config, set_wins_over_environment_over_file_over_default) {
 }
 
 TEST(Config, environment_ignores_what_is_not_dsgds) {
-  const Config config = in_environment({{"PATH", "/bin"}, {"DSGDX", "1"}, {"dsgd_job", "x"}, {"DSGD_RANK", "0"}});
+  const Config config =
+      in_environment({{"PATH", "/bin"}, {"DSGDX", "1"}, {"dsgd_job", "x"}, {"DSGD_RANK", "0"}});
   EXPECT_TRUE(config.validate().ok());
   EXPECT_EQ(config.integer("rank"), 0);
 }
 
 TEST(Config, unknown_variables_are_warnings_that_name_the_nearest_key) {
   const Config config = in_environment({{"DSGD_HEARTBEAT_INTERVALL", "1s"},
-                                        {"DSGD_HEAD_SERVICE_HOST", "10.0.0.1"},  // Kubernetes, for a service dsgd-head
+                                        // Kubernetes, for a service dsgd-head.
+                                        {"DSGD_HEAD_SERVICE_HOST", "10.0.0.1"},
                                         {"DSGD_HEAD_PORT", "tcp://10.0.0.1:7700"},
                                         {"DSGD_SOMETHING_ELSE_ALTOGETHER", ""},
                                         {"DSGD_JOB", "x"}});
   EXPECT_TRUE(config.validate().ok()) << config.validate().message();
-  EXPECT_THAT(config.warnings(),
-              testing::ElementsAre(
-                  "unknown environment variable DSGD_HEARTBEAT_INTERVALL is ignored; did you mean "
-                  "'DSGD_HEARTBEAT_INTERVAL'?",
-                  HasSubstr("DSGD_HEAD_SERVICE_HOST is ignored"), HasSubstr("DSGD_HEAD_PORT is ignored"),
-                  "unknown environment variable DSGD_SOMETHING_ELSE_ALTOGETHER is ignored; `dsgd config` lists "
-                  "those that are read"));
+  EXPECT_THAT(
+      config.warnings(),
+      testing::ElementsAre(
+          "unknown environment variable DSGD_HEARTBEAT_INTERVALL is ignored; did you mean "
+          "'DSGD_HEARTBEAT_INTERVAL'?",
+          HasSubstr("DSGD_HEAD_SERVICE_HOST is ignored"), HasSubstr("DSGD_HEAD_PORT is ignored"),
+          "unknown environment variable DSGD_SOMETHING_ELSE_ALTOGETHER is ignored; `dsgd config` lists "
+          "those that are read"));
 }
 
 TEST(Config, ports_are_one_or_a_range) {
   Config config;
   EXPECT_EQ(config.ports().first, 0);
-  for (const char* wrong : {"0", "x", "7701-", "-7701", "7720-7701", "65536", "1-65536", "1-2-3", "7701 - 7720"}) {
+  for (const char* wrong :
+       {"0", "x", "7701-", "-7701", "7720-7701", "65536", "1-65536", "1-2-3", "7701 - 7720"}) {
     const Status status = config.set("ports", wrong);
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << wrong;
     EXPECT_THAT(status.message(), HasSubstr("7701-7720")) << wrong;
@@ -366,7 +377,8 @@ TEST(Config, bad_values_in_the_environment_wait_for_validate) {
     const char *name, *value, *message;
   } cases[] = {
       {"DSGD_LEASE", "1", "environment variable DSGD_LEASE: key 'lease': '1' is not a duration"},
-      {"DSGD_NUM_WORKERS", "", "environment variable DSGD_NUM_WORKERS: key 'num_workers': '' is not a whole number"},
+      {"DSGD_NUM_WORKERS", "",
+       "environment variable DSGD_NUM_WORKERS: key 'num_workers': '' is not a whole number"},
   };
   for (const auto& test : cases) {
     const Status status = in_environment({{test.name, test.value}}).validate();
@@ -450,7 +462,10 @@ TEST(Config, validate_refuses_what_does_not_go_together) {
        Code::kInvalidArgument,
        "min_workers",
        "5 is too many"},
-      {{{"num_workers", "4"}, {"head", "h:1"}, {"servers", "5"}}, Code::kInvalidArgument, "servers", "5 is too many"},
+      {{{"num_workers", "4"}, {"head", "h:1"}, {"servers", "5"}},
+       Code::kInvalidArgument,
+       "servers",
+       "5 is too many"},
       {{{"lease", "1s"}, {"heartbeat_interval", "501ms"}},
        Code::kInvalidArgument,
        "heartbeat_interval",
@@ -486,8 +501,8 @@ TEST(Config, devices_are_split_over_the_workers_of_a_node) {
   EXPECT_EQ(split.devices(1).value(), (Names{"c", "d"}));
   const auto beyond = split.devices(2);
   ASSERT_FALSE(beyond.ok());
-  EXPECT_THAT(beyond.status().message(),
-              AllOf(HasSubstr("'a,b,c,d' has 4 entries"), HasSubstr("local rank 2"), HasSubstr("number 4 to 5")));
+  EXPECT_THAT(beyond.status().message(), AllOf(HasSubstr("'a,b,c,d' has 4 entries"),
+                                               HasSubstr("local rank 2"), HasSubstr("number 4 to 5")));
   EXPECT_EQ(Config().devices(0).value(), Names{"cpu"});
 }
 

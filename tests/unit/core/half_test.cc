@@ -1,4 +1,5 @@
-// Conversions of half types against their definition: the nearest number there is, of two equally near ones the even one.
+// Conversions of half types against their definition: the nearest number there is, of two equally near ones
+// the even one.
 #include "core/base/half.h"
 
 #include <gtest/gtest.h>
@@ -54,7 +55,8 @@ void widens(Format f) {
       ASSERT_TRUE(std::isnan(widen(narrow<Stored>(wide)))) << bits;
       continue;
     }
-    const double expected = magnitude == infinity ? std::numeric_limits<double>::infinity() : value_of(f, magnitude);
+    const double expected =
+        magnitude == infinity ? std::numeric_limits<double>::infinity() : value_of(f, magnitude);
     ASSERT_EQ(std::fabs(wide), expected) << bits;
     ASSERT_EQ(narrow<Stored>(wide).bits, bits);
   }
@@ -66,13 +68,15 @@ void narrows(Format f) {
   std::vector<float> numbers = {
       0.0f,     std::numeric_limits<float>::max(),     std::numeric_limits<float>::denorm_min(), 65519.996f,
       65520.0f, std::numeric_limits<float>::infinity()};
-  for (uint32_t bits = 0; bits < 0x7fff; bits += 1 + bits / 200) {  // halfway between neighbours, and beside that
+  // Halfway between neighbours, and beside that.
+  for (uint32_t bits = 0; bits < 0x7fff; bits += 1 + bits / 200) {
     const double halfway = (value_of(f, bits) + value_of(f, bits + 1)) / 2;
     if (halfway > std::numeric_limits<float>::max()) break;
     const float middle = static_cast<float>(halfway);
     numbers.insert(numbers.end(), {middle, std::nextafterf(middle, 0.0f), std::nextafterf(middle, 1e38f)});
   }
-  for (int i = 0; i < 100'000; ++i) numbers.push_back(half::float_of(static_cast<uint32_t>(random()) & 0x7fffffffu));
+  for (int i = 0; i < 100'000; ++i)
+    numbers.push_back(half::float_of(static_cast<uint32_t>(random()) & 0x7fffffffu));
   for (float number : numbers) {
     if (std::isnan(number)) {
       ASSERT_TRUE(std::isnan(widen(narrow<Stored>(number))));

@@ -88,11 +88,14 @@ TYPED_TEST(Kernels, reduce_into_and_reduce_to_do_what_a_plain_loop_does) {
         for (size_t i = 0; i < count; ++i) want[i] = expected(reduction, a[offset + i], b[offset + i]);
         reduce_to(dtype_of<T>(), reduction, to.data() + offset, a.data() + offset, b.data() + offset, count);
         EXPECT_EQ(to.back(), T{77});
-        EXPECT_EQ(bits(std::vector<T>(to.begin() + offset, to.end() - 1)), bits(want)) << reduction_name(reduction);
+        EXPECT_EQ(bits(std::vector<T>(to.begin() + offset, to.end() - 1)), bits(want))
+            << reduction_name(reduction);
         reduce_into(dtype_of<T>(), reduction, into.data() + offset, b.data() + offset, count);
-        EXPECT_EQ(bits(std::vector<T>(into.begin() + offset, into.end())), bits(want)) << reduction_name(reduction);
+        EXPECT_EQ(bits(std::vector<T>(into.begin() + offset, into.end())), bits(want))
+            << reduction_name(reduction);
         // The destination may be either source.
-        reduce_to(dtype_of<T>(), reduction, equal.data() + offset, a.data() + offset, equal.data() + offset, count);
+        reduce_to(dtype_of<T>(), reduction, equal.data() + offset, a.data() + offset, equal.data() + offset,
+                  count);
         EXPECT_EQ(bits(std::vector<T>(equal.begin() + offset, equal.end())), bits(want));
       }
     }
@@ -199,7 +202,8 @@ TEST(ReduceSymmetric, GivesTheSameBitsWhicheverOfTheTwoIsWhich) {
     EXPECT_EQ(ab, ba) << static_cast<int>(reduction);
     for (size_t i = 0; i < a.size(); ++i) {
       const float symmetric = std::bit_cast<float>(ab[i]), usual = std::bit_cast<float>(plain[i]);
-      EXPECT_TRUE(symmetric == usual || (symmetric != symmetric && usual != usual)) << std::hex << a[i] << ' ' << b[i];
+      EXPECT_TRUE(symmetric == usual || (symmetric != symmetric && usual != usual))
+          << std::hex << a[i] << ' ' << b[i];
     }
   }
   std::vector<int64_t> integers = {5, -7}, others = {2, 9};

@@ -1,6 +1,6 @@
-// Environments as launchers gave them to the second process (third of four with Slurm), recorded with torchrun
-// 2.15, Open MPI 4.1.4, MPICH 4.0.2, Slurm 22.05 and horovodrun 0.28.1. Variables that dsgd does not read are
-// left out, unless they might mislead it.
+// Environments as launchers gave them to the second process (third of four with Slurm), recorded with
+// torchrun 2.15, Open MPI 4.1.4, MPICH 4.0.2, Slurm 22.05 and horovodrun 0.28.1. Variables that dsgd does not
+// read are left out, unless they might mislead it.
 #include "core/config/launcher.h"
 
 #include <gmock/gmock.h>
@@ -26,20 +26,22 @@ const Variables kTorchrun = {{"GROUP_RANK", "0"},
                              {"TORCHELASTIC_RUN_ID", "ceef75a6-8d33-433c-a549-3762e6bbb34f"},
                              {"WORLD_SIZE", "2"}};
 
-// The variables of env://, PyTorch's initialization method. Kubeflow's PyTorchJob sets these four for each pod.
+// The variables of env://, PyTorch's initialization method. Kubeflow's PyTorchJob sets these four for each
+// pod.
 const Variables kPyTorch = {
     {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}, {"RANK", "1"}, {"WORLD_SIZE", "2"}};
 
-const Variables kOpenMpi = {{"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-                            {"OMPI_COMM_WORLD_NODE_RANK", "1"},
-                            {"OMPI_COMM_WORLD_RANK", "1"},
-                            {"OMPI_COMM_WORLD_SIZE", "2"},
-                            {"OMPI_UNIVERSE_SIZE", "2"},
-                            {"OMPI_MCA_orte_hnp_uri", "1760493568.0;tcp://192.0.2.2:33033;tcp6://[fd00::2]:33039"},
-                            {"PMIX_HOSTNAME", "vm"},
-                            {"PMIX_NAMESPACE", "1760493569"},
-                            {"PMIX_RANK", "1"}};
+const Variables kOpenMpi = {
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+    {"OMPI_COMM_WORLD_NODE_RANK", "1"},
+    {"OMPI_COMM_WORLD_RANK", "1"},
+    {"OMPI_COMM_WORLD_SIZE", "2"},
+    {"OMPI_UNIVERSE_SIZE", "2"},
+    {"OMPI_MCA_orte_hnp_uri", "1760493568.0;tcp://192.0.2.2:33033;tcp6://[fd00::2]:33039"},
+    {"PMIX_HOSTNAME", "vm"},
+    {"PMIX_NAMESPACE", "1760493569"},
+    {"PMIX_RANK", "1"}};
 
 const Variables kMpich = {{"MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "vm"},
                           {"MPI_LOCALNRANKS", "2"},
@@ -125,7 +127,9 @@ TEST(Launcher, GivesSizeRankHeadAndJob) {
       {"PyTorch, one host",
        with(kPyTorch, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}),
        {"2", "1", "127.0.0.1:23457", "pytorch.23456"}},
-      {"PyTorch, IPv6", with(kPyTorch, {{"MASTER_ADDR", "fd00::7"}}), {"2", "1", "[fd00::7]:23457", "pytorch.23456"}},
+      {"PyTorch, IPv6",
+       with(kPyTorch, {{"MASTER_ADDR", "fd00::7"}}),
+       {"2", "1", "[fd00::7]:23457", "pytorch.23456"}},
       {"PyTorch, IPv6 in brackets",
        with(kPyTorch, {{"MASTER_ADDR", "[fd00::7]"}}),
        {"2", "1", "[fd00::7]:23457", "pytorch.23456"}},
@@ -161,8 +165,8 @@ TEST(Launcher, GivesSizeRankHeadAndJob) {
     EXPECT_EQ(found, wanted) << test.name;
     EXPECT_TRUE(config.validate().ok()) << test.name;
     EXPECT_FALSE(note.value().warning);
-    EXPECT_THAT(note.value().text,
-                HasSubstr(": rank " + wanted.rank + " of " + wanted.num_workers + ", head " + config.text("head")))
+    EXPECT_THAT(note.value().text, HasSubstr(": rank " + wanted.rank + " of " + wanted.num_workers +
+                                             ", head " + config.text("head")))
         << test.name;
   }
 }
@@ -184,10 +188,12 @@ TEST(Launcher, InnermostCounts) {
   const struct {
     const char* name;
     Variables outer, inner;
-  } cases[] = {
-      {"torchrun: ", kSlurm, kTorchrun}, {"torchrun: ", kPyTorch, kTorchrun},
-      {"PyTorch: ", kSlurm, kPyTorch},   {"Slurm: ", with(kPyTorch, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kSlurm},
-      {"Open MPI: ", kSlurm, kOpenMpi},  {"Slurm: ", kMpich, kSlurm}};
+  } cases[] = {{"torchrun: ", kSlurm, kTorchrun},
+               {"torchrun: ", kPyTorch, kTorchrun},
+               {"PyTorch: ", kSlurm, kPyTorch},
+               {"Slurm: ", with(kPyTorch, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kSlurm},
+               {"Open MPI: ", kSlurm, kOpenMpi},
+               {"Slurm: ", kMpich, kSlurm}};
   for (const auto& test : cases) {
     const auto note = started(with(test.outer, test.inner)).apply_launcher();
     ASSERT_TRUE(note.ok());
@@ -201,7 +207,9 @@ TEST(Launcher, ExplicitKeysWin) {
     Variables keys;
     Place wanted;
   } cases[] = {
-      {"all", {{"DSGD_HEAD", "h:1"}, {"DSGD_NUM_WORKERS", "8"}, {"DSGD_RANK", "5"}}, {"8", "5", "h:1", "default"}},
+      {"all",
+       {{"DSGD_HEAD", "h:1"}, {"DSGD_NUM_WORKERS", "8"}, {"DSGD_RANK", "5"}},
+       {"8", "5", "h:1", "default"}},
       {"head: the job's name is the host's, too", {{"DSGD_HEAD", "h:1"}}, {"2", "1", "h:1", "default"}},
       {"an empty head is none",
        {{"DSGD_HEAD", ""}},
@@ -209,7 +217,9 @@ TEST(Launcher, ExplicitKeysWin) {
       {"rank", {{"DSGD_RANK", "0"}}, {"2", "0", "127.0.0.1:39340", "ceef75a6-8d33-433c-a549-3762e6bbb34f.0"}},
       {"job", {{"DSGD_JOB", "mine"}}, {"2", "1", "127.0.0.1:39340", "mine"}},
       {"port", {{"DSGD_LAUNCHER_PORT", "7700"}, {"DSGD_JOB", "mine"}}, {"2", "1", "127.0.0.1:7700", "mine"}},
-      {"another size: another job", {{"DSGD_NUM_WORKERS", "3"}, {"DSGD_HEAD", "h:1"}}, {"3", "-1", "h:1", "default"}},
+      {"another size: another job",
+       {{"DSGD_NUM_WORKERS", "3"}, {"DSGD_HEAD", "h:1"}},
+       {"3", "-1", "h:1", "default"}},
       {"one worker on purpose", {{"DSGD_NUM_WORKERS", "1"}}, {"1", "-1", "", "default"}},
       {"switched off", {{"DSGD_LAUNCHER", "none"}}, {"1", "-1", "", "default"}},
   };
@@ -228,11 +238,12 @@ TEST(Launcher, ExplicitKeysWin) {
 }
 
 TEST(Launcher, OneProcessNeedsNoNote) {
-  for (const auto& variables :
-       {with(kTorchrun, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}), with(kPyTorch, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}),
-        without(kPyTorch, "WORLD_SIZE"), with(kPyTorch, {{"WORLD_SIZE", ""}}),
-        with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}),
-        with(kHorovodrun, {{"HOROVOD_SIZE", "1"}}), Variables{}, Variables{{"HOME", "/root"}, {"PET_NNODES", "1:4"}}}) {
+  for (const auto& variables : {with(kTorchrun, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}),
+                                with(kPyTorch, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}),
+                                without(kPyTorch, "WORLD_SIZE"), with(kPyTorch, {{"WORLD_SIZE", ""}}),
+                                with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}),
+                                with(kHorovodrun, {{"HOROVOD_SIZE", "1"}}), Variables{},
+                                Variables{{"HOME", "/root"}, {"PET_NNODES", "1:4"}}}) {
     Config config = started(variables);
     const auto note = config.apply_launcher();
     ASSERT_TRUE(note.ok());
@@ -242,12 +253,14 @@ TEST(Launcher, OneProcessNeedsNoNote) {
 }
 
 TEST(Launcher, UnknownHeadIsAnError) {
-  for (const auto& [name, variables] : {std::pair("Open MPI", with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}})),
-                                        std::pair("MPICH", with(kMpich, {{"MPI_LOCALNRANKS", "1"}}))}) {
+  for (const auto& [name, variables] :
+       {std::pair("Open MPI", with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}})),
+        std::pair("MPICH", with(kMpich, {{"MPI_LOCALNRANKS", "1"}}))}) {
     const auto note = started(variables).apply_launcher();
     ASSERT_EQ(note.status().code(), Code::kInvalidArgument);
     EXPECT_EQ(note.status().parameter(), "head");
-    EXPECT_THAT(note.status().message(), AllOf(HasSubstr(name), HasSubstr("2 workers"), HasSubstr("DSGD_HEAD")));
+    EXPECT_THAT(note.status().message(),
+                AllOf(HasSubstr(name), HasSubstr("2 workers"), HasSubstr("DSGD_HEAD")));
     EXPECT_TRUE(started(with(variables, {{"DSGD_HEAD", "h:1"}})).apply_launcher().ok());
   }
 }
@@ -262,26 +275,31 @@ TEST(Launcher, UnknownMasterIsAnError) {
        "set MASTER_ADDR to the host of rank 0"},
       {"empty address", with(kPyTorch, {{"MASTER_ADDR", ""}}), "MASTER_ADDR is not set",
        "set MASTER_ADDR to the host of rank 0"},
-      {"no port", without(kPyTorch, "MASTER_PORT"), "MASTER_PORT is not set", "set MASTER_PORT to a port of that host"},
+      {"no port", without(kPyTorch, "MASTER_PORT"), "MASTER_PORT is not set",
+       "set MASTER_PORT to a port of that host"},
       {"port is no number", with(kPyTorch, {{"MASTER_PORT", "http"}}), "MASTER_PORT='http' is not a port",
        "from 1 to 65535"},
-      {"port is out of range", with(kPyTorch, {{"MASTER_PORT", "70000"}}), "MASTER_PORT='70000' is not a port",
-       "from 1 to 65535"},
+      {"port is out of range", with(kPyTorch, {{"MASTER_PORT", "70000"}}),
+       "MASTER_PORT='70000' is not a port", "from 1 to 65535"},
       {"no port, one host", with(without(kPyTorch, "MASTER_PORT"), {{"LOCAL_WORLD_SIZE", "2"}}),
        "MASTER_PORT is not set", "MASTER_PORT"},
-      {"port of torchrun", with(kTorchrun, {{"MASTER_PORT", "x"}}), "MASTER_PORT='x' is not a port", "from 1 to 65535"},
+      {"port of torchrun", with(kTorchrun, {{"MASTER_PORT", "x"}}), "MASTER_PORT='x' is not a port",
+       "from 1 to 65535"},
   };
   for (const auto& test : cases) {
     const auto note = started(test.variables).apply_launcher();
     ASSERT_EQ(note.status().code(), Code::kInvalidArgument) << test.name;
     EXPECT_EQ(note.status().parameter(), "head") << test.name;
-    EXPECT_THAT(note.status().message(), AllOf(HasSubstr("2 workers"), HasSubstr(test.problem), HasSubstr(test.remedy),
-                                               HasSubstr("DSGD_HEAD"), HasSubstr("DSGD_NUM_WORKERS=1")))
+    EXPECT_THAT(note.status().message(),
+                AllOf(HasSubstr("2 workers"), HasSubstr(test.problem), HasSubstr(test.remedy),
+                      HasSubstr("DSGD_HEAD"), HasSubstr("DSGD_NUM_WORKERS=1")))
         << test.name;
     // Each remedy that the message names is one.
     EXPECT_TRUE(started(with(test.variables, {{"DSGD_HEAD", "h:1"}})).apply_launcher().ok()) << test.name;
-    EXPECT_TRUE(started(with(test.variables, {{"DSGD_NUM_WORKERS", "1"}})).apply_launcher().ok()) << test.name;
-    EXPECT_TRUE(started(with(test.variables, {{"DSGD_LAUNCHER", "none"}})).apply_launcher().ok()) << test.name;
+    EXPECT_TRUE(started(with(test.variables, {{"DSGD_NUM_WORKERS", "1"}})).apply_launcher().ok())
+        << test.name;
+    EXPECT_TRUE(started(with(test.variables, {{"DSGD_LAUNCHER", "none"}})).apply_launcher().ok())
+        << test.name;
   }
   // With launcher_port the port of PyTorch's store does not matter.
   Config config = started(with(without(kPyTorch, "MASTER_PORT"), {{"DSGD_LAUNCHER_PORT", "7700"}}));
@@ -293,12 +311,13 @@ TEST(Launcher, BadNumberIsAnError) {
   for (const char* bad : {"", "x", "-1", "1.5"}) {
     const auto note = started(with(kTorchrun, {{"RANK", bad}})).apply_launcher();
     ASSERT_EQ(note.status().code(), Code::kInvalidArgument) << bad;
-    EXPECT_THAT(note.status().message(),
-                AllOf(HasSubstr("RANK"), HasSubstr(std::string("'") + bad + "'"), HasSubstr("launcher=none")));
+    EXPECT_THAT(note.status().message(), AllOf(HasSubstr("RANK"), HasSubstr(std::string("'") + bad + "'"),
+                                               HasSubstr("launcher=none")));
   }
   EXPECT_THAT(started(with(kPyTorch, {{"WORLD_SIZE", "two"}})).apply_launcher().status().message(),
               HasSubstr("WORLD_SIZE of PyTorch: 'two'"));
-  EXPECT_EQ(started(with(kTorchrun, {{"WORLD_SIZE", "70000"}})).apply_launcher().status().parameter(), "num_workers");
+  EXPECT_EQ(started(with(kTorchrun, {{"WORLD_SIZE", "70000"}})).apply_launcher().status().parameter(),
+            "num_workers");
 }
 
 TEST(Launcher, OthersAreAWarning) {

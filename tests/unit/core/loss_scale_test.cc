@@ -27,7 +27,8 @@ TEST(LossScale, ANumberStays) {
   EXPECT_EQ(scale.factor(), 3e9);
 }
 
-// torch.amp.GradScaler: init_scale, growth_factor, backoff_factor and growth_interval are 65536, 2, 0.5 and 2000.
+// torch.amp.GradScaler: init_scale, growth_factor, backoff_factor and growth_interval are 65536, 2, 0.5 and
+// 2000.
 TEST(LossScale, ADynamicOneHalvesAtOnceAndGrowsAfterManyStepsInARow) {
   LossScale scale;
   scale.configure("dynamic");

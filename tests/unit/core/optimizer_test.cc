@@ -45,13 +45,13 @@ std::unique_ptr<Optimizer> make(const std::string& name, const std::string& opti
 }
 
 template <typename T>
-void apply(const Optimizer& optimizer, uint64_t updates, const std::vector<T>& gradient, std::vector<T>& value,
-           Tensors<T>& state, const ParameterSettings& settings = {}) {
+void apply(const Optimizer& optimizer, uint64_t updates, const std::vector<T>& gradient,
+           std::vector<T>& value, Tensors<T>& state, const ParameterSettings& settings = {}) {
   std::vector<const void*> in;
   std::vector<void*> out;
   for (auto& tensor : state) in.push_back(tensor.data()), out.push_back(tensor.data());
-  dsgd::apply(optimizer.rule(updates, settings), kDType<T>, value.size(), gradient.data(), value.data(), value.data(),
-              in, out);
+  dsgd::apply(optimizer.rule(updates, settings), kDType<T>, value.size(), gradient.data(), value.data(),
+              value.data(), in, out);
 }
 
 const nlohmann::json& recorded() {
@@ -71,8 +71,8 @@ std::string title(const nlohmann::json& test) {
 // operand less, which weighs more when operands cancel.
 template <typename T>
 double distance(T ours, T theirs, T largest_operand) {
-  const T size =
-      std::max({std::fabs(ours), std::fabs(theirs), std::fabs(largest_operand), std::numeric_limits<T>::min()});
+  const T size = std::max(
+      {std::fabs(ours), std::fabs(theirs), std::fabs(largest_operand), std::numeric_limits<T>::min()});
   const T ulp = std::nextafter(size, std::numeric_limits<T>::infinity()) - size;
   return static_cast<double>(std::fabs(ours - theirs) / ulp);
 }
@@ -91,7 +91,8 @@ Operands operands_of(const nlohmann::json& test, double gradient, double value, 
   Operands operands;
   operands.gradient = std::max(std::fabs(gradient), decay * std::fabs(value));
   if (test["optimizer"] == "sgd")
-    operands.change = rate * (operands.gradient + momentum * (momentum * std::fabs(buffer) + operands.gradient));
+    operands.change =
+        rate * (operands.gradient + momentum * (momentum * std::fabs(buffer) + operands.gradient));
   return operands;
 }
 
@@ -145,7 +146,8 @@ TYPED_TEST(RecordedOptimizer, each_step_is_within_two_ulp_of_pytorch) {
               [&](size_t i) { return std::max<double>(std::fabs(value_before[i]), operands(i).change); });
       for (size_t s = 0; s < states; ++s)
         compare(state[s], expected["states"][s], [&](size_t i) {
-          const double power = s == 0 ? 1 : 2;  // the first is of the gradient's size, the others of its square's
+          // The first is of the gradient's size, the others of its square's.
+          const double power = s == 0 ? 1 : 2;
           return std::max<double>(std::fabs(state_before[s][i]), std::pow(operands(i).gradient, power));
         });
     }
@@ -199,8 +201,8 @@ TEST(Optimizer, apply_gives_the_same_bits_in_place_and_in_pieces_as_in_one_piece
         std::vector<const void*> in;
         std::vector<void*> outs;
         for (auto& tensor : state) in.push_back(tensor.data() + begin), outs.push_back(tensor.data() + begin);
-        apply(optimizer->rule(updates, {}), DType::kFloat32, part, gradient.data() + begin, pieces.data() + begin,
-              pieces.data() + begin, in, outs);
+        apply(optimizer->rule(updates, {}), DType::kFloat32, part, gradient.data() + begin,
+              pieces.data() + begin, pieces.data() + begin, in, outs);
       }
       EXPECT_EQ(pieces, out) << name << " " << options;
       EXPECT_EQ(state, state_out) << name << " " << options;
@@ -224,14 +226,15 @@ TYPED_TEST(RecordedOptimizer, every_instruction_set_gives_the_bits_of_the_elemen
   apply(*make("sgd", "lr=0.1 momentum=0.9 nesterov=1 weight_decay=0.01"), 1, gradient, sgd_value, sgd_state);
   const update::SgdCoefficients<T> sgd{static_cast<T>(-0.1), static_cast<T>(0.01), static_cast<T>(0.9), T{1}};
   for (size_t i = 0; i < count; ++i)
-    sgd_value_expected[i] = update::sgd<true, update::Momentum::kRunning, true>(sgd, gradient[i], value[i], state[0][i],
-                                                                                &sgd_expected[0][i]);
+    sgd_value_expected[i] = update::sgd<true, update::Momentum::kRunning, true>(
+        sgd, gradient[i], value[i], state[0][i], &sgd_expected[0][i]);
   EXPECT_EQ(sgd_value, sgd_value_expected);
   EXPECT_EQ(sgd_state, sgd_expected);
 
   Tensors<T> adam_state = state, adam_expected = state;
   std::vector<T> adam_value = value, adam_value_expected = value;
-  apply(*make("adamw", "lr=0.1 beta1=0.75 beta2=0.875 weight_decay=0.5"), 1, gradient, adam_value, adam_state);
+  apply(*make("adamw", "lr=0.1 beta1=0.75 beta2=0.875 weight_decay=0.5"), 1, gradient, adam_value,
+        adam_state);
   update::AdamCoefficients<T> adam{};
   adam.minus_step = static_cast<T>(-(0.1 / (1 - 0.75 * 0.75)));
   adam.keep = static_cast<T>(1 - 0.1 * 0.5);
@@ -281,7 +284,8 @@ TEST(Optimizer, frozen_copies_values_and_state_to_other_buffers) {
   std::vector<float> value_out(2), mean_out(2), square_out(2);
   const std::vector<const void*> in{mean.data(), square.data()};
   const std::vector<void*> out{mean_out.data(), square_out.data()};
-  apply(adam->rule(3, {.frozen = true}), DType::kFloat32, 2, gradient.data(), value.data(), value_out.data(), in, out);
+  apply(adam->rule(3, {.frozen = true}), DType::kFloat32, 2, gradient.data(), value.data(), value_out.data(),
+        in, out);
   EXPECT_EQ(value_out, value);
   EXPECT_EQ(mean_out, mean);
   EXPECT_EQ(square_out, square);
@@ -340,7 +344,8 @@ TEST(Optimizer, describe_names_every_option_with_its_effective_value) {
   EXPECT_EQ(make("sgd", "")->describe(), "sgd lr=0.01 momentum=0 dampening=0 nesterov=0 weight_decay=0");
   EXPECT_EQ(make("sgd", "nesterov=1 lr=1e-1 momentum=0.90")->describe(),
             "sgd lr=0.1 momentum=0.9 dampening=0 nesterov=1 weight_decay=0");
-  EXPECT_EQ(make("adam", "")->describe(), "adam lr=0.001 beta1=0.9 beta2=0.999 eps=1e-08 weight_decay=0 amsgrad=0");
+  EXPECT_EQ(make("adam", "")->describe(),
+            "adam lr=0.001 beta1=0.9 beta2=0.999 eps=1e-08 weight_decay=0 amsgrad=0");
   EXPECT_EQ(make("adamw", "amsgrad=1")->describe(),
             "adamw lr=0.001 beta1=0.9 beta2=0.999 eps=1e-08 weight_decay=0.01 amsgrad=1");
   EXPECT_EQ(make("none", "")->describe(), "none");

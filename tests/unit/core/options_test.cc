@@ -79,23 +79,24 @@ TEST(Options, bad_words_are_refused_when_parsed) {
 TEST(Options, bad_values_are_errors_that_name_option_owner_and_value_and_leave_the_output) {
   const struct {
     const char *text, *message;
-  } cases[] = {{"lr=", "option 'lr' of strategy 'ps': '' is not a finite number"},
-               {"lr=abc", "'abc' is not a finite number"},
-               {"lr=0.1x", "'0.1x' is not a finite number"},
-               {"lr=nan", "'nan' is not a finite number"},
-               {"lr=inf", "'inf' is not a finite number"},
-               {"lr=1e999", "'1e999' is not a finite number"},
-               {"lr=0,1", "'0,1' is not a finite number"},
-               {"lr=-0.01", "'-0.01' is not within 0..1"},
-               {"lr=1.001", "'1.001' is not within 0..1"},
-               {"lr=0.1=2", "'0.1=2' is not a finite number"},
-               {"open=-1", "option 'open' of strategy 'ps': '-1' is not at least 0"},
-               {"nesterov=yes", "option 'nesterov' of strategy 'ps': 'yes' is not 0 or 1"},
-               {"nesterov=", "'' is not 0 or 1"},
-               {"nesterov=2", "'2' is not 0 or 1"},
-               {"mode=fats", "option 'mode' of strategy 'ps': 'fats' is not one of slow, fast; did you mean 'fast'?"},
-               {"mode=turquoise", "'turquoise' is not one of slow, fast"},
-               {"mode=", "'' is not one of slow, fast"}};
+  } cases[] = {
+      {"lr=", "option 'lr' of strategy 'ps': '' is not a finite number"},
+      {"lr=abc", "'abc' is not a finite number"},
+      {"lr=0.1x", "'0.1x' is not a finite number"},
+      {"lr=nan", "'nan' is not a finite number"},
+      {"lr=inf", "'inf' is not a finite number"},
+      {"lr=1e999", "'1e999' is not a finite number"},
+      {"lr=0,1", "'0,1' is not a finite number"},
+      {"lr=-0.01", "'-0.01' is not within 0..1"},
+      {"lr=1.001", "'1.001' is not within 0..1"},
+      {"lr=0.1=2", "'0.1=2' is not a finite number"},
+      {"open=-1", "option 'open' of strategy 'ps': '-1' is not at least 0"},
+      {"nesterov=yes", "option 'nesterov' of strategy 'ps': 'yes' is not 0 or 1"},
+      {"nesterov=", "'' is not 0 or 1"},
+      {"nesterov=2", "'2' is not 0 or 1"},
+      {"mode=fats", "option 'mode' of strategy 'ps': 'fats' is not one of slow, fast; did you mean 'fast'?"},
+      {"mode=turquoise", "'turquoise' is not one of slow, fast"},
+      {"mode=", "'' is not one of slow, fast"}};
   for (const auto& test : cases) {
     Options options = parse(test.text);
     double rate = 0.25, open = 0.5;
@@ -151,7 +152,8 @@ TEST(NumberText, is_the_shortest_that_reads_back) {
 }
 
 TEST(NearestName, finds_what_was_most_likely_meant) {
-  const std::vector<std::string> names = {"lease", "listen", "heartbeat_interval", "head", "adam", "adamw", "sgd"};
+  const std::vector<std::string> names = {"lease", "listen", "heartbeat_interval", "head", "adam",
+                                          "adamw", "sgd"};
   const struct {
     const char *given, *meant;
   } cases[] = {{"leaze", "lease"},

@@ -34,7 +34,8 @@ struct Replica {
   double weight;
 };
 
-// Replicas of elements over `span` powers of two up to 2^`top`, some of them zero, with weights of `weight_span` powers.
+// Replicas of elements over `span` powers of two up to 2^`top`, some of them zero, with weights of
+// `weight_span` powers.
 template <typename T>
 std::vector<Replica<T>> random_replicas(size_t replicas, size_t count, int span, int top, int weight_span,
                                         uint64_t seed) {
@@ -62,11 +63,11 @@ struct Outcome {
   std::vector<T> mean;
 };
 
-// Adds the replicas in `order`, in workers of `per_worker` replicas each whose partial results are then combined from the
-// last worker to the first. `total` replicas share the job.
+// Adds the replicas in `order`, in workers of `per_worker` replicas each whose partial results are then
+// combined from the last worker to the first. `total` replicas share the job.
 template <typename T>
-Outcome<T> reduce(const std::vector<Replica<T>>& replicas, const std::vector<size_t>& order, size_t per_worker,
-                  uint32_t total = 0) {
+Outcome<T> reduce(const std::vector<Replica<T>>& replicas, const std::vector<size_t>& order,
+                  size_t per_worker, uint32_t total = 0) {
   const size_t count = replicas[0].gradient.size();
   if (total == 0) total = static_cast<uint32_t>(replicas.size());
   const DType exponent = exponent_type(kDType<T>), sum = sum_type(kDType<T>, total);
@@ -79,7 +80,8 @@ Outcome<T> reduce(const std::vector<Replica<T>>& replicas, const std::vector<siz
   workers([&](size_t first, size_t last) {
     Bytes local(out.exponents.size());
     for (size_t i = first; i < last; ++i) {
-      raise_exponents(kDType<T>, replicas[order[i]].gradient.data(), count, replicas[order[i]].weight, local.data());
+      raise_exponents(kDType<T>, replicas[order[i]].gradient.data(), count, replicas[order[i]].weight,
+                      local.data());
     }
     reduce_into(exponent, Reduction::kMax, out.exponents.data(), local.data(), count);
   });
@@ -130,7 +132,8 @@ TYPED_TEST(Reproducible, AnyOrderAndAnySplitOverWorkersGiveTheSameBits) {
         const Outcome<T> other = reduce(all, order, per_worker);
         EXPECT_EQ(other.exponents, reference.exponents);
         EXPECT_EQ(other.sums, reference.sums);
-        EXPECT_TRUE(same_bits(other.mean, reference.mean)) << count << " elements, " << replicas << " replicas";
+        EXPECT_TRUE(same_bits(other.mean, reference.mean))
+            << count << " elements, " << replicas << " replicas";
       }
     }
   }
@@ -169,7 +172,8 @@ void is_as_exact_as_promised(const std::vector<Replica<T>>& all, uint32_t total)
     exact /= weight;
     const Precise products = size * 0x1p-53 + all.size() * static_cast<Precise>(0x1p-1074);
     const Precise sums = largest * total * std::exp2(bits) * (1 + 0x1p-26) + products;
-    // The sum of weights is rounded to a double; so are the sum, if it has 64 bits, the quotient, and the mean at last.
+    // The sum of weights is rounded to a double; so are the sum, if it has 64 bits, the quotient, and the
+    // mean at last.
     const Precise rounding = magnitude(exact) * (unit + 4 * 0x1p-53) + Limits::denorm_min();
     ASSERT_LE(magnitude(mean[i] - exact), sums / weight + rounding)
         << mean[i] << " instead of " << static_cast<double>(exact) << ", " << total << " replicas";
@@ -179,7 +183,8 @@ void is_as_exact_as_promised(const std::vector<Replica<T>>& all, uint32_t total)
 TYPED_TEST(Reproducible, TheErrorIsWithinItsBoundForAnyMixOfMagnitudes) {
   using T = TypeParam;
   for (const size_t replicas : {1, 2, 3, 4, 5, 7, 8, 9, 16, 33}) {
-    const int lowest = sizeof(T) == 4 ? 298 : 2100, highest = sizeof(T) == 4 ? 127 : 980;  // with subnormal numbers
+    // With subnormal numbers.
+    const int lowest = sizeof(T) == 4 ? 298 : 2100, highest = sizeof(T) == 4 ? 127 : 980;
     for (const auto& [span, top] : {std::pair{0, 0}, {8, 4}, {60, 0}, {250, 125}, {lowest, highest}}) {
       for (const int weight_span : {0, 80}) {
         const uint64_t seed = replicas * 1000 + static_cast<uint64_t>(span);
@@ -191,12 +196,14 @@ TYPED_TEST(Reproducible, TheErrorIsWithinItsBoundForAnyMixOfMagnitudes) {
   }
 }
 
-// Up to 8 replicas, the most that 32-bit sums are for, a float32 sum loses no more than one rounding of its largest product.
+// Up to 8 replicas, the most that 32-bit sums are for, a float32 sum loses no more than one rounding of its
+// largest product.
 TEST(Reproducible, SumsOfEightReplicasHaveTheErrorOfOneRounding) {
   EXPECT_EQ(sum_type(DType::kFloat32, 8), DType::kInt32);
   EXPECT_EQ(sum_type(DType::kFloat32, 9), DType::kInt64);
   EXPECT_EQ(8 * std::exp2(3 - 30), 0x1p-24);
-  // Products of which each loses half a unit in the same direction, beside a largest one at the low end of its exponent.
+  // Products of which each loses half a unit in the same direction, beside a largest one at the low end of
+  // its exponent.
   for (const float largest : {1.0f, 2.0f}) {
     std::vector<Replica<float>> all(8, {{0x1p-27f}, 1});
     all[0].gradient = {largest};
@@ -237,7 +244,8 @@ TYPED_TEST(Reproducible, NanAndInfinityMakeTheirElementNanAndNoOther) {
 
 TYPED_TEST(Reproducible, ZerosOfBothSignsHaveThePositiveZeroAsMean) {
   using T = TypeParam;
-  const Outcome<T> out = reduce<T>({{{T{0}, -T{0}, -T{0}, T{1}}, 3}, {{T{0}, -T{0}, T{0}, -T{1}}, 3}}, in_order(2), 1);
+  const Outcome<T> out =
+      reduce<T>({{{T{0}, -T{0}, -T{0}, T{1}}, 3}, {{T{0}, -T{0}, T{0}, -T{1}}, 3}}, in_order(2), 1);
   EXPECT_TRUE(same_bits(out.mean, std::vector<T>(4, T{0})));
 }
 
@@ -247,8 +255,8 @@ TYPED_TEST(Reproducible, NoElementsAreFine) {
   to_mean(kDType<TypeParam>, nullptr, 0, nullptr, 3, 2, nullptr);
 }
 
-// The mean of equal gradients is that gradient, wherever in the range it lies. Sums of float64 with more digits than a
-// double has are rounded before they are divided: one unit in the last place.
+// The mean of equal gradients is that gradient, wherever in the range it lies. Sums of float64 with more
+// digits than a double has are rounded before they are divided: one unit in the last place.
 TYPED_TEST(Reproducible, MeansOfSubnormalAndExtremeNumbersAreRight) {
   using T = TypeParam;
   using Limits = std::numeric_limits<T>;
@@ -287,7 +295,8 @@ TYPED_TEST(Reproducible, IntegersDoNotOverflowWithAnyNumberOfReplicas) {
       // As a product of a float32, too, it has 53 bits.
       for (const double weight : {1.0, std::nextafter(1.0, 0.0)}) {
         const std::vector<T> gradient{below, -below, below / 3};
-        Bytes exponents(3 * dtype_size(exponent_type(kDType<T>))), sums(3 * dtype_size(sum_type(kDType<T>, replicas)));
+        Bytes exponents(3 * dtype_size(exponent_type(kDType<T>))),
+            sums(3 * dtype_size(sum_type(kDType<T>, replicas)));
         raise_exponents(kDType<T>, gradient.data(), 3, weight, exponents.data());
         for (uint32_t r = 0; r < replicas; ++r) {
           accumulate(kDType<T>, gradient.data(), 3, weight, exponents.data(), replicas, sums.data());
@@ -316,10 +325,11 @@ TYPED_TEST(Reproducible, BitsDoNotDependOnHowElementsAreGrouped) {
     for (size_t begin = 0, part = 1; begin < count; begin += part, part = part % 37 + 1) {
       const size_t size = std::min(part, count - begin);
       for (const auto& r : all)
-        raise_exponents(kDType<T>, r.gradient.data() + begin, size, r.weight, exponents.data() + begin * code);
+        raise_exponents(kDType<T>, r.gradient.data() + begin, size, r.weight,
+                        exponents.data() + begin * code);
       for (const auto& r : all) {
-        accumulate(kDType<T>, r.gradient.data() + begin, size, r.weight, exponents.data() + begin * code, replicas,
-                   sums.data() + begin * sum);
+        accumulate(kDType<T>, r.gradient.data() + begin, size, r.weight, exponents.data() + begin * code,
+                   replicas, sums.data() + begin * sum);
       }
       to_mean(kDType<T>, sums.data() + begin * sum, size, exponents.data() + begin * code, replicas, weight,
               mean.data() + begin);
@@ -362,19 +372,22 @@ TEST(Reproducible, ConversionsAgreeWithTheMachinesOwn) {
   std::vector<int32_t> exponents(count, 1022);  // products below 1
   std::vector<int64_t> sums(count);
   accumulate(DType::kFloat64, gradient.data(), count, 1, exponents.data(), 2, sums.data());
-  for (size_t i = 0; i < count; ++i) EXPECT_EQ(sums[i], std::llrint(std::ldexp(gradient[i], 62))) << gradient[i];
+  for (size_t i = 0; i < count; ++i)
+    EXPECT_EQ(sums[i], std::llrint(std::ldexp(gradient[i], 62))) << gradient[i];
 
   std::vector<float> narrow(gradient.begin(), gradient.end());
   std::vector<uint8_t> codes(count, 158);  // products below 2^(2 * 158 - 316) = 1
   std::vector<int32_t> narrow_sums(count);
   accumulate(DType::kFloat32, narrow.data(), count, 1, codes.data(), 2, narrow_sums.data());
-  for (size_t i = 0; i < count; ++i) EXPECT_EQ(narrow_sums[i], std::llrint(std::ldexp(narrow[i], 30))) << narrow[i];
+  for (size_t i = 0; i < count; ++i)
+    EXPECT_EQ(narrow_sums[i], std::llrint(std::ldexp(narrow[i], 30))) << narrow[i];
 
   for (int64_t& sum : sums) sum = static_cast<int64_t>(random()) >> (1 + random() % 62);
   sums[0] = int64_t{1} << 62, sums[1] = -sums[0], sums[2] = 0, sums[3] = -1, sums[4] = (int64_t{1} << 53) + 1;
   std::vector<double> mean(count);
   to_mean(DType::kFloat64, sums.data(), count, exponents.data(), 2, 1, mean.data());
-  for (size_t i = 0; i < count; ++i) EXPECT_EQ(mean[i], std::ldexp(static_cast<double>(sums[i]), -62)) << sums[i];
+  for (size_t i = 0; i < count; ++i)
+    EXPECT_EQ(mean[i], std::ldexp(static_cast<double>(sums[i]), -62)) << sums[i];
 }
 
 // ---- weights
@@ -407,8 +420,8 @@ TEST(WeightSum, IsTheExactSumRoundedOnceInAnyOrder) {
 }
 
 TEST(WeightSum, OfOneWeightIsThatWeight) {
-  for (const double weight :
-       {0.0, 1e-12 / 1024, 1e-12, 0.1, 1.0, 1 + 0x1p-52, 0x1p53 + 2, 1e12, std::nextafter(kWeightLimit, 0.0)}) {
+  for (const double weight : {0.0, 1e-12 / 1024, 1e-12, 0.1, 1.0, 1 + 0x1p-52, 0x1p53 + 2, 1e12,
+                              std::nextafter(kWeightLimit, 0.0)}) {
     WeightDigits sum{};
     add_weight(sum, weight);
     EXPECT_EQ(weight_of(sum), weight);
@@ -462,11 +475,12 @@ TEST(SquareSum, IsThatOfTheNumbers) {
   EXPECT_EQ(squares(std::vector<double>(64, 0x1p-537), DType::kFloat64), 0x1p-1068);
   std::vector<double> spread(17 * 16, 0x1p-20);  // each group of 16 has 2^-36, beside one that has 2^20
   spread[0] = 0x1p10;
-  EXPECT_EQ(squares(spread, DType::kFloat64), 0x1p20 + 0x1p-32);  // as doubles, one by one, they would be lost
+  // As doubles, one by one, they would be lost.
+  EXPECT_EQ(squares(spread, DType::kFloat64), 0x1p20 + 0x1p-32);
   const float infinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(squares(std::vector<float>{1, -infinity}, DType::kFloat32), infinity);
-  EXPECT_TRUE(
-      std::isnan(squares(std::vector<float>{infinity, std::numeric_limits<float>::quiet_NaN()}, DType::kFloat32)));
+  EXPECT_TRUE(std::isnan(
+      squares(std::vector<float>{infinity, std::numeric_limits<float>::quiet_NaN()}, DType::kFloat32)));
   EXPECT_EQ(squares(std::vector<double>{1e200, 1}, DType::kFloat64), infinity);  // as a double would be
 }
 

@@ -57,7 +57,8 @@ TEST(Shard, worker_r_of_w_takes_every_wth_position_from_the_rth_on) {
     Shard shard(103, 5, true, rank, 4);
     shard.seek(2, 0);
     const std::vector<int64_t> indices = read_all(shard, 10);
-    for (size_t i = 0; i < indices.size(); ++i) EXPECT_EQ(static_cast<uint64_t>(indices[i]), order[rank + 4 * i]);
+    for (size_t i = 0; i < indices.size(); ++i)
+      EXPECT_EQ(static_cast<uint64_t>(indices[i]), order[rank + 4 * i]);
   }
 }
 
@@ -158,7 +159,8 @@ TEST(Shard, indices_are_spread_evenly_over_positions) {
     const uint64_t trials = 20000;
     std::vector<uint32_t> counts(samples * samples);
     for (uint64_t trial = 0; trial < trials; ++trial)
-      for (uint64_t p = 0; p < samples; ++p) ++counts[p * samples + permuted_index(p, samples, trial / 10, trial % 10)];
+      for (uint64_t p = 0; p < samples; ++p)
+        ++counts[p * samples + permuted_index(p, samples, trial / 10, trial % 10)];
     const double expected = static_cast<double>(trials) / static_cast<double>(samples);
     double statistic = 0;
     for (const uint32_t count : counts) statistic += (count - expected) * (count - expected) / expected;

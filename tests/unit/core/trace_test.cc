@@ -70,17 +70,22 @@ std::map<std::string, std::vector<std::string>> rows_of(const std::vector<Span>&
     if (event.at("ph") != "X") continue;
     const int64_t begin = event.at("ts"), end = begin + event.at("dur").get<int64_t>();
     rows[names.at(event.at("tid"))].push_back(event.at("name").get<std::string>() + " " +
-                                              std::to_string(begin - 1000000) + "-" + std::to_string(end - 1000000));
+                                              std::to_string(begin - 1000000) + "-" +
+                                              std::to_string(end - 1000000));
   }
   return rows;
 }
 
 TEST(TraceEvents, have_a_row_for_each_span_that_overlaps_another) {
   const std::vector<Span> spans = {
-      {Track::kSteps, false, 0, "update", 1, 0, 5us, 9us},  {Track::kSteps, false, 0, "step", 1, 0, 1us, 9us},
-      {Track::kBucket, false, 0, "travel", 1, 8, 2us, 6us}, {Track::kBucket, false, 1, "travel", 1, 8, 3us, 5us},
-      {Track::kBucket, false, 0, "marked", 1, 8, 2us, 2us}, {Track::kCalls, false, 0, "allreduce", 7, 4, 1us, 4us},
-      {Track::kCalls, false, 0, "barrier", 8, 0, 2us, 3us}, {Track::kCalls, true, 0, "barrier", 9, 0, 4us, 5us},
+      {Track::kSteps, false, 0, "update", 1, 0, 5us, 9us},
+      {Track::kSteps, false, 0, "step", 1, 0, 1us, 9us},
+      {Track::kBucket, false, 0, "travel", 1, 8, 2us, 6us},
+      {Track::kBucket, false, 1, "travel", 1, 8, 3us, 5us},
+      {Track::kBucket, false, 0, "marked", 1, 8, 2us, 2us},
+      {Track::kCalls, false, 0, "allreduce", 7, 4, 1us, 4us},
+      {Track::kCalls, false, 0, "barrier", 8, 0, 2us, 3us},
+      {Track::kCalls, true, 0, "barrier", 9, 0, 4us, 5us},
       {Track::kPeer, false, 2, "wait", 0, 0, 1us, 2us},
   };
   using Names = std::vector<std::string>;

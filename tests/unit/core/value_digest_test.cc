@@ -19,7 +19,8 @@ uint64_t digest(DType dtype, const std::vector<Bits>& values, size_t part) {
   return digest.result();
 }
 
-// `nans` are different bits that mean NaN, `others` bits that do not: infinities, their neighbours, zeros of both signs.
+// `nans` are different bits that mean NaN, `others` bits that do not: infinities, their neighbours, zeros of
+// both signs.
 template <typename Bits>
 void check(DType dtype, const std::vector<Bits>& nans, const std::vector<Bits>& others) {
   std::vector<Bits> values(10'000);
@@ -50,14 +51,16 @@ void check(DType dtype, const std::vector<Bits>& nans, const std::vector<Bits>& 
 TEST(ValueDigest, IsOfBitsButForNaNs) {
   check<uint32_t>(DType::kFloat32, {0x7fc00000, 0xffc00000, 0x7fffffff, 0x7f800001, 0xff800001},
                   {0x7f800000, 0xff800000, 0x7f7fffff, 0, 0x80000000});
-  check<uint64_t>(DType::kFloat64, {0x7ff8000000000000, 0xfff8000000000000, 0x7fffffffffffffff, 0x7ff0000000000001},
+  check<uint64_t>(DType::kFloat64,
+                  {0x7ff8000000000000, 0xfff8000000000000, 0x7fffffffffffffff, 0x7ff0000000000001},
                   {0x7ff0000000000000, 0xfff0000000000000, 0x7fefffffffffffff, 0, 0x8000000000000000});
   check<uint16_t>(DType::kFloat16, {0x7e00, 0xfe00, 0x7fff, 0x7c01}, {0x7c00, 0xfc00, 0x7bff, 0, 0x8000});
   check<uint16_t>(DType::kBfloat16, {0x7fc0, 0xffc0, 0x7fff, 0x7f81}, {0x7f80, 0xff80, 0x7f7f, 0, 0x8000});
 }
 
 TEST(ValueDigest, OfIntegersIsOfAllBits) {
-  EXPECT_NE(digest<uint32_t>(DType::kInt32, {0x7fc00000}, 1), digest<uint32_t>(DType::kInt32, {0xffc00000}, 1));
+  EXPECT_NE(digest<uint32_t>(DType::kInt32, {0x7fc00000}, 1),
+            digest<uint32_t>(DType::kInt32, {0xffc00000}, 1));
   EXPECT_NE(digest<uint64_t>(DType::kInt64, {0x7ff8000000000000}, 1),
             digest<uint64_t>(DType::kInt64, {0xfff8000000000000}, 1));
   EXPECT_NE(digest<uint8_t>(DType::kUint8, {1}, 1), digest<uint8_t>(DType::kUint8, {2}, 1));

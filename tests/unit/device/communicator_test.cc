@@ -1,5 +1,6 @@
-// What device.h promises of communicators, on all GPUs that there are: of the fake runtime with the fake NCCL, or real ones with the
-// real NCCL (DSGD_NCCL_LIBRARY). All GPUs are one member's, or each is a member's of its own, as they are in several processes.
+// What device.h promises of communicators, on all GPUs that there are: of the fake runtime with the fake
+// NCCL, or real ones with the real NCCL (DSGD_NCCL_LIBRARY). All GPUs are one member's, or each is a member's
+// of its own, as they are in several processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -76,9 +77,10 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
         member.gpus.push_back(&gpus[g]);
         devices.push_back(gpus[g].device);
       }
-      member.communicator = Device::join(devices, id, static_cast<int32_t>(first),
-                                         static_cast<int32_t>(gpus.size() + absent), patience, joined[m].told())
-                                .value();
+      member.communicator =
+          Device::join(devices, id, static_cast<int32_t>(first), static_cast<int32_t>(gpus.size() + absent),
+                       patience, joined[m].told())
+              .value();
       first += devices.size();
       members.push_back(std::move(member));
     }
@@ -128,8 +130,10 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
   size_t index_of(const Gpu* gpu) const { return static_cast<size_t>(gpu - gpus.data()); }
   // By one member, in its GPUs' buffers.
   template <typename T>
-  Communicator::Work work_of(const Member& member, Collective collective, size_t count, const Buffers<T>& buffers) {
-    Communicator::Work work{collective, sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64, count, {}, {}, {}, {}, {}};
+  Communicator::Work work_of(const Member& member, Collective collective, size_t count,
+                             const Buffers<T>& buffers) {
+    Communicator::Work work{
+        collective, sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64, count, {}, {}, {}, {}, {}};
     for (Gpu* gpu : member.gpus) {
       work.buffers.push_back(buffers.there[index_of(gpu)].get());
       work.after.push_back(gpu->filled.get());
@@ -149,14 +153,17 @@ template <typename T>
 void CommunicatorConformance::sums() {
   const size_t size = gpus.size();
   for (const size_t count : {size_t{1}, size_t{1000}, size_t{100'003}}) {
-    for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
-      SCOPED_TRACE(std::to_string(count) + " elements, collective " + std::to_string(static_cast<int>(collective)));
+    for (const Collective collective :
+         {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
+      SCOPED_TRACE(std::to_string(count) + " elements, collective " +
+                   std::to_string(static_cast<int>(collective)));
       const size_t all = collective == Collective::kAllReduce ? count : size * count;
       const Buffers<T> buffers = this->buffers<T>(all);
       fill(buffers, all);
       std::vector<Ending> endings(members.size());
       for (size_t m = 0; m < members.size(); ++m) {
-        members[m].communicator->enqueue(work_of(members[m], collective, count, buffers), 1min, endings[m].told());
+        members[m].communicator->enqueue(work_of(members[m], collective, count, buffers), 1min,
+                                         endings[m].told());
       }
       for (Ending& ending : endings) ok(ending.status());
       read(buffers, all);
@@ -184,7 +191,8 @@ TEST_P(CommunicatorConformance, AllGetTheSumsOfAPlainLoop) {
   sums<double>();
 }
 
-// Enqueued work waits for events of other queues, and for work enqueued before it; copies come where they were asked for.
+// Enqueued work waits for events of other queues, and for work enqueued before it; copies come where they
+// were asked for.
 TEST_P(CommunicatorConformance, WorkHappensInOrderBetweenItsEvents) {
   constexpr size_t kCount = 50'000, kTimes = 3;
   all_join();
@@ -199,8 +207,10 @@ TEST_P(CommunicatorConformance, WorkHappensInOrderBetweenItsEvents) {
       if (time > 0) work.after.clear();
       for (uint32_t d = 0; d < members[m].gpus.size(); ++d) {
         const size_t g = index_of(members[m].gpus[d]);
-        if (time == 0) work.before.push_back({d, sums.there[g].get(), first.there[g].get(), kCount * sizeof(double)});
-        if (time == 0) work.behind.push_back({d, between.host(g), sums.there[g].get(), kCount * sizeof(double)});
+        if (time == 0)
+          work.before.push_back({d, sums.there[g].get(), first.there[g].get(), kCount * sizeof(double)});
+        if (time == 0)
+          work.behind.push_back({d, between.host(g), sums.there[g].get(), kCount * sizeof(double)});
       }
       members[m].communicator->enqueue(work, 1min, endings[m][time].told());
     }
@@ -231,7 +241,8 @@ TEST_P(CommunicatorConformance, WhoWaitsInVainForAMemberIsToldWhenTheTimeIsOverA
   }
   const Buffers<float> buffers = this->buffers<float>(1000);
   Ending ending;
-  members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, ending.told());
+  members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min,
+                                   ending.told());
   EXPECT_EQ(ending.status().code(), Code::kTimeout);
 }
 
@@ -247,7 +258,8 @@ TEST_P(CommunicatorConformance, WhatIsFailedFailsFromThenOnForThatReason) {
   }
   Ending later;
   members[0].communicator->fail(Status(Code::kAborted, "the test has seen enough"));
-  members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, later.told());
+  members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min,
+                                   later.told());
   for (Ending* ending : {in_flight ? &*in_flight : nullptr, &later}) {
     if (!ending) continue;
     const Status status = ending->status();
@@ -257,12 +269,14 @@ TEST_P(CommunicatorConformance, WhatIsFailedFailsFromThenOnForThatReason) {
 }
 
 TEST_P(CommunicatorConformance, WhoIsWaitedForInVainInACollectiveIsATimeout) {
-  if (std::strcmp(GetParam(), "each_its_own") != 0 || gpus.size() < 2) GTEST_SKIP() << "there is nobody to wait for";
+  if (std::strcmp(GetParam(), "each_its_own") != 0 || gpus.size() < 2)
+    GTEST_SKIP() << "there is nobody to wait for";
   all_join();
   const Buffers<float> buffers = this->buffers<float>(1000);
   fill(buffers, 1000);
   Ending ending;
-  members[0].communicator->enqueue(work_of(members[0], Collective::kReduceScatter, 10, buffers), 300ms, ending.told());
+  members[0].communicator->enqueue(work_of(members[0], Collective::kReduceScatter, 10, buffers), 300ms,
+                                   ending.told());
   const Status status = ending.status();
   EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
   EXPECT_THAT(status.message(), HasSubstr("cuda:0: the reduce-scatter over "));
@@ -273,7 +287,8 @@ TEST_P(CommunicatorConformance, WhatIsInFlightEndsWithTheCommunicator) {
   const Buffers<float> buffers = this->buffers<float>(1000);
   fill(buffers, 1000);
   Ending ending;
-  members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min, ending.told());
+  members[0].communicator->enqueue(work_of(members[0], Collective::kAllReduce, 1000, buffers), 1min,
+                                   ending.told());
   members[0].communicator.reset();
   ASSERT_TRUE(ending.has_come());
   const Status status = ending.status();

@@ -1,5 +1,5 @@
-// What device.h promises, for every device: the host, and a GPU's backend (on the fake runtime here, on a real one where there
-// is a GPU). What is computed is compared bit for bit with loops that are written here.
+// What device.h promises, for every device: the host, and a GPU's backend (on the fake runtime here, on a
+// real one where there is a GPU). What is computed is compared bit for bit with loops that are written here.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,7 +50,8 @@ class DeviceConformance : public testing::TestWithParam<const char*> {
   template <typename T>
   Buffer<T> buffer(const std::vector<T>& values, size_t shift = 0) {
     Buffer<T> made{device->allocate((values.size() + shift) * sizeof(T)).value(),
-                   device->allocate_staging((values.size() + shift) * sizeof(T)).value(), values.size(), shift};
+                   device->allocate_staging((values.size() + shift) * sizeof(T)).value(), values.size(),
+                   shift};
     if (!values.empty()) std::memcpy(made.staging.get(), values.data(), values.size() * sizeof(T));
     ok(queue->copy(made.data(), made.staging.get(), values.size() * sizeof(T)));
     return made;
@@ -67,7 +68,8 @@ class DeviceConformance : public testing::TestWithParam<const char*> {
   std::vector<Stored> draw(size_t count) {
     std::uniform_real_distribution<Wide<Stored>> uniform(-1, 1);
     std::vector<Stored> values(count);
-    for (Stored& value : values) value = narrow<Stored>(std::ldexp(uniform(random), static_cast<int>(random() % 9)));
+    for (Stored& value : values)
+      value = narrow<Stored>(std::ldexp(uniform(random), static_cast<int>(random() % 9)));
     return values;
   }
 
@@ -163,7 +165,8 @@ void DeviceConformance::sums() {
         gradients.push_back(buffer(gradient, c.shift));
         terms.push_back({gradients.back().data(), weight});
         for (size_t i = 0; i < count; ++i) {
-          const volatile T product = static_cast<T>(weight) * widen(gradient[i]);  // rounded before it is added
+          // Rounded before it is added.
+          const volatile T product = static_cast<T>(weight) * widen(gradient[i]);
           sum[i] = t == 0 ? product : sum[i] + product;
         }
       }
@@ -176,7 +179,8 @@ void DeviceConformance::sums() {
     for (size_t p = 0, at = 0; p < pieces.size(); ++p) {
       for (; at < pieces[p].position; ++at) before[at] = 0;
       at = pieces[p].position + pieces[p].count;
-      if (p + 1 == pieces.size()) std::fill(before.begin() + static_cast<std::ptrdiff_t>(at), before.end(), T{0});
+      if (p + 1 == pieces.size())
+        std::fill(before.begin() + static_cast<std::ptrdiff_t>(at), before.end(), T{0});
     }
     Buffer<T> bucket = buffer(before);
     ok(queue->sum(kDType<T>, pieces, terms, bucket.data()));
@@ -211,7 +215,8 @@ void DeviceConformance::updates(const char* name, const char* options) {
       };
       std::vector<Tensor> tensors;
       for (size_t count : counts) {
-        Tensor tensor{draw<Stored>(count), std::vector<T>(count, 0), {}, {}, {}};  // master values come from the values
+        // Master values come from the values.
+        Tensor tensor{draw<Stored>(count), std::vector<T>(count, 0), {}, {}, {}};
         for (uint32_t r = 0; r < replicas; ++r)
           tensor.values.push_back(buffer(r == 0 ? tensor.value : draw<Stored>(count), shift));
         for (size_t s = 0; s < states; ++s) tensor.state.push_back(std::vector<T>(count, 0));
@@ -225,7 +230,8 @@ void DeviceConformance::updates(const char* name, const char* options) {
         for (size_t t = 0; t < tensors.size(); ++t) {
           Tensor& tensor = tensors[t];
           const double divisor = 3 + static_cast<double>(t);
-          const ParameterSettings settings{.rate = 0.5, .decay = t == 1 ? 0.25 : -1, .frozen = t == 3 && step == 1};
+          const ParameterSettings settings{
+              .rate = 0.5, .decay = t == 1 ? 0.25 : -1, .frozen = t == 3 && step == 1};
           UpdatePiece piece{sums.size(),
                             counts[t],
                             divisor,
@@ -259,18 +265,22 @@ void DeviceConformance::updates(const char* name, const char* options) {
               const float rounded = widen(narrow<Stored>(tensor.master[i])), value = widen(tensor.value[i]);
               if (std::memcmp(&rounded, &value, sizeof value) != 0) tensor.master[i] = value;
             }
-            apply(piece.rule, kDType<T>, counts[t], mean.data(), tensor.master.data(), tensor.master.data(), in, out);
+            apply(piece.rule, kDType<T>, counts[t], mean.data(), tensor.master.data(), tensor.master.data(),
+                  in, out);
             for (size_t i = 0; i < counts[t]; ++i) tensor.value[i] = narrow<Stored>(tensor.master[i]);
           } else {
-            apply(piece.rule, kDType<T>, counts[t], mean.data(), tensor.value.data(), tensor.value.data(), in, out);
+            apply(piece.rule, kDType<T>, counts[t], mean.data(), tensor.value.data(), tensor.value.data(), in,
+                  out);
           }
         }
         Buffer<T> bucket = buffer(sums);
         ok(queue->update(kDType<T>, pieces, targets, bucket.data()));
         for (size_t t = 0; t < tensors.size(); ++t) {
-          for (auto& value : tensors[t].values) EXPECT_TRUE(same_bits(read(value), tensors[t].value)) << "tensor " << t;
+          for (auto& value : tensors[t].values)
+            EXPECT_TRUE(same_bits(read(value), tensors[t].value)) << "tensor " << t;
           for (size_t s = 0; s < states; ++s) {
-            EXPECT_TRUE(same_bits(read(tensors[t].states[s]), tensors[t].state[s])) << "tensor " << t << " state " << s;
+            EXPECT_TRUE(same_bits(read(tensors[t].states[s]), tensors[t].state[s]))
+                << "tensor " << t << " state " << s;
           }
           if (kHalf) {
             EXPECT_TRUE(same_bits(read(tensors[t].states[states]), tensors[t].master)) << "tensor " << t;
@@ -283,17 +293,17 @@ void DeviceConformance::updates(const char* name, const char* options) {
 }
 
 TEST_P(DeviceConformance, UpdatesAreTheBitsOfTheHostsLoops) {
-  for (const auto& [name, options] :
-       std::vector<std::pair<const char*, const char*>>{{"sgd", "lr=0.1"},
-                                                        {"sgd", "lr=0.1 weight_decay=0.01"},
-                                                        {"sgd", "lr=0.1 momentum=0.9"},
-                                                        {"sgd", "lr=0.1 momentum=0.9 nesterov=1"},
-                                                        {"sgd", "lr=0.1 momentum=0.9 dampening=0.5 weight_decay=0.01"},
-                                                        {"adam", "lr=0.01"},
-                                                        {"adam", "lr=0.01 weight_decay=0.01"},
-                                                        {"adam", "lr=0.01 amsgrad=1"},
-                                                        {"adamw", "lr=0.01"},
-                                                        {"adamw", "lr=0.01 amsgrad=1 beta1=0.3"}}) {
+  for (const auto& [name, options] : std::vector<std::pair<const char*, const char*>>{
+           {"sgd", "lr=0.1"},
+           {"sgd", "lr=0.1 weight_decay=0.01"},
+           {"sgd", "lr=0.1 momentum=0.9"},
+           {"sgd", "lr=0.1 momentum=0.9 nesterov=1"},
+           {"sgd", "lr=0.1 momentum=0.9 dampening=0.5 weight_decay=0.01"},
+           {"adam", "lr=0.01"},
+           {"adam", "lr=0.01 weight_decay=0.01"},
+           {"adam", "lr=0.01 amsgrad=1"},
+           {"adamw", "lr=0.01"},
+           {"adamw", "lr=0.01 amsgrad=1 beta1=0.3"}}) {
     updates<float>(name, options);
     updates<double>(name, options);
     updates<Float16>(name, options);

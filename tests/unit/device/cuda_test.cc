@@ -1,5 +1,5 @@
-// The CUDA backend on the fake runtime: that nothing waits, what happens when a call fails or a machine lacks something, and that
-// nothing is left behind.
+// The CUDA backend on the fake runtime: that nothing waits, what happens when a call fails or a machine lacks
+// something, and that nothing is left behind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,9 @@ class Cuda : public testing::Test {
     EXPECT_EQ(after.allocations, before_.allocations);
     EXPECT_EQ(fake_cuda::current_device(), 0) << "the host's current device was changed";
   }
-  static std::shared_ptr<Device> open(int32_t index = 0) { return Device::open(*dsgd_cuda_backend(), index).value(); }
+  static std::shared_ptr<Device> open(int32_t index = 0) {
+    return Device::open(*dsgd_cuda_backend(), index).value();
+  }
   static void expect_error(const Status& status, Code code, const std::string& says) {
     EXPECT_EQ(status.code(), code) << status.message();
     EXPECT_THAT(status.message(), HasSubstr(says));
@@ -63,14 +65,16 @@ TEST_F(Cuda, WhatTheMachineLacksIsSaid) {
     const char* says;
   };
   for (const Case& c :
-       {Case{0, cudaErrorInsufficientDriver, 0, 0, Code::kUnsupported, "there is no NVIDIA driver on this machine"},
+       {Case{0, cudaErrorInsufficientDriver, 0, 0, Code::kUnsupported,
+             "there is no NVIDIA driver on this machine"},
         Case{0, cudaErrorInsufficientDriver, 12040, 0, Code::kUnsupported,
              "the NVIDIA driver is too old; CUDA 13.0 needs the NVIDIA driver 580 or later"},
         Case{0, cudaErrorIllegalAddress, 13000, 0, Code::kUnsupported, "cudaErrorIllegalAddress"},
         Case{0, cudaErrorNoDevice, 13000, 0, Code::kInvalidArgument,
              "there is no device 'cuda:0': this machine has none"},
         Case{0, cudaSuccess, 13000, 0, Code::kInvalidArgument, "this machine has none"},
-        Case{1, cudaSuccess, 13000, 1, Code::kInvalidArgument, "there is no device 'cuda:1': this machine has cuda:0"},
+        Case{1, cudaSuccess, 13000, 1, Code::kInvalidArgument,
+             "there is no device 'cuda:1': this machine has cuda:0"},
         Case{2, cudaSuccess, 13000, 2, Code::kInvalidArgument, "this machine has cuda:0 to cuda:1"},
         Case{2, cudaSuccess, 13000, -1, Code::kInvalidArgument, "there is no device 'cuda:-1'"}}) {
     SCOPED_TRACE(c.says);
@@ -231,7 +235,9 @@ TEST_F(Cuda, BuffersOfTheWrongKindAreNamed) {
 }
 
 TEST_F(Cuda, AskingWhetherMemoryIsTheHostsUsesNoDeviceThatIsNotInUse) {
-  const auto on_host = [](const void* data) { return Device::check_host_memory(*dsgd_cuda_backend(), data, 8); };
+  const auto on_host = [](const void* data) {
+    return Device::check_host_memory(*dsgd_cuda_backend(), data, 8);
+  };
   fake_cuda::forget_contexts();
   (void)fake_cuda::take_devices_used();
   double plain = 0;
@@ -329,7 +335,8 @@ TEST_F(Cuda, ManyTensorsTakeFewLaunches) {
   EXPECT_EQ(fake_cuda::alive().allocations, alive.allocations);
 }
 
-// Teams are made of devices that differ, and NCCL takes two processes on one GPU if they say that their machines do.
+// Teams are made of devices that differ, and NCCL takes two processes on one GPU if they say that their
+// machines do.
 TEST_F(Cuda, IsAnotherDeviceUnderAnotherHostIdOfNccl) {
   const auto identity = [](int32_t index, std::optional<std::string> host) {
     host ? setenv("NCCL_HOSTID", host->c_str(), 1) : unsetenv("NCCL_HOSTID");

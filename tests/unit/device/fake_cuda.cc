@@ -46,7 +46,8 @@ struct World {
   bool immediate = false, pageable = false;
   std::map<int, std::chrono::microseconds> delays;
   std::map<uintptr_t, Range> memory;
-  std::map<void*, std::shared_ptr<CUstream_st>> streams;  // one thread may wait for a stream that another destroys
+  // One thread may wait for a stream that another destroys.
+  std::map<void*, std::shared_ptr<CUstream_st>> streams;
   std::set<void*> events;
   size_t launches = 0;
   std::set<int> devices_used, contexts;  // since a test has asked; that have a context
@@ -219,7 +220,8 @@ cudaError_t release(void* data, bool device) {
   {
     std::lock_guard lock(w.mutex);
     const auto found = w.memory.find(reinterpret_cast<uintptr_t>(data));
-    if (found == w.memory.end() || (found->second.device >= 0) != device) misuse("a free of what was not allocated so");
+    if (found == w.memory.end() || (found->second.device >= 0) != device)
+      misuse("a free of what was not allocated so");
     w.memory.erase(found);
   }
   ::operator delete(data, std::align_val_t{256});
@@ -288,12 +290,14 @@ void enqueue(cudaStream_t stream, std::function<void()> work) { stream_of(stream
 Alive alive() {
   World& w = world();
   std::lock_guard lock(w.mutex);
-  return {static_cast<int>(w.streams.size()), static_cast<int>(w.events.size()), static_cast<int>(w.memory.size())};
+  return {static_cast<int>(w.streams.size()), static_cast<int>(w.events.size()),
+          static_cast<int>(w.memory.size())};
 }
 bool wait_for(const Alive& then) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   for (Alive now = alive();
-       now.streams > then.streams || now.events > then.events || now.allocations > then.allocations; now = alive()) {
+       now.streams > then.streams || now.events > then.events || now.allocations > then.allocations;
+       now = alive()) {
     if (std::chrono::steady_clock::now() >= until) return false;
     std::this_thread::yield();
   }
@@ -431,7 +435,8 @@ extern "C" {
 cudaError_t cudaGetDeviceCount(int* count) {
   World& w = world();
   std::lock_guard lock(w.mutex);
-  if (w.count_error != cudaSuccess) return last = w.count_error;  // `count` stays as it was, as with the real one
+  // `count` stays as it was, as with the real one.
+  if (w.count_error != cudaSuccess) return last = w.count_error;
   *count = w.devices;
   return cudaSuccess;
 }
@@ -497,12 +502,14 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
     World& w = world();
     std::lock_guard lock(w.mutex);
     to_known = range_of(to, nbytes), from_known = range_of(from, nbytes);
-    if (!w.pageable && !(to_known && from_known)) misuse("a copy of memory that is neither the device's nor pinned");
+    if (!w.pageable && !(to_known && from_known))
+      misuse("a copy of memory that is neither the device's nor pinned");
   }
   if (!from_known) {  // read before the call returns
     const auto* bytes = static_cast<const char*>(from);
-    stream_of(stream)->enqueue(
-        [to, staged = std::vector<char>(bytes, bytes + nbytes)] { std::memcpy(to, staged.data(), staged.size()); });
+    stream_of(stream)->enqueue([to, staged = std::vector<char>(bytes, bytes + nbytes)] {
+      std::memcpy(to, staged.data(), staged.size());
+    });
     return cudaSuccess;
   }
   stream_of(stream)->enqueue([=] {
@@ -514,10 +521,12 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
         return range && range->device >= 0;
       };
       if (on_device(to) != on_device(from)) {
-        const int& held = w.held[on_device(to) ? fake_cuda::HoldCopies::kToDevice : fake_cuda::HoldCopies::kToHost];
+        const int& held =
+            w.held[on_device(to) ? fake_cuda::HoldCopies::kToDevice : fake_cuda::HoldCopies::kToHost];
         w.changed.wait(lock, [&held] { return held == 0; });
       }
-      if ((to_known && !range_of(to, nbytes)) || !range_of(from, nbytes)) misuse("a copy of memory that is freed");
+      if ((to_known && !range_of(to, nbytes)) || !range_of(from, nbytes))
+        misuse("a copy of memory that is freed");
     }
     std::memcpy(to, from, nbytes);
   });
@@ -572,7 +581,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     ended->ends = true;
     ended->changed.notify_all();
   }
-  if (ended->thread.joinable()) ended->thread.join();  // the real one returns at once and ends when its work is done
+  // The real one returns at once and ends when its work is done.
+  if (ended->thread.joinable()) ended->thread.join();
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
@@ -646,8 +656,8 @@ cudaError_t cudaEventQuery(cudaEvent_t given) {
   std::lock_guard lock(event->mutex);
   return event->reached == event->recorded ? cudaSuccess : cudaErrorNotReady;
 }
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int, unsigned long long,
-                                             cudaDriverEntryPointQueryResult* how) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int,
+                                             unsigned long long, cudaDriverEntryPointQueryResult* how) {
   FAKE_OUTCOME();
   static const std::map<std::string, void*> functions = {
       {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_context)},

@@ -1,6 +1,6 @@
-// A double of the CUDA runtime for tests without a GPU: two devices in host memory, each stream a thread, kernels as loops.
-// It checks what a GPU would punish later: pointers of the wrong kind, destroyed handles, memory that is freed in use or leaked.
-// Never a back end for users.
+// A double of the CUDA runtime for tests without a GPU: two devices in host memory, each stream a thread,
+// kernels as loops. It checks what a GPU would punish later: pointers of the wrong kind, destroyed handles,
+// memory that is freed in use or leaked. Never a back end for users.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,9 +13,11 @@ namespace fake_cuda {
 
 // From now on: devices there are (0 to 8), or the error of cudaGetDeviceCount; the driver's version.
 void set_devices(int count, cudaError_t error = cudaSuccess, int driver = 13000);
-// Before any stream is made: work is done when it is enqueued, without threads, so that what follows can be repeated.
+// Before any stream is made: work is done when it is enqueued, without threads, so that what follows can be
+// repeated.
 void set_immediate();
-// Copies may be from and to pageable memory, as those of hosts are; otherwise, as with all of the plug-in's, that is a misuse.
+// Copies may be from and to pageable memory, as those of hosts are; otherwise, as with all of the plug-in's,
+// that is a misuse.
 void allow_pageable();
 // The n-th next call of a function (1: the next) returns this error, once.
 void fail(const char* function, cudaError_t error, int n = 1);
@@ -37,8 +39,8 @@ class HoldCopies {
  private:
   const Direction direction_;
 };
-// While one of these is alive, the stream is captured into a graph, which calls that might interfere spoil, of any thread that has
-// not said that it may make them.
+// While one of these is alive, the stream is captured into a graph, which calls that might interfere spoil,
+// of any thread that has not said that it may make them.
 class Capture {
  public:
   explicit Capture(cudaStream_t stream);

@@ -90,7 +90,8 @@ void add_up(const Clique& clique, Operation& operation) {
     for (size_t i = 0; i < count; ++i) {
       // As in a ring: each part is begun by another rank. Nobody may count on an order.
       const auto at = [&](size_t k) {
-        return static_cast<const T*>(operation.parts[static_cast<int>((p + i / 16 + k) % size)].send)[p * count + i];
+        return static_cast<const T*>(
+            operation.parts[static_cast<int>((p + i / 16 + k) % size)].send)[p * count + i];
       };
       if (operation.what == What::kAllGather) {
         result[p * count + i] = static_cast<const T*>(operation.parts[static_cast<int>(p)].send)[i];
@@ -129,7 +130,8 @@ void take_part(nccl::Comm comm, uint64_t number, What what, size_t count, size_t
     clique.changed.wait(lock, [&] { return operation.done || comm->aborted; });
     if (!operation.done) {
       operation.parts.erase(comm->rank);
-      const size_t nbytes = count * element * (what == What::kAllGather ? static_cast<size_t>(clique.size) : 1);
+      const size_t nbytes =
+          count * element * (what == What::kAllGather ? static_cast<size_t>(clique.size) : 1);
       std::memset(part.receive, 0xa5, nbytes);
     }
   }
@@ -151,7 +153,8 @@ nccl::Result collective(const char* function, What what, const void* send, void*
   if (fails(function)) return kInternalError;
   if (depth == 0) misuse("a collective outside of a group");
   if (comm->launching) misuse("a collective while the last one is being enqueued");
-  calls.push_back({comm, what, {send, receive}, count, type == nccl::kFloat32 ? size_t{4} : size_t{8}, stream});
+  calls.push_back(
+      {comm, what, {send, receive}, count, type == nccl::kFloat32 ? size_t{4} : size_t{8}, stream});
   return nccl::kSuccess;
 }
 
@@ -192,7 +195,8 @@ FAKE_NCCL ncclGetUniqueId(nccl::UniqueId* id) {
   std::snprintf(id->internal, sizeof id->internal, "clique %d", ++w.ids);
   return nccl::kSuccess;
 }
-FAKE_NCCL ncclCommInitRankConfig(nccl::Comm* comm, int size, nccl::UniqueId id, int rank, nccl::Config* config) {
+FAKE_NCCL ncclCommInitRankConfig(nccl::Comm* comm, int size, nccl::UniqueId id, int rank,
+                                 nccl::Config* config) {
   if (fails("ncclCommInitRankConfig")) return kInternalError;
   if (config->blocking != 0 || config->magic != 0xcafebeef) misuse("a communicator that blocks");
   World& w = world();
@@ -215,10 +219,14 @@ FAKE_NCCL ncclCommGetAsyncError(nccl::Comm comm, nccl::Result* state) {
   if (fails("ncclCommGetAsyncError")) return kInternalError;
   std::lock_guard lock(comm->clique->mutex);
   const bool complete = comm->clique->joined >= comm->clique->size;
-  *state = world().peer_lost ? kRemoteError : complete && !comm->launching ? nccl::kSuccess : nccl::kInProgress;
+  *state = world().peer_lost              ? kRemoteError
+           : complete && !comm->launching ? nccl::kSuccess
+                                          : nccl::kInProgress;
   return nccl::kSuccess;
 }
-FAKE_NCCL ncclCommFinalize(nccl::Comm) { return fails("ncclCommFinalize") ? kInternalError : nccl::kInProgress; }
+FAKE_NCCL ncclCommFinalize(nccl::Comm) {
+  return fails("ncclCommFinalize") ? kInternalError : nccl::kInProgress;
+}
 
 static nccl::Result end(nccl::Comm comm) {
   if (comm->launcher.joinable()) comm->launcher.join();
@@ -269,8 +277,8 @@ FAKE_NCCL ncclAllReduce(const void* send, void* receive, size_t count, nccl::Dat
                         nccl::Comm comm, cudaStream_t stream) {
   return collective("ncclAllReduce", What::kAllReduce, send, receive, count, type, comm, stream);
 }
-FAKE_NCCL ncclReduceScatter(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Operation,
-                            nccl::Comm comm, cudaStream_t stream) {
+FAKE_NCCL ncclReduceScatter(const void* send, void* receive, size_t count, nccl::DataType type,
+                            nccl::Operation, nccl::Comm comm, cudaStream_t stream) {
   return collective("ncclReduceScatter", What::kReduceScatter, send, receive, count, type, comm, stream);
 }
 FAKE_NCCL ncclAllGather(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Comm comm,

@@ -1,5 +1,6 @@
-// GPUs for tests: of the fake runtime, linked in, or real ones through the installed plug-in (DSGD_TEST_PLUGIN), whose path is in
-// the variable DSGD_CUDA_PLUGIN. Memory is read and written through queues only, so that both can.
+// GPUs for tests: of the fake runtime, linked in, or real ones through the installed plug-in
+// (DSGD_TEST_PLUGIN), whose path is in the variable DSGD_CUDA_PLUGIN. Memory is read and written through
+// queues only, so that both can.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The plug-in as it is installed, with NVIDIA's own runtime and NCCL: it can be loaded on any machine, and says what the machine
-// lacks.
+// The plug-in as it is installed, with NVIDIA's own runtime and NCCL: it can be loaded on any machine, and
+// says what the machine lacks.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,8 +30,9 @@ TEST(InstalledPlugin, LoadsEverywhereAndSaysWhatIsMissing) {
   if (device.ok()) {
     EXPECT_EQ(device.value()->name(), "cuda:0");
   } else {
-    EXPECT_THAT(device.status().message(), AnyOf(HasSubstr("no NVIDIA driver on this machine"),
-                                                 HasSubstr("driver is too old"), HasSubstr("this machine has none")));
+    EXPECT_THAT(device.status().message(),
+                AnyOf(HasSubstr("no NVIDIA driver on this machine"), HasSubstr("driver is too old"),
+                      HasSubstr("this machine has none")));
   }
   auto absurd = Device::open(installed(), 1000);
   EXPECT_FALSE(absurd.ok());
@@ -51,8 +52,8 @@ TEST(InstalledPlugin, FindsNcclOrSaysWhyNot) {
   if (there.empty()) GTEST_SKIP() << "without NCCL's wheel";
   ASSERT_EQ(installed().communicator_load(there.c_str(), &version, &message), 0) << message.text;
   EXPECT_GE(version, 22809);
-  EXPECT_THAT(message.text, testing::AllOf(HasSubstr("NCCL 2."), HasSubstr(there), HasSubstr("which `nccl_library` = "),
-                                           HasSubstr(" names")));
+  EXPECT_THAT(message.text, testing::AllOf(HasSubstr("NCCL 2."), HasSubstr(there),
+                                           HasSubstr("which `nccl_library` = "), HasSubstr(" names")));
   CommunicatorId one{}, other{};
   EXPECT_EQ(installed().communicator_id(&one, &message), 0) << message.text;
   EXPECT_EQ(installed().communicator_id(&other, &message), 0) << message.text;

@@ -1,4 +1,5 @@
-// Sessions whose GPUs add up among themselves: on the fake runtime and the fake NCCL, whose members are all in this process.
+// Sessions whose GPUs add up among themselves: on the fake runtime and the fake NCCL, whose members are all
+// in this process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -76,8 +77,8 @@ TEST_F(Nccl, AaaOneThatIsTooOldIsAnErrorIfItIsDemandedAndElseNotUsed) {
   fake_nccl::set_version(21701);
   for (const Status& error : start_errors(devices, {{"algorithm", "nccl"}})) {
     EXPECT_EQ(error.code(), Code::kUnsupported);
-    EXPECT_THAT(error.message(),
-                AllOf(HasSubstr("NCCL 2.17.1 "), HasSubstr("is too old; NCCL 2.18"), HasSubstr("or later is needed")));
+    EXPECT_THAT(error.message(), AllOf(HasSubstr("NCCL 2.17.1 "), HasSubstr("is too old; NCCL 2.18"),
+                                       HasSubstr("or later is needed")));
   }
   const int before = fake_nccl::ended();
   EXPECT_EQ(train({devices, {"allreduce"}, 3, {}}), train({on_host(devices), {"allreduce"}, 3, {}}));
@@ -85,7 +86,8 @@ TEST_F(Nccl, AaaOneThatIsTooOldIsAnErrorIfItIsDemandedAndElseNotUsed) {
   fake_nccl::set_version(22809);
 }
 
-// Integers and weights that are too, or halves and quarters: sums are exact in any order; only the mean rounds, alike.
+// Integers and weights that are too, or halves and quarters: sums are exact in any order; only the mean
+// rounds, alike.
 TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
   for (const Place& place : places()) {
     for (const std::vector<std::string>& strategies : std::vector<std::vector<std::string>>{
@@ -124,7 +126,8 @@ TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
   }
 }
 
-// NCCL adds up in an order of its own: the sums of R replicas differ from the host's by (R - 1) eps sum(|c g|) at most.
+// NCCL adds up in an order of its own: the sums of R replicas differ from the host's by (R - 1) eps sum(|c
+// g|) at most.
 TEST_F(Nccl, DiffersFromTheHostByNoMoreThanAnotherOrderOfSummationDoes) {
   constexpr int kSteps = 3;
   constexpr double kRate = 0.5, kEps = std::numeric_limits<float>::epsilon();
@@ -156,7 +159,8 @@ TEST_F(Nccl, DiffersFromTheHostByNoMoreThanAnotherOrderOfSummationDoes) {
                 weights += weight;
               }
             }
-            // And what the two differ by may round the mean, its product with the rate, and the value the other way.
+            // And what the two differ by may round the mean, its product with the rate, and the value the
+            // other way.
             bound += kRate * magnitude / weights * kEps * (static_cast<double>(all) - 1 + 2) +
                      kEps * (4 + kRate * kSteps * magnitude / weights);
           }
@@ -197,10 +201,11 @@ TEST_F(Nccl, OnlyTheDevicesOfReplicasAreTouched) {
 
 TEST_F(Nccl, IsLeftOutWhereTheHostComputesOrTheUserWantsSo) {
   const Devices devices = {{"cuda:0"}, {"cuda:1"}};
-  for (const Settings& settings :
-       {Settings{{"reproducible", "1"}}, Settings{{"algorithm", "direct"}}, Settings{{"algorithm", "ring"}}}) {
+  for (const Settings& settings : {Settings{{"reproducible", "1"}}, Settings{{"algorithm", "direct"}},
+                                   Settings{{"algorithm", "ring"}}}) {
     const int before = fake_nccl::ended();
-    EXPECT_EQ(train({devices, {"allreduce"}, 3, settings}), train({on_host(devices), {"allreduce"}, 3, settings}));
+    EXPECT_EQ(train({devices, {"allreduce"}, 3, settings}),
+              train({on_host(devices), {"allreduce"}, 3, settings}));
     EXPECT_EQ(fake_nccl::ended(), before);
   }
 }
@@ -215,7 +220,10 @@ TEST_F(Nccl, WhatStandsInItsWayIsAnErrorIfItIsDemandedAndElseGoesThroughTheHost)
   const std::vector<Case> cases = {
       {{{"cpu"}, {"cpu"}}, {}, Code::kInvalidArgument, "no worker has a replica on a GPU; use auto"},
       {{{"cuda:0"}, {"cuda:0"}}, {}, Code::kUnsupported, "rank 0 and rank 1 use one GPU"},
-      {{{"cuda:0"}, {"cpu", "cuda:1"}}, {}, Code::kUnsupported, "rank 1: this worker has replicas on cpu and on GPUs"},
+      {{{"cuda:0"}, {"cpu", "cuda:1"}},
+       {},
+       Code::kUnsupported,
+       "rank 1: this worker has replicas on cpu and on GPUs"},
       {{{"cuda:0"}, {"cuda:1"}}, {{"reproducible", "1"}}, Code::kUnsupported, "with reproducible = 1"},
   };
   for (const Case& c : cases) {
@@ -277,21 +285,22 @@ TEST_F(Nccl, WhoIsLateIsNamedWhenTheTimeIsOver) {
     Status how;
     std::chrono::steady_clock::duration took{};
     std::barrier together(3);
-    run_ranks(3, {{"strategy", strategy}, {"step_timeout", "700ms"}}, [&](int rank, const Settings& settings) {
-      Trainer trainer(open(settings), {std::string("cuda:") + std::to_string(rank)});
-      all_have_stepped(trainer, together);
-      if (rank == 1) {
-        ASSERT_TRUE(trainer.session->step_begin(1).ok());  // and marks nothing
-        together.arrive_and_wait();
-        trainer.session->abort("it has seen enough");
-      } else {
-        const auto begun = std::chrono::steady_clock::now();
-        const Status status = trainer.session->step(1, nullptr);
-        if (rank == 0) how = status, took = std::chrono::steady_clock::now() - begun;
-        together.arrive_and_wait();
-      }
-      (void)trainer.session->close(10s);
-    });
+    run_ranks(3, {{"strategy", strategy}, {"step_timeout", "700ms"}},
+              [&](int rank, const Settings& settings) {
+                Trainer trainer(open(settings), {std::string("cuda:") + std::to_string(rank)});
+                all_have_stepped(trainer, together);
+                if (rank == 1) {
+                  ASSERT_TRUE(trainer.session->step_begin(1).ok());  // and marks nothing
+                  together.arrive_and_wait();
+                  trainer.session->abort("it has seen enough");
+                } else {
+                  const auto begun = std::chrono::steady_clock::now();
+                  const Status status = trainer.session->step(1, nullptr);
+                  if (rank == 0) how = status, took = std::chrono::steady_clock::now() - begun;
+                  together.arrive_and_wait();
+                }
+                (void)trainer.session->close(10s);
+              });
     EXPECT_EQ(how.code(), Code::kTimeout) << how.message();
     EXPECT_EQ(how.rank(), 1) << how.message();
     EXPECT_LT(took, 30s);

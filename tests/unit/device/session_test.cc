@@ -92,11 +92,11 @@ TEST_F(GpuSession, AnyMixOfDevicesGivesTheBitsOfTheHost) {
 
 // Each optimizer's master values go wherever the strategy keeps state; train() compares them with float32.
 TEST_F(GpuSession, HalfTypesAreUpdatedInFloat32WhateverTheOptimizer) {
-  for (const auto& [optimizer, options] :
-       std::vector<std::pair<const char*, const char*>>{{"sgd", "lr=0.1"},
-                                                        {"sgd", "lr=0.1 momentum=0.9 nesterov=1 weight_decay=0.01"},
-                                                        {"adamw", "lr=0.01"},
-                                                        {"adam", "lr=0.01 amsgrad=1"}}) {
+  for (const auto& [optimizer, options] : std::vector<std::pair<const char*, const char*>>{
+           {"sgd", "lr=0.1"},
+           {"sgd", "lr=0.1 momentum=0.9 nesterov=1 weight_decay=0.01"},
+           {"adamw", "lr=0.01"},
+           {"adam", "lr=0.01 amsgrad=1"}}) {
     for (const char* reproducible : {"0", "1"}) {
       Job job{{{"cuda:0"}, {"cpu", second()}},
               {"ps", "allreduce", "simple"},
@@ -113,7 +113,8 @@ TEST_F(GpuSession, HalfTypesAreUpdatedInFloat32WhateverTheOptimizer) {
 
 TEST_F(GpuSession, TheNormIsTheHostsWhoeverComputesIt) {
   using Devices = std::vector<std::vector<std::string>>;
-  for (const Devices& devices : std::vector<Devices>{{{"cuda:0"}}, {{"cuda:0", "cuda:0"}}, {{"cuda:0"}, {"cpu"}}}) {
+  for (const Devices& devices :
+       std::vector<Devices>{{{"cuda:0"}}, {{"cuda:0", "cuda:0"}}, {{"cuda:0"}, {"cpu"}}}) {
     for (const char* strategy : {"allreduce", "ps", "simple"}) {
       std::vector<double> norms, expected;
       Job job{devices, {strategy}, 4, {{"gradient_norm", "1"}, {"bucket_size", "4K"}}};
@@ -127,7 +128,8 @@ TEST_F(GpuSession, TheNormIsTheHostsWhoeverComputesIt) {
   }
 }
 
-// A step in which a gradient overflows is as if it had not been; a power of two leaves the bits of all others.
+// A step in which a gradient overflows is as if it had not been; a power of two leaves the bits of all
+// others.
 TEST_F(GpuSession, ALossScaleIsTakenOutAgainAndOverflowsLeaveTheModelAsItWas) {
   using Devices = std::vector<std::vector<std::string>>;
   for (const Devices& devices :
@@ -136,8 +138,10 @@ TEST_F(GpuSession, ALossScaleIsTakenOutAgainAndOverflowsLeaveTheModelAsItWas) {
       for (const char* reproducible : {"0", "1"}) {
         SCOPED_TRACE(strategy + std::string(" reproducible=") + reproducible);
         std::vector<double> norms, expected_norms;
-        Job job{
-            devices, {strategy}, 9, {{"bucket_size", "4K"}, {"reproducible", reproducible}, {"loss_scale", "1024"}}};
+        Job job{devices,
+                {strategy},
+                9,
+                {{"bucket_size", "4K"}, {"reproducible", reproducible}, {"loss_scale", "1024"}}};
         job.optimizer = "adam";
         job.options = "lr=0.01";
         job.overflows = [](int step) { return step % 3 == 1; };
@@ -146,7 +150,8 @@ TEST_F(GpuSession, ALossScaleIsTakenOutAgainAndOverflowsLeaveTheModelAsItWas) {
         job.settings = {{"bucket_size", "4K"}, {"reproducible", reproducible}, {"gradient_norm", "1"}};
         EXPECT_EQ(values, train(job, nullptr, &expected_norms));
         ASSERT_EQ(norms.size(), 6u);
-        for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], expected_norms[i], 1e-6 * expected_norms[i]);
+        for (size_t i = 0; i < norms.size(); ++i)
+          EXPECT_NEAR(norms[i], expected_norms[i], 1e-6 * expected_norms[i]);
       }
     }
   }
@@ -156,7 +161,8 @@ TEST_F(GpuSession, SeveralReplicasOnSeveralDevicesAgreeWithTheHost) {
   const std::vector<std::vector<std::string>> devices = {{"cuda:0", "cuda:0", "cpu"}, {second(), "cuda:0"}};
   const std::vector<std::vector<std::string>> host = {{"cpu", "cpu", "cpu"}, {"cpu", "cpu"}};
   for (const char* strategy : {"allreduce", "ps", "simple"}) {
-    // Integers, so sums are exact in any order; the weights' sum is no power of two, so only the mean rounds, alike.
+    // Integers, so sums are exact in any order; the weights' sum is no power of two, so only the mean rounds,
+    // alike.
     for (const char* reproducible : {"0", "1"}) {
       const Settings settings = {{"reproducible", reproducible}};
       EXPECT_EQ(train({devices, {strategy}, 4, settings}), train({host, {strategy}, 4, settings}));
@@ -183,20 +189,24 @@ TEST_F(GpuSession, UntrainedParametersAreSynchronised) {
       trainer.compute(step, 0);
       for (const Tensor& tensor : untrained) {
         for (size_t r : {0, 1})
-          trainer.access[r].write(tensor.memory[r]->value,
-                                  std::vector<float>(count, 4.0f * static_cast<float>(step) + static_cast<float>(r)));
+          trainer.access[r].write(
+              tensor.memory[r]->value,
+              std::vector<float>(count, 4.0f * static_cast<float>(step) + static_cast<float>(r)));
       }
       ok(trainer.session->step(2, nullptr));
       for (size_t r : {0, 1}) {
-        EXPECT_EQ(trainer.values(untrained[0], r), std::vector<float>(count, 4.0f * static_cast<float>(step) + 0.5f));
-        EXPECT_EQ(trainer.values(untrained[1], r), std::vector<float>(count, 4.0f * static_cast<float>(step)));
+        EXPECT_EQ(trainer.values(untrained[0], r),
+                  std::vector<float>(count, 4.0f * static_cast<float>(step) + 0.5f));
+        EXPECT_EQ(trainer.values(untrained[1], r),
+                  std::vector<float>(count, 4.0f * static_cast<float>(step)));
       }
     }
     ok(trainer.session->close(10s));
   }
 }
 
-// The same three replicas on any devices of any workers, with weights that are no integers and gradients of all magnitudes.
+// The same three replicas on any devices of any workers, with weights that are no integers and gradients of
+// all magnitudes.
 TEST_F(GpuSession, ReproducibleStepsDoNotDependOnWhichDeviceOfWhichWorkerHasAReplica) {
   using Split = std::vector<std::vector<std::pair<int, std::string>>>;  // by worker: replica, device
   const std::vector<double> weights = {.1, .2, .3};
@@ -247,8 +257,8 @@ TEST_F(GpuSession, ReproducibleStepsDoNotDependOnWhichDeviceOfWhichWorkerHasARep
                   });
         if (expected.empty()) expected = values[0];
         for (const auto& of_rank : values)
-          EXPECT_EQ(of_rank, expected) << strategy << ' ' << split.size() << " workers, first on "
-                                       << split[0][0].second;
+          EXPECT_EQ(of_rank, expected)
+              << strategy << ' ' << split.size() << " workers, first on " << split[0][0].second;
       }
     }
   }
@@ -376,10 +386,12 @@ TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEnd
     for (size_t r = 0; r < 2; ++r) {
       ASSERT_EQ(cudaSetDevice(trainer.replicas[r]->device->index()), cudaSuccess);
       for (Tensor& tensor : trainer.tensors) {
-        ASSERT_EQ(cudaLaunchHostFunc(nullptr, [](void*) { std::this_thread::sleep_for(100us); }, nullptr), cudaSuccess);
-        ASSERT_EQ(
-            cudaMemcpyAsync(tensor.memory[r]->gradient, pinned, tensor.parameter->nbytes(), cudaMemcpyDefault, nullptr),
-            cudaSuccess);
+        ASSERT_EQ(cudaLaunchHostFunc(
+                      nullptr, [](void*) { std::this_thread::sleep_for(100us); }, nullptr),
+                  cudaSuccess);
+        ASSERT_EQ(cudaMemcpyAsync(tensor.memory[r]->gradient, pinned, tensor.parameter->nbytes(),
+                                  cudaMemcpyDefault, nullptr),
+                  cudaSuccess);
       }
     }
     ok(trainer.session->step(1, nullptr));
@@ -407,7 +419,8 @@ TEST_F(GpuSession, AFrozenParameterMayBeMarkedWhileTheStepEnds) {
       if (t > 0) {
         ok(marked);
       } else {
-        EXPECT_TRUE(marked.ok() || marked.code() == Code::kState) << marked.message();  // the step may have ended
+        // The step may have ended.
+        EXPECT_TRUE(marked.ok() || marked.code() == Code::kState) << marked.message();
       }
     }
     ok(trainer.session->wait(*operation.value(), -1ms));
@@ -429,7 +442,8 @@ TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
   };
   for (const Case& c :
        {Case{"", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
-        Case{"cuda:x", Code::kInvalidArgument, "has no index"}, Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
+        Case{"cuda:x", Code::kInvalidArgument, "has no index"},
+        Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
         Case{"cuda:99", Code::kInvalidArgument, "there is no device 'cuda:99': this machine has cuda:0"},
         Case{"cuda:-0", Code::kInvalidArgument, "has no index"},
         Case{"cuda:-1", Code::kInvalidArgument, "has no index"},
@@ -453,7 +467,8 @@ TEST_F(GpuSession, BuffersThatAreElsewhereThanTheirReplicaAreRefused) {
   const int64_t count = 4;
   Parameter* parameter = session->add_parameter("weight", DType::kFloat32, {&count, 1}, true).value();
   const auto refused = [&](Replica* replica, void* memory, const std::string& says) {
-    const Status status = session->bind(replica, parameter, memory, 16, static_cast<float*>(memory) + count, 16, {});
+    const Status status =
+        session->bind(replica, parameter, memory, 16, static_cast<float*>(memory) + count, 16, {});
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_THAT(status.message(), AllOf(HasSubstr("weight"), HasSubstr(says)));
   };
@@ -465,7 +480,8 @@ TEST_F(GpuSession, BuffersThatAreElsewhereThanTheirReplicaAreRefused) {
   refused(zero, plain.data(), "the buffer is host memory, but its replica is on cuda:0");
   refused(zero, pinned, "the buffer is host memory, but its replica is on cuda:0");
   refused(host, of_zero.get(), "the value is memory of cuda:0, but its replica is on the cpu");
-  if (other->device != zero->device) refused(zero, of_other.get(), "memory of cuda:1, but its replica is on cuda:0");
+  if (other->device != zero->device)
+    refused(zero, of_other.get(), "memory of cuda:1, but its replica is on cuda:0");
   ok(session->close(10s));
   ASSERT_EQ(cudaFreeHost(pinned), cudaSuccess);
 }
@@ -494,7 +510,8 @@ TEST_F(GpuSession, ManagedMemoryIsAnyReplicas) {
   ok(session->step(1, nullptr));
   for (float* value : values) EXPECT_EQ(access.read<float>(value, count), std::vector<float>(count, -2));
   ok(session->close(10s));
-  for (float* memory : {values[0], values[1], gradients[0], gradients[1]}) ASSERT_EQ(cudaFree(memory), cudaSuccess);
+  for (float* memory : {values[0], values[1], gradients[0], gradients[1]})
+    ASSERT_EQ(cudaFree(memory), cudaSuccess);
 }
 
 TEST_F(GpuSession, MoreMemoryThanTheDeviceHasIsAnErrorAfterWhichItGoesOn) {
@@ -504,7 +521,8 @@ TEST_F(GpuSession, MoreMemoryThanTheDeviceHasIsAnErrorAfterWhichItGoesOn) {
   Parameter* large = session->add_parameter("large", DType::kFloat32, {&too_many, 1}, true).value();
   const Status status = session->alloc(replica, large).status();
   EXPECT_EQ(status.code(), Code::kNoMemory) << status.message();
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("cuda:0: cudaMalloc"), HasSubstr("cudaErrorMemoryAllocation")));
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("cuda:0: cudaMalloc"), HasSubstr("cudaErrorMemoryAllocation")));
   EXPECT_TRUE(replica->device->allocate(few).ok());
   ok(session->close(10s));
 }
@@ -524,20 +542,23 @@ TEST_F(GpuSession, GradientsAreReadAfterTheirStreamsAndValuesComeBeforeWhatFollo
     auto operation = trainer.session->step_begin(1);
     ASSERT_TRUE(operation.ok());
     for (Tensor& tensor : trainer.tensors) {
-      fake_cuda::enqueue(stream,
-                         [&tensor] { std::fill_n(floats(tensor.memory[0]->gradient), tensor.parameter->count, 3.0f); });
+      fake_cuda::enqueue(stream, [&tensor] {
+        std::fill_n(floats(tensor.memory[0]->gradient), tensor.parameter->count, 3.0f);
+      });
       ok(trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, stream));
     }
     ok(trainer.session->wait(*operation.value(), -1ms));
     EXPECT_TRUE(operation.value()->step_result().applied);
-    fake_cuda::enqueue(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
+    fake_cuda::enqueue(
+        stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
   }
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   EXPECT_EQ(seen, std::vector<float>(seen.size(), -3));
   ok(trainer.session->close(10s));
 }
 
-// A step's work on one GPU takes as few calls as that many tensors and replicas allow, however their gradients are marked.
+// A step's work on one GPU takes as few calls as that many tensors and replicas allow, however their
+// gradients are marked.
 TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdateAndOneForManyReplicas) {
   const HostStream stream;
   for (const size_t replicas_there : {size_t{1}, size_t{4}, size_t{5}, size_t{13}}) {
@@ -549,7 +570,8 @@ TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdateAndOneForMa
     for (int64_t p = 0; p < 61; ++p) {
       const int64_t count = p % 7 == 0 ? 10'000 : 64;
       parameters.push_back(
-          session->add_parameter(std::string("p") + std::to_string(p), DType::kFloat32, {&count, 1}, true).value());
+          session->add_parameter(std::string("p") + std::to_string(p), DType::kFloat32, {&count, 1}, true)
+              .value());
       for (Replica* replica : replicas) ok(session->alloc(replica, parameters.back()).status());
     }
     ok(session->start());
@@ -562,7 +584,8 @@ TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdateAndOneForMa
         for (Replica* replica : replicas) ok(session->gradient_ready(replica, parameter, in));
       }
       ok(session->wait(*operation.value(), -1ms));
-      EXPECT_EQ(fake_cuda::launches() - launches, replicas_there <= 4 ? 2u : 3u) << replicas_there << " replicas";
+      EXPECT_EQ(fake_cuda::launches() - launches, replicas_there <= 4 ? 2u : 3u)
+          << replicas_there << " replicas";
       EXPECT_EQ(fake_cuda::alive().events, alive.events) << "nothing is made in a step";
       EXPECT_EQ(fake_cuda::alive().streams, alive.streams);
       EXPECT_EQ(fake_cuda::alive().allocations, alive.allocations);
@@ -581,7 +604,8 @@ TEST_F(GpuSession, AStepThatUpdatesNothingLeavesNothingUnderWay) {
     ok(trainer.session->start());
     const auto fill = [&trainer](float gradient) {
       for (size_t r : {0, 1})
-        trainer.fill(r, true, [&](size_t) { return gradient * static_cast<float>(trainer.session->loss_scale()); });
+        trainer.fill(r, true,
+                     [&](size_t) { return gradient * static_cast<float>(trainer.session->loss_scale()); });
     };
     fill(100);
     if (overflow) trainer.overflow(1);
@@ -659,9 +683,9 @@ TEST_F(GpuSession, AStreamThatCannotBeUsedIsRefusedAndTheGradientMayBeMarkedInAn
             trainer.session->gradient_ready(trainer.replicas[r], tensor.parameter, streams[r == 1 ? 0 : 1]);
         EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.message();
         EXPECT_EQ(status.parameter(), tensor.parameter->name);
-        EXPECT_THAT(
-            status.message(),
-            AllOf(HasSubstr("'" + tensor.parameter->name + "' in replica " + std::to_string(r)), HasSubstr(says)));
+        EXPECT_THAT(status.message(),
+                    AllOf(HasSubstr("'" + tensor.parameter->name + "' in replica " + std::to_string(r)),
+                          HasSubstr(says)));
       };
       refused("it is no stream of this device's");
       {
@@ -677,7 +701,8 @@ TEST_F(GpuSession, AStreamThatCannotBeUsedIsRefusedAndTheGradientMayBeMarkedInAn
   ok(trainer.session->close(10s));
 }
 
-// It was good when it was given: then nothing can be read any more, and the step ends rather than wait for ever.
+// It was good when it was given: then nothing can be read any more, and the step ends rather than wait for
+// ever.
 TEST_F(GpuSession, AStreamThatFailsLaterEndsTheStep) {
   const HostStream stream;
   for (const bool flush : {false, true}) {
@@ -699,8 +724,9 @@ TEST_F(GpuSession, AStreamThatFailsLaterEndsTheStep) {
     }
     const Status ended = trainer.session->wait(*operation.value(), -1ms);
     EXPECT_TRUE(operation.value()->done());
-    EXPECT_THAT(ended.message(), AllOf(HasSubstr("step 0: "),
-                                       HasSubstr("parameter 'p0' in replica 0 was marked can no longer be used")));
+    EXPECT_THAT(ended.message(),
+                AllOf(HasSubstr("step 0: "),
+                      HasSubstr("parameter 'p0' in replica 0 was marked can no longer be used")));
     (void)trainer.session->close(10s);
   }
 }
@@ -713,7 +739,8 @@ TEST_F(GpuSession, AStepWhoseGradientsAreNeverMarkedEndsInTimeAndSaysWhich) {
   ASSERT_TRUE(operation.ok());
   ok(trainer.session->gradient_ready(trainer.replicas[0], trainer.tensors[0].parameter, nullptr));
   const auto until = std::chrono::steady_clock::now() + 1min;
-  while (!operation.value()->done() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+  while (!operation.value()->done() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(1ms);
   ASSERT_TRUE(operation.value()->done());
   const Status& how = operation.value()->status();
   EXPECT_EQ(how.code(), Code::kTimeout);
@@ -764,7 +791,8 @@ TEST_F(GpuSession, AStreamThatWaitsSeesTheNewValues) {
     ok(trainer.session->step_flush());
     ok(trainer.session->wait(*operation.value(), -1ms));
     ok(trainer.session->stream_wait(trainer.replicas[0], stream));
-    fake_cuda::enqueue(stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
+    fake_cuda::enqueue(
+        stream, [&] { std::memcpy(seen.data(), large.memory[0]->value, seen.size() * sizeof(float)); });
   }
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   EXPECT_EQ(seen, trainer.values(large, 0));
@@ -772,8 +800,8 @@ TEST_F(GpuSession, AStreamThatWaitsSeesTheNewValues) {
   ok(trainer.session->close(10s));
 }
 
-// Steps that end when their updates are enqueued, on a quick device and a slow one, each with a stream of its own: none may see
-// another step's sums.
+// Steps that end when their updates are enqueued, on a quick device and a slow one, each with a stream of its
+// own: none may see another step's sums.
 TEST_F(GpuSession, AQuickDeviceDoesNotRunAwayFromASlowOne) {
   const HostStream streams[] = {HostStream(0), HostStream(1)};
   for (const char* reproducible : {"0", "1"}) {
@@ -785,7 +813,8 @@ TEST_F(GpuSession, AQuickDeviceDoesNotRunAwayFromASlowOne) {
       ok(trainer.session->start());
       trainer.compute(0, 0);
       for (int step = 0; step < 12; ++step) {
-        // Weights make each step's sums other ones, though not its mean, so that gradients need not be written in between.
+        // Weights make each step's sums other ones, though not its mean, so that gradients need not be
+        // written in between.
         auto operation = trainer.session->step_begin(1 + step);
         ASSERT_TRUE(operation.ok());
         for (size_t r = 0; r < 2; ++r) {
@@ -821,7 +850,8 @@ TEST_F(GpuSession, ADeviceThatDoesNotComeIsATimeoutThatNamesIt) {
   (void)trainer.session->close(10s);
 }
 
-// What CUDA does when memory is freed is to wait for the device, which here waits for a host that does not end its work.
+// What CUDA does when memory is freed is to wait for the device, which here waits for a host that does not
+// end its work.
 TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
   const auto before = fake_cuda::alive();
   std::atomic<int> warnings{0};
@@ -829,8 +859,8 @@ TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
     if (record.message.find("cuda:0 does not end what was enqueued in it") != std::string::npos) ++warnings;
   });
   {
-    auto trainer =
-        std::make_unique<Trainer>(open({{"step_timeout", "200ms"}}, "", log), std::vector<std::string>{"cuda:0"});
+    auto trainer = std::make_unique<Trainer>(open({{"step_timeout", "200ms"}}, "", log),
+                                             std::vector<std::string>{"cuda:0"});
     ok(trainer->session->start());
     const fake_cuda::Pause pause;
     EXPECT_EQ(trainer->session->step(1, nullptr).code(), Code::kTimeout);
@@ -879,19 +909,20 @@ TEST_F(GpuSession, WhatFailsOnOneWorkersDeviceTheOthersAreToldAtOnce) {
         SCOPED_TRACE(std::string(function) + " " + std::to_string(n) + " of " + strategy);
         std::vector<Status> how(2);
         std::atomic<int> ended{0};
-        run_ranks(2, {{"bucket_size", "4K"}, {"strategy", strategy}}, [&](int rank, const Settings& settings) {
-          Trainer trainer(open(settings), {rank == 0 ? "cuda:0" : "cpu"});
-          ok(trainer.session->start());
-          ok(trainer.session->step(1, nullptr));
-          ok(trainer.session->wait(*trainer.session->barrier(Session::Mode::kQueue).value(), -1ms));
-          if (rank == 0) fake_cuda::fail(function, cudaErrorIllegalAddress, n);
-          for (int step = 0; step < 100 && how[static_cast<size_t>(rank)].ok(); ++step) {
-            how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
-          }
-          ++ended;
-          while (ended < 2) std::this_thread::yield();  // neither learns of it by the other's close
-          (void)trainer.session->close(10s);
-        });
+        run_ranks(2, {{"bucket_size", "4K"}, {"strategy", strategy}},
+                  [&](int rank, const Settings& settings) {
+                    Trainer trainer(open(settings), {rank == 0 ? "cuda:0" : "cpu"});
+                    ok(trainer.session->start());
+                    ok(trainer.session->step(1, nullptr));
+                    ok(trainer.session->wait(*trainer.session->barrier(Session::Mode::kQueue).value(), -1ms));
+                    if (rank == 0) fake_cuda::fail(function, cudaErrorIllegalAddress, n);
+                    for (int step = 0; step < 100 && how[static_cast<size_t>(rank)].ok(); ++step) {
+                      how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
+                    }
+                    ++ended;
+                    while (ended < 2) std::this_thread::yield();  // neither learns of it by the other's close
+                    (void)trainer.session->close(10s);
+                  });
         EXPECT_EQ(how[0].code(), Code::kInternal) << how[0].message();
         EXPECT_FALSE(how[1].ok());
         EXPECT_THAT(how[1].message(), AllOf(HasSubstr("cuda:0"), HasSubstr("cudaErrorIllegalAddress")));

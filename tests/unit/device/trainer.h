@@ -43,8 +43,8 @@ inline Config config_of(const Settings& settings) {
 
 inline std::shared_ptr<Session> open(const Settings& settings = {}, const std::string& node = {},
                                      std::shared_ptr<Log> log = std::make_shared<Log>()) {
-  auto session =
-      Session::open(config_of(settings), std::make_unique<NodeEnvironment>(node), std::move(log), with_cuda());
+  auto session = Session::open(config_of(settings), std::make_unique<NodeEnvironment>(node), std::move(log),
+                               with_cuda());
   EXPECT_TRUE(session.ok()) << session.status().message();
   return session.value();
 }
@@ -59,11 +59,12 @@ struct Tensor {
   std::vector<std::shared_ptr<TensorMemory>> memory;  // by replica
 };
 
-// Parameters of odd sizes with a replica on each of the devices; with `halves` also one in bfloat16 and one in float16, which have
-// the same values and gradients as the last one in float32.
+// Parameters of odd sizes with a replica on each of the devices; with `halves` also one in bfloat16 and one
+// in float16, which have the same values and gradients as the last one in float32.
 struct Trainer {
   Trainer(std::shared_ptr<Session> opened, const std::vector<std::string>& devices,
-          const std::string& optimizer = "sgd", const std::string& options = "lr=0.5 momentum=0.5", bool halves = false)
+          const std::string& optimizer = "sgd", const std::string& options = "lr=0.5 momentum=0.5",
+          bool halves = false)
       : session(std::move(opened)) {
     ok(session->set_optimizer(optimizer, options));
     for (const std::string& device : devices) {
@@ -73,12 +74,15 @@ struct Trainer {
     std::vector<std::pair<int64_t, DType>> wanted = {
         {3, DType::kFloat32}, {5000, DType::kFloat32}, {17, DType::kFloat32}, {1, DType::kFloat32}};
     if (halves)
-      wanted.insert(wanted.end(), {{4103, DType::kFloat32}, {4103, DType::kBfloat16}, {4103, DType::kFloat16}});
+      wanted.insert(wanted.end(),
+                    {{4103, DType::kFloat32}, {4103, DType::kBfloat16}, {4103, DType::kFloat16}});
     for (const auto& [count, dtype] : wanted) {
       Tensor tensor{
-          session->add_parameter(std::string("p") + std::to_string(tensors.size()), dtype, {&count, 1}, true).value(),
+          session->add_parameter(std::string("p") + std::to_string(tensors.size()), dtype, {&count, 1}, true)
+              .value(),
           {}};
-      for (Replica* replica : replicas) tensor.memory.push_back(session->alloc(replica, tensor.parameter).value());
+      for (Replica* replica : replicas)
+        tensor.memory.push_back(session->alloc(replica, tensor.parameter).value());
       tensors.push_back(std::move(tensor));
     }
   }
@@ -99,9 +103,11 @@ struct Trainer {
   }
   // `wide`: of so unlike sizes that sums in float32 depend on their order.
   static float gradient(int step, int rank, size_t replica, size_t i, bool wide = false) {
-    const float small = static_cast<float>((i * 7 + static_cast<size_t>(step * 5 + rank * 3) + replica) % 11) - 5;
-    return wide ? std::ldexp(small,
-                             static_cast<int>((i * 13 + static_cast<size_t>(rank * 11 + step) + replica * 7) % 28) - 14)
+    const float small =
+        static_cast<float>((i * 7 + static_cast<size_t>(step * 5 + rank * 3) + replica) % 11) - 5;
+    return wide ? std::ldexp(small, static_cast<int>(
+                                        (i * 13 + static_cast<size_t>(rank * 11 + step) + replica * 7) % 28) -
+                                        14)
                 : small;
   }
   void compute(int step, int rank, bool wide = false) {
@@ -115,8 +121,8 @@ struct Trainer {
     const Tensor& tensor = tensors[which % tensors.size()];
     const DType dtype = tensor.parameter->dtype;
     const float infinite = std::numeric_limits<float>::infinity();
-    std::byte* last =
-        static_cast<std::byte*>(tensor.memory.back()->gradient) + tensor.parameter->nbytes() - dtype_size(dtype);
+    std::byte* last = static_cast<std::byte*>(tensor.memory.back()->gradient) + tensor.parameter->nbytes() -
+                      dtype_size(dtype);
     if (!is_half(dtype)) return access.back().write(last, std::vector<float>{infinite});
     std::vector<uint16_t> narrowed(1);
     narrow(dtype, narrowed.data(), &infinite, 1);
@@ -124,7 +130,8 @@ struct Trainer {
   }
   std::vector<float> values(const Tensor& tensor, size_t replica) {
     const Parameter& parameter = *tensor.parameter;
-    if (!is_half(parameter.dtype)) return access[replica].read<float>(tensor.memory[replica]->value, parameter.count);
+    if (!is_half(parameter.dtype))
+      return access[replica].read<float>(tensor.memory[replica]->value, parameter.count);
     const auto narrowed = access[replica].read<uint16_t>(tensor.memory[replica]->value, parameter.count);
     std::vector<float> widened(parameter.count);
     widen(parameter.dtype, widened.data(), narrowed.data(), parameter.count);
@@ -166,10 +173,12 @@ struct Job {
   std::vector<std::string> strategies = {"allreduce"};  // in turn, one each step
   int steps = 4;
   Settings settings = {};
-  std::vector<std::string> nodes = {};                                 // by rank; empty: all on one
-  std::function<bool(int step, int rank, size_t tensor)> absent = {};  // but of the last three, which are to stay alike
+  std::vector<std::string> nodes = {};  // by rank; empty: all on one
+  // Not of the last three, which are to stay alike.
+  std::function<bool(int step, int rank, size_t tensor)> absent = {};
   std::string optimizer = "sgd", options = "lr=0.4 momentum=0.5";
-  // In which steps a gradient overflows somewhere. Without a loss scale they are left out, which is to come to the same.
+  // In which steps a gradient overflows somewhere. Without a loss scale they are left out, which is to come
+  // to the same.
   std::function<bool(int step)> overflows = {};
   bool wide = false;  // gradients, and no half types
 };
@@ -180,7 +189,8 @@ inline std::unique_ptr<HeadProcess> start_head(size_t workers, Settings* setting
   if (workers == 1) return nullptr;
   Settings of_head = {{"head", "127.0.0.1:0"}, {"num_workers", std::to_string(workers)}};
   if (settings->count("lease")) of_head["lease"] = settings->at("lease");
-  auto started = HeadProcess::start(config_of(of_head), transport::make_uv_environment(), std::make_shared<Log>());
+  auto started =
+      HeadProcess::start(config_of(of_head), transport::make_uv_environment(), std::make_shared<Log>());
   EXPECT_TRUE(started.ok()) << started.status().message();
   (*settings)["head"] = started.value()->address();
   (*settings)["embed_head"] = "never";
@@ -209,8 +219,8 @@ inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_
   if (digests) digests->resize(workers);
   run_ranks(workers, job.settings, [&](int rank, const Settings& settings) {
     const size_t w = static_cast<size_t>(rank);
-    Trainer trainer(open(settings, job.nodes.empty() ? "" : job.nodes[w]), job.devices[w], job.optimizer, job.options,
-                    !job.wide);
+    Trainer trainer(open(settings, job.nodes.empty() ? "" : job.nodes[w]), job.devices[w], job.optimizer,
+                    job.options, !job.wide);
     trainer.fill(0, false, [rank](size_t i) { return static_cast<float>(rank + static_cast<int>(i % 5)); });
     ok(trainer.session->set_strategy(job.strategies[0], ""));
     ok(trainer.session->start());
@@ -234,7 +244,8 @@ inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_
     }
     values[w] = trainer.values();
     if (!job.wide) trainer.check_halves();
-    for (size_t r = 1; r < job.devices[w].size(); ++r) EXPECT_EQ(trainer.values(r), values[w]) << "replica " << r;
+    for (size_t r = 1; r < job.devices[w].size(); ++r)
+      EXPECT_EQ(trainer.values(r), values[w]) << "replica " << r;
     if (digests) (*digests)[w] = trainer.session->digest().value();
     ok(trainer.session->close(std::chrono::seconds(10)));
   });

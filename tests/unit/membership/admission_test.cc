@@ -23,8 +23,8 @@ class AdmissionTest : public testing::Test {
   Head head_handler_{loop_, HeadOptions{1, 1s}, nullptr};
   Head peer_handler_{loop_, HeadOptions{1, 1s}, nullptr};
   std::vector<std::string> logged_;
-  std::shared_ptr<Log> log_ =
-      std::make_shared<Log>(LogLevel::kWarning, [this](const LogRecord& record) { logged_.push_back(record.message); });
+  std::shared_ptr<Log> log_ = std::make_shared<Log>(
+      LogLevel::kWarning, [this](const LogRecord& record) { logged_.push_back(record.message); });
   Admission::Route head_{network_at(0x1000), &head_handler_};
   Admission::Route peer_{network_at(0x2000), &peer_handler_};
 
@@ -97,15 +97,16 @@ TEST_F(AdmissionTest, RefusalsAreLoggedOnceAndThenCountedByCause) {
   logged_.clear();
 
   loop_.advance(11s);
-  EXPECT_THAT(logged_, testing::UnorderedElementsAre(
-                           "999 further connections were refused in the last 10 s because their token is wrong",
-                           "1 further connection was refused in the last 10 s because they want another job"));
+  EXPECT_THAT(logged_,
+              testing::UnorderedElementsAre(
+                  "999 further connections were refused in the last 10 s because their token is wrong",
+                  "1 further connection was refused in the last 10 s because they want another job"));
   logged_.clear();
   (void)admission.on_wrong_token(stranger, "10.0.0.7:99");  // it goes on: still only counted
   EXPECT_TRUE(logged_.empty());
   loop_.advance(10s);
-  EXPECT_EQ(logged_,
-            std::vector<std::string>{"1 further connection was refused in the last 10 s because their token is wrong"});
+  EXPECT_EQ(logged_, std::vector<std::string>{
+                         "1 further connection was refused in the last 10 s because their token is wrong"});
   logged_.clear();
   loop_.advance(20s);  // quiet, so the next one is news
   EXPECT_TRUE(logged_.empty());
@@ -133,8 +134,14 @@ TEST_F(AdmissionTest, RefusesWhoDoesNotBelong) {
   };
   const std::vector<Case> cases = {
       {"wrong job", [](auto& h) { h.job = "other"; }, Code::kUnauthorized, {"'other'", "'digits'", "`job`"}},
-      {"protocol", [](auto& h) { h.protocol = 77; }, Code::kMismatch, {"protocol 77", "protocol 1", "install"}},
-      {"major version", [](auto& h) { h.library_version = "9.1.2"; }, Code::kMismatch, {"9.1.2", library_version()}},
+      {"protocol",
+       [](auto& h) { h.protocol = 77; },
+       Code::kMismatch,
+       {"protocol 77", "protocol 1", "install"}},
+      {"major version",
+       [](auto& h) { h.library_version = "9.1.2"; },
+       Code::kMismatch,
+       {"9.1.2", library_version()}},
       {"no version", [](auto& h) { h.library_version = ""; }, Code::kMismatch, {library_version()}},
   };
   for (const Case& c : cases) {

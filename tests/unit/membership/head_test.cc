@@ -76,7 +76,9 @@ class HeadTest : public testing::Test {
     }
   }
   Remote& at(size_t i) { return *remotes_[i]; }
-  Answer renew(size_t i, uint64_t view = 1) { return call(at(i).heartbeat, transport::Renew{at(i).rank, view}); }
+  Answer renew(size_t i, uint64_t view = 1) {
+    return call(at(i).heartbeat, transport::Renew{at(i).rank, view});
+  }
   void watch(size_t i, uint64_t sequence) { at(i).watch = call(at(i).control, transport::Watch{sequence}); }
   void leave(size_t i, Status cause = {}) {
     at(i).leave = call(at(i).control, transport::Leave{at(i).rank, 1, std::move(cause)});
@@ -116,10 +118,10 @@ TEST_F(HeadTest, OnlyAWorkerThatKnowsTheJobsNonceMayRenew) {
     std::string job_nonce;
     Code code;
   };
-  for (const Case& c :
-       {Case{"w1", 1, nonce, Code::kOk}, Case{"w1", 1, "", Code::kState}, Case{"w1", 1, nonce + "x", Code::kState},
-        Case{"w1", 2, nonce, Code::kState}, Case{"w1", -1, nonce, Code::kState}, Case{"w1", 3, nonce, Code::kState},
-        Case{"w7", 1, nonce, Code::kState}}) {
+  for (const Case& c : {Case{"w1", 1, nonce, Code::kOk}, Case{"w1", 1, "", Code::kState},
+                        Case{"w1", 1, nonce + "x", Code::kState}, Case{"w1", 2, nonce, Code::kState},
+                        Case{"w1", -1, nonce, Code::kState}, Case{"w1", 3, nonce, Code::kState},
+                        Case{"w7", 1, nonce, Code::kState}}) {
     FakeChannel channel(c.worker_id, Role::kHeartbeat);
     channel.claim(c.rank, c.job_nonce);
     EXPECT_EQ(head_->on_open(channel).code(), c.code) << c.worker_id << " as rank " << c.rank;
@@ -134,7 +136,8 @@ TEST_F(HeadTest, TheOldestControlConnectionsThatDoNotJoinAreClosed) {
     idle.push_back(std::make_unique<FakeChannel>("stranger"));
     EXPECT_TRUE(head_->on_open(*idle.back()).ok());
   }
-  EXPECT_EQ(std::count_if(idle.begin(), idle.end(), [](const auto& channel) { return !channel->closed; }), 64 + 3);
+  EXPECT_EQ(std::count_if(idle.begin(), idle.end(), [](const auto& channel) { return !channel->closed; }),
+            64 + 3);
   EXPECT_TRUE(idle.front()->closed);
   EXPECT_FALSE(idle.back()->closed);
   EXPECT_FALSE(at(0).control.closed) << "it waits in the rendezvous";
@@ -260,7 +263,8 @@ TEST_F(HeadTest, ALateComerIsToldThatTheJobRuns) {
   head_->on_close(at(3).control, {});
   come("w1");
   EXPECT_EQ(at(4).join.status().code(), Code::kExists);
-  EXPECT_THAT(at(4).join.status().message(), AllOf(HasSubstr("'w1'"), HasSubstr("rank 1"), HasSubstr("nodew1")));
+  EXPECT_THAT(at(4).join.status().message(),
+              AllOf(HasSubstr("'w1'"), HasSubstr("rank 1"), HasSubstr("nodew1")));
   head_->on_close(at(4).control, {});
   EXPECT_FALSE(at(0).watch.given());
 }
@@ -297,8 +301,9 @@ TEST_F(HeadTest, ASilentWorkerIsLostWithinItsLeaseAndEverybodyIsTold) {
     EXPECT_EQ(news(i).code(), Code::kWorkerLost);
     EXPECT_EQ(news(i).rank(), 2);
     EXPECT_EQ(news(i).host(), "nodew2");
-    EXPECT_THAT(news(i).message(),
-                HasSubstr("rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat for 10.0 s (lease)"));
+    EXPECT_THAT(
+        news(i).message(),
+        HasSubstr("rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat for 10.0 s (lease)"));
   }
   EXPECT_EQ(renew(2).status().rank(), 2);
   EXPECT_TRUE(renew(0).ok());
@@ -309,7 +314,8 @@ TEST_F(HeadTest, AllThatAreSilentAreNamed) {
   loop_.advance(5s);
   renew(0);
   loop_.advance(6s);
-  EXPECT_THAT(news(0).message(), AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("silent too: rank 2 (worker 'w2'")));
+  EXPECT_THAT(news(0).message(),
+              AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("silent too: rank 2 (worker 'w2'")));
 }
 
 TEST_F(HeadTest, AHeadThatHearsNoneOfSeveralWorkersIsCutOffItself) {
@@ -317,7 +323,8 @@ TEST_F(HeadTest, AHeadThatHearsNoneOfSeveralWorkersIsCutOffItself) {
   loop_.advance(11s);
   EXPECT_EQ(news(0).code(), Code::kWorkerLost);
   EXPECT_EQ(news(0).rank(), -1);
-  EXPECT_THAT(news(0).message(), AllOf(HasSubstr("the head hears no worker"), HasSubstr("rank 0 (worker 'w0'")));
+  EXPECT_THAT(news(0).message(),
+              AllOf(HasSubstr("the head hears no worker"), HasSubstr("rank 0 (worker 'w0'")));
 }
 
 TEST_F(HeadTest, WorkersOfOneSilentMachineHaveStopped) {
@@ -333,7 +340,8 @@ TEST_F(HeadTest, AWorkerThatDoesNotHearTheHeadIsNamedItself) {
   begin(0);
   report(2, Status(Code::kWorkerLost, "the head at a:1 has not answered for 10.0 s").with_rank(0, "nodew0"));
   EXPECT_EQ(news(1).rank(), 2);
-  EXPECT_THAT(news(1).message(), AllOf(HasSubstr("rank 2 (worker 'w2'"), HasSubstr("does not hear the head")));
+  EXPECT_THAT(news(1).message(),
+              AllOf(HasSubstr("rank 2 (worker 'w2'"), HasSubstr("does not hear the head")));
 }
 
 TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {
@@ -341,15 +349,15 @@ TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {
     std::vector<std::pair<size_t, int32_t>> pairs;
     int32_t head_rank, named;
   };
-  for (const Case& c :
-       {Case{{{0, 1}}, -1, 1}, Case{{{1, 0}}, -1, 1}, Case{{{1, 0}, {0, 1}}, -1, 1}, Case{{{1, 2}}, 2, 1},
-        Case{{{0, 1}, {0, 2}}, -1, 0}, Case{{{2, 0}, {1, 0}, {0, 1}}, -1, 0}, Case{{{0, 2}, {1, 2}}, -1, 2}}) {
+  for (const Case& c : {Case{{{0, 1}}, -1, 1}, Case{{{1, 0}}, -1, 1}, Case{{{1, 0}, {0, 1}}, -1, 1},
+                        Case{{{1, 2}}, 2, 1}, Case{{{0, 1}, {0, 2}}, -1, 0},
+                        Case{{{2, 0}, {1, 0}, {0, 1}}, -1, 0}, Case{{{0, 2}, {1, 2}}, -1, 2}}) {
     remotes_.clear();
     head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}}, nullptr);
     begin(c.head_rank);
     for (const auto& [from, to] : c.pairs) {
-      EXPECT_TRUE(call(at(from).control,
-                       transport::Report{static_cast<int32_t>(from), 1, Status(Code::kWorkerLost, "no answer"), to})
+      EXPECT_TRUE(call(at(from).control, transport::Report{static_cast<int32_t>(from), 1,
+                                                           Status(Code::kWorkerLost, "no answer"), to})
                       .ok());
       EXPECT_FALSE(at(0).watch.given()) << "others may say so, too";
     }
@@ -400,17 +408,17 @@ TEST_F(HeadTest, AHeadThatWasStoppedNamesItself) {
         loop_.stop_for(2 * kLease);
         if (timer_first) loop_.advance(1ms);
         if (reports) {
-          report(
-              2,
-              Status(Code::kWorkerLost, "the head at a:1 has not answered for 10.0 s").with_rank(head_rank, "nodew0"));
+          report(2, Status(Code::kWorkerLost, "the head at a:1 has not answered for 10.0 s")
+                        .with_rank(head_rank, "nodew0"));
         } else {
           close(2);
         }
         EXPECT_EQ(news(1).code(), Code::kWorkerLost);
         EXPECT_EQ(news(1).rank(), head_rank);
-        EXPECT_THAT(news(1).message(),
-                    AllOf(HasSubstr("was itself stopped or suspended for 1"), HasSubstr("rank 2 (worker 'w2'")));
-        EXPECT_EQ(news(1).message().rfind(head_rank < 0 ? "the head was" : "the head, hosted by rank 0 (", 0), 0u)
+        EXPECT_THAT(news(1).message(), AllOf(HasSubstr("was itself stopped or suspended for 1"),
+                                             HasSubstr("rank 2 (worker 'w2'")));
+        EXPECT_EQ(news(1).message().rfind(head_rank < 0 ? "the head was" : "the head, hosted by rank 0 (", 0),
+                  0u)
             << news(1).message();
       }
     }
@@ -449,7 +457,8 @@ TEST_F(HeadTest, AConnectionThatEndsWithoutLeaveIsALossAtOnce) {
     head_->on_close(c.heartbeat ? at(1).heartbeat : at(1).control, c.why);
     EXPECT_EQ(news(0).code(), Code::kWorkerLost);
     EXPECT_EQ(news(2).rank(), 1);
-    EXPECT_THAT(news(2).message(), AllOf(HasSubstr("rank 1 (worker 'w1' on host nodew1, pid 149)"), HasSubstr(c.says)));
+    EXPECT_THAT(news(2).message(),
+                AllOf(HasSubstr("rank 1 (worker 'w1' on host nodew1, pid 149)"), HasSubstr(c.says)));
   }
 }
 
@@ -484,7 +493,8 @@ TEST_F(HeadTest, LeavingBecauseOfACauseBreaksTheJob) {
   EXPECT_TRUE(at(1).leave.ok());
   EXPECT_EQ(news(0).code(), Code::kWorkerLost);  // nobody else's session was closed
   EXPECT_EQ(news(0).rank(), 1);
-  EXPECT_THAT(news(0).message(), AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("session freed in mid-step")));
+  EXPECT_THAT(news(0).message(),
+              AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("session freed in mid-step")));
 }
 
 TEST_F(HeadTest, WhoAsksLateStillHearsTheNews) {
@@ -604,7 +614,8 @@ TEST_F(HeadTest, ABrokenJobEndsWithItsCauseWhenAllAreGoneOrALeaseLater) {
     } else {
       loop_.advance(kLease);
     }
-    head_->on_end([this](const Status& status) { ends_.push_back(status); });  // asked late: told all the same
+    // It asks late and is told all the same.
+    head_->on_end([this](const Status& status) { ends_.push_back(status); });
     loop_.advance(1ms);
     ASSERT_EQ(ends_.size(), 1u);
     EXPECT_EQ(ends_[0].code(), Code::kAborted);
@@ -637,10 +648,11 @@ TEST_F(HeadTest, MessagesThatAreStaleForeignOrOutOfPlaceAreRefused) {
       {"renewal of no rank", &w1.heartbeat, transport::Renew{-1, 1}, Code::kState, "join first"},
       {"renewal beyond the ranks", &w1.heartbeat, transport::Renew{3, 1}, Code::kState, "join first"},
       {"stale report", &w1.control, transport::Report{1, 2, Status(Code::kIo, "x")}, Code::kState, "view 2"},
-      {"report as another", &w1.control, transport::Report{0, 1, Status(Code::kIo, "x")}, Code::kInvalidArgument,
-       "rank 0"},
+      {"report as another", &w1.control, transport::Report{0, 1, Status(Code::kIo, "x")},
+       Code::kInvalidArgument, "rank 0"},
       {"report without cause", &w1.control, transport::Report{1, 1, {}}, Code::kInvalidArgument, "no cause"},
-      {"report from nobody", &impostor, transport::Report{1, 1, Status(Code::kIo, "x")}, Code::kState, "join first"},
+      {"report from nobody", &impostor, transport::Report{1, 1, Status(Code::kIo, "x")}, Code::kState,
+       "join first"},
       {"leave from nobody", &impostor, transport::Leave{1, 1, {}}, Code::kState, "join first"},
       {"stale leave", &w1.control, transport::Leave{1, 7, {}}, Code::kState, "view 7"},
       {"watch of the future", &w1.control, transport::Watch{5}, Code::kInvalidArgument, "after 5"},

@@ -25,7 +25,8 @@ constexpr Duration kSlack = 100ms;
 
 class ScriptedHead final : public transport::ServerHandler {
  public:
-  void on_call(transport::ServerChannel& channel, transport::Message request, transport::Responder respond) override {
+  void on_call(transport::ServerChannel& channel, transport::Message request,
+               transport::Responder respond) override {
     renewals.push_back(std::get<transport::Renew>(request));
     hellos.push_back(channel.hello());
     answer(std::move(respond));
@@ -67,9 +68,9 @@ class HeartbeatTest : public testing::Test {
   }
   Admission& admission() {
     if (!admission_) {
-      admission_ =
-          std::make_unique<Admission>(head_network_->loop(), "digits", "secret",
-                                      Admission::Route{head_network_.get(), &head_}, Admission::Route{}, nullptr);
+      admission_ = std::make_unique<Admission>(head_network_->loop(), "digits", "secret",
+                                               Admission::Route{head_network_.get(), &head_},
+                                               Admission::Route{}, nullptr);
     }
     return *admission_;
   }
@@ -146,9 +147,11 @@ TEST_F(HeartbeatTest, AHeadThatDoesNotAnswerIsLostWhenTheLeaseIsOver) {
   expect_failure(kLease);
   EXPECT_EQ(failures_[0].rank(), 0);
   EXPECT_EQ(failures_[0].host(), "node0");
-  EXPECT_THAT(failures_[0].message(),
-              HasSubstr("the head at node0:7700, hosted by rank 0 (worker 'w0' on host node0, pid 1), has not answered "
-                        "for 10.0 s (lease)"));
+  EXPECT_THAT(
+      failures_[0].message(),
+      HasSubstr(
+          "the head at node0:7700, hosted by rank 0 (worker 'w0' on host node0, pid 1), has not answered "
+          "for 10.0 s (lease)"));
   stop();
   world_.run_for(1s);
 }
@@ -210,8 +213,9 @@ TEST_F(HeartbeatTest, AProcessThatWasStoppedSaysSo) {
     started_ = world_.now();
     expect_failure(0s);
     EXPECT_EQ(failures_[0].rank(), 2);
-    EXPECT_THAT(failures_[0].message(),
-                AllOf(HasSubstr("rank 2 (worker 'w2' on host node2, pid 3) was itself stopped"), HasSubstr("29.")));
+    EXPECT_THAT(
+        failures_[0].message(),
+        AllOf(HasSubstr("rank 2 (worker 'w2' on host node2, pid 3) was itself stopped"), HasSubstr("29.")));
     stop();
     world_.run_for(1s);
   }

@@ -52,7 +52,9 @@ class RandomJob {
 
  private:
   uint64_t pick(uint64_t n) { return random_() % n; }
-  Duration up_to(Duration limit) { return Duration(static_cast<int64_t>(pick(static_cast<uint64_t>(limit.count())))); }
+  Duration up_to(Duration limit) {
+    return Duration(static_cast<int64_t>(pick(static_cast<uint64_t>(limit.count()))));
+  }
 
   transport::SimOptions world_options() {
     transport::SimOptions options;
@@ -99,8 +101,8 @@ class RandomJob {
       workers_.push_back(std::make_unique<SimWorker>(world_, world_.start_process(host), options));
     }
     start_head(node0);
-    const bool complete =
-        world_.run_until([this] { return all([](SimWorker& w) { return w.joined.has_value(); }); }, world_.now() + 5s);
+    const bool complete = world_.run_until(
+        [this] { return all([](SimWorker& w) { return w.joined.has_value(); }); }, world_.now() + 5s);
     ASSERT_TRUE(complete) << "the rendezvous does not end";
     for (auto& w : workers_) {
       ASSERT_TRUE(w->ok()) << w->joined->status().message();
@@ -126,7 +128,8 @@ class RandomJob {
   void break_something() {
     victim_ = static_cast<int32_t>(pick(size_));
     SimWorker& victim = *by_rank_[static_cast<size_t>(victim_)];
-    if (victim.process == head_->process && fault_ == Fault::kBreak) fault_ = Fault::kNone;  // nothing between them
+    // There is nothing between them.
+    if (victim.process == head_->process && fault_ == Fault::kBreak) fault_ = Fault::kNone;
     const bool hosts_head = victim.process == head_->process;
     Duration promise = kSlack;
     Code code = Code::kWorkerLost;
@@ -175,7 +178,8 @@ class RandomJob {
       if (w.get() == &victim && fault_ == Fault::kBreak) continue;  // has lost the head, as it sees it
       EXPECT_EQ(status.rank(), victim_) << status.message();
       EXPECT_EQ(status.host(), victim.host) << status.message();
-      if (hosts_head && fault_ != Fault::kReport && fault_ != Fault::kQuit && fault_ != Fault::kDestroy) continue;
+      if (hosts_head && fault_ != Fault::kReport && fault_ != Fault::kQuit && fault_ != Fault::kDestroy)
+        continue;
       if (first.empty()) first = status.message();
       EXPECT_EQ(status.message(), first) << "not all were told the same";
     }
@@ -196,9 +200,12 @@ class RandomJob {
       w->leave(w->broken.empty() ? Status() : w->broken[0]);
       last = world_.now();
     }
-    const auto gone = [this] { return all([this](SimWorker& w) { return !leaves(w) || w.calls_of_done == 1; }); };
+    const auto gone = [this] {
+      return all([this](SimWorker& w) { return !leaves(w) || w.calls_of_done == 1; });
+    };
     if (embedded_ && leaves(*by_rank_[0])) {
-      ASSERT_TRUE(world_.run_until([this] { return by_rank_[0]->calls_of_done == 1; }, last + kLease + kSlack));
+      ASSERT_TRUE(
+          world_.run_until([this] { return by_rank_[0]->calls_of_done == 1; }, last + kLease + kSlack));
       by_rank_[0]->destroy();
       head_.reset();
     }
@@ -218,7 +225,8 @@ class RandomJob {
     EXPECT_TRUE(head_->ends[0].ok());
   }
   bool leaves(const SimWorker& w) const {
-    return w.rank() != victim_ || fault_ == Fault::kReport || fault_ == Fault::kBreak || fault_ == Fault::kNone;
+    return w.rank() != victim_ || fault_ == Fault::kReport || fault_ == Fault::kBreak ||
+           fault_ == Fault::kNone;
   }
 
   std::mt19937_64 random_;

@@ -47,7 +47,8 @@ class MemberTest : public testing::Test {
     return start_in(world_.start_process(host += std::to_string(n)), options);
   }
   void run_until(const std::function<bool()>& predicate, Duration limit) {
-    ASSERT_TRUE(world_.run_until(predicate, world_.now() + limit)) << "nothing after " << limit.count() << " ns";
+    ASSERT_TRUE(world_.run_until(predicate, world_.now() + limit))
+        << "nothing after " << limit.count() << " ns";
   }
   // A whole job; worker i has rank i.
   void start_job(uint32_t num_workers, bool embedded) {
@@ -61,7 +62,8 @@ class MemberTest : public testing::Test {
   }
   SimWorker& at(size_t i) { return *workers_[i]; }
   // All but one are told, within the limit, of a cause that names `rank`, and once.
-  void expect_all_told_but(size_t except, int32_t rank, Duration limit, const std::vector<std::string>& says) {
+  void expect_all_told_but(size_t except, int32_t rank, Duration limit,
+                           const std::vector<std::string>& says) {
     const Time start = world_.now();
     run_until([&] { return all([&](SimWorker& w) { return &w == &at(except) || !w.broken.empty(); }); },
               2 * kLease + kSlack);
@@ -77,8 +79,8 @@ class MemberTest : public testing::Test {
     }
   }
   std::string full_name(size_t i) {
-    return "rank " + std::to_string(at(i).rank()) + " (worker '" + at(i).options.id + "' on host " + at(i).host +
-           ", pid " + std::to_string(at(i).pid) + ")";
+    return "rank " + std::to_string(at(i).rank()) + " (worker '" + at(i).options.id + "' on host " +
+           at(i).host + ", pid " + std::to_string(at(i).pid) + ")";
   }
 
   SimWorld world_{7};
@@ -113,9 +115,11 @@ TEST_F(MemberTest, AWorkerThatWaitsForTheJobSaysSoAtDoublingIntervals) {
   run_until([&] { return w.joined.has_value(); }, 2s);
   world_.run_for(60s);
   ASSERT_EQ(w.warnings.size(), 3u);
-  EXPECT_THAT(w.warnings[0], AllOf(HasSubstr("waiting for the head at node0:7700 (3.0 s): "), HasSubstr("node0")));
-  EXPECT_THAT(w.warnings[1],
-              AllOf(HasSubstr("waiting for the other workers (6.0 s): 1 of 2 workers have come"), HasSubstr("'w1'")));
+  EXPECT_THAT(w.warnings[0],
+              AllOf(HasSubstr("waiting for the head at node0:7700 (3.0 s): "), HasSubstr("node0")));
+  EXPECT_THAT(
+      w.warnings[1],
+      AllOf(HasSubstr("waiting for the other workers (6.0 s): 1 of 2 workers have come"), HasSubstr("'w1'")));
   EXPECT_THAT(w.warnings[2], HasSubstr("(12.0 s)"));
 }
 
@@ -127,7 +131,8 @@ TEST_F(MemberTest, AnUnreachableHeadIsAnErrorAtTheDeadline) {
   run_until([&] { return w.joined.has_value(); }, 5s + kSlack);
   EXPECT_GE((w.joined_at - start).count(), Duration(5s).count());
   EXPECT_EQ(w.joined->status().code(), Code::kUnreachable);
-  EXPECT_THAT(w.joined->status().message(), AllOf(HasSubstr("node0:7700"), HasSubstr("5.0 s"), HasSubstr("`head`")));
+  EXPECT_THAT(w.joined->status().message(),
+              AllOf(HasSubstr("node0:7700"), HasSubstr("5.0 s"), HasSubstr("`head`")));
 }
 
 TEST_F(MemberTest, AnIncompleteJobIsAnErrorThatSaysWhoHasCome) {
@@ -140,8 +145,9 @@ TEST_F(MemberTest, AnIncompleteJobIsAnErrorThatSaysWhoHasCome) {
   SimWorker& second = start_worker(1, options);
   run_until([&] { return first.joined.has_value(); }, 3s + kSlack);
   EXPECT_EQ(first.joined->status().code(), Code::kTimeout);
-  EXPECT_THAT(first.joined->status().message(), AllOf(HasSubstr("2 of 3 workers have come"), HasSubstr("'w0'"),
-                                                      HasSubstr("'w1'"), HasSubstr("`init_timeout`")));
+  EXPECT_THAT(first.joined->status().message(),
+              AllOf(HasSubstr("2 of 3 workers have come"), HasSubstr("'w0'"), HasSubstr("'w1'"),
+                    HasSubstr("`init_timeout`")));
   // Its place is free again, and the others can still come.
   start_worker(0);
   start_worker(2);
@@ -388,7 +394,8 @@ TEST_F(MemberTest, LeavingBecauseOfACauseTellsTheOthers) {
   EXPECT_TRUE(at(2).broken.empty());
   run_until([this] { return !at(0).broken.empty() && !at(1).broken.empty(); }, kSlack);
   EXPECT_EQ(at(0).broken[0].rank(), 2);
-  EXPECT_THAT(at(0).broken[0].message(), AllOf(HasSubstr(full_name(2)), HasSubstr("the host program failed")));
+  EXPECT_THAT(at(0).broken[0].message(),
+              AllOf(HasSubstr(full_name(2)), HasSubstr("the host program failed")));
 }
 
 // ---- leaving

@@ -77,11 +77,20 @@ TEST_F(RendezvousTest, RefusesWithAMessageThatNamesThingValueAndRemedy) {
   second_head.hosts_head = true;
   const std::vector<Case> cases = {
       {"no id", no_id, Code::kInvalidArgument, {"pid 7", "`worker_id`"}},
-      {"other size", request_of("x", -1, 5, 7), Code::kMismatch, {"'x'", "num_workers = 5", "num_workers = 3"}},
-      {"rank too large", request_of("x", 3, 3, 7), Code::kInvalidArgument, {"'x'", "rank 3", "0..2", "`rank`"}},
+      {"other size",
+       request_of("x", -1, 5, 7),
+       Code::kMismatch,
+       {"'x'", "num_workers = 5", "num_workers = 3"}},
+      {"rank too large",
+       request_of("x", 3, 3, 7),
+       Code::kInvalidArgument,
+       {"'x'", "rank 3", "0..2", "`rank`"}},
       {"rank too small", request_of("x", -2, 3, 7), Code::kInvalidArgument, {"rank -2", "0..2"}},
       {"rank taken", request_of("x", 1, 3, 7), Code::kExists, {"rank 1", "'x'", "'a' (host nodea, pid 42)"}},
-      {"id taken, other pid", request_of("a", -1, 3, 7), Code::kExists, {"'a'", "host nodea", "pid 42", "`worker_id`"}},
+      {"id taken, other pid",
+       request_of("a", -1, 3, 7),
+       Code::kExists,
+       {"'a'", "host nodea", "pid 42", "`worker_id`"}},
       {"second head", second_head, Code::kExists, {"'x'", "'a'", "head"}},
   };
   for (const Case& c : cases) {
@@ -127,9 +136,11 @@ TEST_F(RendezvousTest, ProgressSaysWhoHasComeAndWhichRanksAreMissing) {
   Rendezvous rendezvous(4);
   EXPECT_EQ(rendezvous.progress(), "0 of 4 workers have come");
   ASSERT_TRUE(admit(rendezvous, request_of("a", 2, 4, 42)).ok());
-  EXPECT_EQ(rendezvous.progress(), "1 of 4 workers have come: 'a' (host nodea, pid 42); missing: rank 0, 1, 3");
+  EXPECT_EQ(rendezvous.progress(),
+            "1 of 4 workers have come: 'a' (host nodea, pid 42); missing: rank 0, 1, 3");
   ASSERT_TRUE(admit(rendezvous, request_of("b", -1, 4, 43)).ok());
-  EXPECT_EQ(rendezvous.progress(), "2 of 4 workers have come: 'a' (host nodea, pid 42), 'b' (host nodeb, pid 43)");
+  EXPECT_EQ(rendezvous.progress(),
+            "2 of 4 workers have come: 'a' (host nodea, pid 42), 'b' (host nodeb, pid 43)");
 }
 
 TEST_F(RendezvousTest, ProgressSaysWhoWasTurnedAway) {
@@ -137,7 +148,8 @@ TEST_F(RendezvousTest, ProgressSaysWhoWasTurnedAway) {
   rendezvous.note_refused("worker 'x' has a wrong token");
   EXPECT_EQ(rendezvous.progress(), "0 of 2 workers have come; refused: 1 (worker 'x' has a wrong token)");
   rendezvous.note_refused(std::string(398, 'a') + "\u00e4\u00e4");
-  EXPECT_EQ(rendezvous.progress(), "0 of 2 workers have come; refused: 2 (last: " + std::string(398, 'a') + "\u00e4)");
+  EXPECT_EQ(rendezvous.progress(),
+            "0 of 2 workers have come; refused: 2 (last: " + std::string(398, 'a') + "\u00e4)");
 }
 
 TEST_F(RendezvousTest, ProgressOfALargeJobStaysReadable) {

@@ -20,12 +20,14 @@ std::unique_ptr<Network> network_of(transport::Environment& environment, const s
 
 }  // namespace
 
-SimHead::SimHead(SimWorld& world, ProcessId p, const std::string& host, uint32_t num_workers, transport::Duration lease)
+SimHead::SimHead(SimWorld& world, ProcessId p, const std::string& host, uint32_t num_workers,
+                 transport::Duration lease)
     : process(p), environment_(world.environment(p)), network_(network_of(*environment_, "head")) {
   head_ = std::make_unique<Head>(network_->loop(), HeadOptions{num_workers, lease}, nullptr);
   head_->on_end([this](const Status& status) { ends.push_back(status); });
-  admission_ = std::make_unique<Admission>(network_->loop(), "digits", "secret",
-                                           Admission::Route{network_.get(), head_.get()}, Admission::Route{}, nullptr);
+  admission_ =
+      std::make_unique<Admission>(network_->loop(), "digits", "secret",
+                                  Admission::Route{network_.get(), head_.get()}, Admission::Route{}, nullptr);
   auto listener = network_->listen(host + kHeadPort, admission_.get());
   EXPECT_TRUE(listener.ok()) << listener.status().message();
   if (listener.ok()) listener_ = std::move(listener).value();
@@ -59,10 +61,11 @@ SimWorker::SimWorker(SimWorld& world, ProcessId p, SimWorkerOptions o)
   member.deadline = world.now() + options.patience;
   member.lease = options.lease;
   member.heartbeat_interval = options.interval;
-  member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(member),
-                                     std::make_shared<Log>(LogLevel::kWarning, [this](const LogRecord& record) {
-                                       if (record.level == LogLevel::kWarning) warnings.push_back(record.message);
-                                     }));
+  member_ =
+      std::make_unique<Member>(*network_, *heartbeat_network_, std::move(member),
+                               std::make_shared<Log>(LogLevel::kWarning, [this](const LogRecord& record) {
+                                 if (record.level == LogLevel::kWarning) warnings.push_back(record.message);
+                               }));
   network_->loop().post([this] {
     member_->on_broken([this](const Status& why) {
       broken.push_back(why);

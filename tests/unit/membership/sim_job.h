@@ -18,8 +18,8 @@ inline constexpr const char* kHeadPort = ":7700";
 // The head with its network, as a process of its own or inside a worker's.
 class SimHead {
  public:
-  SimHead(transport::SimWorld& world, transport::ProcessId process, const std::string& host, uint32_t num_workers,
-          transport::Duration lease);
+  SimHead(transport::SimWorld& world, transport::ProcessId process, const std::string& host,
+          uint32_t num_workers, transport::Duration lease);
   ~SimHead();
 
   const transport::ProcessId process;

@@ -19,8 +19,8 @@ dsgd_op_options on_channel(uint32_t channel, int32_t timeout_ms = -1, void* user
 
 int32_t sum(dsgd_session* session, std::vector<float>& data, const dsgd_op_options* options, dsgd_op** op,
             dsgd_error** error) {
-  return dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * sizeof(float), DSGD_FLOAT32, DSGD_SUM,
-                        options, op, error);
+  return dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * sizeof(float), DSGD_FLOAT32,
+                        DSGD_SUM, options, op, error);
 }
 
 // A model of one parameter.
@@ -57,8 +57,9 @@ TEST(Channels, ThreadsNeedNoCommonOrderBesideSteps) {
                                     static_cast<float>(static_cast<int>(channel) * 100 + call));
             Error error;
             ASSERT_EQ(sum(session, data, &options, nullptr, error), DSGD_OK) << error.message();
-            ASSERT_EQ(data, std::vector<float>(data.size(),
-                                               3.0f * static_cast<float>(static_cast<int>(channel) * 100 + call)));
+            ASSERT_EQ(data,
+                      std::vector<float>(data.size(),
+                                         3.0f * static_cast<float>(static_cast<int>(channel) * 100 + call)));
           }
         });
       }
@@ -70,8 +71,8 @@ TEST(Channels, ThreadsNeedNoCommonOrderBesideSteps) {
       uint64_t digest = 0;
       DSGD_OK_OR_FAIL(dsgd_digest(session, &digest, error_));
       std::vector<uint64_t> all(3);
-      DSGD_OK_OR_FAIL(
-          dsgd_allgather(session, nullptr, &digest, 8, all.data(), 24, nullptr, DSGD_INT64, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, &digest, 8, all.data(), 24, nullptr, DSGD_INT64,
+                                     nullptr, nullptr, error_));
       ASSERT_EQ(all[0], all[1]);
       ASSERT_EQ(all[0], all[2]);
     });
@@ -172,15 +173,15 @@ TEST(Buffers, AnAllReduceLeavesItsSendBufferAlone) {
   run_job(3, {}, [](dsgd_session* session, int rank) {
     for (size_t count : {0, 1, 5, 100000}) {
       std::vector<float> send(count, static_cast<float>(rank + 1)), receive(count, -1);
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, send.data(), receive.data(), count * 4, DSGD_FLOAT32, DSGD_SUM,
-                                     nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, send.data(), receive.data(), count * 4, DSGD_FLOAT32,
+                                     DSGD_SUM, nullptr, nullptr, error_));
       ASSERT_EQ(send, std::vector<float>(count, static_cast<float>(rank + 1)));
       ASSERT_EQ(receive, std::vector<float>(count, 6));
     }
     std::vector<float> data(10);
     Error error;
-    EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data() + 1, 16, DSGD_FLOAT32, DSGD_SUM, nullptr,
-                             nullptr, error),
+    EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data() + 1, 16, DSGD_FLOAT32, DSGD_SUM,
+                             nullptr, nullptr, error),
               DSGD_ERR_INVALID_ARGUMENT);
     EXPECT_NE(error.message().find("overlap"), std::string::npos) << error.message();
   });

@@ -1,5 +1,6 @@
-// Collectives against plain loops: every dtype, reduction, algorithm; sizes on both sides of each path (one hop, small and
-// large chunks); uneven and empty parts; several in flight; and what happens when workers disagree.
+// Collectives against plain loops: every dtype, reduction, algorithm; sizes on both sides of each path (one
+// hop, small and large chunks); uneven and empty parts; several in flight; and what happens when workers
+// disagree.
 
 #include <array>
 #include <atomic>
@@ -42,12 +43,13 @@ double reduce(int32_t reduction, int workers, size_t index) {
   return reduction == DSGD_MEAN ? result / workers : result;
 }
 
-// Half types, as far as positive normal numbers go: bits of the fraction, and what exponents are counted from.
+// Half types, as far as positive normal numbers go: bits of the fraction, and what exponents are counted
+// from.
 uint16_t half_bits(double value, int fraction, int bias) {
   int exponent;
   const double mantissa = std::frexp(value, &exponent);  // 1/2 and more
-  const auto rounded =
-      static_cast<uint32_t>(std::nearbyint(std::ldexp(mantissa, fraction + 1)));  // one bit more: the leading one
+  // One bit more: the leading one.
+  const auto rounded = static_cast<uint32_t>(std::nearbyint(std::ldexp(mantissa, fraction + 1)));
   return static_cast<uint16_t>((static_cast<uint32_t>(exponent - 2 + bias) << fraction) + rounded);
 }
 double half_value(uint16_t bits, int fraction, int bias) {
@@ -137,8 +139,8 @@ TEST_P(Collectives, AllReduceEqualsPlainLoops) {
               for (size_t count : {0, 1, 15, 1000, 100003}) {
                 Buffer buffer(dtype, count);
                 for (size_t i = 0; i < count; ++i) buffer.set(i, element(rank, i));
-                DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, buffer.data(), buffer.data(), buffer.nbytes(), dtype,
-                                               reduction, nullptr, nullptr, error_));
+                DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, buffer.data(), buffer.data(),
+                                               buffer.nbytes(), dtype, reduction, nullptr, nullptr, error_));
                 for (size_t i = 0; i < count; ++i) {
                   double expected = reduce(reduction, workers, i);
                   if (half || dtype == DSGD_INT8) {  // rounded once, from float32; or wrapped around
@@ -147,8 +149,9 @@ TEST_P(Collectives, AllReduceEqualsPlainLoops) {
                     expected = rounded.get(0);
                   }
                   const double tolerance = reduction == DSGD_MEAN && !half ? 1e-6 * expected : 0;
-                  ASSERT_NEAR(buffer.get(i), expected, tolerance) << algorithm << " dtype " << dtype << " reduction "
-                                                                  << reduction << " element " << i << " of " << count;
+                  ASSERT_NEAR(buffer.get(i), expected, tolerance)
+                      << algorithm << " dtype " << dtype << " reduction " << reduction << " element " << i
+                      << " of " << count;
                 }
               }
             }
@@ -164,9 +167,9 @@ TEST_P(Collectives, SmallAndUnsignedIntegersCompareAndWrapAsTheirTypesDo) {
   run_job(workers, {}, [&](dsgd_session* session, int rank) {
     const auto reduced = [&](auto value, int32_t dtype, int32_t reduction) {
       Error error;
-      EXPECT_EQ(
-          dsgd_allreduce(session, nullptr, &value, &value, sizeof value, dtype, reduction, nullptr, nullptr, error),
-          DSGD_OK)
+      EXPECT_EQ(dsgd_allreduce(session, nullptr, &value, &value, sizeof value, dtype, reduction, nullptr,
+                               nullptr, error),
+                DSGD_OK)
           << error.message();
       return value;
     };
@@ -195,13 +198,14 @@ TEST_P(Collectives, LargeBuffersTravelInManyChunks) {
         [&](dsgd_session* session, int rank) {
           std::vector<float> data(count);
           for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(element(rank, i));
-          DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 4, DSGD_FLOAT32, DSGD_SUM,
-                                         nullptr, nullptr, error_));
-          for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], reduce(DSGD_SUM, workers, i)) << algorithm << ' ' << i;
+          DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 4, DSGD_FLOAT32,
+                                         DSGD_SUM, nullptr, nullptr, error_));
+          for (size_t i = 0; i < count; ++i)
+            ASSERT_EQ(data[i], reduce(DSGD_SUM, workers, i)) << algorithm << ' ' << i;
           const int root = workers - 1;
           for (size_t i = 0; i < count; ++i) data[i] = rank == root ? static_cast<float>(i) : -1;
-          DSGD_OK_OR_FAIL(
-              dsgd_broadcast(session, nullptr, data.data(), count * 4, DSGD_FLOAT32, root, nullptr, nullptr, error_));
+          DSGD_OK_OR_FAIL(dsgd_broadcast(session, nullptr, data.data(), count * 4, DSGD_FLOAT32, root,
+                                         nullptr, nullptr, error_));
           for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], static_cast<float>(i));
         },
         register_all);
@@ -215,8 +219,8 @@ TEST_P(Collectives, ALittleReceiveMemoryIsEnough) {
     const size_t count = 300'000;
     std::vector<float> data(count);
     for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(element(rank, i));
-    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 4, DSGD_FLOAT32, DSGD_SUM,
-                                   nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 4, DSGD_FLOAT32,
+                                   DSGD_SUM, nullptr, nullptr, error_));
     for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], reduce(DSGD_SUM, workers, i));
   });
 }
@@ -229,11 +233,12 @@ TEST_P(Collectives, GatherScatterAndBroadcastWithUnevenParts) {
       std::vector<size_t> counts(static_cast<size_t>(workers));
       for (int r = 0; r < workers; ++r) counts[static_cast<size_t>(r)] = unit * static_cast<size_t>(r);
       const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
-      const size_t first = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0}), mine = counts[rank];
+      const size_t first = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0}),
+                   mine = counts[rank];
       std::vector<int64_t> send(mine), all(total, -1);
       for (size_t i = 0; i < mine; ++i) send[i] = static_cast<int64_t>(first + i);
-      DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, send.data(), mine * 8, all.data(), total * 8, counts.data(),
-                                     DSGD_INT64, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, send.data(), mine * 8, all.data(), total * 8,
+                                     counts.data(), DSGD_INT64, nullptr, nullptr, error_));
       for (size_t i = 0; i < total; ++i) ASSERT_EQ(all[i], static_cast<int64_t>(i));
 
       std::vector<float> whole(total), part(mine, -1);
@@ -244,8 +249,9 @@ TEST_P(Collectives, GatherScatterAndBroadcastWithUnevenParts) {
       for (size_t i = 0; i < mine; ++i) ASSERT_EQ(part[i], reduce(DSGD_SUM, workers, first + i));
       ASSERT_EQ(whole, before) << "reduce-scatter wrote into what it sends";
       // In place: the part is where it lies in the whole.
-      DSGD_OK_OR_FAIL(dsgd_reduce_scatter(session, nullptr, whole.data(), total * 4, whole.data() + first, mine * 4,
-                                          counts.data(), DSGD_FLOAT32, DSGD_MEAN, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_reduce_scatter(session, nullptr, whole.data(), total * 4, whole.data() + first,
+                                          mine * 4, counts.data(), DSGD_FLOAT32, DSGD_MEAN, nullptr, nullptr,
+                                          error_));
       for (size_t i = 0; i < mine; ++i) {
         ASSERT_NEAR(whole[first + i], reduce(DSGD_MEAN, workers, first + i), 1e-6);
       }
@@ -270,8 +276,8 @@ TEST_P(Collectives, ManyMayBeInFlightAndTheQueueReturnsEachOnce) {
     for (size_t n = 0; n < kOps; ++n) {
       data[n].resize(n * 3001);
       for (size_t i = 0; i < data[n].size(); ++i) data[n][i] = static_cast<float>(element(rank, i + n));
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[n].data(), data[n].data(), data[n].size() * 4, DSGD_FLOAT32,
-                                     DSGD_SUM, nullptr, &ops[n], error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[n].data(), data[n].data(), data[n].size() * 4,
+                                     DSGD_FLOAT32, DSGD_SUM, nullptr, &ops[n], error_));
     }
     std::map<dsgd_op*, int> returned;
     while (returned.size() < kOps) {
@@ -303,11 +309,11 @@ TEST_P(Collectives, CountsThatWrapAroundAreRefused) {
     std::vector<size_t> counts(static_cast<size_t>(workers), 0);
     counts[0] = SIZE_MAX;
     counts[1] = 5;  // 4 in all, modulo 2^64
-    EXPECT_EQ(dsgd_allgather(session, nullptr, part, 0, data, sizeof data, counts.data(), DSGD_FLOAT32, nullptr,
-                             nullptr, nullptr),
+    EXPECT_EQ(dsgd_allgather(session, nullptr, part, 0, data, sizeof data, counts.data(), DSGD_FLOAT32,
+                             nullptr, nullptr, nullptr),
               DSGD_ERR_INVALID_ARGUMENT);
-    EXPECT_EQ(dsgd_reduce_scatter(session, nullptr, data, sizeof data, part, sizeof part, counts.data(), DSGD_FLOAT32,
-                                  DSGD_SUM, nullptr, nullptr, nullptr),
+    EXPECT_EQ(dsgd_reduce_scatter(session, nullptr, data, sizeof data, part, sizeof part, counts.data(),
+                                  DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, nullptr),
               DSGD_ERR_INVALID_ARGUMENT);
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
@@ -351,11 +357,12 @@ TEST(Timeout, NamesTheWorkerThatDoesNotCome) {
       }
       std::vector<float> data(100000, 1);
       Error error;
-      EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * sizeof(float), DSGD_FLOAT32,
-                               DSGD_SUM, nullptr, nullptr, error),
+      EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * sizeof(float),
+                               DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error),
                 DSGD_ERR_TIMEOUT);
       EXPECT_EQ(error.rank(), 2) << error.message();
-      EXPECT_NE(error.message().find("still waiting for rank 2 (worker"), std::string::npos) << error.message();
+      EXPECT_NE(error.message().find("still waiting for rank 2 (worker"), std::string::npos)
+          << error.message();
       for (const char* other : {"rank 0 (", "rank 1 (", "rank 3 ("}) {
         EXPECT_EQ(error.message().find(other), std::string::npos) << error.message();
       }
@@ -366,67 +373,67 @@ TEST(Timeout, NamesTheWorkerThatDoesNotCome) {
 
 int32_t sum(dsgd_session* session, size_t count, int32_t dtype, int32_t reduction, dsgd_error** error) {
   static thread_local std::vector<double> data(1 << 20);
-  return dsgd_allreduce(session, nullptr, data.data(), data.data(), count * dsgd_dtype_size(dtype), dtype, reduction,
-                        nullptr, nullptr, error);
+  return dsgd_allreduce(session, nullptr, data.data(), data.data(), count * dsgd_dtype_size(dtype), dtype,
+                        reduction, nullptr, nullptr, error);
 }
 
 int32_t gather(dsgd_session* session, const std::array<size_t, 3>& counts, dsgd_error** error) {
   const size_t total = counts[0] + counts[1] + counts[2];
   std::vector<float> part(counts[static_cast<size_t>(dsgd_rank(session))] + 1), all(total);
-  return dsgd_allgather(session, nullptr, part.data(), (part.size() - 1) * 4, all.data(), total * 4, counts.data(),
-                        DSGD_FLOAT32, nullptr, nullptr, error);
+  return dsgd_allgather(session, nullptr, part.data(), (part.size() - 1) * 4, all.data(), total * 4,
+                        counts.data(), DSGD_FLOAT32, nullptr, nullptr, error);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Calls, Disagreement,
-    testing::Values(Mismatch{"count", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
-                             [](auto s, auto e) { return sum(s, 101, DSGD_FLOAT32, DSGD_SUM, e); }, "101 elements"},
-                    Mismatch{"count_of_large", [](auto s, auto e) { return sum(s, 500000, DSGD_FLOAT32, DSGD_SUM, e); },
-                             [](auto s, auto e) { return sum(s, 600000, DSGD_FLOAT32, DSGD_SUM, e); },
-                             "600000 elements"},
-                    Mismatch{"dtype", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
-                             [](auto s, auto e) { return sum(s, 100, DSGD_INT32, DSGD_SUM, e); }, "int32"},
-                    Mismatch{"reduction", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
-                             [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_MAX, e); }, "max"},
-                    Mismatch{"operation", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
-                             [](auto s, auto e) { return dsgd_barrier(s, nullptr, nullptr, nullptr, e); }, "barrier"},
-                    Mismatch{"root",
-                             [](auto s, auto e) {
-                               float x = 0;
-                               return dsgd_broadcast(s, nullptr, &x, 4, DSGD_FLOAT32, 0, nullptr, nullptr, e);
-                             },
-                             [](auto s, auto e) {
-                               float x = 0;
-                               return dsgd_broadcast(s, nullptr, &x, 4, DSGD_FLOAT32, 1, nullptr, nullptr, e);
-                             },
-                             "root 1"},
-                    Mismatch{"size_of_broadcast",
-                             [](auto s, auto e) {
-                               float x[2] = {};
-                               return dsgd_broadcast(s, nullptr, x, 4, DSGD_FLOAT32, 0, nullptr, nullptr, e);
-                             },
-                             [](auto s, auto e) {
-                               float x[2] = {};
-                               return dsgd_broadcast(s, nullptr, x, 8, DSGD_FLOAT32, 0, nullptr, nullptr, e);
-                             },
-                             "root 0, 2 elements"},
-                    Mismatch{"parts_without_elements", [](auto s, auto e) { return gather(s, {7, 0, 0}, e); },
-                             [](auto s, auto e) { return gather(s, {0, 0, 7}, e); }, "counts [0, 0, 7]"},
-                    Mismatch{"counts",
-                             [](auto s, auto e) {
-                               std::vector<float> data(600), part(200);
-                               const size_t counts[] = {200, 200, 200};
-                               return dsgd_reduce_scatter(s, nullptr, data.data(), 2400, part.data(), 800, counts,
-                                                          DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, e);
-                             },
-                             [](auto s, auto e) {
-                               std::vector<float> data(600), part(600);
-                               size_t counts[] = {100, 300, 200};
-                               return dsgd_reduce_scatter(s, nullptr, data.data(), 2400, part.data(),
-                                                          counts[dsgd_rank(s)] * 4, counts, DSGD_FLOAT32, DSGD_SUM,
-                                                          nullptr, nullptr, e);
-                             },
-                             "counts [100, 300, 200]"}),
+    testing::Values(
+        Mismatch{"count", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
+                 [](auto s, auto e) { return sum(s, 101, DSGD_FLOAT32, DSGD_SUM, e); }, "101 elements"},
+        Mismatch{"count_of_large", [](auto s, auto e) { return sum(s, 500000, DSGD_FLOAT32, DSGD_SUM, e); },
+                 [](auto s, auto e) { return sum(s, 600000, DSGD_FLOAT32, DSGD_SUM, e); }, "600000 elements"},
+        Mismatch{"dtype", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
+                 [](auto s, auto e) { return sum(s, 100, DSGD_INT32, DSGD_SUM, e); }, "int32"},
+        Mismatch{"reduction", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
+                 [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_MAX, e); }, "max"},
+        Mismatch{"operation", [](auto s, auto e) { return sum(s, 100, DSGD_FLOAT32, DSGD_SUM, e); },
+                 [](auto s, auto e) { return dsgd_barrier(s, nullptr, nullptr, nullptr, e); }, "barrier"},
+        Mismatch{"root",
+                 [](auto s, auto e) {
+                   float x = 0;
+                   return dsgd_broadcast(s, nullptr, &x, 4, DSGD_FLOAT32, 0, nullptr, nullptr, e);
+                 },
+                 [](auto s, auto e) {
+                   float x = 0;
+                   return dsgd_broadcast(s, nullptr, &x, 4, DSGD_FLOAT32, 1, nullptr, nullptr, e);
+                 },
+                 "root 1"},
+        Mismatch{"size_of_broadcast",
+                 [](auto s, auto e) {
+                   float x[2] = {};
+                   return dsgd_broadcast(s, nullptr, x, 4, DSGD_FLOAT32, 0, nullptr, nullptr, e);
+                 },
+                 [](auto s, auto e) {
+                   float x[2] = {};
+                   return dsgd_broadcast(s, nullptr, x, 8, DSGD_FLOAT32, 0, nullptr, nullptr, e);
+                 },
+                 "root 0, 2 elements"},
+        Mismatch{"parts_without_elements", [](auto s, auto e) { return gather(s, {7, 0, 0}, e); },
+                 [](auto s, auto e) { return gather(s, {0, 0, 7}, e); }, "counts [0, 0, 7]"},
+        Mismatch{"counts",
+                 [](auto s, auto e) {
+                   std::vector<float> data(600), part(200);
+                   const size_t counts[] = {200, 200, 200};
+                   return dsgd_reduce_scatter(s, nullptr, data.data(), 2400, part.data(), 800, counts,
+                                              DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, e);
+                 },
+                 [](auto s, auto e) {
+                   std::vector<float> data(600), part(600);
+                   size_t counts[] = {100, 300, 200};
+                   return dsgd_reduce_scatter(s, nullptr, data.data(), 2400, part.data(),
+                                              counts[dsgd_rank(s)] * 4, counts, DSGD_FLOAT32, DSGD_SUM,
+                                              nullptr, nullptr, e);
+                 },
+                 "counts [100, 300, 200]"}),
     [](const auto& info) { return info.param.name; });
 
 // Also where a worker waits for a neighbour, who waits for another.
@@ -442,8 +449,8 @@ TEST(Timeout, NamesWhoHasNotCalledWhateverTheAlgorithm) {
             return;
           }
           Error error;
-          EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), 400'000, DSGD_FLOAT32, DSGD_SUM, nullptr,
-                                   nullptr, error),
+          EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), 400'000, DSGD_FLOAT32,
+                                   DSGD_SUM, nullptr, nullptr, error),
                     DSGD_ERR_TIMEOUT);
           EXPECT_EQ(error.rank(), 2) << algorithm << " rank " << rank << ": " << error.message();
           EXPECT_NE(error.message().find("still waiting for rank 2 ("), std::string::npos) << error.message();

@@ -1,6 +1,7 @@
-// simple = ps = allreduce (direct, ring) = what a host registers = one process. Every case runs a job of W workers with replicas each through the C
-// ABI, and compares the values of every replica of every worker after each step with an oracle that is written here, apart from
-// the code under test, in plain loops over all replicas.
+// simple = ps = allreduce (direct, ring) = what a host registers = one process. Every case runs a job of W
+// workers with replicas each through the C ABI, and compares the values of every replica of every worker
+// after each step with an oracle that is written here, apart from the code under test, in plain loops over
+// all replicas.
 
 #include <atomic>
 #include <cmath>
@@ -18,7 +19,8 @@ constexpr int kSteps = 3;
 constexpr double kRate = 0.125, kMomentum = 0.5;  // exact in binary
 
 // Sizes on both sides of blocks, slices, key ranges and buckets; empty; one element; a scalar.
-const std::vector<std::vector<int64_t>> kShapes = {{3, 5}, {}, {0}, {4096}, {4097}, {70000}, {1}, {16, 0, 2}, {127}};
+const std::vector<std::vector<int64_t>> kShapes = {{3, 5},  {},  {0},        {4096}, {4097},
+                                                   {70000}, {1}, {16, 0, 2}, {127}};
 
 size_t elements(const std::vector<int64_t>& shape) {
   size_t count = 1;
@@ -61,7 +63,8 @@ struct Case {
 
 using Values = std::vector<std::vector<float>>;  // by parameter
 
-// SGD with momentum on the exact mean in double, and beside each value the bound of what float32 summation may lose.
+// SGD with momentum on the exact mean in double, and beside each value the bound of what float32 summation
+// may lose.
 struct Oracle {
   explicit Oracle(const Case& c) : c_(c) {
     for (size_t p = 0; p < kShapes.size(); ++p) {
@@ -94,8 +97,10 @@ struct Oracle {
       if (c_.absences == std::string("zero")) weights = all_weights;
       for (size_t i = 0; i < sum.size(); ++i) {
         const double mean = sum[i] / weights;
-        // 2 W eps of the sum of absolute values (W: replicas here, each adds a product and a sum), carried through momentum.
-        slack_[p][i] = (updates_[p] ? kMomentum * slack_[p][i] : 0) + 2 * replicas * eps * magnitude[i] / weights;
+        // 2 W eps of the sum of absolute values (W: replicas here, each adds a product and a sum), carried
+        // through momentum.
+        slack_[p][i] =
+            (updates_[p] ? kMomentum * slack_[p][i] : 0) + 2 * replicas * eps * magnitude[i] / weights;
         momentum[p][i] = updates_[p] ? kMomentum * momentum[p][i] + mean : mean;
         value[p][i] -= kRate * momentum[p][i];
         bound[p][i] += kRate * slack_[p][i] + 4 * eps * (std::abs(value[p][i]) + std::abs(momentum[p][i]));
@@ -120,8 +125,8 @@ void train(const Case& c, dsgd_session* session, int rank, const char* strategy,
   std::vector<dsgd_replica*> replicas(static_cast<size_t>(c.replicas[static_cast<size_t>(rank)]));
   std::vector<Values> values(replicas.size()), gradients(replicas.size());
   for (size_t p = 0; p < kShapes.size(); ++p) {
-    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(p)).c_str(), DSGD_FLOAT32, kShapes[p].data(),
-                                       kShapes[p].size(), 0, &parameters[p], error_));
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(p)).c_str(), DSGD_FLOAT32,
+                                       kShapes[p].data(), kShapes[p].size(), 0, &parameters[p], error_));
   }
   for (size_t r = 0; r < replicas.size(); ++r) {
     DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replicas[r], error_));
@@ -145,7 +150,8 @@ void train(const Case& c, dsgd_session* session, int rank, const char* strategy,
       for (size_t p = 0; p < kShapes.size(); ++p) {
         const std::vector<float> gradient = c.gradient(step, replica, p);
         if (!gradient.empty()) std::memcpy(gradients[r][p].data(), gradient.data(), gradient.size() * 4);
-        if (c.absent(step, replica, p)) DSGD_OK_OR_FAIL(dsgd_gradient_absent(replicas[r], parameters[p], error_));
+        if (c.absent(step, replica, p))
+          DSGD_OK_OR_FAIL(dsgd_gradient_absent(replicas[r], parameters[p], error_));
       }
     }
     dsgd_step_result result;
@@ -184,12 +190,14 @@ History run_case(const Case& c, const Strategy& s, bool reproducible) {
        {"absent", c.absences},
        {"reproducible", reproducible ? "1" : "0"},
        {"servers", std::to_string(std::min(s.servers, c.workers()))}},
-      [&](dsgd_session* session, int rank) { train(c, session, rank, s.strategy, s.options, &history); }, register_all);
+      [&](dsgd_session* session, int rank) { train(c, session, rank, s.strategy, s.options, &history); },
+      register_all);
   return history;
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 // All replicas hold the same bits, within the oracle's bound, after each step.
@@ -284,7 +292,8 @@ TEST(Absent, IsComparedAtStart) {
       });
 }
 
-std::vector<std::vector<int>> splits() {  // even ones of 1 to 5 workers with 1 to 3 replicas, and some that are not
+// Even ones of 1 to 5 workers with 1 to 3 replicas, and some that are not.
+std::vector<std::vector<int>> splits() {
   std::vector<std::vector<int>> all = {{1, 3}, {3, 1, 2}, {1, 1, 4, 1}};
   for (int workers = 1; workers <= 5; ++workers) {
     for (int replicas = 1; replicas <= 3; ++replicas) all.emplace_back(workers, replicas);

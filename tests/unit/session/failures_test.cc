@@ -1,4 +1,5 @@
-// The table "Failures" of dsgd.h: what each status ends. Two workers provoke it, and then use the session further.
+// The table "Failures" of dsgd.h: what each status ends. Two workers provoke it, and then use the session
+// further.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -20,8 +21,8 @@ struct Worker {
     const int64_t shape[] = {100};
     DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
     DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "p", DSGD_FLOAT32, shape, 1, 0, &parameter, error_));
-    DSGD_OK_OR_FAIL(
-        dsgd_alloc(replica, parameter, reinterpret_cast<void**>(&value), reinterpret_cast<void**>(&gradient), error_));
+    DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, reinterpret_cast<void**>(&value),
+                               reinterpret_cast<void**>(&gradient), error_));
     DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
   }
   int32_t barrier() { return dsgd_barrier(session, nullptr, nullptr, nullptr, nullptr); }
@@ -61,17 +62,20 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {DSGD_ERR_INVALID_ARGUMENT, Ends::kCall, [](Worker& w) { return dsgd_step(w.session, -1, nullptr, nullptr); }},
-      {DSGD_ERR_STATE, Ends::kCall, [](Worker& w) { return dsgd_start(w.session, nullptr, nullptr, nullptr); }},
+      {DSGD_ERR_INVALID_ARGUMENT, Ends::kCall,
+       [](Worker& w) { return dsgd_step(w.session, -1, nullptr, nullptr); }},
+      {DSGD_ERR_STATE, Ends::kCall,
+       [](Worker& w) { return dsgd_start(w.session, nullptr, nullptr, nullptr); }},
       {DSGD_ERR_LIMIT, Ends::kCall,
        [](Worker& w) {
-         return dsgd_object_put(w.session, "large", "", (size_t{1} << 30) + 1, -1, nullptr, 0, nullptr, nullptr,
-                                nullptr);
+         return dsgd_object_put(w.session, "large", "", (size_t{1} << 30) + 1, -1, nullptr, 0, nullptr,
+                                nullptr, nullptr);
        }},
       {DSGD_ERR_EXISTS, Ends::kCall,
        [](Worker& w) {
          const std::string name = "of rank " + std::to_string(w.rank);
-         EXPECT_EQ(dsgd_object_put(w.session, name.c_str(), "", 0, -1, nullptr, 0, nullptr, nullptr, nullptr), DSGD_OK);
+         EXPECT_EQ(dsgd_object_put(w.session, name.c_str(), "", 0, -1, nullptr, 0, nullptr, nullptr, nullptr),
+                   DSGD_OK);
          return dsgd_object_put(w.session, name.c_str(), "", 0, -1, nullptr, 0, nullptr, nullptr, nullptr);
        }},
       {DSGD_ERR_NOT_FOUND, Ends::kCall,
@@ -92,7 +96,8 @@ const std::vector<Case>& cases() {
        }},
       {DSGD_ERR_MISMATCH, Ends::kOperation,
        [](Worker& w) {
-         return dsgd_broadcast(w.session, nullptr, w.value, 400, DSGD_FLOAT32, w.rank, nullptr, nullptr, nullptr);
+         return dsgd_broadcast(w.session, nullptr, w.value, 400, DSGD_FLOAT32, w.rank, nullptr, nullptr,
+                               nullptr);
        }},
       {DSGD_ERR_MISMATCH, Ends::kOperation,  // of a step
        [](Worker& w) {
@@ -157,7 +162,8 @@ const std::map<int32_t, std::string> kElsewhere = {
 
 TEST(Failures, TheTableHasEveryStatus) {
   for (int32_t status = -1; std::string(dsgd_status_name(status)) != "DSGD_ERR_UNKNOWN"; --status) {
-    const bool here = std::any_of(cases().begin(), cases().end(), [&](const Case& c) { return c.status == status; });
+    const bool here =
+        std::any_of(cases().begin(), cases().end(), [&](const Case& c) { return c.status == status; });
     EXPECT_TRUE(here || kElsewhere.count(status) == 1) << dsgd_status_name(status);
   }
 }
@@ -204,9 +210,11 @@ TEST_P(Failures, EndWhatTheHeaderSays) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(OfEachStatus, Failures, ::testing::Range(size_t{0}, cases().size()), [](const auto& info) {
-  return std::string(dsgd_status_name(cases()[info.param].status)) + "_" + std::to_string(info.param);
-});
+INSTANTIATE_TEST_SUITE_P(OfEachStatus, Failures, ::testing::Range(size_t{0}, cases().size()),
+                         [](const auto& info) {
+                           return std::string(dsgd_status_name(cases()[info.param].status)) + "_" +
+                                  std::to_string(info.param);
+                         });
 
 }  // namespace
 }  // namespace dsgd_test

@@ -43,7 +43,8 @@ TEST(Info, ToldBeforeAnythingElseIsThatOfAWorkerThatIsAlone) {
 // The head never comes, so the session is joining until it is freed.
 TEST(Info, OfAJoiningSessionKnowsNoMembership) {
   dsgd_config* config = dsgd_config_new();
-  for (const auto& [key, value] : Settings{{"head", "127.0.0.1:1"}, {"num_workers", "3"}, {"embed_head", "never"}}) {
+  for (const auto& [key, value] :
+       Settings{{"head", "127.0.0.1:1"}, {"num_workers", "3"}, {"embed_head", "never"}}) {
     ASSERT_EQ(dsgd_config_set(config, key.c_str(), value.c_str(), nullptr), DSGD_OK) << key;
   }
   dsgd_session* session = nullptr;
@@ -148,7 +149,8 @@ TEST(Info, ASessionIsTornAfterAStepThatFoundDifferentModels) {
   });
 }
 
-// A gradient that is never marked ends the step at its deadline, when its other half may have been applied elsewhere.
+// A gradient that is never marked ends the step at its deadline, when its other half may have been applied
+// elsewhere.
 TEST(Info, ASessionIsTornAfterAStepThatRanOutOfTime) {
   run_job(2, {{"step_timeout", "300ms"}}, [&](dsgd_session* session, int) {
     Trainer trainer{session};
@@ -181,12 +183,16 @@ TEST(Info, ASessionHasFailedOnAllWorkersAfterAnAbort) {
 
 // As many replicas as `devices` has entries for this worker, before any is added.
 TEST(Info, CountsTheReplicasThatDevicesAsksFor) {
-  setenv("CUDA_VISIBLE_DEVICES", "", 1);  // auto is then one replica on the cpu, however many each worker may take
+  // `auto` is then one replica on the cpu, however many each worker may take.
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
   const struct {
     const char *devices, *each;
     int replicas;
-  } kCases[] = {
-      {"cpu", "0", 1}, {"cpu,cpu,cpu", "0", 3}, {"cpu,cpu,cpu,cpu", "2", 2}, {"auto", "0", 1}, {"auto", "3", 1}};
+  } kCases[] = {{"cpu", "0", 1},
+                {"cpu,cpu,cpu", "0", 3},
+                {"cpu,cpu,cpu,cpu", "2", 2},
+                {"auto", "0", 1},
+                {"auto", "3", 1}};
   for (const auto& [devices, each, replicas] : kCases) {
     run_job(2, {{"devices", devices}, {"devices_per_worker", each}},
             [&, wanted = replicas, text = devices](dsgd_session* session, int) {
@@ -194,7 +200,8 @@ TEST(Info, CountsTheReplicasThatDevicesAsksFor) {
               EXPECT_EQ(told, wanted) << text;
               for (int32_t added = 0; added < told; ++added)
                 DSGD_OK_OR_FAIL(dsgd_replica_add(session, nullptr, nullptr, error_));
-              EXPECT_LT(dsgd_replica_add(session, nullptr, nullptr, nullptr), 0) << text << " has no more entries";
+              EXPECT_LT(dsgd_replica_add(session, nullptr, nullptr, nullptr), 0)
+                  << text << " has no more entries";
               EXPECT_EQ(info_of(session).replicas, wanted);
             });
   }
@@ -203,7 +210,8 @@ TEST(Info, CountsTheReplicasThatDevicesAsksFor) {
 TEST(Fingerprint, ThatDiffersIsAMismatchAtStartThatShowsBoth) {
   const auto prepare = [](dsgd_config* config) {
     const bool odd = std::string(dsgd_config_value(config, "rank")) == "1";
-    DSGD_OK_OR_FAIL(dsgd_config_set(config, "fingerprint", odd ? "model 7, numpy 2.1" : "model 8, numpy 2.1", error_));
+    DSGD_OK_OR_FAIL(
+        dsgd_config_set(config, "fingerprint", odd ? "model 7, numpy 2.1" : "model 8, numpy 2.1", error_));
   };
   const auto body = [](dsgd_session* session, int) {
     Trainer trainer{session};

@@ -1,5 +1,5 @@
-// Models that differ: one flipped bit in the memory of one replica is found, by the code that says so, at the latest where the
-// header promises.
+// Models that differ: one flipped bit in the memory of one replica is found, by the code that says so, at the
+// latest where the header promises.
 
 #include <atomic>
 #include <cstring>
@@ -22,8 +22,8 @@ struct Trainer {
   void build(const char* strategy, int replicas = 1) {
     std::vector<dsgd_parameter*> parameters(2);
     for (size_t p = 0; p < parameters.size(); ++p) {
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p == 0 ? "dense.weight" : "dense.bias", DSGD_FLOAT32, &kCounts[p], 1,
-                                         0, &parameters[p], error_));
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p == 0 ? "dense.weight" : "dense.bias", DSGD_FLOAT32,
+                                         &kCounts[p], 1, 0, &parameters[p], error_));
     }
     for (int r = 0; r < replicas; ++r) {
       dsgd_replica* replica;
@@ -65,7 +65,8 @@ struct Way {
   const char* strategy;
   const char* algorithm;
 };
-// In `ps` a value that flips outside its owner is overwritten by the next step, and one that flips at its owner goes to all workers.
+// In `ps` a value that flips outside its owner is overwritten by the next step, and one that flips at its
+// owner goes to all workers.
 constexpr Way kWays[] = {{"allreduce", "direct"}, {"allreduce", "ring"}, {"ps", "auto"}, {"simple", "auto"}};
 
 TEST(Integrity, AFlippedBitOfOneReplicaIsFoundWithin64StepsAndNamed) {
@@ -82,8 +83,8 @@ TEST(Integrity, AFlippedBitOfOneReplicaIsFoundWithin64StepsAndNamed) {
       int steps = 0;
       for (; status == DSGD_OK && steps < 64; ++steps) status = trainer.step(1, error);
       ASSERT_EQ(status, DSGD_ERR_DIVERGED) << error.message();
-      expect_names(error,
-                   {"step", "'dense.bias'", "rank 1 against ranks 0, 2", "load a checkpoint or start a new session"});
+      expect_names(error, {"step", "'dense.bias'", "rank 1 against ranks 0, 2",
+                           "load a checkpoint or start a new session"});
       EXPECT_STREQ(dsgd_error_parameter(error.error), "dense.bias");
       EXPECT_EQ(error.rank(), 1);
       Error again;

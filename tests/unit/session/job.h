@@ -38,18 +38,20 @@ inline dsgd_op_options with_timeout(int32_t timeout_ms) {
 
 using Settings = std::map<std::string, std::string>;
 
-// A head on a port of its own, and `workers` threads that each join it and run `body`. Returns when all are done.
-// body(session, rank) runs in the worker's thread; sessions are closed and freed after it.
-// `prepare`, if given, sees each worker's configuration before the settings are made. The setting `head` is where the head listens.
-inline void run_job(int workers, const Settings& settings, const std::function<void(dsgd_session*, int)>& body,
+// A head on a port of its own, and `workers` threads that each join it and run `body`. Returns when all are
+// done. body(session, rank) runs in the worker's thread; sessions are closed and freed after it. `prepare`,
+// if given, sees each worker's configuration before the settings are made. The setting `head` is where the
+// head listens.
+inline void run_job(int workers, const Settings& settings,
+                    const std::function<void(dsgd_session*, int)>& body,
                     const std::function<void(dsgd_config*)>& prepare = nullptr) {
   dsgd_head* head = nullptr;
   std::string address;
   if (workers > 1) {
     dsgd_config* config = dsgd_config_new();
     const auto listen = settings.find("head");
-    DSGD_OK_OR_FAIL(
-        dsgd_config_set(config, "head", listen == settings.end() ? "127.0.0.1:0" : listen->second.c_str(), error_));
+    DSGD_OK_OR_FAIL(dsgd_config_set(
+        config, "head", listen == settings.end() ? "127.0.0.1:0" : listen->second.c_str(), error_));
     DSGD_OK_OR_FAIL(dsgd_config_set(config, "num_workers", std::to_string(workers).c_str(), error_));
     for (const auto& [key, value] : settings) {
       if (key == "lease" || key == "token" || key == "job")

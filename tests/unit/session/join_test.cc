@@ -85,7 +85,8 @@ TEST(Join, OfAllWorkersEndsTheOpsOfAll) {
   DSGD_OK_OR_FAIL(dsgd_op_wait(second.op, -1, error_));
   EXPECT_EQ(dsgd_rank(first.session) + dsgd_rank(second.session), 1);
   EXPECT_EQ(dsgd_size(first.session), 2);
-  std::thread other([&] { DSGD_OK_OR_FAIL(dsgd_barrier(second.session, nullptr, nullptr, nullptr, error_)); });
+  std::thread other(
+      [&] { DSGD_OK_OR_FAIL(dsgd_barrier(second.session, nullptr, nullptr, nullptr, error_)); });
   DSGD_OK_OR_FAIL(dsgd_barrier(first.session, nullptr, nullptr, nullptr, error_));
   other.join();
 }
@@ -139,8 +140,8 @@ TEST(Join, AbortEndsItAtOnceWhileAnotherWorkerIsAbsent) {
 
 TEST(Join, AbortBeforeAHeadIsThereEndsItAtOnce) {
   // No process listens at port 1.
-  Joining first(
-      Settings{{"head", "127.0.0.1:1"}, {"num_workers", "2"}, {"embed_head", "never"}, {"init_timeout", kPatience}});
+  Joining first(Settings{
+      {"head", "127.0.0.1:1"}, {"num_workers", "2"}, {"embed_head", "never"}, {"init_timeout", kPatience}});
   DSGD_OK_OR_FAIL(dsgd_abort(first.session, "no head", error_));
   EXPECT_EQ(dsgd_op_wait(first.op, -1, nullptr), DSGD_ERR_ABORTED);
 }
@@ -165,7 +166,8 @@ TEST(Join, AbortIsToldToTheOtherWorkersAndToTheHead) {
 // The worker that hosts the head stays until the others know.
 TEST(Join, AbortByTheHeadsOwnWorkerIsToldToTheOthers) {
   const std::string path = ::testing::TempDir() + "dsgd_join_" + std::to_string(getpid());
-  const Settings settings{{"head", "unix:" + path}, {"num_workers", "3"}, {"init_timeout", kPatience}, {"lease", "1s"}};
+  const Settings settings{
+      {"head", "unix:" + path}, {"num_workers", "3"}, {"init_timeout", kPatience}, {"lease", "1s"}};
   Joining host(settings);
   host.await_rendezvous("1 of 3");
   Joining other(settings);

@@ -20,8 +20,8 @@ struct Trainer {
     DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replicas[1], error_));
     for (size_t p = 0; p < kParameters; ++p) {
       const int64_t size = 300;  // a bucket of 4K holds three of them
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(p)).c_str(), DSGD_FLOAT32, &size, 1, 0,
-                                         &parameters[p], error_));
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(p)).c_str(), DSGD_FLOAT32, &size, 1,
+                                         0, &parameters[p], error_));
       for (dsgd_replica* replica : replicas) {
         void *value, *gradient;
         DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameters[p], &value, &gradient, error_));
@@ -48,7 +48,8 @@ TEST(GradientsReady, MarksGradientsAsManyCallsWould) {
             DSGD_OK_OR_FAIL(dsgd_gradients_ready(replica, trainer.parameters + p, count, nullptr, error_));
           }
         }
-        DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));  // every gradient is marked, so the step ends by itself
+        // Every gradient is marked, so the step ends by itself.
+        DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
         dsgd_op_free(op);
         for (const float* value : trainer.values) EXPECT_EQ(value[299], -static_cast<float>(step + 1));
       }
@@ -72,7 +73,8 @@ TEST(GradientsReady, MarksNoneIfOneCannotBeMarked) {
     }
     Error error;
     EXPECT_EQ(dsgd_gradients_ready(trainer.replicas[1], all, kParameters, nullptr, error), DSGD_ERR_STATE);
-    EXPECT_NE(error.message().find("'p3' in replica 1 was marked absent"), std::string::npos) << error.message();
+    EXPECT_NE(error.message().find("'p3' in replica 1 was marked absent"), std::string::npos)
+        << error.message();
     EXPECT_EQ(std::string(dsgd_error_parameter(error.error)), "p3");
     // The gradients that the refused calls named can still be marked.
     DSGD_OK_OR_FAIL(dsgd_gradients_ready(trainer.replicas[0], all, kParameters, nullptr, error_));

@@ -1,4 +1,5 @@
-// dsgd_metrics and dsgd_trace in jobs of several workers: what is counted, exactly; times are in tests/simulation.
+// dsgd_metrics and dsgd_trace in jobs of several workers: what is counted, exactly; times are in
+// tests/simulation.
 
 #include <chrono>
 #include <map>
@@ -34,11 +35,11 @@ TEST(Metrics, CountCallsBytesAndFailures) {
   run_job(2, {}, [&](dsgd_session* session, int) {
     std::vector<float> data(1000), all(2000);
     for (int i = 0; i < 3; ++i) {
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr,
-                                     nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM,
+                                     nullptr, nullptr, error_));
     }
-    DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, data.data(), 4000, all.data(), 8000, nullptr, DSGD_FLOAT32,
-                                   nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_allgather(session, nullptr, data.data(), 4000, all.data(), 8000, nullptr,
+                                   DSGD_FLOAT32, nullptr, nullptr, error_));
     dsgd_op_options options;
     dsgd_op_options_init(&options, sizeof options);
     options.timeout_ms = 1;
@@ -67,20 +68,21 @@ TEST(Metrics, SendersAndReceiversAgreeOnTheBytes) {
   run_job(kWorkers, {}, [&](dsgd_session* session, int rank) {
     for (const size_t count : {size_t{1}, size_t{1000}, size_t{1} << 20}) {
       std::vector<double> data(count);
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 8, DSGD_FLOAT64, DSGD_SUM,
-                                     nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), count * 8, DSGD_FLOAT64,
+                                     DSGD_SUM, nullptr, nullptr, error_));
     }
     std::vector<char> object(3 << 20);
     dsgd_object* got = nullptr;
     if (rank == 0) {
-      DSGD_OK_OR_FAIL(
-          dsgd_object_put(session, "object", object.data(), object.size(), -1, nullptr, 0, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "object", object.data(), object.size(), -1, nullptr, 0,
+                                      nullptr, nullptr, error_));
     } else {
       DSGD_OK_OR_FAIL(dsgd_object_get(session, "object", nullptr, &got, nullptr, error_));
       dsgd_object_free(got);
     }
     if (rank == 2)
-      DSGD_OK_OR_FAIL(dsgd_object_put(session, "small", object.data(), 1000, -1, nullptr, 0, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(
+          dsgd_object_put(session, "small", object.data(), 1000, -1, nullptr, 0, nullptr, nullptr, error_));
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
     of[rank] = metrics_of(session);
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
@@ -109,12 +111,13 @@ TEST(Metrics, OfAWorkerThatIsAloneAndOfAFailedSessionCanBeRead) {
 TEST(Metrics, AreOpenMetricsText) {
   run_job(1, {{"job", "a \"b\" \\c"}}, [&](dsgd_session* session, int) {
     const std::string text = text_of(session);
-    EXPECT_TRUE(
-        text.starts_with("# TYPE dsgd_session info\n# HELP dsgd_session The session.\ndsgd_session_info{job=\"a "
-                         "\\\"b\\\" \\\\c\",rank=\"0\",version=\""))
+    EXPECT_TRUE(text.starts_with(
+        "# TYPE dsgd_session info\n# HELP dsgd_session The session.\ndsgd_session_info{job=\"a "
+        "\\\"b\\\" \\\\c\",rank=\"0\",version=\""))
         << text;
     EXPECT_TRUE(text.ends_with("\n# EOF\n")) << text;
-    EXPECT_NE(text.find("# TYPE dsgd_call_bytes counter\n# UNIT dsgd_call_bytes bytes\n"), std::string::npos) << text;
+    EXPECT_NE(text.find("# TYPE dsgd_call_bytes counter\n# UNIT dsgd_call_bytes bytes\n"), std::string::npos)
+        << text;
   });
 }
 
@@ -139,7 +142,8 @@ nlohmann::json trace_of(const dsgd_session* session) {
 }
 
 int64_t unix_microseconds() {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
@@ -159,7 +163,8 @@ TEST(Trace, HasCallsStepsAndBucketsAtTheirTimes) {
     const auto trace = trace_of(session);
     using Names = std::vector<std::string>;
     EXPECT_EQ(names_of(trace, "steps"), (Names{"step", "gradients", "reduction", "update"})) << trace.dump(1);
-    EXPECT_EQ(names_of(trace, "bucket 0"), (Names{"gradients", "contribution", "travel", "update"})) << trace.dump(1);
+    EXPECT_EQ(names_of(trace, "bucket 0"), (Names{"gradients", "contribution", "travel", "update"}))
+        << trace.dump(1);
     EXPECT_EQ(names_of(trace, "calls"), (Names{"start", "barrier"})) << trace.dump(1);
     for (const auto& event : trace.at("traceEvents")) {
       EXPECT_EQ(event.at("pid"), rank);

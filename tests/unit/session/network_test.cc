@@ -1,4 +1,5 @@
-// Where a job's workers listen and how they reach each other, as its configuration says; and that the log says why.
+// Where a job's workers listen and how they reach each other, as its configuration says; and that the log
+// says why.
 
 #include <dirent.h>
 #include <netinet/in.h>
@@ -23,7 +24,8 @@ int listening_sockets() {
   while (const dirent* entry = readdir(descriptors)) {
     int listens = 0;
     socklen_t length = sizeof listens;
-    if (getsockopt(std::atoi(entry->d_name), SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) == 0) count += listens;
+    if (getsockopt(std::atoi(entry->d_name), SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) == 0)
+      count += listens;
   }
   closedir(descriptors);
   return count;
@@ -77,8 +79,8 @@ TEST_P(Networks, AreWhereTheJobRunsAndTheLogSaysWhy) {
   settings["log_level"] = "info";
   run_job(2, settings, [&](dsgd_session* session, int rank) {
     std::vector<float> data(200'000, static_cast<float>(rank + 1));  // too much to travel in small messages
-    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * 4, DSGD_FLOAT32, DSGD_SUM,
-                                   nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * 4, DSGD_FLOAT32,
+                                   DSGD_SUM, nullptr, nullptr, error_));
     ASSERT_EQ(std::count(data.begin(), data.end(), 3.0f), 200'000);
     const std::string log = logged(session);
     for (const std::string& said : GetParam().said)
@@ -91,7 +93,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Network{"ipv6", {{"head", "[::1]:0"}}, {"peers reach this worker at [::1]:"}},
         Network{"name", {{"head", "localhost:0"}}, {"peers reach this worker at "}},
-        Network{"listen", {{"listen", "127.0.0.2:0"}}, {"peers reach this worker at 127.0.0.2:", "`listen` is set"}},
+        Network{"listen",
+                {{"listen", "127.0.0.2:0"}},
+                {"peers reach this worker at 127.0.0.2:", "`listen` is set"}},
         Network{"interface", {{"interface", "lo"}}, {"peers reach this worker at 127.0.0.1:", "lo"}},
         Network{"prefix", {{"interface", "127.0.0.0/8"}}, {"peers reach this worker at 127.", "127.0.0.0/8"}},
         Network{"unix",
@@ -106,8 +110,10 @@ void run_embedded(const Settings& settings, const std::vector<std::string>& said
   for (int worker = 0; worker < 2; ++worker) {
     workers.emplace_back([&] {
       dsgd_config* config = dsgd_config_new();
-      Settings all = {
-          {"head", "localhost:" + port}, {"num_workers", "2"}, {"init_timeout", "20s"}, {"log_level", "info"}};
+      Settings all = {{"head", "localhost:" + port},
+                      {"num_workers", "2"},
+                      {"init_timeout", "20s"},
+                      {"log_level", "info"}};
       for (const auto& [key, value] : settings) all[key] = value;
       for (const auto& [key, value] : all) {
         ASSERT_EQ(dsgd_config_set(config, key.c_str(), value.c_str(), nullptr), DSGD_OK) << key;
@@ -131,12 +137,15 @@ TEST(EmbeddedHead, ANameOfTwoAddressesGivesOneHead) { run_embedded({}, {}); }
 TEST(EmbeddedHead, ListenCountsForItsWorkerToo) {
   run_embedded({{"listen", "127.0.0.3:0"}}, {"peers reach this worker at 127.0.0.3:"});
 }
-TEST(EmbeddedHead, InterfaceCountsForItsWorkerToo) { run_embedded({{"interface", "lo"}}, {"interface = 'lo'"}); }
+TEST(EmbeddedHead, InterfaceCountsForItsWorkerToo) {
+  run_embedded({{"interface", "lo"}}, {"interface = 'lo'"});
+}
 
 TEST(Ports, WorkersTakeTheFirstFreeOneOfTheRange) {
   const int first = free_port();
   const std::string range = std::to_string(first) + '-' + std::to_string(first + 9);
-  run_embedded({{"ports", range}}, {"peers reach this worker at 127.0.0.1:" + std::to_string(first).substr(0, 2)});
+  run_embedded({{"ports", range}},
+               {"peers reach this worker at 127.0.0.1:" + std::to_string(first).substr(0, 2)});
   // One port for two workers is too few.
   dsgd_session* session = nullptr;
   dsgd_config* config = dsgd_config_new();
@@ -185,7 +194,8 @@ TEST(Names, MayHaveQuotesAndBrackets) {  // as JAX prints the path of a paramete
 
 TEST(Ports, AWorkerListensOnOneAlsoWhereItHostsTheHead) {
   const int before = listening_sockets();
-  run_job(1, {{"head", "127.0.0.1:0"}}, [&](dsgd_session*, int) { EXPECT_EQ(listening_sockets(), before + 1); });
+  run_job(1, {{"head", "127.0.0.1:0"}},
+          [&](dsgd_session*, int) { EXPECT_EQ(listening_sockets(), before + 1); });
   run_job(2, {}, [&](dsgd_session* session, int) {
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
     EXPECT_EQ(listening_sockets(), before + 3) << "two workers, and a head apart";

@@ -12,7 +12,8 @@ namespace dsgd_test {
 namespace {
 
 void put(dsgd_session* session, const char* name, const std::string& text) {
-  DSGD_OK_OR_FAIL(dsgd_object_put(session, name, text.data(), text.size(), -1, nullptr, 0, nullptr, nullptr, error_));
+  DSGD_OK_OR_FAIL(
+      dsgd_object_put(session, name, text.data(), text.size(), -1, nullptr, 0, nullptr, nullptr, error_));
 }
 
 std::string get(dsgd_session* session, const char* name) {
@@ -33,7 +34,9 @@ bool has(dsgd_session* session, const char* name) {
   return status == DSGD_OK;
 }
 
-void meet(dsgd_session* session) { DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_)); }
+void meet(dsgd_session* session) {
+  DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
+}
 
 TEST(DeletedObject, IsGoneOnAllWorkersAndItsNameCanBePutAgain) {
   for (const int workers : {1, 2, 3}) {
@@ -48,7 +51,8 @@ TEST(DeletedObject, IsGoneOnAllWorkersAndItsNameCanBePutAgain) {
         meet(session);
         EXPECT_FALSE(has(session, "x")) << "round " << round;
         Error error;
-        EXPECT_EQ(dsgd_object_delete(session, "x", nullptr, nullptr, error), DSGD_ERR_NOT_FOUND) << error.message();
+        EXPECT_EQ(dsgd_object_delete(session, "x", nullptr, nullptr, error), DSGD_ERR_NOT_FOUND)
+            << error.message();
         meet(session);
       }
     });
@@ -63,7 +67,8 @@ TEST(DeletedObject, StaysReadableThroughHandles) {
     meet(session);
     if (rank == 1) DSGD_OK_OR_FAIL(dsgd_object_delete(session, "x", nullptr, nullptr, error_));
     meet(session);
-    EXPECT_EQ(std::string(static_cast<const char*>(dsgd_object_data(object)), dsgd_object_nbytes(object)), "bytes");
+    EXPECT_EQ(std::string(static_cast<const char*>(dsgd_object_data(object)), dsgd_object_nbytes(object)),
+              "bytes");
     dsgd_object_free(object);
   });
 }
@@ -89,7 +94,8 @@ TEST(DeletedObject, HasOneWinnerAmongConcurrentDeletes) {
   EXPECT_EQ(deleted, kRounds);
 }
 
-// The deletion starts before the last worker has all parts. That worker must not keep the parts that arrive later.
+// The deletion starts before the last worker has all parts. That worker must not keep the parts that arrive
+// later.
 TEST(DeletedObject, DropsPartsThatArriveLate) {
   const std::string large(5 << 20, 'x');  // in many parts
   run_job(3, {}, [&](dsgd_session* session, int rank) {
@@ -128,7 +134,8 @@ TEST(DeletedObject, NameCanBePutAgainAfterAPutThatRanOutOfTime) {
     meet(session);
     if (rank == 1) {
       const dsgd_op_options too_short = with_timeout(1);
-      EXPECT_EQ(dsgd_object_put(session, "x", large.data(), large.size(), -1, nullptr, 0, &too_short, nullptr, nullptr),
+      EXPECT_EQ(dsgd_object_put(session, "x", large.data(), large.size(), -1, nullptr, 0, &too_short, nullptr,
+                                nullptr),
                 DSGD_ERR_TIMEOUT);
     }
     meet(session);
@@ -152,15 +159,18 @@ TEST(Put, KeepsDtypeAndShape) {
       for (int64_t dimension : shape) count *= dimension;
       std::vector<double> elements(count, 0.5);
       if (rank == static_cast<int>(i % 3)) {
-        DSGD_OK_OR_FAIL(dsgd_object_put(session, name.c_str(), elements.data(), elements.size() * sizeof(double),
-                                        DSGD_FLOAT64, shape.data(), shape.size(), nullptr, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_object_put(session, name.c_str(), elements.data(),
+                                        elements.size() * sizeof(double), DSGD_FLOAT64, shape.data(),
+                                        shape.size(), nullptr, nullptr, error_));
       }
       dsgd_object* object = nullptr;
       DSGD_OK_OR_FAIL(dsgd_object_get(session, name.c_str(), nullptr, &object, nullptr, error_));
       EXPECT_EQ(dsgd_object_dtype(object), DSGD_FLOAT64);
-      EXPECT_EQ(std::vector(dsgd_object_shape(object), dsgd_object_shape(object) + dsgd_object_ndim(object)), shape);
+      EXPECT_EQ(std::vector(dsgd_object_shape(object), dsgd_object_shape(object) + dsgd_object_ndim(object)),
+                shape);
       ASSERT_EQ(dsgd_object_nbytes(object), elements.size() * sizeof(double));
-      EXPECT_TRUE(std::equal(elements.begin(), elements.end(), static_cast<const double*>(dsgd_object_data(object))));
+      EXPECT_TRUE(
+          std::equal(elements.begin(), elements.end(), static_cast<const double*>(dsgd_object_data(object))));
       dsgd_object_free(object);
     }
     if (rank == 1) put(session, "bytes", "text");
@@ -208,7 +218,8 @@ TEST(Put, EndsBeforeItsWorkerHasClosed) {
       }
       const std::string text(kLarge, 'a');
       dsgd_op* op = nullptr;
-      DSGD_OK_OR_FAIL(dsgd_object_put(session, "x", text.data(), kLarge, -1, nullptr, 0, nullptr, &op, error_));
+      DSGD_OK_OR_FAIL(
+          dsgd_object_put(session, "x", text.data(), kLarge, -1, nullptr, 0, nullptr, &op, error_));
       DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
       DSGD_OK_OR_FAIL(dsgd_op_wait(op, 0, error_));
       dsgd_op_free(op);
@@ -222,7 +233,8 @@ TEST(DeletedObject, IsGoneWhenItsDeleterHasClosed) {
       if (rank == deleter) put(session, "x", "bytes");
       EXPECT_EQ(get(session, "x"), "bytes");
       meet(session);
-      if (rank != deleter) {  // an object that is here is given at once; else the get fails, since workers close
+      // An object that is here is given at once; else the get fails, since workers close.
+      if (rank != deleter) {
         int32_t status = DSGD_OK;
         while (status == DSGD_OK) {
           dsgd_object* object = nullptr;

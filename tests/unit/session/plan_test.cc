@@ -119,7 +119,8 @@ TEST(Plan, TrailersOfAnyLengthLieApartAndAreNotCut) {
     for (const size_t trailer : {kTrailer, kExactTrailer}) {
       PlanOptions options{3, 3};
       options.trailer = trailer;
-      for (const Bucket& bucket : buckets(parameters, Strategies().parse(name, "", "auto").value(), options)) {
+      for (const Bucket& bucket :
+           buckets(parameters, Strategies().parse(name, "", "auto").value(), options)) {
         std::set<size_t> taken;
         for (const Piece& piece : bucket.pieces) {
           EXPECT_EQ(piece.trailer / 16, (piece.trailer + trailer - 1) / 16) << name;
@@ -132,7 +133,8 @@ TEST(Plan, TrailersOfAnyLengthLieApartAndAreNotCut) {
 }
 
 TEST(Plan, PsOwnersDoNotDependOnBuckets) {
-  const std::vector<PlanParameter> parameters = {{DType::kFloat32, 1'000'000, true}, {DType::kFloat32, 300'000, true}};
+  const std::vector<PlanParameter> parameters = {{DType::kFloat32, 1'000'000, true},
+                                                 {DType::kFloat32, 300'000, true}};
   const StrategySpec ps = Strategies().parse("ps", "", "auto").value();
   std::map<std::pair<uint32_t, size_t>, int32_t> owners;
   for (size_t bytes : {size_t{256} << 10, size_t{1} << 20, size_t{4} << 20}) {
@@ -151,7 +153,8 @@ TEST(Strategy, NamesAliasesAndOptionsAreChecked) {
             "allreduce algorithm=direct");
   const auto wrong = Strategies().parse("allreduse", "", "auto");
   ASSERT_FALSE(wrong.ok());
-  EXPECT_NE(wrong.status().message().find("did you mean 'allreduce'"), std::string::npos) << wrong.status().message();
+  EXPECT_NE(wrong.status().message().find("did you mean 'allreduce'"), std::string::npos)
+      << wrong.status().message();
   EXPECT_FALSE(Strategies().parse("allreduce", "algorithm=tree", "auto").ok());
   EXPECT_FALSE(Strategies().parse("ps", "algorithm=ring", "auto").ok());
 }

@@ -1,6 +1,6 @@
-// Plug-ins: what they answer is checked and compared before anything moves, whatever they do the session and the process go
-// on, and they are released when nothing uses them any more. That they compute right is for the tests of collectives and of
-// equivalence, which run them beside what is built in.
+// Plug-ins: what they answer is checked and compared before anything moves, whatever they do the session and
+// the process go on, and they are released when nothing uses them any more. That they compute right is for
+// the tests of collectives and of equivalence, which run them beside what is built in.
 
 #include <algorithm>
 #include <atomic>
@@ -14,8 +14,8 @@
 namespace dsgd_test {
 namespace {
 
-// Runs an all-reduce that must fail on all workers with `code` and a message that has `says`, then something else, which
-// must not.
+// Runs an all-reduce that must fail on all workers with `code` and a message that has `says`, then something
+// else, which must not.
 void expect_refusal(int workers, int32_t code, const std::string& says,
                     const std::function<void(dsgd_config*)>& prepare) {
   std::atomic<int> refused{0};
@@ -24,8 +24,8 @@ void expect_refusal(int workers, int32_t code, const std::string& says,
       [&](dsgd_session* session, int rank) {
         std::vector<float> data(100000, 1);
         Error error;
-        EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * 4, DSGD_FLOAT32, DSGD_SUM,
-                                 nullptr, nullptr, error),
+        EXPECT_EQ(dsgd_allreduce(session, nullptr, data.data(), data.data(), data.size() * 4, DSGD_FLOAT32,
+                                 DSGD_SUM, nullptr, nullptr, error),
                   code)
             << error.message();
         EXPECT_NE(error.message().find(says), std::string::npos) << rank << ": " << error.message();
@@ -37,28 +37,31 @@ void expect_refusal(int workers, int32_t code, const std::string& says,
 }
 
 TEST(Plugin, AWrongScheduleIsRefusedOnAllWorkersAndTheSessionGoesOn) {
-  expect_refusal(
-      3, DSGD_ERR_INVALID_ARGUMENT, "algorithm 'mine' is wrong for 3 workers and 100000 elements: rank 0 ends without",
-      [](dsgd_config* config) {
-        register_algorithm(config, "mine", [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) { return 0; });
-      });
+  expect_refusal(3, DSGD_ERR_INVALID_ARGUMENT,
+                 "algorithm 'mine' is wrong for 3 workers and 100000 elements: rank 0 ends without",
+                 [](dsgd_config* config) {
+                   register_algorithm(config, "mine",
+                                      [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) { return 0; });
+                 });
 }
 
 TEST(Plugin, ACodeThatAnAlgorithmAnswersBecomesTheOperations) {
-  expect_refusal(2, DSGD_ERR_UNSUPPORTED, "algorithm 'mine' answered DSGD_ERR_UNSUPPORTED", [](dsgd_config* config) {
-    register_algorithm(config, "mine", [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t {
-      return DSGD_ERR_UNSUPPORTED;
-    });
-  });
+  expect_refusal(
+      2, DSGD_ERR_UNSUPPORTED, "algorithm 'mine' answered DSGD_ERR_UNSUPPORTED", [](dsgd_config* config) {
+        register_algorithm(config, "mine", [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t {
+          return DSGD_ERR_UNSUPPORTED;
+        });
+      });
   for (int32_t unknown : {7, -1000}) {
-    expect_refusal(2, DSGD_ERR_INTERNAL, "answered " + std::to_string(unknown), [&unknown](dsgd_config* config) {
-      register_algorithm(
-          config, "mine",
-          [](void* user, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t {
-            return *static_cast<int32_t*>(user);
-          },
-          &unknown);
-    });
+    expect_refusal(2, DSGD_ERR_INTERNAL, "answered " + std::to_string(unknown),
+                   [&unknown](dsgd_config* config) {
+                     register_algorithm(
+                         config, "mine",
+                         [](void* user, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t {
+                           return *static_cast<int32_t*>(user);
+                         },
+                         &unknown);
+                   });
   }
 }
 
@@ -84,8 +87,8 @@ TEST(Plugin, ACallOfTheSessionInsideAPluginsFunctionIsRefused) {
       [](dsgd_session* session, int) {
         mine->session = session;
         std::vector<float> data(100000, 1);
-        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 400000, DSGD_FLOAT32, DSGD_SUM,
-                                       nullptr, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 400000, DSGD_FLOAT32,
+                                       DSGD_SUM, nullptr, nullptr, error_));
         EXPECT_EQ(data[0], 2);
       },
       [&](dsgd_config* config) {
@@ -94,7 +97,8 @@ TEST(Plugin, ACallOfTheSessionInsideAPluginsFunctionIsRefused) {
             config, "mine",
             [](void* user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule* schedule) -> int32_t {
               auto* host = static_cast<Host*>(user);
-              host->refused += dsgd_barrier(host->session, nullptr, nullptr, nullptr, nullptr) == DSGD_ERR_STATE;
+              host->refused +=
+                  dsgd_barrier(host->session, nullptr, nullptr, nullptr, nullptr) == DSGD_ERR_STATE;
               return ring_plugin(nullptr, rank, size, count, schedule);
             },
             mine);
@@ -125,7 +129,8 @@ TEST(Plugin, WorkersWithUnlikeAlgorithmsOfOneNameAreToldSo) {
         DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
         Error error;
         EXPECT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_MISMATCH);
-        EXPECT_NE(error.message().find("allreduce algorithm=mine (answers "), std::string::npos) << error.message();
+        EXPECT_NE(error.message().find("allreduce algorithm=mine (answers "), std::string::npos)
+            << error.message();
       },
       in_turn([](dsgd_config* config, int turn) {
         register_algorithm(config, "mine", turn ? ring_plugin : doubling_plugin);
@@ -161,13 +166,14 @@ TEST(Plugin, AnOwnerThatIsNoRankIsRefusedAtStart) {
         DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
         DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
         Error late;  // and between steps, too
-        EXPECT_EQ(dsgd_strategy_set(session, "mine", nullptr, nullptr, nullptr, late), DSGD_ERR_INVALID_ARGUMENT);
+        EXPECT_EQ(dsgd_strategy_set(session, "mine", nullptr, nullptr, nullptr, late),
+                  DSGD_ERR_INVALID_ARGUMENT);
         DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
       },
       [](dsgd_config* config) {
-        register_strategy(config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER, [](void*, const dsgd_placement* range) {
-          return dsgd_placement_begin(range) == 65536 ? 2 : 0;
-        });
+        register_strategy(
+            config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER,
+            [](void*, const dsgd_placement* range) { return dsgd_placement_begin(range) == 65536 ? 2 : 0; });
       });
 }
 
@@ -184,19 +190,22 @@ TEST(Plugin, WorkersWithUnlikeOwnersAreToldSoAtStart) {
           in_turn([](dsgd_config* config, int turn) {
             register_strategy(
                 config, "mine", DSGD_STRATEGY_UPDATE_AT_OWNER,
-                turn ? [](void*, const dsgd_placement*) { return 0; } : [](void*, const dsgd_placement*) { return 1; });
+                turn ? [](void*, const dsgd_placement*) { return 0; }
+                     : [](void*, const dsgd_placement*) { return 1; });
           }));
 }
 
 TEST(Plugin, WorkersWithUnlikeFlagsAreToldSoAtStart) {
-  run_job(2, {}, expect_mismatch_of_mine("strategy mine mean_at_owner"), in_turn([](dsgd_config* config, int turn) {
+  run_job(2, {}, expect_mismatch_of_mine("strategy mine mean_at_owner"),
+          in_turn([](dsgd_config* config, int turn) {
             register_strategy(config, "mine", static_cast<uint32_t>(turn), deal_owner);
           }));
 }
 
 // Two who both believe that the other sends would wait for each other.
 TEST(Plugin, UnlikeSchedulesAreComparedBeforeAnythingIsSent) {
-  const auto star = [](void* user, int32_t rank, int32_t, uint64_t count, dsgd_schedule* schedule) -> int32_t {
+  const auto star = [](void* user, int32_t rank, int32_t, uint64_t count,
+                       dsgd_schedule* schedule) -> int32_t {
     const int32_t root = *static_cast<int32_t*>(user);
     const auto add = adder(schedule);
     add(rank == root ? kReduce : kSend, 0, 1 - rank, uint64_t{0}, count);
@@ -210,10 +219,11 @@ TEST(Plugin, UnlikeSchedulesAreComparedBeforeAnythingIsSent) {
       [](dsgd_session* session, int rank) {
         std::vector<float> data(100000, 1);
         Error error;
-        const int32_t status = dsgd_allreduce(session, nullptr, data.data(), data.data(), 400000, DSGD_FLOAT32,
-                                              DSGD_SUM, nullptr, nullptr, error);
+        const int32_t status = dsgd_allreduce(session, nullptr, data.data(), data.data(), 400000,
+                                              DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
         EXPECT_EQ(status, DSGD_ERR_MISMATCH) << rank << ' ' << error.message();
-        EXPECT_NE(error.message().find("workers disagree on algorithm 'mine'"), std::string::npos) << error.message();
+        EXPECT_NE(error.message().find("workers disagree on algorithm 'mine'"), std::string::npos)
+            << error.message();
         DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
       },
       [&](dsgd_config* config) { register_algorithm(config, "mine", star, &roots[next++]); });
@@ -232,8 +242,8 @@ TEST(Plugin, WorkersThatBlockAndWorkersThatDoNotMakeTheSameCalls) {
           if (c % 4 == 3) {
             DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, op, error_));
           } else {
-            DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[c].data(), data[c].data(), kCount * 4, DSGD_FLOAT32,
-                                           DSGD_SUM, nullptr, op, error_));
+            DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data[c].data(), data[c].data(), kCount * 4,
+                                           DSGD_FLOAT32, DSGD_SUM, nullptr, op, error_));
           }
         }
         for (dsgd_op* op : ops) {
@@ -246,26 +256,32 @@ TEST(Plugin, WorkersThatBlockAndWorkersThatDoNotMakeTheSameCalls) {
 }
 
 TEST(Plugin, AnAlgorithmThatFailsOnOneWorkerFailsOnAll) {
-  const auto refuse = [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t { return DSGD_ERR_LIMIT; };
+  const auto refuse = [](void*, int32_t, int32_t, uint64_t, dsgd_schedule*) -> int32_t {
+    return DSGD_ERR_LIMIT;
+  };
   expect_refusal(3, DSGD_ERR_LIMIT, "algorithm 'mine' answered DSGD_ERR_LIMIT",
                  in_turn([refuse](dsgd_config* config, int turn) {
-                   register_algorithm(config, "mine", turn == 1 ? static_cast<AllReduce>(refuse) : ring_plugin);
+                   register_algorithm(config, "mine",
+                                      turn == 1 ? static_cast<AllReduce>(refuse) : ring_plugin);
                  }));
 }
 
 TEST(Plugin, CodesThatSpeakOfSessionsAndWorkersAreNotPassedOn) {
   for (int32_t code : {DSGD_ERR_WAIT_TIMEOUT, DSGD_ERR_CLOSED, DSGD_ERR_WORKER_LOST, DSGD_ERR_TORN}) {
-    expect_refusal(
-        2, DSGD_ERR_INTERNAL, std::string("answered ") + dsgd_status_name(code), [&code](dsgd_config* config) {
-          register_algorithm(
-              config, "mine",
-              [](void* user, int32_t, int32_t, uint64_t, dsgd_schedule*) { return *static_cast<int32_t*>(user); },
-              &code);
-        });
+    expect_refusal(2, DSGD_ERR_INTERNAL, std::string("answered ") + dsgd_status_name(code),
+                   [&code](dsgd_config* config) {
+                     register_algorithm(
+                         config, "mine",
+                         [](void* user, int32_t, int32_t, uint64_t, dsgd_schedule*) {
+                           return *static_cast<int32_t*>(user);
+                         },
+                         &code);
+                   });
   }
 }
 
-// NaN of different sign and payload, and zeros of both signs: whoever adds what to what, all hold the same bits.
+// NaN of different sign and payload, and zeros of both signs: whoever adds what to what, all hold the same
+// bits.
 TEST(Plugin, WorkersThatAddInEitherOrderHoldTheSameBitsOfNanAndZero) {
   std::mutex mutex;
   std::map<int32_t, std::vector<std::vector<uint32_t>>> results;
@@ -280,8 +296,8 @@ TEST(Plugin, WorkersThatAddInEitherOrderHoldTheSameBitsOfNanAndZero) {
                       : i % 3 == 1 ? (rank % 2 ? 0x80000000 : 0)
                                    : 0x3f800000;
           }
-          DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, bits.data(), bits.data(), bits.size() * 4, DSGD_FLOAT32,
-                                         reduction, nullptr, nullptr, error_));
+          DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, bits.data(), bits.data(), bits.size() * 4,
+                                         DSGD_FLOAT32, reduction, nullptr, nullptr, error_));
           std::lock_guard lock(mutex);
           results[reduction].push_back(bits);
         }
@@ -347,23 +363,26 @@ TEST(Plugin, AStrategySeesNamesRangesAndOptions) {
               seen->calls.push_back(std::string(dsgd_placement_parameter(range)) + ' ' +
                                     std::to_string(dsgd_placement_begin(range)) + '+' +
                                     std::to_string(dsgd_placement_count(range)) + " of " +
-                                    std::to_string(dsgd_placement_size(range)) + ": " + dsgd_placement_options(range));
+                                    std::to_string(dsgd_placement_size(range)) + ": " +
+                                    dsgd_placement_options(range));
               return 1;
             },
             &seen);
       });
   std::sort(seen.calls.begin(), seen.calls.end());
   seen.calls.erase(std::unique(seen.calls.begin(), seen.calls.end()), seen.calls.end());
-  EXPECT_EQ(seen.calls, (std::vector<std::string>{
-                            "weight 0+65536 of 2: first=1 last=0", "weight 131072+65536 of 2: first=1 last=0",
-                            "weight 196608+3392 of 2: first=1 last=0", "weight 65536+65536 of 2: first=1 last=0"}));
+  EXPECT_EQ(seen.calls,
+            (std::vector<std::string>{
+                "weight 0+65536 of 2: first=1 last=0", "weight 131072+65536 of 2: first=1 last=0",
+                "weight 196608+3392 of 2: first=1 last=0", "weight 65536+65536 of 2: first=1 last=0"}));
 }
 
 // Adam's state goes from the servers of one strategy to those of the next.
 TEST(Plugin, AChangeToAndFromARegisteredStrategyKeepsTheOptimizersState) {
-  const std::vector<std::vector<const char*>> orders = {{"ps", "ps", "ps", "ps"},
-                                                        {"dealt_values", "ps", "dealt_means", "dealt_values"},
-                                                        {"allreduce", "dealt_values", "allreduce", "dealt_means"}};
+  const std::vector<std::vector<const char*>> orders = {
+      {"ps", "ps", "ps", "ps"},
+      {"dealt_values", "ps", "dealt_means", "dealt_values"},
+      {"allreduce", "dealt_values", "allreduce", "dealt_means"}};
   std::vector<std::vector<float>> results(orders.size());
   for (size_t o = 0; o < orders.size(); ++o) {
     run_job(
@@ -373,7 +392,8 @@ TEST(Plugin, AChangeToAndFromARegisteredStrategyKeepsTheOptimizersState) {
           dsgd_replica* replica;
           const int64_t size = 50000;
           void *value, *gradient;
-          DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "weight", DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
+          DSGD_OK_OR_FAIL(
+              dsgd_parameter_add(session, "weight", DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
           DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
           DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
           DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "adam", "lr=0.01", error_));
@@ -445,7 +465,8 @@ TEST(Plugin, TheKeysTakeARegisteredNameAndNoOther) {
   DSGD_OK_OR_FAIL(dsgd_init(config, &session, error_));
   dsgd_config_free(config);
   Error unknown;
-  EXPECT_EQ(dsgd_strategy_set(session, "dealt_valus", nullptr, nullptr, nullptr, unknown), DSGD_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(dsgd_strategy_set(session, "dealt_valus", nullptr, nullptr, nullptr, unknown),
+            DSGD_ERR_INVALID_ARGUMENT);
   EXPECT_NE(unknown.message().find("did you mean 'dealt_values'?"), std::string::npos) << unknown.message();
   DSGD_OK_OR_FAIL(dsgd_strategy_set(session, "allreduce", "algorithm=my_ring", nullptr, nullptr, error_));
   dsgd_finalize(session);

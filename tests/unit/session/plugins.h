@@ -11,7 +11,8 @@ namespace dsgd_test {
 inline auto adder(dsgd_schedule* schedule) {
   return [schedule](int32_t transfer, int32_t round, int32_t peer, uint64_t begin, uint64_t count) {
     Error error;
-    EXPECT_EQ(dsgd_schedule_add(schedule, transfer, round, peer, begin, count, error), DSGD_OK) << error.message();
+    EXPECT_EQ(dsgd_schedule_add(schedule, transfer, round, peer, begin, count, error), DSGD_OK)
+        << error.message();
   };
 }
 inline int32_t ring_plugin(void*, int32_t rank, int32_t size, uint64_t count, dsgd_schedule* schedule) {
@@ -28,8 +29,8 @@ inline int32_t tree_plugin(void*, int32_t rank, int32_t size, uint64_t count, ds
 }
 
 using AllReduce = int32_t (*)(void*, int32_t, int32_t, uint64_t, dsgd_schedule*);
-inline void register_algorithm(dsgd_config* config, const char* name, AllReduce allreduce, void* user = nullptr,
-                               void (*release)(void*) = nullptr) {
+inline void register_algorithm(dsgd_config* config, const char* name, AllReduce allreduce,
+                               void* user = nullptr, void (*release)(void*) = nullptr) {
   dsgd_algorithm algorithm;
   dsgd_algorithm_init(&algorithm, sizeof algorithm);
   algorithm.version = DSGD_PLUGIN_VERSION;
@@ -46,8 +47,8 @@ inline int32_t deal_owner(void*, const dsgd_placement* placement) {
   return static_cast<int32_t>((dsgd_placement_begin(placement) / 65536 + first) % size);
 }
 using Owner = int32_t (*)(void*, const dsgd_placement*);
-inline void register_strategy(dsgd_config* config, const char* name, uint32_t flags, Owner owner, void* user = nullptr,
-                              void (*release)(void*) = nullptr) {
+inline void register_strategy(dsgd_config* config, const char* name, uint32_t flags, Owner owner,
+                              void* user = nullptr, void (*release)(void*) = nullptr) {
   dsgd_strategy strategy;
   dsgd_strategy_init(&strategy, sizeof strategy);
   strategy.version = DSGD_PLUGIN_VERSION;

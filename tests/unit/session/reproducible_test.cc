@@ -1,5 +1,6 @@
-// reproducible=1: the bits of a step do not depend on the strategy, the algorithm or the split of the replicas over
-// workers, whatever the weights; and an element's mean is as exact as its dtype whatever else is in its parameter.
+// reproducible=1: the bits of a step do not depend on the strategy, the algorithm or the split of the
+// replicas over workers, whatever the weights; and an element's mean is as exact as its dtype whatever else
+// is in its parameter.
 
 #include <algorithm>
 #include <bit>
@@ -97,8 +98,8 @@ std::string text(const Split& split) {
   return text;
 }
 
-void run_worker(const Replicas& all, const std::vector<int>& mine, dsgd_session* session, const Strategy& strategy,
-                const char* optimizer, Outcome* outcome) {
+void run_worker(const Replicas& all, const std::vector<int>& mine, dsgd_session* session,
+                const Strategy& strategy, const char* optimizer, Outcome* outcome) {
   std::vector<dsgd_parameter*> parameters(all.tensors.size());
   std::vector<dsgd_replica*> replicas(mine.size());
   std::vector<std::vector<Bytes>> values(mine.size()), gradients(mine.size());
@@ -136,7 +137,8 @@ void run_worker(const Replicas& all, const std::vector<int>& mine, dsgd_session*
   for (size_t r = 1; r < replicas.size(); ++r) ASSERT_EQ(none ? gradients[r] : values[r], outcome->tensors);
 }
 
-Outcome run(const Replicas& all, const Split& split, const Strategy& strategy, const char* optimizer = "none") {
+Outcome run(const Replicas& all, const Split& split, const Strategy& strategy,
+            const char* optimizer = "none") {
   std::vector<Outcome> outcomes(split.size());
   run_job(
       static_cast<int>(split.size()), {{"bucket_size", "32K"}, {"reproducible", "1"}, {"gradient_norm", "1"}},
@@ -145,7 +147,8 @@ Outcome run(const Replicas& all, const Split& split, const Strategy& strategy, c
         run_worker(all, split[worker], session, strategy, optimizer, &outcomes[worker]);
       },
       register_all);
-  for (const Outcome& outcome : outcomes) EXPECT_TRUE(outcome == outcomes[0]) << text(split) << " workers differ";
+  for (const Outcome& outcome : outcomes)
+    EXPECT_TRUE(outcome == outcomes[0]) << text(split) << " workers differ";
   return outcomes[0];
 }
 
@@ -165,10 +168,12 @@ double mixed(int replica, size_t tensor, size_t element) {
   if (seed % 4 != 0) return number;
   const int32_t dtype = kTensors[tensor].dtype;
   const int span = dtype == DSGD_FLOAT64 ? 1000 : dtype == DSGD_FLOAT16 ? 15 : 120;
-  return std::ldexp(number / 8, static_cast<int>(dsgd::finalize64(seed) % static_cast<uint64_t>(2 * span)) - span);
+  return std::ldexp(number / 8,
+                    static_cast<int>(dsgd::finalize64(seed) % static_cast<uint64_t>(2 * span)) - span);
 }
 
-// All ways to share `replicas` among at most `workers` workers; the order of workers and replicas by the seed.
+// All ways to share `replicas` among at most `workers` workers; the order of workers and replicas by the
+// seed.
 std::vector<Split> all_splits(int replicas, size_t workers, uint64_t seed) {
   std::vector<Split> splits = {{{}}};
   splits[0].clear();
@@ -201,8 +206,8 @@ TEST(Reproducible, WeightsThatAreNoIntegersDoNotDependOnTheSplit) {
       const Outcome other = run(all, {{1, 2}, {0}}, strategy, optimizer);
       if (HasFailure()) return;
       EXPECT_EQ(other.weight, 0.6);  // the exact sum of the three, rounded
-      EXPECT_TRUE(other == reference) << strategy.strategy << ' ' << (strategy.options ? strategy.options : "") << ' '
-                                      << optimizer;
+      EXPECT_TRUE(other == reference)
+          << strategy.strategy << ' ' << (strategy.options ? strategy.options : "") << ' ' << optimizer;
     }
   }
 }
@@ -214,7 +219,8 @@ TEST(Reproducible, TheNormDependsNeitherOnTheStrategyNorOnTheSplit) {
   all.tensors = {{DSGD_FLOAT32, 150001}, {DSGD_FLOAT64, 301}, {DSGD_FLOAT32, 77}};
   const Outcome reference = run(all, {{0, 1, 2}}, kStrategies[0], "adam");
   double squares = 0;
-  for (const Tensor& tensor : all.tensors) squares += static_cast<double>(tensor.count) * (.01 + .04 + .09) / .36;
+  for (const Tensor& tensor : all.tensors)
+    squares += static_cast<double>(tensor.count) * (.01 + .04 + .09) / .36;
   EXPECT_NEAR(reference.norm, std::sqrt(squares), 0.02 * std::sqrt(squares));
   for (const Strategy& strategy : kStrategies) {
     const Outcome other = run(all, {{1, 2}, {0}}, strategy, "adam");
@@ -231,8 +237,9 @@ TEST_P(RandomWeights, GiveTheSameBitsForEverySplitOfFiveReplicas) {
   Replicas all;
   const int span = GetParam() * 13;  // powers of two between weights
   for (int r = 0; r < 5; ++r) {
-    all.weights.push_back(std::ldexp(std::uniform_real_distribution<double>(0.5, 1)(random),
-                                     static_cast<int>(random() % static_cast<uint64_t>(2 * span + 1)) - span));
+    all.weights.push_back(
+        std::ldexp(std::uniform_real_distribution<double>(0.5, 1)(random),
+                   static_cast<int>(random() % static_cast<uint64_t>(2 * span + 1)) - span));
   }
   all.weights[static_cast<size_t>(GetParam())] = 0;
   all.gradient = mixed;
@@ -255,7 +262,8 @@ TEST(Reproducible, AnyNumberOfReplicasMayBeSplitInAnyWay) {
   for (const int replicas : {9, 70}) {
     std::mt19937_64 random(11);
     Replicas all;
-    for (int r = 0; r < replicas; ++r) all.weights.push_back(std::uniform_real_distribution<double>(0, 1)(random));
+    for (int r = 0; r < replicas; ++r)
+      all.weights.push_back(std::uniform_real_distribution<double>(0, 1)(random));
     all.gradient = mixed;
     all.tensors = {{DSGD_FLOAT64, 33}, {DSGD_FLOAT32, 501}};
     all.absent = [](int replica, size_t tensor) { return tensor == 1 && replica % 3 == 0; };
@@ -293,8 +301,8 @@ struct Exact {
   Precise mean() const { return sum / weight; }
 };
 
-// Half a unit in the last place of the result, and one rounding of the largest summand; see reproducible.h. Means that are
-// stored in a half type are rounded once more.
+// Half a unit in the last place of the result, and one rounding of the largest summand; see reproducible.h.
+// Means that are stored in a half type are rounded once more.
 Precise tolerance(int32_t dtype, const Exact& exact) {
   const auto magnitude = [](Precise value) { return value < 0 ? -value : value; };
   const double single = 0x1p-24, own = dtype == DSGD_FLOAT64 ? 0x1p-53 : single;
@@ -322,7 +330,8 @@ void follows_the_exact_mean(const Replicas& all, const Outcome& outcome) {
       const double mean = read(dtype, outcome.tensors[t].data() + i * element_size(dtype));
       const Precise error = static_cast<Precise>(mean) - exact[i].mean();
       ASSERT_LE(error < 0 ? -error : error, tolerance(dtype, exact[i]))
-          << "p" << t << '[' << i << "] is " << mean << " instead of " << static_cast<double>(exact[i].mean());
+          << "p" << t << '[' << i << "] is " << mean << " instead of "
+          << static_cast<double>(exact[i].mean());
     }
   }
 }
@@ -344,7 +353,8 @@ TEST(Reproducible, MeansAreAsExactAsTheirDtypeForAnyMixOfMagnitudes) {
   for (const int replicas : {2, 8, 9}) {
     Replicas all;
     std::mt19937_64 random(static_cast<uint64_t>(replicas));
-    for (int r = 0; r < replicas; ++r) all.weights.push_back(std::uniform_real_distribution<double>(0.1, 100)(random));
+    for (int r = 0; r < replicas; ++r)
+      all.weights.push_back(std::uniform_real_distribution<double>(0.1, 100)(random));
     all.gradient = mixed;
     Split split(2);
     for (int r = 0; r < replicas; ++r) split[static_cast<size_t>(r) % 2].push_back(r);
@@ -356,7 +366,8 @@ TEST(Reproducible, MeansAreAsExactAsTheirDtypeForAnyMixOfMagnitudes) {
 }
 
 TEST(Reproducible, GradientsThatAreNotFiniteMakeTheirOwnElementsNanAndNoOther) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(),
+                   kNan = std::numeric_limits<double>::quiet_NaN();
   Replicas all;
   all.weights = {1, 3};
   all.gradient = [&](int replica, size_t, size_t element) {
@@ -368,7 +379,8 @@ TEST(Reproducible, GradientsThatAreNotFiniteMakeTheirOwnElementsNanAndNoOther) {
     if (HasFailure()) return;
     for (size_t t = 0; t < kTensors.size(); ++t) {
       for (size_t i = 0; i < static_cast<size_t>(kTensors[t].count); ++i) {
-        const double mean = read(kTensors[t].dtype, outcome.tensors[t].data() + i * element_size(kTensors[t].dtype));
+        const double mean =
+            read(kTensors[t].dtype, outcome.tensors[t].data() + i * element_size(kTensors[t].dtype));
         if (i % 100 == 0) {
           ASSERT_TRUE(std::isnan(mean)) << strategy.strategy << " p" << t << '[' << i << ']';
         } else {

@@ -1,4 +1,5 @@
-// Steps through the C ABI in jobs of several workers: overlap, uneven work, stop, changes of strategy, disagreement.
+// Steps through the C ABI in jobs of several workers: overlap, uneven work, stop, changes of strategy,
+// disagreement.
 
 #include <pthread.h>
 
@@ -29,12 +30,14 @@ struct Trainer {
   std::vector<float*> values = {}, gradients = {};
   std::vector<size_t> counts = {};
 
-  void build(const std::vector<int64_t>& sizes, const char* optimizer, const char* options, const char* strategy) {
+  void build(const std::vector<int64_t>& sizes, const char* optimizer, const char* options,
+             const char* strategy) {
     DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
     for (int64_t size : sizes) {
       dsgd_parameter* parameter;
       void *value, *gradient;
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, std::string("p").append(std::to_string(parameters.size())).c_str(),
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session,
+                                         std::string("p").append(std::to_string(parameters.size())).c_str(),
                                          DSGD_FLOAT32, &size, 1, 0, &parameter, error_));
       DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
       parameters.push_back(parameter);
@@ -84,11 +87,13 @@ TEST(Overlap, MarkingGradientsInAnyOrderFromAnyThreadGivesTheBitsOfABlockingStep
           order.resize(4 + static_cast<size_t>(step % 3));  // the flush marks the rest
           std::thread other([&] {
             for (size_t i = 0; i < order.size(); i += 2) {
-              DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[order[i]], nullptr, error_));
+              DSGD_OK_OR_FAIL(
+                  dsgd_gradient_ready(trainer.replica, trainer.parameters[order[i]], nullptr, error_));
             }
           });
           for (size_t i = 1; i < order.size(); i += 2) {
-            DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[order[i]], nullptr, error_));
+            DSGD_OK_OR_FAIL(
+                dsgd_gradient_ready(trainer.replica, trainer.parameters[order[i]], nullptr, error_));
           }
           other.join();
           if (order.size() < sizes.size()) DSGD_OK_OR_FAIL(dsgd_step_flush(session, error_));
@@ -110,7 +115,8 @@ TEST(Overlap, MarkingGradientsInAnyOrderFromAnyThreadGivesTheBitsOfABlockingStep
   }
 }
 
-// Which bits a NaN has depends on who has computed it, a CPU or a GPU: a loss that has run away is no divergence of the workers.
+// Which bits a NaN has depends on who has computed it, a CPU or a GPU: a loss that has run away is no
+// divergence of the workers.
 TEST(NotANumber, IsTheSameWhateverItsBits) {
   run_job(2, {}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session, rank};
@@ -139,7 +145,8 @@ TEST(NotANumber, IsTheSameWhateverItsBits) {
   });
 }
 
-// What describes a bucket (exponents, norms) must fit its message however many parameters and buckets there are.
+// What describes a bucket (exponents, norms) must fit its message however many parameters and buckets there
+// are.
 TEST(ManyParameters, OfOneElementEachTakeAReproducibleStepToTheBitsOfAnOrdinaryOne) {
   const std::vector<int64_t> sizes(17000, 1);
   std::map<std::string, PerRank> values;
@@ -148,16 +155,17 @@ TEST(ManyParameters, OfOneElementEachTakeAReproducibleStepToTheBitsOfAnOrdinaryO
     for (const char* reproducible : {"0", "1"}) {
       PerRank& result = values[std::string(strategy) + reproducible];
       result.resize(2);
-      run_job(2, {{"reproducible", reproducible}, {"gradient_norm", "1"}}, [&](dsgd_session* session, int rank) {
-        Trainer trainer{session, rank};
-        trainer.build(sizes, "sgd", "lr=0.5", strategy);
-        trainer.compute(0);
-        dsgd_step_result step;
-        dsgd_step_result_init(&step, sizeof step);
-        DSGD_OK_OR_FAIL(dsgd_step(session, 1, &step, error_));
-        result[rank] = trainer.all_values();
-        if (rank == 0) norms[std::string(strategy) + reproducible] = step.gradient_norm;
-      });
+      run_job(2, {{"reproducible", reproducible}, {"gradient_norm", "1"}},
+              [&](dsgd_session* session, int rank) {
+                Trainer trainer{session, rank};
+                trainer.build(sizes, "sgd", "lr=0.5", strategy);
+                trainer.compute(0);
+                dsgd_step_result step;
+                dsgd_step_result_init(&step, sizeof step);
+                DSGD_OK_OR_FAIL(dsgd_step(session, 1, &step, error_));
+                result[rank] = trainer.all_values();
+                if (rank == 0) norms[std::string(strategy) + reproducible] = step.gradient_norm;
+              });
       ASSERT_EQ(result[0].size(), sizes.size()) << strategy << reproducible;
       EXPECT_EQ(result[0], values["ps0"][0]) << strategy << reproducible;
       EXPECT_EQ(result[1], values["ps0"][0]) << strategy << reproducible;
@@ -165,7 +173,8 @@ TEST(ManyParameters, OfOneElementEachTakeAReproducibleStepToTheBitsOfAnOrdinaryO
   }
   double squares = 0;
   for (float value : values["ps0"][0]) squares += 4.0 * value * value;  // value = -0.5 gradient
-  for (const auto& [name, norm] : norms) EXPECT_NEAR(norm, std::sqrt(squares), 1e-6 * std::sqrt(squares)) << name;
+  for (const auto& [name, norm] : norms)
+    EXPECT_NEAR(norm, std::sqrt(squares), 1e-6 * std::sqrt(squares)) << name;
 }
 
 TEST(Overlap, AnAbsenceThatIsSaidWhileTheStepBeginsCountsForIt) {
@@ -231,7 +240,8 @@ TEST(Overlap, MarksInAFirstStepThatTheSessionRefusesChangeNothing) {
     DSGD_OK_OR_FAIL(dsgd_abort(session, "enough", error_));
     dsgd_op* op = nullptr;
     Error begun, marked, ended;
-    const int32_t status = dsgd_step_begin(session, 1, nullptr, &op, begun);  // the abort may not have come yet
+    // The abort may not have come yet.
+    const int32_t status = dsgd_step_begin(session, 1, nullptr, &op, begun);
     EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_ABORTED) << begun.message();
     const int32_t absent = dsgd_gradient_absent(trainer.replica, trainer.parameters[0], marked);
     EXPECT_TRUE(absent == DSGD_OK || absent == DSGD_ERR_ABORTED) << marked.message();
@@ -324,7 +334,8 @@ TEST(StrategyChange, UnequalArgumentsAreAMismatchOnAll) {
   });
 }
 
-// One worker makes a call of many operations where the others make one of one: afterwards each call meets its like again.
+// One worker makes a call of many operations where the others make one of one: afterwards each call meets its
+// like again.
 class DifferentCalls : public testing::TestWithParam<std::tuple<const char*, int>> {};
 
 TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
@@ -342,8 +353,8 @@ TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
       Error error;
       int32_t status;
       if (rank != odd) {
-        status =
-            dsgd_allreduce(session, nullptr, &one, &one, sizeof one, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
+        status = dsgd_allreduce(session, nullptr, &one, &one, sizeof one, DSGD_FLOAT32, DSGD_SUM, nullptr,
+                                nullptr, error);
       } else if (call == "change") {
         status = dsgd_strategy_set(session, "allreduce", nullptr, nullptr, nullptr, error);
       } else {
@@ -356,8 +367,8 @@ TEST_P(DifferentCalls, FailOnAllWorkersAndTheNextOnesAreRight) {
       float data[3];
       const float unit = std::pow(10.0f, static_cast<float>(round));
       std::fill(data, data + 3, unit);
-      DSGD_OK_OR_FAIL(
-          dsgd_allreduce(session, nullptr, data, data, sizeof data, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data, data, sizeof data, DSGD_FLOAT32, DSGD_SUM,
+                                     nullptr, nullptr, error_));
       ASSERT_EQ(data[0], unit * static_cast<float>(workers)) << "round " << round;
     }
     dsgd_step_result result;
@@ -424,9 +435,10 @@ TEST(Start, BuffersThatShareMemoryAreNamed) {
     DSGD_OK_OR_FAIL(dsgd_bind(replica, b, memory + 7, 16, nullptr, 0, error_));
     Error error;
     ASSERT_EQ(dsgd_start(session, nullptr, nullptr, error), DSGD_ERR_INVALID_ARGUMENT);
-    ASSERT_EQ(error.message().find(
-                  "the gradient of parameter 'a' in replica 0 and the value of parameter 'b' in replica 0 share"),
-              0u)
+    ASSERT_EQ(
+        error.message().find(
+            "the gradient of parameter 'a' in replica 0 and the value of parameter 'b' in replica 0 share"),
+        0u)
         << error.message();
     float apart[4];
     DSGD_OK_OR_FAIL(dsgd_bind(replica, b, apart, 16, nullptr, 0, error_));
@@ -469,8 +481,8 @@ TEST(OneWorker, WithAHeadDoesWhatOneWithoutDoesUnderEveryStrategy) {
           ASSERT_EQ(result.view, dsgd_view(session));
         }
         float sum = 3;
-        DSGD_OK_OR_FAIL(
-            dsgd_allreduce(session, nullptr, &sum, &sum, sizeof sum, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error_));
+        DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, &sum, &sum, sizeof sum, DSGD_FLOAT32, DSGD_SUM,
+                                       nullptr, nullptr, error_));
         ASSERT_EQ(sum, 3);
         results.push_back(trainer.all_values());
       });
@@ -492,7 +504,8 @@ TEST(Objects, AWorkerThatIsTheWholeJobWaitsForItsOwnThreads) {
   EXPECT_EQ(dsgd_object_get(session, "vocabulary", &soon, &object, nullptr, error), DSGD_ERR_TIMEOUT)
       << error.message();
   std::thread putter([session] {
-    DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", "abc", 3, -1, nullptr, 0, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(
+        dsgd_object_put(session, "vocabulary", "abc", 3, -1, nullptr, 0, nullptr, nullptr, error_));
   });
   DSGD_OK_OR_FAIL(dsgd_object_get(session, "vocabulary", nullptr, &object, nullptr, error_));
   putter.join();
@@ -528,7 +541,8 @@ TEST(Header, NumbersThatDifferALittleAreShownAsTheyAre) {
     DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, rank == 0 ? 1e-8 : 2e-8, error_));
     Error error;
     ASSERT_EQ(dsgd_step(session, 1, nullptr, error), DSGD_ERR_MISMATCH);
-    ASSERT_NE(error.message().find("rank 0 has 1e-08, rank 1 has 2e-08"), std::string::npos) << error.message();
+    ASSERT_NE(error.message().find("rank 0 has 1e-08, rank 1 has 2e-08"), std::string::npos)
+        << error.message();
   });
 }
 
@@ -590,7 +604,8 @@ TEST(GradientNorm, IsThatOfTheMeanUnderEveryStrategy) {
   }
 }
 
-// Its momentum is with the owner of its ranges, and stands still: it must go to whoever needs it when it thaws.
+// Its momentum is with the owner of its ranges, and stands still: it must go to whoever needs it when it
+// thaws.
 TEST(Frozen, OptimizerStateMovesWithAChangeOfStrategy) {
   for (const char* next : {"allreduce", "simple"}) {
     PerRank changed(2), kept(2);
@@ -692,7 +707,8 @@ TEST(Close, LetsAStepWhoseGradientsAreAllMarkedEnd) {
   }
 }
 
-// A worker that fails in the middle of a step closes its session. A gradient that it has not marked may be half computed.
+// A worker that fails in the middle of a step closes its session. A gradient that it has not marked may be
+// half computed.
 class CloseInMidStep : public testing::TestWithParam<std::tuple<const char*, int, int>> {};
 
 TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
@@ -713,7 +729,8 @@ TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
             DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
             if (rank != closing)
               DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
-            DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));  // all have marked theirs
+            // All have marked theirs.
+            DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
             if (rank == closing) DSGD_OK_OR_FAIL(dsgd_close(session, timeout_ms, error_));
             Error error;
             EXPECT_EQ(dsgd_op_wait(op, -1, error), rank == closing ? DSGD_ERR_CLOSED : DSGD_ERR_WORKER_LOST);
@@ -731,8 +748,8 @@ TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, CloseInMidStep,
-                         testing::Combine(testing::Values("simple", "ps", "allreduce"), testing::Values(1, 2, 3),
-                                          testing::Values(-1, 0)));
+                         testing::Combine(testing::Values("simple", "ps", "allreduce"),
+                                          testing::Values(1, 2, 3), testing::Values(-1, 0)));
 
 // Rank 1 makes no step, so rank 0 would wait for it until the step's own time is over.
 TEST(Close, ThatWaitsForAStepIsCutShortByAnAbortOrAnImpatientClose) {
@@ -776,7 +793,8 @@ Scaled train_scaled(dsgd_session* session, int rank, int workers, const char* st
     trainer.compute(step);
     seen.factors.push_back(dsgd_loss_scale(session));
     for (size_t p = 0; p < trainer.counts.size(); ++p) {
-      for (size_t i = 0; i < trainer.counts[p]; ++i) trainer.gradients[p][i] *= static_cast<float>(seen.factors.back());
+      for (size_t i = 0; i < trainer.counts[p]; ++i)
+        trainer.gradients[p][i] *= static_cast<float>(seen.factors.back());
     }
     const float none[] = {std::numeric_limits<float>::infinity(), std::nanf(""),
                           -std::numeric_limits<float>::infinity()};
@@ -799,8 +817,8 @@ Scaled train_scaled(dsgd_session* session, int rank, int workers, const char* st
   return seen;
 }
 
-// Recorded from PyTorch 1.13: torch.nn.utils.clip_grad_norm_(parameters, 2.5), then the optimizer's step, on the
-// mean gradients, in float64.
+// Recorded from PyTorch 1.13: torch.nn.utils.clip_grad_norm_(parameters, 2.5), then the optimizer's step, on
+// the mean gradients, in float64.
 struct Clipped {
   const char *optimizer, *options;
   std::vector<std::tuple<size_t, size_t, double>> values;  // parameter, element, after four steps
@@ -937,7 +955,8 @@ TEST(ClipNorm, IsRefusedWithTheOptimizerNone) {
   });
 }
 
-// A worker by itself is through with each bucket at once, one after the other, on a stack as small as a host's thread may have.
+// A worker by itself is through with each bucket at once, one after the other, on a stack as small as a
+// host's thread may have.
 TEST(Step, ManyBucketsTakeNoMoreStackThanFew) {
   const auto body = [](void*) -> void* {
     dsgd_config* config = dsgd_config_new();
@@ -963,8 +982,8 @@ TEST(Step, ManyBucketsTakeNoMoreStackThanFew) {
   pthread_attr_destroy(&small);
 }
 
-// The oracle is a job without a loss scale that does not make those steps: values, optimizer state and its count of updates are
-// the same, bit for bit, since the factors are powers of two.
+// The oracle is a job without a loss scale that does not make those steps: values, optimizer state and its
+// count of updates are the same, bit for bit, since the factors are powers of two.
 TEST(LossScale, AStepThatIsNotFiniteChangesNothingOnAnyWorkerAndADynamicFactorIsHalved) {
   for (const int workers : {1, 2, 3}) {
     for (const char* strategy : {"simple", "ps", "allreduce"}) {
@@ -982,7 +1001,8 @@ TEST(LossScale, AStepThatIsNotFiniteChangesNothingOnAnyWorkerAndADynamicFactorIs
         for (int rank = 0; rank < workers; ++rank) {
           EXPECT_EQ(scaled[rank].values, plain[rank].values);
           EXPECT_EQ(scaled[rank].applied, (std::vector<int>{1, 1, 0, 0, 1, 1, 0, 1}));
-          EXPECT_EQ(scaled[rank].factors, (std::vector<double>{65536, 65536, 65536, 32768, 16384, 16384, 16384, 8192}));
+          EXPECT_EQ(scaled[rank].factors,
+                    (std::vector<double>{65536, 65536, 65536, 32768, 16384, 16384, 16384, 8192}));
           EXPECT_EQ(plain[rank].factors, std::vector<double>(5, 1.0));
         }
       }
@@ -1025,23 +1045,24 @@ TEST(LossScale, AMeanBeyondItsTypeIsNotFiniteWhateverTheStrategy) {
   for (const char* strategy : {"simple", "ps", "allreduce"}) {
     for (const char* reproducible : {"0", "1"}) {
       SCOPED_TRACE(std::string(strategy) + " reproducible=" + reproducible);
-      run_job(2, {{"loss_scale", "dynamic"}, {"reproducible", reproducible}}, [&](dsgd_session* session, int rank) {
-        Trainer trainer{session, rank};
-        trainer.build({100}, "sgd", "lr=1e-3", strategy);
-        const std::vector<float> before = trainer.all_values();
-        dsgd_step_result result;
-        dsgd_step_result_init(&result, sizeof result);
-        for (const float gradient : {std::numeric_limits<float>::infinity(), 1e38f}) {
-          for (int step = 0; step < (std::isinf(gradient) ? 40 : 1); ++step) {
-            std::fill_n(trainer.gradients[0], 100, gradient);
-            DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
-            EXPECT_EQ(result.applied, 0);
-          }
-          EXPECT_LT(dsgd_loss_scale(session), 1);
-          EXPECT_EQ(trainer.all_values(), before);
-          EXPECT_FALSE(std::isfinite(result.gradient_norm));
-        }
-      });
+      run_job(2, {{"loss_scale", "dynamic"}, {"reproducible", reproducible}},
+              [&](dsgd_session* session, int rank) {
+                Trainer trainer{session, rank};
+                trainer.build({100}, "sgd", "lr=1e-3", strategy);
+                const std::vector<float> before = trainer.all_values();
+                dsgd_step_result result;
+                dsgd_step_result_init(&result, sizeof result);
+                for (const float gradient : {std::numeric_limits<float>::infinity(), 1e38f}) {
+                  for (int step = 0; step < (std::isinf(gradient) ? 40 : 1); ++step) {
+                    std::fill_n(trainer.gradients[0], 100, gradient);
+                    DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
+                    EXPECT_EQ(result.applied, 0);
+                  }
+                  EXPECT_LT(dsgd_loss_scale(session), 1);
+                  EXPECT_EQ(trainer.all_values(), before);
+                  EXPECT_FALSE(std::isfinite(result.gradient_norm));
+                }
+              });
     }
   }
 }
@@ -1096,10 +1117,11 @@ struct Difference {
 
 class Signature : public testing::TestWithParam<Difference> {};
 
-void add(dsgd_session* session, dsgd_replica* replica, const char* name, int32_t dtype, std::vector<int64_t> shape,
-         uint32_t flags = 0) {
+void add(dsgd_session* session, dsgd_replica* replica, const char* name, int32_t dtype,
+         std::vector<int64_t> shape, uint32_t flags = 0) {
   dsgd_parameter* parameter;
-  DSGD_OK_OR_FAIL(dsgd_parameter_add(session, name, dtype, shape.data(), shape.size(), flags, &parameter, error_));
+  DSGD_OK_OR_FAIL(
+      dsgd_parameter_add(session, name, dtype, shape.data(), shape.size(), flags, &parameter, error_));
   void *value, *gradient;
   DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameter, &value, &gradient, error_));
 }
@@ -1126,8 +1148,10 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Difference{"name", [](auto s, auto r, bool odd) { add(s, r, odd ? "b" : "a", DSGD_FLOAT32, {3}); },
                    "parameter b"},
-        Difference{"shape", [](auto s, auto r, bool odd) { add(s, r, "a", DSGD_FLOAT32, {3, odd ? 2 : 1}); }, "[3, 2]"},
-        Difference{"dtype", [](auto s, auto r, bool odd) { add(s, r, "a", odd ? DSGD_FLOAT64 : DSGD_FLOAT32, {3}); },
+        Difference{"shape", [](auto s, auto r, bool odd) { add(s, r, "a", DSGD_FLOAT32, {3, odd ? 2 : 1}); },
+                   "[3, 2]"},
+        Difference{"dtype",
+                   [](auto s, auto r, bool odd) { add(s, r, "a", odd ? DSGD_FLOAT64 : DSGD_FLOAT32, {3}); },
                    "float64"},
         Difference{"order",
                    [](auto s, auto r, bool odd) {
@@ -1135,9 +1159,10 @@ INSTANTIATE_TEST_SUITE_P(
                      add(s, r, odd ? "a" : "b", DSGD_FLOAT32, {3});
                    },
                    "parameter b"},
-        Difference{"untrained",
-                   [](auto s, auto r, bool odd) { add(s, r, "a", DSGD_FLOAT32, {3}, odd ? DSGD_UNTRAINED : 0); },
-                   "untrained"},
+        Difference{
+            "untrained",
+            [](auto s, auto r, bool odd) { add(s, r, "a", DSGD_FLOAT32, {3}, odd ? DSGD_UNTRAINED : 0); },
+            "untrained"},
         Difference{"missing",
                    [](auto s, auto r, bool odd) {
                      if (!odd) add(s, r, "a", DSGD_FLOAT32, {3});
@@ -1150,12 +1175,14 @@ INSTANTIATE_TEST_SUITE_P(
                    "adam"},
         Difference{"optimizer_option",
                    [](auto s, auto, bool odd) {
-                     DSGD_OK_OR_FAIL(dsgd_optimizer_set(s, "sgd", odd ? "momentum=0.5" : "momentum=0.9", error_));
+                     DSGD_OK_OR_FAIL(
+                         dsgd_optimizer_set(s, "sgd", odd ? "momentum=0.5" : "momentum=0.9", error_));
                    },
                    "0.5"},
         Difference{"strategy",
                    [](auto s, auto, bool odd) {
-                     DSGD_OK_OR_FAIL(dsgd_strategy_set(s, odd ? "ps" : "simple", nullptr, nullptr, nullptr, error_));
+                     DSGD_OK_OR_FAIL(
+                         dsgd_strategy_set(s, odd ? "ps" : "simple", nullptr, nullptr, nullptr, error_));
                    },
                    "strategy ps"}),
     [](const auto& info) { return info.param.name; });
@@ -1166,9 +1193,10 @@ TEST(Objects, ReachEveryWorkerWhoeverPutsThem) {
     if (rank == 1) {
       std::vector<uint8_t> blob(large);
       for (size_t i = 0; i < large; ++i) blob[i] = static_cast<uint8_t>(i * 31);
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "vocabulary", blob.data(), blob.size(), -1, nullptr, 0,
+                                      nullptr, nullptr, error_));
       DSGD_OK_OR_FAIL(
-          dsgd_object_put(session, "vocabulary", blob.data(), blob.size(), -1, nullptr, 0, nullptr, nullptr, error_));
-      DSGD_OK_OR_FAIL(dsgd_object_put(session, "empty", nullptr, 0, -1, nullptr, 0, nullptr, nullptr, error_));
+          dsgd_object_put(session, "empty", nullptr, 0, -1, nullptr, 0, nullptr, nullptr, error_));
       EXPECT_EQ(dsgd_object_put(session, "empty", nullptr, 0, -1, nullptr, 0, nullptr, nullptr, nullptr),
                 DSGD_ERR_EXISTS);
     }
@@ -1182,7 +1210,8 @@ TEST(Objects, ReachEveryWorkerWhoeverPutsThem) {
     EXPECT_EQ(dsgd_object_nbytes(object), 0u);
     dsgd_object_free(object);
     const dsgd_op_options soon = with_timeout(1);
-    EXPECT_EQ(dsgd_object_get(session, "nobody puts this", &soon, &object, nullptr, nullptr), DSGD_ERR_TIMEOUT);
+    EXPECT_EQ(dsgd_object_get(session, "nobody puts this", &soon, &object, nullptr, nullptr),
+              DSGD_ERR_TIMEOUT);
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
 }
@@ -1198,7 +1227,8 @@ TEST(Objects, APutEndsWhenAWorkerHasClosed) {
     }
     while (!closed) std::this_thread::yield();
     Error error;
-    EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, -1, nullptr, 0, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST)
+    EXPECT_EQ(dsgd_object_put(session, "late", "x", 1, -1, nullptr, 0, nullptr, nullptr, error),
+              DSGD_ERR_WORKER_LOST)
         << error.message();
     EXPECT_EQ(error.rank(), 1) << error.message();
   });
@@ -1247,10 +1277,11 @@ TEST(Objects, OfOneNamePutByAllAtOnceOnlyOneIsLeft) {
   std::map<std::string, int> puts;
   run_job(3, {}, [&](dsgd_session* session, int rank) {
     for (int i = 0; i < 50; ++i) {
-      const std::string name = "name " + std::to_string(i), own(100'000 * (i % 4) + 1, static_cast<char>('0' + rank));
+      const std::string name = "name " + std::to_string(i),
+                        own(100'000 * (i % 4) + 1, static_cast<char>('0' + rank));
       Error error;
-      const int32_t status =
-          dsgd_object_put(session, name.c_str(), own.data(), own.size(), -1, nullptr, 0, nullptr, nullptr, error);
+      const int32_t status = dsgd_object_put(session, name.c_str(), own.data(), own.size(), -1, nullptr, 0,
+                                             nullptr, nullptr, error);
       EXPECT_TRUE(status == DSGD_OK || status == DSGD_ERR_EXISTS) << error.message();
       dsgd_object* object = nullptr;
       DSGD_OK_OR_FAIL(dsgd_object_get(session, name.c_str(), nullptr, &object, nullptr, error_));
@@ -1282,7 +1313,8 @@ TEST(Weight, IsRefusedWhereFloat32CouldNotHoldTheSumsAndRightUpToThere) {
         trainer.gradients[0][0] = rank == 0 ? 1e20f : 3e20f;
         DSGD_OK_OR_FAIL(dsgd_step(session, rank == 0 ? zero : one, nullptr, error_));
         want -= zero == one ? 2e20f : 1e20f;
-        ASSERT_NEAR(trainer.values[0][0] / want, 1, 1e-6) << strategy << ", weights " << zero << " and " << one;
+        ASSERT_NEAR(trainer.values[0][0] / want, 1, 1e-6)
+            << strategy << ", weights " << zero << " and " << one;
       }
     });
   }
@@ -1321,7 +1353,8 @@ TEST(Wait, NeverMarksAGradientAndNamesThoseThatAreNotMarked) {
       Error error;
       EXPECT_EQ(dsgd_op_wait(op, timeout_ms, error), DSGD_ERR_WAIT_TIMEOUT);
       EXPECT_NE(error.message().find("step 0 has not ended"), std::string::npos) << error.message();
-      EXPECT_NE(error.message().find("gradients 'p0', 'p2' were not marked"), std::string::npos) << error.message();
+      EXPECT_NE(error.message().find("gradients 'p0', 'p2' were not marked"), std::string::npos)
+          << error.message();
       EXPECT_STREQ(dsgd_error_parameter(error.error), "p0");
     }
     std::fill_n(trainer.gradients[2], 4, 3.0f);  // the waits have not given it away
@@ -1393,34 +1426,40 @@ TEST(FailedStep, AnswersMarksWithItsFailure) {
     EXPECT_EQ(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, ready), DSGD_ERR_MISMATCH)
         << ready.message();
     EXPECT_EQ(dsgd_step_flush(session, flush), DSGD_ERR_MISMATCH) << flush.message();
-    DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[0], error_));  // of the next step
+    // Of the next step.
+    DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[0], error_));
     DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 1, error_));
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
     dsgd_op_free(op);
   });
 }
 
-// Whether the workers wait for each other's gradients or all for their own, the message names a gradient and its rank.
+// Whether the workers wait for each other's gradients or all for their own, the message names a gradient and
+// its rank.
 TEST(Wait, ForAStepThatIsNeverMarkedEndsAtTheStepsDeadlineAndNamesTheGradient) {
   for (const bool all : {false, true}) {
     for (const char* reproducible : {"0", "1"}) {
-      run_job(2, {{"step_timeout", "300ms"}, {"reproducible", reproducible}}, [&](dsgd_session* session, int rank) {
-        Trainer trainer{session, rank};
-        trainer.build({4, 4}, "sgd", "lr=1", "allreduce");
-        dsgd_op* op = nullptr;
-        DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
-        DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
-        const bool marks = rank == 0 && !all;
-        if (marks) DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
-        Error error;
-        EXPECT_EQ(dsgd_op_wait(op, -1, error), DSGD_ERR_TIMEOUT) << error.message();
-        if (!all) {
-          EXPECT_EQ(error.rank(), 1) << error.message();
-        }
-        EXPECT_NE(error.message().find(marks ? "rank 1" : "gradient 'p1' was not marked"), std::string::npos)
-            << error.message();
-        dsgd_op_free(op);
-      });
+      run_job(
+          2, {{"step_timeout", "300ms"}, {"reproducible", reproducible}},
+          [&](dsgd_session* session, int rank) {
+            Trainer trainer{session, rank};
+            trainer.build({4, 4}, "sgd", "lr=1", "allreduce");
+            dsgd_op* op = nullptr;
+            DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
+            DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, error_));
+            const bool marks = rank == 0 && !all;
+            if (marks)
+              DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
+            Error error;
+            EXPECT_EQ(dsgd_op_wait(op, -1, error), DSGD_ERR_TIMEOUT) << error.message();
+            if (!all) {
+              EXPECT_EQ(error.rank(), 1) << error.message();
+            }
+            EXPECT_NE(error.message().find(marks ? "rank 1" : "gradient 'p1' was not marked"),
+                      std::string::npos)
+                << error.message();
+            dsgd_op_free(op);
+          });
     }
   }
 }
@@ -1431,8 +1470,8 @@ TEST(Close, EndsOperationsInFlightAndTellsTheOthers) {
     std::vector<float> data(1000);
     if (rank == 0) {
       dsgd_op* op;
-      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr,
-                                     &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM,
+                                     nullptr, &op, error_));
       DSGD_OK_OR_FAIL(dsgd_close(session, 10, error_));
       EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_ERR_CLOSED);
       EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr, nullptr), DSGD_ERR_CLOSED);
@@ -1440,11 +1479,13 @@ TEST(Close, EndsOperationsInFlightAndTellsTheOthers) {
       closed = true;
     } else {
       while (!closed) std::this_thread::yield();
-      // What rank 0 had sent of the operation came before its goodbye, so that one may complete; the next cannot.
+      // What rank 0 had sent of the operation came before its goodbye, so that one may complete; the next
+      // cannot.
       Error error;
-      dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr,
-                     nullptr);
-      EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST) << error.message();
+      dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr,
+                     nullptr, nullptr);
+      EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr, error), DSGD_ERR_WORKER_LOST)
+          << error.message();
       EXPECT_EQ(error.rank(), 0);
       EXPECT_NE(error.message().find("closed its session"), std::string::npos) << error.message();
     }

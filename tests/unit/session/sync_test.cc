@@ -1,4 +1,5 @@
-// dsgd_parameter_set with sync: untrained parameters, which each replica changes by itself, are made equal by steps.
+// dsgd_parameter_set with sync: untrained parameters, which each replica changes by itself, are made equal by
+// steps.
 
 #include <cmath>
 #include <cstring>
@@ -42,12 +43,13 @@ class Trainer {
       std::vector<std::vector<void*>>(kReplicas);  // by replica, by untrained parameter
 
   void build(const char* strategy, const char* optimizer) {
-    for (dsgd_replica*& replica : replicas) DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+    for (dsgd_replica*& replica : replicas)
+      DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
     DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "weight", DSGD_FLOAT32, &kSize, 1, 0, &trained, error_));
     for (const Untrained& untrained : kUntrained) {
       dsgd_parameter* parameter = nullptr;
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, untrained.name.c_str(), untrained.dtype, &kSize, 1, DSGD_UNTRAINED,
-                                         &parameter, error_));
+      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, untrained.name.c_str(), untrained.dtype, &kSize, 1,
+                                         DSGD_UNTRAINED, &parameter, error_));
       DSGD_OK_OR_FAIL(dsgd_parameter_set(parameter, untrained.options.c_str(), error_));
       parameters.push_back(parameter);
     }
@@ -66,7 +68,9 @@ class Trainer {
   }
   double* f64(int replica, size_t p) { return static_cast<double*>(values[static_cast<size_t>(replica)][p]); }
   float* f32(int replica, size_t p) { return static_cast<float*>(values[static_cast<size_t>(replica)][p]); }
-  int64_t* i64(int replica, size_t p) { return static_cast<int64_t*>(values[static_cast<size_t>(replica)][p]); }
+  int64_t* i64(int replica, size_t p) {
+    return static_cast<int64_t*>(values[static_cast<size_t>(replica)][p]);
+  }
 };
 
 // The value that replica `replica` of worker `rank` writes before step `step`.
@@ -174,7 +178,8 @@ TEST(Sync, MayBeChangedBetweenStepsByAllWorkers) {
       EXPECT_EQ(trainer.f32(1, 5)[3],
                 static_cast<float>(step == 1 ? written(step, 0, 0, 3) : written(step, rank, 1, 3)));
     }
-    DSGD_OK_OR_FAIL(dsgd_parameter_set(trainer.parameters[5], rank == 0 ? "sync_period=3" : "sync_period=4", error_));
+    DSGD_OK_OR_FAIL(
+        dsgd_parameter_set(trainer.parameters[5], rank == 0 ? "sync_period=3" : "sync_period=4", error_));
     Error error;
     EXPECT_EQ(dsgd_step(session, 1, nullptr, error), DSGD_ERR_MISMATCH);
     EXPECT_NE(error.message().find("sync=first sync_period=3"), std::string::npos) << error.message();
@@ -187,18 +192,23 @@ TEST(Sync, RejectsInvalidSettings) {
     run_job(1, {{"reproducible", reproducible ? "1" : "0"}}, [&](dsgd_session* session, int) {
       dsgd_parameter *trained, *real, *whole;
       DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "trained", DSGD_FLOAT32, &kSize, 1, 0, &trained, error_));
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "real", DSGD_FLOAT32, &kSize, 1, DSGD_UNTRAINED, &real, error_));
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "whole", DSGD_INT32, &kSize, 1, DSGD_UNTRAINED, &whole, error_));
-      const auto refused = [](dsgd_parameter* parameter, const char* options, int32_t code, const std::string& says) {
+      DSGD_OK_OR_FAIL(
+          dsgd_parameter_add(session, "real", DSGD_FLOAT32, &kSize, 1, DSGD_UNTRAINED, &real, error_));
+      DSGD_OK_OR_FAIL(
+          dsgd_parameter_add(session, "whole", DSGD_INT32, &kSize, 1, DSGD_UNTRAINED, &whole, error_));
+      const auto refused = [](dsgd_parameter* parameter, const char* options, int32_t code,
+                              const std::string& says) {
         Error error;
         EXPECT_EQ(dsgd_parameter_set(parameter, options, error), code) << options;
         EXPECT_NE(error.message().find(says), std::string::npos) << error.message();
-        EXPECT_NE(error.message().find(std::string("'") + dsgd_parameter_name(parameter) + "'"), std::string::npos)
+        EXPECT_NE(error.message().find(std::string("'") + dsgd_parameter_name(parameter) + "'"),
+                  std::string::npos)
             << error.message();
       };
       refused(trained, "sync=mean", DSGD_ERR_INVALID_ARGUMENT, "sync applies to untrained parameters only");
       for (const char* options : {"rate=2", "decay=0.1", "frozen=1"}) {
-        refused(real, options, DSGD_ERR_INVALID_ARGUMENT, "rate, decay and frozen apply to trained parameters only");
+        refused(real, options, DSGD_ERR_INVALID_ARGUMENT,
+                "rate, decay and frozen apply to trained parameters only");
       }
       refused(whole, "sync=mean", DSGD_ERR_INVALID_ARGUMENT, "use sync=first");
       refused(real, "sync=last", DSGD_ERR_INVALID_ARGUMENT, "'last'");

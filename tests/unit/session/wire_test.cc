@@ -1,7 +1,9 @@
-// Bits that flip between two workers' sockets. With checksums no such bit reaches a model, whatever the strategy: either the job
-// ends with an error, or its values are those of an undisturbed job. Without them some do, which shows that the test can see it.
+// Bits that flip between two workers' sockets. With checksums no such bit reaches a model, whatever the
+// strategy: either the job ends with an error, or its values are those of an undisturbed job. Without them
+// some do, which shows that the test can see it.
 //
-// This program's recv() stands before the C library's, for dsgd too, and flips one bit of what a socket delivers.
+// This program's recv() stands before the C library's, for dsgd too, and flips one bit of what a socket
+// delivers.
 
 #include <dlfcn.h>
 #include <sys/socket.h>
@@ -118,7 +120,8 @@ class Wire : public ::testing::TestWithParam<Way> {};
 TEST_P(Wire, NoFlippedBitReachesAModel) {
   const auto [strategy, algorithm] = GetParam();
   const Outcome undisturbed = run(strategy, algorithm, "always", -1, 0);
-  ASSERT_TRUE(undisturbed.all_ok()) << undisturbed.message[0] << undisturbed.message[1] << undisturbed.message[2];
+  ASSERT_TRUE(undisturbed.all_ok()) << undisturbed.message[0] << undisturbed.message[1]
+                                    << undisturbed.message[2];
   std::mt19937_64 random(7);
   int found = 0;
   for (int i = 0; i < 40 && !HasFailure(); ++i) {
@@ -131,7 +134,8 @@ TEST_P(Wire, NoFlippedBitReachesAModel) {
       if (outcome.status[rank] == DSGD_OK) {
         EXPECT_EQ(outcome.digest[rank], undisturbed.digest[rank]);
       } else {
-        EXPECT_TRUE(outcome.status[rank] == DSGD_ERR_CORRUPTED || outcome.status[rank] == DSGD_ERR_WORKER_LOST)
+        EXPECT_TRUE(outcome.status[rank] == DSGD_ERR_CORRUPTED ||
+                    outcome.status[rank] == DSGD_ERR_WORKER_LOST)
             << outcome.status[rank] << ": " << outcome.message[rank];
       }
       told = told || outcome.status[rank] == DSGD_ERR_CORRUPTED;
@@ -156,8 +160,8 @@ TEST_P(Wire, WithoutChecksumsSomeDo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, Wire,
-                         ::testing::Values(Way{"allreduce", "direct"}, Way{"allreduce", "ring"}, Way{"ps", "auto"},
-                                           Way{"simple", "auto"}),
+                         ::testing::Values(Way{"allreduce", "direct"}, Way{"allreduce", "ring"},
+                                           Way{"ps", "auto"}, Way{"simple", "auto"}),
                          [](const auto& info) {
                            return std::string(info.param.strategy) +
                                   (info.param.algorithm == std::string("ring") ? "Ring" : "");

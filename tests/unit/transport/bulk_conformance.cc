@@ -29,22 +29,32 @@ bool all_ok(const std::vector<Status>& ends) {
   return std::all_of(ends.begin(), ends.end(), [](const Status& status) { return status.ok(); });
 }
 
-constexpr size_t kSizes[] = {
-    0, 1, 7, 8, 63, 64, 65, 1000, 4095, 4096, 4100, 65535, 65536, 65537, 60000, (1 << 20) - 3, 1 << 20, (1 << 20) + 1};
+constexpr size_t kSizes[] = {0,       1,
+                             7,       8,
+                             63,      64,
+                             65,      1000,
+                             4095,    4096,
+                             4100,    65535,
+                             65536,   65537,
+                             60000,   (1 << 20) - 3,
+                             1 << 20, (1 << 20) + 1};
 
 TEST_P(Conformance, ChunksLandExactly) {
   for (auto mode : {TestSink::Mode::kPlace, TestSink::Mode::kTake, TestSink::Mode::kMixed}) {
     auto client = dial();
     on(*serving_, [&] {
       recorder_.chunks.clear();
-      recorder_.choose_sink = [&, mode](ServerChannel&, const BulkHeader&, size_t n) { return sink(mode, n); };
+      recorder_.choose_sink = [&, mode](ServerChannel&, const BulkHeader&, size_t n) {
+        return sink(mode, n);
+      };
     });
     std::vector<std::vector<std::byte>> sources;
     for (size_t size : kSizes) sources.push_back(bytes_of(size, size + 1));
     std::vector<Status> ends;
     on(*dialling_, [&] {
       for (uint64_t i = 0; i < sources.size(); ++i) {
-        client->channel->send(header_of(i, i), sources[i], [&](const Status& status) { ends.push_back(status); });
+        client->channel->send(header_of(i, i), sources[i],
+                              [&](const Status& status) { ends.push_back(status); });
       }
     });
     ASSERT_TRUE(client_until([&] { return ends.size() == sources.size(); }));
@@ -164,7 +174,8 @@ TEST_P(Conformance, MessagesOfAConnectionArriveInTheOrderOfSending) {
       } else if (i % 3 == 1) {
         client->channel->send_small(header_of(i), std::span(source).first(10 * i), nullptr);
       } else {
-        client->channel->call(Watch{i}, kNever, [&](Result<Message> reply) { ends.push_back(reply.status()); });
+        client->channel->call(Watch{i}, kNever,
+                              [&](Result<Message> reply) { ends.push_back(reply.status()); });
       }
       sent.push_back((i % 3 == 2 ? "call " : "chunk ") + std::to_string(i));
     }
@@ -196,13 +207,15 @@ TEST_P(Conformance, AReceiverThatDoesNotFinishBoundsTheSender) {
     const size_t arrived = std::min<size_t>(6, finished + 2);
     ASSERT_TRUE(server_until([&] { return recorder_.chunks.size() == arrived; }));
     for (int i = 0; i < 3; ++i) ping(*client);  // calls pass what waits for its window
-    on(*serving_, [&] { EXPECT_EQ(recorder_.chunks.size(), arrived) << "no more than the window is unanswered"; });
+    on(*serving_,
+       [&] { EXPECT_EQ(recorder_.chunks.size(), arrived) << "no more than the window is unanswered"; });
     on(*dialling_, [&] { EXPECT_EQ(ends.size(), finished); });
     on(*serving_, [&] { held[finished]->finish(Status()); });
     ASSERT_TRUE(client_until([&] { return ends.size() == finished + 1; }));
   }
   on(*serving_, [&] {
-    for (size_t i = 0; i < 6; ++i) EXPECT_EQ(recorder_.chunks[i].header.offset, i) << "in order within the operation";
+    for (size_t i = 0; i < 6; ++i)
+      EXPECT_EQ(recorder_.chunks[i].header.offset, i) << "in order within the operation";
     held.clear();
   });
 }
@@ -282,7 +295,8 @@ TEST_P(Conformance, SmallChunksWaitForTheirWindow) {
     }
   });
   for (int finished = 0; finished < 3; ++finished) {
-    ASSERT_TRUE(client_until([&] { return sent == 2 + finished; })) << "a place in the window needs no answer";
+    ASSERT_TRUE(client_until([&] { return sent == 2 + finished; }))
+        << "a place in the window needs no answer";
     ASSERT_TRUE(server_until([&] { return held.size() == static_cast<size_t>(2 + finished); }));
     ping(*client);
     on(*serving_, [&] { EXPECT_EQ(held.size(), static_cast<size_t>(2 + finished)); });
@@ -498,7 +512,8 @@ TEST_P(Conformance, PooledMemoryIsBounded) {
   EXPECT_TRUE(all_ok(ends));
   EXPECT_LE(small->counters().pooled_peak, kMemory + kChannels * kChunk);
   // The senders' last words may still be coming in.
-  EXPECT_TRUE(until(*small, [&] { return small->counters().pooled_bytes == 0; })) << small->counters().pooled_bytes;
+  EXPECT_TRUE(until(*small, [&] { return small->counters().pooled_bytes == 0; }))
+      << small->counters().pooled_bytes;
   for (auto& client : clients_) drop(client);
   ASSERT_TRUE(until(*small, [&] { return recorder.closed.size() == kChannels; }));
   on(*small, [&] { held.clear(); });

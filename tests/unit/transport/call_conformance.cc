@@ -125,7 +125,9 @@ TEST_P(Conformance, ADroppedResponderAnswersWithAnError) {
 
 TEST_P(Conformance, ACallEndsAtItsDeadlineAndALateAnswerIsHarmless) {
   std::vector<Responder> parked;
-  recorder_.answer = [&](ServerChannel&, Message, Responder respond) { parked.push_back(std::move(respond)); };
+  recorder_.answer = [&](ServerChannel&, Message, Responder respond) {
+    parked.push_back(std::move(respond));
+  };
   auto client = dial();
   Status status;
   int ends = 0;
@@ -156,7 +158,9 @@ TEST_P(Conformance, ACallEndsAtItsDeadlineAndALateAnswerIsHarmless) {
 
 TEST_P(Conformance, ADeadlineThatHasPassedEndsTheCallFromTheLoop) {
   std::vector<Responder> parked;
-  recorder_.answer = [&](ServerChannel&, Message, Responder respond) { parked.push_back(std::move(respond)); };
+  recorder_.answer = [&](ServerChannel&, Message, Responder respond) {
+    parked.push_back(std::move(respond));
+  };
   auto client = dial();
   Status status;
   bool done = false;
@@ -193,7 +197,9 @@ TEST_P(Conformance, ALargeObjectTravelsInOneCall) {
 
 TEST_P(Conformance, AnAnswerAfterTheCloseIsHarmless) {
   std::vector<Responder> parked;
-  recorder_.answer = [&](ServerChannel&, Message, Responder respond) { parked.push_back(std::move(respond)); };
+  recorder_.answer = [&](ServerChannel&, Message, Responder respond) {
+    parked.push_back(std::move(respond));
+  };
   auto client = dial();
   on(*dialling_, [&] { client->channel->call(Watch{1}, kNever, [](Result<Message>) {}); });
   ASSERT_TRUE(server_until([&] { return parked.size() == 1; }));

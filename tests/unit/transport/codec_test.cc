@@ -33,22 +33,24 @@ MemberInfo member(int32_t rank) {
 // One of each kind, every field different from its default.
 std::vector<Message> samples() {
   constexpr uint64_t kBig = std::numeric_limits<uint64_t>::max() - 1;
-  return {Empty{},
-          JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
-          JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
-          Watch{kBig},
-          WatchReply{7, kBig, detailed(), 3},
-          Renew{5, kBig},
-          Leave{5, kBig, detailed()},
-          Report{6, kBig, detailed(), 7},
-          OperationFailed{kBig, 7, kBig - 1, true, detailed()},
-          ObjectPart{kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}, true},
-          Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4}};
+  return {
+      Empty{},
+      JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
+      JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
+      Watch{kBig},
+      WatchReply{7, kBig, detailed(), 3},
+      Renew{5, kBig},
+      Leave{5, kBig, detailed()},
+      Report{6, kBig, detailed(), 7},
+      OperationFailed{kBig, 7, kBig - 1, true, detailed()},
+      ObjectPart{
+          kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}, true},
+      Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4}};
 }
 
 bool same(const Status& a, const Status& b) {
-  return a.code() == b.code() && a.rank() == b.rank() && a.host() == b.host() && a.operation() == b.operation() &&
-         a.parameter() == b.parameter() && a.message() == b.message();
+  return a.code() == b.code() && a.rank() == b.rank() && a.host() == b.host() &&
+         a.operation() == b.operation() && a.parameter() == b.parameter() && a.message() == b.message();
 }
 bool same(const MemberInfo& a, const MemberInfo& b) {
   return a.rank == b.rank && a.worker_id == b.worker_id && a.host == b.host && a.machine == b.machine &&
@@ -71,7 +73,9 @@ bool same(const WatchReply& a, const WatchReply& b) {
   return a.sequence == b.sequence && a.view == b.view && same(a.news, b.news) && a.left == b.left;
 }
 bool same(const Renew& a, const Renew& b) { return a.rank == b.rank && a.view == b.view; }
-bool same(const Leave& a, const Leave& b) { return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause); }
+bool same(const Leave& a, const Leave& b) {
+  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
+}
 bool same(const Report& a, const Report& b) {
   return a.peer == b.peer && a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
 }
@@ -84,9 +88,9 @@ bool same(const OperationFailed& a, const OperationFailed& b) {
          same(a.cause, b.cause);
 }
 bool same(const ObjectPart& a, const ObjectPart& b) {
-  return a.view == b.view && a.rank == b.rank && a.name == b.name && a.total == b.total && a.offset == b.offset &&
-         a.data == b.data && a.remove == b.remove && a.put == b.put && a.dtype == b.dtype && a.shape == b.shape &&
-         a.fetch == b.fetch;
+  return a.view == b.view && a.rank == b.rank && a.name == b.name && a.total == b.total &&
+         a.offset == b.offset && a.data == b.data && a.remove == b.remove && a.put == b.put &&
+         a.dtype == b.dtype && a.shape == b.shape && a.fetch == b.fetch;
 }
 bool same_message(const Message& a, const Message& b) {
   return std::visit(
@@ -101,7 +105,8 @@ bool same_message(const Message& a, const Message& b) {
 }
 
 Hello hello() {
-  return {77, Role::kPeer, "digits", "worker-3", 3, 1ull << 60, "1.0.0", true, std::string("\0job", 4), {9, 8, 7}};
+  return {77,       Role::kPeer, "digits", "worker-3", 3, 1ull << 60, "1.0.0", true, std::string("\0job", 4),
+          {9, 8, 7}};
 }
 
 BulkHeader header() {
@@ -142,8 +147,9 @@ TEST(Codec, MessagesKeepAllFields) {
 }
 
 TEST(Codec, DefaultsSurviveToo) {
-  for (const Message& message : std::vector<Message>{JoinRequest{}, JoinReply{}, Watch{}, WatchReply{}, Renew{},
-                                                     Leave{}, Report{}, OperationFailed{}, ObjectPart{}, Goodbye{}}) {
+  for (const Message& message :
+       std::vector<Message>{JoinRequest{}, JoinReply{}, Watch{}, WatchReply{}, Renew{}, Leave{}, Report{},
+                            OperationFailed{}, ObjectPart{}, Goodbye{}}) {
     auto back = decode_message(encode(message));
     ASSERT_TRUE(back.ok()) << message_name(message) << ": " << back.status().message();
     EXPECT_TRUE(same_message(message, back.value())) << message_name(message);
@@ -219,14 +225,16 @@ TEST(Codec, ACodeThatThisVersionDoesNotKnowIsAnInternalError) {
   EXPECT_EQ(code_of(-9), Code::kMismatch);
   EXPECT_EQ(code_of(-22), Code::kCorrupted);
   EXPECT_EQ(code_of(-23), Code::kViewChanged);
-  for (int32_t unknown : {-24, 1, std::numeric_limits<int32_t>::min()}) EXPECT_EQ(code_of(unknown), Code::kInternal);
+  for (int32_t unknown : {-24, 1, std::numeric_limits<int32_t>::min()})
+    EXPECT_EQ(code_of(unknown), Code::kInternal);
 }
 
 // It goes into messages and logs.
 TEST(Codec, AStatusThatIsReceivedHasCleanText) {
   Status back;
   const std::string bad = "a\x1b[31mb\xff\xfe \xc3\xa4\xed\xa0\x80\n\xf0\x9f\x98\x80\x7f\xc2\x9b\xe2\x82";
-  const Status sent = Status(static_cast<Code>(-999), bad).with_rank(1, bad).with_operation(bad).with_parameter(bad);
+  const Status sent =
+      Status(static_cast<Code>(-999), bad).with_rank(1, bad).with_operation(bad).with_parameter(bad);
   ASSERT_TRUE(decode_status(encode_status(sent), &back).ok());
   const std::string clean = "a?[31mb?? \xc3\xa4???\n\xf0\x9f\x98\x80????";
   for (const std::string& text : {back.message(), back.host(), back.operation(), back.parameter()})
@@ -247,7 +255,8 @@ TEST(Codec, WhatExceedsALimitIsNamed) {
   long_job.job.assign(kMaxNameBytes + 1, 'x');
   auto rejected = decode_hello(encode(long_job));
   ASSERT_FALSE(rejected.ok());
-  EXPECT_NE(rejected.status().message().find("job has 4097 bytes"), std::string::npos) << rejected.status().message();
+  EXPECT_NE(rejected.status().message().find("job has 4097 bytes"), std::string::npos)
+      << rejected.status().message();
   Hello long_nonce = hello();
   long_nonce.job_nonce.assign(kMaxJobNonceBytes + 1, 'x');
   EXPECT_FALSE(decode_hello(encode(long_nonce)).ok());
@@ -386,7 +395,8 @@ TEST(Codec, AnUnknownRoleIsAnError) {
   strange.role = static_cast<Role>(17);
   auto result = decode_hello(encode(strange));
   ASSERT_FALSE(result.ok());
-  EXPECT_NE(result.status().message().find("unknown role 17"), std::string::npos) << result.status().message();
+  EXPECT_NE(result.status().message().find("unknown role 17"), std::string::npos)
+      << result.status().message();
 }
 
 }  // namespace

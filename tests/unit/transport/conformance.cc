@@ -76,7 +76,8 @@ Status Recorder::on_open(ServerChannel& channel) {
 
 void Recorder::on_call(ServerChannel& channel, Message request, Responder respond) {
   check_loop();
-  if (const auto* watch = std::get_if<Watch>(&request)) order.push_back("call " + std::to_string(watch->sequence));
+  if (const auto* watch = std::get_if<Watch>(&request))
+    order.push_back("call " + std::to_string(watch->sequence));
   if (answer) {
     answer(channel, std::move(request), std::move(respond));
   } else {
@@ -92,7 +93,8 @@ BulkSink* Recorder::on_bulk(ServerChannel& channel, const BulkHeader& header, si
   return sink;
 }
 
-void Recorder::on_bulk_end(ServerChannel& channel, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
+void Recorder::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
+                           std::unique_ptr<BulkReceipt> receipt) {
   check_loop();
   order.push_back("chunk " + std::to_string(header.operation));
   Chunk chunk{header, {receipt->data().begin(), receipt->data().end()}, false};
@@ -218,7 +220,8 @@ void Conformance::ping(Client& client) {
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
-void Conformance::send(Client& client, uint64_t operation, std::span<const std::byte> data, std::vector<Status>* ends) {
+void Conformance::send(Client& client, uint64_t operation, std::span<const std::byte> data,
+                       std::vector<Status>* ends) {
   on(*dialling_, [&] {
     BulkHeader header;
     header.operation = operation;

@@ -96,7 +96,8 @@ class Recorder : public ServerHandler {
   Status on_open(ServerChannel& channel) override;
   void on_call(ServerChannel& channel, Message request, Responder respond) override;
   BulkSink* on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) override;
-  void on_bulk_end(ServerChannel& channel, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) override;
+  void on_bulk_end(ServerChannel& channel, const BulkHeader& header,
+                   std::unique_ptr<BulkReceipt> receipt) override;
   void on_close(ServerChannel& channel, const Status& why) override;
 
   // What to do; the defaults answer Empty, receive into pooled memory and finish with OK.

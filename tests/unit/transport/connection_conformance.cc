@@ -35,8 +35,8 @@ TEST_P(Conformance, TheHelloIsSeenByTheAcceptingSide) {
 }
 
 TEST_P(Conformance, ARejectedHelloIsTheResultOfTheDial) {
-  acceptor_.verdict =
-      Status(Code::kUnauthorized, "wrong token for job 'digits'; set `token` to the head's").with_rank(2, "node2");
+  acceptor_.verdict = Status(Code::kUnauthorized, "wrong token for job 'digits'; set `token` to the head's")
+                          .with_rank(2, "node2");
   const Status status = dial_error(listener_->address());
   EXPECT_EQ(status.code(), Code::kUnauthorized);
   EXPECT_EQ(status.message(), acceptor_.verdict.message());
@@ -117,7 +117,8 @@ TEST_P(Conformance, APortInUseIsAnError) {
   auto second = serving_->listen(listener_->address(), &acceptor_);
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), Code::kAddressInUse);
-  EXPECT_NE(second.status().message().find(listener_->address()), std::string::npos) << second.status().message();
+  EXPECT_NE(second.status().message().find(listener_->address()), std::string::npos)
+      << second.status().message();
 }
 
 TEST_P(Conformance, TheListenerKnowsItsPort) {
@@ -187,7 +188,8 @@ TEST_P(Conformance, ManyConnectionsAtOnce) {
         BulkHeader header;
         header.operation = k;
         client->channel->send(header, source, [&](const Status& status) { ends.push_back(status); });
-        client->channel->call(Watch{k}, kNever, [&](Result<Message> reply) { ends.push_back(reply.status()); });
+        client->channel->call(Watch{k}, kNever,
+                              [&](Result<Message> reply) { ends.push_back(reply.status()); });
       }
     }
   });
@@ -221,7 +223,9 @@ TEST_P(Conformance, CloseWithFlushDeliversWhatIsQueued) {
 
 TEST_P(Conformance, CloseWithoutFlushEndsWhatWaits) {
   std::vector<Responder> parked;
-  recorder_.answer = [&](ServerChannel&, Message, Responder respond) { parked.push_back(std::move(respond)); };
+  recorder_.answer = [&](ServerChannel&, Message, Responder respond) {
+    parked.push_back(std::move(respond));
+  };
   auto client = dial();
   std::vector<Status> ends;
   on(*dialling_, [&] {
@@ -237,7 +241,8 @@ TEST_P(Conformance, CloseWithoutFlushEndsWhatWaits) {
     client->channel->call(Watch{2}, kNever, [&](Result<Message> reply) { ends.push_back(reply.status()); });
     EXPECT_EQ(ends.size(), 1u);
   });
-  ASSERT_TRUE(client_until([&] { return ends.size() == 2; })) << "a call on a closed channel ends with an error";
+  ASSERT_TRUE(client_until([&] { return ends.size() == 2; }))
+      << "a call on a closed channel ends with an error";
   EXPECT_FALSE(ends[1].ok());
   on(*serving_, [&] { parked.clear(); });
 }
@@ -245,7 +250,9 @@ TEST_P(Conformance, CloseWithoutFlushEndsWhatWaits) {
 TEST_P(Conformance, ADestroyedChannelCallsNothingBack) {
   std::vector<Responder> parked;
   std::vector<std::unique_ptr<BulkReceipt>> held;
-  recorder_.answer = [&](ServerChannel&, Message, Responder respond) { parked.push_back(std::move(respond)); };
+  recorder_.answer = [&](ServerChannel&, Message, Responder respond) {
+    parked.push_back(std::move(respond));
+  };
   recorder_.receive = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
     held.push_back(std::move(receipt));
   };
@@ -287,14 +294,17 @@ TEST_P(Conformance, TheAcceptingSideMayClose) {
   auto client = dial();
   ping(*client);
   std::vector<Status> ends;
-  on(*serving_, [&] { recorder_.answer = [](ServerChannel& channel, Message, Responder) { channel.close(); }; });
-  on(*dialling_,
-     [&] { client->channel->call(Watch{1}, kNever, [&](Result<Message> reply) { ends.push_back(reply.status()); }); });
+  on(*serving_,
+     [&] { recorder_.answer = [](ServerChannel& channel, Message, Responder) { channel.close(); }; });
+  on(*dialling_, [&] {
+    client->channel->call(Watch{1}, kNever, [&](Result<Message> reply) { ends.push_back(reply.status()); });
+  });
   ASSERT_TRUE(client_until([&] { return client->closed.size() == 1 && ends.size() == 1; }));
   on(*dialling_, [&] {
     EXPECT_FALSE(ends[0].ok());
     EXPECT_FALSE(client->closed[0].ok());
-    EXPECT_NE(client->closed[0].message().find(listener_->address()), std::string::npos) << client->closed[0].message();
+    EXPECT_NE(client->closed[0].message().find(listener_->address()), std::string::npos)
+        << client->closed[0].message();
   });
   ASSERT_TRUE(server_until([&] { return recorder_.closed.size() == 1; }));
   ASSERT_TRUE(server_until([&] { return recorder_.channels.empty(); }));
@@ -303,7 +313,9 @@ TEST_P(Conformance, TheAcceptingSideMayClose) {
 TEST_P(Conformance, ALostPeerEndsEverythingThatWaits) {
   std::vector<Responder> parked;
   std::vector<std::unique_ptr<BulkReceipt>> held;
-  recorder_.answer = [&](ServerChannel&, Message, Responder respond) { parked.push_back(std::move(respond)); };
+  recorder_.answer = [&](ServerChannel&, Message, Responder respond) {
+    parked.push_back(std::move(respond));
+  };
   recorder_.receive = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
     held.push_back(std::move(receipt));
   };

@@ -45,7 +45,8 @@ TEST(Crc32c, SplittingTheBytesChangesNothing) {
   const std::vector<uint8_t> bytes = random_bytes(13000);
   const uint32_t whole = crc32c(0, bytes.data(), bytes.size());
   for (size_t split = 0; split <= bytes.size(); split += 37) {
-    ASSERT_EQ(crc32c(crc32c(0, bytes.data(), split), bytes.data() + split, bytes.size() - split), whole) << split;
+    ASSERT_EQ(crc32c(crc32c(0, bytes.data(), split), bytes.data() + split, bytes.size() - split), whole)
+        << split;
   }
 }
 

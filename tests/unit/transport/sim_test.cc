@@ -29,10 +29,11 @@ class Pair {
       DialOptions options;
       options.deadline = deadline;
       options.closed = [this](const Status& why) { closed.push_back(why); };
-      network[0]->dial("node1:7700", std::move(options), [this](Result<std::unique_ptr<ClientChannel>> result) {
-        dialled.push_back(result.status());
-        if (result.ok()) channel = std::move(result).value();
-      });
+      network[0]->dial("node1:7700", std::move(options),
+                       [this](Result<std::unique_ptr<ClientChannel>> result) {
+                         dialled.push_back(result.status());
+                         if (result.ok()) channel = std::move(result).value();
+                       });
     });
   }
   void connect() {
@@ -42,7 +43,8 @@ class Pair {
   // Starts a call; its end is added to `answers`.
   void call(uint64_t sequence, Time deadline = kNever) {
     network[0]->loop().post([this, sequence, deadline] {
-      channel->call(Watch{sequence}, deadline, [this](Result<Message> reply) { answers.push_back(reply.status()); });
+      channel->call(Watch{sequence}, deadline,
+                    [this](Result<Message> reply) { answers.push_back(reply.status()); });
     });
   }
   bool run_until(const std::function<bool()>& predicate, Duration limit = 10s) {
@@ -77,7 +79,8 @@ uint64_t traffic(uint64_t seed) {
     });
     pair.world.run_for(1ms);
   }
-  pair.world.at(pair.world.now() + 2ms, [&] { pair.world.break_connections(pair.process[0], pair.process[1]); });
+  pair.world.at(pair.world.now() + 2ms,
+                [&] { pair.world.break_connections(pair.process[0], pair.process[1]); });
   EXPECT_TRUE(pair.run_until([&] { return !pair.closed.empty(); }));
   return pair.world.trace_hash();
 }
@@ -242,7 +245,8 @@ TEST(Sim, ABreakLosesASuffix) {
     Pair pair(seed);
     pair.connect();
     for (uint64_t i = 0; i < 40; ++i) pair.call(i);
-    pair.world.at(pair.world.now() + 60us, [&] { pair.world.break_connections(pair.process[0], pair.process[1]); });
+    pair.world.at(pair.world.now() + 60us,
+                  [&] { pair.world.break_connections(pair.process[0], pair.process[1]); });
     ASSERT_TRUE(pair.run_until([&] { return pair.closed.size() == 1 && pair.recorder.closed.size() == 1; }));
     ASSERT_EQ(pair.answers.size(), 40u) << "every call ends";
     EXPECT_FALSE(pair.recorder.closed[0].ok());
@@ -290,7 +294,9 @@ TEST(Sim, AProgramOfAKilledProcessReturnsWhenItIsBuried) {
   Status answer;
   bool returned = false;
   std::vector<Responder> parked;
-  pair.recorder.answer = [&](ServerChannel&, Message, Responder respond) { parked.push_back(std::move(respond)); };
+  pair.recorder.answer = [&](ServerChannel&, Message, Responder respond) {
+    parked.push_back(std::move(respond));
+  };
   pair.world.start_program(pair.process[0], [&] {
     Loop& loop = pair.network[0]->loop();
     std::atomic<bool> done{false};

@@ -164,7 +164,8 @@ TEST_F(BulkTest, NoMoreThanTheWindowIsUnansweredAndAnswersLetTheRestGo) {
   EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
   on(*server, [&] { EXPECT_EQ(parked.size(), 2u); });
   // Another operation has a window of its own.
-  on(*client, [&] { channel->send(header(2, 100), data, [&](const Status& status) { answered += status.ok(); }); });
+  on(*client,
+     [&] { channel->send(header(2, 100), data, [&](const Status& status) { answered += status.ok(); }); });
   ASSERT_TRUE(eventually(*server, [&] { return parked.size() == 3; }));
   for (size_t expected = 4; expected <= 7; ++expected) {
     on(*server, [&] {
@@ -197,7 +198,9 @@ TEST_F(BulkTest, SmallChunksAreCopiedAtOnceArriveInOrderAndWaitForNoAnswer) {
   auto options = dial_options(*client);
   options.small_window = 10'000;
   std::vector<std::pair<uint64_t, Code>> refused;
-  options.refused = [&](uint64_t operation, const Status& why) { refused.emplace_back(operation, why.code()); };
+  options.refused = [&](uint64_t operation, const Status& why) {
+    refused.emplace_back(operation, why.code());
+  };
   connect(options, listener->address());
   std::vector<std::unique_ptr<BulkReceipt>> parked;
   std::vector<std::vector<std::byte>> seen;
@@ -252,7 +255,8 @@ TEST_F(BulkTest, ReceiveMemoryBoundsWhatIsParkedAndTheRestGoesOnWhenItComesBack)
   auto data = pattern(400'000, 1);
   int answered = 0;
   on(*client, [&] {
-    for (int i = 0; i < kChunks; ++i) channel->send(header(1), data, [&](const Status& s) { answered += s.ok(); });
+    for (int i = 0; i < kChunks; ++i)
+      channel->send(header(1), data, [&](const Status& s) { answered += s.ok(); });
   });
   ASSERT_TRUE(eventually(*server, [&] { return parked.size() == 2; }));
   // Another connection holds nothing yet: it may have one chunk though memory is used up.
@@ -317,7 +321,8 @@ TEST_F(BulkTest, BothDirectionsAtOnceWithManyOperationsKeepEveryByte) {
     for (int c = 0; c < kChunks; ++c) {
       for (int o = 0; o < kOperations; ++o) {
         const size_t offset = (o * kChunks + c) * kChunk;
-        to.send(header(o, offset), {source.data() + offset, kChunk}, [&](const Status& s) { left -= s.ok(); });
+        to.send(header(o, offset), {source.data() + offset, kChunk},
+                [&](const Status& s) { left -= s.ok(); });
       }
     }
   };

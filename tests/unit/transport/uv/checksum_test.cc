@@ -15,8 +15,9 @@ class ChecksumTest : public NetworkTest {
     client->set_checksum(dialling);
   }
 
-  // Traffic of every kind: a call with its answer, a small chunk, a span that lands in its place, one that lands in pieces, and
-  // one that is pooled. Returns the first failure that the client is told. What the server is given is checked.
+  // Traffic of every kind: a call with its answer, a small chunk, a span that lands in its place, one that
+  // lands in pieces, and one that is pooled. Returns the first failure that the client is told. What the
+  // server is given is checked.
   struct Outcome {
     Status client, server;  // server: why its side of the connection ended; OK: it has not
     bool delivered_as_sent = true;
@@ -31,13 +32,15 @@ class ChecksumTest : public NetworkTest {
     CopySink place(kSpan, CopySink::Mode::kPlace), pieces(kSpan, CopySink::Mode::kPieces);
     server_side.call = [&](ServerChannel&, Message request, Responder respond) {
       auto* part = std::get_if<ObjectPart>(&request);
-      outcome.delivered_as_sent = outcome.delivered_as_sent && part && part->name == "name" && part->data == object_;
+      outcome.delivered_as_sent =
+          outcome.delivered_as_sent && part && part->name == "name" && part->data == object_;
       respond(std::move(request));
     };
     server_side.bulk = [&](ServerChannel&, const BulkHeader& header, size_t) -> BulkSink* {
       return header.operation == 2 ? &place : header.operation == 3 ? &pieces : nullptr;
     };
-    server_side.bulk_end = [&](ServerChannel&, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
+    server_side.bulk_end = [&](ServerChannel&, const BulkHeader& header,
+                               std::unique_ptr<BulkReceipt> receipt) {
       const auto data = receipt->data();
       const std::vector<std::byte>& want = header.operation == 1 ? small_ : span_;
       const std::span<const std::byte> got = header.operation == 2   ? std::span<const std::byte>(place.data)
@@ -121,13 +124,15 @@ TEST_F(ChecksumTest, EverySizeArrivesWholeInPlaceInPiecesAndPooled) {
   start_with(Checksum::kAlways, Checksum::kAlways);
   connect();
   uint64_t operation = 1;
-  for (size_t size :
-       {size_t{1}, size_t{8}, size_t{4100}, size_t{65537}, size_t{262147}, (size_t{1} << 20) - 4, size_t{1} << 20}) {
+  for (size_t size : {size_t{1}, size_t{8}, size_t{4100}, size_t{65537}, size_t{262147},
+                      (size_t{1} << 20) - 4, size_t{1} << 20}) {
     const std::vector<std::byte> data = pattern(size, static_cast<unsigned>(size));
     for (int way = 0; way < 3; ++way) {
       CopySink sink(size, way == 0 ? CopySink::Mode::kPlace : CopySink::Mode::kPieces);
       std::vector<std::byte> pooled;
-      handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t) -> BulkSink* { return way < 2 ? &sink : nullptr; };
+      handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t) -> BulkSink* {
+        return way < 2 ? &sink : nullptr;
+      };
       handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
         pooled.assign(receipt->data().begin(), receipt->data().end());
         receipt->finish({});
@@ -160,8 +165,8 @@ TEST_F(ChecksumTest, ARevokedSpanIsFinishedFromACopyWithTheRightChecksum) {
   BulkHeader header;
   header.operation = 9;
   on(*client, [&] { channel->send(header, data, [](const Status&) {}); });
-  ASSERT_TRUE(
-      eventually(*server, [&] { return sink.data[200000] == data[200000] && sink.data[200001] == data[200001]; }));
+  ASSERT_TRUE(eventually(
+      *server, [&] { return sink.data[200000] == data[200000] && sink.data[200001] == data[200001]; }));
   on(*client, [&] {
     channel->revoke(9);
     std::fill(data.begin(), data.end(), std::byte{0});
@@ -174,7 +179,8 @@ TEST_F(ChecksumTest, ARevokedSpanIsFinishedFromACopyWithTheRightChecksum) {
   end();
 }
 
-// Of the handshake no byte is flipped; of what is small every seventh; of spans enough to hit each of their parts.
+// Of the handshake no byte is flipped; of what is small every seventh; of spans enough to hit each of their
+// parts.
 TEST_F(ChecksumTest, NoFlippedBitOfAFrameGetsThrough) {
   start_with(Checksum::kAlways, Checksum::kAlways);
   Hello said = dial_options(*client).hello;
@@ -195,9 +201,11 @@ TEST_F(ChecksumTest, NoFlippedBitOfAFrameGetsThrough) {
       ++flips;
       EXPECT_TRUE(outcome.delivered_as_sent) << where;
       ASSERT_FALSE(outcome.client.ok()) << where;
-      // The receiving side says what happened; the sending side learns it from there, or sees the connection end.
+      // The receiving side says what happened; the sending side learns it from there, or sees the connection
+      // end.
       const Code told = (to_server ? outcome.server : outcome.client).code();
-      EXPECT_EQ(told, Code::kCorrupted) << where << ": " << (to_server ? outcome.server : outcome.client).message();
+      EXPECT_EQ(told, Code::kCorrupted)
+          << where << ": " << (to_server ? outcome.server : outcome.client).message();
     }
   }
   EXPECT_GT(flips, 200);

@@ -11,11 +11,13 @@ class ConnectionTest : public NetworkTest {};
 TEST_F(ConnectionTest, ACallIsAnsweredOverEveryKindOfAddress) {
   const std::string path = "/tmp/dsgd-test-" + std::to_string(getpid()) + ".sock";
   for (const std::string& address :
-       {std::string("127.0.0.1:0"), std::string("localhost:0"), std::string("127.1:0"),  // the last is looked up
+       // The last is looked up.
+       {std::string("127.0.0.1:0"), std::string("localhost:0"), std::string("127.1:0"),
         std::string("[::1]:0"), "unix:" + path}) {
     SCOPED_TRACE(address);
     auto env = make_uv_environment();
-    if (address[0] == '[' && !env->new_network("probe", 1 << 20).value()->listen(address, &door).ok()) continue;
+    if (address[0] == '[' && !env->new_network("probe", 1 << 20).value()->listen(address, &door).ok())
+      continue;
     start(address);
     connect();
     auto reply = call(*client, *channel, Renew{4, 9});
@@ -32,7 +34,8 @@ TEST_F(ConnectionTest, RequestAndReplyArriveUnchanged) {
     WatchReply reply;
     reply.sequence = watch.sequence + 1;
     reply.view = channel.hello().view;
-    reply.news = Status(Code::kWorkerLost, channel.hello().job + " " + channel.hello().worker_id).with_rank(5, "h");
+    reply.news =
+        Status(Code::kWorkerLost, channel.hello().job + " " + channel.hello().worker_id).with_rank(5, "h");
     respond(Message(reply));
   };
   auto options = dial_options(*client);

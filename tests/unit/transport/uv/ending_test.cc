@@ -152,9 +152,8 @@ TEST_P(BreakTest, ABreakFailsEverythingOnceAndIsNoGoodOrder) {
   std::vector<Status> closed;
   auto options = dial_options(*client);
   options.closed = [&](const Status& why) { closed.push_back(why); };
-  handler.call = [keep = std::make_shared<std::vector<Responder>>()](ServerChannel&, Message, Responder respond) {
-    keep->push_back(std::move(respond));
-  };
+  handler.call = [keep = std::make_shared<std::vector<Responder>>()](
+                     ServerChannel&, Message, Responder respond) { keep->push_back(std::move(respond)); };
   std::vector<std::unique_ptr<BulkReceipt>> parked;
   handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
     parked.push_back(std::move(receipt));

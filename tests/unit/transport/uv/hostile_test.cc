@@ -22,8 +22,12 @@ class HostileTest : public NetworkTest {
     setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
     return fd;
   }
-  static void put(const uv::Fd& fd, const void* data, size_t n) { (void)!::send(fd.get(), data, n, MSG_NOSIGNAL); }
-  static void put(const uv::Fd& fd, const std::vector<uint8_t>& bytes) { put(fd, bytes.data(), bytes.size()); }
+  static void put(const uv::Fd& fd, const void* data, size_t n) {
+    (void)!::send(fd.get(), data, n, MSG_NOSIGNAL);
+  }
+  static void put(const uv::Fd& fd, const std::vector<uint8_t>& bytes) {
+    put(fd, bytes.data(), bytes.size());
+  }
   static void put(const uv::Fd& fd, capnp::MessageBuilder& message) {
     auto words = capnp::messageToFlatArray(message);
     put(fd, words.begin(), words.asBytes().size());
@@ -190,7 +194,8 @@ TEST_F(HostileTest, ADialFailsWhenTheOtherSideCannotProveTheToken) {
   impostor.join();
   ASSERT_FALSE(dialled.ok());
   EXPECT_EQ(dialled.status().code(), Code::kUnauthorized);
-  EXPECT_NE(dialled.status().message().find("give every process of the job the same `token`"), std::string::npos)
+  EXPECT_NE(dialled.status().message().find("give every process of the job the same `token`"),
+            std::string::npos)
       << dialled.status().message();
 }
 
@@ -210,12 +215,14 @@ TEST_F(HostileTest, ARefusalBeforeTheProofIsAnIoErrorOfOneLine) {
     impostor.join();
     ASSERT_FALSE(dialled.ok());
     EXPECT_EQ(dialled.status().code(), Code::kIo);
-    EXPECT_NE(dialled.status().message().find("one two?[31m"), std::string::npos) << dialled.status().message();
+    EXPECT_NE(dialled.status().message().find("one two?[31m"), std::string::npos)
+        << dialled.status().message();
     EXPECT_EQ(dialled.status().rank(), -1);
   }
 }
 
-// The listener cannot read this hello: the name of the job is longer than the limit. That says nothing about the token.
+// The listener cannot read this hello: the name of the job is longer than the limit. That says nothing about
+// the token.
 TEST_F(HostileTest, AnUnreadableHelloIsNotReportedAsAWrongToken) {
   start();
   auto options = dial_options(*client);
@@ -223,7 +230,8 @@ TEST_F(HostileTest, AnUnreadableHelloIsNotReportedAsAWrongToken) {
   auto dialled = dial(*client, listener->address(), std::move(options));
   ASSERT_FALSE(dialled.ok());
   EXPECT_EQ(dialled.status().code(), Code::kIo);
-  EXPECT_NE(dialled.status().message().find("job has 4097 bytes"), std::string::npos) << dialled.status().message();
+  EXPECT_NE(dialled.status().message().find("job has 4097 bytes"), std::string::npos)
+      << dialled.status().message();
 }
 
 TEST_F(HostileTest, TheTokenNeverTravelsAndARecordedStreamIsRefused) {
@@ -254,8 +262,8 @@ TEST_F(HostileTest, TheTokenNeverTravelsAndARecordedStreamIsRefused) {
 
 TEST_F(HostileTest, AFrameBeyondTheLimitsIsRefusedBeforeMemoryIsTaken) {
   start();
-  for (auto& table : {words({0, 0x1fffffff}), words({1, 8, 0x1fffffff, 0}), words({15, 1}), words({0xffffffff, 1}),
-                      words({511, 1}), words({1, 0xffffffff, 0xffffffff, 0})}) {
+  for (auto& table : {words({0, 0x1fffffff}), words({1, 8, 0x1fffffff, 0}), words({15, 1}),
+                      words({0xffffffff, 1}), words({511, 1}), words({1, 0xffffffff, 0xffffffff, 0})}) {
     auto fd = welcomed();
     put(fd, table);
     EXPECT_TRUE(shown_out(fd));
@@ -293,7 +301,8 @@ TEST_F(HostileTest, RandomFramesAfterAGoodHelloBreakTheirOwnConnectionAtMost) {
     for (int frame = 0; frame < 3; ++frame) {
       const uint32_t first = random() % 24, second = random() % 24;
       auto bytes = random() % 2 ? words({1, first, second, 0}) : words({0, first + second});
-      for (uint32_t w = 0; w < (first + second) * 8; ++w) bytes.push_back(static_cast<uint8_t>(random() >> 7));
+      for (uint32_t w = 0; w < (first + second) * 8; ++w)
+        bytes.push_back(static_cast<uint8_t>(random() >> 7));
       put(fd, bytes);
     }
     ::shutdown(fd.get(), SHUT_WR);
@@ -322,7 +331,9 @@ TEST_F(HostileTest, APushToAnObjectThatIsNotThereLandsAndIsForgotten) {
   start();
   CopySink sink(1 << 16, CopySink::Mode::kPlace);
   int ends = 0;
-  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t n) { return n <= sink.data.size() ? &sink : nullptr; };
+  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t n) {
+    return n <= sink.data.size() ? &sink : nullptr;
+  };
   handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
     ++ends;
     receipt->finish({});
@@ -372,8 +383,8 @@ TEST_F(HostileTest, APayloadLargerThanItsDataDoesNotLandBeyondIt) {
   still_works();
 }
 
-// RPC keeps a call whose results the caller wants to fetch later (sendResultsTo.yourself), and the call's message if nobody here
-// has taken it; then there may be no memory for a large one.
+// RPC keeps a call whose results the caller wants to fetch later (sendResultsTo.yourself), and the call's
+// message if nobody here has taken it; then there may be no memory for a large one.
 TEST_F(HostileTest, AGuestThatHoldsAMessageAndSendsALargeOneIsShownOut) {
   start("127.0.0.1:0", 4 << 20);
   auto fd = welcomed();

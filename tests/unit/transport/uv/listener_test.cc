@@ -124,7 +124,8 @@ TEST_F(ListenerTest, AFileThatIsNoSocketIsNotTouched) {
   ::unlink(path_.c_str());
 }
 
-// Workers that start at the same moment must not all believe that another one is the head, nor two that they are.
+// Workers that start at the same moment must not all believe that another one is the head, nor two that they
+// are.
 TEST_F(ListenerTest, OfTwoWhoListenAtTheSameMomentOneGetsIt) {
   constexpr int kRounds = 2000, kThreads = 2;
   start();
@@ -217,7 +218,8 @@ TEST_F(ListenerTest, AConnectionInItsHandshakeIsNotEvictedBeforeSilentOnes) {
   EXPECT_TRUE(errno == EAGAIN || errno == EWOULDBLOCK) << std::strerror(errno);
 }
 
-// A child process that has opened `count` silent connections, without the descriptors of this one. It makes system calls only.
+// A child process that has opened `count` silent connections, without the descriptors of this one. It makes
+// system calls only.
 class SilentFlood {
  public:
   SilentFlood(int port, int count) {

@@ -136,8 +136,9 @@ TEST_F(LoopTest, ATimerFiresWhileNobodyWaits) {
 TEST_F(LoopTest, ACallerThatWaitsDrivesTheLoop) {
   std::thread::id driver;
   std::atomic<bool> done{false};
-  loop->run([&] { loop->schedule(loop->now() + 20ms, [&] { driver = std::this_thread::get_id(), done = true; }); },
-            done, soon());
+  loop->run(
+      [&] { loop->schedule(loop->now() + 20ms, [&] { driver = std::this_thread::get_id(), done = true; }); },
+      done, soon());
   EXPECT_EQ(driver, std::this_thread::get_id());
 }
 
@@ -146,8 +147,9 @@ TEST_F(LoopTest, ACallerWithAKjLoopOfItsOwnLeavesTheDrivingToTheThread) {
   kj::WaitScope scope(own);
   std::thread::id driver;
   std::atomic<bool> done{false};
-  loop->run([&] { loop->schedule(loop->now() + 20ms, [&] { driver = std::this_thread::get_id(), done = true; }); },
-            done, soon());
+  loop->run(
+      [&] { loop->schedule(loop->now() + 20ms, [&] { driver = std::this_thread::get_id(), done = true; }); },
+      done, soon());
   EXPECT_NE(driver, std::this_thread::get_id());
   // And it has lost nothing of its own.
   EXPECT_EQ(kj::Promise<int>(7).wait(scope), 7);
@@ -163,7 +165,9 @@ TEST_F(LoopTest, ManyCallersWaitAtOnceAndEachReturnsWhenItsOwnFlagIsSet) {
         std::atomic<bool> done{false};
         const Duration delay = std::chrono::microseconds((t * 7 + i * 3) % 11 * 300);
         const bool in_time = loop->run(
-            [&, delay] { loop->schedule(loop->now() + delay, [&] { done.store(true, std::memory_order_release); }); },
+            [&, delay] {
+              loop->schedule(loop->now() + delay, [&] { done.store(true, std::memory_order_release); });
+            },
             done, loop->now() + kLong);
         good += in_time;
       }
@@ -178,7 +182,8 @@ TEST_F(LoopTest, CallersPostersAndIdlePausesMixedLoseNoTask) {
   std::thread poster([&] {
     for (int i = 0; i < 300; ++i) {
       loop->post([&] { ++ran; });
-      if (i % 50 == 0) std::this_thread::sleep_for(2ms);  // lets the communication thread take over in between
+      // Lets the communication thread take over in between.
+      if (i % 50 == 0) std::this_thread::sleep_for(2ms);
     }
   });
   for (int i = 0; i < 300; ++i) {

@@ -42,7 +42,8 @@ TEST_F(RevokeTest, ARevokedSpanIsReadNoMoreThoughHalfOfItIsOnTheWire) {
   int called = 0;
   on(*client, [&] {
     for (int i = 0; i < kChunks; ++i) {
-      channel->send(header(1, i * kChunk), {live->data() + i * kChunk, kChunk}, [&](const Status&) { ++called; });
+      channel->send(header(1, i * kChunk), {live->data() + i * kChunk, kChunk},
+                    [&](const Status&) { ++called; });
     }
   });
   // Until the socket is full: two looks without progress.
@@ -57,7 +58,8 @@ TEST_F(RevokeTest, ARevokedSpanIsReadNoMoreThoughHalfOfItIsOnTheWire) {
   on(*client, [&] {
     channel->revoke(1);
     std::fill(live->begin(), live->end(), std::byte{0xff});  // the host's next gradient
-    live.reset();                                            // and then it is freed: a reader would be seen by ASan
+    // Then it is freed: ASan would see a reader.
+    live.reset();
   });
   release.set_value();
   // A later operation passes, so all that the first one had begun has arrived.
@@ -90,7 +92,8 @@ TEST_F(RevokeTest, ADestroyedChannelReadsNoSpanAndCallsNobody) {
   auto live = std::make_unique<std::vector<std::byte>>(pattern(32 << 20, 4));
   on(*client, [&] {
     for (size_t i = 0; i < 8; ++i) {
-      channel->send(header(i), {live->data() + (i << 22), 4 << 20}, [](const Status&) { ADD_FAILURE() << "called"; });
+      channel->send(header(i), {live->data() + (i << 22), 4 << 20},
+                    [](const Status&) { ADD_FAILURE() << "called"; });
     }
   });
   on(*client, [&] {
@@ -188,7 +191,8 @@ TEST_P(DiscardTest, ADiscardInMidLandingEndsAllWritesToTheSink) {
       answered = true;
     });
   });
-  ASSERT_TRUE(eventually(*server, [&] { return landing && server->counters().bytes_received >= kChunk / 2; }));
+  ASSERT_TRUE(
+      eventually(*server, [&] { return landing && server->counters().bytes_received >= kChunk / 2; }));
   on(*server, [&] {
     handler.channels.front()->discard(1, Status(Code::kAborted, "given up").with_rank(6, "g"));
     sink.reset();  // a write to it would be a use after free
@@ -233,8 +237,11 @@ TEST_P(DiscardTest, AConnectionThatBreaksInMidLandingLeavesTheSinkAlone) {
   ASSERT_TRUE(eventually(*client, [&] { return !closed.ok() && !answer.ok(); }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, DiscardTest, ::testing::Values(CopySink::Mode::kPlace, CopySink::Mode::kPieces),
-                         [](const auto& info) { return info.param == CopySink::Mode::kPlace ? "Place" : "Pieces"; });
+INSTANTIATE_TEST_SUITE_P(Modes, DiscardTest,
+                         ::testing::Values(CopySink::Mode::kPlace, CopySink::Mode::kPieces),
+                         [](const auto& info) {
+                           return info.param == CopySink::Mode::kPlace ? "Place" : "Pieces";
+                         });
 
 }  // namespace
 }  // namespace dsgd::transport::test

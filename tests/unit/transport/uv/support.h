@@ -117,7 +117,9 @@ class CopySink final : public BulkSink {
  public:
   enum class Mode { kPlace, kPieces };
   CopySink(size_t n, Mode mode) : data(n), mode_(mode) {}
-  std::byte* place(size_t offset, size_t) override { return mode_ == Mode::kPlace ? data.data() + offset : nullptr; }
+  std::byte* place(size_t offset, size_t) override {
+    return mode_ == Mode::kPlace ? data.data() + offset : nullptr;
+  }
   void take(size_t offset, std::span<const std::byte> piece) override {
     pieces.push_back({offset, piece.size()});
     aligned = aligned && reinterpret_cast<uintptr_t>(piece.data()) % 64 == 0;
@@ -133,9 +135,8 @@ class CopySink final : public BulkSink {
 
 // A handler made of functions; what is not set answers at once.
 struct TestHandler : ServerHandler {
-  std::function<void(ServerChannel&, Message, Responder)> call = [](ServerChannel&, Message, Responder respond) {
-    respond(Message(Empty{}));
-  };
+  std::function<void(ServerChannel&, Message, Responder)> call =
+      [](ServerChannel&, Message, Responder respond) { respond(Message(Empty{})); };
   std::function<BulkSink*(ServerChannel&, const BulkHeader&, size_t)> bulk =
       [](ServerChannel&, const BulkHeader&, size_t) -> BulkSink* { return nullptr; };
   std::function<void(ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt>)> bulk_end =
@@ -154,7 +155,8 @@ struct TestHandler : ServerHandler {
     Ordered ordered;
     return bulk(channel, header, n);
   }
-  void on_bulk_end(ServerChannel& channel, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) override {
+  void on_bulk_end(ServerChannel& channel, const BulkHeader& header,
+                   std::unique_ptr<BulkReceipt> receipt) override {
     Ordered ordered;
     bulk_end(channel, header, std::move(receipt));
   }
@@ -188,7 +190,8 @@ inline DialOptions dial_options(Network& network) {
   return options;
 }
 
-inline Result<std::unique_ptr<ClientChannel>> dial(Network& network, const std::string& address, DialOptions options) {
+inline Result<std::unique_ptr<ClientChannel>> dial(Network& network, const std::string& address,
+                                                   DialOptions options) {
   using R = Result<std::unique_ptr<ClientChannel>>;
   auto holder = await<std::shared_ptr<R>>(network, [&](std::function<void(std::shared_ptr<R>)> finish) {
     network.dial(address, options, [finish](R result) { finish(std::make_shared<R>(std::move(result))); });
@@ -196,7 +199,8 @@ inline Result<std::unique_ptr<ClientChannel>> dial(Network& network, const std::
   return std::move(*holder);
 }
 
-inline Result<Message> call(Network& network, ClientChannel& channel, Message request, Time deadline = kNever) {
+inline Result<Message> call(Network& network, ClientChannel& channel, Message request,
+                            Time deadline = kNever) {
   return await<Result<Message>>(network, [&](std::function<void(Result<Message>)> finish) {
     channel.call(std::move(request), deadline, finish);
   });
@@ -204,7 +208,8 @@ inline Result<Message> call(Network& network, ClientChannel& channel, Message re
 
 inline Status send(Network& network, ClientChannel& channel, const BulkHeader& header,
                    std::span<const std::byte> data) {
-  return await<Status>(network, [&](std::function<void(Status)> finish) { channel.send(header, data, finish); });
+  return await<Status>(network,
+                       [&](std::function<void(Status)> finish) { channel.send(header, data, finish); });
 }
 
 class NetworkTest : public ::testing::Test {
@@ -216,7 +221,8 @@ class NetworkTest : public ::testing::Test {
     door.network = server.get();
     door.handler = &handler;
     auto bound = server->listen(address, &door);
-    if (!bound.ok()) throw std::runtime_error(bound.status().message());  // ends the test, which could not go on
+    // Ends the test, which could not go on.
+    if (!bound.ok()) throw std::runtime_error(bound.status().message());
     listener = std::move(bound).value();
   }
   void connect() { connect(dial_options(*client), listener->address()); }
@@ -225,7 +231,8 @@ class NetworkTest : public ::testing::Test {
     if (!dialled.ok()) throw std::runtime_error(dialled.status().message());
     channel = std::move(dialled).value();
   }
-  // The last line of a test whose buffers or variables the channel may still use: nothing of it comes afterwards.
+  // The last line of a test whose buffers or variables the channel may still use: nothing of it comes
+  // afterwards.
   void end() {
     if (channel) on(*client, [this] { channel.reset(); });
     if (server) on(*server, [] {});
@@ -256,8 +263,9 @@ inline uv::Fd connect_raw(int port) {
   return fd;
 }
 
-// As ::recv, going on after an interruption: a socket with a time limit does not by itself. Nobody need send a signal for
-// that: libuv from 1.45 on uses io_uring, whose end interrupts system calls of the threads that have driven its loop.
+// As ::recv, going on after an interruption: a socket with a time limit does not by itself. Nobody need send
+// a signal for that: libuv from 1.45 on uses io_uring, whose end interrupts system calls of the threads that
+// have driven its loop.
 inline ssize_t receive_raw(const uv::Fd& fd, void* buffer, size_t n, int flags = 0) {
   for (;;) {
     const ssize_t got = ::recv(fd.get(), buffer, n, flags);
@@ -298,7 +306,8 @@ class Relay {
     return {to_server_, to_client_};
   }
   void cut(bool reset) { cut_ = reset ? 2 : 1; }  // reset: RST; else FIN, as when a process dies
-  // One bit of the byte with this index, counted from the beginning of the stream, arrives flipped. Before the client connects.
+  // One bit of the byte with this index, counted from the beginning of the stream, arrives flipped. Before
+  // the client connects.
   struct Flip {
     bool to_server = true;
     int64_t byte = -1;
@@ -320,7 +329,8 @@ class Relay {
       }
       if (cut_) break;
       const int64_t room = limit_ - forwarded_;
-      pollfd fds[2] = {{client.get(), static_cast<short>(room > 0 ? POLLIN : 0), 0}, {server.get(), POLLIN, 0}};
+      pollfd fds[2] = {{client.get(), static_cast<short>(room > 0 ? POLLIN : 0), 0},
+                       {server.get(), POLLIN, 0}};
       if (::poll(fds, 2, 1) <= 0) continue;
       if (fds[0].revents & POLLIN) {
         const ssize_t n = ::recv(client.get(), buffer.data(), std::min<int64_t>(room, buffer.size()), 0);
