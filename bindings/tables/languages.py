@@ -61,7 +61,7 @@ def java_enum(source, table):
         comment = sentence(source.translate(member.comment, "java"))
         if comment:
             lines += java_doc(comment, "  ")
-        extra = "".join(f", {part}" for part in _java_element(member)) if table.type == "DType" else ""
+        extra = f", {tables.element(member)[1] // 8}" if table.type == "DType" else ""
         last = member is members[-1] and table.type not in UNKNOWN
         lines += [f"  {member.name}({member.value}{extra}){';' if last else ','}"]
     if table.type in UNKNOWN:
@@ -69,8 +69,7 @@ def java_enum(source, table):
         lines += [f"  /** {comment} */", f"  UNKNOWN({value});"]
     lines += ["", "  final int code;"]
     if table.type == "DType":
-        lines += ["  final char kind; // i: integer, u: unsigned, f: floating point, b: bfloat", "  private final int size;", "",
-                  "  DType(int code, char kind, int size) {", "    this.code = code;", "    this.kind = kind;",
+        lines += ["  private final int size;", "", "  DType(int code, int size) {", "    this.code = code;",
                   "    this.size = size;", "  }", "", "  /** Bytes of one element. */", "  public int size() {",
                   "    return size;", "  }"]
     else:
@@ -81,11 +80,6 @@ def java_enum(source, table):
                   "      if (known.code == code) {", "        return known;", "      }", "    }", f"    return {beyond};",
                   "  }"]
     return "\n".join(lines + ["}"]) + "\n"
-
-
-def _java_element(member):
-    kind, bits = tables.element(member)
-    return f"'{kind[0]}'", bits // 8
 
 
 def java_names(source):

@@ -35,7 +35,7 @@ def main():
         work = pathlib.Path(folder)
         grown = source("DSGD_BFLOAT16 = 6", "DSGD_BFLOAT16 = 6, DSGD_INT16 = 77", work)
         made = {"python": languages.python(grown), "java": languages.java_enum(grown, tables.TABLES[1]), "go": languages.go(grown)}
-        for language, words in {"python": "int16 = 77", "java": "INT16(77, 'i', 2)", "go": "case int16:\n\t\treturn Int16"}.items():
+        for language, words in {"python": "int16 = 77", "java": "INT16(77, 2)", "go": "case int16:\n\t\treturn Int16"}.items():
             if words not in made[language]:
                 sys.exit(f"{language}: a new element type is not taken over")
         refused("DSGD_API int32_t dsgd_barrier(", "DSGD_API int32_t dsgd_fence(int32_t x);\nDSGD_API int32_t dsgd_barrier(", work,

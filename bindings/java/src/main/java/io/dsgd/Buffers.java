@@ -117,22 +117,15 @@ final class Buffers {
    * ByteBuffer, passed for any type, has their bits.
    */
   private static Class<? extends Buffer> holder(DType type) {
-    switch (type.kind + "" + type.size()) {
-      case "f2":
-        return ShortBuffer.class;
-      case "f4":
-        return FloatBuffer.class;
-      case "f8":
-        return DoubleBuffer.class;
-      case "i4":
-        return IntBuffer.class;
-      case "i8", "u8":
-        return LongBuffer.class;
-      case "i1", "u1":
-        return ByteBuffer.class;
-      default:
-        return null;
-    }
+    return switch (type) {
+      case FLOAT16 -> ShortBuffer.class;
+      case FLOAT32 -> FloatBuffer.class;
+      case FLOAT64 -> DoubleBuffer.class;
+      case INT32 -> IntBuffer.class;
+      case INT64, UINT64 -> LongBuffer.class;
+      case INT8, UINT8 -> ByteBuffer.class;
+      case BFLOAT16 -> null;
+    };
   }
 
   private static ByteOrder order(Buffer buffer) {

@@ -3,34 +3,139 @@ package io.dsgd;
 import java.nio.Buffer;
 
 /**
- * The collectives of {@link Session}, each for a call that blocks and for one that returns an
- * operation.
+ * The collectives of a {@link Session} and of a {@link Channel}. Every worker calls those of one
+ * session or channel in the same order. The class of a buffer says the element type; a {@link
+ * NativeArray} holds memory of any size and type.
  */
-final class Collectives {
+public abstract sealed class Collectives permits Session, Channel {
   private static final long WORLD = 0; // the group: all workers
 
-  /** Options of an operation: user data, timeout_ms, channel. Null is the defaults. */
-  static final long[] DEFAULTS = null;
-
   /** One checked call. The buffers are those that C sees. */
-  record Call(InFlight.Start start, NativeArray... buffers) {}
+  private record Call(InFlight.Start start, NativeArray... buffers) {}
 
-  private Collectives() {}
+  Collectives() {}
 
-  static void run(Session session, Call call) throws InterruptedException {
-    session.inFlight().run(session, call.start, op -> null, call.buffers);
+  abstract Session session();
+
+  /** Of each operation: user data, timeout_ms, channel. Null is the defaults. */
+  abstract long[] options();
+
+  /** In place: every worker ends with the reduction of all workers' data. */
+  public void allReduce(Buffer data, Reduction reduction) throws InterruptedException {
+    allReduce(inPlace(data), reduction);
   }
 
-  static Operation<Void> begin(Session session, Call call) {
-    return session.inFlight().begin(session, call.start, op -> null, call.buffers);
+  /** As {@link #allReduce(Buffer, Reduction)}. */
+  public void allReduce(NativeArray data, Reduction reduction) throws InterruptedException {
+    run(checkedAllReduce(data, reduction));
   }
 
-  static Call allReduce(long[] options, Buffer data, Reduction reduction) {
-    return allReduce(
-        options, Buffers.writable(data, Buffers.typeOf(data, "data"), "data"), reduction);
+  /** As {@link #allReduce(Buffer, Reduction)}, in the background. */
+  public Operation<Void> allReduceAsync(Buffer data, Reduction reduction) {
+    return allReduceAsync(inPlace(data), reduction);
   }
 
-  static Call allReduce(long[] options, NativeArray data, Reduction reduction) {
+  /** As {@link #allReduce(Buffer, Reduction)}, in the background. */
+  public Operation<Void> allReduceAsync(NativeArray data, Reduction reduction) {
+    return begin(checkedAllReduce(data, reduction));
+  }
+
+  /** In place: every worker ends with the data of rank {@code root}. */
+  public void broadcast(Buffer data, int root) throws InterruptedException {
+    broadcast(inPlace(data), root);
+  }
+
+  /** As {@link #broadcast(Buffer, int)}. */
+  public void broadcast(NativeArray data, int root) throws InterruptedException {
+    run(checkedBroadcast(data, root));
+  }
+
+  /** As {@link #broadcast(Buffer, int)}, in the background. */
+  public Operation<Void> broadcastAsync(Buffer data, int root) {
+    return broadcastAsync(inPlace(data), root);
+  }
+
+  /** As {@link #broadcast(Buffer, int)}, in the background. */
+  public Operation<Void> broadcastAsync(NativeArray data, int root) {
+    return begin(checkedBroadcast(data, root));
+  }
+
+  /**
+   * {@code receive} gets every worker's {@code send}, in rank order.
+   *
+   * @param elementCounts elements of each rank; none when all send as many
+   */
+  public void allGather(Buffer send, Buffer receive, long... elementCounts)
+      throws InterruptedException {
+    allGather(sent(send), received(send, receive), elementCounts);
+  }
+
+  /** As {@link #allGather(Buffer, Buffer, long...)}. */
+  public void allGather(NativeArray send, NativeArray receive, long... elementCounts)
+      throws InterruptedException {
+    run(checkedAllGather(send, receive, elementCounts));
+  }
+
+  /** As {@link #allGather(Buffer, Buffer, long...)}, in the background. */
+  public Operation<Void> allGatherAsync(Buffer send, Buffer receive, long... elementCounts) {
+    return allGatherAsync(sent(send), received(send, receive), elementCounts);
+  }
+
+  /** As {@link #allGather(Buffer, Buffer, long...)}, in the background. */
+  public Operation<Void> allGatherAsync(
+      NativeArray send, NativeArray receive, long... elementCounts) {
+    return begin(checkedAllGather(send, receive, elementCounts));
+  }
+
+  /**
+   * {@code send} is split in rank order; {@code receive} gets the reduction of this rank's part.
+   *
+   * @param elementCounts elements of each part; none when all are equal
+   */
+  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... elementCounts)
+      throws InterruptedException {
+    reduceScatter(sent(send), received(send, receive), reduction, elementCounts);
+  }
+
+  /** As {@link #reduceScatter(Buffer, Buffer, Reduction, long...)}. */
+  public void reduceScatter(
+      NativeArray send, NativeArray receive, Reduction reduction, long... elementCounts)
+      throws InterruptedException {
+    run(checkedReduceScatter(send, receive, reduction, elementCounts));
+  }
+
+  /** As {@link #reduceScatter(Buffer, Buffer, Reduction, long...)}, in the background. */
+  public Operation<Void> reduceScatterAsync(
+      Buffer send, Buffer receive, Reduction reduction, long... elementCounts) {
+    return reduceScatterAsync(sent(send), received(send, receive), reduction, elementCounts);
+  }
+
+  /** As {@link #reduceScatter(Buffer, Buffer, Reduction, long...)}, in the background. */
+  public Operation<Void> reduceScatterAsync(
+      NativeArray send, NativeArray receive, Reduction reduction, long... elementCounts) {
+    return begin(checkedReduceScatter(send, receive, reduction, elementCounts));
+  }
+
+  /** Ends when all workers have called it. */
+  public void barrier() throws InterruptedException {
+    run(checkedBarrier());
+  }
+
+  /** As {@link #barrier}, in the background. */
+  public Operation<Void> barrierAsync() {
+    return begin(checkedBarrier());
+  }
+
+  private void run(Call call) throws InterruptedException {
+    session().inFlight().run(session(), call.start, op -> null, call.buffers);
+  }
+
+  private Operation<Void> begin(Call call) {
+    return session().inFlight().begin(session(), call.start, op -> null, call.buffers);
+  }
+
+  private Call checkedAllReduce(NativeArray data, Reduction reduction) {
+    long[] options = options();
     DType type = Buffers.typeOf(data, "data");
     Buffers.writable(data, type, "data");
     int code = code(reduction);
@@ -38,71 +143,32 @@ final class Collectives {
         (s, op) -> Raw.dsgd_allreduce(s, WORLD, data, data, type.code, code, options, op), data);
   }
 
-  static Call broadcast(long[] options, Buffer data, int root) {
-    return broadcast(options, Buffers.writable(data, Buffers.typeOf(data, "data"), "data"), root);
-  }
-
   // The root's data is only read, but who is root is C's to say.
-  static Call broadcast(long[] options, NativeArray data, int root) {
+  private Call checkedBroadcast(NativeArray data, int root) {
+    long[] options = options();
     DType type = Buffers.typeOf(data, "data");
     Buffers.writable(data, type, "data");
     return new Call(
         (s, op) -> Raw.dsgd_broadcast(s, WORLD, data, type.code, root, options, op), data);
   }
 
-  static Call allGather(
-      Session session, long[] options, Buffer send, Buffer receive, long... elementCounts) {
-    DType type = Buffers.typeOf(send, "send");
-    return allGather(
-        session,
-        options,
-        Buffers.readable(send, type, "send"),
-        Buffers.writable(receive, type, "receive"),
-        elementCounts);
-  }
-
-  static Call allGather(
-      Session session,
-      long[] options,
-      NativeArray send,
-      NativeArray receive,
-      long... elementCounts) {
+  private Call checkedAllGather(NativeArray send, NativeArray receive, long... elementCounts) {
+    long[] options = options();
     DType type = Buffers.typeOf(send, "send");
     Buffers.writable(receive, type, "receive");
-    long[] parts = parts(session, elementCounts);
+    long[] parts = parts(elementCounts);
     return new Call(
         (s, op) -> Raw.dsgd_allgather(s, WORLD, send, receive, parts, type.code, options, op),
         send,
         receive);
   }
 
-  static Call reduceScatter(
-      Session session,
-      long[] options,
-      Buffer send,
-      Buffer receive,
-      Reduction reduction,
-      long... elementCounts) {
-    DType type = Buffers.typeOf(send, "send");
-    return reduceScatter(
-        session,
-        options,
-        Buffers.readable(send, type, "send"),
-        Buffers.writable(receive, type, "receive"),
-        reduction,
-        elementCounts);
-  }
-
-  static Call reduceScatter(
-      Session session,
-      long[] options,
-      NativeArray send,
-      NativeArray receive,
-      Reduction reduction,
-      long... elementCounts) {
+  private Call checkedReduceScatter(
+      NativeArray send, NativeArray receive, Reduction reduction, long... elementCounts) {
+    long[] options = options();
     DType type = Buffers.typeOf(send, "send");
     Buffers.writable(receive, type, "receive");
-    long[] parts = parts(session, elementCounts);
+    long[] parts = parts(elementCounts);
     int code = code(reduction);
     return new Call(
         (s, op) ->
@@ -111,8 +177,21 @@ final class Collectives {
         receive);
   }
 
-  static Call barrier(long[] options) {
+  private Call checkedBarrier() {
+    long[] options = options();
     return new Call((s, op) -> Raw.dsgd_barrier(s, WORLD, options, op));
+  }
+
+  private static NativeArray inPlace(Buffer data) {
+    return Buffers.writable(data, Buffers.typeOf(data, "data"), "data");
+  }
+
+  private static NativeArray sent(Buffer send) {
+    return Buffers.readable(send, Buffers.typeOf(send, "send"), "send");
+  }
+
+  private static NativeArray received(Buffer send, Buffer receive) {
+    return Buffers.writable(receive, Buffers.typeOf(send, "send"), "receive");
   }
 
   private static int code(Reduction reduction) {
@@ -124,16 +203,17 @@ final class Collectives {
   }
 
   /** C reads one count per rank, so their number is checked here. */
-  private static long[] parts(Session session, long... elementCounts) {
+  private long[] parts(long... elementCounts) {
     if (elementCounts == null || elementCounts.length == 0) {
       return null;
     }
-    if (elementCounts.length != session.size()) {
+    int size = session().size();
+    if (elementCounts.length != size) {
       throw DsgdException.invalid(
           "elementCounts has "
               + elementCounts.length
               + " numbers but there are "
-              + session.size()
+              + size
               + " workers; pass one for each");
     }
     for (int rank = 0; rank < elementCounts.length; rank++) {

@@ -45,7 +45,7 @@ public final class Dsgd {
     long[] session = new long[1];
     long[] operation = new long[1];
     Config.with(
-        config, c -> Raw.dsgd_init_begin(c, Collectives.DEFAULTS, session, operation));
+        config, c -> Raw.dsgd_init_begin(c, Session.DEFAULTS, session, operation));
     Session joining = new Session(session[0]);
     joining.awaitJoined(operation[0]);
     return joining;

@@ -11,7 +11,8 @@ import java.nio.ByteOrder;
 public final class Memory {
   private final NativeArray value;
   private final NativeArray gradient;
-  private ByteBuffer valueBuffer; // made when asked for
+  // Made once, when asked for, since the cleaner keeps a record of each.
+  private ByteBuffer valueBuffer;
   private ByteBuffer gradientBuffer;
 
   private Memory(NativeArray value, NativeArray gradient) {

@@ -17,19 +17,8 @@ public final class NativeArray {
   final DType type;
   final boolean writable;
   private final Object owner;
-  private final boolean ofSegment;
 
   private NativeArray(long address, long nbytes, DType type, boolean writable, Object owner) {
-    this(address, nbytes, type, writable, owner, false);
-  }
-
-  private NativeArray(
-      long address,
-      long nbytes,
-      DType type,
-      boolean writable,
-      Object owner,
-      boolean ofSegment) {
     if (type == null) {
       throw DsgdException.invalid("the type of the array is null; pass one of DType");
     }
@@ -54,7 +43,6 @@ public final class NativeArray {
     this.type = type;
     this.writable = writable;
     this.owner = owner;
-    this.ofSegment = ofSegment;
   }
 
   /**
@@ -84,8 +72,7 @@ public final class NativeArray {
         Segments.byteSize(segment),
         type,
         !Segments.isReadOnly(segment),
-        segment,
-        true);
+        segment);
   }
 
   /**
@@ -114,7 +101,7 @@ public final class NativeArray {
   void requireAlive(String name) {
     if (owner instanceof NativeArray whole) {
       whole.requireAlive(name);
-    } else if (ofSegment) {
+    } else {
       Segments.requireAlive(owner, name);
     }
   }

@@ -46,6 +46,11 @@ public final class Operation<T> {
     return id;
   }
 
+  @Override
+  public String toString() {
+    return "Operation[" + id + (isDone() ? ", done]" : ", running]");
+  }
+
   /** The session that it belongs to. */
   public Session session() {
     return session;

@@ -19,6 +19,15 @@ public final class Replica {
     return session.inTurnGet(s -> Raw.dsgd_replica_device(pointer));
   }
 
+  @Override
+  public String toString() {
+    try {
+      return "Replica[" + device() + "]";
+    } catch (DsgdException e) {
+      return "Replica[" + e.status() + "]";
+    }
+  }
+
   // Java buffers cannot refer to GPU memory.
   private void requireHost() {
     String device = Raw.dsgd_replica_device(pointer);

@@ -24,7 +24,7 @@ import java.util.function.LongFunction;
  * began goes on, and its buffers stay dsgd's until it ends or the session is closed. They pin the
  * carrier of a virtual thread; operations do not.
  */
-public final class Session implements AutoCloseable {
+public final class Session extends Collectives implements AutoCloseable {
   // The limit on the wait of close() for operations in flight.
   private static final Duration CLOSING = Duration.ofSeconds(1);
 
@@ -35,9 +35,11 @@ public final class Session implements AutoCloseable {
         return result[0];
       };
 
-  private final Handle handle;
+  static final long[] DEFAULTS = null; // options of an operation
   private static final int NO_DTYPE = -1;
   private static final long[] NO_SHAPE = {};
+
+  private final Handle handle;
 
   private final InFlight inFlight;
   private final ReentrantLock turn = new ReentrantLock();
@@ -309,7 +311,7 @@ public final class Session implements AutoCloseable {
    * it is collective and holds from the next step on.
    */
   public void setStrategy(String name, String options) throws InterruptedException {
-    runInTurn((s, op) -> Raw.dsgd_strategy_set(s, name, options, Collectives.DEFAULTS, op));
+    runInTurn((s, op) -> Raw.dsgd_strategy_set(s, name, options, DEFAULTS, op));
   }
 
   /**
@@ -317,7 +319,7 @@ public final class Session implements AutoCloseable {
    * first replica.
    */
   public void start() throws InterruptedException {
-    runInTurn((s, op) -> Raw.dsgd_start(s, Collectives.DEFAULTS, op));
+    runInTurn((s, op) -> Raw.dsgd_start(s, DEFAULTS, op));
   }
 
   // ---- Steps
@@ -345,7 +347,7 @@ public final class Session implements AutoCloseable {
   }
 
   private static InFlight.Start beginning(double weight) {
-    return (s, op) -> Raw.dsgd_step_begin(s, weight, Collectives.DEFAULTS, op);
+    return (s, op) -> Raw.dsgd_step_begin(s, weight, DEFAULTS, op);
   }
 
   /**
@@ -393,125 +395,6 @@ public final class Session implements AutoCloseable {
     return new Channel(this, number, -1);
   }
 
-  // ---- Collectives: every worker calls them in the same order; the buffer's class says the
-  // element type ----------------
-
-  /** In place: every worker ends with the reduction of all workers' data. */
-  public void allReduce(Buffer data, Reduction reduction) throws InterruptedException {
-    Collectives.run(this, Collectives.allReduce(Collectives.DEFAULTS, data, reduction));
-  }
-
-  /** As {@link #allReduce} in the background. */
-  public Operation<Void> allReduceAsync(Buffer data, Reduction reduction) {
-    return Collectives.begin(this, Collectives.allReduce(Collectives.DEFAULTS, data, reduction));
-  }
-
-  /** In place: every worker ends with the data of rank {@code root}. */
-  public void broadcast(Buffer data, int root) throws InterruptedException {
-    Collectives.run(this, Collectives.broadcast(Collectives.DEFAULTS, data, root));
-  }
-
-  /** As {@link #broadcast} in the background. */
-  public Operation<Void> broadcastAsync(Buffer data, int root) {
-    return Collectives.begin(this, Collectives.broadcast(Collectives.DEFAULTS, data, root));
-  }
-
-  /**
-   * {@code receive} gets every worker's {@code send}, in rank order.
-   *
-   * @param elementCounts elements of each rank; none when all send as many
-   */
-  public void allGather(Buffer send, Buffer receive, long... elementCounts)
-      throws InterruptedException {
-    Collectives.run(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, elementCounts));
-  }
-
-  /** As {@link #allGather} in the background. */
-  public Operation<Void> allGatherAsync(Buffer send, Buffer receive, long... elementCounts) {
-    return Collectives.begin(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, elementCounts));
-  }
-
-  /**
-   * {@code send} is split in rank order; {@code receive} gets the reduction of this rank's part.
-   *
-   * @param elementCounts elements of each part; none when all are equal
-   */
-  public void reduceScatter(Buffer send, Buffer receive, Reduction reduction, long... elementCounts)
-      throws InterruptedException {
-    Collectives.run(
-        this, Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, elementCounts));
-  }
-
-  /** As {@link #reduceScatter} in the background. */
-  public Operation<Void> reduceScatterAsync(
-      Buffer send, Buffer receive, Reduction reduction, long... elementCounts) {
-    return Collectives.begin(
-        this, Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, elementCounts));
-  }
-
-  /** Ends when all workers have called it. */
-  public void barrier() throws InterruptedException {
-    Collectives.run(this, Collectives.barrier(Collectives.DEFAULTS));
-  }
-
-  /** As {@link #barrier} in the background. */
-  public Operation<Void> barrierAsync() {
-    return Collectives.begin(this, Collectives.barrier(Collectives.DEFAULTS));
-  }
-
-  // ---- The same for memory of any size and type
-  // ------------------------------------------------------------------------
-
-  /** As {@link #allReduce(Buffer, Reduction)}. */
-  public void allReduce(NativeArray data, Reduction reduction) throws InterruptedException {
-    Collectives.run(this, Collectives.allReduce(Collectives.DEFAULTS, data, reduction));
-  }
-
-  /** As {@link #allReduceAsync(Buffer, Reduction)}. */
-  public Operation<Void> allReduceAsync(NativeArray data, Reduction reduction) {
-    return Collectives.begin(this, Collectives.allReduce(Collectives.DEFAULTS, data, reduction));
-  }
-
-  /** As {@link #broadcast(Buffer, int)}. */
-  public void broadcast(NativeArray data, int root) throws InterruptedException {
-    Collectives.run(this, Collectives.broadcast(Collectives.DEFAULTS, data, root));
-  }
-
-  /** As {@link #broadcastAsync(Buffer, int)}. */
-  public Operation<Void> broadcastAsync(NativeArray data, int root) {
-    return Collectives.begin(this, Collectives.broadcast(Collectives.DEFAULTS, data, root));
-  }
-
-  /** As {@link #allGather(Buffer, Buffer, long...)}. */
-  public void allGather(NativeArray send, NativeArray receive, long... elementCounts)
-      throws InterruptedException {
-    Collectives.run(this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, elementCounts));
-  }
-
-  /** As {@link #allGatherAsync(Buffer, Buffer, long...)}. */
-  public Operation<Void> allGatherAsync(
-      NativeArray send, NativeArray receive, long... elementCounts) {
-    return Collectives.begin(
-        this, Collectives.allGather(this, Collectives.DEFAULTS, send, receive, elementCounts));
-  }
-
-  /** As {@link #reduceScatter(Buffer, Buffer, Reduction, long...)}. */
-  public void reduceScatter(
-      NativeArray send, NativeArray receive, Reduction reduction, long... elementCounts)
-      throws InterruptedException {
-    Collectives.run(
-        this,
-        Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, elementCounts));
-  }
-
-  /** As {@link #reduceScatterAsync(Buffer, Buffer, Reduction, long...)}. */
-  public Operation<Void> reduceScatterAsync(
-      NativeArray send, NativeArray receive, Reduction reduction, long... elementCounts) {
-    return Collectives.begin(
-        this,
-        Collectives.reduceScatter(this, Collectives.DEFAULTS, send, receive, reduction, elementCounts));
-  }
-
   // ---- Objects, shards, logs
   // ------------------------------------------------------------------------------------------
 
@@ -523,7 +406,7 @@ public final class Session implements AutoCloseable {
     NativeArray checked = Buffers.readable(data, DType.UINT8, "data of object '" + name + "'");
     inFlight.run(
         this,
-        (s, op) -> Raw.dsgd_object_put(s, name, checked, NO_DTYPE, NO_SHAPE, Collectives.DEFAULTS, op),
+        (s, op) -> Raw.dsgd_object_put(s, name, checked, NO_DTYPE, NO_SHAPE, DEFAULTS, op),
         put -> null,
         checked);
   }
@@ -546,7 +429,7 @@ public final class Session implements AutoCloseable {
     inFlight.run(
         this,
         (s, op) ->
-            Raw.dsgd_object_put(s, name, checked, type.code, dimensions, Collectives.DEFAULTS, op),
+            Raw.dsgd_object_put(s, name, checked, type.code, dimensions, DEFAULTS, op),
         put -> null,
         checked);
   }
@@ -566,7 +449,7 @@ public final class Session implements AutoCloseable {
     inFlight.run(
         this,
         (s, op) ->
-            Raw.dsgd_object_put(s, name, data, type.code, dimensions, Collectives.DEFAULTS, op),
+            Raw.dsgd_object_put(s, name, data, type.code, dimensions, DEFAULTS, op),
         put -> null,
         data);
   }
@@ -587,7 +470,7 @@ public final class Session implements AutoCloseable {
   public void deleteObject(String name) throws InterruptedException {
     inFlight.run(
         this,
-        (s, op) -> Raw.dsgd_object_delete(s, name, Collectives.DEFAULTS, op),
+        (s, op) -> Raw.dsgd_object_delete(s, name, DEFAULTS, op),
         deleted -> null);
   }
 
@@ -607,7 +490,7 @@ public final class Session implements AutoCloseable {
     Operation<SharedObject> get =
         inFlight.addAwaited(
             this,
-            (s, op) -> Raw.dsgd_object_get(s, name, Collectives.DEFAULTS, null, op),
+            (s, op) -> Raw.dsgd_object_get(s, name, DEFAULTS, null, op),
             op -> {
               long[] object = new long[1];
               Raw.dsgd_op_object(op, object);
@@ -700,8 +583,28 @@ public final class Session implements AutoCloseable {
     return handle.get(s -> Natives.checked(Raw.dsgd_queue_fd(s), "queue descriptor"));
   }
 
+  @Override
+  public String toString() {
+    try {
+      SessionInfo info = info();
+      return "Session[rank " + info.rank() + " of " + info.size() + ", " + info.state() + "]";
+    } catch (DsgdException e) {
+      return "Session[" + e.status() + "]";
+    }
+  }
+
   // ---- For the package
   // ------------------------------------------------------------------------------------------------
+
+  @Override
+  Session session() {
+    return this;
+  }
+
+  @Override
+  long[] options() {
+    return DEFAULTS;
+  }
 
   InFlight inFlight() {
     return inFlight;

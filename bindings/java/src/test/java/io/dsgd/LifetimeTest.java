@@ -4,7 +4,6 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
-import static org.junit.jupiter.api.Assertions.fail;
 
 import java.lang.ref.Reference;
 import java.lang.ref.WeakReference;
@@ -16,36 +15,15 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.atomic.AtomicInteger;
-import java.util.function.BooleanSupplier;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 
 /** What the collector may take and when, and calls on what is closed. */
 class LifetimeTest {
-  /** Collects until `condition` holds. */
-  private static void collectUntil(BooleanSupplier condition) throws Exception {
-    long end = System.nanoTime() + 30_000_000_000L;
-    while (!condition.getAsBoolean()) {
-      if (System.nanoTime() > end) {
-        fail("the collector has not found it within 30 s");
-      }
-      System.gc();
-      Thread.yield();
-    }
-  }
-
-  /** Collects until everything that can go is gone: something made now has gone, twice. */
-  private static void collectAll() throws Exception {
-    for (int i = 0; i < 2; i++) {
-      WeakReference<ByteBuffer> control = new WeakReference<>(ByteBuffer.allocateDirect(8));
-      collectUntil(() -> control.get() == null);
-    }
-  }
-
   @Test
   void memoryOutlivesItsSession() throws Exception {
     FloatBuffer value = valueOfAClosedSession();
-    collectAll();
+    Collector.collectAll();
     assertEquals(3, value.get(1000), "still mapped");
     value.put(0, 5);
     assertEquals(5, value.get(0));
@@ -64,8 +42,8 @@ class LifetimeTest {
   void memoryOutlivesItsParameterReplicaAndForgottenSession() throws Exception {
     List<FloatBuffer> values = new ArrayList<>();
     WeakReference<Session> session = forgottenSession(values);
-    collectUntil(() -> session.get() == null);
-    collectAll();
+    Collector.collectUntil(() -> session.get() == null);
+    Collector.collectAll();
     assertEquals(2, values.get(0).get(0));
   }
 
@@ -84,7 +62,7 @@ class LifetimeTest {
       session.putObject("words", new byte[] {1, 2, 3});
       data = session.getObject("words").data();
     }
-    collectAll();
+    Collector.collectAll();
     assertEquals(3, data.get(2));
   }
 
@@ -95,16 +73,16 @@ class LifetimeTest {
       Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
       Replica replica = session.addReplica();
       WeakReference<FloatBuffer> first = bindDropped(replica, weight);
-      collectAll();
+      Collector.collectAll();
       assertNotNull(first.get(), "bound");
       WeakReference<FloatBuffer> second = bindDropped(replica, weight);
-      collectUntil(() -> first.get() == null); // others were bound
+      Collector.collectUntil(() -> first.get() == null); // others were bound
       session.setOptimizer("sgd", "lr=1");
       session.start();
       session.step(1); // reads and writes what only the binding holds
       assertEquals(-3, second.get().get(0));
       session.close();
-      collectUntil(() -> second.get() == null);
+      Collector.collectUntil(() -> second.get() == null);
       Reference.reachabilityFence(replica);
     }
   }
@@ -123,12 +101,12 @@ class LifetimeTest {
       try (Session mine = Dsgd.init(config);
           Session theirs = other.join()) {
         WeakReference<IntBuffer> buffer = reduceDropped(mine);
-        collectAll();
+        Collector.collectAll();
         assertNotNull(buffer.get(), "dsgd will write to it");
         IntBuffer data = Job.ints(4);
         theirs.allReduce(data, Reduction.SUM);
         assertEquals(11, data.get(0));
-        collectUntil(() -> buffer.get() == null);
+        Collector.collectUntil(() -> buffer.get() == null);
       }
     }
   }
@@ -148,7 +126,7 @@ class LifetimeTest {
       try (Session mine = Dsgd.init(config)) {
         WeakReference<Session> forgotten = other.join();
         Operation<Void> barrier = mine.barrierAsync();
-        collectUntil(() -> forgotten.get() == null && barrier.isDone());
+        Collector.collectUntil(() -> forgotten.get() == null && barrier.isDone());
         Fails.with(Status.WORKER_LOST, barrier::join);
       }
     }
@@ -159,7 +137,7 @@ class LifetimeTest {
     for (int i = 0; i < 20; i++) {
       forgetEverything();
     }
-    collectAll();
+    Collector.collectAll();
   }
 
   private static void forgetEverything() throws Exception {

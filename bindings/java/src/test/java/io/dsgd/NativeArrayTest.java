@@ -174,18 +174,11 @@ class NativeArrayTest {
         NativeArray.ofC(whole.address(), whole.nbytes(), DType.INT64, true, frees::incrementAndGet)
             .slice(1, 1)
             .buffer();
-    for (int i = 0; i < 5; i++) {
-      System.gc();
-      Thread.sleep(10);
-    }
+    Collector.collectAll();
     assertEquals(0, frees.get());
     assertEquals(2, view.getLong(0));
     view = null;
-    while (frees.get() == 0) {
-      System.gc();
-      Thread.sleep(10);
-    }
-    assertEquals(1, frees.get());
+    Collector.collectUntil(() -> frees.get() == 1);
   }
 
   @Test

@@ -82,17 +82,11 @@ class SegmentsTest {
     NativeArray memory = NativeArray.ofSegment(allocated(8), DType.INT64);
     Object segment =
         NativeArray.ofC(memory.address(), 8, DType.INT64, true, frees::incrementAndGet).segment();
-    for (int i = 0; i < 5; i++) {
-      System.gc();
-      Thread.sleep(10);
-    }
+    Collector.collectAll();
     assertEquals(0, frees.get());
     assertEquals(8L, call("MemorySegment", "byteSize", segment));
     segment = null;
-    while (frees.get() == 0) {
-      System.gc();
-      Thread.sleep(10);
-    }
+    Collector.collectUntil(() -> frees.get() == 1);
   }
 
   @Test

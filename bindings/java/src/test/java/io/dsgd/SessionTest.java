@@ -81,6 +81,19 @@ class SessionTest {
   }
 
   @Test
+  void objectsSayInTextWhatTheyAre() throws Exception {
+    assertEquals("Session[rank 0 of 1, JOINED]", session.toString());
+    Replica replica = session.addReplica();
+    assertEquals("Replica[cpu]", replica.toString());
+    Operation<Void> barrier = session.barrierAsync();
+    barrier.join();
+    assertEquals("Operation[" + barrier.id() + ", done]", barrier.toString());
+    session.close();
+    assertEquals("Session[rank 0 of 1, CLOSED]", session.toString());
+    assertEquals("Replica[CLOSED]", replica.toString());
+  }
+
+  @Test
   void infoFollowsTheSession() throws Exception {
     SessionInfo joined = session.info();
     assertEquals(SessionState.JOINED, joined.state());
