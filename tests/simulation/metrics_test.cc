@@ -5,11 +5,11 @@
 #include <array>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "core/session/session.h"
+#include "tests/unit/metrics.h"
 #include "transport/sim/world.h"
 
 namespace dsgd::simulation {
@@ -23,12 +23,7 @@ constexpr int32_t kWorkers = 3;
 Values metrics_of(const Session& session) {
   auto text = session.metrics();
   EXPECT_TRUE(text.ok()) << text.status().message();
-  Values values;
-  std::istringstream lines(text.value());
-  for (std::string line; std::getline(lines, line);) {
-    if (line[0] != '#') values[line.substr(0, line.rfind(' '))] = std::stod(line.substr(line.rfind(' ')));
-  }
-  return values;
+  return parse_metrics(text.value());
 }
 
 struct Worker {

@@ -34,20 +34,8 @@ std::vector<Call> calls() {
       {"dsgd_view", false, [](W w, E) { return static_cast<double>(dsgd_view(w.running.session)); }},
       {"dsgd_session_info_read", true,
        [](W w, E e) { return dsgd_session_info_read(w.running.session, &info, e); }},
-      {"dsgd_metrics", true,
-       [](W w, E e) {
-         char* text = nullptr;
-         const int32_t status = dsgd_metrics(w.running.session, &text, e);
-         dsgd_text_free(text);
-         return status;
-       }},
-      {"dsgd_trace", true,
-       [](W w, E e) {
-         char* text = nullptr;
-         const int32_t status = dsgd_trace(w.running.session, &text, e);
-         dsgd_text_free(text);
-         return status;
-       }},
+      {"dsgd_metrics", true, [](W w, E e) { return discard_text(dsgd_metrics, w.running.session, e); }},
+      {"dsgd_trace", true, [](W w, E e) { return discard_text(dsgd_trace, w.running.session, e); }},
       {"dsgd_loss_scale", false, [](W w, E) { return dsgd_loss_scale(w.running.session); }},
       {"dsgd_log_fd", false, [](W w, E) { return dsgd_log_fd(w.running.session); }},
       {"dsgd_log_poll", true, [](W w, E e) { return dsgd_log_poll(w.running.session, 0, &record, e); }},

@@ -106,31 +106,17 @@ std::vector<BadCall> session_cases() {
        [](W w, E e) { return read_info(w.closed.session, sizeof(dsgd_session_info), e); }},
 
       {"dsgd_metrics", "NULL session", kInvalid, "'session' is NULL",
-       [](W, E e) {
-         char* text = nullptr;
-         return dsgd_metrics(nullptr, &text, e);
-       }},
+       [](W, E e) { return discard_text(dsgd_metrics, nullptr, e); }},
       {"dsgd_metrics", "NULL text", kInvalid, "'text' is NULL",
        [](W w, E e) { return dsgd_metrics(w.running.session, nullptr, e); }},
       {"dsgd_metrics", "closed", kClosed, "closed",
-       [](W w, E e) {
-         char* text = nullptr;
-         return dsgd_metrics(w.closed.session, &text, e);
-       }},
-
+       [](W w, E e) { return discard_text(dsgd_metrics, w.closed.session, e); }},
       {"dsgd_trace", "NULL session", kInvalid, "'session' is NULL",
-       [](W, E e) {
-         char* text = nullptr;
-         return dsgd_trace(nullptr, &text, e);
-       }},
+       [](W, E e) { return discard_text(dsgd_trace, nullptr, e); }},
       {"dsgd_trace", "NULL text", kInvalid, "'text' is NULL",
        [](W w, E e) { return dsgd_trace(w.running.session, nullptr, e); }},
       {"dsgd_trace", "closed", kClosed, "closed",
-       [](W w, E e) {
-         char* text = nullptr;
-         return dsgd_trace(w.closed.session, &text, e);
-       }},
-
+       [](W w, E e) { return discard_text(dsgd_trace, w.closed.session, e); }},
       {"dsgd_text_free", "NULL", 0, nullptr, [](W, E) { return dsgd_text_free(nullptr), 0; }},
 
       {"dsgd_log_poll", "NULL session", kInvalid, "'session' is NULL",

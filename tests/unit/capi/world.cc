@@ -16,6 +16,14 @@ dsgd_op_options with_timeout(int32_t timeout_ms) {
   return options;
 }
 
+int32_t discard_text(int32_t (*call)(const dsgd_session*, char**, dsgd_error**), const dsgd_session* session,
+                     dsgd_error** error) {
+  char* text = nullptr;
+  const int32_t status = call(session, &text, error);
+  dsgd_text_free(text);
+  return status;
+}
+
 std::string take_message(dsgd_error* error) {
   const std::string message = dsgd_error_message(error);
   dsgd_error_free(error);

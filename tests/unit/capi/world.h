@@ -47,5 +47,9 @@ void add_model(Model* model);
 
 dsgd_op_options with_timeout(int32_t timeout_ms);
 
+// Calls dsgd_metrics or dsgd_trace and frees the text.
+int32_t discard_text(int32_t (*call)(const dsgd_session*, char**, dsgd_error**), const dsgd_session* session,
+                     dsgd_error** error);
+
 // Takes the error apart and frees it.
 std::string take_message(dsgd_error* error);

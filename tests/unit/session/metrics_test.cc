@@ -4,11 +4,11 @@
 #include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "job.h"
+#include "tests/unit/metrics.h"
 
 namespace dsgd_test {
 namespace {
@@ -20,15 +20,6 @@ std::string text_of(const dsgd_session* session) {
   const std::string copy = text ? text : "";
   dsgd_text_free(text);
   return copy;
-}
-
-std::map<std::string, double> metrics_of(const dsgd_session* session) {
-  std::map<std::string, double> values;
-  std::istringstream lines(text_of(session));
-  for (std::string line; std::getline(lines, line);) {
-    if (line[0] != '#') values[line.substr(0, line.rfind(' '))] = std::stod(line.substr(line.rfind(' ')));
-  }
-  return values;
 }
 
 TEST(Metrics, CountCallsBytesAndFailures) {
@@ -45,7 +36,7 @@ TEST(Metrics, CountCallsBytesAndFailures) {
     options.timeout_ms = 1;
     dsgd_object* object = nullptr;
     EXPECT_EQ(dsgd_object_get(session, "never", &options, &object, nullptr, nullptr), DSGD_ERR_TIMEOUT);
-    const auto values = metrics_of(session);
+    const auto values = parse_metrics(text_of(session));
     EXPECT_EQ(values.at("dsgd_calls_total{call=\"allreduce\"}"), 3);
     EXPECT_EQ(values.at("dsgd_call_bytes_total{call=\"allreduce\"}"), 12000);
     EXPECT_EQ(values.at("dsgd_calls_total{call=\"allgather\"}"), 1);
@@ -84,7 +75,7 @@ TEST(Metrics, SendersAndReceiversAgreeOnTheBytes) {
       DSGD_OK_OR_FAIL(
           dsgd_object_put(session, "small", object.data(), 1000, -1, nullptr, 0, nullptr, nullptr, error_));
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
-    of[rank] = metrics_of(session);
+    of[rank] = parse_metrics(text_of(session));
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
   const auto peer = [](const char* direction, int rank) {
@@ -102,9 +93,9 @@ TEST(Metrics, SendersAndReceiversAgreeOnTheBytes) {
 
 TEST(Metrics, OfAWorkerThatIsAloneAndOfAFailedSessionCanBeRead) {
   run_job(1, {}, [&](dsgd_session* session, int) {
-    EXPECT_EQ(metrics_of(session).at("dsgd_workers"), 1);
+    EXPECT_EQ(parse_metrics(text_of(session)).at("dsgd_workers"), 1);
     DSGD_OK_OR_FAIL(dsgd_abort(session, "why", error_));
-    EXPECT_EQ(metrics_of(session).count("dsgd_workers"), 1u);
+    EXPECT_EQ(parse_metrics(text_of(session)).count("dsgd_workers"), 1u);
   });
 }
 
