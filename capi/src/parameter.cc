@@ -129,7 +129,9 @@ int32_t dsgd_alloc(dsgd_replica* replica, dsgd_parameter* parameter, void** valu
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
     DSGD_RETURN_IF_ERROR(call.given(value, "value"));
-    if (parameter->core->trained) DSGD_RETURN_IF_ERROR(call.given(gradient, "gradient"));
+    if (parameter->core->trained && !gradient)
+      return call.invalid("'gradient' is NULL, but parameter '" + parameter->core->name +
+                          "' is trained; pass where to store the address of its gradient");
     auto memory = replica->session->core->alloc(replica->core, parameter->core);
     if (!memory.ok()) return memory.status();
     dsgd::capi::remember_binding(replica, parameter, false);

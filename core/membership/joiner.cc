@@ -141,8 +141,8 @@ void Joiner::attempt_failed(const Status& why) {
 }
 
 void Joiner::out_of_time() {
-  const std::string within = " within " + describe_duration(loop_.now() - started_);
-  const std::string remedy = "; start the missing workers, or raise " + options_.limit;
+  const std::string within = " within " + options_.limit;
+  const std::string remedy = "; start the missing workers, or wait longer for them";
   if (!progress_.empty() && channel_) {
     return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" +
                                           within + ": " + progress_ + remedy));

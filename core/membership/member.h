@@ -20,7 +20,7 @@ struct MemberOptions {
   // A dial that fails after it ends the join, with kUnreachable.
   transport::Time look_again = transport::kNever;
   std::optional<transport::Time> began = {};  // of a join that goes on, for messages
-  std::string limit = "`init_timeout`";       // the setting that the deadline comes from, for messages
+  std::string limit = "init_timeout";         // the setting that the deadline comes from, for messages
   std::string rank_origin = {};               // see Config::rank_origin()
   transport::Duration lease{};
   transport::Duration heartbeat_interval{};

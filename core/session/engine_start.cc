@@ -27,12 +27,6 @@ struct StartWire {
   uint32_t replicas, gpus;
 };
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 // A plan in one line; or why there is none.
 std::string describe(const Result<Plan>& plan, const StrategySpec& strategy) {
   return plan.ok() ? plan.value().describe()

@@ -22,6 +22,13 @@ struct Object {
 };
 using SharedObject = std::shared_ptr<const Object>;
 
+// "[2, 3]".
+inline std::string shape_text(std::span<const int64_t> shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
 // Returns why an object of `nbytes` bytes cannot have this dtype and shape; "" if it can.
 inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape, uint64_t nbytes) {
   if (shape.size() > Object::kMostDimensions) {
@@ -32,21 +39,19 @@ inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape
     return shape.empty() ? "" : "it has a shape but no dtype; give a dtype, or ndim 0 for bytes";
   if (!valid_dtype(dtype))
     return "dtype " + std::to_string(dtype) + " is unknown; use a value of enum dsgd_dtype, or -1 for bytes";
-  uint64_t expected = dtype_size(static_cast<DType>(dtype));
-  bool empty = false;
+  uint64_t needed = dtype_size(static_cast<DType>(dtype));
+  bool empty = false, too_large = false;
   for (const int64_t dimension : shape) {
     if (dimension < 0) return "dimension " + std::to_string(dimension) + " is negative";
     empty |= dimension == 0;
+    too_large |= __builtin_mul_overflow(needed, static_cast<uint64_t>(dimension), &needed);
   }
-  for (const int64_t dimension : shape) {
-    if (empty || expected > nbytes) break;
-    expected = static_cast<uint64_t>(dimension) > nbytes / expected + 1
-                   ? nbytes + 1
-                   : expected * static_cast<uint64_t>(dimension);
-  }
-  if ((empty ? 0 : expected) == nbytes) return "";
-  return "it has " + std::to_string(nbytes) + " bytes, which is not the size of an array of this shape of " +
-         dtype_name(static_cast<DType>(dtype));
+  if (empty) needed = 0;
+  if (needed == nbytes && (empty || !too_large)) return "";
+  return "it has " + std::to_string(nbytes) + " bytes, but " + dtype_name(static_cast<DType>(dtype)) + ' ' +
+         shape_text(shape) + " needs " +
+         (too_large && !empty ? "more than any memory has" : std::to_string(needed)) +
+         "; give as many bytes as the array has";
 }
 
 }  // namespace dsgd

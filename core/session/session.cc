@@ -46,10 +46,12 @@ Result<std::shared_ptr<Session>> Session::make(const Config& config,
   if (!status.ok()) return status;
   for (const std::string& warning : config.warnings()) log->warning(warning);
   Config found = config;
-  find_devices(found, registered, *log);
+  status = find_devices(found, registered, *log);
+  if (!status.ok()) return status;
   auto session = std::shared_ptr<Session>(new Session());
   session->impl_ = std::make_unique<Impl>(found, std::move(environment), std::move(log), registered);
   Impl& impl = *session->impl_;
+  impl.devices_found = config.text("devices") == "auto";
   auto algorithm = impl.strategies.algorithm(config.text("algorithm"));
   if (!algorithm.ok()) return algorithm.status();
   auto strategy = impl.strategies.parse(config.text("strategy"), "", config.text("algorithm"));
@@ -104,7 +106,8 @@ Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& o
   const bool own_limit = options.timeout.count() > 0;
   const transport::Time deadline =
       impl.loop().now() + (own_limit ? options.timeout : impl.config.duration("init_timeout"));
-  const std::string limit = own_limit ? options.limit() : "`init_timeout`";
+  const std::string limit =
+      own_limit ? options.limit() : "init_timeout = " + impl.config.text("init_timeout");
   const auto operation =
       std::make_shared<Operation>(impl.next_id.fetch_add(1), "dsgd_init", false, options.user_data);
   impl.join_operation = operation;

@@ -215,10 +215,11 @@ struct Session::Impl {
   const std::unique_ptr<transport::Environment> environment;
   const std::shared_ptr<Log> log;
   bool devices_taken = false;  // a replica without a device name has taken an entry of `devices`
+  bool devices_found = false;  // `devices` was auto
   const device::Patience patience{
       .warn = [log = log](const std::string& message) { log->warning(message); }};  // with all devices
   const Strategies strategies;
-  const std::map<std::string, Registered::OpenBackend> backends;
+  const Registered::Backends backends;
   const Registered::CheckHostMemory check_host_memory;
   Model model;
   std::unique_ptr<Worker> worker;
@@ -285,7 +286,7 @@ struct Session::Impl {
   std::list<std::atomic<bool>*> queue_waiters;
 };
 
-// Replaces devices=auto by the devices that are there.
-void find_devices(Config& config, const Registered& registered, Log& log);
+// Replaces devices=auto by the devices that are there. Refuses names that no device can have.
+Status find_devices(Config& config, const Registered& registered, Log& log);
 
 }  // namespace dsgd

@@ -164,9 +164,11 @@ Result<Replica*> Session::add_replica(const std::string& device) {
     if (!devices.ok()) return devices.status();
     const size_t index = model.replicas.size();
     if (index >= devices.value().size()) {
+      const std::string& listed = impl_->config.text("devices");
       return Status(Code::kInvalidArgument,
-                    "replica " + std::to_string(index) + " has no entry in devices = '" +
-                        impl_->config.text("devices") + "'; name its device or lengthen the list")
+                    "replica " + std::to_string(index) + " has no entry in devices = " +
+                        (impl_->devices_found ? "'auto', which found '" + listed + "'; name its device"
+                                              : "'" + listed + "'; name its device or lengthen the list"))
           .with_parameter("devices");
     }
     name = devices.value()[index];

@@ -27,7 +27,8 @@ struct Registered {
   std::map<std::string, std::shared_ptr<const RegisteredStrategy>> strategies;
   // Finds the table of devices that are named so ("cuda"), when the first of them is asked for.
   using OpenBackend = std::function<Result<const device::Backend*>()>;
-  std::map<std::string, OpenBackend> backends;
+  using Backends = std::map<std::string, OpenBackend>;  // by name: "cuda"
+  Backends backends;
   // An error that says so if a buffer for a replica on the host is memory of a device. Null: buffers are not
   // checked.
   using CheckHostMemory = std::function<Status(const void* data, size_t nbytes)>;

@@ -61,7 +61,8 @@ TEST_F(GpuSession, AutoStandsForEveryGpu) {
       ASSERT_TRUE(replica.ok()) << replica.status().message();
       EXPECT_EQ(replica.value()->device->name(), "cuda:" + std::to_string(index));
     }
-    EXPECT_FALSE(session->add_replica("").ok());
+    EXPECT_THAT(session->add_replica("").status().message(),
+                HasSubstr("devices = 'auto', which found 'cuda:0"));
     ok(session->close(std::chrono::seconds(1)));
   }
 }
@@ -429,7 +430,7 @@ TEST_F(GpuSession, AFrozenParameterMayBeMarkedWhileTheStepEnds) {
 }
 
 TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
-  auto session = open({{"devices", std::string("cuda:0,").append(second()).append(",cpu,cuda")}});
+  auto session = open({{"devices", std::string("cuda:0,").append(second())}});
   Replica* zero = session->add_replica("").value();
   Replica* other = session->add_replica("").value();
   EXPECT_EQ(zero->device->name(), "cuda:0");
@@ -441,7 +442,8 @@ TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
     const char* says;
   };
   for (const Case& c :
-       {Case{"", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
+       {Case{"", Code::kInvalidArgument, "replica 3 has no entry in devices = 'cuda:0,"},
+        Case{"cuda", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
         Case{"cuda:x", Code::kInvalidArgument, "has no index"},
         Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
         Case{"cuda:99", Code::kInvalidArgument, "there is no device 'cuda:99': this machine has cuda:0"},
@@ -457,6 +459,19 @@ TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
   }
   EXPECT_EQ(session->add_replica("cuda:00").value()->device, zero->device);
   ok(session->close(10s));
+}
+
+// A mistake in the configuration is told when the session is opened, not when the first replica is added.
+TEST_F(GpuSession, NamesThatNoDeviceCanHaveEndTheOpening) {
+  for (const char* devices : {"cuda", "cuda:0,gpu:1", "atuo", "auto:2", "cpu:0", "cuda:x"}) {
+    const auto session =
+        Session::open(config_of({{"devices", devices}}), std::make_unique<NodeEnvironment>(std::string()),
+                      std::make_shared<Log>(), with_cuda());
+    ASSERT_FALSE(session.ok()) << devices;
+    EXPECT_EQ(session.status().parameter(), "devices");
+    EXPECT_THAT(session.status().message(), AllOf(HasSubstr("key 'devices'"), HasSubstr("auto alone")))
+        << devices;
+  }
 }
 
 TEST_F(GpuSession, BuffersThatAreElsewhereThanTheirReplicaAreRefused) {
