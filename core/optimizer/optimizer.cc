@@ -46,6 +46,11 @@ Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::s
     if (Status status = parsed->finish(); !status.ok()) return status;
     return std::unique_ptr<Optimizer>(std::make_unique<None>());
   }
+  if (given.find_first_of(" ,=") != std::string::npos) {
+    return Status(Code::kInvalidArgument, "'" + given +
+                                              "' is not the name of an optimizer; there are sgd, adam, adamw "
+                                              "and none, and their options are given beside the name");
+  }
   const std::string nearest = nearest_name(name, names);
   return Status(Code::kInvalidArgument, "unknown optimizer '" + given + "'" +
                                             (nearest.empty() ? "; there are sgd, adam, adamw and none"

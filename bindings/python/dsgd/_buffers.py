@@ -67,7 +67,7 @@ class Buffer:
         else:
             raise TypeError(
                 f"{what} is {type(owner).__name__}, which has neither the buffer protocol nor __dlpack__; "
-                "give a NumPy array, a CPU tensor, an array.array, bytes or a bytearray"
+                "give a NumPy array, a CPU tensor, an array.array or a bytearray"
                 + ("; text.encode() makes bytes of text" if isinstance(owner, str) else "")
             )
 

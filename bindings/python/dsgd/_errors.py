@@ -125,6 +125,8 @@ def status_of(code: int) -> Status:
 
 def status_text(code: int, function: str) -> str:
     """For functions of C that return a status and no message. Called by the raw module."""
+    if code == Status.CLOSED:
+        return f"{function}: the session is closed; open a new one with dsgd.init"
     return f"{function} failed with status {status_of(code).name} ({code})"
 
 

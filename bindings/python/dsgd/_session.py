@@ -167,7 +167,12 @@ class Session(Collectives):
     ) -> Parameter:
         """Registers a tensor, before start; all workers the same ones in the same order. trained=False: state without
         gradient, such as a running mean: all workers start with rank 0's values; Parameter.set(sync=...) keeps them equal."""
-        sizes = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+        try:
+            sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+        except TypeError:
+            raise TypeError(
+                f"shape of parameter {name!r} is {shape!r}; give an integer or a sequence of integers"
+            ) from None
         kind = dtype_of(dtype)
         pointer = _raw.dsgd_parameter_add(self._handle.pointer, name, kind, sizes, 0 if trained else _raw.DSGD_UNTRAINED)
         parameter = (Parameter if trained else UntrainedParameter)(self._handle, pointer, name, sizes, kind, trained)
@@ -260,6 +265,8 @@ class Session(Collectives):
         return self._step_begin(weight)
 
     def _step_begin(self, weight: float) -> StepOperation:
+        if isinstance(weight, (str, bytes)) or not (hasattr(weight, "__float__") or hasattr(weight, "__index__")):
+            raise TypeError(f"weight is {weight!r}; give a number, usually this worker's number of samples")
         if self._optimizer_is_none:
             self._check_gradients()  # others may have been bound since start
         return StepOperation(self._handle, weight)

@@ -61,7 +61,7 @@ def test_a_call_of_a_closed_session_is_named():
     session = dsgd.init()
     session.close()
     for name in "rank", "size", "view":
-        with pytest.raises(dsgd.ClosedError, match=rf"^Session\.{name} failed with status CLOSED \(-3\)$"):
+        with pytest.raises(dsgd.ClosedError, match=rf"^Session\.{name}: the session is closed; open a new one with dsgd\.init$"):
             getattr(session, name)
 
 
