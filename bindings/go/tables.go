@@ -13,7 +13,7 @@ const (
 	ErrForked          Status = -4  // called in a forked child of the process that made the handle
 	ErrTimeout         Status = -5  // the operation's deadline passed; the message names who is missing
 	ErrWaitTimeout     Status = -6  // this wait ran out; the operation goes on and its buffers stay dsgd's
-	ErrAborted         Status = -7  // Session.Abort was called on this worker or another; the message says who and why
+	ErrAborted         Status = -7  // a worker called Session.Abort; the message says which and why
 	ErrWorkerLost      Status = -8  // a worker or the head died, stopped, left or cannot be reached
 	ErrMismatch        Status = -9  // workers disagree: names, shapes, dtypes, order of operations, settings
 	ErrNotFound        Status = -10 // no such name, file or object
@@ -27,9 +27,9 @@ const (
 	ErrUnsupported     Status = -18 // known, but not in this build or not for these arguments
 	ErrTorn            Status = -19 // an earlier step failed half-way; load a checkpoint or start a new session
 	ErrInternal        Status = -20 // a defect of dsgd; please report the message
-	ErrDiverged        Status = -21 // workers or replicas hold different models; load a checkpoint or start a new session
-	ErrCorrupted       Status = -22 // received bytes failed their checksum; start a new session and have the network checked
-	ErrViewChanged     Status = -23 // reserved: workers came or went during a collective; look at Session.View and call again
+	ErrDiverged        Status = -21 // workers or replicas hold different models; start a new session
+	ErrCorrupted       Status = -22 // received bytes failed their checksum; have the network checked
+	ErrViewChanged     Status = -23 // reserved: workers came or went during a collective; call again
 )
 
 // String is the name of the Status.
@@ -158,10 +158,10 @@ func (v Reduction) String() string {
 type SessionState int32
 
 const (
-	SessionJoining SessionState = 0 // the session has not joined; rank 0 of size 1 stands for what is not known yet
+	SessionJoining SessionState = 0 // the session has not joined; its rank is 0 and its size 1 until it has
 	SessionJoined  SessionState = 1 // Session.Start has not succeeded yet
 	SessionStarted SessionState = 2 // the next step can begin
-	SessionTorn    SessionState = 3 // a step failed half-way or found models that differ; steps fail, collectives go on
+	SessionTorn    SessionState = 3 // a step failed half-way or models differ; steps fail, collectives go on
 	SessionFailed  SessionState = 4 // the session has failed; calls return its failure until it is closed
 	SessionClosed  SessionState = 5 // Session.Close was called
 )
@@ -214,7 +214,7 @@ func (v LogLevel) String() string {
 type ParameterFlag uint32
 
 const (
-	Untrained ParameterFlag = 1 // state without gradient, such as batch-norm's running mean: copied from rank 0 at start; see `sync`
+	Untrained ParameterFlag = 1 // state without gradient, such as a running mean; see Parameter.Set
 )
 
 // ShardFlag is an option of a shard.

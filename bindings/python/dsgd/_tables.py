@@ -17,7 +17,7 @@ class Status(enum.IntEnum):
     FORKED = -4  #: called in a forked child of the process that made the handle
     TIMEOUT = -5  #: the operation's deadline passed; the message names who is missing
     WAIT_TIMEOUT = -6  #: this wait ran out; the operation goes on and its buffers stay dsgd's
-    ABORTED = -7  #: Session.abort was called on this worker or another; the message says who and why
+    ABORTED = -7  #: a worker called Session.abort; the message says which and why
     WORKER_LOST = -8  #: a worker or the head died, stopped, left or cannot be reached
     MISMATCH = -9  #: workers disagree: names, shapes, dtypes, order of operations, settings
     NOT_FOUND = -10  #: no such name, file or object
@@ -31,9 +31,9 @@ class Status(enum.IntEnum):
     UNSUPPORTED = -18  #: known, but not in this build or not for these arguments
     TORN = -19  #: an earlier step failed half-way; load a checkpoint or start a new session
     INTERNAL = -20  #: a defect of dsgd; please report the message
-    DIVERGED = -21  #: workers or replicas hold different models; load a checkpoint or start a new session
-    CORRUPTED = -22  #: received bytes failed their checksum; start a new session and have the network checked
-    VIEW_CHANGED = -23  #: reserved: workers came or went during a collective; look at Session.view and call again
+    DIVERGED = -21  #: workers or replicas hold different models; start a new session
+    CORRUPTED = -22  #: received bytes failed their checksum; have the network checked
+    VIEW_CHANGED = -23  #: reserved: workers came or went during a collective; call again
     UNKNOWN = 1  #: a code of a newer library; Error.code is its number
 
 
@@ -64,10 +64,10 @@ class Reduction(enum.IntEnum):
 class SessionState(enum.IntEnum):
     """Whether a session can make steps."""
 
-    JOINING = 0  #: the session has not joined; rank 0 of size 1 stands for what is not known yet
+    JOINING = 0  #: the session has not joined; its rank is 0 and its size 1 until it has
     JOINED = 1  #: Session.start has not succeeded yet
     STARTED = 2  #: the next step can begin
-    TORN = 3  #: a step failed half-way or found models that differ; steps fail, collectives go on
+    TORN = 3  #: a step failed half-way or models differ; steps fail, collectives go on
     FAILED = 4  #: the session has failed; calls return its failure until it is closed
     CLOSED = 5  #: Session.close was called
     UNKNOWN = 0  #: a state of a newer library

@@ -1,12 +1,12 @@
 /* dsgd.h - data-parallel stochastic gradient descent, embeddable in any host. Version 1.0.
  *
- * A host program computes gradients; dsgd makes many such programs, in any language, train one model. This header is
- * the reference: nothing else need be read to use the library from C.
+ * A host program computes gradients; dsgd makes many such programs, in any language, train one model. This
+ * header is the reference: nothing else need be read to use the library from C.
  *
- *   dsgd_config      how to join a job                      dsgd_op          work in progress
- *   dsgd_session     one worker's membership in a job       dsgd_shard       a worker's part of the data set
- *   dsgd_parameter   a named tensor that is trained         dsgd_error       what went wrong
- *   dsgd_replica     one copy of the model on one device    dsgd_head        the coordinator, when it runs by itself
+ *   dsgd_config      how to join a job                      dsgd_op       work in progress
+ *   dsgd_session     one worker's membership in a job       dsgd_shard    a worker's part of the data set
+ *   dsgd_parameter   a named tensor that is trained         dsgd_error    what went wrong
+ *   dsgd_replica     one copy of the model on one device    dsgd_head     the coordinator in its own process
  *   dsgd_algorithm, dsgd_strategy                           plug-ins of the host
  *
  * A whole trainer. It fits y = 2x + 1, alone or as one of several workers (`dsgd run -n 4 -- ./line`):
@@ -48,60 +48,69 @@
  *     return failed;
  *   }
  *
- * CONVENTIONS, true of every function unless its own text says otherwise
+ * CONVENTIONS. They hold for every function unless its own text says otherwise.
  *
- *   Result     int32_t: DSGD_OK (0) or one of DSGD_ERR_* (negative). Functions that return a count or a rank return it
- *              as a non-negative number and errors as negative ones.
- *   Errors     The last argument `error` may be NULL. On failure *error is overwritten with a new error that the caller
- *              frees; on success it is not touched. There is no last-error state anywhere.
- *   Output     Other output arguments are written only on success. NULL is allowed where the text says "may be NULL".
- *   NULL       A NULL handle or a NULL required argument gives DSGD_ERR_INVALID_ARGUMENT, never a crash. So does a
- *              handle of another kind. A freed handle is detected while its memory has not been reused; *_free ignore
- *              such handles.
- *   Strings    NUL-terminated UTF-8, copied if kept. Returned strings belong to the handle they came from.
- *   Names      dsgd_x_get returns a new reference to a dsgd_x, which the caller frees with dsgd_x_free. No other function
- *              is named dsgd_x_get: not those that return a number or a pointer into a handle, nor those that fill a
- *              struct of the caller. A view is a numbered list of
- *              the workers in the job; an epoch is a pass over the data set.
- *   Sizes      nbytes counts bytes; count and element_counts count elements. A shape counts elements, outermost dimension
- *              first; the buffer is contiguous in that order (row-major).
- *   Threads    "Any thread": may be called at any time from any thread. "One thread at a time": calls marked so on one
- *              session must not overlap; different sessions are independent.
- *   Deadlines  Every blocking call ends, but for three with timeout_ms -1 (see Waiting): collective calls within `step_timeout`, joining within `init_timeout`. A
- *              worker that dies or stops is noticed within `lease`. The error names who is missing. A step or another
- *              collective call that has not ended after `stall_warning` logs a warning. It names the missing workers
- *              and, of a step, the missing parameters.
- *   Mistakes   A rejected argument fails only the caller. The other workers, if they have made the same collective call,
- *              wait until the caller repeats it correctly or they time out. A dsgd_start whose model cannot be started,
- *              and a dsgd_strategy_set that names no known strategy, fail on all workers.
- *   Failures   What an error ends:
- *                the call       INVALID_ARGUMENT, STATE, WAIT_TIMEOUT, NOT_FOUND, EXISTS, LIMIT, IO, UNSUPPORTED, FORKED.
- *                               Nothing else has changed; the session goes on. NO_MEMORY of a call that gives memory to
- *                               the host, dsgd_alloc for example.
- *                the operation  MISMATCH, TIMEOUT, VIEW_CHANGED (not returned yet), and WORKER_LOST where the worker has
- *                               closed its session. The session goes on. MISMATCH comes on all workers, and a step that fails with it has changed nothing.
- *                               After TIMEOUT on one worker, the operation may still succeed on a worker that comes late.
- *                the steps      DIVERGED, TORN, and TIMEOUT of a step. Later steps fail, with DIVERGED or TORN. Collectives
- *                               and objects go on. Start a new session from a checkpoint.
- *                the session    ABORTED, WORKER_LOST, CORRUPTED, CLOSED, INTERNAL, and NO_MEMORY of communication. Later
- *                               calls fail with the same code; see dsgd_abort. The session can only be closed and freed.
- *              An error while joining, of any code, ends the session. UNREACHABLE, UNAUTHORIZED and ADDRESS_IN_USE come from
- *              joining and dsgd_head_start alone.
- *   Waiting    timeout_ms counts milliseconds, 0 does not wait, and -1 sets no limit: the wait then ends by the deadline of
- *              the operation. This deadline is `step_timeout`, or `init_timeout` of joining, unless the options of the
- *              operation give another. dsgd_log_poll, dsgd_queue_poll and dsgd_head_wait wait for what has no deadline: with
- *              -1 they may wait for ever. dsgd_close in another thread ends the first two. Below -1 is
- *              DSGD_ERR_INVALID_ARGUMENT.
- *   Security   Both sides of a connection prove that they know the job's `token`, which never travels. After this
- *              handshake a connection is neither encrypted nor authenticated: an attacker who can change packets can
- *              change gradients.
- *   Forking    In a child made by fork() every call on a session, a parameter, a replica, an op or a head of the parent
- *              returns DSGD_ERR_FORKED; *_free and dsgd_finalize work and touch nothing outside the process. Objects
- *              without outside resources (configurations, errors, objects, data shards, log records, dsgd_memory) keep
- *              working in the child, which may open sessions of its own.
- *   Host       dsgd installs no signal handler, never exits or aborts, prints nothing unless the key `log_to` says so, and
- *              lets no exception out. Where there is no memory left for its communication, the session fails on all
- *              workers with DSGD_ERR_NO_MEMORY.
+ *   Result     DSGD_OK (0), or a negative code of enum dsgd_status. A function that returns a count or a rank
+ *              returns it as a non-negative number, and a failure as a negative code.
+ *   Errors     The last argument `error` may be NULL. A call that fails stores a new error in *error, which
+ *              the caller frees. A call that succeeds does not touch it. There is no last-error state
+ *              anywhere. "Errors" lists the codes that are special to a function. Any function may also
+ *              return DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_NO_MEMORY and DSGD_ERR_FORKED; any function of a
+ *              session, DSGD_ERR_CLOSED and the failure of the session (see Failures).
+ *   Output     Other output arguments are written only on success. NULL is allowed where the text says so.
+ *   NULL       A NULL handle or a NULL required argument gives DSGD_ERR_INVALID_ARGUMENT, never a crash. So
+ *              does a handle of another kind. A freed handle is detected while its memory has not been
+ *              reused. Every *_free ignores such handles.
+ *   Strings    NUL-terminated UTF-8. An argument is copied if it is kept. A returned string belongs to the
+ *              handle it came from; "static" strings live as long as the library.
+ *   Names      dsgd_x_get returns a new reference to a dsgd_x, which the caller frees with dsgd_x_free. No
+ *              other function is named dsgd_x_get. A view is a numbered list of the workers in the job. An
+ *              epoch is a pass over the data set.
+ *   Sizes      nbytes counts bytes; count and element_counts count elements. A shape counts elements,
+ *              outermost dimension first; the buffer is contiguous in that order (row-major).
+ *   Threads    A function may be called from any thread at any time. "One thread at a time" means that such
+ *              calls on one session must not overlap. Different sessions are independent.
+ *   Blocking   A function that waits for other workers, or for time to pass, has a line "Blocks". The others
+ *              return at once.
+ *   Deadlines  Every call that blocks ends, but for three with timeout_ms -1 (see Waiting): a collective call
+ *              within `step_timeout`, joining within `init_timeout`. A worker that dies or stops is noticed
+ *              within `lease`. The error names who is missing. A step or another collective call that has not
+ *              ended after `stall_warning` logs a warning with the missing workers and, of a step, the
+ *              missing parameters.
+ *   Waiting    timeout_ms counts milliseconds. 0 does not wait. -1 sets no limit of its own: the wait ends by
+ *              the deadline of the operation. This deadline is `step_timeout`, or `init_timeout` of joining,
+ *              unless the options of the operation give another. dsgd_log_poll, dsgd_queue_poll and
+ *              dsgd_head_wait wait for events that have no deadline: with -1 they may wait for ever.
+ *              dsgd_close in another thread ends the first two. Below -1 is DSGD_ERR_INVALID_ARGUMENT.
+ *   Mistakes   A rejected argument fails only the caller. Other workers that have made the same collective
+ *              call wait until the caller repeats it correctly, or time out. Two calls fail on all workers: a
+ *              dsgd_start whose model cannot be started, and a dsgd_strategy_set that names no known
+ *              strategy.
+ *   Failures   An error ends one of the following:
+ *                the call       INVALID_ARGUMENT, STATE, WAIT_TIMEOUT, NOT_FOUND, EXISTS, LIMIT, IO,
+ *                               UNSUPPORTED, FORKED. Nothing else has changed. NO_MEMORY of a call that gives
+ *                               memory to the host, such as dsgd_alloc.
+ *                the operation  MISMATCH, TIMEOUT, VIEW_CHANGED (not returned yet), and WORKER_LOST where the
+ *                               worker has closed its session. The session goes on. MISMATCH comes on all
+ *                               workers, and a step that fails with it has changed nothing. After TIMEOUT on
+ *                               one worker, the operation may still succeed on a worker that comes late.
+ *                the steps      DIVERGED, TORN, and TIMEOUT of a step. Later steps fail with DIVERGED or
+ *                               TORN. Collectives and objects go on. Start a new session from a checkpoint.
+ *                the session    ABORTED, WORKER_LOST, CORRUPTED, CLOSED, INTERNAL, and NO_MEMORY of
+ *                               communication. Later calls fail with the same code; see dsgd_abort. The
+ *                               session can only be closed and freed.
+ *              An error while joining, of any code, ends the session. UNREACHABLE, UNAUTHORIZED and
+ *              ADDRESS_IN_USE come from joining and dsgd_head_start alone.
+ *   Security   Both sides of a connection prove that they know the job's `token`, which never travels. After
+ *              this handshake a connection is neither encrypted nor authenticated: an attacker who can change
+ *              packets can change gradients.
+ *   Forking    In a child made by fork(), every call on a session, a parameter, a replica, an op or a head of
+ *              the parent returns DSGD_ERR_FORKED. *_free and dsgd_finalize work and touch nothing outside
+ *              the process. Handles without outside resources (configurations, errors, objects, data shards,
+ *              log records, dsgd_memory) keep working in the child, which may open sessions of its own.
+ *   Host       dsgd installs no signal handler, never exits or aborts, prints nothing unless the key `log_to`
+ *              says so, and lets no exception out. A worker without memory for communication fails the
+ *              session on all workers with DSGD_ERR_NO_MEMORY.
  *   Since      1.0 unless stated.
  */
 #ifndef DSGD_DSGD_H_
@@ -120,7 +129,7 @@
 extern "C" {
 #endif
 
-/* ---- Version ---------------------------------------------------------------------------------------------------- */
+/* ---- Version ------------------------------------------------------------------------------------------- */
 
 #define DSGD_VERSION_MAJOR 1
 #define DSGD_VERSION_MINOR 0
@@ -128,17 +137,19 @@ extern "C" {
 /* Version of this header as one number, as dsgd_version returns it, for #if DSGD_VERSION >= 10100. */
 #define DSGD_VERSION (DSGD_VERSION_MAJOR * 10000 + DSGD_VERSION_MINOR * 100 + DSGD_VERSION_PATCH)
 
-/* Version of the library in use: major * 10000 + minor * 100 + patch. Any thread. */
+/* Returns the version of the library in use: major * 10000 + minor * 100 + patch. */
 DSGD_API uint32_t dsgd_version(void);
-/* The version as text: "1.0.0". Static. Any thread. */
+
+/* Returns the version of the library as text: "1.0.0". Static. */
 DSGD_API const char *dsgd_version_string(void);
-/* Whether the library in use has an optional part: 1 or 0. 0 for names that it does not know, so a host may ask an older
- * library for a part that came later, and for NULL. Any thread. Names:
- *   "cuda"  replicas on GPUs and NCCL: the plug-in libdsgd_cuda is installed and can be loaded. Whether this machine has a
- *           GPU is another question; dsgd_replica_add answers it. */
+
+/* Returns 1 if the library in use has an optional part, else 0. It returns 0 for NULL and for unknown names,
+ * so a host may ask an older library for a part that came later. Names:
+ *   "cuda"  replicas on GPUs and NCCL: the plug-in libdsgd_cuda is installed and can be loaded. Whether this
+ *           machine has a GPU is another question; dsgd_replica_add answers it. */
 DSGD_API int32_t dsgd_capability(const char *name);
 
-/* ---- Status ----------------------------------------------------------------------------------------------------- */
+/* ---- Status -------------------------------------------------------------------------------------------- */
 
 /* Result codes. Numbers are never reused; a newer library may return codes that are not listed here. */
 enum dsgd_status {
@@ -149,7 +160,7 @@ enum dsgd_status {
   DSGD_ERR_FORKED = -4,           /* called in a forked child of the process that made the handle */
   DSGD_ERR_TIMEOUT = -5,          /* the operation's deadline passed; the message names who is missing */
   DSGD_ERR_WAIT_TIMEOUT = -6,     /* this wait ran out; the operation goes on and its buffers stay dsgd's */
-  DSGD_ERR_ABORTED = -7,          /* dsgd_abort was called on this worker or another; the message says who and why */
+  DSGD_ERR_ABORTED = -7,          /* a worker called dsgd_abort; the message says which and why */
   DSGD_ERR_WORKER_LOST = -8,      /* a worker or the head died, stopped, left or cannot be reached */
   DSGD_ERR_MISMATCH = -9,         /* workers disagree: names, shapes, dtypes, order of operations, settings */
   DSGD_ERR_NOT_FOUND = -10,       /* no such name, file or object */
@@ -163,49 +174,61 @@ enum dsgd_status {
   DSGD_ERR_UNSUPPORTED = -18, /* known, but not in this build or not for these arguments */
   DSGD_ERR_TORN = -19,        /* an earlier step failed half-way; load a checkpoint or start a new session */
   DSGD_ERR_INTERNAL = -20,    /* a defect of dsgd; please report the message */
-  DSGD_ERR_DIVERGED = -21,    /* workers or replicas hold different models; load a checkpoint or start a new session */
-  DSGD_ERR_CORRUPTED = -22,   /* received bytes failed their checksum; start a new session and have the network checked */
-  DSGD_ERR_VIEW_CHANGED = -23 /* reserved: workers came or went during a collective; look at dsgd_view and call again */
+  DSGD_ERR_DIVERGED = -21,    /* workers or replicas hold different models; start a new session */
+  DSGD_ERR_CORRUPTED = -22,   /* received bytes failed their checksum; have the network checked */
+  DSGD_ERR_VIEW_CHANGED = -23 /* reserved: workers came or went during a collective; call again */
 };
 
-/* Name of a code, "DSGD_ERR_TIMEOUT"; "DSGD_ERR_UNKNOWN" for others. Static. Any thread. */
+/* Returns the name of a code, "DSGD_ERR_TIMEOUT"; "DSGD_ERR_UNKNOWN" for others. Static. */
 DSGD_API const char *dsgd_status_name(int32_t status);
 
-/* ---- Error ------------------------------------------------------------------------------------------------------ */
+/* ---- Error --------------------------------------------------------------------------------------------- */
 
-/* An error: what failed, where, and what to do. Immutable; the caller owns it and frees it. Any thread. */
+/* An error: what failed, where, and what to do. Immutable. The caller owns it and frees it. */
 typedef struct dsgd_error dsgd_error;
 
-DSGD_API int32_t dsgd_error_code(const dsgd_error *error);           /* DSGD_ERR_*; DSGD_OK for NULL */
-DSGD_API int32_t dsgd_error_rank(const dsgd_error *error);           /* rank concerned, -1 if none */
-DSGD_API const char *dsgd_error_host(const dsgd_error *error);       /* host concerned, "" if none */
-DSGD_API const char *dsgd_error_operation(const dsgd_error *error);  /* "step 17", "barrier (call 3 of the session)", "" if none */
-DSGD_API const char *dsgd_error_parameter(const dsgd_error *error);  /* parameter or key concerned, "" if none */
-DSGD_API const char *dsgd_error_message(const dsgd_error *error);    /* whole sentence; "" for NULL */
-DSGD_API void dsgd_error_free(dsgd_error *error);                    /* NULL is fine */
+DSGD_API int32_t dsgd_error_code(const dsgd_error *error); /* DSGD_ERR_*; DSGD_OK for NULL */
+DSGD_API int32_t dsgd_error_rank(const dsgd_error *error); /* rank concerned; -1 if none */
+DSGD_API const char *dsgd_error_host(const dsgd_error *error); /* host concerned, "" if none */
+DSGD_API const char *dsgd_error_operation(const dsgd_error *error); /* "step 17"; "" if none */
+DSGD_API const char *dsgd_error_parameter(const dsgd_error *error); /* parameter or key, "" if none */
+DSGD_API const char *dsgd_error_message(const dsgd_error *error);   /* whole sentence; "" for NULL */
+DSGD_API void dsgd_error_free(dsgd_error *error);                   /* NULL is fine */
 
-/* ---- Configuration ---------------------------------------------------------------------------------------------- */
+/* ---- Configuration ------------------------------------------------------------------------------------- */
 
-/* How to join a job: string keys with string values. `dsgd config` prints all keys with type, default, range and
- * help. A value comes from dsgd_config_set, else from the environment (key heartbeat_interval:
- * DSGD_HEARTBEAT_INTERVAL), else from a file, else from the default; a DSGD_* variable that names no key is a warning
- * in the log. In a process that torchrun, mpirun or srun has started, or that has PyTorch's variables RANK, WORLD_SIZE,
- * MASTER_ADDR and MASTER_PORT, dsgd_init takes num_workers, rank, head and job from the environment where nothing else
- * gives them (key `launcher`), and the log says so. Durations are written "500ms", "10s", "5m"; sizes "64K", "4M", "1G"
- * (powers of 1024); switches 0 or 1. A configuration may be used for several sessions and freed right after dsgd_init.
- * One thread at a time per configuration. */
+/* How to join a job: string keys with string values. `dsgd config` prints all keys with type, default, range
+ * and help.
+ *
+ * A value comes from dsgd_config_set, else from the environment (heartbeat_interval from
+ * DSGD_HEARTBEAT_INTERVAL), else from a file, else from the default. A DSGD_* variable that names no key is a
+ * warning in the log. In a process that torchrun, mpirun or srun has started, or that has PyTorch's variables
+ * RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, dsgd_init takes num_workers, rank, head and job from the
+ * environment where nothing else gives them (key `launcher`), and the log says so.
+ *
+ * Durations are written "500ms", "10s", "5m"; sizes "64K", "4M", "1G" (powers of 1024); switches 0 or 1. A
+ * configuration may be used for several sessions, and freed right after dsgd_init.
+ * Threads: one thread at a time per configuration. */
 typedef struct dsgd_config dsgd_config;
 
 /* Returns a new configuration with a copy of the current environment; NULL only when memory is exhausted. */
 DSGD_API dsgd_config *dsgd_config_new(void);
-DSGD_API void dsgd_config_free(dsgd_config *config); /* NULL is fine */
-/* Sets one key. Errors: DSGD_ERR_INVALID_ARGUMENT for an unknown key (the message names the nearest one) or a value
- * that the key does not take. */
+
+/* Frees a configuration. NULL is fine. */
+DSGD_API void dsgd_config_free(dsgd_config *config);
+
+/* Sets one key.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (an unknown key, for which the message names the nearest one; a value
+ * that the key does not take). */
 DSGD_API int32_t dsgd_config_set(dsgd_config *config, const char *key, const char *value, dsgd_error **error);
-/* Reads "key = value" lines from a file; '#' begins a comment. Errors name the line. Nothing is set if one line fails.
+
+/* Reads "key = value" lines from a file; '#' begins a comment. If one line fails, nothing is set, and the
+ * error names the line.
  * Errors: DSGD_ERR_NOT_FOUND, DSGD_ERR_IO, DSGD_ERR_INVALID_ARGUMENT. */
 DSGD_API int32_t dsgd_config_load(dsgd_config *config, const char *path, dsgd_error **error);
-/* Effective value of a key; NULL if the key is unknown. Valid until the configuration changes or is freed. */
+
+/* Returns the effective value of a key; NULL if the key is unknown. Valid until the configuration changes or
+ * is freed. */
 DSGD_API const char *dsgd_config_value(const dsgd_config *config, const char *key);
 
 /* One row of the table of keys. All strings are static. */
@@ -219,122 +242,140 @@ typedef struct dsgd_config_key {
   const char *environment;   /* "DSGD_HEARTBEAT_INTERVAL" */
 } dsgd_config_key;
 
-/* Fills `key` with defaults. struct_size is sizeof(dsgd_config_key) as the caller was compiled: an older caller's
- * smaller struct is never written beyond its end; fields of a newer caller that this library does not know are set to 0
- * and must stay so. Any thread. Errors: DSGD_ERR_INVALID_ARGUMENT. */
+/* Fills `key` with defaults. struct_size is sizeof(dsgd_config_key) as the caller was compiled. An older
+ * caller's smaller struct is never written beyond its end. Fields of a newer caller that this library does
+ * not know are set to 0 and must stay so. */
 DSGD_API int32_t dsgd_config_key_init(dsgd_config_key *key, size_t struct_size);
-DSGD_API size_t dsgd_config_key_count(void); /* any thread */
-/* Row `index` of the table, 0 .. count-1, in alphabetical order. Any thread. Errors: DSGD_ERR_INVALID_ARGUMENT. */
+
+/* Returns the number of keys. */
+DSGD_API size_t dsgd_config_key_count(void);
+
+/* Reads row `index` of the table, 0 .. count-1, in alphabetical order. */
 DSGD_API int32_t dsgd_config_key_at(size_t index, dsgd_config_key *key, dsgd_error **error);
 
-/* ---- Logs ------------------------------------------------------------------------------------------------------- */
+/* ---- Logs ---------------------------------------------------------------------------------------------- */
 
 enum dsgd_log_level { DSGD_LOG_ERROR = 0, DSGD_LOG_WARNING = 1, DSGD_LOG_INFO = 2, DSGD_LOG_DEBUG = 3 };
 
-/* One record of the log of a session or a head. Any thread. */
+/* One record of the log of a session or a head. */
 typedef struct dsgd_log_record dsgd_log_record;
 DSGD_API int32_t dsgd_log_record_level(const dsgd_log_record *record);       /* enum dsgd_log_level */
 DSGD_API const char *dsgd_log_record_message(const dsgd_log_record *record); /* "" for NULL */
-DSGD_API int64_t dsgd_log_record_time_ns(const dsgd_log_record *record);     /* Unix time of its making, in nanoseconds */
-DSGD_API uint64_t dsgd_log_record_session(const dsgd_log_record *record);    /* number unique in the process; 0: a head */
-DSGD_API int32_t dsgd_log_record_rank(const dsgd_log_record *record); /* of the session; -1: not known yet, or a head */
-DSGD_API void dsgd_log_record_free(dsgd_log_record *record);          /* NULL is fine */
+DSGD_API int64_t dsgd_log_record_time_ns(const dsgd_log_record *record);     /* Unix time in nanoseconds */
+DSGD_API uint64_t dsgd_log_record_session(const dsgd_log_record *record); /* its number; 0: a head */
+DSGD_API int32_t dsgd_log_record_rank(const dsgd_log_record *record);     /* -1: not known yet, or a head */
+DSGD_API void dsgd_log_record_free(dsgd_log_record *record);              /* NULL is fine */
 
-/* Called for each record at or above `log_level`, from any of dsgd's threads or the caller's, one call at a time per
- * session. It must return soon, must not call dsgd functions on the session, and must not throw or longjmp. The record
- * is valid during the call and is not freed by it. */
+/* Receives each record at or above `log_level`. It is called from any of dsgd's threads or the caller's, one
+ * call at a time per session. It must return soon, must not call dsgd functions on the session, and must not
+ * throw or longjmp. The record is valid during the call and is not freed by it. */
 typedef void (*dsgd_log_function)(const dsgd_log_record *record, void *user);
 
-/* Sets the log hook of sessions and heads made from this configuration; NULL removes it. `user` must outlive them.
- * Without a hook, records of a session wait in its log queue (the newest 1024) for dsgd_log_poll; a head has no
- * queue. With the key log_to=stderr, records without a hook are also written to standard error. */
+/* Sets the log hook of sessions and heads made from this configuration; NULL removes it. `user` must outlive
+ * them. Without a hook, records of a session wait in its log queue (the newest 1024) for dsgd_log_poll; a
+ * head has no queue. With the key log_to=stderr, records without a hook are also written to standard error.
+ */
 DSGD_API int32_t dsgd_config_log_hook(dsgd_config *config, dsgd_log_function function, void *user,
                                       dsgd_error **error);
 
-/* ---- Options of operations --------------------------------------------------------------------------------------- */
+/* ---- Options of operations ----------------------------------------------------------------------------- */
 
 /* Options of a call that can return an op. NULL means the defaults. The struct is copied. */
 typedef struct dsgd_op_options {
   size_t struct_size; /* set by dsgd_op_options_init */
   void *user_data;    /* the host's; dsgd_op_user_data returns it; default NULL */
-  int32_t timeout_ms; /* deadline in milliseconds, from the call; at least 1; default -1: as configured, see Waiting */
-  uint32_t channel;   /* 0 .. DSGD_CHANNELS-1; default 0; only collectives may have another (see Collectives) */
+  int32_t timeout_ms; /* deadline in milliseconds from the call, at least 1; default -1: see Waiting */
+  uint32_t channel;   /* 0 .. DSGD_CHANNELS-1; default 0; only collectives may have another */
 } dsgd_op_options;
 
 /* Number of channels of a session. */
 #define DSGD_CHANNELS 4
 
-/* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread.
- * Errors: DSGD_ERR_INVALID_ARGUMENT. */
+/* Fills `options` with defaults. struct_size: see dsgd_config_key_init. */
 DSGD_API int32_t dsgd_op_options_init(dsgd_op_options *options, size_t struct_size);
 
-/* ---- Session ---------------------------------------------------------------------------------------------------- */
+/* ---- Session ------------------------------------------------------------------------------------------- */
 
-/* One worker's membership in a job. Several sessions in one process are independent. A session owns its parameters,
- * replicas and buffers: handles to them are valid until dsgd_session_free or dsgd_finalize. */
+/* One worker's membership in a job. Several sessions in one process are independent. A session owns its
+ * parameters, replicas and buffers: handles to them are valid until dsgd_session_free or dsgd_finalize. */
 typedef struct dsgd_session dsgd_session;
 typedef struct dsgd_parameter dsgd_parameter;
 typedef struct dsgd_replica dsgd_replica;
 typedef struct dsgd_op dsgd_op;
 
-/* Joins a job: connects to the head, or becomes the head if this process can bind `head` and `embed_head` allows it; waits
- * until `num_workers` have joined; learns its rank. `config` may be NULL: environment and defaults. With num_workers = 1
- * and no `head` it opens no socket. Any thread; blocks up to `init_timeout`.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job),
- * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_ADDRESS_IN_USE,
- * DSGD_ERR_TIMEOUT (the message says how many have joined), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
+/* Joins a job. Connects to the head, or becomes the head if this process can bind `head` and `embed_head`
+ * allows it; waits until `num_workers` have joined; learns its rank. `config` NULL: environment and defaults.
+ * With num_workers = 1 and no `head` it opens no socket.
+ * Blocks: up to `init_timeout`.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNSUPPORTED (no such kind of device in
+ * `devices`), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job), DSGD_ERR_EXISTS (worker id or
+ * rank taken), DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the
+ * message says how many have joined), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
-/* As dsgd_init, with options and an op. With `op`, the call returns at once and gives a session that is joining. The op
- * ends when the session has joined, with the errors of dsgd_init. Its deadline is `init_timeout` unless the options give
- * one. Until then, calls on the session return DSGD_ERR_STATE, except dsgd_abort, dsgd_close, dsgd_stop_request,
- * dsgd_session_info_read, dsgd_log_*, dsgd_queue_* and dsgd_op_*. dsgd_abort and dsgd_op_abort end joining at once; the head tells the workers
- * that have come, and the job does not begin. dsgd_close leaves without a word: the place is free for another worker. A
- * session that has not joined can only be closed and freed; other calls return the error of the op. Call
- * dsgd_session_free or dsgd_finalize in any case. With `op` NULL the call blocks, and gives a session only on success.
- * Any thread. */
-DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_options *options, dsgd_session **session,
-                                 dsgd_op **op, dsgd_error **error);
 
-/* Leaves the job in good order and closes the session. Any thread.
- *   Operations  Those in flight may end within timeout_ms (-1: by their own deadlines); the others end with
- *               DSGD_ERR_CLOSED. A dsgd_object_get that waits for another worker ends with DSGD_ERR_CLOSED at once.
- *   Peers       The call then tells the peers and the head; until then the peers' steps wait for this worker. One that
- *               does not answer delays the call until timeout_ms has passed, but at least one second and never more than
- *               `lease` + 100 ms. After a failure of the session the limit is half a second, except on the worker that
- *               hosts the head. Queued bytes may take another second to write.
- *   Afterwards  Every call on the session returns DSGD_ERR_CLOSED, except dsgd_close, dsgd_session_info_read, dsgd_log_fd,
- *               dsgd_op_*, and dsgd_queue_poll and dsgd_log_poll until their queues are empty.
+/* Joins a job, as dsgd_init, with options and an op. With `op`, the call returns at once and gives a session
+ * that is joining. The op ends when the session has joined, or with an error of dsgd_init. Its deadline is
+ * `init_timeout` unless the options give one. With `op` NULL the call blocks, and gives a session only on
+ * success.
+ *
+ * While a session is joining, calls on it return DSGD_ERR_STATE, except dsgd_abort, dsgd_close,
+ * dsgd_stop_request, dsgd_session_info_read, dsgd_log_*, dsgd_queue_* and dsgd_op_*. dsgd_abort and
+ * dsgd_op_abort end joining at once; the head tells the workers that have come, and the job does not begin.
+ * dsgd_close leaves without a word: the place is free for another worker. A session that has not joined can
+ * only be closed and freed; other calls return the error of the op. Call dsgd_session_free or dsgd_finalize
+ * in any case. */
+DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_options *options,
+                                 dsgd_session **session, dsgd_op **op, dsgd_error **error);
+
+/* Leaves the job in good order and closes the session.
+ *   Operations  Those in flight may end within timeout_ms (-1: by their own deadlines). The others end with
+ *               DSGD_ERR_CLOSED. A dsgd_object_get that waits for another worker ends with it at once.
+ *   Peers       The call then tells the peers and the head; until then the peers' steps wait for this worker.
+ *               A peer that does not answer delays the call until timeout_ms has passed, but at least one
+ *               second and never more than `lease` + 100 ms. After a failure of the session the limit is half
+ *               a second, except on the worker that hosts the head. Queued bytes may take another second to
+ *               write.
+ *   Afterwards  Every call on the session returns DSGD_ERR_CLOSED, except dsgd_close, dsgd_session_info_read,
+ *               dsgd_log_fd, dsgd_op_*, and dsgd_queue_poll and dsgd_log_poll until their queues are empty.
  *               The host owns its buffers again.
- *   Steps       Closing marks no gradient. A step whose gradients are all marked may still end within timeout_ms. A step
- *               with unmarked gradients fails on all workers at once and changes nothing: here with DSGD_ERR_CLOSED,
- *               elsewhere with DSGD_ERR_WORKER_LOST and this worker's rank. A worker that closes between steps takes no
- *               part in later steps; those of the others go on (see dsgd_step).
- *   Comparison  Unless timeout_ms is 0, values on the cpu in memory of dsgd_alloc or DLPack tensors are compared with those
- *               of the other workers that close after the same step; a step with all_done = 1 has compared them already.
- *               Memory of dsgd_bind is not read, since the host may have freed it. If values differ, the session is
- *               closed, and the worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step).
- *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed. dsgd_abort
- *               ends the waiting.
- *   GPUs        The call waits at most 5 s for work enqueued on a GPU (0.1 s for each further GPU), then logs a warning:
- *               the GPU may still use the buffers, and dsgd frees its own memory when the GPU is done. */
+ *   Steps       Closing marks no gradient. A step whose gradients are all marked may still end within
+ *               timeout_ms. A step with unmarked gradients fails on all workers at once and changes nothing:
+ *               here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST and this worker's rank. A
+ *               worker that closes between steps takes no part in later steps; those of the others go on (see
+ *               dsgd_step).
+ *   Comparison  Unless timeout_ms is 0, values on the cpu in memory of dsgd_alloc or DLPack tensors are
+ *               compared with those of the other workers that close after the same step. A step with all_done
+ *               = 1 has compared them already. Memory of dsgd_bind is not read, since the host may have freed
+ *               it. If values differ, the session is closed, and the worker that closes later gets
+ *               DSGD_ERR_DIVERGED (see dsgd_step).
+ *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed.
+ *               dsgd_abort ends the waiting.
+ *   GPUs        The call waits at most 5 s for work enqueued on a GPU (0.1 s for each further GPU), then logs
+ *               a warning: the GPU may still use the buffers, and dsgd frees its own memory when the GPU is
+ *               done.
+ * Blocks: see Operations, Peers and GPUs. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
-/* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed. Other threads
- * may be within calls on the session: these end, with DSGD_ERR_CLOSED at the latest, and the last one out releases the
- * memory. No call may begin afterwards; a signal handler that calls dsgd_stop_request is removed before. Any thread. */
+
+/* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed.
+ * Other threads may be within calls on the session: these end, with DSGD_ERR_CLOSED at the latest, and the
+ * last one out releases the memory. No call may begin afterwards; remove a signal handler that calls
+ * dsgd_stop_request before. */
 DSGD_API void dsgd_session_free(dsgd_session *session);
-/* dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. A process may exit() with open sessions: until
- * the library is finalized, after main()'s atexit() functions and destructors, they work; later calls return
- * DSGD_ERR_CLOSED. */
+
+/* Calls dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. A process may exit() with open
+ * sessions. They work until the library is finalized, which is after main()'s atexit() functions and
+ * destructors; later calls return DSGD_ERR_CLOSED. */
 DSGD_API void dsgd_finalize(dsgd_session *session);
-/* Ends all operations here, joining included, with DSGD_ERR_ABORTED and tells every other worker the same, with this worker's rank and
- * `reason` (may be NULL). The session has failed then. Every call on a failed session returns that failure: its code,
- * rank and message. Exceptions are the calls that end it or only read local state: dsgd_close, dsgd_abort,
- * dsgd_stop_request, dsgd_rank, dsgd_size, dsgd_local_rank, dsgd_local_size, dsgd_view, dsgd_session_info_read,
- * dsgd_metrics, dsgd_trace, dsgd_loss_scale, dsgd_digest, dsgd_memory_get, dsgd_export_dlpack, dsgd_shard_new,
- * dsgd_log_*, dsgd_queue_* and dsgd_op_*. Any thread; never blocks. */
+
+/* Ends all operations here, joining included, with DSGD_ERR_ABORTED, and tells every other worker the same,
+ * with this worker's rank and `reason` (may be NULL). The session has failed then. Every call on a failed
+ * session returns that failure: its code, rank and message. Exceptions are the calls that end it or only read
+ * local state: dsgd_close, dsgd_abort, dsgd_stop_request, dsgd_rank, dsgd_size, dsgd_local_rank,
+ * dsgd_local_size, dsgd_view, dsgd_session_info_read, dsgd_metrics, dsgd_trace, dsgd_loss_scale, dsgd_digest,
+ * dsgd_memory_get, dsgd_export_dlpack, dsgd_shard_new, dsgd_log_*, dsgd_queue_* and dsgd_op_*. */
 DSGD_API int32_t dsgd_abort(dsgd_session *session, const char *reason, dsgd_error **error);
 
-/* Any thread. Return a non-negative number, or a negative code. */
+/* These return a non-negative number, or a negative code. */
 DSGD_API int32_t dsgd_rank(const dsgd_session *session);       /* 0 .. size-1 */
 DSGD_API int32_t dsgd_size(const dsgd_session *session);       /* number of workers */
 DSGD_API int32_t dsgd_local_rank(const dsgd_session *session); /* rank among the workers on this node */
@@ -342,10 +383,10 @@ DSGD_API int32_t dsgd_local_size(const dsgd_session *session); /* number of work
 DSGD_API int64_t dsgd_view(const dsgd_session *session);       /* number of the view; only grows */
 
 enum dsgd_session_state {
-  DSGD_SESSION_JOINING = 0, /* the session has not joined; rank 0 of size 1 stands for what is not known yet */
+  DSGD_SESSION_JOINING = 0, /* the session has not joined; its rank is 0 and its size 1 until it has */
   DSGD_SESSION_JOINED = 1,  /* dsgd_start has not succeeded yet */
   DSGD_SESSION_STARTED = 2, /* the next step can begin */
-  DSGD_SESSION_TORN = 3,    /* a step failed half-way or found models that differ; steps fail, collectives go on */
+  DSGD_SESSION_TORN = 3,    /* a step failed half-way or models differ; steps fail, collectives go on */
   DSGD_SESSION_FAILED = 4,  /* the session has failed; calls return its failure until it is closed */
   DSGD_SESSION_CLOSED = 5   /* dsgd_close was called */
 };
@@ -360,42 +401,53 @@ typedef struct dsgd_session_info {
   int32_t size;       /* workers in the view */
   int32_t local_rank; /* as dsgd_local_rank */
   int32_t local_size; /* as dsgd_local_size */
-  int32_t replicas;   /* entries of `devices` for this worker: how many dsgd_replica_add(session, NULL, ...) takes */
+  int32_t replicas;   /* entries of `devices` for this worker, for dsgd_replica_add with NULL */
 } dsgd_session_info;
 
-/* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread. */
+/* Fills `info` with defaults. struct_size: see dsgd_config_key_init. */
 DSGD_API int32_t dsgd_session_info_init(dsgd_session_info *info, size_t struct_size);
-/* Reads all of it at one moment; separate calls of dsgd_rank and dsgd_size may see two views. Works in every state, after
- * closing, too. Any thread, never blocks. Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_FORKED. */
-DSGD_API int32_t dsgd_session_info_read(const dsgd_session *session, dsgd_session_info *info, dsgd_error **error);
 
-/* Counters of the session since dsgd_init as OpenMetrics 1.0 text, which Prometheus reads, in UTF-8 with "# EOF" as the
- * last line: calls, failures, bytes and seconds by kind of call; steps, and their seconds by phase; bytes sent to and
- * received from each worker, and seconds waited for its data; memory held. Data that is dropped when an operation fails may
- * be counted at one end only. `*text` is the caller's; dsgd_text_free frees
- * it. Works while the session is open, after a failure, too. Any thread, never blocks.
- * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (still joining), DSGD_ERR_CLOSED, DSGD_ERR_FORKED. */
+/* Reads all fields at one moment; separate calls of dsgd_rank and dsgd_size may see two views. Works in every
+ * state, after closing, too. */
+DSGD_API int32_t dsgd_session_info_read(const dsgd_session *session, dsgd_session_info *info,
+                                        dsgd_error **error);
+
+/* Returns the counters of the session since dsgd_init as OpenMetrics 1.0 text, which Prometheus reads: calls,
+ * failures, bytes and seconds by kind of call; steps, and their seconds by phase; bytes sent to and received
+ * from each worker, and seconds waited for its data; memory held for tensors of dsgd_alloc, for the
+ * optimizer, for steps and for objects. The last line is "# EOF". Data that is dropped when an operation
+ * fails may be counted at one end only. Works after a failure, too.
+ * Ownership: dsgd_text_free frees *text.
+ * Errors: DSGD_ERR_STATE (still joining). */
 DSGD_API int32_t dsgd_metrics(const dsgd_session *session, char **text, dsgd_error **error);
-DSGD_API void dsgd_text_free(char *text); /* NULL is fine; any thread */
 
-/* Returns the latest spans of the session, as many as the key `trace_spans` allows, as JSON in Chrome's Trace Event Format,
- * which Perfetto (ui.perfetto.dev) shows as a timeline: steps and their phases (gradients, reduction, update); buckets and
- * theirs (gradients, contribution, travel, update); calls; waits of 1 ms and more for a worker. A moment in which several
- * operations wait for one worker is in one span. `ts` is the Unix time in microseconds and `pid` the rank, so the
- * `traceEvents` of several workers can be put into one file. The text takes some 10 ms to make with the default of
- * `trace_spans`, and grows with it; training goes on meanwhile. `*text`, thread rule and errors: as dsgd_metrics. */
+/* Frees a text. NULL is fine. */
+DSGD_API void dsgd_text_free(char *text);
+
+/* Returns the latest spans of the session, as many as the key `trace_spans` allows, as JSON in Chrome's Trace
+ * Event Format. Perfetto (ui.perfetto.dev) shows it as a timeline: steps and their phases (gradients,
+ * reduction, update); buckets and theirs (gradients, contribution, travel, update); calls; waits of 1 ms and
+ * more for a worker. One span stands for all operations that wait for one worker at the same time. `ts` is
+ * the Unix time in microseconds and `pid` the rank, so the `traceEvents` of several workers can be put into
+ * one file. With the default of `trace_spans` the text takes some 10 ms to make; training goes on meanwhile.
+ * Works after a failure, too.
+ * Ownership: dsgd_text_free frees *text.
+ * Errors: DSGD_ERR_STATE (still joining). */
 DSGD_API int32_t dsgd_trace(const dsgd_session *session, char **text, dsgd_error **error);
 
-/* Takes the oldest record out of the session's log queue (see dsgd_config_log_hook); the caller frees it. Waits up to
- * timeout_ms for one, then returns DSGD_ERR_WAIT_TIMEOUT. Works after close
- * until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */
+/* Takes the oldest record out of the session's log queue (see dsgd_config_log_hook). Works after close until
+ * the queue is empty, then returns DSGD_ERR_CLOSED.
+ * Ownership: the caller frees the record.
+ * Blocks: up to timeout_ms for a record.
+ * Errors: DSGD_ERR_WAIT_TIMEOUT (no record came). */
 DSGD_API int32_t dsgd_log_poll(dsgd_session *session, int32_t timeout_ms, dsgd_log_record **record,
                                dsgd_error **error);
-/* A file descriptor that is readable while the log queue is not empty, as dsgd_queue_fd is for the completion queue.
- * Negative: a code. Valid until the session is freed. Any thread. */
+
+/* Returns a file descriptor that is readable while the log queue is not empty, as dsgd_queue_fd is for the
+ * completion queue; or a negative code. Valid until the session is freed. */
 DSGD_API int32_t dsgd_log_fd(const dsgd_session *session);
 
-/* ---- Parameters ------------------------------------------------------------------------------------------------- */
+/* ---- Parameters ---------------------------------------------------------------------------------------- */
 
 /* Element types. */
 enum dsgd_dtype {
@@ -410,74 +462,104 @@ enum dsgd_dtype {
   DSGD_UINT64 = 8
 };
 
-/* Bytes per element; 0 for an unknown type. Any thread. */
+/* Returns the bytes per element; 0 for an unknown type. */
 DSGD_API size_t dsgd_dtype_size(int32_t dtype);
 
 /* Flags of dsgd_parameter_add. */
 enum dsgd_parameter_flag {
-  DSGD_UNTRAINED = 1 /* state without gradient, such as batch-norm's running mean: copied from rank 0 at start; see `sync` */
+  DSGD_UNTRAINED = 1 /* state without gradient, such as a running mean; see dsgd_parameter_set */
 };
 
-/* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the same
- * order (dsgd_start checks). A name is UTF-8 of 1 to 1024 bytes, without spaces (U+0020) and control characters;
- * "['dense']['kernel']" is fine. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32,
- * DSGD_FLOAT64, DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any dtype. Gradients of the half types are summed
- * and sent as float32. dsgd keeps float32 master values (Micikevicius et al. 2018) and rounds `value` from them after each
- * update. If the host has changed `value` since, its master value is reset from it. `parameter` may be NULL. One thread at
- * a time.
- * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_STATE (after start). */
-DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int32_t dtype, const int64_t *shape,
-                                    size_t ndim, uint32_t flags, dsgd_parameter **parameter, dsgd_error **error);
-/* Settings of one parameter, "key=value" words.
- *   Trained    rate=F multiplies the learning rate, decay=F replaces the weight decay, frozen=0|1 leaves it out of steps.
- *   Untrained  The host may change the values of each replica. sync=none (default): steps leave them alone. sync=mean: a
- *              step that updates the model replaces them by the mean over all replicas, weighted as gradients are.
- *              sync=first: such a step replaces them by the values of the first replica of the lowest rank.
- *              sync_period=N: only every Nth step synchronises (default 1). Do not change the values from the moment the
- *              last gradient is ready until the step has ended.
- * Equal on all workers; before start, or between steps by all of them. One thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (also for sync=mean of an integer parameter; use sync=first), DSGD_ERR_UNSUPPORTED (sync=mean with
- * reproducible=1, since it depends on which worker has which replica). */
+/* Registers a tensor, before dsgd_start. All workers register the same names, shapes, dtypes and flags in the
+ * same order; dsgd_start checks this.
+ *
+ * A name is UTF-8 of 1 to 1024 bytes, without spaces (U+0020) and control characters; "['dense']['kernel']"
+ * is fine. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32, DSGD_FLOAT64,
+ * DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any dtype. `parameter` may be NULL.
+ *
+ * Gradients of the half types are summed and sent as float32. dsgd keeps float32 master values (Micikevicius
+ * et al. 2018) and rounds `value` from them after each update. If the host has changed `value` since, its
+ * master value is reset from it.
+ * Threads: one thread at a time.
+ * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_STATE (after start). */
+DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int32_t dtype,
+                                    const int64_t *shape, size_t ndim, uint32_t flags,
+                                    dsgd_parameter **parameter, dsgd_error **error);
+
+/* Changes settings of one parameter, "key=value" words. They are equal on all workers, and are set before
+ * start, or between steps by all workers.
+ *   Trained    rate=F multiplies the learning rate. decay=F replaces the weight decay. frozen=0|1 leaves the
+ *              parameter out of steps.
+ *   Untrained  The host may change the values of each replica. sync=none (default): steps leave them alone.
+ *              sync=mean: a step that updates the model replaces them by the mean over all replicas, weighted
+ *              as gradients are. sync=first: such a step replaces them by the values of the first replica of
+ *              the lowest rank. sync_period=N: only every Nth step synchronises (default 1). Do not change
+ *              the values from the moment the last gradient is ready until the step has ended.
+ * Threads: one thread at a time.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (also for sync=mean of an integer parameter; use sync=first),
+ * DSGD_ERR_UNSUPPORTED (sync=mean with reproducible=1, since the mean depends on which worker has which
+ * replica). */
 DSGD_API int32_t dsgd_parameter_set(dsgd_parameter *parameter, const char *options, dsgd_error **error);
-DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter); /* "" for NULL; any thread */
 
-/* ---- Replicas and buffers --------------------------------------------------------------------------------------- */
+/* Returns the name; "" for NULL. */
+DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter);
 
-/* Adds a copy of the model on a device, before dsgd_start. `device`: "cpu"; "cuda:0" and so on, as CUDA numbers the
- * process's GPUs; NULL: the next entry of the configuration's `devices`, which dsgd_session_info counts. The first GPU
- * loads libdsgd_cuda.so, which is installed beside libdsgd.so and needs the NVIDIA driver 580 or later. A device may have
- * several replicas, and a job replicas on devices of all kinds. Workers may have different numbers of replicas, each at
- * most 1024. `replica` may be NULL. One thread at a time.
+/* ---- Replicas and buffers ------------------------------------------------------------------------------ */
+
+/* Adds a copy of the model on a device, before dsgd_start. `device` is "cpu"; "cuda:0" and so on, as CUDA
+ * numbers the process's GPUs; or NULL for the next entry of the configuration's `devices`, which
+ * dsgd_session_info counts. `replica` may be NULL.
+ *
+ * The first GPU loads libdsgd_cuda.so, which is installed beside libdsgd.so and needs the NVIDIA driver 580
+ * or later. A device may have several replicas, and a job replicas on devices of all kinds. Workers may have
+ * different numbers of replicas, each at most 1024.
+ * Threads: one thread at a time.
  * Errors: DSGD_ERR_UNSUPPORTED (no such kind of device here, no driver, a GPU that is too old),
  * DSGD_ERR_INVALID_ARGUMENT (no such index), DSGD_ERR_STATE, DSGD_ERR_LIMIT. */
 DSGD_API int32_t dsgd_replica_add(dsgd_session *session, const char *device, dsgd_replica **replica,
                                   dsgd_error **error);
-DSGD_API const char *dsgd_replica_device(const dsgd_replica *replica); /* "cpu", "cuda:0"; "" for NULL; any thread */
-/* Contribution weight of one replica from the next step on, instead of an equal part of the step's weight; a negative
- * weight restores that default. Otherwise 0, or from 1e-12 to 1e12. Once one replica has a weight of its own, all
- * replicas of the worker must have, and the step's weight argument must be their sum or 0 (0: the worker contributes
- * nothing). One thread at a time. */
+
+/* Returns the device: "cpu", "cuda:0"; "" for NULL. */
+DSGD_API const char *dsgd_replica_device(const dsgd_replica *replica);
+
+/* Sets the contribution weight of one replica from the next step on, instead of an equal part of the step's
+ * weight: 0, or from 1e-12 to 1e12. A negative weight restores the default. Once one replica has a weight of
+ * its own, all replicas of the worker must have, and the step's weight argument must be their sum or 0 (0:
+ * the worker contributes nothing).
+ * Threads: one thread at a time. */
 DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_error **error);
 
-/* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an untrained
- * parameter). Both hold exactly the parameter's bytes, are aligned to the element, and stay valid until the session is
- * closed or others are bound; may be called again between steps. dsgd_start reads the values of rank 0's
- * first replica and writes all others. A step reads the gradient and writes the value; with optimizer "none" it writes the
- * mean into the gradient instead. Value and gradient are memory of the replica's device, and no two
- * buffers share memory (only dsgd_start checks). One thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE (during a
- * step). */
+/* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an
+ * untrained parameter). Both hold exactly the parameter's bytes, are aligned to the element, and are memory
+ * of the replica's device. No two buffers share memory; only dsgd_start checks this. It may be called again
+ * between steps.
+ *
+ * dsgd_start reads the values of rank 0's first replica and writes all others. A step reads the gradient and
+ * writes the value; with the optimizer "none" it writes the mean into the gradient instead.
+ * Ownership: the buffers stay the host's, and stay valid until the session is closed or others are bound.
+ * Threads: one thread at a time.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE
+ * (during a step). */
 DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, void *value, size_t value_nbytes,
                            void *gradient, size_t gradient_nbytes, dsgd_error **error);
-/* Buffers from dsgd, in memory of the replica's device, zeroed, aligned to 64 bytes; dsgd may place them where peers or
- * devices reach them. `gradient` may be NULL for an untrained parameter. They live until the session is freed and the
- * last dsgd_memory of them is, even beyond dsgd_close. Calling again returns the same buffers. One thread at a time.
- * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE, DSGD_ERR_TIMEOUT (a GPU, busy with what the host has entered into it,
- * gives none within a minute). */
+
+/* Allocates the buffers of one parameter in one replica, in memory of the replica's device, zeroed, aligned
+ * to 64 bytes. dsgd may place them where peers or devices reach them. `gradient` may be NULL for an untrained
+ * parameter. Calling again returns the same buffers.
+ * Ownership: dsgd's. They live until the session is freed and the last dsgd_memory of them is, even beyond
+ * dsgd_close.
+ * Threads: one thread at a time.
+ * Blocks: on a GPU, up to a minute, while it is busy with work of the host.
+ * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE, DSGD_ERR_TIMEOUT (the GPU has given no memory within the
+ * minute). */
 DSGD_API int32_t dsgd_alloc(dsgd_replica *replica, dsgd_parameter *parameter, void **value, void **gradient,
                             dsgd_error **error);
-/* A reference that keeps the buffers of dsgd_alloc mapped, for hosts with a garbage collector. Any thread. */
+
+/* A reference that keeps the buffers of dsgd_alloc mapped, for hosts with a garbage collector. */
 typedef struct dsgd_memory dsgd_memory;
+
+/* Returns a new reference to the buffers that dsgd_alloc has made.
+ * Errors: DSGD_ERR_STATE (dsgd_alloc was not called for this parameter and replica). */
 DSGD_API int32_t dsgd_memory_get(dsgd_replica *replica, dsgd_parameter *parameter, dsgd_memory **memory,
                                  dsgd_error **error);
 DSGD_API void *dsgd_memory_value(const dsgd_memory *memory);
@@ -485,201 +567,270 @@ DSGD_API void *dsgd_memory_gradient(const dsgd_memory *memory); /* NULL for an u
 DSGD_API size_t dsgd_memory_nbytes(const dsgd_memory *memory);  /* of each of the two */
 DSGD_API void dsgd_memory_free(dsgd_memory *memory);            /* NULL is fine */
 
-/* DLPack 1.x (https://github.com/dmlc/dlpack, struct DLManagedTensorVersioned); include its dlpack.h, too, to
+/* DLPack 1.x (https://github.com/dmlc/dlpack, struct DLManagedTensorVersioned). Include its dlpack.h, too, to
  * make or read one. */
 struct DLManagedTensorVersioned;
-/* As dsgd_bind, with tensors. On success dsgd owns both and calls their deleters when they are bound no more; on failure
- * they stay the caller's. `gradient` NULL for an untrained parameter. Device, dtype, shape and contiguity are checked.
- * The value tensor must not be read-only. Errors: DSGD_ERR_INVALID_ARGUMENT; DSGD_ERR_UNSUPPORTED for another major
- * version of DLPack. One thread at a time. */
+
+/* Binds tensors, as dsgd_bind binds buffers. `gradient` is NULL for an untrained parameter. Device, dtype,
+ * shape and contiguity are checked. The value tensor must not be read-only.
+ * Ownership: on success dsgd owns both tensors, and calls their deleters when they are bound no more. On
+ * failure they stay the caller's.
+ * Threads: one thread at a time.
+ * Errors: DSGD_ERR_UNSUPPORTED (another major version of DLPack), and those of dsgd_bind. */
 DSGD_API int32_t dsgd_bind_dlpack(dsgd_replica *replica, dsgd_parameter *parameter,
-                                  struct DLManagedTensorVersioned *value, struct DLManagedTensorVersioned *gradient,
-                                  dsgd_error **error);
-/* Tensors over the buffers of dsgd_alloc; each keeps them mapped until its deleter is called. `gradient` may be NULL.
- * One thread at a time. */
+                                  struct DLManagedTensorVersioned *value,
+                                  struct DLManagedTensorVersioned *gradient, dsgd_error **error);
+
+/* Returns tensors over the buffers of dsgd_alloc. `gradient` may be NULL.
+ * Ownership: each tensor keeps the buffers mapped until its deleter is called.
+ * Threads: one thread at a time.
+ * Errors: DSGD_ERR_STATE (dsgd_alloc was not called for this parameter and replica). */
 DSGD_API int32_t dsgd_export_dlpack(dsgd_replica *replica, dsgd_parameter *parameter,
                                     struct DLManagedTensorVersioned **value,
                                     struct DLManagedTensorVersioned **gradient, dsgd_error **error);
 
-/* ---- Optimizer and strategy ------------------------------------------------------------------------------------- */
+/* ---- Optimizer and strategy ---------------------------------------------------------------------------- */
 
-/* Names: "sgd" (lr, momentum, dampening, nesterov, weight_decay, clip_norm), "adam" and "adamw" (lr, beta1, beta2,
- * eps, weight_decay, amsgrad, clip_norm), "none" (no update: the mean gradient is written to the gradient buffers of
- * every replica). `options`: "key=value" words, NULL for defaults. Definitions are those of PyTorch (torch.optim.SGD,
- * Adam, AdamW), and so are the defaults, but for the lr of "sgd", which is 0.01. clip_norm=F (F > 0) scales the mean
- * gradient down to the L2 norm F over all parameters, as torch.nn.utils.clip_grad_norm_ does. A loss scale is taken
- * out first. With clip_norm every worker updates and keeps optimizer state, also under "ps". "none" refuses
- * clip_norm: clip in the host's optimizer. Before dsgd_start; equal on all workers. The default is sgd with lr=0.01.
- * One thread at a time. Errors: DSGD_ERR_INVALID_ARGUMENT names the nearest name or key. */
-DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, const char *options, dsgd_error **error);
-/* Learning rate from the next step on, equal on all workers (the step checks). One thread at a time. */
+/* Chooses the optimizer, before dsgd_start; equal on all workers. Without this call it is sgd with lr=0.01.
+ *   "sgd"             lr, momentum, dampening, nesterov, weight_decay, clip_norm
+ *   "adam", "adamw"   lr, beta1, beta2, eps, weight_decay, amsgrad, clip_norm
+ *   "none"            no update: the mean gradient is written to the gradient buffers of every replica
+ * `options` are "key=value" words; NULL for defaults. Definitions and defaults are those of PyTorch
+ * (torch.optim.SGD, Adam, AdamW), except the lr of "sgd", which is 0.01.
+ *
+ * clip_norm=F (F > 0) scales the mean gradient down to the L2 norm F over all parameters, as
+ * torch.nn.utils.clip_grad_norm_ does. A loss scale is taken out first. With clip_norm every worker updates
+ * and keeps optimizer state, also under "ps". "none" refuses clip_norm: clip in the host's optimizer.
+ * Threads: one thread at a time.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (the message names the nearest name or key). */
+DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, const char *options,
+                                    dsgd_error **error);
+
+/* Sets the learning rate from the next step on, equal on all workers (the step checks).
+ * Threads: one thread at a time. */
 DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd_error **error);
-/* Returns the factor by which the host multiplies its loss before the next backward pass: 1 unless `loss_scale` is
- * configured. The step divides the mean by it, and a step whose mean is not
- * finite changes nothing on any worker (applied = 0 where all_done = 0), after which a dynamic factor is halved. It changes
- * as a step ends. As in PyTorch's GradScaler; Micikevicius et al. 2018. Positive, or a negative code. Any thread. */
+
+/* Returns the factor by which the host multiplies its loss before the next backward pass, or a negative code.
+ * It is 1 unless `loss_scale` is configured. The step divides the mean by it. A step whose mean is not finite
+ * changes nothing on any worker (applied = 0 where all_done = 0), after which a dynamic factor is halved. The
+ * factor changes as a step ends. As in PyTorch's GradScaler; Micikevicius et al. 2018. */
 DSGD_API double dsgd_loss_scale(const dsgd_session *session);
-/* How gradients become new values: "simple" (through the driver, rank 0), "ps" (parameter servers inside the workers,
- * placed by consistent hashing), "allreduce" (aliases "mirrored", "multi_worker_mirrored"), or a registered one.
- * `options`: "key=value" words: algorithm=auto|direct|nccl|ring, or a registered one (allreduce; for the others the key
- * `algorithm` says whether GPUs must go by NCCL). NULL for none. Before
- * dsgd_start: sets the strategy to start with. After: collective, called by all workers between steps with equal
- * arguments; optimizer state moves to where the new strategy keeps it; holds from the next step on. With `op` NULL it blocks;
- * otherwise no step and no change of the model is possible until the op has ended. One thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_UNSUPPORTED (this strategy or algorithm cannot run this job),
- * DSGD_ERR_MISMATCH, DSGD_ERR_STATE (a step is in flight), and those of dsgd_step. */
+
+/* Chooses how gradients become new values.
+ *   "simple"     through the driver, rank 0
+ *   "ps"         parameter servers inside the workers, placed by consistent hashing
+ *   "allreduce"  all workers reduce and update; aliases "mirrored", "multi_worker_mirrored"
+ * A registered strategy has the name of its registration. `options` are "key=value" words, NULL for none:
+ * algorithm=auto|direct|nccl|ring, or a registered one, under "allreduce"; under the others the key
+ * `algorithm` says whether GPUs must go by NCCL.
+ *
+ * Before dsgd_start the call sets the strategy to start with. After dsgd_start it is collective: all workers
+ * call it between steps with equal arguments. Optimizer state moves to where the new strategy keeps it, and
+ * the strategy holds from the next step on. With `op`, no step and no change of the model is possible until
+ * the op has ended.
+ * Threads: one thread at a time.
+ * Blocks: with `op` NULL, up to `step_timeout`.
+ * Errors: DSGD_ERR_UNSUPPORTED (this strategy or algorithm cannot run this job), DSGD_ERR_MISMATCH,
+ * DSGD_ERR_STATE (a step is in flight), and those of dsgd_step. */
 DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options,
                                    const dsgd_op_options *op_options, dsgd_op **op, dsgd_error **error);
 
-/* Checks that all workers agree on protocol, library, parameters, optimizer and strategy, and on the configuration's
- * `fingerprint`, where a host can put the versions of its own code and libraries. Then gives every replica of every worker the values of rank 0's first replica. Every parameter of every replica must be bound; where one is not, the
- * other workers' calls fail, too (DSGD_ERR_MISMATCH, with that worker's rank), and all may call it again. On a GPU values are
- * read after the work that the host has enqueued on its default stream; wait for other streams before. When dsgd_start
- * has ended, the values are in place. Collective. With `op` NULL it blocks; otherwise the buffers are dsgd's, and the model
- * cannot be changed, until the op has ended. One thread at a time.
- * Errors: DSGD_ERR_MISMATCH (the same message on all workers, before any value moves), DSGD_ERR_STATE (called twice,
- * no replica, a parameter not bound), DSGD_ERR_INVALID_ARGUMENT and DSGD_ERR_UNSUPPORTED (strategy, algorithm or
- * optimizer cannot serve these parameters, replicas and workers), DSGD_ERR_NO_MEMORY, DSGD_ERR_WORKER_LOST,
- * DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_CLOSED. */
-DSGD_API int32_t dsgd_start(dsgd_session *session, const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
+/* Starts training: compares the workers and gives every replica of every worker the values of rank 0's first
+ * replica. When the call has ended, the values are in place. Collective.
+ *
+ * All workers must agree on protocol, library, parameters, optimizer and strategy, and on the configuration's
+ * `fingerprint`, where a host can put the versions of its own code and libraries. Every parameter of every
+ * replica must be bound. Where one is not, the other workers' calls fail, too (DSGD_ERR_MISMATCH, with that
+ * worker's rank), and all may call it again. On a GPU, values are read after the work that the host has
+ * enqueued on its default stream; wait for other streams before. With `op`, the buffers are dsgd's, and the
+ * model cannot be changed, until the op has ended.
+ * Threads: one thread at a time.
+ * Blocks: with `op` NULL, up to `step_timeout`.
+ * Errors: DSGD_ERR_MISMATCH (the same message on all workers, before any value moves), DSGD_ERR_STATE (called
+ * twice, no replica, a parameter not bound), DSGD_ERR_INVALID_ARGUMENT and DSGD_ERR_UNSUPPORTED (strategy,
+ * algorithm or optimizer cannot serve these parameters, replicas and workers), DSGD_ERR_NO_MEMORY,
+ * DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED. */
+DSGD_API int32_t dsgd_start(dsgd_session *session, const dsgd_op_options *options, dsgd_op **op,
+                            dsgd_error **error);
 
-/* ---- The step --------------------------------------------------------------------------------------------------- */
+/* ---- The step ------------------------------------------------------------------------------------------ */
 
 typedef struct dsgd_step_result {
   size_t struct_size;   /* set by dsgd_step_result_init */
   int64_t step;         /* index of this step, from 0 */
   int64_t view;         /* view in which it completed */
   int32_t size;         /* workers in that view */
-  int32_t applied;      /* 1: values were updated; 0: skipped, since all weights were 0, or see dsgd_loss_scale */
+  int32_t applied;      /* 1: values were updated; 0: all weights were 0, or see dsgd_loss_scale */
   int32_t all_done;     /* 1: every remaining worker gave weight 0: no data is left */
   int32_t stop;         /* 1: some worker called dsgd_stop_request before this step */
   double weight;        /* sum of all contribution weights */
-  double gradient_norm; /* L2 norm of the mean gradient, before clipping; NaN if all weights were 0, or without
-                         * `gradient_norm` and `loss_scale` in the configuration and clip_norm of the optimizer */
+  double gradient_norm; /* L2 norm of the mean gradient before clipping; NaN if all weights were 0, or if
+                         * `gradient_norm`, `loss_scale` and clip_norm are all off */
 } dsgd_step_result;
 
-/* Fills defaults; struct_size is the caller's sizeof; see dsgd_config_key_init. Any thread. */
+/* Fills `result` with defaults. struct_size: see dsgd_config_key_init. */
 DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_size);
 
-/* One synchronous step: the mean of all replicas' gradients over all workers, sum(c*g)/sum(c), updates every replica.
- * `weight` is this worker's contribution weight c, usually its number of samples, split equally over its replicas: 0,
- * or from 1e-12 to 1e12. 0: the gradients are not read (no data left: go on calling with 0 until result->all_done).
- * Every gradient not marked absent is taken as ready; on a GPU, once the work that the host has enqueued on the
- * default stream before is done. When it returns, the new values are in every replica of this worker, and the host owns
- * the gradient buffers again. c*g and its sums must not overflow the parameter's dtype. Collective; blocks up to
- * `step_timeout`. `result` may be NULL. One thread at a time.
- * With `reproducible`, the bits of the outcome (values, mean gradients, weight and gradient norm in `result`) do not
- * depend on strategy, algorithm or the split of the replicas over workers, whatever their weights. The sum of c*g of
- * each element differs from the exact sum by at most 2^-24 of the element's own largest |c*g|. For float64, each
- * c*g is first rounded to float64; the sum of these differs from their exact sum by at most 2^-53 of the largest with
- * up to 32 replicas, more above. The sum is divided by the exact sum of c, and rounded to the dtype. No element is
- * lost beside a larger one. A c*g that is not finite makes its own element NaN; a sum of zeros is +0.
- * A step on which workers disagree, or that some of them do not call, fails with DSGD_ERR_MISMATCH and changes nothing;
- * the session goes on. Stop requests and gradients marked absent then apply to the next step. After a failure
- * in mid-step the session is torn: later steps return DSGD_ERR_TORN, or the session's own failure if it has failed as
- * a whole.
- * Workers that have closed their sessions between steps (see dsgd_close) take no part in later steps, which go on as if
- * they gave weight 0. Ranks, dsgd_size and `size` in `result` stay. Other collectives and dsgd_strategy_set need all
- * workers, and fail from then on with DSGD_ERR_WORKER_LOST and the rank. Steps fail in the same way, on all workers and
- * before anything changes, if the departed worker owns a part of the parameters (rank 0 under "simple"; "ps" and
- * registered strategies as they place ranges), or if NCCL reduces GPU gradients. A registered algorithm must give schedules
- * for the smaller number of workers; if it fails, the step fails.
- * All workers hold equal values of trained parameters, and dsgd compares those of their first replicas: each step
- * 1/64 of the elements of each parameter, as they are before the step, so that a difference that lasts is found
- * within 64 steps; the step with all_done = 1 all of them, and dsgd_close some (see there). The step with
- * all_done = 1 also compares a worker's replicas on the cpu with each other (not with the optimizer "none"). Values
- * that differ end the steps of all workers, then and later, with DSGD_ERR_DIVERGED; the message names the first
- * parameter that differs, and the ranks. Where `checksum` is on, bytes that change between two workers are found
- * before they are used, and end the session with DSGD_ERR_CORRUPTED. Not detected: a bit that flips in a sum, or
- * under `ps` in the memory of the value's owner, or, where `checksum` is off (by default within a machine), on the
- * way to the worker that sums. All workers then get the same wrong value. Under `ps` the next step overwrites a value
- * that changed anywhere but at its owner.
- * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ), DSGD_ERR_WORKER_LOST,
- * DSGD_ERR_DIVERGED, DSGD_ERR_CORRUPTED, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED, DSGD_ERR_TORN, DSGD_ERR_CLOSED,
- * DSGD_ERR_INVALID_ARGUMENT. */
-DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result, dsgd_error **error);
+/* Makes one synchronous step: the mean of all replicas' gradients over all workers, sum(c*g)/sum(c), updates
+ * every replica. When it returns, the new values are in every replica of this worker, and the host owns the
+ * gradient buffers again. Collective. `result` may be NULL.
+ *   Weight       `weight` is this worker's contribution weight c, usually its number of samples, split
+ *                equally over its replicas: 0, or from 1e-12 to 1e12. With 0 the gradients are not read: no
+ *                data is left here; go on calling with 0 until result->all_done.
+ *   Gradients    Every gradient not marked absent is taken as ready; on a GPU, once the work that the host
+ *                has enqueued on the default stream before is done. c*g and its sums must not overflow the
+ *                parameter's dtype.
+ *   Exactness    With `reproducible`, the bits of the outcome (values, mean gradients, weight and gradient
+ *                norm in `result`) do not depend on strategy, algorithm or the split of the replicas over
+ *                workers, whatever their weights. The sum of c*g of each element differs from the exact sum
+ *                by at most 2^-24 of the element's own largest |c*g|. For float64, each c*g is first rounded
+ *                to float64; the sum of these differs from their exact sum by at most 2^-53 of the largest
+ *                with up to 32 replicas, more above. The sum is divided by the exact sum of c, and rounded to
+ *                the dtype. No element is lost beside a larger one. A c*g that is not finite makes its own
+ *                element NaN; a sum of zeros is +0.
+ *   Mismatch     A step on which workers disagree, or that some of them do not call, fails with
+ *                DSGD_ERR_MISMATCH and changes nothing; the session goes on. Stop requests and gradients
+ *                marked absent then apply to the next step.
+ *   Failure      After a failure in mid-step the session is torn: later steps return DSGD_ERR_TORN, or the
+ *                failure of the session if it has failed as a whole.
+ *   Departures   Workers that have closed their sessions between steps (see dsgd_close) take no part in later
+ *                steps, which go on as if they gave weight 0. Ranks, dsgd_size and `size` in `result` stay.
+ *                Other collectives and dsgd_strategy_set need all workers, and fail from then on with
+ *                DSGD_ERR_WORKER_LOST and the rank. Steps fail in the same way, on all workers and before
+ *                anything changes, if the departed worker owns a part of the parameters (rank 0 under
+ *                "simple"; "ps" and registered strategies as they place ranges), or if NCCL reduces GPU
+ *                gradients. A registered algorithm must give schedules for the smaller number of workers; if
+ *                it fails, the step fails.
+ *   Comparison   All workers hold equal values of trained parameters, and dsgd compares those of their first
+ *                replicas. Each step compares 1/64 of the elements of each parameter, as they are before the
+ *                step, so that a difference that lasts is found within 64 steps. The step with all_done = 1
+ *                compares all of them, and dsgd_close some (see there). The step with all_done = 1 also
+ *                compares a worker's replicas on the cpu with each other (not with the optimizer "none").
+ *                Values that differ end the steps of all workers, then and later, with DSGD_ERR_DIVERGED; the
+ *                message names the first parameter that differs, and the ranks.
+ *   Checksums    Where `checksum` is on, bytes that change between two workers are found before they are
+ *                used, and end the session with DSGD_ERR_CORRUPTED. Not detected: a bit that flips in a sum,
+ *                or under "ps" in the memory of the value's owner, or, where `checksum` is off (by default
+ *                within a machine), on the way to the worker that sums. All workers then get the same wrong
+ *                value. Under "ps" the next step overwrites a value that changed anywhere but at its owner.
+ * Threads: one thread at a time.
+ * Blocks: up to `step_timeout`.
+ * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ),
+ * DSGD_ERR_WORKER_LOST, DSGD_ERR_DIVERGED, DSGD_ERR_CORRUPTED, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED,
+ * DSGD_ERR_TORN. */
+DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result,
+                           dsgd_error **error);
 
-/* A step that overlaps the backward pass. Begins it; gradients are then marked one by one as they are ready, and the op
- * ends when the step does. When the op ends, a GPU may still be writing the new values. Work that the host
- * enqueues afterwards on the default stream of that GPU, or on a stream on which it has marked a gradient of that replica,
- * sees them; for other streams call dsgd_stream_wait. With the optimizer `none` the same holds for the mean gradients.
- * CUDA graphs: capture no call of dsgd's, and begin no capture in a stream with marks before the step has ended; launch the graph, then
- * mark the gradients in the stream it was launched in. Never blocks. The step ends when every gradient is marked, ready or
- * absent; dsgd_step_flush marks the rest. Waiting marks nothing. One thread at a time. */
-DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsgd_op_options *options, dsgd_op **op,
-                                 dsgd_error **error);
-/* This gradient is complete and will not change until the step ends. For a replica on a GPU it is complete once what
- * `stream` holds now is done; numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy) default stream, 2 for
- * the calling thread's default stream. NULL for host memory. Gradients travel in buckets, so the step may also wait for
- * what the stream is given until the last gradient of the same bucket is marked. The stream lives until the step has ended,
- * since new values are ordered on it, too; a stream that fails before ends the session. Any thread, any order, never
- * blocks.
- * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu,
- * of another device, or that is being captured into a graph; the gradient is not marked then, and may be in another), the
- * failure of the step begun, if it has failed. */
+/* Begins a step that overlaps the backward pass. Gradients are then marked one by one. The step ends when
+ * every gradient is marked, ready or absent, and the op ends with it; dsgd_step_flush marks the rest. Waiting
+ * marks nothing.
+ *   Streams      When the op ends, a GPU may still be writing the new values. Work that the host enqueues
+ *                afterwards sees them on the default stream of that GPU, and on a stream on which it has
+ *                marked a gradient of that replica; for other streams call dsgd_stream_wait. With the
+ *                optimizer "none" the same holds for the mean gradients.
+ *   CUDA graphs  Capture no call of dsgd's, and begin no capture in a stream with marks before the step has
+ *                ended. Launch the graph, then mark the gradients in the stream it was launched in.
+ * Threads: one thread at a time. */
+DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsgd_op_options *options,
+                                 dsgd_op **op, dsgd_error **error);
+
+/* Marks a gradient as ready: it is complete and will not change until the step ends. Gradients may be marked
+ * in any order.
+ *
+ * For a replica on the cpu `stream` is NULL. For one on a GPU the gradient is complete once the work that
+ * `stream` holds now is done. Streams are numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy)
+ * default stream, 2 for the calling thread's default stream. Gradients travel in buckets, so the step may
+ * also wait for work that the stream gets until the last gradient of the same bucket is marked. The stream
+ * lives until the step has ended, since new values are ordered on it, too. A stream that fails before ends
+ * the session.
+ * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream
+ * for the cpu, of another device, or that is being captured into a graph; the gradient is not marked then,
+ * and may be in another), the failure of the step begun, if it has failed. */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
-/* As dsgd_gradient_ready for `count` parameters of one replica, whose gradients are all complete in `stream`; cheaper than as
- * many calls. Marks all of them, or none if one cannot be marked; the error names that one. Any thread, any order, never
- * blocks. Errors: as dsgd_gradient_ready. */
+
+/* Marks the gradients of `count` parameters of one replica, which are all complete in `stream`, as
+ * dsgd_gradient_ready does; cheaper than as many calls. Marks all of them, or none if one cannot be marked;
+ * the error names that one.
+ * Errors: as dsgd_gradient_ready. */
 DSGD_API int32_t dsgd_gradients_ready(dsgd_replica *replica, dsgd_parameter *const *parameters, size_t count,
                                       void *stream, dsgd_error **error);
-/* Makes `stream` wait for the new values of all steps that have ended. Needed only for a stream, other than the default
- * one, on which no gradient of this replica was marked. Streams are numbered as in dsgd_gradient_ready. For a replica on
- * the cpu pass NULL; the call then does nothing. Any thread, never blocks.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu, or that is being captured into a graph), DSGD_ERR_CLOSED. */
+
+/* Makes `stream` wait for the new values of all steps that have ended. Only a stream needs it that is not the
+ * default one and on which no gradient of this replica was marked. Streams are numbered as in
+ * dsgd_gradient_ready. For a replica on the cpu pass NULL; the call then does nothing.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu, or that is being captured into a graph). */
 DSGD_API int32_t dsgd_stream_wait(dsgd_replica *replica, void *stream, dsgd_error **error);
-/* This replica has no gradient of this parameter in the step begun, or, with none begun, in the next one. Its weight then
- * does not count for that parameter; with `absent` = "zero" in the configuration it counts, with a gradient of zero, as with
- * PyTorch's find_unused_parameters. If it is absent on all replicas of all workers, value and optimizer state do not change.
- * Any thread. Errors: as dsgd_gradient_ready. */
+
+/* Marks a gradient as absent: this replica has no gradient of this parameter in the step begun, or, with none
+ * begun, in the next one. Its weight then does not count for that parameter. With `absent` = "zero" in the
+ * configuration it counts, with a gradient of zero, as with PyTorch's find_unused_parameters. A parameter
+ * that is absent on all replicas of all workers keeps its value and optimizer state.
+ * Errors: as dsgd_gradient_ready. */
 DSGD_API int32_t dsgd_gradient_absent(dsgd_replica *replica, dsgd_parameter *parameter, dsgd_error **error);
-/* Marks all gradients that are not marked yet as ready. Does nothing if the step has ended, since all were marked. Any
- * thread, never blocks. Errors: DSGD_ERR_STATE (no step was begun), the failure of the step begun, if it has failed. */
+
+/* Marks all gradients that are not marked yet as ready. Does nothing if the step has ended, since all were
+ * marked.
+ * Errors: DSGD_ERR_STATE (no step was begun), the failure of the step begun, if it has failed. */
 DSGD_API int32_t dsgd_step_flush(dsgd_session *session, dsgd_error **error);
-/* Result of a step's op that has ended without error. Any thread. */
+
+/* Reads the result of a step's op that has ended without error.
+ * Errors: DSGD_ERR_STATE (the op has not ended), DSGD_ERR_INVALID_ARGUMENT (it is not a step's), the failure
+ * of the step. */
 DSGD_API int32_t dsgd_op_step_result(const dsgd_op *op, dsgd_step_result *result, dsgd_error **error);
-/* Asks all workers to stop: every worker sees stop = 1 in the result of the same step, the next one that this worker
- * begins. Any thread, never blocks. With `error` NULL it is async-signal-safe, as no other function of this header
- * is: a handler of SIGTERM may call it. Errors: DSGD_ERR_CLOSED. */
+
+/* Asks all workers to stop: every worker sees stop = 1 in the result of the same step, the next one that this
+ * worker begins. With `error` NULL it is async-signal-safe, as no other function of this header is: a handler
+ * of SIGTERM may call it. */
 DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
 
-/* ---- Operations ------------------------------------------------------------------------------------------------- */
+/* ---- Operations ---------------------------------------------------------------------------------------- */
 
-/* Work in progress. dsgd owns its buffers until it has ended, with success or not. Freeing an op does not end the work, and
- * an op may be freed before or after its session; an op whose session was freed has ended with DSGD_ERR_CLOSED at the
- * latest. */
+/* Work in progress. dsgd owns its buffers until it has ended, with success or not. Freeing an op does not end
+ * the work. An op may be freed before or after its session; an op whose session was freed has ended with
+ * DSGD_ERR_CLOSED at the latest. */
 
-/* Number of the op, unique in its session, for tables on the host's side. 0 for NULL. Any thread. */
+/* Returns the number of the op, unique in its session, for tables on the host's side; 0 for NULL. */
 DSGD_API uint64_t dsgd_op_id(const dsgd_op *op);
-/* The user_data of the options that the op was begun with; NULL for NULL. An op has it before any thread can learn that
- * the op has ended, so a thread that polls the queue never meets an op that the host does not know. Any thread. */
+
+/* Returns the user_data of the options that the op was begun with; NULL for NULL. An op has it before any
+ * thread can learn that the op has ended, so a thread that polls the queue never meets an op that the host
+ * does not know. */
 DSGD_API void *dsgd_op_user_data(const dsgd_op *op);
-/* Waits until the op has ended and returns its status.
- * DSGD_ERR_WAIT_TIMEOUT: it has not ended yet; the message names the workers that have not come and the gradients
- * that are missing, on this worker or on others; the error's rank is the first of these workers. Waiting marks no
- * gradient. Any thread; several may wait. */
+
+/* Waits until the op has ended and returns its status. Waiting marks no gradient. Several threads may wait.
+ * Blocks: up to timeout_ms.
+ * Errors: DSGD_ERR_WAIT_TIMEOUT (it has not ended yet; the message names the workers that have not come and
+ * the gradients that are missing, on this worker or on others; the error's rank is the first of these
+ * workers), the status of the op. */
 DSGD_API int32_t dsgd_op_wait(dsgd_op *op, int32_t timeout_ms, dsgd_error **error);
-/* Sets *done to 1 if the op has ended, else to 0. Returns the op's status if it has ended, else DSGD_OK. Never blocks. Any
- * thread. */
+
+/* Sets *done to 1 if the op has ended, else to 0. Returns the op's status if it has ended, else DSGD_OK. */
 DSGD_API int32_t dsgd_op_test(dsgd_op *op, int32_t *done, dsgd_error **error);
-/* Ends the op with DSGD_ERR_ABORTED, at once; nothing happens if it has ended. A dsgd_object_get ends alone. Other ops
- * have other workers in them: aborting one is dsgd_abort on its session. `reason` may be NULL. Any thread; never blocks. */
+
+/* Ends the op with DSGD_ERR_ABORTED, at once; nothing happens if it has ended. A dsgd_object_get ends alone.
+ * Other ops have other workers in them: aborting one is dsgd_abort on its session. `reason` may be NULL. */
 DSGD_API int32_t dsgd_op_abort(dsgd_op *op, const char *reason, dsgd_error **error);
-/* Releases one reference; NULL is fine. Other threads may be within calls on the op. Any thread; never blocks. */
+
+/* Releases one reference; NULL is fine. Other threads may be within calls on the op. */
 DSGD_API void dsgd_op_free(dsgd_op *op);
 
-/* The completion queue: ops that have ended and were not yet returned by it or freed, in the order in which they ended.
- * Fills `ops` with up to `max` of them and *count with their number, waiting up to timeout_ms for the first. The pointers are those the host already has, each with a reference of its own: free it
- * with dsgd_op_free, as well as that of the call that began the op. So a polled op stays valid whatever other threads free.
- * DSGD_ERR_WAIT_TIMEOUT: none. Works after close until the queue is empty, then returns DSGD_ERR_CLOSED. Any thread. */
-DSGD_API int32_t dsgd_queue_poll(dsgd_session *session, dsgd_op **ops, size_t max, int32_t timeout_ms, size_t *count,
-                                 dsgd_error **error);
-/* A file descriptor that is readable while the queue is not empty, for poll() and event loops; dsgd's, do not read or
- * close it. Negative: a code. Valid until the session is freed. Any thread. */
+/* Takes up to `max` ops out of the completion queue, and sets *count to their number. The queue holds the ops
+ * that have ended and were not yet returned by it or freed, in the order in which they ended. Works after
+ * close until the queue is empty, then returns DSGD_ERR_CLOSED.
+ * Ownership: the pointers are those that the host already has, each with a reference of its own. Free it with
+ * dsgd_op_free, as well as that of the call that began the op. So a polled op stays valid whatever other
+ * threads free.
+ * Blocks: up to timeout_ms for the first op.
+ * Errors: DSGD_ERR_WAIT_TIMEOUT (no op has ended). */
+DSGD_API int32_t dsgd_queue_poll(dsgd_session *session, dsgd_op **ops, size_t max, int32_t timeout_ms,
+                                 size_t *count, dsgd_error **error);
+
+/* Returns a file descriptor that is readable while the completion queue is not empty, for poll() and event
+ * loops; or a negative code. It is dsgd's: do not read or close it. Valid until the session is freed. */
 DSGD_API int32_t dsgd_queue_fd(const dsgd_session *session);
 
-/* ---- Collectives ------------------------------------------------------------------------------------------------ */
+/* ---- Collectives --------------------------------------------------------------------------------------- */
 
 /* Reductions. */
 enum dsgd_reduction { DSGD_SUM = 0, DSGD_MIN = 1, DSGD_MAX = 2, DSGD_PROD = 3, DSGD_MEAN = 4 };
@@ -687,146 +838,192 @@ enum dsgd_reduction { DSGD_SUM = 0, DSGD_MIN = 1, DSGD_MAX = 2, DSGD_PROD = 3, D
 /* An ordered subset of the workers. NULL is the world; version 1.0 has no other. */
 typedef struct dsgd_group dsgd_group;
 
-/* Common to all collectives
- *
- *   Agreement  Every worker of the group makes the calls of a channel in the same order, with equal arguments: the same
- *              function, dtype, reduction, root, number of elements, and element counts. A collective succeeds on a
- *              worker only when all workers have called it and agree. If they disagree, it fails on all workers with
- *              DSGD_ERR_MISMATCH and the same message, which shows two of the calls; the session goes on.
- *   Channels   Calls of different channels need no common order. A thread that collects metrics beside the steps uses a
- *              channel of its own. Steps, dsgd_start, dsgd_strategy_set, and calls without options use channel 0. One
- *              collective of each other channel is in progress at a time; the next ones wait for it.
- *   Blocking   With `op` NULL the call blocks until the end, up to the deadline of `options`. Otherwise it returns at
- *              once, and the buffers are dsgd's until the op ends.
- *   Buffers    They are in memory of the host; that of a GPU is refused. Zero elements are valid. nbytes is a multiple of
- *              the element size. A failed collective leaves its output undefined.
- *   Results    Sums are made in an order fixed by rank or by the algorithm, so the same run gives the same bits. Integer
- *              sums wrap around. DSGD_MEAN is for floating point only.
+/* These hold for all collectives:
+ *   Agreement  Every worker of the group makes the calls of a channel in the same order, with equal
+ *              arguments: the same function, dtype, reduction, root, number of elements, and element counts.
+ *              A collective succeeds on a worker only when all workers have called it and agree. If they
+ *              disagree, it fails on all workers with DSGD_ERR_MISMATCH and the same message, which shows two
+ *              of the calls; the session goes on.
+ *   Channels   Calls of different channels need no common order. A thread that collects metrics beside the
+ *              steps uses a channel of its own. Steps, dsgd_start, dsgd_strategy_set, and calls without
+ *              options use channel 0. One collective of each other channel is in progress at a time; the next
+ *              ones wait for it.
+ *   Buffers    They are in memory of the host; that of a GPU is refused. Zero elements are valid. nbytes is a
+ *              multiple of the element size. A failed collective leaves its output undefined. With `op`, the
+ *              call returns at once, and the buffers are dsgd's until the op ends.
+ *   Results    Sums are made in an order fixed by rank or by the algorithm, so the same run gives the same
+ *              bits. Integer sums wrap around. DSGD_MEAN is for floating point only.
  *   Threads    Any thread, if the order within the channel is the same on all workers.
- *   Errors     DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_MISMATCH, DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED,
- *              DSGD_ERR_CLOSED. */
+ *   Blocks     With `op` NULL, up to the deadline of `options`.
+ *   Errors     DSGD_ERR_MISMATCH, DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED. */
 
-/* `receive` of every worker gets the reduction of all workers' `send`. Both have nbytes bytes. They are equal (in place)
- * or do not overlap. */
-DSGD_API int32_t dsgd_allreduce(dsgd_session *session, dsgd_group *group, const void *send, void *receive, size_t nbytes,
-                                int32_t dtype, int32_t reduction, const dsgd_op_options *options, dsgd_op **op,
-                                dsgd_error **error);
-/* In place: every worker ends with the data of rank `root`. */
-DSGD_API int32_t dsgd_broadcast(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes, int32_t dtype,
-                                int32_t root, const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
-/* `receive` gets every worker's `send`, in rank order. `element_counts`: elements of each rank (size() numbers, copied, equal on
- * all workers), or NULL when all send as many. receive_nbytes is the sum of all parts. `send` may lie in its place in
- * `receive`. */
-DSGD_API int32_t dsgd_allgather(dsgd_session *session, dsgd_group *group, const void *send, size_t send_nbytes,
-                                void *receive, size_t receive_nbytes, const size_t *element_counts, int32_t dtype,
+/* Reduces `send` of all workers into `receive` of every worker. Both have nbytes bytes. They are equal (in
+ * place) or do not overlap. */
+DSGD_API int32_t dsgd_allreduce(dsgd_session *session, dsgd_group *group, const void *send, void *receive,
+                                size_t nbytes, int32_t dtype, int32_t reduction,
                                 const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
-/* `send` is split in rank order into parts of `element_counts` elements (NULL: equal parts); `receive` gets the reduction of this
- * rank's part. `receive` may be this rank's part of `send`. */
-DSGD_API int32_t dsgd_reduce_scatter(dsgd_session *session, dsgd_group *group, const void *send, size_t send_nbytes,
-                                     void *receive, size_t receive_nbytes, const size_t *element_counts, int32_t dtype,
-                                     int32_t reduction, const dsgd_op_options *options, dsgd_op **op,
-                                     dsgd_error **error);
-/* Ends when all workers have called it. */
-DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, const dsgd_op_options *options, dsgd_op **op,
-                              dsgd_error **error);
 
-/* ---- Objects ---------------------------------------------------------------------------------------------------- */
+/* Gives every worker the data of rank `root`, in place. */
+DSGD_API int32_t dsgd_broadcast(dsgd_session *session, dsgd_group *group, void *data, size_t nbytes,
+                                int32_t dtype, int32_t root, const dsgd_op_options *options, dsgd_op **op,
+                                dsgd_error **error);
 
-/* A named object, bytes or an array, that every worker holds: a vocabulary, a tokenizer, settings, a table of class weights. */
+/* Gives every worker the `send` of all workers, in rank order, in `receive`. `element_counts` are the
+ * elements of each rank (size() numbers, copied, equal on all workers), or NULL when all send as many.
+ * receive_nbytes is the sum of all parts. `send` may lie in its place in `receive`. */
+DSGD_API int32_t dsgd_allgather(dsgd_session *session, dsgd_group *group, const void *send,
+                                size_t send_nbytes, void *receive, size_t receive_nbytes,
+                                const size_t *element_counts, int32_t dtype, const dsgd_op_options *options,
+                                dsgd_op **op, dsgd_error **error);
+
+/* Reduces `send` of all workers and gives each worker its part in `receive`. `send` is split in rank order
+ * into parts of `element_counts` elements (NULL: equal parts). `receive` may be this rank's part of `send`.
+ */
+DSGD_API int32_t dsgd_reduce_scatter(dsgd_session *session, dsgd_group *group, const void *send,
+                                     size_t send_nbytes, void *receive, size_t receive_nbytes,
+                                     const size_t *element_counts, int32_t dtype, int32_t reduction,
+                                     const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
+
+/* Waits until all workers have called it. */
+DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, const dsgd_op_options *options,
+                              dsgd_op **op, dsgd_error **error);
+
+/* ---- Objects ------------------------------------------------------------------------------------------- */
+
+/* A named object, bytes or an array, that every worker holds: a vocabulary, a tokenizer, settings, class
+ * weights. */
 typedef struct dsgd_object dsgd_object;
-/* Copies `data` to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all workers have it. One worker calls it
- * (not collective). With `op` NULL it blocks. If a worker has closed its session, the call ends with DSGD_ERR_WORKER_LOST and
- * the remaining workers still get the object. If rank 0 has closed, no worker gets it, because rank 0 decides which worker
- * may put a name.
- * `dtype` (enum dsgd_dtype) and `shape` tell the receivers, which may be in other languages, that `data` is an array of
- * up to 64 dimensions in row-major order; ndim 0 is a scalar. dtype -1 with ndim 0 means bytes without a type. Any thread.
- * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT (nbytes is not the size of the array), DSGD_ERR_LIMIT (over 1 GiB),
- * DSGD_ERR_TIMEOUT, and those of collectives. After a put that failed some workers may hold the object: call
- * dsgd_object_delete, which may return DSGD_ERR_NOT_FOUND, before a worker puts the name again. */
-DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes, int32_t dtype,
-                                 const int64_t *shape, size_t ndim, const dsgd_op_options *options, dsgd_op **op,
-                                 dsgd_error **error);
-/* The object of that name; waits until it is put. With `op` NULL it blocks and gives `object`; otherwise `object` is NULL,
- * and dsgd_op_object gives the object. Any thread. Errors: DSGD_ERR_TIMEOUT (it was not put within the deadline),
- * DSGD_ERR_INVALID_ARGUMENT (`object` and `op` are both given, or both NULL), and those of collectives. */
+
+/* Copies `data` to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all workers have it. One
+ * worker calls it (not collective).
+ *
+ * `dtype` (enum dsgd_dtype) and `shape` tell the receivers, which may be in other languages, that `data` is
+ * an array of up to 64 dimensions in row-major order; ndim 0 is a scalar. dtype -1 with ndim 0 means bytes
+ * without a type.
+ *
+ * If a worker has closed its session, the call ends with DSGD_ERR_WORKER_LOST, and the remaining workers
+ * still get the object. If rank 0 has closed, no worker gets it, because rank 0 decides which worker may put
+ * a name. After a put that failed, some workers may hold the object: call dsgd_object_delete, which may
+ * return DSGD_ERR_NOT_FOUND, before a worker puts the name again.
+ * Blocks: with `op` NULL, up to the deadline of `options`.
+ * Errors: DSGD_ERR_EXISTS (name), DSGD_ERR_INVALID_ARGUMENT (nbytes is not the size of the array),
+ * DSGD_ERR_LIMIT (over 1 GiB), DSGD_ERR_TIMEOUT, and those of collectives. */
+DSGD_API int32_t dsgd_object_put(dsgd_session *session, const char *name, const void *data, size_t nbytes,
+                                 int32_t dtype, const int64_t *shape, size_t ndim,
+                                 const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
+
+/* Waits until the object of that name is put, and returns a reference to it. With `op`, `object` is NULL, and
+ * dsgd_op_object gives the object.
+ * Blocks: with `op` NULL, up to the deadline of `options`.
+ * Errors: DSGD_ERR_TIMEOUT (it was not put within the deadline), DSGD_ERR_INVALID_ARGUMENT (`object` and `op`
+ * are both given, or both NULL), and those of collectives. */
 DSGD_API int32_t dsgd_object_get(dsgd_session *session, const char *name, const dsgd_op_options *options,
                                  dsgd_object **object, dsgd_op **op, dsgd_error **error);
-/* A new reference to the object of a dsgd_object_get that has ended without error. Any thread. */
+
+/* Returns a new reference to the object of a dsgd_object_get that has ended without error.
+ * Errors: DSGD_ERR_STATE (the op has not ended), DSGD_ERR_INVALID_ARGUMENT (it is not a dsgd_object_get), the
+ * failure of the op. */
 DSGD_API int32_t dsgd_op_object(const dsgd_op *op, dsgd_object **object, dsgd_error **error);
-/* Deletes the object `name` on all workers; any worker may call it (not collective). Ends when no worker holds the object;
- * the name can then be put again, and dsgd_object_get waits for the new object. Objects that dsgd_object_get has returned
- * stay valid. Closed workers are skipped. If rank 0 has closed, the call fails with DSGD_ERR_WORKER_LOST. With `op` NULL it
- * blocks. Any thread. Errors: DSGD_ERR_NOT_FOUND (not put, or deleted by another worker), DSGD_ERR_TIMEOUT (some workers may still hold
- * it), and those of collectives. */
-DSGD_API int32_t dsgd_object_delete(dsgd_session *session, const char *name, const dsgd_op_options *options, dsgd_op **op,
-                                    dsgd_error **error);
+
+/* Deletes the object `name` on all workers; any worker may call it (not collective). Ends when no worker
+ * holds the object. The name can then be put again, and dsgd_object_get waits for the new object. Objects
+ * that dsgd_object_get has returned stay valid. Closed workers are skipped. If rank 0 has closed, the call
+ * fails with DSGD_ERR_WORKER_LOST.
+ * Blocks: with `op` NULL, up to the deadline of `options`.
+ * Errors: DSGD_ERR_NOT_FOUND (not put, or deleted by another worker), DSGD_ERR_TIMEOUT (some workers may
+ * still hold it), and those of collectives. */
+DSGD_API int32_t dsgd_object_delete(dsgd_session *session, const char *name, const dsgd_op_options *options,
+                                    dsgd_op **op, dsgd_error **error);
 DSGD_API const void *dsgd_object_data(const dsgd_object *object); /* valid until dsgd_object_free */
 DSGD_API size_t dsgd_object_nbytes(const dsgd_object *object);
 DSGD_API int32_t dsgd_object_dtype(const dsgd_object *object); /* -1: bytes without a type */
 DSGD_API size_t dsgd_object_ndim(const dsgd_object *object);   /* 0: a scalar, or bytes without a type */
-DSGD_API const int64_t *dsgd_object_shape(const dsgd_object *object); /* ndim elements; valid until dsgd_object_free */
-DSGD_API void dsgd_object_free(dsgd_object *object); /* NULL is fine */
+DSGD_API const int64_t *dsgd_object_shape(const dsgd_object *object); /* ndim numbers */
+DSGD_API void dsgd_object_free(dsgd_object *object);                  /* NULL is fine */
 
-/* ---- Data-set sharding ------------------------------------------------------------------------------------------ */
+/* ---- Data-set sharding --------------------------------------------------------------------------------- */
 
-/* The data shard of this worker: which sample indices it reads in an epoch (a pass over the data set). Over all workers
- * every index 0 .. samples-1 comes exactly once per epoch, whatever the number of workers; the order depends on seed and
- * epoch alone, and worker r of W takes every W-th from the r-th on. One thread at a time per shard. */
+/* The data shard of this worker: which sample indices it reads in an epoch. Over all workers every index 0 ..
+ * samples-1 comes exactly once per epoch, whatever the number of workers. The order depends on seed and epoch
+ * alone, and worker r of W takes every W-th index from the r-th on.
+ *
+ * A shard belongs to the session that it was made for, and is split over the workers of that session's view.
+ * The split may change with the view; in version 1.0 the view does not change. A step that commits consumes
+ * the indices returned since the step that committed before it. A shard may outlive its session, and then
+ * keeps the last split.
+ * Threads: one thread at a time per shard. */
 typedef struct dsgd_shard dsgd_shard;
 
 enum dsgd_shard_flag { DSGD_SHARD_SEQUENTIAL = 1 /* do not shuffle */ };
 
+/* Makes the shard of a data set of `samples` samples, at the beginning of epoch 0. samples, seed and flags
+ * are equal on all workers. */
 DSGD_API int32_t dsgd_shard_new(const dsgd_session *session, uint64_t samples, uint64_t seed, uint32_t flags,
                                 dsgd_shard **shard, dsgd_error **error);
-/* Goes to the beginning of an epoch, 0, 1, 2, ...; a new shard stands at epoch 0. */
+
+/* Goes to the beginning of an epoch: 0, 1, 2, ... */
 DSGD_API int32_t dsgd_shard_epoch(dsgd_shard *shard, uint64_t epoch, dsgd_error **error);
-/* Goes to a position in an epoch's order of all samples: the workers together have read the first `position` indices, and
- * worker r of W takes every W-th of the rest from the r-th on. A job can thus resume in mid-epoch with another number of
- * workers. All workers pass the same epoch and position. Errors: DSGD_ERR_INVALID_ARGUMENT (position > samples). */
+
+/* Goes to a position in an epoch's order of all samples: the workers together have read the first `position`
+ * indices, and worker r of W takes every W-th of the rest from the r-th on. A job can thus resume in
+ * mid-epoch with another number of workers. All workers pass the same epoch and position.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (position > samples). */
 DSGD_API int32_t dsgd_shard_seek(dsgd_shard *shard, uint64_t epoch, uint64_t position, dsgd_error **error);
-/* The position of all workers together, provided that each has drawn as many indices as this one since the last seek: a
- * checkpoint stores it for dsgd_shard_seek. The number of samples once dsgd_shard_next has returned fewer than `max`; 0 for
- * NULL. */
+
+/* Returns the position of all workers together, provided that each has drawn as many indices as this one
+ * since the last seek: a checkpoint stores it for dsgd_shard_seek. It is the number of samples once
+ * dsgd_shard_next has returned fewer than `max`, and 0 for NULL. */
 DSGD_API uint64_t dsgd_shard_position(const dsgd_shard *shard);
-/* Writes up to `max` next indices and their number to *count; 0 when the epoch is over. */
-DSGD_API int32_t dsgd_shard_next(dsgd_shard *shard, int64_t *indices, size_t max, size_t *count, dsgd_error **error);
+
+/* Writes up to `max` next indices to `indices`, and their number to *count; 0 when the epoch is over. */
+DSGD_API int32_t dsgd_shard_next(dsgd_shard *shard, int64_t *indices, size_t max, size_t *count,
+                                 dsgd_error **error);
 DSGD_API uint64_t dsgd_shard_size(const dsgd_shard *shard); /* indices per epoch on this worker; 0 for NULL */
 DSGD_API void dsgd_shard_free(dsgd_shard *shard);           /* NULL is fine */
 
-/* ---- Digest ----------------------------------------------------------------------------------------------------- */
+/* ---- Digest -------------------------------------------------------------------------------------------- */
 
-/* 64-bit digest of the values of all parameters, in order, of this worker's first replica, for comparison between
- * workers: equal bits, equal digest (all NaNs count as one, since a GPU's are not a CPU's). Reads the buffers now; not
- * collective, not during a step. One thread at a time. */
+/* Returns a 64-bit digest of the values of all parameters, in order, of this worker's first replica, for
+ * comparison between workers. Equal bits give an equal digest; all NaNs count as one, since a GPU's are not a
+ * CPU's. It reads the buffers now. Not collective; not during a step.
+ * Threads: one thread at a time. */
 DSGD_API int32_t dsgd_digest(dsgd_session *session, uint64_t *digest, dsgd_error **error);
 
-/* ---- Head ------------------------------------------------------------------------------------------------------- */
+/* ---- Head ---------------------------------------------------------------------------------------------- */
 
 /* A head that runs outside the workers. */
 typedef struct dsgd_head dsgd_head;
-/* Binds the configuration's `head` address (port 0: any) and serves one job until it is stopped. `config` NULL:
- * environment and defaults. The head ends with DSGD_ERR_TIMEOUT if a worker disconnects before the job begins and no worker
- * joins within `init_timeout`. Any thread. Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_INVALID_ARGUMENT. */
+
+/* Binds the configuration's `head` address (port 0: any) and serves one job until it is stopped. `config`
+ * NULL: environment and defaults. The head ends with DSGD_ERR_TIMEOUT if a worker disconnects before the job
+ * begins and no worker joins within `init_timeout`.
+ * Errors: DSGD_ERR_ADDRESS_IN_USE. */
 DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
-/* Address workers can be told, with the real port. "" for NULL. Any thread. */
+
+/* Returns the address that workers can be told, with the real port; "" for NULL. */
 DSGD_API const char *dsgd_head_address(const dsgd_head *head);
-/* Waits until the job has ended (all workers left, DSGD_OK; or the job broke, with its error) or timeout_ms have passed:
- * DSGD_ERR_WAIT_TIMEOUT. Any thread. */
+
+/* Waits until the job has ended. Returns DSGD_OK if all workers left in good order, else the job's failure.
+ * Blocks: up to timeout_ms.
+ * Errors: DSGD_ERR_WAIT_TIMEOUT (the job goes on). */
 DSGD_API int32_t dsgd_head_wait(dsgd_head *head, int32_t timeout_ms, dsgd_error **error);
-DSGD_API void dsgd_head_free(dsgd_head *head); /* stops it; NULL is fine */
 
-/* ---- Plug-ins --------------------------------------------------------------------------------------------------- */
+/* Stops the head. NULL is fine. No call of dsgd_head_wait may be in progress. */
+DSGD_API void dsgd_head_free(dsgd_head *head);
 
-/* Algorithms and strategies of the host's own. They are registered with a configuration under a name, before dsgd_init
- * and on all workers alike; the keys `algorithm` and `strategy` and dsgd_strategy_set then take the name. Names have 1 to
- * 64 lower-case letters, digits and '_', and begin with a letter. Register first: dsgd_config_set and dsgd_config_load
- * refuse names that they do not know.
+/* ---- Plug-ins ------------------------------------------------------------------------------------------ */
+
+/* Algorithms and strategies of the host's own. They are registered with a configuration under a name, before
+ * dsgd_init and on all workers alike. The keys `algorithm` and `strategy`, and dsgd_strategy_set, then take
+ * the name. Names have 1 to 64 lower-case letters, digits and '_', and begin with a letter. Register first:
+ * dsgd_config_set and dsgd_config_load refuse names that they do not know.
  *
- * The functions of a plug-in are pure: from the same arguments they always give the same answer, on every worker. They
- * only say where bytes go and who owns what; dsgd moves them. So a plug-in can neither block a worker nor lose a step, and
- * its answers are checked, and compared between workers, before anything is moved. They are called from any thread,
- * also by several at a time, must return soon, and must not throw, longjmp, or call dsgd functions other than those
- * named here (a call on a session from within one gives DSGD_ERR_STATE). */
+ * The functions of a plug-in are pure: from the same arguments they always give the same answer, on every
+ * worker. They only say where bytes go and who owns what; dsgd moves them. So a plug-in can neither block a
+ * worker nor lose a step. Its answers are checked, and compared between workers, before anything is moved.
+ * The functions are called from any thread, also by several at a time. They must return soon, and must not
+ * throw, longjmp, or call dsgd functions other than those named here (a call on a session from within one
+ * gives DSGD_ERR_STATE). */
 #define DSGD_PLUGIN_VERSION 1 /* version of the contracts below; a library accepts versions 1 to its own */
 
 enum dsgd_transfer {
@@ -837,14 +1034,16 @@ enum dsgd_transfer {
 
 /* One rank's part of an all-reduce, while an algorithm writes it; valid during that call. */
 typedef struct dsgd_schedule dsgd_schedule;
-/* Adds a transfer of elements [begin, begin + count) to or from rank `peer`. Rounds are numbered from 0. What is sent in
- * a round is what was there before the round; what is received in a round is added or copied in the order of these
- * calls. For each transfer the sender adds a SEND, and the receiver a REDUCE or COPY of the same length in the same round;
- * several between the same two ranks are matched in the order of the calls. A transfer begins as soon as those before it
- * that touch the same elements are over, so several small transfers overlap better than one large one, down to some
- * 100 KiB. At most 65535 per rank and 2^20 of all ranks together,
- * which a ring reaches at 512 workers.
- * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_NO_MEMORY. */
+
+/* Adds a transfer of elements [begin, begin + count) to or from rank `peer`. Rounds are numbered from 0. A
+ * SEND of a round sends the elements as they were before the round. Elements received in a round are added or
+ * copied in the order of these calls.
+ *
+ * For each transfer the sender adds a SEND, and the receiver a REDUCE or COPY of the same length in the same
+ * round; several between the same two ranks are matched in the order of the calls. A transfer begins as soon
+ * as those before it that touch the same elements are over, so several small transfers overlap better than
+ * one large one, down to some 100 KiB. A rank has at most 65535 transfers, and all ranks together 2^20, which
+ * a ring reaches at 512 workers. */
 DSGD_API int32_t dsgd_schedule_add(dsgd_schedule *schedule, int32_t transfer, int32_t round, int32_t peer,
                                    uint64_t begin, uint64_t count, dsgd_error **error);
 
@@ -853,34 +1052,38 @@ typedef struct dsgd_algorithm {
   uint32_t version;   /* DSGD_PLUGIN_VERSION of the header that the plug-in was compiled with */
   uint32_t flags;     /* none are defined yet; 0 */
   void *user;         /* for the functions; may be NULL */
-  /* Writes what rank `rank` of `size` (> 1) does in an all-reduce of `count` (> 0) elements in place. It is called for all
-   * ranks, and the whole is checked: in the end all ranks must hold the contributions of all ranks, each once, added in
-   * the same order. Returns DSGD_OK, or a code with which the operation then fails on all workers: one of
-   * DSGD_ERR_INVALID_ARGUMENT, STATE, NOT_FOUND, NO_MEMORY, LIMIT, UNSUPPORTED; others become DSGD_ERR_INTERNAL. */
+  /* Writes the transfers of rank `rank` of `size` (> 1) in an all-reduce of `count` (> 0) elements in place.
+   * It is called for all ranks, and the whole is checked: in the end all ranks must hold the contributions of
+   * all ranks, each once, added in the same order. Returns DSGD_OK, or a code with which the operation then
+   * fails on all workers: one of DSGD_ERR_INVALID_ARGUMENT, STATE, NOT_FOUND, NO_MEMORY, LIMIT, UNSUPPORTED;
+   * others become DSGD_ERR_INTERNAL. */
   int32_t (*allreduce)(void *user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule *schedule);
   /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
   void (*release)(void *user);
 } dsgd_algorithm;
 
-/* Fills with zeros; struct_size as in dsgd_config_key_init. Any thread. Errors: DSGD_ERR_INVALID_ARGUMENT. */
+/* Fills `algorithm` with zeros. struct_size: see dsgd_config_key_init. */
 DSGD_API int32_t dsgd_algorithm_init(dsgd_algorithm *algorithm, size_t struct_size);
-/* Registers an algorithm for the all-reduces of the strategy "allreduce" and of dsgd_allreduce. The struct is copied. On
- * failure `release` is not called. One thread at a time per configuration.
- * Errors: DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_EXISTS (the name is taken), DSGD_ERR_UNSUPPORTED (version). */
-DSGD_API int32_t dsgd_algorithm_register(dsgd_config *config, const char *name, const dsgd_algorithm *algorithm,
-                                         dsgd_error **error);
 
-/* Actions of the owner of a range on the sum of its gradients (dsgd_strategy.flags): it divides the sum and sends the mean,
- * with which every worker updates, as in "simple"; or it updates, too, and sends the new values, as in "ps". */
+/* Registers an algorithm for the all-reduces of the strategy "allreduce" and of dsgd_allreduce. The struct is
+ * copied. On failure `release` is not called.
+ * Threads: one thread at a time per configuration.
+ * Errors: DSGD_ERR_EXISTS (the name is taken), DSGD_ERR_UNSUPPORTED (version). */
+DSGD_API int32_t dsgd_algorithm_register(dsgd_config *config, const char *name,
+                                         const dsgd_algorithm *algorithm, dsgd_error **error);
+
+/* Actions of the owner of a range on the sum of its gradients (dsgd_strategy.flags). MEAN: it divides the sum
+ * and sends the mean, with which every worker updates, as in "simple". UPDATE: it updates, too, and sends the
+ * new values, as in "ps". */
 enum dsgd_strategy_flags { DSGD_STRATEGY_MEAN_AT_OWNER = 0, DSGD_STRATEGY_UPDATE_AT_OWNER = 1 };
 
-/* The range that an owner is asked for; valid during that call. Any thread. */
+/* The range that an owner is asked for; valid during that call. */
 typedef struct dsgd_placement dsgd_placement;
 DSGD_API const char *dsgd_placement_parameter(const dsgd_placement *placement); /* name; "" for NULL */
 DSGD_API uint64_t dsgd_placement_begin(const dsgd_placement *placement); /* first element of the range */
 DSGD_API uint64_t dsgd_placement_count(const dsgd_placement *placement); /* elements, at most 65536 */
 DSGD_API int32_t dsgd_placement_size(const dsgd_placement *placement);   /* number of workers */
-/* Options of dsgd_strategy_set, at most 4096 bytes; "" for none, and for NULL. */
+/* Returns the options of dsgd_strategy_set, at most 4096 bytes; "" for none, and for NULL. */
 DSGD_API const char *dsgd_placement_options(const dsgd_placement *placement);
 
 typedef struct dsgd_strategy {
@@ -888,15 +1091,17 @@ typedef struct dsgd_strategy {
   uint32_t version;   /* DSGD_PLUGIN_VERSION of the header that the plug-in was compiled with */
   uint32_t flags;     /* one of dsgd_strategy_flags */
   void *user;         /* for the functions; may be NULL */
-  /* Returns the rank that owns the range, 0 .. size-1, or one of the codes of dsgd_algorithm.allreduce, with which
-   * dsgd_start or dsgd_strategy_set then fails. The division of a parameter into ranges is the same for every owner. */
+  /* Returns the rank that owns the range, 0 .. size-1, or one of the codes of dsgd_algorithm.allreduce, with
+   * which dsgd_start or dsgd_strategy_set then fails. The division of a parameter into ranges is the same for
+   * every owner. */
   int32_t (*owner)(void *user, const dsgd_placement *placement);
   /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
   void (*release)(void *user);
 } dsgd_strategy;
 
-/* As dsgd_algorithm_init. */
+/* Fills `strategy` with zeros. struct_size: see dsgd_config_key_init. */
 DSGD_API int32_t dsgd_strategy_init(dsgd_strategy *strategy, size_t struct_size);
+
 /* Registers a strategy: which worker is the server of which range. Otherwise as dsgd_algorithm_register. */
 DSGD_API int32_t dsgd_strategy_register(dsgd_config *config, const char *name, const dsgd_strategy *strategy,
                                         dsgd_error **error);

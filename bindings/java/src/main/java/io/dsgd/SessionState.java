@@ -3,13 +3,13 @@ package io.dsgd;
 
 /** Whether a session can make steps. */
 public enum SessionState {
-  /** The session has not joined; rank 0 of size 1 stands for what is not known yet. */
+  /** The session has not joined; its rank is 0 and its size 1 until it has. */
   JOINING(0),
   /** Session.start has not succeeded yet. */
   JOINED(1),
   /** The next step can begin. */
   STARTED(2),
-  /** A step failed half-way or found models that differ; steps fail, collectives go on. */
+  /** A step failed half-way or models differ; steps fail, collectives go on. */
   TORN(3),
   /** The session has failed; calls return its failure until it is closed. */
   FAILED(4),

@@ -15,7 +15,7 @@ public enum Status {
   TIMEOUT(-5),
   /** This wait ran out; the operation goes on and its buffers stay dsgd's. */
   WAIT_TIMEOUT(-6),
-  /** Session.abort was called on this worker or another; the message says who and why. */
+  /** A worker called Session.abort; the message says which and why. */
   ABORTED(-7),
   /** A worker or the head died, stopped, left or cannot be reached. */
   WORKER_LOST(-8),
@@ -42,11 +42,11 @@ public enum Status {
   TORN(-19),
   /** A defect of dsgd; please report the message. */
   INTERNAL(-20),
-  /** Workers or replicas hold different models; load a checkpoint or start a new session. */
+  /** Workers or replicas hold different models; start a new session. */
   DIVERGED(-21),
-  /** Received bytes failed their checksum; start a new session and have the network checked. */
+  /** Received bytes failed their checksum; have the network checked. */
   CORRUPTED(-22),
-  /** Reserved: workers came or went during a collective; look at Session.view and call again. */
+  /** Reserved: workers came or went during a collective; call again. */
   VIEW_CHANGED(-23),
   /** A code of a newer library; {@link DsgdException#code} is its number. */
   UNKNOWN(1);
