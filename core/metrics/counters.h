@@ -42,7 +42,8 @@ struct StepCounters {
   Counter update;     // time from there to the step's end
   Counter travel;     // time that buckets travelled; several travel at once
   Counter buckets;    // that have travelled
-  Counter memory;     // bytes that the step holds beside the model
+  Counter buffers;    // bytes of the step's buffers
+  Counter state;      // bytes of optimizer state and master values, on all devices
 };
 
 }  // namespace dsgd::metrics

@@ -84,6 +84,7 @@ class Engine final : public MeshEvents {
   bool started() const { return started_; }
   Status replan();  // settings of parameters have changed
   const Step& steps() const { return step_; }
+  const Objects& objects() const { return objects_; }
   // A stream of the host, which the step in flight was to wait for, has failed.
   void stream_failed(const Status& why) { step_.device_failed(why); }
 

@@ -168,7 +168,7 @@ void Objects::give_up(const std::shared_ptr<Sending>& sending) {
   const Status why = sending->too_late();
   const auto object = objects_.find(sending->name);
   if (object != objects_.end() && object->second.put == sending->put) {
-    objects_.erase(object);
+    discard(object);
     if (sending->mesh->rank() == kNameOwner) incoming_[sending->put] = {sending->name, nullptr};
   }
   sending->mesh->revoke_object(sending->put);
@@ -198,7 +198,7 @@ void Objects::remove(Mesh* mesh, const std::string& name, Deadline deadline, Don
     put = put_of(name);
     if (put == 0 || (!alone && is_deleting(*mesh, name))) return done(not_found(name));
     if (alone) {
-      objects_.erase(name);
+      discard(objects_.find(name));
       return done({});
     }
     if (!alone) drop(*mesh, put, empty());
@@ -275,7 +275,7 @@ void Objects::erase(Mesh& mesh, const std::string& name, uint64_t put) {
       std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
   if (sending != sending_.end()) (*sending)->removed = true;
   if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
-    objects_.erase(object);
+    discard(object);
     mesh.revoke_object(put);
   } else if (incoming_.count(put) > 0) {
     drop(mesh, put, empty());
@@ -346,8 +346,15 @@ void Objects::receive_fetch(Mesh* mesh, const transport::ObjectPart& request,
   ObjectFetches::send(*mesh, request.put, stored->second.object, std::move(reader));
 }
 
+void Objects::discard(std::map<std::string, Stored>::iterator object) {
+  nbytes_.set(nbytes_.value() - object->second.object->bytes.size());
+  objects_.erase(object);
+}
+
 void Objects::store(const std::string& name, SharedObject object, uint64_t put) {
+  if (const auto earlier = objects_.find(name); earlier != objects_.end()) discard(earlier);
   objects_[name] = {object, put};
+  nbytes_.add(object->bytes.size());
   std::vector<std::function<void(Result<SharedObject>)>> ready;
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     if (it->name == name) {

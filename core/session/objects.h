@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/collectives/mesh.h"
+#include "core/metrics/counters.h"
 #include "core/session/object.h"
 #include "core/session/object_fetches.h"
 
@@ -60,6 +61,7 @@ class Objects {
   void fail_waiters(const Status& cause);  // gets
   // No put or deletion is in flight. A get only waits for another worker.
   bool idle() const { return sending_.empty() && removals_.empty(); }
+  uint64_t nbytes() const { return nbytes_.value(); }  // of all objects here; any thread
 
  private:
   struct Stored {
@@ -95,8 +97,10 @@ class Objects {
   void drop(Mesh& mesh, uint64_t put, const Result<transport::Message>& answer);
   void erase(Mesh& mesh, const std::string& name, uint64_t put);
   void store(const std::string& name, SharedObject object, uint64_t put);
+  void discard(std::map<std::string, Stored>::iterator object);
 
   std::map<std::string, Stored> objects_;
+  metrics::Counter nbytes_;
   std::map<uint64_t, Incoming> incoming_;  // by number of the put
   // Puts that were removed before they were announced; kept until then, or until the putter leaves.
   std::set<uint64_t> removed_early_;

@@ -246,8 +246,9 @@ struct Session::Impl {
   std::atomic<transport::Time> close_until{transport::kNever};
   std::atomic<bool> stop{false};
 
-  std::mutex model_mutex;  // registering and binding
-  std::mutex step_mutex;   // marks and the step in flight
+  std::mutex model_mutex;      // registering and binding
+  metrics::Counter allocated;  // bytes of dsgd_alloc; changed under model_mutex
+  std::mutex step_mutex;       // marks and the step in flight
   static constexpr char kNotMarked = 0, kReady = 1, kAbsent = 2;
   std::vector<std::vector<char>> marks;           // by replica, by parameter: one of these
   std::vector<uint32_t> unmarked;                 // by parameter: replicas that have not marked it

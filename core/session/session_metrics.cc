@@ -62,8 +62,13 @@ Result<std::string> Session::metrics() const {
   out.sample({}, steps.buckets.value());
   out.counter("bucket_seconds", "seconds", "Time that buckets have travelled; several travel at once.");
   out.sample({}, steps.travel.seconds());
-  out.gauge("step_memory_bytes", "bytes", "Memory that steps hold beside the model.");
-  out.sample({}, steps.memory.value());
+  out.gauge("memory_bytes", "bytes",
+            "Memory held: values and gradients of dsgd_alloc; optimizer state and master values; buffers of "
+            "steps; objects.");
+  out.sample({{"use", "tensors"}}, impl_->allocated.value());
+  out.sample({{"use", "optimizer"}}, steps.state.value());
+  out.sample({{"use", "steps"}}, steps.buffers.value());
+  out.sample({{"use", "objects"}}, impl_->engine().objects().nbytes());
 
   if (const Mesh* mesh = impl_->worker->mesh()) {
     const auto each_peer = [&](auto value) {

@@ -310,7 +310,9 @@ Result<std::shared_ptr<TensorMemory>> Session::alloc(Replica* replica, Parameter
                        parameter->trained ? memory->nbytes : 0, {});
   if (!status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
-  impl_->model.bindings[replica->index][parameter->index].memory = memory;
+  auto& known = impl_->model.bindings[replica->index][parameter->index].memory;
+  if (!known) impl_->allocated.add(memory->nbytes * (parameter->trained ? 2 : 1));
+  known = memory;
   return memory;
 }
 

@@ -90,7 +90,7 @@ void Step::begin(StepRequest request, Done done) {
   }
   exact_squares_ = {};
   begun_ = marked_ = loop_.now();
-  counters_.memory.set(buffer_bytes_);
+  counters_.buffers.set(buffer_bytes_);
   incomplete_ = plan_.size();
   watch();
   if (Status status = order_device_queues(); !status.ok()) return device_failed(status);

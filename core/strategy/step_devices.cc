@@ -105,6 +105,7 @@ Status Step::make_buffers(size_t index) {
 
 Status Step::ensure_state() {
   Status status;
+  size_t total = 0;
   const auto fill = [&](OptimizerState& state, const auto& allocate) {
     state.resize(model_.parameters.size());
     for (size_t p = 0; p < state.size(); ++p) {
@@ -117,6 +118,7 @@ Status Step::ensure_state() {
           state[p].push_back(std::move(made).value());
         }
       }
+      total += state[p].size() * parameter.state_nbytes();
     }
   };
   const auto untouched = [](size_t nbytes) -> Result<Memory> {
@@ -141,6 +143,7 @@ Status Step::ensure_state() {
     }
   }
   model_.updates.resize(model_.parameters.size(), 0);
+  counters_.state.set(total);
 
   if (status.ok() && mesh_ && !contexts_[where_[0].first].is_host() && !digest_here_) {
     device::Device& device = *contexts_[where_[0].first].device;

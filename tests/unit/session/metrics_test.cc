@@ -52,6 +52,44 @@ TEST(Metrics, CountCallsBytesAndFailures) {
   });
 }
 
+TEST(Metrics, ShowTheMemoryThatIsHeld) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    const auto held = [&](const std::string& use) {
+      return parse_metrics(text_of(session)).at("dsgd_memory_bytes{use=\"" + use + "\"}");
+    };
+    for (const char* use : {"tensors", "optimizer", "steps", "objects"}) EXPECT_EQ(held(use), 0) << use;
+    dsgd_parameter *weight = nullptr, *state = nullptr;
+    dsgd_replica* replica = nullptr;
+    const int64_t shape = 1000;
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "weight", DSGD_FLOAT32, &shape, 1, 0, &weight, error_));
+    DSGD_OK_OR_FAIL(
+        dsgd_parameter_add(session, "state", DSGD_FLOAT64, &shape, 1, DSGD_UNTRAINED, &state, error_));
+    DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+    void *value = nullptr, *gradient = nullptr;
+    for (int i = 0; i < 2; ++i) {
+      DSGD_OK_OR_FAIL(dsgd_alloc(replica, weight, &value, &gradient, error_));
+      DSGD_OK_OR_FAIL(dsgd_alloc(replica, state, &value, nullptr, error_));
+      EXPECT_EQ(held("tensors"), 4000 + 4000 + 8000);
+    }
+    DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "adam", nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    EXPECT_EQ(held("optimizer"), 2 * 4000);
+    EXPECT_GE(held("steps"), 4000);
+    const std::vector<char> data(5000);
+    if (rank == 0) {
+      DSGD_OK_OR_FAIL(dsgd_object_put(session, "object", data.data(), data.size(), -1, nullptr, 0, nullptr,
+                                      nullptr, error_));
+    }
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
+    EXPECT_EQ(held("objects"), 5000);
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
+    if (rank == 1) DSGD_OK_OR_FAIL(dsgd_object_delete(session, "object", nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
+    EXPECT_EQ(held("objects"), 0);
+  });
+}
+
 // Data that an operation needs has arrived when the operation has ended.
 TEST(Metrics, SendersAndReceiversAgreeOnTheBytes) {
   constexpr int kWorkers = 3;
