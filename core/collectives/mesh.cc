@@ -706,34 +706,42 @@ void Mesh::await_goodbye(int32_t rank) {
 }
 
 // The head notices a lost worker, unless the head itself has left in good order. But only this worker notices
-// that its way to a peer is cut. So it probes a peer that operations have waited for since the last look, a
-// tenth of a lease ago. From the beginning of the wait to on_peer_unreachable() it takes 0.9 to 1 lease. A
-// probe survives a cut of 0.8 leases.
+// that its way to a peer is cut. So it probes a peer that operations have waited for a fifth of a heartbeat,
+// and again as long after each answer. A probe that gets no answer ends a lease after the cut or the
+// beginning of the wait at the latest, so a cut that is a heartbeat shorter than the lease leaves it time to
+// be answered.
 void Mesh::watch_peers() {
   if (closed_) return;
-  std::set<int32_t> needed;
+  const transport::Time now = loop().now();
+  std::map<int32_t, transport::Time> needed;
   for (const auto& [operation, entry] : tasks_) {
-    for (int32_t rank : missing(entry)) needed.insert(rank);
-  }
-  for (int32_t rank : needed) {
-    if (waited_for_.contains(rank) && !left_[rank] && !probed_[rank]) probe(rank);
+    for (int32_t rank : missing(entry)) {
+      const auto known = waited_for_.find(rank);
+      needed[rank] = known == waited_for_.end() ? now : known->second;
+    }
   }
   waited_for_ = std::move(needed);
+  const transport::Duration look = options_.heartbeat_interval / 16;
+  for (const auto& [rank, since] : waited_for_) {
+    if (now - since >= 3 * look && !left_[rank] && !probed_[rank]) probe(rank, options_.lease - 5 * look);
+  }
   std::weak_ptr<int> alive = alive_;
-  loop().schedule(loop().now() + options_.lease / 10, [this, alive] {
+  loop().schedule(now + look, [this, alive] {
     if (!alive.expired()) watch_peers();
   });
 }
 
-void Mesh::probe(int32_t rank) {
+void Mesh::probe(int32_t rank, transport::Duration limit) {
   probed_[rank] = 1;
-  const transport::Time due = loop().now() + options_.lease * 4 / 5;
+  const transport::Time due = loop().now() + limit;
   std::weak_ptr<int> alive = alive_;
-  options_.probe(view_.members[rank], due, [this, alive, rank, due](const Status& answer) {
+  options_.probe(view_.members[rank], due, [this, alive, rank, limit, due](const Status& answer) {
     if (alive.expired() || closed_) return;
     probed_[rank] = 0;
+    if (const auto waited = waited_for_.find(rank); waited != waited_for_.end())
+      waited->second = loop().now();
     if (answer.ok() || left_[rank]) return;
-    if (loop().now() - due > options_.lease / 2) return probe(rank);  // this process was stopped
+    if (loop().now() - due > options_.lease / 2) return probe(rank, limit);  // this process was stopped
     events_.on_peer_unreachable(rank, unreachable(rank, answer.message()));
   });
 }

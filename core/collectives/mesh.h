@@ -38,6 +38,8 @@ struct MeshOptions {
   uint64_t receive_memory = 256 << 20;
   // Limit of every wait for a peer that does not answer.
   transport::Duration lease = std::chrono::seconds(10);
+  transport::Duration heartbeat_interval =
+      std::chrono::seconds(2);  // a fraction of it: how often peers are watched
   // Finds out whether a peer can be reached, by a new connection (core/membership/probe.h); `done` comes on
   // the session's loop. Null: peers are not probed.
   std::function<void(const transport::MemberInfo& peer, transport::Time deadline,
@@ -98,6 +100,7 @@ class Mesh final : public transport::ServerHandler {
   // "rank 2 (worker 'w2' on host nodeb)"
   std::string member_name(int32_t rank) const;
   std::string member_names(std::span<const int32_t> ranks) const;  // separated by commas
+  std::string host_of(int32_t rank) const;                         // empty for a rank that is not in the view
 
   // The number of an operation, from the highest bit: 2 bits for the channel, 38 for the call in it (1, 2,
   // ...), and 24 for the operation in the call. A call's number includes its channel.
@@ -309,7 +312,6 @@ class Mesh final : public transport::ServerHandler {
   void tell_peers(uint64_t operation, bool session, const Status& cause);
   Status lost(int32_t rank, const Status& why) const;
   void peer_gone(int32_t rank, const Status& status);
-  std::string host_of(int32_t rank) const;  // empty for a rank that is not in the view
   bool is_in_view(const transport::Hello& hello) const;
   // Returns an error unless the connection belongs to this job and is the only one of its worker.
   Status check_claim(const transport::ServerChannel& channel) const;
@@ -324,7 +326,7 @@ class Mesh final : public transport::ServerHandler {
   bool is_connected(int32_t rank) const;  // has a connection to this worker
   void await_goodbye(int32_t rank);
   void watch_peers();
-  void probe(int32_t rank);
+  void probe(int32_t rank, transport::Duration limit);
   Status unreachable(int32_t rank, const std::string& why) const;
 
   transport::Network& network_;
@@ -344,7 +346,8 @@ class Mesh final : public transport::ServerHandler {
   std::vector<char> left_;
   std::vector<uint64_t> first_call_not_made_;  // by rank, as its goodbye says; 0: unknown
   std::vector<char> probed_;                   // by rank: a probe is under way
-  std::set<int32_t> waited_for_;               // by operations, when watch_peers() last looked
+  // By operations, when watch_peers() last looked: since when, or since the last answer to a probe.
+  std::map<int32_t, transport::Time> waited_for_;
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
   std::map<uint64_t, Entry> tasks_;
   std::multimap<uint64_t, Entry> ended_tasks_;  // ended tasks that may be on the call stack

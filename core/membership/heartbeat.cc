@@ -17,7 +17,7 @@ constexpr Duration kShortest = std::chrono::milliseconds(1);
 constexpr Duration kLongestDrain =
     std::chrono::milliseconds(10);  // enough to read what has arrived; part of "lease + 100 ms"
 
-constexpr int kMostConnections = 4;  // to the head, opened one after the other while none is answered
+constexpr int kMostConnections = 8;  // to the head, opened one after the other while none is answered
 
 HeartbeatOptions sane(HeartbeatOptions options) {
   options.lease = std::max(options.lease, 4 * kShortest);
@@ -51,8 +51,11 @@ void Heartbeat::stop(std::function<void()> stopped) {
   });
 }
 
+// Half of the interval: a cut that begins just before a renewal arrives leaves the other half to reconnect.
+Duration Heartbeat::renewal_period() const { return options_.interval / 2; }
+
 // Short enough that an attempt soon follows the end of a cut.
-Duration Heartbeat::retry_period() const { return std::max(options_.interval / 4, options_.lease / 40); }
+Duration Heartbeat::retry_period() const { return std::max(options_.interval / 8, options_.lease / 80); }
 
 void Heartbeat::dial() {
   const uint64_t number = ++dials_;
@@ -76,6 +79,7 @@ void Heartbeat::on_dialled(uint64_t number, Result<std::unique_ptr<transport::Cl
     if (channels_.empty() || number > channels_.rbegin()->first) {
       channels_.emplace(number, std::move(channel));
       renew();
+      next_dial_ = std::max(next_dial_, sent_ + options_.interval / 2);
     } else {
       channel->close(true);
       loop().post([channel] {});
@@ -102,8 +106,8 @@ void Heartbeat::on_closed(uint64_t number, const Status& why) {
 void Heartbeat::renew() {
   const uint64_t number = channels_.rbegin()->first;
   sent_ = loop().now();
-  next_renewal_ = sent_ + options_.interval;
-  if (next_dial_ == transport::kNever || number == dials_) next_dial_ = sent_ + options_.interval / 2;
+  next_renewal_ = sent_ + renewal_period();
+  if (next_dial_ == transport::kNever) next_dial_ = sent_ + options_.interval / 2;
   transport::Renew message;
   message.rank = options_.hello.rank;
   message.view = options_.hello.view;
@@ -118,7 +122,8 @@ void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::M
   if (over_) return;
   if (answer.ok()) {
     lease_start_ = std::max(lease_start_, sent);
-    next_dial_ = sent == sent_ ? transport::kNever : std::max(next_dial_, sent + options_.interval * 3 / 2);
+    next_dial_ = sent == sent_ ? transport::kNever
+                               : std::max(next_dial_, sent + renewal_period() + options_.interval / 2);
     drained_ = peers_asked_ = peer_answered_ = false;
     stalled_ = {};
     while (channels_.begin()->first < number) {

@@ -25,10 +25,11 @@ struct HeartbeatOptions {
   std::vector<std::vector<std::string>> peers;  // addresses of the workers that are not on the head's machine
 };
 
-// If the head does not answer a renewal for half an interval, the heartbeat dials it anew, every quarter of
-// an interval, and sends renewals on the newest connection: after a cut, TCP may wait as long as the cut
-// lasted before it sends again on an old one. So a cut shorter than the lease less 1.25 intervals does not
-// end the job, whenever it begins.
+// A renewal is sent every half interval. If the head does not answer one for half an interval, the heartbeat
+// dials it anew, every eighth of an interval, and sends renewals on the newest connection: after a cut, TCP
+// may wait as long as the cut lasted before it sends again on an old one. So a cut shorter than the lease
+// less an interval does not end the job, whenever it begins, if a handshake takes less than 3/8 of an
+// interval.
 //
 // After half a lease without an answer the heartbeat probes the peers, too. If none of them answers either,
 // this worker is cut off.
@@ -53,6 +54,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void on_renewed(uint64_t number, transport::Time sent, const Result<transport::Message>& answer);
   void on_closed(uint64_t number, const Status& why);
   void ask_peers();
+  transport::Duration renewal_period() const;
   transport::Duration retry_period() const;
   void arm();
   void tick();

@@ -150,6 +150,7 @@ Status Worker::setup() {
   mesh.num_workers = static_cast<int32_t>(num_workers);
   mesh.receive_memory = config_.size("receive_memory");
   mesh.lease = lease_;
+  mesh.heartbeat_interval = heartbeat_interval_;
   mesh.trace = trace_.get();
   mesh.probe = [this, hello = mesh.hello, token = mesh.token](
                    const transport::MemberInfo& peer, transport::Time deadline,

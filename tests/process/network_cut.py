@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A cut of the network between two workers, for 60 % of the lease, does not end their job.
+"""A cut of the network between two workers does not end their job if it is shorter than the lease less a heartbeat interval.
 
     network_cut.py PROCESS_WORKER
 
@@ -13,6 +13,7 @@ import threading
 import time
 
 LEASE = 3.0
+CUT = 0.75 * LEASE  # the lease less a heartbeat interval is 0.8 of it
 SKIPPED = 77
 
 
@@ -87,10 +88,10 @@ def main():
             for worker in workers:
                 assert worker.going.wait(60), f"no step after a minute: {worker.lines}"
                 assert worker.healthy(), worker.lines
-            for after in (0.0, 0.2, 0.4):  # the heartbeats come every 0.6 s
+            for after in (0.0, 0.1, 0.2):  # renewals come every 0.3 s
                 time.sleep(after)
                 net.cut()
-                time.sleep(0.6 * LEASE)
+                time.sleep(CUT)
                 net.heal()
                 time.sleep(2 * LEASE)  # by then a lease that was not renewed in time is over
                 for worker in workers:
