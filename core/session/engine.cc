@@ -65,7 +65,7 @@ Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::
       waiter_(loop),
       step_(loop, model, options_.step),
       exhausted_(Code::kNoMemory, std::string("no memory for ") + kCommunication),
-      stalls_(loop, options_.stall_warning, log_, [this](uint64_t call) { return waiting(call); }) {
+      stalls_(loop, options_.stall_warning, log_) {
   step_.on_device_failure([this](const Status& why) { fail(why, true); });
 }
 
@@ -86,9 +86,9 @@ bool Engine::idle() const {
 std::shared_ptr<Engine::Call> Engine::begin_call(Done* done, const CallOptions& options) {
   const uint64_t number = next_call(options.channel);
   ++channels_[options.channel].next_call;
-  stalls_.begin(number);
-  *done = [this, number, done = std::move(*done)](const Status& status) {
-    stalls_.end(number);
+  const uint64_t watch = stalls_.begin([this, number] { return waiting(number); });
+  *done = [this, number, watch, done = std::move(*done)](const Status& status) {
+    stalls_.end(watch);
     if (mesh_) mesh_->end_call(number, status);
     done(status);
   };
@@ -451,10 +451,10 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
   request.limit = limit_of(options, options_.step_timeout);
   const uint64_t call = request.call;
   ++channels_[0].next_call;
-  stalls_.begin(call);
-  step_.begin(std::move(request), [this, call, done = std::move(done)](const Status& status,
-                                                                       const StepResult& result) {
-    stalls_.end(call);
+  const uint64_t watch = stalls_.begin([this, call] { return waiting(call); });
+  step_.begin(std::move(request), [this, watch, done = std::move(done)](const Status& status,
+                                                                        const StepResult& result) {
+    stalls_.end(watch);
     last_step_failed_ = !status.ok() && !step_.failed_in_agreement();
     if (status.ok()) {
       ++next_step_;
@@ -476,14 +476,27 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
 
 // ---- objects
 
+uint64_t Engine::watch_object(const char* operation, const std::string& name) {
+  return stalls_.begin([this, operation, name] { return waiting_for_object(operation, name); });
+}
+
+Engine::Done Engine::watched(const char* operation, const std::string& name, Done done) {
+  return [this, watch = watch_object(operation, name), done = std::move(done)](const Status& status) {
+    stalls_.end(watch);
+    done(status);
+  };
+}
+
 void Engine::put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
-  objects_.put(mesh_, name, std::move(object), {deadline(options), options.limit()}, std::move(done));
+  objects_.put(mesh_, name, std::move(object), {deadline(options), options.limit()},
+               watched(Objects::kPut, name, std::move(done)));
 }
 
 void Engine::delete_object(const std::string& name, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
-  objects_.remove(mesh_, name, {deadline(options), options.limit()}, std::move(done));
+  objects_.remove(mesh_, name, {deadline(options), options.limit()},
+                  watched(Objects::kDelete, name, std::move(done)));
 }
 
 uint64_t Engine::get_object(const std::string& name, std::function<void(Result<SharedObject>)> done,
@@ -496,9 +509,11 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
     }
   }
   const auto timer = std::make_shared<transport::TimerId>(0);
+  const uint64_t watch = watch_object(Objects::kGet, name);
   const uint64_t ticket =
-      objects_.get(name, [this, timer, done = std::move(done)](Result<SharedObject> object) {
+      objects_.get(name, [this, timer, watch, done = std::move(done)](Result<SharedObject> object) {
         loop_.cancel(*timer);
+        stalls_.end(watch);
         done(std::move(object));
       });
   if (ticket == 0) return 0;

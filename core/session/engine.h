@@ -113,6 +113,9 @@ class Engine final : public MeshEvents {
     return Mesh::call_number(channel, channels_[channel].next_call);
   }
   Status waiting(uint64_t call) const;
+  Status waiting_for_object(const std::string& operation, const std::string& name) const {
+    return objects_.waiting(operation, name);
+  }
 
   // Fails the session with `cause`. `tell_peers`: the other workers do not know the cause yet.
   void fail(const Status& cause, bool tell_peers);
@@ -158,6 +161,9 @@ class Engine final : public MeshEvents {
   };
   // `done` will end the call.
   std::shared_ptr<Call> begin_call(Done* done, const CallOptions& options = {});
+  // Warns of an object's call that has not ended: until the watch has ended, and until `done` is called.
+  uint64_t watch_object(const char* operation, const std::string& name);
+  Done watched(const char* operation, const std::string& name, Done done);
   // The collectives of a channel run in issue order, a few at a time.
   // `make(operation, done)` returns the task or an error.
   template <typename Make>

@@ -10,8 +10,6 @@ namespace {
 constexpr size_t kSmall = transport::kSmallBytes;  // up to here an object travels in its announcement
 // The rank that decides which put of a name wins, and that carries out deletions.
 constexpr int32_t kNameOwner = 0;
-const char* const kPut = "dsgd_object_put";
-const char* const kDelete = "dsgd_object_delete";
 
 // The number of a worker's put, unique in the job. It is not 0.
 uint64_t put_number(int32_t rank, uint64_t index) { return static_cast<uint64_t>(rank) << 40 | index; }
@@ -40,6 +38,9 @@ Status not_found(const std::string& name) {
   return Status(Code::kNotFound,
                 "there is no object '" + name + "'; it has not been put, or another worker has deleted it");
 }
+std::string not_put(const std::string& name) {
+  return "no worker has put object '" + name + "'; some worker must call dsgd_object_put with this name";
+}
 transport::Message empty() { return transport::Empty{}; }
 std::vector<int32_t> ranks(const std::set<int32_t>& set) { return {set.begin(), set.end()}; }
 }  // namespace
@@ -58,10 +59,13 @@ struct Objects::Sending {
   std::set<int32_t> cut_off = {};  // of them: no connection; they have left, or the session fails
   Status failure = {};
 
-  Status too_late() const {
+  std::vector<int32_t> missing() const {
     std::vector<int32_t> missing = chain(mesh->rank(), mesh->size());  // the first holds up the others
     std::erase_if(missing, [this](int32_t rank) { return waiting.count(rank) == 0; });
-    return mesh->too_late("object '" + name + "' has not reached all workers", deadline.limit, missing)
+    return missing;
+  }
+  Status too_late() const {
+    return mesh->too_late("object '" + name + "' has not reached all workers", deadline.limit, missing())
         .with_operation(kPut);
   }
 };
@@ -186,6 +190,29 @@ void Objects::peer_left(int32_t rank) {
   for (const auto& removal : removals) {
     if (removal->cut_off.count(rank)) removed(removal, rank, removal->mesh->has_closed(rank));
   }
+}
+
+Status Objects::waiting(const std::string& operation, const std::string& name) const {
+  const std::string object = "object '" + name + "'";
+  if (operation == kGet) {
+    return Status(Code::kWaitTimeout,
+                  put_of(name) != 0 ? "the data of " + object + " is still to come" : not_put(name))
+        .with_operation(operation);
+  }
+  const auto status = [&](const Mesh& mesh, const std::string& text, const std::vector<int32_t>& missing) {
+    return Status(Code::kWaitTimeout, object + text + mesh.member_names(missing))
+        .with_rank(missing.front(), mesh.host_of(missing.front()))
+        .with_operation(operation);
+  };
+  for (const auto& sending : sending_) {
+    if (operation == kPut && sending->name == name && !sending->waiting.empty())
+      return status(*sending->mesh, " has not reached ", sending->missing());
+  }
+  for (const auto& removal : removals_) {
+    if (operation == kDelete && removal->name == name && !removal->waiting.empty())
+      return status(*removal->mesh, " is not deleted on ", ranks(removal->waiting));
+  }
+  return {};
 }
 
 // ---- deleting

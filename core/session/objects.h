@@ -31,6 +31,10 @@ namespace dsgd {
 class Objects {
  public:
   using Done = std::function<void(const Status&)>;
+  // Names of operations.
+  static constexpr const char* kPut = "dsgd_object_put";
+  static constexpr const char* kDelete = "dsgd_object_delete";
+  static constexpr const char* kGet = "dsgd_object_get";
 
   struct Deadline {
     transport::Time time;
@@ -59,6 +63,8 @@ class Objects {
   void fail(Mesh* mesh, const Status& cause);  // all operations in flight
   void peer_left(int32_t rank);
   void fail_waiters(const Status& cause);  // gets
+  // What the call of this worker about the object waits for: a sentence with the first missing rank.
+  Status waiting(const std::string& operation, const std::string& name) const;
   // No put or deletion is in flight. A get only waits for another worker.
   bool idle() const { return sending_.empty() && removals_.empty(); }
   uint64_t nbytes() const { return nbytes_.value(); }  // of all objects here; any thread

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
@@ -80,8 +81,9 @@ class Operation {
   }
   uint64_t nbytes() const { return nbytes_; }  // of the host's buffers
   void set_nbytes(uint64_t nbytes) { nbytes_ = nbytes; }
-  uint64_t call() const { return call_; }  // of the engine; 0 before it has begun
-  void set_call(uint64_t call) { call_ = call; }
+  // Says what the operation waits for, on the engine's loop; null before it has begun. OK: nothing is known.
+  const std::function<Status()>& waiting() const { return waiting_; }
+  void set_waiting(std::function<Status()> waiting) { waiting_ = std::move(waiting); }
   StepResult& mutable_step_result() { return step_result_; }
   void set_object(SharedObject object) { object_ = std::move(object); }
   // Of dsgd_object_get, while it waits; 0 for others: only such an operation can be aborted without its
@@ -98,7 +100,8 @@ class Operation {
   Status status_;
   StepResult step_result_;
   SharedObject object_;  // null: the operation is not dsgd_object_get
-  uint64_t nbytes_ = 0, call_ = 0, ticket_ = 0;
+  uint64_t nbytes_ = 0, ticket_ = 0;
+  std::function<Status()> waiting_;
   std::atomic<bool> done_{false};
 };
 

@@ -479,7 +479,7 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
         if (std::string progress = impl_->worker->join_progress(); !progress.empty())
           *waiting = Status(Code::kTimeout, progress);
       }
-      if (operation.call() != 0) *waiting = impl_->engine().waiting(operation.call());
+      if (operation.waiting()) *waiting = operation.waiting()();
       done(Status());
     });
     if (operation.done()) return operation.status();

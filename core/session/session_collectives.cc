@@ -188,7 +188,8 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
   const auto operation =
       std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_put", false, options.user_data);
   operation->set_nbytes(data.size());
-  impl_->launch(operation, mode, [this, name, object, options](auto done) {
+  impl_->launch(operation, mode, [this, name, object, operation, options](auto done) {
+    operation->set_waiting(impl_->waiting_for_object(operation->name(), name));
     impl_->engine().put_object(name, object, done, options);
   });
   return operation;
@@ -202,8 +203,10 @@ Result<std::shared_ptr<Operation>> Session::object_delete(const std::string& nam
   if (!named.ok()) return named;
   const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_delete", false,
                                                      options.user_data);
-  impl_->launch(operation, mode,
-                [this, name, options](auto done) { impl_->engine().delete_object(name, done, options); });
+  impl_->launch(operation, mode, [this, name, operation, options](auto done) {
+    operation->set_waiting(impl_->waiting_for_object(operation->name(), name));
+    impl_->engine().delete_object(name, done, options);
+  });
   return operation;
 }
 
@@ -214,6 +217,7 @@ Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, 
   const auto operation =
       std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_get", false, options.user_data);
   impl_->launch(operation, mode, [this, name, operation, options](auto done) {
+    operation->set_waiting(impl_->waiting_for_object(operation->name(), name));
     const uint64_t ticket = impl_->engine().get_object(
         name,
         [operation, done](Result<SharedObject> object) {

@@ -108,11 +108,17 @@ struct Session::Impl {
     auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false, options.user_data);
     operation->set_nbytes(nbytes);
     const auto call = [this, start, operation, channel = options.channel](auto done) {
-      operation->set_call(engine().next_call(channel));
+      operation->set_waiting(waiting_for_next_call(channel));
       start(done);
     };
     launch(operation, mode, call);
     return operation;
+  }
+  std::function<Status()> waiting_for_next_call(uint32_t channel = 0) {
+    return [this, call = engine().next_call(channel)] { return engine().waiting(call); };
+  }
+  std::function<Status()> waiting_for_object(const std::string& operation, const std::string& object) {
+    return [this, operation, object] { return engine().waiting_for_object(operation, object); };
   }
   template <typename Call>
   void launch(const std::shared_ptr<Operation>& operation, Mode mode, const Call& call) {

@@ -406,7 +406,7 @@ Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, boo
                marked = std::move(marked)] {
     if (operation->done()) return;  // ended by end_lost(); its caller has returned
     const bool stopping = stop.exchange(false);
-    operation->set_call(engine().next_call());
+    operation->set_waiting(waiting_for_next_call());
     engine().step_begin(
         weights, absent, stopping, blocking,
         [this, operation, blocking, stopping](const Status& status, const StepResult& result) {

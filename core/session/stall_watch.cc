@@ -6,20 +6,23 @@
 
 namespace dsgd {
 
-StallWatch::StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log, Ask ask)
-    : loop_(loop), interval_(interval), log_(std::move(log)), ask_(std::move(ask)) {}
+StallWatch::StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log)
+    : loop_(loop), interval_(interval), log_(std::move(log)) {}
 
-void StallWatch::begin(uint64_t call) {
+uint64_t StallWatch::begin(Waiting waiting) {
   const transport::Time now = loop_.now();
-  open_[call] = {now, now + interval_, interval_};
-  if (timer_ == 0) arm();
+  open_[++tickets_] = {now, now + interval_, interval_, std::move(waiting)};
+  if (timer_ == 0 || timer_due_ > now + interval_) arm();
+  return tickets_;
 }
 
 void StallWatch::arm() {
+  if (timer_ != 0) loop_.cancel(std::exchange(timer_, 0));
   if (open_.empty()) return;
   const auto first = std::min_element(
       open_.begin(), open_.end(), [](const auto& a, const auto& b) { return a.second.due < b.second.due; });
-  timer_ = loop_.schedule(first->second.due, [this, alive = std::weak_ptr(alive_)] {
+  timer_due_ = first->second.due;
+  timer_ = loop_.schedule(timer_due_, [this, alive = std::weak_ptr(alive_)] {
     if (!alive.expired()) look();
   });
 }
@@ -27,11 +30,11 @@ void StallWatch::arm() {
 void StallWatch::look() {
   timer_ = 0;
   const transport::Time now = loop_.now();
-  for (auto& [call, open] : open_) {
+  for (auto& [ticket, open] : open_) {
     if (open.due > now) continue;
     open.interval *= 2;
     open.due = now + open.interval;
-    const Status waiting = ask_(call);
+    const Status waiting = open.waiting();
     if (waiting.ok()) continue;
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - open.began).count();
     log_->warning(waiting.operation() + " has not ended after " + std::to_string(seconds) +

@@ -16,16 +16,17 @@ namespace dsgd {
 class StallWatch {
  public:
   // Returns what a call waits for, with the operation's name; OK if there is nothing to warn of.
-  using Ask = std::function<Status(uint64_t call)>;
-  StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log, Ask ask);
-  void begin(uint64_t call);
-  void end(uint64_t call) { open_.erase(call); }
+  using Waiting = std::function<Status()>;
+  StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log);
+  uint64_t begin(Waiting waiting);  // returns a ticket for end()
+  void end(uint64_t ticket) { open_.erase(ticket); }
   void close();  // the loop may end
 
  private:
   struct Open {
     transport::Time began, due;
     transport::Duration interval;
+    Waiting waiting;
   };
   void arm();
   void look();
@@ -33,9 +34,10 @@ class StallWatch {
   transport::Loop& loop_;
   const transport::Duration interval_;
   std::shared_ptr<Log> log_;
-  Ask ask_;
-  std::map<uint64_t, Open> open_;
+  std::map<uint64_t, Open> open_;  // by ticket
+  uint64_t tickets_ = 0;
   transport::TimerId timer_ = 0;
+  transport::Time timer_due_{};  // while it is armed; may be that of a call that has ended
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 

@@ -31,7 +31,8 @@ class Job {
   explicit Job(const Body& body) {
     int32_t over = 0;
     for (int32_t worker = 0; worker < kWorkers; ++worker) {
-      const transport::ProcessId process = world.start_process("node" + std::to_string(worker));
+      const transport::ProcessId process = processes[worker] =
+          world.start_process("node" + std::to_string(worker));
       world.start_program(process, [&, process, worker] {
         run(process, worker, body);
         ++over;
@@ -41,10 +42,18 @@ class Job {
   }
 
   void pause(Session& session, std::chrono::milliseconds duration) {
-    (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = duration});
+    EXPECT_EQ(session.queue_poll(1, duration).status().code(),
+              Code::kWaitTimeout);  // no operation ends meanwhile
+  }
+
+  // As SIGSTOP. What other workers begin waits for it.
+  void stop(int32_t worker, transport::Duration duration) {
+    world.pause(processes[worker]);
+    world.at(world.now() + duration, [this, worker] { world.resume(processes[worker]); });
   }
 
   transport::SimWorld world{5};
+  transport::ProcessId processes[kWorkers] = {};
   std::vector<Record> warnings[kWorkers];
   Parameter* parameters[kWorkers][2] = {};
   Replica* replicas[kWorkers] = {};
@@ -107,6 +116,24 @@ void expect_doubling(const std::vector<Record>& warnings) {
         "has not ended after " +
             std::to_string(std::chrono::duration_cast<std::chrono::seconds>(due[i]).count()) + " s: "))
         << warnings[i].text;
+  }
+}
+
+// The timer of a call that stalled for long is due late. The next call does not wait for it.
+TEST(Stall, ThatFollowsALongOneIsTold) {
+  Job job([](Job& job, Session& session, int32_t rank) {
+    if (rank == 2) job.pause(session, 10s);
+    ASSERT_TRUE(session.barrier(Mode::kWait).ok());
+    job.warnings[rank].clear();
+    if (rank == 2) job.pause(session, 4s);
+    ASSERT_TRUE(session.barrier(Mode::kWait).ok());
+  });
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_EQ(job.warnings[rank].size(), 2u);
+    EXPECT_TRUE(contains(job.warnings[rank][0].text, "has not ended after 1 s"))
+        << job.warnings[rank][0].text;
+    EXPECT_TRUE(contains(job.warnings[rank][1].text, "has not ended after 3 s"))
+        << job.warnings[rank][1].text;
   }
 }
 
@@ -201,6 +228,57 @@ TEST(Stall, OfAStepNamesTheGradientsThatAreMissing) {
             << record.text;
       }
       EXPECT_EQ(contains(record.text, "'first'"), rank != 1) << record.text;
+    }
+  }
+}
+
+TEST(Stall, OfAnObjectSaysThatNobodyHasPutIt) {
+  Job job([](Job& job, Session& session, int32_t rank) {
+    if (rank == 2) {
+      job.pause(session, 10s);
+      EXPECT_TRUE(session.object_put("late", {}, Object::kNoType, {}, Mode::kWait).ok());
+      return;
+    }
+    auto get = session.object_get("late", Mode::kQueue);
+    ASSERT_TRUE(get.ok());
+    const Status wait = session.wait(*get.value(), 5s);
+    EXPECT_EQ(wait.code(), Code::kWaitTimeout);
+    EXPECT_TRUE(contains(wait.message(), "no worker has put object 'late'")) << wait.message();
+    EXPECT_TRUE(session.wait(*get.value(), 10s).ok());
+  });
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    expect_doubling(job.warnings[rank]);
+    for (const Record& record : job.warnings[rank]) {
+      EXPECT_TRUE(contains(record.text, "dsgd_object_get has not ended after ")) << record.text;
+      EXPECT_TRUE(contains(record.text, "no worker has put object 'late'")) << record.text;
+    }
+  }
+}
+
+// A worker that is stopped holds up who puts and who deletes.
+TEST(Stall, OfAPutAndADeletionNameTheWorkerThatIsMissing) {
+  for (const bool deletes : {false, true}) {
+    SCOPED_TRACE(deletes ? "delete" : "put");
+    Job job([deletes](Job& job, Session& session, int32_t rank) {
+      const std::vector<uint8_t> data(1 << 20);
+      if (deletes && rank == 0)
+        EXPECT_TRUE(session.object_put("it", data, Object::kNoType, {}, Mode::kWait).ok());
+      EXPECT_TRUE(session.barrier(Mode::kWait).ok());
+      if (rank != 0) return job.pause(session, 20s);
+      job.stop(2, 8s);
+      const auto begun = deletes ? session.object_delete("it", Mode::kQueue)
+                                 : session.object_put("it", data, Object::kNoType, {}, Mode::kQueue);
+      ASSERT_TRUE(begun.ok());
+      const Status wait = session.wait(*begun.value(), 5s);
+      EXPECT_EQ(wait.code(), Code::kWaitTimeout);
+      EXPECT_EQ(wait.rank(), 2) << wait.message();
+      EXPECT_TRUE(session.wait(*begun.value(), 10s).ok());
+    });
+    ASSERT_EQ(job.warnings[0].size(), 3u);
+    for (const Record& record : job.warnings[0]) {
+      EXPECT_TRUE(contains(record.text, deletes ? "object 'it' is not deleted on rank 2 (worker 'w2'"
+                                                : "object 'it' has not reached rank 2 (worker 'w2'"))
+          << record.text;
     }
   }
 }
