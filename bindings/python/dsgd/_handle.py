@@ -110,16 +110,43 @@ class Handle:
                 pending.free()
 
     def close(self, timeout_ms: int) -> None:
-        _raw.dsgd_close(self.pointer, timeout_ms)
-        self.closed = True
-        with self.lock:
-            self._sweep()
-            for pending in list(self.pending):
-                pending.buffers = ()
-            self.pending.clear()
-            self.bound.clear()
-        for function in self.on_close:
-            function()
+        try:
+            self._leave(timeout_ms)
+        finally:
+            self.closed = True
+            with self.lock:
+                self._sweep()
+                for pending in list(self.pending):
+                    pending.buffers = ()
+                self.pending.clear()
+                self.bound.clear()
+            for function in self.on_close:
+                function()
+
+    def _leave(self, timeout_ms: int) -> None:
+        """dsgd_close, in a thread if Ctrl-C may come: Python handles signals in the main thread, between calls into C."""
+        if timeout_ms == 0 or threading.current_thread() is not threading.main_thread():
+            return _raw.dsgd_close(self.pointer, timeout_ms)
+        failures: List[Error] = []
+
+        def leave() -> None:
+            try:
+                _raw.dsgd_close(self.pointer, timeout_ms)
+            except Error as failure:
+                failures.append(failure)
+
+        thread = threading.Thread(target=leave, name="dsgd-close", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads, or the interpreter is ending
+            return _raw.dsgd_close(self.pointer, timeout_ms)
+        try:
+            thread.join()
+        except BaseException:
+            _raw.dsgd_close(self.pointer, 0)  # ends the wait of the thread's call, too
+            raise
+        if failures:
+            raise failures[0]
 
 
 def _free(opened: List[Any], pending: Set[Pending], orphans: Set[Pending], bound: Dict[Any, Any]) -> None:
@@ -168,7 +195,7 @@ def wait_in_slices(
             if left >= 0:
                 left -= part
                 if left <= 0:
-                        raise WaitTimeoutError(
+                    raise WaitTimeoutError(
                         message() if message else str(error).replace(f" {part} ms", f" {whole} ms", 1),
                         rank=error.rank,
                         host=error.host,

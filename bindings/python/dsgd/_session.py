@@ -93,7 +93,8 @@ class Session(Collectives):
 
     def close(self, timeout: Optional[float] = None) -> None:
         """Ends the membership in good order: waits for operations in flight, at most `timeout` seconds (None:
-        up to their own deadlines), then ends them. The buffers are the host's again. Closing twice is fine."""
+        up to their own deadlines), then ends them. The buffers are the host's again. Closing twice is fine. Ctrl-C ends
+        the wait and the operations."""
         self._handle.close(milliseconds(timeout))
 
     def channel(self, number: int, timeout: Optional[float] = None) -> Channel:
@@ -139,7 +140,12 @@ class Session(Collectives):
         traceback: Optional[TracebackType],
     ) -> None:
         # In a thread: closing waits for operations in flight and for other workers.
-        await asyncio.get_running_loop().run_in_executor(None, self.__exit__, kind, exception, traceback)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(None, self.__exit__, kind, exception, traceback)
+        except asyncio.CancelledError:
+            await loop.run_in_executor(None, self._handle.close, 0)  # ends the wait of the other thread's call, too
+            raise
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)

@@ -87,6 +87,19 @@ CALLS = {
     "an operation": (WITH_SESSION, "session.barrier_async().wait()"),
     "step": (STARTED, "session.step()"),
     "set_strategy": (STARTED, "session.set_strategy('ps')"),
+    "close": (WITH_SESSION, "waiting = session.barrier_async(); session.close()"),
+    "the end of a with": (WITH_SESSION, "waiting = session.barrier_async()"),
+    "the end of an async with": (
+        """
+import asyncio
+async def main():
+    async with await dsgd.init_async(forward_logs=False, **options) as session:
+        waiting = session.barrier_async()
+        print("ready", flush=True)
+asyncio.run(main())
+""",
+        "",
+    ),
 }
 
 
