@@ -4,9 +4,6 @@ import java.time.Duration;
 
 /** A head that runs outside the workers. */
 public final class Head implements AutoCloseable {
-  // A wait is cut into parts, so that close() by another thread does not have to wait for its end.
-  private static final int PART_MS = 100;
-
   private final Handle handle;
 
   private Head(long pointer) {
@@ -39,21 +36,13 @@ public final class Head implements AutoCloseable {
    * @throws DsgdException how the job broke
    */
   public boolean await(Duration timeout) throws InterruptedException {
-    long end =
-        timeout == null ? Long.MAX_VALUE : System.nanoTime() + 1_000_000L * Natives.millis(timeout);
-    while (true) {
-      long left = timeout == null ? PART_MS : (end - System.nanoTime() + 999_999) / 1_000_000;
-      int part = (int) Math.max(0, Math.min(PART_MS, left));
-      if (handle.get(h -> Raw.dsgd_head_wait(h, part)) == dsgd_status.DSGD_OK) {
-        return true;
-      }
-      if (left <= 0) {
-        return false;
-      }
-      if (Thread.interrupted()) {
-        throw new InterruptedException("interrupted while waiting for the job to end");
-      }
-    }
+    Boolean ended =
+        Natives.waitInSlices(
+            timeout,
+            "waiting for the job to end",
+            millis ->
+                handle.get(h -> Raw.dsgd_head_wait(h, millis)) == dsgd_status.DSGD_OK ? true : null);
+    return ended != null;
   }
 
   /** Stops it. Closing twice is fine. */

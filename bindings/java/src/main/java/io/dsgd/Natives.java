@@ -13,6 +13,9 @@ final class Natives {
   /** Frees what the host forgot. Its actions never block. */
   static final Cleaner CLEANER = Cleaner.create();
 
+  /** The longest wait in C: so late an interrupt, or close() by another thread, ends a wait. */
+  static final int SLICE_MS = 20;
+
   private Natives() {}
 
   /** Milliseconds for C, rounded up; -1, C's own limit, for null. */
@@ -30,6 +33,37 @@ final class Natives {
     } catch (ArithmeticException e) { // more than 292 million years
       return Integer.MAX_VALUE;
     }
+  }
+
+  /**
+   * Waits in C in slices, between which an interrupt is heard.
+   *
+   * @param timeout null: no limit
+   * @param waiting for the message: "interrupted while ..."
+   * @return null if {@code timeout} ran out
+   */
+  static <T> T waitInSlices(Duration timeout, String waiting, Slice<T> call)
+      throws InterruptedException {
+    long begin = System.nanoTime();
+    long limit = timeout == null ? Long.MAX_VALUE : millis(timeout) * 1_000_000L;
+    for (long left = limit; ; left = limit - (System.nanoTime() - begin)) {
+      long slice = Math.min(SLICE_MS * 1_000_000L, Math.max(0, left));
+      T result = call.await((int) ((slice + 999_999) / 1_000_000));
+      if (result != null) {
+        return result;
+      }
+      if (Thread.interrupted()) {
+        throw new InterruptedException("interrupted while " + waiting);
+      }
+      if (left <= 0) {
+        return null;
+      }
+    }
+  }
+
+  /** Waits in C; null if the time ran out. */
+  interface Slice<T> {
+    T await(int millis) throws InterruptedException;
   }
 
   /** A call that C offers only as one that blocks. */

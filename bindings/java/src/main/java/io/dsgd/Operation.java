@@ -14,9 +14,6 @@ import java.util.function.LongFunction;
  * @param <T> what it ends with: {@link StepResult} for a step, {@link Void} for a collective
  */
 public final class Operation<T> {
-  // How late a wait in C notices an interrupt.
-  private static final int SLICE_MS = 20;
-
   private final Session session; // a session with running operations is not abandoned
   private final InFlight inFlight;
   private final Handle handle;
@@ -101,21 +98,22 @@ public final class Operation<T> {
   /** Waits in C for some time; null: until the end. False: it has not ended yet. */
   boolean awaitInC(Duration timeout) throws InterruptedException {
     checkMayWait();
-    long begin = System.nanoTime();
-    long limit = timeout == null ? Long.MAX_VALUE : Natives.millis(timeout) * 1_000_000L;
-    for (long left = limit; ; left = limit - (System.nanoTime() - begin)) {
-      if (hasEndedInC((int) Math.min(SLICE_MS, Math.max(0, left / 1_000_000)))) {
-        inFlight.ended(this);
-        return true;
-      }
-      if (Thread.interrupted()) {
-        inFlight.startPoller(); // it ends the operation
-        throw new InterruptedException("interrupted while waiting; the operation goes on");
-      }
-      if (left <= 0) {
-        return false;
-      }
+    Boolean ended;
+    try {
+      ended =
+          Natives.waitInSlices(
+              timeout,
+              "waiting; the operation goes on",
+              millis -> hasEndedInC(millis) ? true : null);
+    } catch (InterruptedException e) {
+      inFlight.startPoller(); // it ends the operation
+      throw e;
     }
+    if (ended == null) {
+      return false;
+    }
+    inFlight.ended(this);
+    return true;
   }
 
   /** Ends it with {@link Status#ABORTED}, unless it has ended. */
@@ -144,7 +142,7 @@ public final class Operation<T> {
     try {
       return Raw.dsgd_op_wait(p, timeoutMs) == dsgd_status.DSGD_OK;
     } catch (DsgdException e) { // how it failed; or the session is being closed, which will end it
-      return hasFailed(p) || await(Duration.ofMillis(SLICE_MS));
+      return hasFailed(p) || await(Duration.ofMillis(Natives.SLICE_MS));
     } finally {
       handle.release();
     }

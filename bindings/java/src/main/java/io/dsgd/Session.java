@@ -542,10 +542,17 @@ public final class Session extends Collectives implements AutoCloseable {
   }
 
   /**
-   * The next line of the log, waiting up to {@code timeout}; null if none came. After close it
-   * gives the lines that are left, then throws a {@link DsgdException} of {@link Status#CLOSED}.
+   * The next line of the log. After close it gives the lines that are left, then throws a {@link
+   * DsgdException} of {@link Status#CLOSED}.
+   *
+   * @param timeout null: no limit
+   * @return null if {@code timeout} ran out
    */
-  public LogRecord pollLog(Duration timeout) {
+  public LogRecord pollLog(Duration timeout) throws InterruptedException {
+    return Natives.waitInSlices(timeout, "waiting for a line of the log", this::pollLog);
+  }
+
+  private LogRecord pollLog(int timeoutMs) {
     if (handle.isClosed()) {
       LogRecord record = recordsAfterClose.poll();
       if (record == null) {
@@ -553,7 +560,7 @@ public final class Session extends Collectives implements AutoCloseable {
       }
       return record;
     }
-    return handle.get(s -> nextRecord(s, Natives.millis(timeout)));
+    return handle.get(s -> nextRecord(s, timeoutMs));
   }
 
   /**
@@ -562,9 +569,7 @@ public final class Session extends Collectives implements AutoCloseable {
    */
   public void drainLog(Consumer<LogRecord> consumer) {
     try {
-      for (LogRecord record = pollLog(Duration.ZERO);
-          record != null;
-          record = pollLog(Duration.ZERO)) {
+      for (LogRecord record = pollLog(0); record != null; record = pollLog(0)) {
         consumer.accept(record);
       }
     } catch (DsgdException e) {

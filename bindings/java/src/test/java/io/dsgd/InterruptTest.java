@@ -165,6 +165,28 @@ final class InterruptTest {
   }
 
   @Test
+  void interruptsEndWaitsForTheLog() throws Exception {
+    assertInterrupts(
+        () -> {
+          while (true) {
+            mine.pollLog(Duration.ofMinutes(10));
+          }
+        });
+    assertInterrupts(
+        () -> {
+          while (true) {
+            mine.pollLog(null);
+          }
+        });
+  }
+
+  @Test
+  void interruptsEndWaitsForTheHead() throws Exception {
+    assertInterrupts(() -> head.await(null));
+    assertInterrupts(() -> head.await(Duration.ofMinutes(10)));
+  }
+
+  @Test
   void interruptsEndJoining() throws Exception {
     try (Head lonely = Job.head(2);
         Config config = config().set("head", lonely.address())) {
