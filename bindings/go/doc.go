@@ -18,6 +18,11 @@
 //
 // The C header dsgd.h says exactly what each call does; the comments here say what is particular to Go.
 //
+// Nothing is published under the path dsgd.io/dsgd. A program's go.mod names a folder that holds the module:
+//
+//	require dsgd.io/dsgd v1.0.0
+//	replace dsgd.io/dsgd => ../dsgd/bindings/go
+//
 // # Errors
 //
 // Errors of the library are *[Error]; errors.Is(err, [ErrTimeout]) and its like tell them apart.

@@ -143,6 +143,7 @@ func TestAllocatedMemoryOutlivesItsSession(t *testing.T) {
 			t.Fatal(err)
 		}
 	}()
+	buffers.session = nil // the memory lives by itself
 	noCores(t)
 	for i := range buffers.Value { // a fault, if it is unmapped
 		buffers.Value[i], buffers.Gradient[i] = float32(i), 1
@@ -152,6 +153,44 @@ func TestAllocatedMemoryOutlivesItsSession(t *testing.T) {
 	}
 	runtime.KeepAlive(buffers)
 }
+
+func TestAllocatedMemoryKeepsItsSession(t *testing.T) {
+	noCores(t)
+	buffers := func() *Buffers[float32] {
+		session, err := Init(configure(t, bounded))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := session.AddParameter("p", Float32, []int{4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := session.AddReplica("cpu")
+		if err != nil {
+			t.Fatal(err)
+		}
+		buffers, err := Alloc[float32](r, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return buffers
+	}()
+	for i := 0; i < 50; i++ { // ample for a session without buffers to be freed
+		finalized := make(chan struct{})
+		runtime.SetFinalizer(&buffer{}, func(*buffer) { close(finalized) })
+		runtime.GC()
+		<-finalized
+	}
+	if openCores() != 1 {
+		t.Error("the session is freed though its buffers are in use")
+	}
+	runtime.KeepAlive(buffers)
+	buffers = nil
+	noCores(t)
+}
+
+// buffer is not tiny: the collector frees tiny objects in groups.
+type buffer struct{ bytes [64]byte }
 
 func TestOperationsInFlightEndWhenTheSessionCloses(t *testing.T) {
 	closed := make(chan struct{})

@@ -84,12 +84,13 @@ func Bind[T Element](r *Replica, p *Parameter, value, gradient []T) error {
 
 // Buffers is memory of the library for one parameter of one replica: the fastest, since it may lie where peers reach it.
 // The slices are valid as long as the Buffers or the [Session] is reachable, also beyond Close; a slice alone does not keep
-// the memory.
+// the memory. Buffers keep their Session reachable.
 type Buffers[T Element] struct {
 	Value    []T
 	Gradient []T // nil for an untrained parameter
 
-	memory *memory
+	memory  *memory
+	session *Session // its buffers are in use: it is not forgotten
 }
 
 type memory struct{ handle uintptr }
@@ -112,7 +113,7 @@ func Alloc[T Element](r *Replica, p *Parameter) (*Buffers[T], error) {
 	m.handle = handle
 	runtime.SetFinalizer(m, func(m *memory) { raw.Dsgd_memory_free(m.handle) })
 	bytes := raw.Dsgd_memory_nbytes(handle)
-	return &Buffers[T]{Value: sliceAt[T](value, bytes), Gradient: sliceAt[T](gradient, bytes), memory: m}, nil
+	return &Buffers[T]{Value: sliceAt[T](value, bytes), Gradient: sliceAt[T](gradient, bytes), memory: m, session: r.session}, nil
 }
 
 // BindDLPack is [Bind] with tensors of other libraries in the process: pointers to struct DLManagedTensorVersioned of
