@@ -85,8 +85,7 @@ constexpr Rule kRules[] = {
      false},
     {{"fingerprint", "string", "", "up to 4095 characters",
       "Text of the host's choice that must be equal on all workers, such as the versions of its model code "
-      "and libraries; "
-      "dsgd_start fails where it differs and shows both.",
+      "and libraries; starting fails where it differs and shows both.",
       "DSGD_FINGERPRINT"},
      Type::kText,
      0,
@@ -110,7 +109,8 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"heartbeat_interval", "duration", "0", "0 or 10ms..30m",
-      "Time between two renewals of a worker's lease, at most half of `lease`; 0: a fifth of `lease`.",
+      "A worker renews its lease twice in this time, and a network cut that is shorter than `lease` by this "
+      "much is survived; at most half of `lease`; 0: a fifth of `lease`.",
       "DSGD_HEARTBEAT_INTERVAL"},
      Type::kDuration,
      10 * kMillisecond,
@@ -300,9 +300,9 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"stall_warning", "duration", "30s", "1s..24h",
-      "Time after which a step or another collective call that has not ended logs which workers and "
-      "gradients are missing; it "
-      "logs it again after twice as long each time.",
+      "Time after which a step, a collective or a call about an object that has not ended logs which "
+      "workers, "
+      "gradients or objects are missing; it logs it again after twice as long each time.",
       "DSGD_STALL_WARNING"},
      Type::kDuration,
      kSecond,
@@ -310,17 +310,15 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"step_timeout", "duration", "300s", "10ms..24h",
-      "Time that a step or another collective call may take before it ends with DSGD_ERR_TIMEOUT.",
-      "DSGD_STEP_TIMEOUT"},
+      "Time that a step or another collective call may take before it times out.", "DSGD_STEP_TIMEOUT"},
      Type::kDuration,
      10 * kMillisecond,
      24 * kHour,
      false,
      false},
     {{"strategy", "choice", "allreduce", "simple | ps | allreduce | mirrored | multi_worker_mirrored",
-      "How gradients become new values, unless dsgd_strategy_set says otherwise; the last two are other "
-      "names of "
-      "allreduce, and a host may register more.",
+      "How gradients become new values, unless the program sets another strategy; the last two are other "
+      "names of allreduce, and a host may register more.",
       "DSGD_STRATEGY"},
      Type::kChoice,
      0,
@@ -348,7 +346,7 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"trace_spans", "integer", "16384", "0..16777216",
-      "How many of the latest spans a session keeps for dsgd_trace, in 48 bytes each; 0: none.",
+      "How many of the latest spans a session keeps for its trace, in 48 bytes each; 0: none.",
       "DSGD_TRACE_SPANS"},
      Type::kInteger,
      0,

@@ -66,6 +66,9 @@ def main():
     for file, calls in TRANSLATED.items():
         text = (root / file).read_text()
         told += [f"{file}: '{call}' is missing: messages must have the names of the language" for call in calls if call not in text]
+    # The help texts of the configuration's keys are shown in every language as they are.
+    told += [f"core/config/table.cc: a help text has the C name {name}; say it without"
+             for name in sorted(set(NAME.findall(literals((root / "core/config/table.cc").read_text()))) - keys)]
     # What a binding itself says.
     for pattern in ("bindings/python/dsgd/**/*.py", "bindings/java/src/main/**/*.java", "bindings/go/*.go"):
         for path in root.glob(pattern):
