@@ -138,7 +138,7 @@ class AcceptHandler {
 };
 
 struct ListenOptions {
-  // A connection that has not finished its handshake by then is closed.
+  // A connection that has not finished its handshake by then is closed. Workers and heads pass the lease.
   Duration handshake_timeout = std::chrono::seconds(10);
   // Descriptors that the job still has to open. Connections in their handshake never take those.
   int64_t reserved_descriptors = 0;

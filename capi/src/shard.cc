@@ -1,4 +1,4 @@
-// Data-set sharding. A shard needs the session's rank and size when it is made, and nothing of it afterwards.
+// Data-set sharding. A shard is split by the rank and size of the session's view and may outlive the session.
 #include "core/data/shard.h"
 
 #include <limits>

@@ -249,6 +249,11 @@ bool is_loopback(const SocketAddress& address) {
 
 }  // namespace
 
+bool leaves_machine(const SocketAddress& own, const SocketAddress& peer) {
+  if (own.family() == AF_UNIX) return false;
+  return !is_loopback(peer) && bytes_of(own) != bytes_of(peer);
+}
+
 bool leaves_machine(int fd) {
   SocketAddress own, peer;
   own.length = peer.length = sizeof(sockaddr_storage);
@@ -256,8 +261,7 @@ bool leaves_machine(int fd) {
       getpeername(fd, reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) != 0) {
     return true;
   }
-  if (own.family() == AF_UNIX) return false;
-  return !is_loopback(peer) && bytes_of(own) != bytes_of(peer);
+  return leaves_machine(own, peer);
 }
 
 }  // namespace dsgd::transport::uv

@@ -45,6 +45,7 @@ Result<std::vector<SocketAddress>> resolve_now(const ParsedAddress& address, boo
 Result<Fd> make_socket(int family);    // not blocking, close-on-exec
 void tune_socket(int fd, int family);  // of a connection
 // False where the two ends of a connection have the same address, or a loopback one, or are a Unix socket's.
-bool leaves_machine(int fd);
+bool leaves_machine(const SocketAddress& own, const SocketAddress& peer);
+bool leaves_machine(int fd);  // true if the ends are not known
 
 }  // namespace dsgd::transport::uv

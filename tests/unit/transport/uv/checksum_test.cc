@@ -1,6 +1,7 @@
 // Checksums of frames: who has them, and that no flipped bit gets through.
 #include "support.h"
 #include "transport/schema/codec.h"
+#include "transport/uv/address.h"
 
 namespace dsgd::transport::test {
 namespace {
@@ -101,6 +102,29 @@ class ChecksumTest : public NetworkTest {
   const std::vector<uint8_t> object_ = std::vector<uint8_t>(300, 7);
   const std::vector<std::byte> small_ = pattern(500, 1), span_ = pattern(kSpan, 2);
 };
+
+// Which connections have checksums by default.
+TEST(ChecksumByDefault, IsForConnectionsThatLeaveTheMachine) {
+  struct Case {
+    const char *own, *peer;
+    bool leaves;
+  };
+  for (const Case& c : {Case{"10.0.0.1:7700", "10.0.0.2:4000", true},
+                        {"10.0.0.1:7700", "10.0.0.1:4000", false},
+                        {"127.0.0.1:7700", "127.0.0.1:4000", false},
+                        {"127.0.0.1:7700", "127.0.0.2:4000", false},
+                        {"[::1]:7700", "[::1]:4000", false},
+                        {"[fe80::1]:7700", "[fe80::2]:4000", true},
+                        {"[fe80::1]:7700", "[fe80::1]:4000", false},
+                        {"[::ffff:10.0.0.1]:7700", "[::ffff:10.0.0.2]:4000", true},
+                        {"[::ffff:127.0.0.1]:7700", "[::ffff:127.0.0.1]:4000", false},
+                        {"unix:/tmp/a", "unix:/tmp/b", false}}) {
+    const auto address = [](const char* text) {
+      return uv::numeric_addresses(uv::parse_address(text).value()).value().at(0);
+    };
+    EXPECT_EQ(uv::leaves_machine(address(c.own), address(c.peer)), c.leaves) << c.own << " to " << c.peer;
+  }
+}
 
 TEST_F(ChecksumTest, EitherSidesWishSwitchesThemOn) {
   const Checksum kAll[] = {Checksum::kAuto, Checksum::kAlways, Checksum::kNever};
