@@ -4,6 +4,7 @@
 #include <new>
 #include <numeric>
 
+#include "core/base/address.h"
 #include "core/base/catch_bad_alloc.h"
 #include "core/base/text.h"
 
@@ -748,9 +749,14 @@ void Mesh::probe(int32_t rank, transport::Duration limit) {
 
 Status Mesh::unreachable(int32_t rank, const std::string& why) const {
   const auto& addresses = view_.members[rank].addresses;
+  const std::string address = addresses.empty() ? "no address" : addresses.front();
+  const char* causes =
+      is_loopback(address)
+          ? "; it is stopped, or in another container, which this address does not reach: then set its "
+            "`interface` or `listen` to a network that both are on"
+          : "; it is stopped or cut off, or a firewall is between them";
   return Status(Code::kWorkerLost, member_name(view_.rank) + " cannot reach " + member_name(rank) + " at " +
-                                       (addresses.empty() ? "no address" : addresses.front()) + ": " + why +
-                                       "; it is stopped or cut off, or a firewall is between them")
+                                       address + ": " + why + causes)
       .with_rank(rank, host_of(rank));
 }
 

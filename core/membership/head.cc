@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/address.h"
 #include "core/base/text.h"
 #include "core/membership/leases.h"
 #include "core/membership/refusal_log.h"

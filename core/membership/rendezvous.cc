@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/address.h"
 #include "core/base/text.h"
 #include "core/membership/text.h"
 

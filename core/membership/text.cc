@@ -11,11 +11,6 @@ bool is_rank(int32_t rank, const transport::JoinReply& view) {
 
 }  // namespace
 
-bool is_loopback(const std::string& address) {
-  return address.rfind("unix:", 0) == 0 || address.rfind("127.", 0) == 0 || address.rfind("[::1]", 0) == 0 ||
-         address.rfind("localhost:", 0) == 0 || address == "localhost";
-}
-
 std::string describe_duration(transport::Duration duration) {
   char text[48];
   const double seconds = std::chrono::duration<double>(duration).count();

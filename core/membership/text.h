@@ -18,10 +18,6 @@ std::string describe_member(const transport::MemberInfo& member);
 // there is none
 std::string describe_head(const std::string& address, const transport::JoinReply& view);
 
-// Is this an address that only its own machine reaches ("127.0.0.1:7700", "[::1]:0", "localhost:7700",
-// "unix:...")?
-bool is_loopback(const std::string& address);
-
 // Appended to errors about two workers that claim one id or rank.
 inline constexpr const char* kFirstRankHint =
     "; where another `dsgd run` has started the other one, give --first-rank";

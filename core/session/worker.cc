@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "core/base/address.h"
 #include "core/base/catch_bad_alloc.h"
 #include "core/membership/probe.h"
 #include "core/membership/text.h"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A cut of the network between two workers does not end their job if it is shorter than the lease less a heartbeat interval.
+"""A cut of the network between two workers does not end their job if it is shorter than the lease less a heartbeat interval. Where workers
+listen on an address that others do not reach, the error says what to set.
 
     network_cut.py PROCESS_WORKER
 
@@ -59,10 +60,11 @@ class Net:
 
 
 class Worker:
-    def __init__(self, net, name, rank, program):
+    def __init__(self, net, name, rank, program, **settings):
         environment = {
             "DSGD_HEAD": "10.78.0.1:7700", "DSGD_NUM_WORKERS": "2", "DSGD_RANK": str(rank), "DSGD_TOKEN": "secret",
             "DSGD_LEASE": f"{int(LEASE * 1000)}ms", "DSGD_STEP_TIMEOUT": "60s", "DSGD_INIT_TIMEOUT": "30s",
+            **settings,
         }
         self.process = subprocess.Popen(["ip", "netns", "exec", f"{net.prefix}-{name}", program, "steps", "1000"],
                                         env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
@@ -80,9 +82,19 @@ class Worker:
         return self.process.poll() is None and not any(line.startswith("failed") for line in self.lines)
 
 
+# The workers have one machine's identity, as containers have, but only their own loopback interface.
+def check_loopback(net, program):
+    workers = [Worker(net, name, rank, program, DSGD_INTERFACE="lo") for rank, name in enumerate("ab")]
+    for worker in workers:
+        worker.process.wait(60)
+    told = [line for worker in workers for line in worker.lines]
+    assert any("cannot reach rank" in line and "set its `interface`" in line for line in told), told
+
+
 def main():
     program = sys.argv[1]
     with Net() as net:
+        check_loopback(net, program)
         workers = [Worker(net, name, rank, program) for rank, name in enumerate("ab")]
         try:
             for worker in workers:
