@@ -709,14 +709,17 @@ TEST(Close, LetsAStepWhoseGradientsAreAllMarkedEnd) {
 
 // A worker that fails in the middle of a step closes its session. A gradient that it has not marked may be
 // half computed.
+constexpr int kFinalize = -2;  // instead of a timeout: dsgd_finalize without dsgd_close
 class CloseInMidStep : public testing::TestWithParam<std::tuple<const char*, int, int>> {};
 
 TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
   const auto [strategy, workers, timeout_ms] = GetParam();
   const int closing = workers - 1;
+  std::vector<Trainer> trainers(static_cast<size_t>(workers));  // outlive the sessions
   run_job(workers, {{"step_timeout", "120s"}, {"bucket_size", "64K"}},
           [&, strategy, timeout_ms](dsgd_session* session, int rank) {
-            Trainer trainer{session, rank};
+            Trainer& trainer = trainers[static_cast<size_t>(rank)];
+            trainer.session = session, trainer.rank = rank;
             trainer.build({30000, 5}, "sgd", "lr=1", strategy);
             for (int step = 0; step < 2; ++step) {
               trainer.compute(step);
@@ -731,6 +734,7 @@ TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
               DSGD_OK_OR_FAIL(dsgd_gradient_ready(trainer.replica, trainer.parameters[1], nullptr, error_));
             // All have marked theirs.
             DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
+            if (rank == closing && timeout_ms == kFinalize) return dsgd_op_free(op);  // run_job finalizes
             if (rank == closing) DSGD_OK_OR_FAIL(dsgd_close(session, timeout_ms, error_));
             Error error;
             EXPECT_EQ(dsgd_op_wait(op, -1, error), rank == closing ? DSGD_ERR_CLOSED : DSGD_ERR_WORKER_LOST);
@@ -749,7 +753,24 @@ TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Jobs, CloseInMidStep,
                          testing::Combine(testing::Values("simple", "ps", "allreduce"),
-                                          testing::Values(1, 2, 3), testing::Values(-1, 0)));
+                                          testing::Values(1, 2, 3), testing::Values(-1, 0, kFinalize)));
+
+// -1 has no other limit than the deadlines of the operations in flight.
+TEST(Close, WaitsForAnOperationBeyondStepTimeout) {
+  run_job(2, {{"step_timeout", "100ms"}}, [&](dsgd_session* session, int rank) {
+    const dsgd_op_options options = with_timeout(60000);
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(400));
+      DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, &options, nullptr, error_));
+      return;
+    }
+    dsgd_op* op = nullptr;
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, &options, &op, error_));
+    DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
+    DSGD_OK_OR_FAIL(dsgd_op_wait(op, 0, error_));
+    dsgd_op_free(op);
+  });
+}
 
 // Rank 1 makes no step, so rank 0 would wait for it until the step's own time is over.
 TEST(Close, ThatWaitsForAStepIsCutShortByAnAbortOrAnImpatientClose) {

@@ -225,5 +225,24 @@ TEST(Sync, RejectsInvalidSettings) {
   }
 }
 
+TEST(Sync, DigestCoversUntrainedParameters) {
+  run_job(1, {}, [](dsgd_session* session, int rank) {
+    Trainer trainer(session, rank);
+    trainer.build("allreduce", "sgd");
+    uint64_t before = 0;
+    DSGD_OK_OR_FAIL(dsgd_digest(session, &before, error_));
+    for (size_t p = 0; p < kUntrained.size(); ++p) {
+      auto* byte = static_cast<uint8_t*>(trainer.values[0][p]) + kSize;
+      *byte ^= 1;
+      uint64_t changed = 0;
+      DSGD_OK_OR_FAIL(dsgd_digest(session, &changed, error_));
+      EXPECT_NE(changed, before) << kUntrained[p].name;
+      *byte ^= 1;
+      DSGD_OK_OR_FAIL(dsgd_digest(session, &changed, error_));
+      EXPECT_EQ(changed, before) << kUntrained[p].name;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dsgd_test
