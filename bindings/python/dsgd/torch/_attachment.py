@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
+from types import FrameType
 from typing import Any, Callable, Iterator, List, Optional
 
 import torch
@@ -357,7 +358,7 @@ def _need_gradient(output: Any) -> Iterator[bool]:
 
 def _in_nested_backward() -> bool:
     """Whether the backward pass that ends runs within another one, as those of reentrant checkpoints do."""
-    frame = sys._getframe()
+    frame: Optional[FrameType] = sys._getframe()
     while frame is not None:
         if frame.f_code is torch.autograd.function.BackwardCFunction.apply.__code__:
             return True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any, Iterator
+from types import FrameType
+from typing import Any, Iterator, Optional
 
 import torch
 
@@ -133,7 +134,7 @@ def _changed(function: Any, arguments: Any, named: Any) -> Any:
 
 
 def _in_optimizer_step() -> bool:
-    frame = sys._getframe()
+    frame: Optional[FrameType] = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), torch.optim.Optimizer):
             return True
