@@ -707,10 +707,10 @@ void Mesh::await_goodbye(int32_t rank) {
 }
 
 // The head notices a lost worker, unless the head itself has left in good order. But only this worker notices
-// that its way to a peer is cut. So it probes a peer that operations have waited for a fifth of a heartbeat,
-// and again as long after each answer. A probe that gets no answer ends a lease after the cut or the
-// beginning of the wait at the latest, so a cut that is a heartbeat shorter than the lease leaves it time to
-// be answered.
+// that its way to a peer is cut. So it probes a peer that operations wait for, within a quarter of a
+// heartbeat interval of the beginning of the wait, and again as long after each answer. A probe gives up a
+// lease after that beginning or that answer at the latest. It outlasts a cut that is a heartbeat interval
+// shorter than the lease.
 void Mesh::watch_peers() {
   if (closed_) return;
   const transport::Time now = loop().now();

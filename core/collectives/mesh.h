@@ -38,8 +38,8 @@ struct MeshOptions {
   uint64_t receive_memory = 256 << 20;
   // Limit of every wait for a peer that does not answer.
   transport::Duration lease = std::chrono::seconds(10);
-  transport::Duration heartbeat_interval =
-      std::chrono::seconds(2);  // a fraction of it: how often peers are watched
+  // Peers that operations wait for are probed in a fraction of it.
+  transport::Duration heartbeat_interval = std::chrono::seconds(2);
   // Finds out whether a peer can be reached, by a new connection (core/membership/probe.h); `done` comes on
   // the session's loop. Null: peers are not probed.
   std::function<void(const transport::MemberInfo& peer, transport::Time deadline,

@@ -195,6 +195,8 @@ void Objects::peer_left(int32_t rank) {
 Status Objects::waiting(const std::string& operation, const std::string& name) const {
   const std::string object = "object '" + name + "'";
   if (operation == kGet) {
+    if (std::none_of(waiters_.begin(), waiters_.end(), [&](const Waiter& get) { return get.name == name; }))
+      return {};
     return Status(Code::kWaitTimeout,
                   put_of(name) != 0 ? "the data of " + object + " is still to come" : not_put(name))
         .with_operation(operation);

@@ -63,7 +63,8 @@ class Objects {
   void fail(Mesh* mesh, const Status& cause);  // all operations in flight
   void peer_left(int32_t rank);
   void fail_waiters(const Status& cause);  // gets
-  // What the call of this worker about the object waits for: a sentence with the first missing rank.
+  // What the call of this worker about the object waits for: a sentence with the first missing rank, or OK if
+  // there is no such call.
   Status waiting(const std::string& operation, const std::string& name) const;
   // No put or deletion is in flight. A get only waits for another worker.
   bool idle() const { return sending_.empty() && removals_.empty(); }
