@@ -261,8 +261,9 @@ TEST(Stall, OfAPutAndADeletionNameTheWorkerThatIsMissing) {
     SCOPED_TRACE(deletes ? "delete" : "put");
     Job job([deletes](Job& job, Session& session, int32_t rank) {
       const std::vector<uint8_t> data(1 << 20);
-      if (deletes && rank == 0)
+      if (deletes && rank == 0) {
         EXPECT_TRUE(session.object_put("it", data, Object::kNoType, {}, Mode::kWait).ok());
+      }
       EXPECT_TRUE(session.barrier(Mode::kWait).ok());
       if (rank != 0) return job.pause(session, 20s);
       job.stop(2, 8s);

@@ -24,23 +24,34 @@ Dialler::Dialler(NetworkShared shared, std::string address, DialOptions options,
 void Dialler::start() {
   auto parsed = parse_address(address_);
   if (!parsed.ok()) return finish(parsed.status());
-  if (options_.deadline != kNever) {
-    timer_ = shared_.loop.schedule(options_.deadline, [this] {
-      timer_ = 0;
-      const char* what = resolution_                    ? "its name was not resolved"
-                         : stage_ == Stage::kConnecting ? "nobody answered"
-                         : stage_ == Stage::kIdle
-                             ? "the RPC session was not established"
-                             : "it accepted the connection but did not complete the handshake";
-      finish(Status(Code::kTimeout, "cannot connect to " + address_ + ": " + what + " in time" +
-                                        (last_.ok() ? "" : " (before: " + last_.message() + ")")));
-    });
-  }
+  set_timer(1);
   auto numeric = numeric_addresses(parsed.value());
   if (!numeric.ok() || !numeric.value().empty()) return resolved(std::move(numeric));
   resolution_ = resolve(shared_.loop, parsed.value(), [this](Result<std::vector<SocketAddress>> addresses) {
     resolved(std::move(addresses));
   });
+}
+
+void Dialler::set_timer(size_t shares) {
+  if (options_.deadline == kNever) return;
+  if (timer_) shared_.loop.cancel(timer_);
+  const Time now = shared_.loop.now();
+  const Duration left = std::max(options_.deadline - now, Duration(0));
+  timer_ = shared_.loop.schedule(now + left / shares, [this] {
+    timer_ = 0;
+    timed_out();
+  });
+}
+
+void Dialler::timed_out() {
+  if (resolution_ || connection_) {
+    const char* what = resolution_ ? "its name was not resolved" : "the RPC session was not established";
+    return finish(Status(Code::kTimeout, "cannot connect to " + address_ + ": " + what + " in time"));
+  }
+  const char* what = stage_ == Stage::kConnecting
+                         ? "nobody answered"
+                         : "it accepted the connection but did not complete the handshake";
+  attempt_failed(Status(Code::kTimeout, to_text(current_) + ": " + what + " in time"));
 }
 
 void Dialler::resolved(Result<std::vector<SocketAddress>> addresses) {
@@ -54,8 +65,9 @@ void Dialler::resolved(Result<std::vector<SocketAddress>> addresses) {
 void Dialler::try_next() {
   stage_ = Stage::kIdle;
   if (candidates_.empty()) {
-    return finish(Status(Code::kUnreachable, "cannot connect to " + address_ + ": " + last_.message()));
+    return finish(Status(failure_, "cannot connect to " + address_ + ": " + failures_));
   }
+  set_timer(candidates_.size());
   current_ = candidates_.front();
   candidates_.pop_front();
   auto fd = make_socket(current_.family());
@@ -93,7 +105,9 @@ void Dialler::send(Stage stage, std::vector<uint8_t> bytes) {
 }
 
 void Dialler::attempt_failed(const Status& why) {
-  last_ = why;
+  if (timer_) shared_.loop.cancel(std::exchange(timer_, 0));
+  failure_ = why.code() == Code::kTimeout ? Code::kTimeout : Code::kUnreachable;
+  failures_ += (failures_.empty() ? "" : "; ") + why.message();
   poll_.reset();
   // From a task, so that a long list of addresses does not pile up on the stack.
   shared_.loop.post([self = shared_from_this()] {
@@ -204,6 +218,7 @@ void Dialler::replied() {
   poll_.reset();
   if (!connection.ok()) return finish(connection.status());
   connection_ = std::move(connection).value();
+  set_timer(1);
   adopt_(connection_);
   connection_->start([self = shared_from_this()](Status status) {
     if (status.ok()) {

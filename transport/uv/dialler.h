@@ -1,4 +1,4 @@
-// One attempt to open a connection: resolves the name, tries each address, and does the handshake.
+// Opens one connection: resolves the name, tries each of its addresses in turn, and does the handshake.
 #pragma once
 
 #include <deque>
@@ -28,6 +28,8 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
 
  private:
   enum class Stage { kIdle, kConnecting, kSendingHello, kAwaitingChallenge, kSendingProof, kAwaitingReply };
+  void set_timer(size_t shares);  // fires after one of so many equal shares of the time that is left
+  void timed_out();
   void resolved(Result<std::vector<SocketAddress>> addresses);
   void try_next();
   void connected();
@@ -61,7 +63,8 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
   Stage stage_ = Stage::kIdle;
   TimerId timer_ = 0;
   std::shared_ptr<ClientConnection> connection_;
-  Status last_;
+  std::string failures_;               // of the addresses tried so far
+  Code failure_ = Code::kUnreachable;  // of the last one
   bool finished_ = false;
 };
 

@@ -111,6 +111,33 @@ TEST_F(ConnectionTest, ADialThatMeetsSilenceEndsAtItsDeadline) {
   EXPECT_GE(client->loop().now() - begin, 50ms);
 }
 
+TEST_F(ConnectionTest, ASilentFirstAddressOfANameLeavesTimeForTheNext) {
+  int port;
+  uv::Fd silent = listen_raw(&port);
+  const std::string at = ":" + std::to_string(port);
+  auto env = make_uv_environment();
+  if (!env->new_network("probe", 1 << 20).value()->listen("[::1]" + at, &door).ok())
+    GTEST_SKIP() << "no IPv6 on the loopback interface";
+  start("[::1]" + at);
+  auto options = dial_options(*client);
+  options.deadline = client->loop().now() + 1s;
+  connect(options, "localhost" + at);
+  EXPECT_TRUE(call(*client, *channel, Renew{4, 9}).ok());
+}
+
+TEST_F(ConnectionTest, TheErrorOfADialHasEveryAddressOfTheName) {
+  start();
+  int port;
+  uv::Fd silent = listen_raw(&port);
+  auto options = dial_options(*client);
+  options.deadline = client->loop().now() + 100ms;
+  auto dialled = dial(*client, "localhost:" + std::to_string(port), options);
+  ASSERT_FALSE(dialled.ok());
+  const std::string message = dialled.status().message();
+  for (const char* host : {"127.0.0.1:", "[::1]:"})
+    EXPECT_NE(message.find(host + std::to_string(port)), std::string::npos) << message;
+}
+
 TEST_F(ConnectionTest, ACallWithoutAnswerEndsAtItsDeadlineAndALateAnswerIsIgnored) {
   start();
   Responder parked;
