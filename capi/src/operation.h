@@ -31,9 +31,11 @@ class OpTable {
   bool forked() const;  // is this a child of the process that made the table?
 
  private:
+  using Ops = std::unordered_map<uint64_t, dsgd_op*>;  // by Operation::id
+
   const pid_t process_;
   std::mutex mutex_;
-  std::unordered_map<uint64_t, dsgd_op*> ops_;  // by Operation::id
+  Ops ops_;
 };
 
 }  // namespace dsgd::capi
@@ -41,14 +43,10 @@ class OpTable {
 struct dsgd_op : dsgd::capi::KeptHandle {
   static constexpr uint64_t kTag = dsgd::capi::tag_of("op      ");
   static constexpr const char* kName = "dsgd_op";
-  dsgd_op(std::shared_ptr<dsgd::Operation> operation, std::weak_ptr<dsgd::Session> session,
-          std::shared_ptr<dsgd::capi::OpTable> table)
-      : KeptHandle(kTag),
-        operation(std::move(operation)),
-        session(std::move(session)),
-        table(std::move(table)) {}
+  dsgd_op(std::weak_ptr<dsgd::Session> session, std::shared_ptr<dsgd::capi::OpTable> table)
+      : KeptHandle(kTag), session(std::move(session)), table(std::move(table)) {}
 
-  const std::shared_ptr<dsgd::Operation> operation;
+  std::shared_ptr<dsgd::Operation> operation;  // set by OpTable::start, then constant
   const std::weak_ptr<dsgd::Session> session;  // weak: an op that a host forgot must not keep a session open
   const std::shared_ptr<dsgd::capi::OpTable> table;
   // The host's: of the call that began it, and of each poll that returned it; under the table's mutex.
@@ -61,12 +59,16 @@ template <typename Start>
 Result<dsgd_op*> OpTable::start(const std::shared_ptr<OpTable>& self, const std::shared_ptr<Session>& session,
                                 Start&& start) {
   std::lock_guard lock(mutex_);
-  ops_.reserve(ops_.size() + 1);  // what can run out of memory does so before the work has begun
+  // All memory is allocated before the work begins: a call that fails has begun nothing.
+  auto op = std::make_unique<dsgd_op>(session, self);
+  ops_.reserve(ops_.size() + 1);
+  Ops one;
+  auto entry = one.extract(one.emplace(0, op.get()).first);
   Result<std::shared_ptr<Operation>> operation = start();
   if (!operation.ok()) return operation.status();
-  const uint64_t id = operation.value()->id();
-  auto op = std::make_unique<dsgd_op>(std::move(operation).value(), session, self);
-  ops_.emplace(id, op.get());
+  op->operation = std::move(operation).value();
+  entry.key() = op->operation->id();
+  ops_.insert(std::move(entry));
   return op.release();
 }
 

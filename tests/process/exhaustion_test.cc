@@ -24,14 +24,18 @@
 #include <utility>
 #include <vector>
 
+#include "tests/unit/metrics.h"
+
 namespace {
 
 constexpr size_t kRoom = 64 << 10;
 std::atomic<bool> limited{false};
 thread_local bool limited_here = false;
+thread_local int fails_in = -1;  // allocations of this thread until one fails; -1: none does
 std::atomic<int64_t> used{0}, limit{0}, refused{0};
 
 void* get(size_t size, size_t alignment) {
+  if (fails_in >= 0 && fails_in-- == 0) return nullptr;
   if (limited && size >= kRoom) limited_here = true;
   if (limited && limited_here && used + static_cast<int64_t>(size) > limit) {
     ++refused;
@@ -266,6 +270,39 @@ TEST_F(Exhaustion, InCollectivesAllCallsEndAndTheHostLives) {
     return dsgd_allreduce(worker.session, nullptr, worker.values(), worker.values(), worker.nbytes(),
                           DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, error);
   });
+}
+
+// Each allocation of the caller's thread fails in turn. The host may free its buffers after the error.
+TEST(Refusal, ACallThatFailsForWantOfMemoryHasBegunNothing) {
+  dsgd_session* session = nullptr;
+  ASSERT_EQ(dsgd_init(nullptr, &session, nullptr), DSGD_OK);
+  float values[4] = {1, 2, 3, 4};
+  const auto all_reduces = [&] {
+    EXPECT_EQ(dsgd_barrier(session, nullptr, nullptr, nullptr, nullptr), DSGD_OK);
+    char* text = nullptr;
+    EXPECT_EQ(dsgd_metrics(session, &text, nullptr), DSGD_OK);
+    const double count = parse_metrics(text)["dsgd_calls_total{call=\"allreduce\"}"];
+    dsgd_text_free(text);
+    return count;
+  };
+  int failed = 0;
+  for (bool reached = true; reached; ++failed) {
+    dsgd_op* op = nullptr;
+    fails_in = failed;
+    const int32_t status = dsgd_allreduce(session, nullptr, values, values, sizeof values, DSGD_FLOAT32,
+                                          DSGD_SUM, nullptr, &op, nullptr);
+    reached = fails_in < 0;
+    fails_in = -1;
+    EXPECT_EQ(status, reached ? DSGD_ERR_NO_MEMORY : DSGD_OK);
+    EXPECT_EQ(op == nullptr, reached);
+    if (op) {
+      EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_OK);
+    }
+    EXPECT_EQ(all_reduces(), reached ? 0 : 1) << "allocation " << failed;
+    dsgd_op_free(op);
+  }
+  EXPECT_GT(failed, 3);
+  dsgd_finalize(session);
 }
 
 }  // namespace
