@@ -7,6 +7,7 @@ a session refers to its Handle, never the Handle to them, so that plain referenc
 
 from __future__ import annotations
 
+import _thread
 import threading
 import weakref
 from itertools import starmap
@@ -66,7 +67,8 @@ class Handle:
         self.bound: Dict[Any, Any] = {}
         self.on_close: List[Callable[[], None]] = []
         self._opened: List[Any] = []
-        finalizer = weakref.finalize(self, _free, self._opened, self.pending, self.orphans, self.bound)
+        self._left: List[bool] = []  # not empty: closed
+        finalizer = weakref.finalize(self, _free, self._opened, self._left, self.pending, self.orphans, self.bound)
         # At exit another thread may be within a call: sessions are closed then, by close_all, but not freed.
         finalizer.atexit = False
 
@@ -114,6 +116,7 @@ class Handle:
             self._leave(timeout_ms)
         finally:
             self.closed = True
+            self._left.append(True)
             with self.lock:
                 self._sweep()
                 for pending in list(self.pending):
@@ -149,9 +152,30 @@ class Handle:
             raise failures[0]
 
 
-def _free(opened: List[Any], pending: Set[Pending], orphans: Set[Pending], bound: Dict[Any, Any]) -> None:
+def _free(
+    opened: List[Any], left: List[bool], pending: Set[Pending], orphans: Set[Pending], bound: Dict[Any, Any]
+) -> None:
+    """Frees what a Handle held. The collector may call this within any other code.
+
+    An open session first leaves its job, which may take some time, so a thread does that. It is not a threading.Thread,
+    whose start takes locks that the interrupted code may hold.
+    """
+    if opened and not left:
+        try:
+            _thread.start_new_thread(_leave_and_free, (opened, pending, orphans, bound))
+            return
+        except RuntimeError:  # no more threads, or the interpreter is ending
+            pass
+    _leave_and_free(opened, pending, orphans, bound)
+
+
+def _leave_and_free(opened: List[Any], pending: Set[Pending], orphans: Set[Pending], bound: Dict[Any, Any]) -> None:
     for pointer, _ in opened:
-        _raw.dsgd_session_free(pointer)  # first: it ends all use of the buffers
+        try:
+            _raw.dsgd_close(pointer, 0)  # ends all use of the buffers; other threads of Python may run meanwhile
+        except Error:
+            pass  # a forked child
+        _raw.dsgd_session_free(pointer)
     for orphan in orphans:
         orphan.free()
     orphans.clear()

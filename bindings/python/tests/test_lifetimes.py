@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import warnings
 import weakref
 
@@ -14,7 +15,7 @@ import pytest
 
 import dsgd
 import jobs
-from dsgd import _logs
+from dsgd import _handle, _logs
 
 
 class Array(numpy.ndarray):
@@ -23,6 +24,14 @@ class Array(numpy.ndarray):
 
 def array(count, kind="f4"):
     return numpy.ones(count, kind).view(Array)
+
+
+def eventually(condition):
+    """Waits for another thread."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def test_a_closed_session_says_so():
@@ -95,7 +104,29 @@ def test_buffers_of_a_dropped_session_are_released_after_it():
         warnings.simplefilter("ignore", ResourceWarning)
         del session
     gc.collect()
-    assert gone() is None
+    eventually(lambda: gone() is None)
+
+
+def test_the_collector_does_not_wait_until_an_open_session_has_left(monkeypatch):
+    session = dsgd.init(forward_logs=False)
+    value = array(3)
+    gone = weakref.ref(value)
+    session.add_replica().bind(session.add_parameter("w", 3), value, array(3))
+    del value
+    close, may_leave = _handle._raw.dsgd_close, threading.Event()
+
+    def slow_close(pointer, timeout_ms):
+        may_leave.wait()
+        close(pointer, timeout_ms)
+
+    monkeypatch.setattr(_handle._raw, "dsgd_close", slow_close)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del session
+    gc.collect()
+    assert gone() is not None  # dsgd may still use the buffers
+    may_leave.set()
+    eventually(lambda: gone() is None)
 
 
 def test_objects_and_shards_outlive_what_they_came_from():

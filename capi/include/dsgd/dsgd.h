@@ -359,12 +359,15 @@ DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_erro
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed.
  * Other threads may be within calls on the session: these end, with DSGD_ERR_CLOSED at the latest, and the
  * last one out releases the memory. No call may begin afterwards; remove a signal handler that calls
- * dsgd_stop_request before. */
+ * dsgd_stop_request before.
+ * Blocks: only if the session was not closed, then as dsgd_close(session, 0, NULL). So a garbage collector
+ * frees an open session in a thread of its own, as those of the bindings do. */
 DSGD_API void dsgd_session_free(dsgd_session *session);
 
 /* Calls dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. A process may exit() with open
  * sessions. They work until the library is finalized, which is after main()'s atexit() functions and
- * destructors; later calls return DSGD_ERR_CLOSED. */
+ * destructors; later calls return DSGD_ERR_CLOSED.
+ * Blocks: as dsgd_close. */
 DSGD_API void dsgd_finalize(dsgd_session *session);
 
 /* Ends all operations here, joining included, with DSGD_ERR_ABORTED, and tells every other worker the same,
