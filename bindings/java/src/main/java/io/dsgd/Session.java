@@ -21,8 +21,9 @@ import java.util.function.LongFunction;
  * steps) are serialized. Workers must still call collectives, and {@link #start} and steps, in the same
  * order. Blocking calls end by themselves, at {@code step_timeout} at the latest, and when another
  * thread closes the session. An interrupt ends them at once with an InterruptedException; what they
- * began goes on, and its buffers stay dsgd's until it ends or the session is closed. They pin the
- * carrier of a virtual thread; operations do not.
+ * began goes on, and its buffers stay dsgd's until it ends or the session is closed. A setup method
+ * that waits for another thread's step throws a DsgdException of {@link Status#STATE} instead and
+ * keeps the thread's interrupt. Blocking calls pin the carrier of a virtual thread; operations do not.
  */
 public final class Session extends Collectives implements AutoCloseable {
   // The limit on the wait of close() for operations in flight.
@@ -34,6 +35,8 @@ public final class Session extends Collectives implements AutoCloseable {
         Raw.dsgd_op_step_result(op, result);
         return result[0];
       };
+
+  private static final String NOT_WAITED_FOR = "the wait for it was too long";
 
   static final long[] DEFAULTS = null; // options of an operation
   private static final int NO_DTYPE = -1;
@@ -356,7 +359,7 @@ public final class Session extends Collectives implements AutoCloseable {
    * or absent; {@link #flushStep} marks the rest. Waiting marks nothing.
    */
   public Operation<StepResult> beginStep(double weight) {
-    turn.lock();
+    takeTurn();
     try {
       return inFlight.begin(this, beginning(weight), STEP_RESULT);
     } finally {
@@ -496,25 +499,28 @@ public final class Session extends Collectives implements AutoCloseable {
               Raw.dsgd_op_object(op, object);
               return new SharedObject(name, object[0]);
             });
+    boolean tooLate = false;
     try {
-      if (!get.awaitInC(timeout)) {
-        get.abort("nobody waits for it any more");
+      tooLate = !get.awaitInC(timeout);
+      if (tooLate) {
+        get.abort(NOT_WAITED_FOR);
       }
       return get.joinInC();
     } catch (InterruptedException e) {
       get.abort("interrupted");
       throw e;
     } catch (DsgdException e) {
-      if (timeout == null || e.status() != Status.ABORTED) {
+      // Another worker may have aborted the job at the same time.
+      if (!tooLate || e.status() != Status.ABORTED || !e.getMessage().contains(NOT_WAITED_FOR)) {
         throw e;
       }
       throw DsgdException.of(
           Status.WAIT_TIMEOUT,
-          "no worker has put object '"
+          "object '"
               + name
-              + "' within "
+              + "' has not come within "
               + timeout.toMillis()
-              + " ms");
+              + " ms: no worker has put it, or its data is still on the way");
     }
   }
 
@@ -619,9 +625,24 @@ public final class Session extends Collectives implements AutoCloseable {
     handle.use(use);
   }
 
+  private void takeTurn() {
+    if (turn.tryLock()) {
+      return;
+    }
+    try {
+      turn.lockInterruptibly();
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+      throw DsgdException.of(
+          Status.STATE,
+          "interrupted while a call of another thread, such as a step, was in progress; call again"
+              + " when it has ended");
+    }
+  }
+
   /** Calls that C wants one at a time per session. */
   void inTurn(Handle.Use use) {
-    turn.lock();
+    takeTurn();
     try {
       handle.use(use);
     } finally {
@@ -640,7 +661,7 @@ public final class Session extends Collectives implements AutoCloseable {
   }
 
   <T> T inTurnGet(LongFunction<T> use) {
-    turn.lock();
+    takeTurn();
     try {
       return handle.get(use);
     } finally {

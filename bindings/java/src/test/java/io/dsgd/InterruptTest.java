@@ -153,6 +153,30 @@ final class InterruptTest {
   }
 
   @Test
+  void interruptsEndWaitsForAnotherThreadsStep() throws Exception {
+    start();
+    Caller step = new Caller(() -> mine.step(1));
+    while (!operationRuns()) {
+      Thread.onSpinWait();
+    }
+    Caller setup =
+        new Caller(
+            () -> {
+              try {
+                mine.setLearningRate(0.5);
+              } finally {
+                assertTrue(Thread.currentThread().isInterrupted());
+              }
+            });
+    while (setup.thread.getState() != Thread.State.WAITING) {
+      Thread.onSpinWait();
+    }
+    assertTrue(Fails.is(setup.interrupted(), Status.STATE));
+    assertEquals(0, theirs.step(1).step()); // the step goes on
+    assertEquals(null, Job.outcome(step.task));
+  }
+
+  @Test
   void interruptsEndChangesOfTheStrategy() throws Exception {
     start();
     assertInterruptsWhen(this::operationRuns, () -> mine.setStrategy("allreduce"));

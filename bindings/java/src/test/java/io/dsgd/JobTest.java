@@ -285,6 +285,23 @@ class JobTest {
   }
 
   @Test
+  void abortOfAnotherWorkerIsNotTakenForATimeout() throws Exception {
+    Job.run(
+        2,
+        session -> {
+          if (session.rank() == 0) {
+            session.abort("the loss is NaN");
+          } else {
+            DsgdException e =
+                Fails.with(
+                    Status.ABORTED, () -> session.getObject("never", Duration.ofMinutes(10)));
+            assertEquals(0, e.rank());
+            assertTrue(e.getMessage().contains("the loss is NaN"), e.getMessage());
+          }
+        });
+  }
+
+  @Test
   void wrongTokenAndTakenAddressAreSaid() throws Exception {
     try (Head head =
         Head.start(Job.config("head", "127.0.0.1:0", "num_workers", "1", "token", "right"))) {
