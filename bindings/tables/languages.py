@@ -32,7 +32,7 @@ def python(source):
         if table.type == "Status":
             lines += ["    UNKNOWN = 1  #: a code of a newer library; Error.code is its number"]
         if table.type == "SessionState":
-            lines += ["    UNKNOWN = 0  #: a state of a newer library"]
+            lines += ["    UNKNOWN = -1  #: a state of a newer library"]
     lines += ["", "", "NAMES: Dict[str, str] = {"]
     lines += [f'    "{c}": "{name}",' for c, name in source.renamed("python").items()]
     return "\n".join(lines + ["}"]) + "\n"
@@ -41,7 +41,7 @@ def python(source):
 # Enumerators in Java for what a newer library may return.
 UNKNOWN = {
     "Status": (1, "A code of a newer library; {@link DsgdException#code} is its number."),
-    "SessionState": (0, "A state of a newer library."),
+    "SessionState": (-1, "A state of a newer library."),
 }
 
 

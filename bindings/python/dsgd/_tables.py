@@ -70,7 +70,7 @@ class SessionState(enum.IntEnum):
     TORN = 3  #: a step failed half-way or models differ; steps fail, collectives go on
     FAILED = 4  #: the session has failed; calls return its failure until it is closed
     CLOSED = 5  #: Session.close was called
-    UNKNOWN = 0  #: a state of a newer library
+    UNKNOWN = -1  #: a state of a newer library
 
 
 class LogLevel(enum.IntEnum):

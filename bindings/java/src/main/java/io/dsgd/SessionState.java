@@ -16,7 +16,7 @@ public enum SessionState {
   /** Session.close was called. */
   CLOSED(5),
   /** A state of a newer library. */
-  UNKNOWN(0);
+  UNKNOWN(-1);
 
   final int code;
 
