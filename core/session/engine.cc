@@ -517,9 +517,12 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
         done(std::move(object));
       });
   if (ticket == 0) return 0;
-  const Status late(Code::kTimeout, "object '" + name + "' was not put within " + options.limit() +
-                                        "; some worker must call dsgd_object_put with this name");
-  *timer = loop_.schedule(deadline(options), [this, ticket, late] { cancel_get(ticket, late); });
+  *timer = loop_.schedule(
+      deadline(options), [this, ticket, name, limit = limit_of(options, options_.step_timeout)] {
+        const Status why = objects_.waiting(Objects::kGet, name);
+        cancel_get(ticket, Status(Code::kTimeout,
+                                  "dsgd_object_get has not ended within " + limit + ": " + why.message()));
+      });
   return ticket;
 }
 

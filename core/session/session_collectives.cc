@@ -214,6 +214,7 @@ Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, 
                                                        const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
+  if (Status named = check_name("object", name); !named.ok()) return named;
   const auto operation =
       std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_get", false, options.user_data);
   impl_->launch(operation, mode, [this, name, operation, options](auto done) {

@@ -307,7 +307,7 @@ class Session(Collectives):
         try:
             return found._wait(
                 timeout,
-                lambda: f"object {name!r} was not put within {timeout:g} s; some worker must put one of this name",
+                lambda: f"object {name!r} has not come within {timeout:g} s: no worker has put it, or its data is still on the way",
             )
         except BaseException:
             _raw.dsgd_op_abort(found._op.pointer, None)  # no caller wants the object any more

@@ -84,6 +84,8 @@ CALLS = {
     "log": (WITH_SESSION, "[session.poll_log(600) for _ in range(1000)]"),
     "barrier": (WITH_SESSION, "session.barrier()"),
     "allreduce": (WITH_SESSION, "session.allreduce(numpy.ones(4))"),
+    "broadcast": (WITH_SESSION, "session.broadcast(numpy.ones(4), root=1 - session.rank)"),
+    "a channel": (WITH_SESSION, "session.channel(1).barrier()"),
     "an operation": (WITH_SESSION, "session.barrier_async().wait()"),
     "step": (STARTED, "session.step()"),
     "set_strategy": (STARTED, "session.set_strategy('ps')"),

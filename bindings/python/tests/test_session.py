@@ -295,7 +295,7 @@ def test_strategies_change_between_steps(session):
 
 def test_a_wait_that_ran_out_names_the_hosts_own_timeout(session):
     """Not that of the last of the slices in which it waits."""
-    with pytest.raises(dsgd.WaitTimeoutError, match="object 'vocabulary' was not put within 0.25 s;"):
+    with pytest.raises(dsgd.WaitTimeoutError, match="object 'vocabulary' has not come within 0.25 s:"):
         session.get("vocabulary", 0.25)
     with dsgd.Head(head="127.0.0.1:0", num_workers=2) as head:
         with pytest.raises(dsgd.WaitTimeoutError, match="after 250 ms"):

@@ -126,6 +126,14 @@ std::vector<BadCall> data_cases() {
          dsgd_object* object = nullptr;
          return dsgd_object_get(w.running.session, nullptr, nullptr, &object, nullptr, e);
        }},
+      {"dsgd_object_get",
+       "empty name",
+       kInvalid,
+       {"'name' is an empty string", "give a name"},
+       [](W w, E e) {
+         dsgd_object* object = nullptr;
+         return dsgd_object_get(w.running.session, "", nullptr, &object, nullptr, e);
+       }},
       {"dsgd_object_get", "NULL object", kInvalid, "'object' is NULL",
        [](W w, E e) { return dsgd_object_get(w.running.session, "name", nullptr, nullptr, nullptr, e); }},
       {"dsgd_object_get",
