@@ -520,7 +520,7 @@ void Mesh::end_wait(const Entry& entry, int32_t rank, bool failed) {
   counters_[rank].wait.add(now - begun);
   if (options_.trace && now - begun >= kTracedWait) {
     options_.trace->record(
-        {metrics::Track::kPeer, failed, static_cast<uint32_t>(rank), "wait", 0, 0, begun, now});
+        {metrics::Track::kPeer, failed, 0, static_cast<uint32_t>(rank), "wait", 0, 0, begun, now});
   }
 }
 

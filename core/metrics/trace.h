@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "transport/loop.h"
@@ -19,6 +20,7 @@ enum class Track : uint8_t { kSteps, kBucket, kCalls, kPeer };
 struct Span {
   Track track = Track::kSteps;
   bool failed = false;
+  uint16_t unused = 0;    // no padding: a slot keeps the bytes
   uint32_t index = 0;     // of the bucket; rank of the peer
   const char* name = "";  // a literal
   uint64_t number = 0;    // of the step; of the call's operation
@@ -36,7 +38,7 @@ class Trace {
  private:
   using Words = std::array<uint64_t, sizeof(Span) / sizeof(uint64_t)>;
   using Slot = std::array<std::atomic<uint64_t>, std::tuple_size_v<Words>>;
-  static_assert(sizeof(Span) == sizeof(Words));
+  static_assert(sizeof(Span) == sizeof(Words) && std::has_unique_object_representations_v<Span>);
 
   const size_t capacity_;
   const std::unique_ptr<Slot[]> slots_;

@@ -16,7 +16,7 @@ void Session::Impl::count(const Operation& operation, const Status& status, tran
     const transport::Time now = loop().now();
     counters.time.add(now - begun);
     worker->trace().record(
-        {metrics::Track::kCalls, !status.ok(), 0, label, operation.id(), nbytes, begun, now});
+        {metrics::Track::kCalls, !status.ok(), 0, 0, label, operation.id(), nbytes, begun, now});
     return;
   }
 }

@@ -371,7 +371,7 @@ void Step::end() {
 
 void Step::trace(const char* name, transport::Time begin, transport::Time end, bool failed) {
   if (options_.trace)
-    options_.trace->record({metrics::Track::kSteps, failed, 0, name, request_.step, 0, begin, end});
+    options_.trace->record({metrics::Track::kSteps, failed, 0, 0, name, request_.step, 0, begin, end});
 }
 
 // The phases that the step has reached; one that has failed ends now.
@@ -386,8 +386,8 @@ void Step::trace_step(transport::Time now, bool failed) {
 void Step::trace_bucket(size_t index, const char* name, transport::Time begin, transport::Time end) {
   if (!options_.trace) return;
   const size_t nbytes = plan_[index].elements * dtype_size(plan_[index].dtype);
-  options_.trace->record({metrics::Track::kBucket, false, static_cast<uint32_t>(index), name, request_.step,
-                          nbytes, begin, end});
+  options_.trace->record({metrics::Track::kBucket, false, 0, static_cast<uint32_t>(index), name,
+                          request_.step, nbytes, begin, end});
 }
 
 // The other workers do not know of the failure, and this worker's values may be wrong: the session fails.

@@ -13,7 +13,8 @@ using namespace std::chrono_literals;
 
 Span span(uint64_t number) {
   const auto time = transport::Time(number);
-  return {Track::kCalls, number % 2 == 1, static_cast<uint32_t>(number), "name", number, number, time, time};
+  return {Track::kCalls, number % 2 == 1, 0, static_cast<uint32_t>(number), "name", number, number, time,
+          time};
 }
 
 TEST(Trace, keeps_the_latest_spans) {
@@ -78,15 +79,15 @@ std::map<std::string, std::vector<std::string>> rows_of(const std::vector<Span>&
 
 TEST(TraceEvents, have_a_row_for_each_span_that_overlaps_another) {
   const std::vector<Span> spans = {
-      {Track::kSteps, false, 0, "update", 1, 0, 5us, 9us},
-      {Track::kSteps, false, 0, "step", 1, 0, 1us, 9us},
-      {Track::kBucket, false, 0, "travel", 1, 8, 2us, 6us},
-      {Track::kBucket, false, 1, "travel", 1, 8, 3us, 5us},
-      {Track::kBucket, false, 0, "marked", 1, 8, 2us, 2us},
-      {Track::kCalls, false, 0, "allreduce", 7, 4, 1us, 4us},
-      {Track::kCalls, false, 0, "barrier", 8, 0, 2us, 3us},
-      {Track::kCalls, true, 0, "barrier", 9, 0, 4us, 5us},
-      {Track::kPeer, false, 2, "wait", 0, 0, 1us, 2us},
+      {Track::kSteps, false, 0, 0, "update", 1, 0, 5us, 9us},
+      {Track::kSteps, false, 0, 0, "step", 1, 0, 1us, 9us},
+      {Track::kBucket, false, 0, 0, "travel", 1, 8, 2us, 6us},
+      {Track::kBucket, false, 0, 1, "travel", 1, 8, 3us, 5us},
+      {Track::kBucket, false, 0, 0, "marked", 1, 8, 2us, 2us},
+      {Track::kCalls, false, 0, 0, "allreduce", 7, 4, 1us, 4us},
+      {Track::kCalls, false, 0, 0, "barrier", 8, 0, 2us, 3us},
+      {Track::kCalls, true, 0, 0, "barrier", 9, 0, 4us, 5us},
+      {Track::kPeer, false, 0, 2, "wait", 0, 0, 1us, 2us},
   };
   using Names = std::vector<std::string>;
   EXPECT_EQ(rows_of(spans), (std::map<std::string, Names>{{"steps", {"step 1-9", "update 5-9"}},
@@ -101,11 +102,12 @@ TEST(TraceEvents, say_step_operation_bytes_and_failure) {
   const auto arguments = [](const Span& span) {
     return nlohmann::json::parse(trace_events({span}, 0, 0s)).at("traceEvents").back().at("args");
   };
-  EXPECT_EQ(arguments({Track::kBucket, false, 0, "travel", 17, 40, 0us, 0us}),
+  EXPECT_EQ(arguments({Track::kBucket, false, 0, 0, "travel", 17, 40, 0us, 0us}),
             nlohmann::json({{"step", 17}, {"bytes", 40}, {"failed", false}}));
-  EXPECT_EQ(arguments({Track::kCalls, true, 0, "barrier", 9, 0, 0us, 0us}),
+  EXPECT_EQ(arguments({Track::kCalls, true, 0, 0, "barrier", 9, 0, 0us, 0us}),
             nlohmann::json({{"operation", 9}, {"failed", true}}));
-  EXPECT_EQ(arguments({Track::kPeer, false, 2, "wait", 0, 0, 0us, 0us}), nlohmann::json({{"failed", false}}));
+  EXPECT_EQ(arguments({Track::kPeer, false, 0, 2, "wait", 0, 0, 0us, 0us}),
+            nlohmann::json({{"failed", false}}));
 }
 
 TEST(TraceEvents, of_a_session_that_did_nothing_are_json) {
