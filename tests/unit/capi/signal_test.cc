@@ -31,9 +31,24 @@ TEST(Signal, StopRequestMayInterruptAnyCallOfTheSession) {
   ASSERT_EQ(sigaction(SIGALRM, &action, &before), 0);
   itimerval often = {{0, 50}, {0, 50}}, never = {};
   ASSERT_EQ(setitimer(ITIMER_REAL, &often, nullptr), 0);
+  float values[8] = {};
   while (requests < 5000) {
     EXPECT_EQ(dsgd_learning_rate_set(model.session, 0.1, nullptr), DSGD_OK);
     EXPECT_EQ(dsgd_rank(model.session), 0);
+    EXPECT_EQ(dsgd_step(model.session, 1, nullptr, nullptr), DSGD_OK);
+    EXPECT_EQ(dsgd_allreduce(model.session, nullptr, values, values, sizeof values, DSGD_FLOAT32, DSGD_SUM,
+                             nullptr, nullptr, nullptr),
+              DSGD_OK);
+    dsgd_op* op = nullptr;
+    EXPECT_EQ(dsgd_step_begin(model.session, 1, nullptr, &op, nullptr), DSGD_OK);
+    EXPECT_EQ(dsgd_step_flush(model.session, nullptr), DSGD_OK);
+    EXPECT_EQ(dsgd_op_wait(op, -1, nullptr), DSGD_OK);
+    dsgd_op_free(op);
+    uint64_t digest = 0;
+    EXPECT_EQ(dsgd_digest(model.session, &digest, nullptr), DSGD_OK);
+    char* text = nullptr;
+    EXPECT_EQ(dsgd_metrics(model.session, &text, nullptr), DSGD_OK);
+    dsgd_text_free(text);
   }
   ASSERT_EQ(setitimer(ITIMER_REAL, &never, nullptr), 0);
   ASSERT_EQ(sigaction(SIGALRM, &before, nullptr), 0);

@@ -710,11 +710,11 @@ TEST(Close, LetsAStepWhoseGradientsAreAllMarkedEnd) {
 // A worker that fails in the middle of a step closes its session. A gradient that it has not marked may be
 // half computed.
 constexpr int kFinalize = -2;  // instead of a timeout: dsgd_finalize without dsgd_close
-class CloseInMidStep : public testing::TestWithParam<std::tuple<const char*, int, int>> {};
+class CloseInMidStep : public testing::TestWithParam<std::tuple<const char*, int, bool, int>> {};
 
 TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
-  const auto [strategy, workers, timeout_ms] = GetParam();
-  const int closing = workers - 1;
+  const auto [strategy, workers, first, timeout_ms] = GetParam();
+  const int closing = first ? 0 : workers - 1;
   std::vector<Trainer> trainers(static_cast<size_t>(workers));  // outlive the sessions
   run_job(workers, {{"step_timeout", "120s"}, {"bucket_size", "64K"}},
           [&, strategy, timeout_ms](dsgd_session* session, int rank) {
@@ -753,7 +753,8 @@ TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Jobs, CloseInMidStep,
                          testing::Combine(testing::Values("simple", "ps", "allreduce"),
-                                          testing::Values(1, 2, 3), testing::Values(-1, 0, kFinalize)));
+                                          testing::Values(1, 2, 3), testing::Bool(),
+                                          testing::Values(-1, 0, kFinalize)));
 
 // -1 has no other limit than the deadlines of the operations in flight.
 TEST(Close, WaitsForAnOperationBeyondStepTimeout) {
