@@ -67,6 +67,8 @@ std::string text_fault(const Rule& rule, std::string_view value) {
   const size_t longest = rule.maximum > 0 ? static_cast<size_t>(rule.maximum) : kLongestText;
   if (rule.type == Type::kText && value.size() > longest)
     return "is longer than " + std::to_string(longest) + " characters";
+  if (const auto at = invalid_utf8(value))
+    return "is not UTF-8 from byte " + std::to_string(*at) + " on; encode it as UTF-8";
   if (has_control_character(value)) return "contains a control character";
   if (value.empty()) return "";
   if (rule.type == Type::kAddress)

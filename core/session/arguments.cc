@@ -1,8 +1,5 @@
 #include "core/session/arguments.h"
 
-#include <optional>
-#include <string_view>
-
 #include "core/config/config.h"
 #include "transport/base/utf8.h"
 
@@ -12,15 +9,6 @@ namespace {
 
 constexpr double kLeastWeight = 1e-12, kLargestWeight = 1e12;
 constexpr size_t kLongestName = 1024;
-
-std::optional<size_t> first_bad_byte(std::string_view text) {
-  for (size_t at = 0; at < text.size();) {
-    const size_t bytes = character_bytes(text.substr(at));
-    if (bytes == 0) return at;
-    at += bytes;
-  }
-  return std::nullopt;
-}
 
 }  // namespace
 
@@ -41,7 +29,7 @@ Status check_name(const std::string& what, const std::string& name) {
     return bad(of + " has " + std::to_string(name.size()) + " bytes, at most " +
                std::to_string(kLongestName) + " are possible; shorten it");
   }
-  if (auto at = first_bad_byte(name)) {
+  if (auto at = invalid_utf8(name)) {
     return bad(of + " is not UTF-8 from byte " + std::to_string(*at) + " on; encode it as UTF-8");
   }
   return {};

@@ -27,6 +27,15 @@ size_t character_bytes(std::string_view text) {
   return 0;
 }
 
+std::optional<size_t> invalid_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t bytes = character_bytes(text.substr(at));
+    if (bytes == 0) return at;
+    at += bytes;
+  }
+  return std::nullopt;
+}
+
 size_t control_bytes(std::string_view text) {
   const unsigned first = byte(text, 0), second = byte(text, 1);
   if (!text.empty() && (first < 0x20 || first == 0x7f)) return 1;

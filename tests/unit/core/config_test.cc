@@ -190,7 +190,7 @@ TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
        {"", ",", "auto,cpu", "cpu, auto", "cpu,", "cpu,,cpu", "cpu cpu", "c\tpu"}},
       {"head", addresses, bad_addresses},
       {"interface", {"", "eth0", "10.0.0.3", "10.0.0.0/8", longest}, {too_long, "eth\n0"}},
-      {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f"}},
+      {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f", "caf\xe9"}},
       {"listen", addresses, bad_addresses},
       {"fingerprint", {"", "model 8, torch 2.9", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
       {"nccl_library",
