@@ -89,6 +89,11 @@ uint64_t Objects::put_of(const std::string& name) const {
   return incoming == incoming_.end() ? 0 : incoming->first;
 }
 
+bool Objects::is_arriving(const std::string& name) const {
+  return std::any_of(incoming_.begin(), incoming_.end(),
+                     [&](const auto& item) { return item.second.name == name && item.second.respond; });
+}
+
 bool Objects::is_deleting(const Mesh& mesh, const std::string& name) const {
   return mesh.rank() == kNameOwner &&
          std::any_of(removals_.begin(), removals_.end(), [&](const auto& r) { return r->name == name; });
@@ -198,7 +203,7 @@ Status Objects::waiting(const std::string& operation, const std::string& name) c
     if (std::none_of(waiters_.begin(), waiters_.end(), [&](const Waiter& get) { return get.name == name; }))
       return {};
     return Status(Code::kWaitTimeout,
-                  put_of(name) != 0 ? "the data of " + object + " is still to come" : not_put(name))
+                  is_arriving(name) ? "the data of " + object + " is still to come" : not_put(name))
         .with_operation(operation);
   }
   const auto status = [&](const Mesh& mesh, const std::string& text, const std::vector<int32_t>& missing) {

@@ -89,6 +89,7 @@ class Objects {
   struct Sending;
   struct Removal;
   uint64_t put_of(const std::string& name) const;  // number of the put that has the name here; 0: none
+  bool is_arriving(const std::string& name) const;
   void spread(const std::shared_ptr<Sending>& sending);
   void announce(const std::shared_ptr<Sending>& sending, int32_t rank);
   void answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status);
