@@ -8,6 +8,7 @@ a session refers to its Handle, never the Handle to them, so that plain referenc
 from __future__ import annotations
 
 import _thread
+import numbers
 import threading
 import weakref
 from itertools import starmap
@@ -197,7 +198,7 @@ def milliseconds(timeout: Optional[float]) -> int:
     """From seconds; None is -1, dsgd's "as long as the operation's own deadline"."""
     if timeout is None:
         return -1
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not timeout >= 0:
         raise InvalidArgumentError(f"timeout is {timeout!r}; give seconds, 0 or more, or None to wait until the end")
     return int(-(-min(timeout * 1000, 2**31 - 1) // 1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import atexit
 import operator
 import warnings
@@ -75,7 +76,7 @@ class Session(Collectives):
     def metrics(self) -> Dict[str, float]:
         """Counters since init, by OpenMetrics name with labels: `metrics()['dsgd_calls_total{call="allreduce"}']`. Reading them
         is cheap and never blocks. `dsgd.h` says what they count."""
-        lines = (line for line in self.metrics_text().splitlines() if not line.startswith("#"))
+        lines = (line for line in self.metrics_text().split("\n") if line and line[0] != "#")
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def metrics_text(self) -> str:
@@ -106,7 +107,7 @@ class Session(Collectives):
         return Channel(self._handle, operator.index(number), milliseconds(timeout))
 
     def abort(self, reason: Optional[str] = None) -> None:
-        """Ends all operations, here and on every other worker, with AbortedError naming this worker and `reason`. The
+        """Ends all operations, here and on every other worker, with an Error of Status.ABORTED that names this worker and `reason`. The
         session can then only be closed. Any thread; never blocks."""
         _raw.dsgd_abort(self._handle.pointer, reason)
 
@@ -139,13 +140,16 @@ class Session(Collectives):
         exception: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
-        # In a thread: closing waits for operations in flight and for other workers.
-        loop = asyncio.get_running_loop()
+        # In threads of its own, since the host may keep those of the default executor busy: closing waits for operations in
+        # flight and for other workers.
+        loop, threads = asyncio.get_running_loop(), concurrent.futures.ThreadPoolExecutor(2, "dsgd-close")
         try:
-            await loop.run_in_executor(None, self.__exit__, kind, exception, traceback)
+            await loop.run_in_executor(threads, self.__exit__, kind, exception, traceback)
         except asyncio.CancelledError:
-            await loop.run_in_executor(None, self._handle.close, 0)  # ends the wait of the other thread's call, too
+            await loop.run_in_executor(threads, self._handle.close, 0)  # ends the wait of the other thread's call, too
             raise
+        finally:
+            threads.shutdown(wait=False)
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)

@@ -1,4 +1,5 @@
 import asyncio
+import concurrent.futures
 import threading
 
 import numpy
@@ -72,6 +73,36 @@ def test_joining_may_be_cancelled_or_fail():
             await dsgd.init_async(num_workers=2, rank=1, head="127.0.0.1:1", init_timeout="100ms")
 
     asyncio.run(main())
+
+
+async def cancel_the_closing(session):
+    loop, released = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, released.wait)
+
+    async def closed_with_a_barrier_in_flight():
+        async with session:
+            session.barrier_async()
+
+    closing = asyncio.ensure_future(closed_with_a_barrier_in_flight())
+    while session.info.state is not dsgd.SessionState.CLOSED:
+        await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    released.set()
+    await busy
+
+
+def close(session):
+    if session.rank == 0:
+        return asyncio.run(cancel_the_closing(session))
+    with pytest.raises(dsgd.Error, match="closed"):  # it does not join the barrier
+        session.get("never")
+
+
+def test_closing_is_cancelled_though_the_default_executor_is_busy():
+    jobs.run(close, step_timeout="10m")
 
 
 def meet(session):

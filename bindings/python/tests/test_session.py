@@ -302,6 +302,17 @@ def test_a_wait_that_ran_out_names_the_hosts_own_timeout(session):
             head.wait(0.25)
 
 
+def test_timeouts_may_be_numbers_of_numpy(session):
+    for timeout in (numpy.float32(0), numpy.int64(0)):
+        with pytest.raises(dsgd.WaitTimeoutError):
+            session.get("vocabulary", timeout)
+
+
+def test_metrics_of_a_job_whose_name_has_a_line_separator():
+    with dsgd.init(job="a\u2028b") as session:
+        assert session.metrics()["dsgd_workers"] == 1
+
+
 def test_stop(session):
     trained(session)
     assert not session.step().stop
