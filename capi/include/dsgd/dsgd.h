@@ -64,41 +64,48 @@
  *   Strings    NUL-terminated UTF-8. An argument is copied if it is kept. A returned string belongs to the
  *              handle it came from; "static" strings live as long as the library.
  *   Names      dsgd_x_get returns a new reference to a dsgd_x, which the caller frees with dsgd_x_free. No
- *              other function is named dsgd_x_get. A view is a numbered list of the workers in the job. An
- *              epoch is a pass over the data set.
+ *              other function is named dsgd_x_get.
+ *   Terms      A view is a numbered list of the workers in the job. An epoch is a pass over the data set.
  *   Sizes      nbytes counts bytes; count and element_counts count elements. A shape counts elements,
  *              outermost dimension first; the buffer is contiguous in that order (row-major).
  *   Threads    A function may be called from any thread at any time. "One thread at a time" means that such
  *              calls on one session must not overlap. Different sessions are independent.
  *   Blocking   A function that waits for other workers, or for time to pass, has a line "Blocks". The others
  *              return at once.
- *   Deadlines  Every call that blocks ends, but for three with timeout_ms -1 (see Waiting): a collective call
- *              within `step_timeout`, joining within `init_timeout`. A worker that dies or stops is noticed
- *              within `lease`. The error names who is missing. A step or another collective call that has not
- *              ended after `stall_warning` logs a warning with the missing workers and, of a step, the
- *              missing parameters.
- *   Waiting    timeout_ms counts milliseconds. 0 does not wait. -1 sets no limit of its own: the wait ends by
- *              the deadline of the operation. This deadline is `step_timeout`, or `init_timeout` of joining,
- *              unless the options of the operation give another. dsgd_log_poll, dsgd_queue_poll and
- *              dsgd_head_wait wait for events that have no deadline: with -1 they may wait for ever.
- *              dsgd_close in another thread ends the first two. Below -1 is DSGD_ERR_INVALID_ARGUMENT.
+ *   Deadlines  Every blocking call ends, except three calls with timeout_ms -1 (see Waiting). A collective
+ *              call ends within `step_timeout`, joining within `init_timeout`. A worker that dies or stops is
+ *              noticed within `lease`. The error names who is missing. A step or another collective call that
+ *              has not ended after `stall_warning` logs a warning with the missing workers and, of a step,
+ *              the missing parameters.
+ *   Waiting    timeout_ms counts milliseconds. 0 does not wait. -1 waits until the operation's own deadline:
+ *              `step_timeout`, for joining `init_timeout`, or the timeout_ms in the options of the operation.
+ *              dsgd_log_poll, dsgd_queue_poll and dsgd_head_wait wait for events that have no deadline: with
+ *              -1 they may wait for ever. dsgd_close in another thread ends the first two. Below -1 is
+ *              DSGD_ERR_INVALID_ARGUMENT.
  *   Mistakes   A rejected argument fails only the caller. Other workers that have made the same collective
  *              call wait until the caller repeats it correctly, or time out. Two calls fail on all workers: a
  *              dsgd_start whose model cannot be started, and a dsgd_strategy_set that names no known
  *              strategy.
- *   Failures   An error ends one of the following:
- *                the call       INVALID_ARGUMENT, STATE, WAIT_TIMEOUT, NOT_FOUND, EXISTS, LIMIT, IO,
- *                               UNSUPPORTED, FORKED. Nothing else has changed. NO_MEMORY of a call that gives
- *                               memory to the host, such as dsgd_alloc.
- *                the operation  MISMATCH, TIMEOUT, VIEW_CHANGED (not returned yet), and WORKER_LOST where the
- *                               worker has closed its session. The session goes on. MISMATCH comes on all
- *                               workers, and a step that fails with it has changed nothing. After TIMEOUT on
- *                               one worker, the operation may still succeed on a worker that comes late.
- *                the steps      DIVERGED, TORN, and TIMEOUT of a step. Later steps fail with DIVERGED or
- *                               TORN. Collectives and objects go on. Start a new session from a checkpoint.
- *                the session    ABORTED, WORKER_LOST, CORRUPTED, CLOSED, INTERNAL, and NO_MEMORY of
- *                               communication. Later calls fail with the same code; see dsgd_abort. The
- *                               session can only be closed and freed.
+ *   Failures   The code of an error tells what the error ends:
+ *                Code              Ends           Afterwards
+ *                INVALID_ARGUMENT  the call       nothing else has changed; the same holds for STATE,
+ *                                                 WAIT_TIMEOUT, NOT_FOUND, EXISTS, LIMIT, IO, UNSUPPORTED
+ *                                                 and FORKED
+ *                NO_MEMORY         the call       for memory that the call gives to the host (dsgd_alloc)
+ *                                  the session    for memory that communication needs
+ *                MISMATCH          the operation  on all workers; a step has changed nothing
+ *                TIMEOUT           the operation  may still succeed on a worker that comes late
+ *                                  the steps      if the operation is a step
+ *                WORKER_LOST       the operation  if the worker has closed its session
+ *                                  the session    otherwise
+ *                VIEW_CHANGED      the operation  (not returned yet)
+ *                DIVERGED, TORN    the steps
+ *                ABORTED, CLOSED, CORRUPTED, INTERNAL
+ *                                  the session
+ *              After an error that ends the operation, the session goes on. After one that ends the steps,
+ *              later steps fail with DIVERGED or TORN, while collectives and objects go on: start a new
+ *              session from a checkpoint. After one that ends the session, later calls fail with the same
+ *              code (see dsgd_abort), and the session can only be closed and freed.
  *              An error while joining, of any code, ends the session. UNREACHABLE, UNAUTHORIZED and
  *              ADDRESS_IN_USE come from joining and dsgd_head_start alone.
  *   Security   Both sides of a connection prove that they know the job's `token`, which never travels. After
@@ -145,8 +152,8 @@ DSGD_API const char *dsgd_version_string(void);
 
 /* Returns 1 if the library in use has an optional part, else 0. It returns 0 for NULL and for unknown names,
  * so a host may ask an older library for a part that came later. Names:
- *   "cuda"  replicas on GPUs and NCCL: the plug-in libdsgd_cuda is installed and can be loaded. Whether this
- *           machine has a GPU is another question; dsgd_replica_add answers it. */
+ *   "cuda"  replicas on GPUs and NCCL: the plug-in libdsgd_cuda is installed and can be loaded. It does not
+ *           tell whether this machine has a GPU; dsgd_replica_add does. */
 DSGD_API int32_t dsgd_capability(const char *name);
 
 /* ---- Status -------------------------------------------------------------------------------------------- */
@@ -272,9 +279,8 @@ DSGD_API void dsgd_log_record_free(dsgd_log_record *record);              /* NUL
 typedef void (*dsgd_log_function)(const dsgd_log_record *record, void *user);
 
 /* Sets the log hook of sessions and heads made from this configuration; NULL removes it. `user` must outlive
- * them. Without a hook, records of a session wait in its log queue (the newest 1024) for dsgd_log_poll; a
- * head has no queue. With the key log_to=stderr, records without a hook are also written to standard error.
- */
+ * them. Without a hook, the newest 1024 records of a session wait in its log queue for dsgd_log_poll; a head
+ * has no queue. The key log_to=stderr then also writes the records to standard error. */
 DSGD_API int32_t dsgd_config_log_hook(dsgd_config *config, dsgd_log_function function, void *user,
                                       dsgd_error **error);
 
@@ -321,9 +327,10 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * While a session is joining, calls on it return DSGD_ERR_STATE, except dsgd_abort, dsgd_close,
  * dsgd_stop_request, dsgd_session_info_read, dsgd_log_*, dsgd_queue_* and dsgd_op_*. dsgd_abort and
  * dsgd_op_abort end joining at once; the head tells the workers that have come, and the job does not begin.
- * dsgd_close leaves without a word: the place is free for another worker. A session that has not joined can
- * only be closed and freed; other calls return the error of the op. Call dsgd_session_free or dsgd_finalize
- * in any case. */
+ * dsgd_close leaves the job silently, and another worker can take the place. If joining failed, the session
+ * can only be closed and freed; other calls return the error of the op. Call dsgd_session_free or
+ * dsgd_finalize in any case.
+ * Blocks: with `op` NULL, up to the deadline. */
 DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_options *options,
                                  dsgd_session **session, dsgd_op **op, dsgd_error **error);
 
@@ -357,17 +364,16 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed.
- * Other threads may be within calls on the session: these end, with DSGD_ERR_CLOSED at the latest, and the
- * last one out releases the memory. No call may begin afterwards; remove a signal handler that calls
- * dsgd_stop_request before.
+ * Calls in progress in other threads end with their result or with DSGD_ERR_CLOSED; the last of them releases
+ * the memory. Begin no call afterwards: first remove a signal handler that calls dsgd_stop_request.
  * Blocks: only if the session was not closed, then as dsgd_close(session, 0, NULL). So a garbage collector
  * frees an open session in a thread of its own, as those of the bindings do. */
 DSGD_API void dsgd_session_free(dsgd_session *session);
 
 /* Calls dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. A process may exit() with open
- * sessions. They work until the library is finalized, which is after main()'s atexit() functions and
- * destructors; later calls return DSGD_ERR_CLOSED.
- * Blocks: as dsgd_close. */
+ * sessions. They work until the library's own destructors run, which is after the program's atexit()
+ * functions and static destructors; later calls return DSGD_ERR_CLOSED.
+ * Blocks: as dsgd_close with timeout_ms -1. */
 DSGD_API void dsgd_finalize(dsgd_session *session);
 
 /* Ends all operations here, joining included, with DSGD_ERR_ABORTED, and tells every other worker the same,
@@ -430,10 +436,10 @@ DSGD_API void dsgd_text_free(char *text);
 /* Returns the latest spans of the session, as many as the key `trace_spans` allows, as JSON in Chrome's Trace
  * Event Format. Perfetto (ui.perfetto.dev) shows it as a timeline: steps and their phases (gradients,
  * reduction, update); buckets and theirs (gradients, contribution, travel, update); calls; waits of 1 ms and
- * more for a worker. One span stands for all operations that wait for one worker at the same time. `ts` is
- * the Unix time in microseconds and `pid` the rank, so the `traceEvents` of several workers can be put into
- * one file. With the default of `trace_spans` the text takes some 10 ms to make; training goes on meanwhile.
- * Works after a failure, too.
+ * more for a worker. Operations that wait for the same worker at the same time share one span. `ts` is the
+ * Unix time in microseconds and `pid` the rank, so the `traceEvents` of several workers can be put into one
+ * file. With the default of `trace_spans` the call takes about 10 ms; training goes on meanwhile. Works after
+ * a failure, too.
  * Ownership: dsgd_text_free frees *text.
  * Errors: DSGD_ERR_STATE (still joining). */
 DSGD_API int32_t dsgd_trace(const dsgd_session *session, char **text, dsgd_error **error);
@@ -497,7 +503,7 @@ DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int
  *              sync=mean: a step that updates the model replaces them by the mean over all replicas, weighted
  *              as gradients are. sync=first: such a step replaces them by the values of the first replica of
  *              the lowest rank. sync_period=N: only every Nth step synchronises (default 1). Do not change
- *              the values from the moment the last gradient is ready until the step has ended.
+ *              the values between marking the last gradient and the end of the step.
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (also for sync=mean of an integer parameter; use sync=first),
  * DSGD_ERR_UNSUPPORTED (sync=mean with reproducible=1, since the mean depends on which worker has which
@@ -534,8 +540,8 @@ DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_
 
 /* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an
  * untrained parameter). Both hold exactly the parameter's bytes, are aligned to the element, and are memory
- * of the replica's device. No two buffers share memory; only dsgd_start checks this. It may be called again
- * between steps.
+ * of the replica's device. No two buffers share memory; only dsgd_start checks this. dsgd_bind may be called
+ * again between steps.
  *
  * dsgd_start reads the values of rank 0's first replica and writes all others. A step reads the gradient and
  * writes the value; with the optimizer "none" it writes the mean into the gradient instead.
@@ -549,8 +555,8 @@ DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, voi
 /* Allocates the buffers of one parameter in one replica, in memory of the replica's device, zeroed, aligned
  * to 64 bytes. dsgd may place them where peers or devices reach them. `gradient` may be NULL for an untrained
  * parameter. Calling again returns the same buffers.
- * Ownership: dsgd's. They live until the session is freed and the last dsgd_memory of them is, even beyond
- * dsgd_close.
+ * Ownership: dsgd's. They live until both the session and the last dsgd_memory of them are freed, so they
+ * outlive dsgd_close.
  * Threads: one thread at a time.
  * Blocks: on a GPU, up to a minute, while it is busy with work of the host.
  * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE, DSGD_ERR_TIMEOUT (the GPU has given no memory within the
@@ -576,7 +582,7 @@ struct DLManagedTensorVersioned;
 
 /* Binds tensors, as dsgd_bind binds buffers. `gradient` is NULL for an untrained parameter. Device, dtype,
  * shape and contiguity are checked. The value tensor must not be read-only.
- * Ownership: on success dsgd owns both tensors, and calls their deleters when they are bound no more. On
+ * Ownership: on success dsgd owns both tensors, and calls their deleters when they are no longer bound. On
  * failure they stay the caller's.
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_UNSUPPORTED (another major version of DLPack), and those of dsgd_bind. */
@@ -614,9 +620,10 @@ DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, con
 DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd_error **error);
 
 /* Returns the factor by which the host multiplies its loss before the next backward pass, or a negative code.
- * It is 1 unless `loss_scale` is configured. The step divides the mean by it. A step whose mean is not finite
- * changes nothing on any worker (applied = 0 where all_done = 0), after which a dynamic factor is halved. The
- * factor changes as a step ends. As in PyTorch's GradScaler; Micikevicius et al. 2018. */
+ * It is 1 unless `loss_scale` is configured. The step divides the mean by it. If the mean is not finite, the
+ * step changes nothing on any worker (applied = 0 although all_done = 0) and halves a dynamic factor. The
+ * factor changes only at the end of a step. The scheme is that of PyTorch's GradScaler (Micikevicius et al.
+ * 2018). */
 DSGD_API double dsgd_loss_scale(const dsgd_session *session);
 
 /* Chooses how gradients become new values.
@@ -624,12 +631,12 @@ DSGD_API double dsgd_loss_scale(const dsgd_session *session);
  *   "ps"         parameter servers inside the workers, placed by consistent hashing
  *   "allreduce"  all workers reduce and update; aliases "mirrored", "multi_worker_mirrored"
  * A registered strategy has the name of its registration. `options` are "key=value" words, NULL for none:
- * algorithm=auto|direct|nccl|ring, or a registered one, under "allreduce"; under the others the key
- * `algorithm` says whether GPUs must go by NCCL.
+ * algorithm=auto|direct|nccl|ring, or a registered one, under "allreduce". Under other strategies only the
+ * key `algorithm` = nccl has an effect: NCCL must then reduce the gradients of GPUs.
  *
  * Before dsgd_start the call sets the strategy to start with. After dsgd_start it is collective: all workers
  * call it between steps with equal arguments. Optimizer state moves to where the new strategy keeps it, and
- * the strategy holds from the next step on. With `op`, no step and no change of the model is possible until
+ * the next step uses the new strategy. With `op`, steps and changes of the model return DSGD_ERR_STATE until
  * the op has ended.
  * Threads: one thread at a time.
  * Blocks: with `op` NULL, up to `step_timeout`.
@@ -678,19 +685,19 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  * every replica. When it returns, the new values are in every replica of this worker, and the host owns the
  * gradient buffers again. Collective. `result` may be NULL.
  *   Weight       `weight` is this worker's contribution weight c, usually its number of samples, split
- *                equally over its replicas: 0, or from 1e-12 to 1e12. With 0 the gradients are not read: no
- *                data is left here; go on calling with 0 until result->all_done.
+ *                equally over its replicas: 0, or from 1e-12 to 1e12. 0 means that this worker has no data
+ *                left, and its gradients are not read. Keep calling with 0 until result->all_done is 1.
  *   Gradients    Every gradient not marked absent is taken as ready; on a GPU, once the work that the host
  *                has enqueued on the default stream before is done. c*g and its sums must not overflow the
  *                parameter's dtype.
  *   Exactness    With `reproducible`, the bits of the outcome (values, mean gradients, weight and gradient
  *                norm in `result`) do not depend on strategy, algorithm or the split of the replicas over
- *                workers, whatever their weights. The sum of c*g of each element differs from the exact sum
- *                by at most 2^-24 of the element's own largest |c*g|. For float64, each c*g is first rounded
- *                to float64; the sum of these differs from their exact sum by at most 2^-53 of the largest
- *                with up to 32 replicas, more above. The sum is divided by the exact sum of c, and rounded to
- *                the dtype. No element is lost beside a larger one. A c*g that is not finite makes its own
- *                element NaN; a sum of zeros is +0.
+ *                workers, whatever their weights. The error of an element's sum of c*g, relative to the
+ *                largest |c*g| of that element, is at most 2^-24 for float32 and the half types, and 2^-53
+ *                for float64 with up to 32 replicas, after each c*g was rounded to float64. With more
+ *                replicas it is larger: see core/reduce/README.md. The sum is divided by the exact sum of c,
+ *                and rounded to the dtype. A large element does not affect the precision of others. A c*g
+ *                that is not finite makes its own element NaN; a sum of zeros is +0.
  *   Mismatch     A step on which workers disagree, or that some of them do not call, fails with
  *                DSGD_ERR_MISMATCH and changes nothing; the session goes on. Stop requests and gradients
  *                marked absent then apply to the next step.
@@ -712,10 +719,11 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *                Values that differ end the steps of all workers, then and later, with DSGD_ERR_DIVERGED; the
  *                message names the first parameter that differs, and the ranks.
  *   Checksums    Where `checksum` is on, bytes that change between two workers are found before they are
- *                used, and end the session with DSGD_ERR_CORRUPTED. Not detected: a bit that flips in a sum,
- *                or under "ps" in the memory of the value's owner, or, where `checksum` is off (by default
- *                within a machine), on the way to the worker that sums. All workers then get the same wrong
- *                value. Under "ps" the next step overwrites a value that changed anywhere but at its owner.
+ *                used, and end the session with DSGD_ERR_CORRUPTED. Three errors are not detected, because
+ *                all workers get the same wrong value: a bit that flips in a sum; one that flips, under "ps",
+ *                in the memory of the value's owner; and, where `checksum` is off (by default within a
+ *                machine), one that flips on the way to the worker that sums. Under "ps" the next step
+ *                overwrites a value that changed at a worker other than its owner.
  * Threads: one thread at a time.
  * Blocks: up to `step_timeout`.
  * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ),
@@ -742,13 +750,13 @@ DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsg
  *
  * For a replica on the cpu `stream` is NULL. For one on a GPU the gradient is complete once the work that
  * `stream` holds now is done. Streams are numbered as in DLPack: a cudaStream_t, 1 or NULL for the (legacy)
- * default stream, 2 for the calling thread's default stream. Gradients travel in buckets, so the step may
- * also wait for work that the stream gets until the last gradient of the same bucket is marked. The stream
- * lives until the step has ended, since new values are ordered on it, too. A stream that fails before ends
- * the session.
+ * default stream, 2 for the calling thread's default stream. Gradients travel in buckets. The step may
+ * therefore also wait for work that is enqueued in the stream before the last gradient of the same bucket is
+ * marked. Do not destroy the stream before the step has ended: dsgd orders the new values on it. If the
+ * stream fails before that, the session fails.
  * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream
- * for the cpu, of another device, or that is being captured into a graph; the gradient is not marked then,
- * and may be in another), the failure of the step begun, if it has failed. */
+ * for the cpu, of another device, or that is being captured into a graph; the gradient stays unmarked, and
+ * can be marked in another stream), the failure of the step begun, if it has failed. */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
 
@@ -759,9 +767,9 @@ DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *para
 DSGD_API int32_t dsgd_gradients_ready(dsgd_replica *replica, dsgd_parameter *const *parameters, size_t count,
                                       void *stream, dsgd_error **error);
 
-/* Makes `stream` wait for the new values of all steps that have ended. Only a stream needs it that is not the
- * default one and on which no gradient of this replica was marked. Streams are numbered as in
- * dsgd_gradient_ready. For a replica on the cpu pass NULL; the call then does nothing.
+/* Makes `stream` wait for the new values of all steps that have ended. Call it for a stream that is not the
+ * default stream and on which no gradient of this replica was marked; other streams wait without it. Streams
+ * are numbered as in dsgd_gradient_ready. For a replica on the cpu pass NULL; the call then does nothing.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu, or that is being captured into a graph). */
 DSGD_API int32_t dsgd_stream_wait(dsgd_replica *replica, void *stream, dsgd_error **error);
 
@@ -783,8 +791,8 @@ DSGD_API int32_t dsgd_step_flush(dsgd_session *session, dsgd_error **error);
 DSGD_API int32_t dsgd_op_step_result(const dsgd_op *op, dsgd_step_result *result, dsgd_error **error);
 
 /* Asks all workers to stop: every worker sees stop = 1 in the result of the same step, the next one that this
- * worker begins. With `error` NULL it is async-signal-safe, as no other function of this header is: a handler
- * of SIGTERM may call it. */
+ * worker begins. It is the only async-signal-safe function of this header, and only with `error` NULL: a
+ * SIGTERM handler may call it. */
 DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
 
 /* ---- Operations ---------------------------------------------------------------------------------------- */
@@ -811,19 +819,20 @@ DSGD_API int32_t dsgd_op_wait(dsgd_op *op, int32_t timeout_ms, dsgd_error **erro
 /* Sets *done to 1 if the op has ended, else to 0. Returns the op's status if it has ended, else DSGD_OK. */
 DSGD_API int32_t dsgd_op_test(dsgd_op *op, int32_t *done, dsgd_error **error);
 
-/* Ends the op with DSGD_ERR_ABORTED, at once; nothing happens if it has ended. A dsgd_object_get ends alone.
- * Other ops have other workers in them: aborting one is dsgd_abort on its session. `reason` may be NULL. */
+/* Aborts an op; does nothing if it has ended. A dsgd_object_get ends with DSGD_ERR_ABORTED, and the session
+ * goes on. All other ops involve other workers: aborting one aborts the session, as dsgd_abort does. `reason`
+ * may be NULL. */
 DSGD_API int32_t dsgd_op_abort(dsgd_op *op, const char *reason, dsgd_error **error);
 
 /* Releases one reference; NULL is fine. Other threads may be within calls on the op. */
 DSGD_API void dsgd_op_free(dsgd_op *op);
 
 /* Takes up to `max` ops out of the completion queue, and sets *count to their number. The queue holds the ops
- * that have ended and were not yet returned by it or freed, in the order in which they ended. Works after
- * close until the queue is empty, then returns DSGD_ERR_CLOSED.
- * Ownership: the pointers are those that the host already has, each with a reference of its own. Free it with
- * dsgd_op_free, as well as that of the call that began the op. So a polled op stays valid whatever other
- * threads free.
+ * that have ended and were neither polled nor freed, in the order in which they ended. Works after close
+ * until the queue is empty, then returns DSGD_ERR_CLOSED.
+ * Ownership: each pointer equals the one from the call that began the op, and adds one reference. Call
+ * dsgd_op_free once for the poll and once for the call that began the op. So a polled op stays valid whatever
+ * other threads free.
  * Blocks: up to timeout_ms for the first op.
  * Errors: DSGD_ERR_WAIT_TIMEOUT (no op has ended). */
 DSGD_API int32_t dsgd_queue_poll(dsgd_session *session, dsgd_op **ops, size_t max, int32_t timeout_ms,
@@ -849,9 +858,8 @@ typedef struct dsgd_group dsgd_group;
  *              of the calls; the session goes on.
  *   Channels   Calls of different channels need no common order. A thread that collects metrics beside the
  *              steps uses a channel of its own. Steps, dsgd_start, dsgd_strategy_set, and calls without
- *              options use channel 0. One collective of each other channel is in progress at a time; the next
- *              ones wait for it.
- *   Buffers    They are in memory of the host; that of a GPU is refused. Zero elements are valid. nbytes is a
+ *              options use channel 0. Channels other than 0 run one collective at a time; later ones wait.
+ *   Buffers    Buffers are in host memory; GPU memory is refused. Zero elements are valid. nbytes is a
  *              multiple of the element size. A failed collective leaves its output undefined. With `op`, the
  *              call returns at once, and the buffers are dsgd's until the op ends.
  *   Results    Sums are made in an order fixed by rank or by the algorithm, so the same run gives the same
@@ -860,8 +868,8 @@ typedef struct dsgd_group dsgd_group;
  *   Blocks     With `op` NULL, up to the deadline of `options`.
  *   Errors     DSGD_ERR_MISMATCH, DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED. */
 
-/* Reduces `send` of all workers into `receive` of every worker. Both have nbytes bytes. They are equal (in
- * place) or do not overlap. */
+/* Reduces `send` of all workers into `receive` of every worker. Both buffers have nbytes bytes. The two
+ * pointers are equal (in place), or the buffers do not overlap. */
 DSGD_API int32_t dsgd_allreduce(dsgd_session *session, dsgd_group *group, const void *send, void *receive,
                                 size_t nbytes, int32_t dtype, int32_t reduction,
                                 const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
@@ -871,9 +879,9 @@ DSGD_API int32_t dsgd_broadcast(dsgd_session *session, dsgd_group *group, void *
                                 int32_t dtype, int32_t root, const dsgd_op_options *options, dsgd_op **op,
                                 dsgd_error **error);
 
-/* Gives every worker the `send` of all workers, in rank order, in `receive`. `element_counts` are the
- * elements of each rank (size() numbers, copied, equal on all workers), or NULL when all send as many.
- * receive_nbytes is the sum of all parts. `send` may lie in its place in `receive`. */
+/* Gives every worker the `send` of all workers, in rank order, in `receive`. `element_counts` holds the
+ * number of elements of each rank (dsgd_size numbers, copied, equal on all workers); NULL: all ranks send the
+ * same number. receive_nbytes is the sum of all parts. `send` may be this rank's part of `receive`. */
 DSGD_API int32_t dsgd_allgather(dsgd_session *session, dsgd_group *group, const void *send,
                                 size_t send_nbytes, void *receive, size_t receive_nbytes,
                                 const size_t *element_counts, int32_t dtype, const dsgd_op_options *options,
@@ -951,9 +959,8 @@ DSGD_API void dsgd_object_free(dsgd_object *object);                  /* NULL is
  * alone, and worker r of W takes every W-th index from the r-th on.
  *
  * A shard belongs to the session that it was made for, and is split over the workers of that session's view.
- * The split may change with the view; in version 1.0 the view does not change. A step that commits consumes
- * the indices returned since the step that committed before it. A shard may outlive its session, and then
- * keeps the last split.
+ * The split may change with the view; in version 1.0 the view does not change. A shard may outlive its
+ * session, and then keeps the last split.
  * Threads: one thread at a time per shard. */
 typedef struct dsgd_shard dsgd_shard;
 
@@ -973,9 +980,9 @@ DSGD_API int32_t dsgd_shard_epoch(dsgd_shard *shard, uint64_t epoch, dsgd_error 
  * Errors: DSGD_ERR_INVALID_ARGUMENT (position > samples). */
 DSGD_API int32_t dsgd_shard_seek(dsgd_shard *shard, uint64_t epoch, uint64_t position, dsgd_error **error);
 
-/* Returns the position of all workers together, provided that each has drawn as many indices as this one
- * since the last seek: a checkpoint stores it for dsgd_shard_seek. It is the number of samples once
- * dsgd_shard_next has returned fewer than `max`, and 0 for NULL. */
+/* Returns the position of all workers together in the epoch, which a checkpoint stores for dsgd_shard_seek.
+ * It assumes that every worker has drawn as many indices since the last seek as this one. Once
+ * dsgd_shard_next has returned fewer than `max`, it is the number of samples. 0 for NULL. */
 DSGD_API uint64_t dsgd_shard_position(const dsgd_shard *shard);
 
 /* Writes up to `max` next indices to `indices`, and their number to *count; 0 when the epoch is over. */
@@ -987,9 +994,13 @@ DSGD_API void dsgd_shard_free(dsgd_shard *shard);           /* NULL is fine */
 /* ---- Digest -------------------------------------------------------------------------------------------- */
 
 /* Returns a 64-bit digest of the values of all parameters, in order, of this worker's first replica, for
- * comparison between workers. Equal bits give an equal digest; all NaNs count as one, since a GPU's are not a
- * CPU's. It reads the buffers now. Not collective; not during a step.
- * Threads: one thread at a time. */
+ * comparison between workers. Equal bits give an equal digest; all NaNs have the same digest, because GPUs
+ * and CPUs produce different NaN bits. The buffers are read during the call. Not collective; not during a
+ * step.
+ * Threads: one thread at a time.
+ * Blocks: with a replica on a GPU, up to `step_timeout`, for work enqueued before.
+ * Errors: DSGD_ERR_STATE (no replica, a parameter of the first replica not bound, or a step in flight),
+ * DSGD_ERR_TIMEOUT (the GPU). */
 DSGD_API int32_t dsgd_digest(dsgd_session *session, uint64_t *digest, dsgd_error **error);
 
 /* ---- Head ---------------------------------------------------------------------------------------------- */
@@ -1003,7 +1014,7 @@ typedef struct dsgd_head dsgd_head;
  * Errors: DSGD_ERR_ADDRESS_IN_USE. */
 DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
 
-/* Returns the address that workers can be told, with the real port; "" for NULL. */
+/* Returns the head's address for the key `head` of workers, with the port that was bound; "" for NULL. */
 DSGD_API const char *dsgd_head_address(const dsgd_head *head);
 
 /* Waits until the job has ended. Returns DSGD_OK if all workers left in good order, else the job's failure.
@@ -1025,14 +1036,14 @@ DSGD_API void dsgd_head_free(dsgd_head *head);
  * worker. They only say where bytes go and who owns what; dsgd moves them. So a plug-in can neither block a
  * worker nor lose a step. Its answers are checked, and compared between workers, before anything is moved.
  * The functions are called from any thread, also by several at a time. They must return soon, and must not
- * throw, longjmp, or call dsgd functions other than those named here (a call on a session from within one
- * gives DSGD_ERR_STATE). */
+ * throw, longjmp, or call dsgd functions other than those named here (calls on a session from a plug-in
+ * function return DSGD_ERR_STATE). */
 #define DSGD_PLUGIN_VERSION 1 /* version of the contracts below; a library accepts versions 1 to its own */
 
 enum dsgd_transfer {
   DSGD_TRANSFER_SEND = 0,   /* to the peer */
-  DSGD_TRANSFER_REDUCE = 1, /* from the peer, and added to what is there */
-  DSGD_TRANSFER_COPY = 2    /* from the peer, in place of what is there */
+  DSGD_TRANSFER_REDUCE = 1, /* from the peer, and added to the elements of this rank */
+  DSGD_TRANSFER_COPY = 2    /* from the peer, in place of the elements of this rank */
 };
 
 /* One rank's part of an all-reduce, while an algorithm writes it; valid during that call. */
@@ -1056,10 +1067,10 @@ typedef struct dsgd_algorithm {
   uint32_t flags;     /* none are defined yet; 0 */
   void *user;         /* for the functions; may be NULL */
   /* Writes the transfers of rank `rank` of `size` (> 1) in an all-reduce of `count` (> 0) elements in place.
-   * It is called for all ranks, and the whole is checked: in the end all ranks must hold the contributions of
-   * all ranks, each once, added in the same order. Returns DSGD_OK, or a code with which the operation then
-   * fails on all workers: one of DSGD_ERR_INVALID_ARGUMENT, STATE, NOT_FOUND, NO_MEMORY, LIMIT, UNSUPPORTED;
-   * others become DSGD_ERR_INTERNAL. */
+   * dsgd calls it for every rank and checks the complete schedule: at the end every rank must hold every
+   * rank's contribution exactly once, added in the same order. Returns DSGD_OK, or a code with which the
+   * operation then fails on all workers: one of DSGD_ERR_INVALID_ARGUMENT, STATE, NOT_FOUND, NO_MEMORY,
+   * LIMIT, UNSUPPORTED; others become DSGD_ERR_INTERNAL. */
   int32_t (*allreduce)(void *user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule *schedule);
   /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
   void (*release)(void *user);
