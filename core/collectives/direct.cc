@@ -164,7 +164,7 @@ bool Direct::locate(const BulkHeader& header, size_t nbytes, int32_t source, siz
 // rank.
 bool Direct::eligible(const Chunk& chunk, int32_t turn) const {
   if (chunk.added[turn]) return false;
-  // Without an own one, the first is copied, the others add.
+  // If this rank contributes nothing, the first contribution is copied and later ones are added.
   if (!plan_.ordered) return chunk.own_turn >= 0 || !chunk.landing;
   if (chunk.landing) return false;
   if (chunk.count <= 1) return turn <= 1;
@@ -327,7 +327,7 @@ std::vector<int32_t> Direct::missing() const {
   for (int32_t r = 0; r < size_; ++r) {
     if (r == rank_ || sends_to_.empty()) continue;
     bool waits = to_gather_[r] > 0 || sends_to_[r] > 0;
-    // What is parked has come, and only waits for its turn: on others.
+    // Parked chunks have arrived and wait for their turn, not for rank r.
     for (size_t c = 0; c < chunks_.size() && plan_.reduce && !waits; ++c) {
       const int32_t turn = turn_of(c, r);
       waits = turn >= 0 && !chunks_[c].added[turn] && !chunks_[c].parked[turn];

@@ -102,7 +102,7 @@ Status Mesh::open(const transport::JoinReply& view) {
   options_.hello.view = view_.view;
   options_.hello.job_nonce = view_.job_nonce;
   opened_ = true;
-  // Who dialled before the view was known is looked at now.
+  // Checks the peers that connected before the view was known.
   std::vector<ServerChannel*> strangers;
   for (const auto& [channel, incoming] : incoming_) {
     if (!is_in_view(channel->hello())) strangers.push_back(channel);
@@ -267,7 +267,7 @@ void Mesh::peer_gone(int32_t rank, const Status& status) {
     if (one.answered) loop().post([answered = std::move(one.answered), status] { answered(status); });
   }
   if (left_[rank]) return fail_tasks_that_need(rank);  // all that it has answered is in
-  // There is no better reason.
+  // Corruption is reported at once: no other worker knows a better reason.
   if (status.code() == Code::kCorrupted) return events_.on_peer_failure(rank, status);
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, status] {
@@ -474,13 +474,13 @@ void Mesh::ended(Task& task, const Status& status) {
   }
   whole &= catch_bad_alloc([&] { ended_.insert(operation); });
   whole &= catch_bad_alloc([&] {  // destroyed after the caller's stack is gone
-    if (burial_) return;
+    if (destruction_posted_) return;
     loop().post([this, alive = std::weak_ptr(alive_)] {
       if (alive.expired()) return;
-      burial_ = false;
+      destruction_posted_ = false;
       (void)std::exchange(ended_tasks_, {});
     });
-    burial_ = true;
+    destruction_posted_ = true;
   });
   if (done) done(status);
   if (!whole) throw std::bad_alloc();
@@ -591,11 +591,11 @@ Status Mesh::too_late(const std::string& what, const std::string& limit, std::sp
                       std::span<const int32_t> silent) const {
   const int32_t first = missing.empty() ? -1 : missing.front();
   const std::string key = limit.substr(0, limit.find(' '));
-  std::string waits = "; no peer is missing, but this worker has not finished its part; raise ";
+  std::string waits = "; all peers have sent their data, but this worker has not finished its part; raise ";
   if (!missing.empty()) {
     waits = "; still waiting for " + member_names(missing) +
             (silent.empty() ? "" : "; no answer yet from " + member_names(silent)) +
-            "; look at what these workers do, or raise ";
+            "; check these workers, or raise ";
   }
   return Status(Code::kTimeout, what + " within " + limit + waits + key).with_rank(first, host_of(first));
 }
@@ -606,8 +606,7 @@ void Mesh::fail(Task& task, const Status& cause) {
 }
 
 void Mesh::drop(uint64_t first, uint64_t last) {
-  const Status dropped(Code::kClosed,
-                       "this attempt at the step was dropped, since a worker had left before it");
+  const Status dropped(Code::kClosed, "the step begins again without a worker that has left");
   for (auto it = tasks_.lower_bound(first); it != tasks_.end() && it->first < last;
        it = tasks_.lower_bound(first)) {
     it->second.task->end(dropped);
@@ -707,10 +706,10 @@ void Mesh::await_goodbye(int32_t rank) {
 }
 
 // The head notices a lost worker, unless the head itself has left in good order. But only this worker notices
-// that its way to a peer is cut. So it probes a peer that operations wait for, within a quarter of a
-// heartbeat interval of the beginning of the wait, and again as long after each answer. A probe gives up a
-// lease after that beginning or that answer at the latest. It outlasts a cut that is a heartbeat interval
-// shorter than the lease.
+// that its connection to a peer is cut. This function runs every 1/16 of heartbeat_interval. It probes a peer
+// when operations have waited for it for 3/16 of heartbeat_interval, and again 3/16 after each answer. The
+// limit of a probe is the lease minus 5/16, so a probe ends at most a lease after the wait began or the last
+// probe was answered. It outlasts a cut that is shorter than `lease` minus `heartbeat_interval`.
 void Mesh::watch_peers() {
   if (closed_) return;
   const transport::Time now = loop().now();
@@ -750,11 +749,11 @@ void Mesh::probe(int32_t rank, transport::Duration limit) {
 Status Mesh::unreachable(int32_t rank, const std::string& why) const {
   const auto& addresses = view_.members[rank].addresses;
   const std::string address = addresses.empty() ? "no address" : addresses.front();
-  const char* causes =
-      is_loopback(address)
-          ? "; it is stopped, or in another container, which this address does not reach: then set its "
-            "`interface` or `listen` to a network that both are on"
-          : "; it is stopped or cut off, or a firewall is between them";
+  const char* causes = is_loopback(address)
+                           ? "; it is stopped, or it runs in another container, where a loopback address "
+                             "does not lead; in that case set `interface` or `listen` to a network that "
+                             "both workers share"
+                           : "; it is stopped or cut off, or a firewall is between them";
   return Status(Code::kWorkerLost, member_name(view_.rank) + " cannot reach " + member_name(rank) + " at " +
                                        address + ": " + why + causes)
       .with_rank(rank, host_of(rank));
@@ -938,7 +937,7 @@ void Mesh::failure_from_peer(const transport::OperationFailed& message) {
     events_.on_peer_failure(message.cause.rank() >= 0 ? message.cause.rank() : message.rank, message.cause);
     return;
   }
-  // The answer has told the rest.
+  // A question (see OperationFailed). The answer to it has already said whether the operation has begun here.
   if (message.cause.code() == Code::kWaitTimeout) return deadline_passed(message.operation);
   // A worker that leaves tells why. This worker passes it on, since its own goodbye may reach a third one
   // earlier.

@@ -2,11 +2,11 @@
 // first use, one for each direction of a pair. Everything is on the session's loop.
 //
 // Order and memory: the calls of each channel are numbered in issue order, and the operations of a call
-// within it, so that workers whose calls differ stand at the same number again after it, however many
-// operations each of the calls would have had. A chunk for an operation that has not begun here is parked in
-// pooled memory; the sender's windows (per operation, see ClientChannel::send) and the number of tasks open
-// at once bound how much is parked. So a worker that is ahead waits, and the data of one that is behind is
-// already there.
+// within it, so that workers whose calls differ continue with the same call number, however many operations
+// each of the calls would have had. A chunk for an operation that has not begun here is parked in pooled
+// memory; the sender's windows (per operation, see ClientChannel::send) and the number of tasks open at once
+// bound how much is parked. So a worker that is ahead waits, and the data of one that is behind is already
+// there.
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@ struct MeshOptions {
   uint64_t receive_memory = 256 << 20;
   // Limit of every wait for a peer that does not answer.
   transport::Duration lease = std::chrono::seconds(10);
-  // Peers that operations wait for are probed in a fraction of it.
+  // A peer is probed when an operation has waited for it for 3/16 of this time.
   transport::Duration heartbeat_interval = std::chrono::seconds(2);
   // Finds out whether a peer can be reached, by a new connection (core/membership/probe.h); `done` comes on
   // the session's loop. Null: peers are not probed.
@@ -70,7 +70,7 @@ class MeshEvents {
                                   std::unique_ptr<transport::BulkReceipt> receipt) {
     receipt->finish(Status(Code::kNotFound, "this worker holds no objects"));
   }
-  // A peer closes its session after so many steps, and these are digests of its values, if it could give any.
+  // A peer closes its session after `steps` steps. `digests`: of its values; empty if it has none to give.
   virtual void on_goodbye(int32_t /*rank*/, uint64_t /*steps*/, std::vector<uint64_t> /*digests*/) {}
 };
 
@@ -132,7 +132,8 @@ class Mesh final : public transport::ServerHandler {
   // Returns why a call to a peer failed: the peer's answer, or the loss of the worker if the connection
   // ended.
   Status blame(int32_t rank, const Status& status) const;
-  // Returns whether the connection has ended and the worker may have left or be lost.
+  // Returns whether the connection has ended without an answer, and it is not known yet whether the worker
+  // has left in good order or is lost.
   bool undecided(int32_t rank, const Status& status) const;
   Status has_closed(int32_t rank) const;
 
@@ -341,18 +342,19 @@ class Mesh final : public transport::ServerHandler {
   size_t window_ = 0;
   std::vector<Outgoing> outgoing_;
   std::unique_ptr<metrics::PeerCounters[]> counters_;  // by rank
-  // By rank: the end of the latest wait that counters_ has.
+  // By rank: the end of the latest wait that is counted in counters_.
   std::vector<transport::Time> waited_until_;
   std::vector<char> left_;
   std::vector<uint64_t> first_call_not_made_;  // by rank, as its goodbye says; 0: unknown
   std::vector<char> probed_;                   // by rank: a probe is under way
-  // By operations, when watch_peers() last looked: since when, or since the last answer to a probe.
+  // Ranks that operations waited for when watch_peers() last ran, and the time at which the wait began or the
+  // last probe was answered.
   std::map<int32_t, transport::Time> waited_for_;
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
   std::map<uint64_t, Entry> tasks_;
   std::multimap<uint64_t, Entry> ended_tasks_;  // ended tasks that may be on the call stack
   uint64_t next_send_ = 0;
-  bool burial_ = false;  // a task that destroys them is posted
+  bool destruction_posted_ = false;  // a posted task will destroy them
   std::map<uint64_t, std::vector<Parked>> parked_;
   std::vector<EarlyObject> early_objects_;  // in order of arrival; handled by open()
   // Causes of the newest failed operations, for chunks that come late.
@@ -360,9 +362,9 @@ class Mesh final : public transport::ServerHandler {
   std::map<uint64_t, Status> failed_early_;                    // failed by a peer before they began here
   std::map<uint64_t, std::map<int32_t, Signature>> disputes_;  // at rank 0: operation -> rank -> signature
   Entry* starting_ = nullptr;                                  // the entry whose task is in start()
-  // By channel: all calls below this one have ended here.
+  // By channel: the lowest number of a call that has not ended here.
   std::array<uint64_t, kChannels> calls_ended_below_;
-  std::set<uint64_t> calls_ended_;  // ended ones at or above it
+  std::set<uint64_t> calls_ended_;  // calls with higher numbers that have ended
   // Ended operations of calls that have not ended.
   std::set<uint64_t> ended_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();

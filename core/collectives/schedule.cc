@@ -22,8 +22,8 @@ std::string describe(const Transfer& transfer) {
          std::to_string(transfer.peer) + " in round " + std::to_string(transfer.round);
 }
 
-// What one rank holds of each segment: whose contributions, and in which order they were added. Orders are
-// hashes: equal for a + b and b + a, which are bit for bit the same, and for nothing else.
+// The sums that one rank holds of each segment: whose contributions, and in which order they were added.
+// Orders are hashes: equal for a + b and b + a, which are bit for bit the same, and for nothing else.
 class Sums {
  public:
   static size_t words_of(int32_t size) { return (static_cast<size_t>(size) + 63) / 64; }
@@ -195,7 +195,8 @@ Status Check::outcome() const {
   for (int32_t rank = 0; rank < size_; ++rank) sums.emplace_back(rank, size_, segments);
   std::vector<size_t> next(size_, 0);
   for (int32_t round = 0; round >= 0;) {
-    // What is sent is what was there before the round; the k-th to a peer is the k-th that it receives.
+    // A send uses the elements as they were before the round. The k-th send to a peer matches its k-th
+    // receive.
     std::map<std::pair<int32_t, int32_t>, std::deque<Sums>> wires;
     for (int32_t rank = 0; rank < size_; ++rank) {
       for (; next[rank] < parts_[rank].size(); ++next[rank]) {

@@ -24,7 +24,8 @@ enum class TransferKind : uint8_t { kSend, kReduce, kCopy };  // kReduce and kCo
 
 struct Transfer {
   TransferKind kind;
-  // Sends of a round take what was there before it; receives of a round happen in the order written.
+  // A send uses the elements as they were before its round. Receives of a round are applied in the order of
+  // the list.
   int32_t round;
   int32_t peer;
   uint64_t begin, count;  // elements
@@ -68,7 +69,7 @@ class ScheduleAlgorithm {
 
   std::string name_;
   Write write_;
-  // By rank, size, count.
+  // Key: rank, size, count.
   std::map<std::tuple<int32_t, int32_t, uint64_t>, std::shared_ptr<const Schedule>> kept_;
   size_t entries_ = 0;
 };

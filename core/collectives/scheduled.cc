@@ -10,8 +10,8 @@ namespace dsgd {
 using transport::BulkHeader;
 using transport::BulkReceipt;
 
-// What is larger is sent from its place: there may be any number of transfers, and copies of all of them at
-// once.
+// Larger transfers are sent in place, without a copy: there may be any number of transfers, and all their
+// copies would exist at once.
 constexpr size_t kCopied = 4096;
 
 Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Done done,
@@ -49,7 +49,7 @@ void Scheduled::release(const std::vector<uint32_t>& entries) {
   }
 }
 
-// What begins may be over at once and let others begin: a list instead of a recursion.
+// A started transfer may end at once and release others, so this uses a list and no recursion.
 void Scheduled::begin_ready() {
   if (beginning_) return;
   beginning_ = true;

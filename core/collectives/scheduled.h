@@ -27,7 +27,7 @@ class Scheduled final : public Task {
   std::vector<int32_t> missing() const override;
   void drop_chunks(const Status& cause) override;
 
-  // What else must agree, for the shape's tag.
+  // Returns a digest of the schedule, for the tag of the shape.
   static uint64_t tag(const Mesh& mesh, const Schedule& schedule);
 
  private:

@@ -63,7 +63,7 @@ class Task {
  public:
   using Done = std::function<void(const Status&)>;
   // `shape`: view, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the
-  // mesh. `group`: the workers that take part; null: all. Tasks know their peers by their places in it.
+  // mesh. `group`: the workers that take part; null: all. Tasks know their peers by their indices in it.
   Task(Mesh& mesh, const transport::BulkHeader& shape, Done done,
        std::shared_ptr<const Group> group = nullptr);
   virtual ~Task() = default;
