@@ -23,8 +23,8 @@ Status call(Call&& function) {
   return Status(static_cast<Code>(code), message.text);
 }
 
-// Has hung: how long this one is waited for.
-constexpr std::chrono::nanoseconds kAfterAnother = std::chrono::milliseconds(100);
+// Limit of a release after another device has hung.
+constexpr std::chrono::nanoseconds kAfterHang = std::chrono::milliseconds(100);
 
 class Opened final : public Device, public std::enable_shared_from_this<Opened> {
  public:
@@ -64,17 +64,17 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
   template <typename Call>
   void release(const Call& call) {
     try {
-      if (calls_.run(*patience_.hangs ? std::min(kAfterAnother, patience_.release) : patience_.release, call))
+      if (calls_.run(*patience_.hangs ? std::min(kAfterHang, patience_.release) : patience_.release, call))
         return;
       *patience_.hangs = true;
       if (warned_.exchange(true) || !patience_.warn) return;
     } catch (const std::bad_alloc&) {
       return call();
     }
-    patience_.warn(name_ +
-                   " does not end what was enqueued in it or into the host's streams; its memory is released "
-                   "when it has, "
-                   "and not waited for");
+    patience_.warn(
+        name_ +
+        " has not finished its enqueued work (dsgd's and the host's); dsgd does not wait longer, and "
+        "frees the memory when the work ends");
   }
 
   const Backend& backend;
@@ -119,9 +119,9 @@ Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, R
     made->given_up = true;
     return Status(
         Code::kTimeout,
-        name_ + " has not given " + std::to_string(nbytes) + " bytes in " +
+        name_ + " has not allocated " + std::to_string(nbytes) + " bytes within " +
             std::to_string(std::chrono::duration_cast<std::chrono::seconds>(patience_.allocation).count()) +
-            " s; what the host has enqueued in its streams may not end");
+            " s; a stream of the host may be blocked");
   }
   if (!made->status.ok()) return made->status;
   return std::shared_ptr<void>(made->data, [self = shared_from_this(), release](void* freed) {
@@ -186,14 +186,14 @@ class OpenedQueue final : public WorkQueue {
   Status record(DeviceEvent& event) override {
     return call([&](Message* message) { return backend().event_record(event_of(event), queue_, message); });
   }
-  Status notify(std::function<void()> rung) override {
-    auto context = std::make_unique<std::function<void()>>(std::move(rung));
+  Status notify(std::function<void()> done) override {
+    auto context = std::make_unique<std::function<void()>>(std::move(done));
     Status status = call([&](Message* message) {
       return backend().queue_notify(
           queue_,
           [](void* context) {
-            const std::unique_ptr<std::function<void()>> rung(static_cast<std::function<void()>*>(context));
-            (*rung)();
+            const std::unique_ptr<std::function<void()>> done(static_cast<std::function<void()>*>(context));
+            (*done)();
           },
           context.get(), message);
     });

@@ -1,8 +1,7 @@
-// What a device can do, as a table of C functions: the boundary to a plug-in such as libdsgd_cuda.so, which
-// is loaded when its first device is asked for. Only plain data crosses it. Work goes to queues: a call
-// returns as soon as it is enqueued, and what was enqueued in one queue happens in order. Only getting and
-// giving back (open, close, allocate, release) may wait for the device, so they are called with patience
-// (transport/bounded_calls.h).
+// The boundary to a device plug-in such as libdsgd_cuda.so: a table of C functions. The plug-in is loaded
+// when its first device is needed. Only plain data crosses the boundary. A call returns as soon as its work
+// is enqueued, and the work of a queue happens in order. Only open, close, allocate and release may wait for
+// the device, so they are called with a time limit (transport/bounded_calls.h).
 //
 // Codes are those of dsgd.h (0 or negative); on failure `message` is filled. Any thread, but one at a time
 // per queue.
@@ -44,10 +43,10 @@ enum class Action : uint8_t {
   // The first target is a value: rule applied to the mean bucket / divisor; the others become its copies.
   kUpdate,
   kMean,  // all targets become the mean bucket / divisor
-  kCopy,  // all targets become what is in the bucket
+  kCopy,  // all targets become copies of the bucket
 };
 // Targets of a half type are rounded from float32. Their rule is applied to master values in float32, which
-// follow the targets where the host has written these (`followed` in core/base/half.h).
+// are reset from a target that the host has changed (`followed` in core/base/half.h).
 struct UpdatePiece {
   uint64_t position, count;  // elements
   double divisor;
@@ -174,7 +173,7 @@ struct Backend {
   void (*communicator_enqueue)(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended,
                                void* context);
   void (*communicator_fail)(Comm* communicator, int32_t code, const char* why);  // any thread
-  // What is in flight is aborted; waits until the devices have let go of it.
+  // Aborts all work in flight, and waits until the devices no longer use it.
   void (*communicator_close)(Comm* communicator);
 };
 

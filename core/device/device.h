@@ -1,6 +1,6 @@
-// A device of this process: where the buffers of replicas live, and what a step does with them there.
-// Strategies know this interface and not what is behind it: the host's memory and cores ("cpu"), or a
-// backend's device ("cuda:0").
+// A device of this process, which holds buffers of replicas and does the work of a step on them. Strategies
+// use only this interface. Behind it are the host's memory and cores ("cpu"), or a backend's device
+// ("cuda:0").
 //
 // Work is enqueued in a queue and happens in its order; the host never waits for it, but asks an event. On
 // the host work is done when the call returns, and every event is done.
@@ -26,7 +26,7 @@ class Device;
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
-  // Done: what was enqueued before is over. An error: it has failed.
+  // True: all work enqueued before has ended. An error: it has failed.
   virtual Result<bool> done() = 0;
 };
 
@@ -43,14 +43,14 @@ class WorkQueue {
                          double* sums) = 0;
   virtual Status record(DeviceEvent& event) = 0;
   virtual Status wait(DeviceEvent& event) = 0;  // what is enqueued from now on happens after the event
-  // `rung` is called once, from any thread or from within this call, when what was enqueued before is done;
+  // `done` is called once, from any thread or from within this call, when what was enqueued before is done;
   // never if the device fails.
-  virtual Status notify(std::function<void()> rung) = 0;
+  virtual Status notify(std::function<void()> done) = 0;
 };
 
 // Devices of this process in a communicator, with those of other processes: sums in order, in queues of its
-// own. All members enqueue the same. Its end aborts what is in flight; devices may use what has failed until
-// then. One thread at a time, but fail().
+// own. All members enqueue the same. The destructor aborts all work in flight. Until then devices may still
+// use the buffers of failed work. One thread at a time, but fail().
 class Communicator {
  public:
   // Called once, from any thread; kWorkerLost: a member is lost, which one is not known.
@@ -69,19 +69,17 @@ class Communicator {
   virtual void fail(const Status& cause) = 0;  // everything fails, and what devices wait for is aborted
 };
 
-// How long allocations and releases wait for a device, for what is in its queues and, as CUDA does it, in the
-// host's streams. That may not end. Then an allocation fails, and what is to be released stays until it has
-// ended, and nobody waits for it.
+// Limits on allocations and releases. CUDA makes both wait for all work on the device, including the host's,
+// which may never end. At the limit an allocation fails, and a release continues in the background.
 struct Patience {
   std::chrono::nanoseconds allocation = std::chrono::minutes(1), release = std::chrono::seconds(5);
   std::function<void(const std::string&)> warn = {};  // once, when a release is given up
-  // Of all devices that share it, the first to hang is waited for so long, the others briefly.
+  // Shared by devices: after one of them has hung, releases wait only briefly for the others.
   std::shared_ptr<std::atomic<bool>> hangs = std::make_shared<std::atomic<bool>>(false);
 };
 
-// Streams of the host's are numbered as in DLPack. NULL, 1 and 2 are default streams; what is recorded in the
-// legacy one comes after what is in those of each thread, and what these get afterwards comes after what it
-// waits for.
+// Streams of the host's are numbered as in DLPack. NULL, 1 and 2 are default streams. The legacy default
+// stream and the per-thread default streams wait for each other, as in CUDA.
 inline bool is_default_stream(const void* stream) { return reinterpret_cast<uintptr_t>(stream) <= 2; }
 
 class Device {

@@ -76,8 +76,8 @@ class HostQueue final : public WorkQueue {
 
   Status record(DeviceEvent&) override { return {}; }
   Status wait(DeviceEvent&) override { return {}; }
-  Status notify(std::function<void()> rung) override {
-    rung();
+  Status notify(std::function<void()> done) override {
+    done();
     return {};
   }
 

@@ -11,16 +11,16 @@ namespace {
 constexpr transport::Duration kLook = std::chrono::milliseconds(20);
 }
 
-// Outlives the waiter, since devices ring when they please.
+// Outlives the waiter, since a device may notify it at any time.
 struct Waiter::Wakeup {
   transport::Poster poster;
-  Waiter* waiter;                  // touched on the loop only; null: nobody waits any more
-  std::atomic<bool> rung = false;  // a look is on its way
+  Waiter* waiter;                      // touched on the loop only; null: nobody waits any more
+  std::atomic<bool> notified = false;  // a look is on its way
 
   static void post(const std::shared_ptr<Wakeup>& wakeup) {
-    if (wakeup->rung.exchange(true)) return;
+    if (wakeup->notified.exchange(true)) return;
     wakeup->poster.post([wakeup] {
-      wakeup->rung = false;
+      wakeup->notified = false;
       if (wakeup->waiter) wakeup->waiter->look();
     });
   }
@@ -41,7 +41,7 @@ void Waiter::after(const std::string& name, WorkQueue& queue, DeviceEvent& event
   if (Status status = queue.record(event); !status.ok()) return then(status);
   auto done = event.done();
   if (!done.ok() || done.value()) return then(done.status());
-  // Enqueued first, since the device may ring at once.
+  // Enqueued first, since the device may notify at once.
   waiting_.push_back({name, &event, deadline, std::move(then)});
   const auto enqueued = std::prev(waiting_.end());
   if (Status status = queue.notify([wakeup = wakeup_] { Wakeup::post(wakeup); }); !status.ok()) {
@@ -68,8 +68,8 @@ void Waiter::look() {
       if (loop_.now() < at->deadline) continue;
       status = Status(Code::kTimeout,
                       at->name +
-                          " has not done in time what was enqueued in it; what the host has enqueued in "
-                          "its streams before may not end");
+                          " has not finished its enqueued work before the deadline; a stream of the host may "
+                          "be blocked");
     }
     how.push_back(std::move(status));
     over.splice(over.end(), waiting_, at);

@@ -1,5 +1,5 @@
-// The table of CUDA devices. What can fail says which call failed and what CUDA says; the calling thread's
-// device is the same after a call as before.
+// The table of CUDA devices. An error names the CUDA call that failed and gives CUDA's message. The calling
+// thread's device is the same after a call as before.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -208,9 +208,8 @@ int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message
     DSGD_CUDA(device, cudaPointerGetAttributes(&attributes, end));
     if (attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost) {
       return fail(message, Code::kInvalidArgument,
-                  "the buffer is host memory, but its replica is on cuda:%d; give memory of that device, or "
-                  "add the replica "
-                  "on \"cpu\"",
+                  "the buffer is host memory, but its replica is on cuda:%d; give memory of that device, "
+                  "or add the replica on \"cpu\"",
                   device->index);
     }
     if (attributes.type == cudaMemoryTypeDevice && attributes.device != device->index) {
@@ -560,13 +559,13 @@ cudaStream_t stream_of(void* stream) {
   }
 }
 
-// Work that dsgd enqueues in a stream of the host's would go into a graph that is being captured there, or
-// spoil it.
+// Work that dsgd enqueues in a stream of the host's would become part of the graph that is being captured
+// there, or invalidate the capture.
 int32_t check_capture(const Handle* device, void* given, Message* message) {
   const cudaStream_t stream = stream_of(given);
   if (stream != given) return 0;  // a default one
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  // The calls that follow tell.
+  // On failure the calls that follow report the error.
   if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) (void)cudaGetLastError();
   if (capture == cudaStreamCaptureStatusNone) return 0;
   return fail(message, Code::kInvalidArgument,
@@ -661,7 +660,7 @@ constexpr Backend kBackend = {
 }  // namespace cuda
 }  // namespace dsgd::device
 
-// What libdsgd looks up in libdsgd_cuda.so.
+// The entry point that libdsgd looks up in libdsgd_cuda.so.
 extern "C" __attribute__((visibility("default"))) const dsgd::device::Backend* dsgd_cuda_backend(void) {
   return &dsgd::device::cuda::kBackend;
 }

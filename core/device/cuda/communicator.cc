@@ -64,7 +64,7 @@ Clock::time_point from_now(int64_t nanoseconds) {
 struct Wakeup {
   std::mutex mutex;
   std::condition_variable changed;
-  bool rung = false;
+  bool notified = false;
 };
 
 }  // namespace
@@ -141,7 +141,7 @@ void Comm::fail(cuda::Failure why) {
 void Comm::run() {
   std::unique_lock lock(wakeup->mutex);
   while (!ending && failure.code == 0) {
-    wakeup->rung = false;
+    wakeup->notified = false;
     if (!waiting.empty()) {
       cuda::Item item = std::move(waiting.front());
       waiting.pop_front();
@@ -156,12 +156,12 @@ void Comm::run() {
       lock.lock();
       if (progress) continue;
       wakeup->changed.wait_for(lock, cuda::kLook, [this] {
-        return wakeup->rung || ending || failure.code != 0 || !waiting.empty();
+        return wakeup->notified || ending || failure.code != 0 || !waiting.empty();
       });
     }
   }
   const bool good_order = failure.code == 0 && enqueued.empty() && waiting.empty();
-  // Before the devices have let go of it: what they wait for, in the host's streams, may not end.
+  // Aborts before waiting for the devices, because they may wait for a host stream that never ends.
   if (!good_order) break_off(lock);
   lock.unlock();
   Message ignored;
@@ -239,7 +239,7 @@ int32_t Comm::enqueue_now(const cuda::Item& item, Message* message) {
           const std::unique_ptr<std::shared_ptr<cuda::Wakeup>> wakeup(
               static_cast<std::shared_ptr<cuda::Wakeup>*>(context));
           std::lock_guard lock((*wakeup)->mutex);
-          (*wakeup)->rung = true;
+          (*wakeup)->notified = true;
           (*wakeup)->changed.notify_all();
         },
         context.get(), message);

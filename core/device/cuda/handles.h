@@ -1,4 +1,4 @@
-// What the table's opaque handles are, and how its functions say what has failed.
+// Definitions of the table's opaque handles, and the error reports of its functions.
 #pragma once
 
 #include <cuda.h>
@@ -53,8 +53,8 @@ const Driver& driver();
 
 // This device's context is the calling thread's, while this one is in use. Not by cudaSetDevice(), which
 // would leave nothing to go back to: a thread that has not chosen a device seems to be on the first one, and
-// setting that takes memory there, in each process. What is called then does not spoil a graph that another
-// thread of the host's is capturing.
+// setting that takes memory there, in each process. Calls in its lifetime do not invalidate a graph that
+// another thread of the host's is capturing.
 class Current {
  public:
   explicit Current(const Handle* device) : pushed_(driver().push(device->context) == CUDA_SUCCESS) {

@@ -30,7 +30,7 @@
 namespace dsgd::device::cuda {
 
 inline constexpr uint32_t kThreads = 256;
-// Of whichever type: enough for each thread, few enough to fill the GPU.
+// Elements that a block handles, for every type: enough for each thread, few enough to fill the GPU.
 inline constexpr uint32_t kElementsPerBlock = 8192;
 inline constexpr uint32_t blocks_of(uint64_t count) {
   return static_cast<uint32_t>((count + kElementsPerBlock - 1) / kElementsPerBlock);
@@ -101,9 +101,9 @@ DSGD_KERNEL Range range_of(const Piece& piece, Block block) {
   return {begin, begin + kElementsPerBlock < piece.count ? begin + kElementsPerBlock : piece.count};
 }
 
-// What a thread of a block does of a range: whole lanes, each thread's beside the next one's, and several
-// such rows at a time; then, one by one, the elements that fill no lane, or all if something is not aligned.
-// `lanes(rows, i)` does `rows` lanes, an integral constant, at i, i + row<kCount> and so on.
+// The part of a range that a thread of a block handles: whole lanes, each thread's beside the next one's, and
+// several such rows at a time; then, one by one, the elements that fill no lane, or all if something is not
+// aligned. `lanes(rows, i)` does `rows` lanes, an integral constant, at i, i + row<kCount> and so on.
 template <uint32_t kCount>
 inline constexpr uint64_t kRow = uint64_t{kThreads} * kCount;
 template <uint32_t kCount, uint32_t kRows, typename Lanes, typename Ones>
@@ -144,7 +144,7 @@ struct SumParts {
     uint64_t count;
     uint32_t first_block;
     uint16_t first_term, terms;
-    bool add;  // to what is there, for pieces with more terms than one launch has room for
+    bool add;  // to the bucket, for pieces with more terms than one launch has room for
   };
   struct WeightedTerm {
     const Stored* gradient;
@@ -343,7 +343,7 @@ struct UpdateKernel : UpdateParts<Stored> {
   }
 
  private:
-  // What an update does with the state at one element; `state` is in registers.
+  // Updates of the state at one element; `state` is in registers.
   struct NoState {
     static constexpr uint32_t kStates = 0;
     DSGD_KERNEL static T step(const Piece& p, const Rule&, T mean, T value, T*) {

@@ -51,10 +51,10 @@ bool look_up(void* library, Functions* functions, const char** missing) {
   return true;
 }
 
-// What the host process already has comes first, so that it and dsgd share one: two in a process take each
-// other's memory and threads. Then what the user names, then what the loader finds.
+// Prefers the NCCL that the process has loaded, because two copies compete for memory and threads; then
+// `path`, then the one that the loader finds.
 void load(const std::string& path, Loaded* loaded) {
-  // What was loaded here and is of no use must not be found in the process by the next search.
+  // Unloads a library that is of no use, so that the next search does not find it in the process.
   struct Own {
     void* library = nullptr;
     ~Own() {

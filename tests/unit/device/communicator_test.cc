@@ -1,6 +1,6 @@
-// What device.h promises of communicators, on all GPUs that there are: of the fake runtime with the fake
-// NCCL, or real ones with the real NCCL (DSGD_NCCL_LIBRARY). All GPUs are one member's, or each is a member's
-// of its own, as they are in several processes.
+// The promises of device.h about communicators, on all GPUs of this machine: of the fake runtime with the
+// fake NCCL, or real ones with the real NCCL (DSGD_NCCL_LIBRARY). All GPUs are one member's, or each is a
+// member's of its own, as they are in several processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

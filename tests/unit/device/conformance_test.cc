@@ -1,5 +1,5 @@
-// What device.h promises, for every device: the host, and a GPU's backend (on the fake runtime here, on a
-// real one where there is a GPU). What is computed is compared bit for bit with loops that are written here.
+// The promises of device.h, for every device: the host, and a GPU's backend (on the fake runtime here, on a
+// real one where there is a GPU). Results are compared bit for bit with loops that are written here.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

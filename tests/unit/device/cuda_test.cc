@@ -145,7 +145,7 @@ TEST_F(Cuda, ADeviceThatHangsIsGivenUpAndReleasedLater) {
       const fake_cuda::Pause pause;
       EXPECT_TRUE(queue->copy(memory.get(), staging.get(), 4000).ok());
       const Status late = device->allocate(8).status();  // its zeros wait for the default stream
-      expect_error(late, Code::kTimeout, "cuda:1 has not given 8 bytes in");
+      expect_error(late, Code::kTimeout, "cuda:1 has not allocated 8 bytes within");
       more.reset();  // behind the one that is late
     }
     while (!device->allocate(8).ok()) std::this_thread::yield();  // it goes on, and so does this
@@ -162,7 +162,7 @@ TEST_F(Cuda, ADeviceThatHangsIsGivenUpAndReleasedLater) {
   }
   ASSERT_TRUE(fake_cuda::wait_for(before));
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_THAT(warnings[0], HasSubstr("cuda:1 does not end what was enqueued in it"));
+  EXPECT_THAT(warnings[0], HasSubstr("cuda:1 has not finished its enqueued work"));
 }
 
 TEST_F(Cuda, OfSeveralDevicesThatHangOneIsWaitedForLong) {

@@ -1,7 +1,7 @@
 // A double of NCCL for tests without GPUs, over the fake runtime's streams: all members live in this process.
-// What libdsgd_cuda.so looks up finds it, since the test's executable exports it. It calls begin and end
-// later, as communicators that do not block do; what is aborted leaves rubbish behind; different collectives
-// of one number stop the test.
+// libdsgd_cuda.so finds it by name, since the test's executable exports it. It calls begin and end later, as
+// communicators that do not block do; what is aborted leaves rubbish behind; different collectives of one
+// number stop the test.
 #pragma once
 
 namespace fake_nccl {

@@ -19,32 +19,33 @@ namespace dsgd::device {
 const Backend& cuda_backend();
 int gpus();  // that tests may use; 0 if there are none
 
-// Until what was enqueued is done: the device rings, and only then.
+// Waits until the enqueued work is done. The device must notify, and not earlier.
 inline void finish(Device& device, WorkQueue& queue) {
-  struct Bell {
+  struct Notification {
     std::mutex mutex;
     std::condition_variable changed;
-    bool rung = false;
+    bool came = false;
   };
-  const auto bell = std::make_shared<Bell>();
+  const auto notification = std::make_shared<Notification>();
   auto event = std::move(device.new_event()).value();
   Status status = queue.record(*event);
   if (status.ok()) {
-    status = queue.notify([bell] {
-      std::lock_guard lock(bell->mutex);
-      bell->rung = true;
-      bell->changed.notify_all();
+    status = queue.notify([notification] {
+      std::lock_guard lock(notification->mutex);
+      notification->came = true;
+      notification->changed.notify_all();
     });
   }
   ASSERT_TRUE(status.ok()) << status.message();
-  std::unique_lock lock(bell->mutex);
-  ASSERT_TRUE(bell->changed.wait_for(lock, std::chrono::minutes(1), [&] { return bell->rung; }));
+  std::unique_lock lock(notification->mutex);
+  ASSERT_TRUE(
+      notification->changed.wait_for(lock, std::chrono::minutes(1), [&] { return notification->came; }));
   auto done = event->done();
   ASSERT_TRUE(done.ok()) << done.status().message();
   EXPECT_TRUE(done.value());
 }
 
-// What is on a device, as vectors.
+// Reads and writes memory of a device as vectors.
 class Access {
  public:
   explicit Access(std::shared_ptr<Device> device)

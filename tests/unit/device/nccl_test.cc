@@ -173,7 +173,7 @@ TEST_F(Nccl, DiffersFromTheHostByNoMoreThanAnotherOrderOfSummationDoes) {
   EXPECT_TRUE(any) << "the order of summation makes no difference here";
 }
 
-// Who has found the sums not to be finite has found it as all others have.
+// All workers find the same sums not to be finite.
 TEST_F(Nccl, AStepWhoseGradientsOverflowIsLeftOutByAll) {
   for (const Place& place : places()) {
     for (const std::vector<std::string>& strategies :
@@ -279,8 +279,8 @@ TEST_F(Nccl, ACollectiveThatFailsEndsTheStepOfAllAndNamesTheDevice) {
   }
 }
 
-// Who does not mark a gradient holds all others up; they say whom they have waited for.
-TEST_F(Nccl, WhoIsLateIsNamedWhenTheTimeIsOver) {
+// A worker that does not mark a gradient holds up all others; their errors name it.
+TEST_F(Nccl, TimeoutNamesTheLateWorker) {
   for (const char* strategy : {"allreduce", "simple"}) {
     Status how;
     std::chrono::steady_clock::duration took{};
@@ -307,7 +307,7 @@ TEST_F(Nccl, WhoIsLateIsNamedWhenTheTimeIsOver) {
   }
 }
 
-// What the devices wait for is a stream of the host's, and so nothing can be broken off.
+// The devices wait for a stream of the host's, so nothing can be aborted.
 TEST_F(Nccl, AStepEndsInTimeThoughTheHostsStreamDoesNot) {
   std::promise<void> go;
   Trainer trainer(open({{"step_timeout", "300ms"}}), {"cuda:0", "cuda:1"});

@@ -62,7 +62,7 @@ TEST_F(GpuSession, AutoStandsForEveryGpu) {
       EXPECT_EQ(replica.value()->device->name(), "cuda:" + std::to_string(index));
     }
     EXPECT_THAT(session->add_replica("").status().message(),
-                HasSubstr("devices = 'auto', which found 'cuda:0"));
+                HasSubstr("devices = 'auto' found only 'cuda:0"));
     ok(session->close(std::chrono::seconds(1)));
   }
 }
@@ -281,7 +281,8 @@ class HostStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// What is in one waits until it is let go on, and nothing of dsgd's may wait for that, nor come before it.
+// Work in this stream waits until the test releases it. dsgd's own work must neither wait for that nor
+// overtake it.
 class HeldStream {
  public:
   HeldStream() {
@@ -462,7 +463,7 @@ TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
 }
 
 // A mistake in the configuration is told when the session is opened, not when the first replica is added.
-TEST_F(GpuSession, NamesThatNoDeviceCanHaveEndTheOpening) {
+TEST_F(GpuSession, InvalidDeviceNameFailsInit) {
   for (const char* devices : {"cuda", "cuda:0,gpu:1", "atuo", "auto:2", "cpu:0", "cuda:x"}) {
     const auto session =
         Session::open(config_of({{"devices", devices}}), std::make_unique<NodeEnvironment>(std::string()),
@@ -609,7 +610,7 @@ TEST_F(GpuSession, AStepOfManyTensorsIsOneLaunchToAddUpAndOneToUpdateAndOneForMa
   }
 }
 
-// What went to the device of a step that then changes nothing must not come over the next one's sums.
+// Data of a step that then changes nothing must not overwrite the next step's sums on the device.
 TEST_F(GpuSession, AStepThatUpdatesNothingLeavesNothingUnderWay) {
   for (const bool overflow : {false, true}) {
     SCOPED_TRACE(overflow ? "gradients overflow" : "nobody contributes");
@@ -650,7 +651,7 @@ TEST_F(GpuSession, AStepThatUpdatesNothingLeavesNothingUnderWay) {
   }
 }
 
-// What reads a replica's values comes before they change, though it contributes nothing.
+// Kernels that read a replica's values run before the values change, though the replica contributes nothing.
 TEST_F(GpuSession, ValuesOfAReplicaWithoutWeightAreWrittenAfterItsStream) {
   const HostStream streams[] = {HostStream(0), HostStream(1)};
   for (const bool absent : {false, true}) {
@@ -858,20 +859,19 @@ TEST_F(GpuSession, ADeviceThatDoesNotComeIsATimeoutThatNamesIt) {
     const auto begin = std::chrono::steady_clock::now();
     const Status status = trainer.session->step(1, nullptr);
     EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
-    EXPECT_THAT(status.message(), HasSubstr("cuda:0 has not done in time"));
+    EXPECT_THAT(status.message(), HasSubstr("cuda:0 has not finished its enqueued work before the deadline"));
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
   }
   EXPECT_EQ(trainer.session->step(1, nullptr).code(), Code::kTimeout);
   (void)trainer.session->close(10s);
 }
 
-// What CUDA does when memory is freed is to wait for the device, which here waits for a host that does not
-// end its work.
+// When memory is freed, CUDA waits for the device, which here waits for a host that does not end its work.
 TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
   const auto before = fake_cuda::alive();
   std::atomic<int> warnings{0};
   const auto log = std::make_shared<Log>(LogLevel::kWarning, [&](const LogRecord& record) {
-    if (record.message.find("cuda:0 does not end what was enqueued in it") != std::string::npos) ++warnings;
+    if (record.message.find("cuda:0 has not finished its enqueued work") != std::string::npos) ++warnings;
   });
   {
     auto trainer = std::make_unique<Trainer>(open({{"step_timeout", "200ms"}}, "", log),
