@@ -75,7 +75,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   std::vector<Worker> workers;  // by rank
   std::string job_nonce;        // of the running job
   bool end_timer_set = false;   // all workers have left; the job ends a lease later at the latest
-  // Waited in the rendezvous when the job was aborted, and have not hung up yet.
+  // Workers that were told of the abort of a job that had not begun, until they disconnect.
   std::set<ServerChannel*> told;
   // Control connections that have not asked to join, or were refused; the oldest first.
   std::list<ServerChannel*> idle;

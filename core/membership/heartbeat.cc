@@ -14,8 +14,8 @@ using transport::Time;
 
 // The shortest interval; guards against a configuration of 0.
 constexpr Duration kShortest = std::chrono::milliseconds(1);
-constexpr Duration kLongestDrain =
-    std::chrono::milliseconds(10);  // enough to read what has arrived; part of "lease + 100 ms"
+// Enough to read the answers that have arrived; part of "lease + 100 ms".
+constexpr Duration kLongestDrain = std::chrono::milliseconds(10);
 
 constexpr int kMostConnections = 8;  // to the head, opened one after the other while none is answered
 
@@ -54,6 +54,9 @@ void Heartbeat::stop(std::function<void()> stopped) {
 // Half of the interval: a cut that begins just before a renewal arrives leaves the other half to reconnect.
 Duration Heartbeat::renewal_period() const { return options_.interval / 2; }
 
+// After this time without an answer to a renewal the heartbeat opens another connection.
+Duration Heartbeat::answer_limit() const { return options_.interval / 2; }
+
 // Short enough that an attempt soon follows the end of a cut.
 Duration Heartbeat::retry_period() const { return std::max(options_.interval / 8, options_.lease / 80); }
 
@@ -79,13 +82,13 @@ void Heartbeat::on_dialled(uint64_t number, Result<std::unique_ptr<transport::Cl
     if (channels_.empty() || number > channels_.rbegin()->first) {
       channels_.emplace(number, std::move(channel));
       renew();
-      next_dial_ = std::max(next_dial_, sent_ + options_.interval / 2);
+      next_dial_ = std::max(next_dial_, sent_ + answer_limit());
     } else {
       channel->close(true);
-      loop().post([channel] {});
+      destroy_later(std::move(channel));
     }
   } else if (is_final(result.status())) {
-    return lose("refuses heartbeats: " + result.status().message());
+    return fail_as_lost_head("refuses heartbeats: " + result.status().message());
   } else {
     last_error_ = result.status().message();
   }
@@ -96,18 +99,23 @@ void Heartbeat::on_dialled(uint64_t number, Result<std::unique_ptr<transport::Cl
 void Heartbeat::on_closed(uint64_t number, const Status& why) {
   if (over_ || channels_.empty()) return;
   if (number == channels_.rbegin()->first) {
-    return lose(why.ok() ? "was lost: it has closed the heartbeat connection"
-                         : "was lost: the heartbeat connection broke (" + why.message() + ")",
-                code_of_break(why));
+    return fail_as_lost_head(why.ok() ? "was lost: it has closed the heartbeat connection"
+                                      : "was lost: the heartbeat connection broke (" + why.message() + ")",
+                             code_of_break(why));
   }
-  if (auto node = channels_.extract(number)) loop().post([channel = std::move(node.mapped())] {});
+  if (auto node = channels_.extract(number)) destroy_later(std::move(node.mapped()));
+}
+
+// The caller may be a callback of the channel.
+void Heartbeat::destroy_later(std::shared_ptr<transport::ClientChannel> channel) {
+  loop().post([channel = std::move(channel)] {});
 }
 
 void Heartbeat::renew() {
   const uint64_t number = channels_.rbegin()->first;
   sent_ = loop().now();
   next_renewal_ = sent_ + renewal_period();
-  if (next_dial_ == transport::kNever) next_dial_ = sent_ + options_.interval / 2;
+  if (next_dial_ == transport::kNever) next_dial_ = sent_ + answer_limit();
   transport::Renew message;
   message.rank = options_.hello.rank;
   message.view = options_.hello.view;
@@ -122,14 +130,15 @@ void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::M
   if (over_) return;
   if (answer.ok()) {
     lease_start_ = std::max(lease_start_, sent);
-    next_dial_ = sent == sent_ ? transport::kNever
-                               : std::max(next_dial_, sent + renewal_period() + options_.interval / 2);
+    // If an older renewal was answered, the newest one may still take answer_limit().
+    next_dial_ =
+        sent == sent_ ? transport::kNever : std::max(next_dial_, sent + renewal_period() + answer_limit());
     drained_ = peers_asked_ = peer_answered_ = false;
     stalled_ = {};
     while (channels_.begin()->first < number) {
       auto node = channels_.extract(channels_.begin());
       node.mapped()->close(true);
-      loop().post([channel = std::move(node.mapped())] {});
+      destroy_later(std::move(node.mapped()));
     }
     arm();
     return;
@@ -140,8 +149,8 @@ void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::M
   if (answer.status().code() == Code::kTimeout || !newest) {
     last_error_ = answer.status().message();
   } else {
-    lose("does not take this worker's heartbeat: " + answer.status().message(),
-         code_of_break(answer.status()));
+    fail_as_lost_head("does not take this worker's heartbeat: " + answer.status().message(),
+                      code_of_break(answer.status()));
   }
 }
 
@@ -189,7 +198,7 @@ void Heartbeat::ask_peers() {
 }
 
 void Heartbeat::expire() {
-  if (was_stopped()) return fail(own_stop());
+  if (was_stopped()) return fail(stopped_error());
   const Duration silence = loop().now() - lease_start_;
   if (!options_.peers.empty() && !peer_answered_) {
     return fail(Status(Code::kWorkerLost, options_.own_name + " is cut off: neither " + options_.head_name +
@@ -198,9 +207,9 @@ void Heartbeat::expire() {
                                               (last_error_.empty() ? "" : "; last error: " + last_error_))
                     .with_rank(options_.hello.rank, options_.own_host));
   }
-  lose("has not answered for " + describe_duration(silence) +
-       " (lease); it is stopped, suspended or cut off" +
-       (last_error_.empty() ? "" : "; last error: " + last_error_));
+  fail_as_lost_head("has not answered for " + describe_duration(silence) +
+                    " (lease); it is stopped, suspended or cut off" +
+                    (last_error_.empty() ? "" : "; last error: " + last_error_));
 }
 
 // If the timer is late by more than half a lease, this process did not run.
@@ -215,7 +224,7 @@ bool Heartbeat::was_stopped() {
   return stalled_ > Duration{} && loop().now() - lease_start_ >= options_.lease;
 }
 
-Status Heartbeat::own_stop() {
+Status Heartbeat::stopped_error() {
   return Status(Code::kWorkerLost, options_.own_name + " was itself stopped or suspended for " +
                                        describe_duration(stalled_) + " and has not renewed its lease for " +
                                        describe_duration(loop().now() - lease_start_) +
@@ -224,8 +233,8 @@ Status Heartbeat::own_stop() {
 }
 
 // Reports the loss of the head, or of this process if that was stopped.
-void Heartbeat::lose(const std::string& how, Code code) {
-  if (was_stopped()) return fail(own_stop());
+void Heartbeat::fail_as_lost_head(const std::string& how, Code code) {
+  if (was_stopped()) return fail(stopped_error());
   fail(Status(code, options_.head_name + " " + how).with_rank(options_.head_rank, options_.head_host));
 }
 

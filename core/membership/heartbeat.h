@@ -25,11 +25,11 @@ struct HeartbeatOptions {
   std::vector<std::vector<std::string>> peers;  // addresses of the workers that are not on the head's machine
 };
 
-// A renewal is sent every half interval. If the head does not answer one for half an interval, the heartbeat
-// dials it anew, every eighth of an interval, and sends renewals on the newest connection: after a cut, TCP
-// may wait as long as the cut lasted before it sends again on an old one. So a cut shorter than the lease
-// less an interval does not end the job, whenever it begins, if a handshake takes less than 3/8 of an
-// interval.
+// Sends a renewal every half of `interval`. If the head does not answer one within half of `interval`, the
+// heartbeat opens a new connection every eighth of `interval`, and sends renewals on the newest. Reason:
+// after a cut, TCP may wait as long as the cut lasted before it sends again on an old connection. So a cut
+// shorter than `lease` minus `interval` does not end the job, whenever it begins, if a handshake takes less
+// than 3/8 of `interval`.
 //
 // After half a lease without an answer the heartbeat probes the peers, too. If none of them answers either,
 // this worker is cut off.
@@ -53,17 +53,19 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void renew();
   void on_renewed(uint64_t number, transport::Time sent, const Result<transport::Message>& answer);
   void on_closed(uint64_t number, const Status& why);
+  void destroy_later(std::shared_ptr<transport::ClientChannel> channel);
   void ask_peers();
   transport::Duration renewal_period() const;
+  transport::Duration answer_limit() const;
   transport::Duration retry_period() const;
   void arm();
   void tick();
   void note_stall();
   bool was_stopped();
-  Status own_stop();
+  Status stopped_error();
   void expire();
   void fail(Status why);
-  void lose(const std::string& how, Code code = Code::kWorkerLost);
+  void fail_as_lost_head(const std::string& how, Code code = Code::kWorkerLost);
   transport::Loop& loop() { return network_.loop(); }
 
   transport::Network& network_;
@@ -74,15 +76,15 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   bool drained_ = false;  // the lease is over; answers that have arrived are read before it fails
   uint64_t dials_ = 0;
   // By number of the dial. Renewals are sent on the newest; the others are kept until it has been answered.
-  // They are shared only so that a task may hold one.
+  // They are shared so that a posted task can keep a channel until its callbacks have returned.
   std::map<uint64_t, std::shared_ptr<transport::ClientChannel>> channels_;
   bool peers_asked_ = false, peer_answered_ = false;
   transport::Time lease_start_{};  // when the last acknowledged renewal was sent
   transport::Time sent_{};         // the last renewal
   transport::Time next_renewal_ = transport::kNever, next_dial_{};
   transport::Time due_{};  // of the timer
-  transport::Duration
-      stalled_{};  // how long this process was stopped since the last acknowledged renewal; 0: not stopped
+  // How long this process was stopped since the last acknowledged renewal; 0: it was not.
+  transport::Duration stalled_{};
   transport::TimerId timer_ = 0;
   std::string last_error_;
 };

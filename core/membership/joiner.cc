@@ -142,7 +142,7 @@ void Joiner::attempt_failed(const Status& why) {
 
 void Joiner::out_of_time() {
   const std::string within = " within " + options_.limit;
-  const std::string remedy = "; start the missing workers, or wait longer for them";
+  const std::string remedy = "; start the missing workers, or raise `init_timeout`";
   if (!progress_.empty() && channel_) {
     return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" +
                                           within + ": " + progress_ + remedy));

@@ -251,7 +251,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     request.view = view.view;
     request.cause = cause;
     request.peer = peer;
-    // Whatever becomes of it: the head's answer is the news that it gives to everybody.
+    // The result is ignored: the head answers with news to all workers.
     channel->call(request, loop.now() + options.lease, [](const Result<Message>&) {});
     return true;
   }

@@ -17,9 +17,10 @@ struct MemberOptions {
   transport::JoinRequest join;
   // Deadline of the join: refused dials are tried again until then (the head may not be up yet).
   transport::Time deadline{};
-  // A dial that fails after it ends the join, with kUnreachable.
+  // After this time a failed dial ends the join with kUnreachable, so that the worker can try to host the
+  // head.
   transport::Time look_again = transport::kNever;
-  std::optional<transport::Time> began = {};  // of a join that goes on, for messages
+  std::optional<transport::Time> began = {};  // start of the first attempt, for messages
   std::string limit = "init_timeout";         // the setting that the deadline comes from, for messages
   std::string rank_origin = {};               // see Config::rank_origin()
   transport::Duration lease{};

@@ -3,8 +3,8 @@
 //   Head       rendezvous, ranks, leases, news; lives on one loop
 //   Member     a worker's side: join, watch for news, leave; lives on the session's loop
 //   Heartbeat  renews the worker's lease, from a network (loop, thread) of its own
-//   probe      whether a worker can be reached
-//   Admission    checks each new connection's hello and sends it to the head or to the worker's peer handler
+//   probe      finds out whether a worker can be reached
+//   Admission  checks each new connection's hello and sends it to the head or to the worker's peer handler
 //
 // README.md has the protocol and its state diagram.
 #pragma once

@@ -63,7 +63,7 @@ TEST_F(AdmissionTest, AProbeIsAnsweredWithARefusalThatIsFinal) {
   EXPECT_TRUE(logged_.empty());
 }
 
-TEST_F(AdmissionTest, AWrongTokenWritesNoLinesOfItsOwnIntoTheLog) {
+TEST_F(AdmissionTest, WrongTokenCannotInjectLogLines) {
   Admission admission(loop_, "digits", "secret", head_, peer_, log_);
   transport::Hello hello = good(Role::kControl);
   hello.job = std::string(100000, 'x');
@@ -125,7 +125,7 @@ TEST_F(AdmissionTest, ADestroyedAdmissionLogsNoCounts) {
   EXPECT_TRUE(logged_.empty());
 }
 
-TEST_F(AdmissionTest, RefusesWhoDoesNotBelong) {
+TEST_F(AdmissionTest, RefusesConnectionsOfOtherJobs) {
   struct Case {
     const char* name;
     std::function<void(transport::Hello&)> spoil;
@@ -158,7 +158,7 @@ TEST_F(AdmissionTest, RefusesWhoDoesNotBelong) {
   }
 }
 
-TEST_F(AdmissionTest, AWrongTokenIsNamedWithItsRemedyAndLearnsNothingOfTheJob) {
+TEST_F(AdmissionTest, WrongTokenErrorGivesRemedyAndNoJobDetails) {
   Admission admission(loop_, "digits", "secret", head_, peer_, log_);
   EXPECT_EQ(admission.token(), "secret");
   transport::Hello hello = good(Role::kControl);

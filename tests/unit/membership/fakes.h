@@ -80,7 +80,7 @@ class FakeChannel final : public transport::ServerChannel {
   transport::Hello hello_;
 };
 
-// What became of one call.
+// The outcome of one call.
 class Answer {
  public:
   transport::Responder responder() {

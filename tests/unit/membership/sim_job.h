@@ -62,7 +62,7 @@ class SimWorker {
   std::string host;
   int64_t pid = 0;
 
-  // What the callbacks said, and when.
+  // Arguments and times of the callbacks.
   std::optional<Result<transport::JoinReply>> joined;
   transport::Time joined_at{}, broken_at{}, left_at{};
   std::vector<Status> broken;
