@@ -30,9 +30,10 @@ auto adder(DType dtype, Reduction reduction) {
 }
 
 Status nobody_puts() {
-  return Status(Code::kWorkerLost,
-                "all other workers have closed their sessions, so nobody can put this object; all workers "
-                "must make their calls before they close");
+  return Status(
+      Code::kWorkerLost,
+      "all other workers have closed their sessions, so no worker can put this object; put it before "
+      "the sessions are closed");
 }
 
 // Half types are added up in float32, which is what travels.
@@ -495,8 +496,8 @@ void Engine::put_object(const std::string& name, SharedObject object, Done done,
 
 void Engine::delete_object(const std::string& name, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
-  objects_.remove(mesh_, name, {deadline(options), options.limit()},
-                  watched(Objects::kDelete, name, std::move(done)));
+  objects_.delete_everywhere(mesh_, name, {deadline(options), options.limit()},
+                             watched(Objects::kDelete, name, std::move(done)));
 }
 
 uint64_t Engine::get_object(const std::string& name, std::function<void(Result<SharedObject>)> done,

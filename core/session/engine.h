@@ -95,7 +95,7 @@ class Engine final : public MeshEvents {
   void parameter_ready(uint32_t parameter) { step_.parameter_ready(parameter); }
   void mark_absent(uint32_t replica, uint32_t parameter) { step_.mark_absent(replica, parameter); }
 
-  // Calls `done` when the work enqueued on the place has ended, or not within step_timeout.
+  // Calls `done` when the work enqueued in the context has ended, or with an error after step_timeout.
   void when_reached(DeviceContext& context, Done done) {
     waiter_.after(context.device->name(), *context.queue, *context.reached, deadline(), std::move(done));
   }
@@ -107,11 +107,12 @@ class Engine final : public MeshEvents {
                       const CallOptions& options = {});
   void cancel_get(uint64_t ticket, const Status& why) { objects_.cancel(ticket, why); }
 
-  // The number of a channel's next call. And what a call waits for: a sentence with the first missing rank
-  // and a parameter, or OK if nothing is known (engine_waiting.cc).
+  // Returns the number of the channel's next call.
   uint64_t next_call(uint32_t channel = 0) const {
     return Mesh::call_number(channel, channels_[channel].next_call);
   }
+  // Returns what the call waits for, as a sentence with the first missing rank and a parameter; OK if nothing
+  // is known (engine_waiting.cc).
   Status waiting(uint64_t call) const;
   Status waiting_for_object(const std::string& operation, const std::string& name) const {
     return objects_.waiting(operation, name);
@@ -161,8 +162,9 @@ class Engine final : public MeshEvents {
   };
   // `done` will end the call.
   std::shared_ptr<Call> begin_call(Done* done, const CallOptions& options = {});
-  // Warns of an object's call that has not ended: until the watch has ended, and until `done` is called.
+  // Warns of an object's call that does not end. Returns a ticket for StallWatch::end().
   uint64_t watch_object(const char* operation, const std::string& name);
+  // Warns in the same way until the returned function is called, which calls `done`.
   Done watched(const char* operation, const std::string& name, Done done);
   // The collectives of a channel run in issue order, a few at a time.
   // `make(operation, done)` returns the task or an error.
@@ -199,14 +201,15 @@ class Engine final : public MeshEvents {
   // start (engine_start.cc)
   std::string signature(const std::string& strategy) const;
   void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
-  // engine_teams.cc; `gpus_of`: by rank
-  // Of the replicas, each once, in the order of the replicas.
+  // Teams of GPUs (engine_teams.cc). `gpus_of`: number of GPUs by rank.
+  //
+  // The GPUs of this worker's replicas, each once, in the order of the replicas.
   std::vector<std::shared_ptr<device::Device>> gpus() const;
   Result<device::Device::CommunicatorLibrary> communicator_library() const;
   void form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of,
                   Done done);
-  Result<Teams> form_teams(const std::vector<std::vector<std::byte>>& said,
-                           const std::vector<uint32_t>& gpus_of, bool demanded);
+  Result<Teams> compute_teams(const std::vector<std::vector<std::byte>>& said,
+                              const std::vector<uint32_t>& gpus_of, bool demanded);
   void join_team(std::shared_ptr<Call> call, Teams teams, Done done);
   Status other_version(int32_t rank) const;
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);

@@ -257,8 +257,7 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) cons
       !step_.has_teams()) {
     return Status(Code::kUnsupported,
                   "algorithm = nccl cannot be used: no GPU team was formed at start; start with "
-                  "algorithm=nccl to see "
-                  "why, or use auto")
+                  "algorithm=nccl to see why, or use auto")
         .with_parameter("algorithm");
   }
   std::vector<PlanParameter> planned;

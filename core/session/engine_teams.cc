@@ -148,7 +148,7 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
   const auto heard = [this, call, gpus_of, demanded, done](const Status& status,
                                                            const std::vector<std::vector<std::byte>>& all) {
     if (!status.ok()) return done(status);
-    auto teams = form_teams(all, gpus_of, demanded);
+    auto teams = compute_teams(all, gpus_of, demanded);
     if (!teams.ok() || !teams.value().any()) return done(teams.status());
     join_team(call, std::move(teams).value(), done);
   };
@@ -158,8 +158,8 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
 }
 
 // Computes the teams from the messages of all workers, so all workers get the same result.
-Result<Teams> Engine::form_teams(const std::vector<std::vector<std::byte>>& said,
-                                 const std::vector<uint32_t>& gpus_of, bool demanded) {
+Result<Teams> Engine::compute_teams(const std::vector<std::vector<std::byte>>& said,
+                                    const std::vector<uint32_t>& gpus_of, bool demanded) {
   std::vector<OfWorker> workers(said.size());
   std::map<std::string, std::vector<int32_t>> candidates;
   for (size_t r = 0; r < said.size(); ++r) {

@@ -28,8 +28,8 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   const std::string address = config.text("head");
   if (address.empty()) {
     return Status(Code::kInvalidArgument,
-                  "`head` is not set; give the address to listen on, for example "
-                  "head = 127.0.0.1:7700 (port 0: any)")
+                  "`head` is not set; give the address to listen on, for example head = 127.0.0.1:7700 "
+                  "(port 0: any)")
         .with_parameter("head");
   }
   if (status = check_token(config.text("token"), address); !status.ok()) return status;

@@ -48,10 +48,9 @@ inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape
   }
   if (empty) needed = 0;
   if (needed == nbytes && (empty || !too_large)) return "";
-  return "it has " + std::to_string(nbytes) + " bytes, but " + dtype_name(static_cast<DType>(dtype)) + ' ' +
-         shape_text(shape) + " needs " +
-         (too_large && !empty ? "more than any memory has" : std::to_string(needed)) +
-         "; give as many bytes as the array has";
+  return "the data has " + std::to_string(nbytes) + " bytes, but " + dtype_name(static_cast<DType>(dtype)) +
+         ' ' + shape_text(shape) + " has " +
+         (too_large && !empty ? "more than 2^64" : std::to_string(needed)) + "; give as many";
 }
 
 }  // namespace dsgd

@@ -8,8 +8,9 @@ namespace dsgd {
 
 namespace {
 Status gone(const std::string& name) {
-  return Status(Code::kNotFound,
-                "object '" + name + "' has been deleted, or the workers that held it have left");
+  return Status(
+      Code::kNotFound,
+      "object '" + name + "' has been deleted, or the workers that held it have left; put it again");
 }
 }  // namespace
 
@@ -124,20 +125,21 @@ void ObjectFetches::send(Mesh& mesh, uint64_t put, const SharedObject& object, R
   feed(mesh, put, object, object->bytes.size(), object->bytes.size(), &reader);
 }
 
-// Sends what is here. The answer to the last chunk answers the reader, too.
+// Sends the reader all bytes that this worker has received and the reader lacks. The answer to the last chunk
+// also answers the reader's request.
 void ObjectFetches::feed(Mesh& mesh, uint64_t put, const SharedObject& object, uint64_t received,
                          uint64_t total, Reader* reader) {
-  while (reader->sent < received) {
-    const uint64_t count = std::min<uint64_t>(mesh.chunk_bytes(), received - reader->sent);
+  while (reader->next < received) {
+    const uint64_t count = std::min<uint64_t>(mesh.chunk_bytes(), received - reader->next);
     const std::span<const std::byte> data(
-        reinterpret_cast<const std::byte*>(object->bytes.data()) + reader->sent, count);
-    const transport::Responder respond = reader->sent + count == total ? reader->respond : nullptr;
-    mesh.send_object(reader->rank, put, reader->sent, data, [object, respond](const Status& status) {
+        reinterpret_cast<const std::byte*>(object->bytes.data()) + reader->next, count);
+    const transport::Responder respond = reader->next + count == total ? reader->respond : nullptr;
+    mesh.send_object(reader->rank, put, reader->next, data, [object, respond](const Status& status) {
       if (respond)
         respond(status.ok() ? Result<transport::Message>(transport::Message(transport::Empty{}))
                             : Result<transport::Message>(status));
     });
-    reader->sent += count;
+    reader->next += count;
   }
 }
 

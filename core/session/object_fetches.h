@@ -24,7 +24,7 @@ class ObjectFetches {
 
   struct Reader {  // a worker that fetches an object from this one
     int32_t rank;
-    uint64_t sent;                 // bytes handed to the mesh; at first, those that the reader has already
+    uint64_t next;                 // offset of the next byte to send; at first the reader's request offset
     transport::Responder respond;  // when the reader has all, or gets no more from here
   };
 
@@ -59,7 +59,7 @@ class ObjectFetches {
     size_t landing = 0;            // bytes of the chunk that is arriving; 0: none
     std::vector<int32_t> sources;  // that have not been asked, the next one last
     int32_t source = -1;
-    bool cut_off = false;  // the connection to the source has ended; it has left, or else the session fails
+    bool cut_off = false;  // the connection to the source has ended: it has left, or the session will fail
     std::vector<Reader> readers;
     Done done;
   };

@@ -36,7 +36,8 @@ Status exists(const std::string& name) {
 }
 Status not_found(const std::string& name) {
   return Status(Code::kNotFound,
-                "there is no object '" + name + "'; it has not been put, or another worker has deleted it");
+                "there is no object '" + name +
+                    "'; it has not been put, or another worker has deleted it; put it first");
 }
 std::string not_put(const std::string& name) {
   return "no worker has put object '" + name + "'; some worker must call dsgd_object_put with this name";
@@ -56,7 +57,8 @@ struct Objects::Sending {
   bool spreading = false;          // rank 0 has accepted the put
   bool removed = false;            // another worker has deleted the object
   std::set<int32_t> waiting = {};  // peers that it is announced to and that do not have it yet
-  std::set<int32_t> cut_off = {};  // of them: no connection; they have left, or the session fails
+  // The part of `waiting` whose connection has ended: the worker has left, or the session will fail.
+  std::set<int32_t> cut_off = {};
   Status failure = {};
 
   std::vector<int32_t> missing() const {
@@ -77,7 +79,8 @@ struct Objects::Removal {
   Done done;
   transport::TimerId timer = 0;
   std::set<int32_t> waiting = {};  // workers that have not answered yet
-  std::set<int32_t> cut_off = {};  // of them: no connection; they have left, or the session fails
+  // The part of `waiting` whose connection has ended: the worker has left, or the session will fail.
+  std::set<int32_t> cut_off = {};
 };
 
 // ---- putting
@@ -177,7 +180,7 @@ void Objects::give_up(const std::shared_ptr<Sending>& sending) {
   const Status why = sending->too_late();
   const auto object = objects_.find(sending->name);
   if (object != objects_.end() && object->second.put == sending->put) {
-    discard(object);
+    forget(object);
     if (sending->mesh->rank() == kNameOwner) incoming_[sending->put] = {sending->name, nullptr};
   }
   sending->mesh->revoke_object(sending->put);
@@ -224,7 +227,7 @@ Status Objects::waiting(const std::string& operation, const std::string& name) c
 
 // ---- deleting
 
-void Objects::remove(Mesh* mesh, const std::string& name, Deadline deadline, Done done) {
+void Objects::delete_everywhere(Mesh* mesh, const std::string& name, Deadline deadline, Done done) {
   const bool alone = !mesh || mesh->size() == 1;
   uint64_t put = 0;
   std::set<int32_t> asked = {kNameOwner};
@@ -232,10 +235,10 @@ void Objects::remove(Mesh* mesh, const std::string& name, Deadline deadline, Don
     put = put_of(name);
     if (put == 0 || (!alone && is_deleting(*mesh, name))) return done(not_found(name));
     if (alone) {
-      discard(objects_.find(name));
+      forget(objects_.find(name));
       return done({});
     }
-    if (!alone) drop(*mesh, put, empty());
+    cancel_fetch(*mesh, put, empty());
     asked.clear();
     for (int32_t rank = 0; rank < mesh->size(); ++rank) {
       if (rank != kNameOwner) asked.insert(rank);
@@ -280,39 +283,41 @@ void Objects::removed(const std::shared_ptr<Removal>& removal, int32_t rank, con
 void Objects::finish(const std::shared_ptr<Removal>& removal, const Status& status) {
   removals_.remove(removal);
   removal->mesh->loop().cancel(removal->timer);
-  if (status.ok() && removal->mesh->rank() == kNameOwner) erase(*removal->mesh, removal->name, removal->put);
+  if (status.ok() && removal->mesh->rank() == kNameOwner)
+    delete_here(*removal->mesh, removal->name, removal->put);
   if (auto done = std::exchange(removal->done, nullptr)) done(status);
 }
 
 void Objects::receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request,
                               const transport::Responder& respond) {
   if (mesh->rank() == kNameOwner) {
-    return remove(mesh, request.name, std::move(deadline),
-                  [respond](const Status& status) { status.ok() ? respond(empty()) : respond(status); });
+    return delete_everywhere(mesh, request.name, std::move(deadline), [respond](const Status& status) {
+      status.ok() ? respond(empty()) : respond(status);
+    });
   }
   if (request.rank != kNameOwner)
     return respond(Status(Code::kInternal, "only rank 0 deletes object '" + request.name + "'"));
-  erase(*mesh, request.name, request.put);
+  delete_here(*mesh, request.name, request.put);
   respond(empty());
 }
 
 // Drops an object that is being fetched, and answers its announcement.
-void Objects::drop(Mesh& mesh, uint64_t put, const Result<transport::Message>& answer) {
+void Objects::cancel_fetch(Mesh& mesh, uint64_t put, const Result<transport::Message>& answer) {
   const auto dropped = incoming_.extract(put);
   if (!dropped) return;
   fetches_.drop(mesh, put);
   if (dropped.mapped().respond) dropped.mapped().respond(answer);
 }
 
-void Objects::erase(Mesh& mesh, const std::string& name, uint64_t put) {
+void Objects::delete_here(Mesh& mesh, const std::string& name, uint64_t put) {
   const auto sending =
       std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
   if (sending != sending_.end()) (*sending)->removed = true;
   if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
-    discard(object);
+    forget(object);
     mesh.revoke_object(put);
   } else if (incoming_.count(put) > 0) {
-    drop(mesh, put, empty());
+    cancel_fetch(mesh, put, empty());
   } else if (mesh.rank() != kNameOwner && putter(put) != mesh.rank() && !mesh.has_left(putter(put))) {
     removed_early_.insert(put);
   }
@@ -323,7 +328,8 @@ void Objects::erase(Mesh& mesh, const std::string& name, uint64_t put) {
 void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
                       const transport::Responder& respond) {
   if (part.remove) return receive_removal(mesh, std::move(deadline), part, respond);
-  part.fetch ? receive_fetch(mesh, part, respond) : receive_announcement(mesh, std::move(part), respond);
+  if (part.fetch) return receive_fetch(mesh, part, respond);
+  receive_announcement(mesh, std::move(part), respond);
 }
 
 void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part,
@@ -338,12 +344,12 @@ void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part,
     return respond(Status(Code::kInternal, "object '" + part.name + "': " + why));
   }
   if (removed_early_.erase(part.put) > 0) return respond(empty());
-  // A putter puts a name once at a time. So its earlier put has failed, unless rank 0 holds the object.
+  // A worker has at most one put of a name in flight. So an earlier put of the same worker has failed, and is
+  // forgotten. Exception: if rank 0 holds the object, that put has succeeded, and the name is taken.
   const uint64_t earlier = put_of(part.name);
-  if (earlier != 0 && putter(earlier) == part.rank && earlier < part.put &&
-      (mesh->rank() != kNameOwner || !has(part.name))) {
-    erase(*mesh, part.name, earlier);
-  }
+  const bool same_putter = earlier != 0 && putter(earlier) == part.rank && earlier < part.put;
+  const bool succeeded = mesh->rank() == kNameOwner && has(part.name);
+  if (same_putter && !succeeded) delete_here(*mesh, part.name, earlier);
   if (put_of(part.name) != 0 || is_deleting(*mesh, part.name)) return respond(exists(part.name));
   Object object{.bytes = std::move(part.data), .dtype = part.dtype, .shape = std::move(part.shape)};
   if (small) {
@@ -354,12 +360,14 @@ void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part,
   fetches_.begin(
       mesh, part.put, part.name, std::move(object), part.total,
       sources_of(mesh->rank(), part.rank, mesh->size()),
-      [this, put = part.put, keep = mesh->rank() == kNameOwner](const Result<SharedObject>& fetched) {
+      [this, put = part.put, is_rank_0 = mesh->rank() == kNameOwner](const Result<SharedObject>& fetched) {
         const auto at = incoming_.find(put);
-        const Incoming incoming = std::exchange(at->second, {at->second.name, nullptr});
-        if (fetched.ok() || !keep) incoming_.erase(at);
-        if (fetched.ok()) store(incoming.name, fetched.value(), put);
-        incoming.respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
+        const std::string name = at->second.name;
+        const auto respond = std::exchange(at->second.respond, nullptr);
+        const bool name_stays_taken = !fetched.ok() && is_rank_0;
+        if (!name_stays_taken) incoming_.erase(at);
+        if (fetched.ok()) store(name, fetched.value(), put);
+        respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
       });
 }
 
@@ -380,13 +388,13 @@ void Objects::receive_fetch(Mesh* mesh, const transport::ObjectPart& request,
   ObjectFetches::send(*mesh, request.put, stored->second.object, std::move(reader));
 }
 
-void Objects::discard(std::map<std::string, Stored>::iterator object) {
+void Objects::forget(std::map<std::string, Stored>::iterator object) {
   nbytes_.set(nbytes_.value() - object->second.object->bytes.size());
   objects_.erase(object);
 }
 
 void Objects::store(const std::string& name, SharedObject object, uint64_t put) {
-  if (const auto earlier = objects_.find(name); earlier != objects_.end()) discard(earlier);
+  if (const auto earlier = objects_.find(name); earlier != objects_.end()) forget(earlier);
   objects_[name] = {object, put};
   nbytes_.add(object->bytes.size());
   std::vector<std::function<void(Result<SharedObject>)>> ready;
@@ -422,7 +430,7 @@ void Objects::cancel(uint64_t ticket, const Status& why) {
 // ---- failure
 
 void Objects::fail(Mesh* mesh, const Status& cause) {
-  while (!incoming_.empty()) drop(*mesh, incoming_.begin()->first, cause);
+  while (!incoming_.empty()) cancel_fetch(*mesh, incoming_.begin()->first, cause);
   for (const auto& [name, stored] : objects_) {
     if (mesh) mesh->revoke_object(stored.put);
   }

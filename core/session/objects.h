@@ -3,9 +3,9 @@
 // Put: the putter announces the object to rank 0, which accepts only the first put of a name. When rank 0 has
 // accepted it, the putter announces it to the other workers. So two puts of one name at the same time cannot
 // leave different objects. An announcement is answered when the receiver has the whole object. A small object
-// travels in the announcement. The workers fetch the data of others along a chain (object_fetches.h): the
-// putter, rank 0, then the ranks after the putter, and those before it. Rank 0 fetches the data only when it
-// has accepted the put.
+// travels in the announcement. Workers fetch a larger object along a chain (object_fetches.h): the putter,
+// rank 0, then the ranks after the putter, and those before it. Rank 0 fetches the data only when it has
+// accepted the put.
 //
 // Delete: rank 0 asks the other workers to delete the object and deletes its own copy last. Puts of the name
 // fail until then. Each put has a number, and a request to delete names it. A worker that is still fetching
@@ -43,9 +43,9 @@ class Objects {
   // mesh null: one worker.
   void put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done);
   // Deletes the object on all workers. kNotFound: there is none, or another worker is deleting it.
-  void remove(Mesh* mesh, const std::string& name, Deadline deadline, Done done);
-  // Calls `done` with the object as soon as it is here. Returns a ticket for cancel(); 0 when `done` was
-  // called at once.
+  void delete_everywhere(Mesh* mesh, const std::string& name, Deadline deadline, Done done);
+  // Calls `done` with the object as soon as this worker holds it. Returns a ticket for cancel(); 0 when
+  // `done` was called at once.
   uint64_t get(const std::string& name, std::function<void(Result<SharedObject>)> done);
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
   void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
@@ -63,12 +63,13 @@ class Objects {
   void fail(Mesh* mesh, const Status& cause);  // all operations in flight
   void peer_left(int32_t rank);
   void fail_waiters(const Status& cause);  // gets
-  // What the call of this worker about the object waits for: a sentence with the first missing rank, or OK if
-  // there is no such call.
+  // Returns what this worker's call about the object waits for, as a sentence with the first missing rank; OK
+  // if there is no such call.
   Status waiting(const std::string& operation, const std::string& name) const;
   // No put or deletion is in flight. A get only waits for another worker.
   bool idle() const { return sending_.empty() && removals_.empty(); }
-  uint64_t nbytes() const { return nbytes_.value(); }  // of all objects here; any thread
+  // Returns the bytes of all objects that this worker holds. Any thread.
+  uint64_t nbytes() const { return nbytes_.value(); }
 
  private:
   struct Stored {
@@ -102,10 +103,12 @@ class Objects {
   void receive_announcement(Mesh* mesh, transport::ObjectPart part, const transport::Responder& respond);
   void receive_fetch(Mesh* mesh, const transport::ObjectPart& request, const transport::Responder& respond);
   bool is_deleting(const Mesh& mesh, const std::string& name) const;  // at rank 0
-  void drop(Mesh& mesh, uint64_t put, const Result<transport::Message>& answer);
-  void erase(Mesh& mesh, const std::string& name, uint64_t put);
+  // Deletion, from the outside in: delete_everywhere() asks all workers, delete_here() ends all that this
+  // worker has of a put, cancel_fetch() and forget() end one part of it.
+  void cancel_fetch(Mesh& mesh, uint64_t put, const Result<transport::Message>& answer);
+  void delete_here(Mesh& mesh, const std::string& name, uint64_t put);
   void store(const std::string& name, SharedObject object, uint64_t put);
-  void discard(std::map<std::string, Stored>::iterator object);
+  void forget(std::map<std::string, Stored>::iterator object);
 
   std::map<std::string, Stored> objects_;
   metrics::Counter nbytes_;

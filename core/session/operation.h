@@ -81,13 +81,13 @@ class Operation {
   }
   uint64_t nbytes() const { return nbytes_; }  // of the host's buffers
   void set_nbytes(uint64_t nbytes) { nbytes_ = nbytes; }
-  // Says what the operation waits for, on the engine's loop; null before it has begun. OK: nothing is known.
+  // Says what the operation waits for, on the engine's loop; OK if there is nothing to report. Null before
+  // the operation has begun.
   const std::function<Status()>& waiting() const { return waiting_; }
   void set_waiting(std::function<Status()> waiting) { waiting_ = std::move(waiting); }
   StepResult& mutable_step_result() { return step_result_; }
   void set_object(SharedObject object) { object_ = std::move(object); }
-  // Of dsgd_object_get, while it waits; 0 for others: only such an operation can be aborted without its
-  // session.
+  // Ticket of a waiting dsgd_object_get, which alone can be aborted without its session; else 0.
   uint64_t ticket() const { return ticket_; }
   void set_ticket(uint64_t ticket) { ticket_ = ticket; }
   const std::atomic<bool>& done_flag() const { return done_; }

@@ -10,14 +10,15 @@ namespace dsgd {
 namespace {
 
 // These are constants because the promises behind them are: a call returns within 100 ms after its deadline,
-// and dsgd_close may always take a second to leave in good order (dsgd.h). Protocol timers, whose messages
-// say more, come first.
+// and dsgd_close may always take a second to leave in good order (dsgd.h).
+//
+// Protocol timers fire first, because their messages say more.
 constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
 constexpr transport::Duration kLeaving = std::chrono::seconds(1);
 constexpr transport::Duration kLeavingFailed = std::chrono::milliseconds(500);
-// Intervals of polling; no promise depends on them.
-// Whether the head's address is free.
-constexpr transport::Duration kLookAgain = std::chrono::milliseconds(200);
+// Polling intervals; no promise depends on them.
+constexpr transport::Duration kLookAgain =
+    std::chrono::milliseconds(200);  // whether the head's address is free
 constexpr transport::Duration kDrained = std::chrono::milliseconds(100);  // whether the process is exiting
 
 Status closed_status() {

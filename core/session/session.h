@@ -42,8 +42,7 @@ class Session {
   static Result<std::shared_ptr<Session>> open(const Config& config,
                                                std::unique_ptr<transport::Environment> environment,
                                                std::shared_ptr<Log> log, const Registered& registered = {});
-  // As free: ends without waiting for operations; in a forked child it abandons threads and sockets, and so
-  // it does as the process exits.
+  // Closes with timeout 0. In a forked child, and as the process exits, it abandons threads and sockets.
   ~Session();
 
   // kQueue: the returned operation is running, and will be in the queue. kWait: it has ended. The calling
@@ -68,7 +67,7 @@ class Session {
   int64_t view() const;
   SessionInfo info() const;
   Result<std::string> metrics() const;  // OpenMetrics text
-  // JSON; the argument is the present as Unix time.
+  // Returns the trace as JSON. `unix_now`: current Unix time.
   Result<std::string> trace(transport::Duration unix_now) const;
 
   Result<Parameter*> add_parameter(const std::string& name, DType dtype, std::span<const int64_t> shape,

@@ -179,7 +179,7 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
   if (!named.ok()) return named;
   if (data.size() > Object::kLargest) {
     return Status(Code::kLimit, "object '" + name + "' has " + std::to_string(data.size()) +
-                                    " bytes; at most 1 GiB can be put, broadcast larger things");
+                                    " bytes; objects have at most 1 GiB; share a file instead");
   }
   if (const std::string why = object_mismatch(dtype, shape, data.size()); !why.empty()) {
     return Status(Code::kInvalidArgument, "object '" + name + "': " + why);

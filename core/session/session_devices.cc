@@ -50,7 +50,7 @@ Status find_devices(Config& config, const Registered& registered, Log& log) {
       const auto index = device_index(name, registered.backends);
       if (index.ok()) continue;
       return Status(index.status().code(), "key 'devices': " + index.status().message() +
-                                               "; or write auto alone for every GPU of this process")
+                                               "; auto, as the only entry, takes every GPU of this process")
           .with_parameter("devices");
     }
     return {};
@@ -108,7 +108,7 @@ Status Session::Impl::read(const Replica& replica, const std::byte* data, size_t
   DeviceContext& context = opened.value();
   auto staging = context.device->allocate_staging(std::min(nbytes, kReadPart));
   if (!staging.ok()) return staging.status();
-  // Work that a step has enqueued comes before the next work of the default stream.
+  // The default stream already waits for the last step, so it is enough to follow it.
   Status status = context.follow_default_stream();
   for (size_t at = 0; at < nbytes && status.ok(); at += kReadPart) {
     const size_t part = std::min(kReadPart, nbytes - at);

@@ -33,7 +33,7 @@ struct Session::Impl {
    public:
     enum Use {
       kWork,  // refused when the session is closing or has failed
-      kRead,  // refused when the session is closing: reads what is here
+      kRead,  // refused when the session is closing: reads local state only
       kWait,  // refused when the session has ended: tells how operations ended, or ends them
     };
     explicit Call(Impl& impl, Use use = kWork);
@@ -238,14 +238,14 @@ struct Session::Impl {
   std::mutex call_mutex;
   int calls = 0;                     // in progress
   std::atomic<bool> closing{false};  // written under call_mutex; no new work begins
-  // Written under call_mutex; all operations have ended, no new wait begins.
+  // All operations have ended, and no new wait begins. Written under call_mutex.
   std::atomic<bool> ended{false};
   std::atomic<bool> drained{false};  // ended, and no call is in progress
   bool closed = false;
   bool opened = false;  // there is a loop, and so something to end
   enum class Membership { kJoining, kJoined, kFailed };
   std::atomic<Membership> membership{Membership::kJoining};  // written on the loop, after what it stands for
-  // Until it has ended; on the loop once join() has begun.
+  // The join in flight; null once it has ended. Once join() has begun, used on the loop only.
   std::shared_ptr<Operation> join_operation;
   std::atomic<uint64_t> next_id{1};
   std::atomic<bool> started{false};
@@ -288,12 +288,13 @@ struct Session::Impl {
   Status failure;  // of the session; written on the loop
 
   std::mutex queue_mutex;
-  // Ended; in flight, asynchronous; in flight, with a blocked caller.
-  std::list<std::shared_ptr<Operation>> queue, launched, waited;
+  std::list<std::shared_ptr<Operation>> queue;     // ended, not polled yet
+  std::list<std::shared_ptr<Operation>> launched;  // in flight, asynchronous
+  std::list<std::shared_ptr<Operation>> waited;    // in flight, with a blocked caller
   std::list<std::atomic<bool>*> queue_waiters;
 };
 
-// Replaces devices=auto by the devices that are there. Refuses names that no device can have.
+// Replaces devices=auto by the devices of this machine. Refuses names that no device can have.
 Status find_devices(Config& config, const Registered& registered, Log& log);
 
 }  // namespace dsgd

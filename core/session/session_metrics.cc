@@ -26,7 +26,7 @@ Result<std::string> Session::metrics() const {
   Impl::Call call(*impl_, Impl::Call::kRead);
   if (!call.status().ok()) return call.status();
   OpenMetrics out("dsgd_");
-  out.info("session", "The session.");
+  out.info("session", "Job, rank and library version of the session.");
   out.sample(
       {{"job", impl_->config.text("job")}, {"rank", std::to_string(rank())}, {"version", library_version()}},
       uint64_t{1});
@@ -52,9 +52,10 @@ Result<std::string> Session::metrics() const {
   out.sample({}, steps.failed.value());
   out.counter("applied_steps", "", "Steps that have updated the model.");
   out.sample({}, steps.applied.value());
-  out.counter("step_phase_seconds", "seconds",
-              "Time of steps: until all gradients are marked; from there until they are reduced; from there "
-              "to the end.");
+  out.counter(
+      "step_phase_seconds", "seconds",
+      "Time of steps by phase. gradients: from the beginning until all gradients are marked; reduction: "
+      "from then until all buckets are reduced; update: from then to the end.");
   out.sample({{"phase", "gradients"}}, steps.gradients.seconds());
   out.sample({{"phase", "reduction"}}, steps.reduction.seconds());
   out.sample({{"phase", "update"}}, steps.update.seconds());
@@ -83,7 +84,8 @@ Result<std::string> Session::metrics() const {
     each_peer([](const auto& counters) { return counters.received.value(); });
     out.counter(
         "peer_wait_seconds", "seconds",
-        "Time from the beginning of operations here to the first data from a worker, each moment once.");
+        "Time that operations of this worker waited for the first data of a worker. Time in which several "
+        "operations wait counts once.");
     each_peer([](const auto& counters) { return counters.wait.seconds(); });
   }
 
@@ -94,7 +96,8 @@ Result<std::string> Session::metrics() const {
   out.sample({}, network.bytes_received);
   out.gauge("receive_memory_bytes", "bytes", "Memory of data that has arrived and is not used yet.");
   out.sample({}, network.pooled_bytes);
-  out.gauge("receive_memory_peak_bytes", "bytes", "The most that it has been.");
+  out.gauge("receive_memory_peak_bytes", "bytes",
+            "Highest memory of data that has arrived and is not used yet, since the session was opened.");
   out.sample({}, network.pooled_peak);
   return std::move(out).text();
 }

@@ -166,9 +166,11 @@ Result<Replica*> Session::add_replica(const std::string& device) {
     if (index >= devices.value().size()) {
       const std::string& listed = impl_->config.text("devices");
       return Status(Code::kInvalidArgument,
-                    "replica " + std::to_string(index) + " has no entry in devices = " +
-                        (impl_->devices_found ? "'auto', which found '" + listed + "'; name its device"
-                                              : "'" + listed + "'; name its device or lengthen the list"))
+                    impl_->devices_found
+                        ? "devices = 'auto' found only '" + listed + "', so replica " +
+                              std::to_string(index) + " has no device; name its device"
+                        : "replica " + std::to_string(index) + " has no entry in devices = '" + listed +
+                              "'; name its device or lengthen the list")
           .with_parameter("devices");
     }
     name = devices.value()[index];

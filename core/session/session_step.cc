@@ -519,7 +519,7 @@ Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
   if (Status status = check_trained(*parameter); !status.ok()) return status;
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
-  // After a mismatch the step may be made again, and the mark counts for that.
+  // After a mismatch the host may repeat the step; the mark applies to the repetition.
   const Status& failed = impl_->step_failure;
   if (!impl_->in_step && !failed.ok() && failed.code() != Code::kMismatch) return failed;
   return impl_->mark(*replica, {&parameter, 1}, true, nullptr);

@@ -23,11 +23,11 @@ void StallWatch::arm() {
       open_.begin(), open_.end(), [](const auto& a, const auto& b) { return a.second.due < b.second.due; });
   timer_due_ = first->second.due;
   timer_ = loop_.schedule(timer_due_, [this, alive = std::weak_ptr(alive_)] {
-    if (!alive.expired()) look();
+    if (!alive.expired()) warn_of_due_calls();
   });
 }
 
-void StallWatch::look() {
+void StallWatch::warn_of_due_calls() {
   timer_ = 0;
   const transport::Time now = loop_.now();
   for (auto& [ticket, open] : open_) {

@@ -1,5 +1,6 @@
-// Warns of calls that have not ended: once after an interval, then again after twice as long each time. One
-// timer serves all calls, and none runs while no call is open.
+// Warns of calls that have not ended. The first warning comes after an interval, each further one after twice
+// the previous wait: after 1, 3, 7, ... intervals. One timer serves all calls, and none runs while no call is
+// open.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ class StallWatch {
   StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log);
   uint64_t begin(Waiting waiting);  // returns a ticket for end()
   void end(uint64_t ticket) { open_.erase(ticket); }
-  void close();  // the loop may end
+  void close();  // call before the loop ends
 
  private:
   struct Open {
@@ -29,7 +30,7 @@ class StallWatch {
     Waiting waiting;
   };
   void arm();
-  void look();
+  void warn_of_due_calls();
 
   transport::Loop& loop_;
   const transport::Duration interval_;
@@ -37,7 +38,7 @@ class StallWatch {
   std::map<uint64_t, Open> open_;  // by ticket
   uint64_t tickets_ = 0;
   transport::TimerId timer_ = 0;
-  transport::Time timer_due_{};  // while it is armed; may be that of a call that has ended
+  transport::Time timer_due_{};  // of the armed timer; its call may have ended already
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 

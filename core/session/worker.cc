@@ -120,10 +120,9 @@ Status Worker::setup() {
         .with_parameter("head");
   }
   if (const std::string host = host_of(head); host == "0.0.0.0" || host == "[::]") {
-    return Status(Code::kInvalidArgument,
-                  "head = " + head +
-                      " names no machine: give the address at which all workers reach the "
-                      "head")
+    return Status(
+               Code::kInvalidArgument,
+               "head = " + head + " names no machine: give the address at which all workers reach the head")
         .with_parameter("head");
   }
   auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
@@ -277,9 +276,7 @@ Status Worker::listen_for_peers() {
     return Status(Code::kInvalidArgument,
                   "`token` is not set: without one, dsgd listens on the loopback interface only, "
                   "not on " +
-                      host_of(address) +
-                      "; set `token` on all workers (or `listen`, to take the "
-                      "risk)")
+                      host_of(address) + "; set `token` on all workers (or `listen`, to take the risk)")
         .with_parameter("token");
   }
   admission_ =

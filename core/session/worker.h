@@ -91,7 +91,7 @@ class Worker {
   std::unique_ptr<Head> head_;
   std::unique_ptr<Member> member_;
   std::unique_ptr<Admission> head_admission_, admission_;
-  // The head's takes peers, too, if there is no other.
+  // head_listener_ also accepts peers if listener_ is null.
   std::unique_ptr<transport::Listener> head_listener_, listener_;
 };
 

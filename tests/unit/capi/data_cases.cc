@@ -77,7 +77,7 @@ std::vector<BadCall> data_cases() {
       {"dsgd_object_put",
        "not the size of the array",
        kInvalid,
-       {"'x'", "4 bytes", "float32 [4] needs 16"},
+       {"'x'", "4 bytes", "float32 [4] has 16"},
        [](W w, E e) {
          return dsgd_object_put(w.running.session, "x", "data", 4, DSGD_FLOAT32, kShape, 1, nullptr, nullptr,
                                 e);
@@ -94,7 +94,7 @@ std::vector<BadCall> data_cases() {
       {"dsgd_object_put",
        "sizes that overflow",
        kInvalid,
-       {"'x'", "0 bytes", "uint8 [4611686018427387904, 4] needs more than any memory has"},
+       {"'x'", "0 bytes", "uint8 [4611686018427387904, 4] has more than 2^64"},
        [](W w, E e) {
          const int64_t shape[] = {int64_t{1} << 62, 4};
          return dsgd_object_put(w.running.session, "x", nullptr, 0, DSGD_UINT8, shape, 2, nullptr, nullptr,

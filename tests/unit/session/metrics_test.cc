@@ -140,9 +140,10 @@ TEST(Metrics, OfAWorkerThatIsAloneAndOfAFailedSessionCanBeRead) {
 TEST(Metrics, AreOpenMetricsText) {
   run_job(1, {{"job", "a \"b\" \\c"}}, [&](dsgd_session* session, int) {
     const std::string text = text_of(session);
-    EXPECT_TRUE(text.starts_with(
-        "# TYPE dsgd_session info\n# HELP dsgd_session The session.\ndsgd_session_info{job=\"a "
-        "\\\"b\\\" \\\\c\",rank=\"0\",version=\""))
+    EXPECT_TRUE(
+        text.starts_with("# TYPE dsgd_session info\n# HELP dsgd_session Job, rank and library version of the "
+                         "session.\ndsgd_session_info{job=\"a "
+                         "\\\"b\\\" \\\\c\",rank=\"0\",version=\""))
         << text;
     EXPECT_TRUE(text.ends_with("\n# EOF\n")) << text;
     EXPECT_NE(text.find("# TYPE dsgd_call_bytes counter\n# UNIT dsgd_call_bytes bytes\n"), std::string::npos)
