@@ -6,7 +6,7 @@
 namespace dsgd {
 namespace {
 
-// What people mix up freely counts as equal.
+// Characters that users often confuse compare as equal.
 std::string normalised(std::string_view name) {
   std::string text(name);
   for (char& c : text) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));

@@ -14,9 +14,9 @@ constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30, kTiB = kGiB * 
 // Alphabetical. The texts are what `dsgd config` and the documentation print.
 constexpr Rule kRules[] = {
     {{"absent", "choice", "skip", "skip | zero",
-      "How an absent gradient counts if another replica has one: skip leaves the replica's weight out of the "
-      "mean; zero "
-      "counts it as zero with its weight (as PyTorch's DistributedDataParallel); equal on all workers.",
+      "How an absent gradient counts if another replica has one: skip leaves the replica's weight out of "
+      "the mean; zero counts it as zero with its weight (as PyTorch's DistributedDataParallel); equal on "
+      "all workers.",
       "DSGD_ABSENT"},
      Type::kChoice,
      0,
@@ -25,9 +25,8 @@ constexpr Rule kRules[] = {
      false},
     {{"algorithm", "choice", "auto", "auto | direct | nccl | ring",
       "How the allreduce strategy moves bytes between workers: auto chooses by size and number of workers "
-      "and lets NCCL "
-      "reduce GPU gradients where possible; nccl is the same, but an error where not possible; a host may "
-      "register more.",
+      "and lets NCCL reduce GPU gradients where possible; nccl is the same, but an error where not "
+      "possible; a host may register more.",
       "DSGD_ALGORITHM"},
      Type::kChoice,
      0,
@@ -44,10 +43,9 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"checksum", "choice", "auto", "auto | always | never",
-      "Whether what travels on a connection carries checksums (CRC32C), so that changed bytes are found "
-      "before they are used: on "
-      "connections that leave the machine (auto), on all of them, or on those only whose other side wants "
-      "them (never).",
+      "Whether connections carry checksums (CRC32C), so that changed bytes are found before they are used: "
+      "those that leave the machine (auto), all of them (always), or only those whose other side wants them "
+      "(never).",
       "DSGD_CHECKSUM"},
      Type::kChoice,
      0,
@@ -64,9 +62,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"devices_per_worker", "integer", "0", "0..1024",
-      "How many entries of `devices` each worker of a node takes, in the order of their local ranks; 0: all "
-      "workers "
-      "take all of them.",
+      "How many entries of `devices` each worker of a node takes, in the order of their local ranks; 0: "
+      "all workers take all of them.",
       "DSGD_DEVICES_PER_WORKER"},
      Type::kInteger,
      0,
@@ -74,9 +71,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"embed_head", "choice", "auto", "auto | never",
-      "Whether a worker that can bind `head` becomes the head itself (auto; where `rank` is set, only rank 0 "
-      "does) or "
-      "always expects it elsewhere (never).",
+      "Whether a worker that can bind `head` becomes the head itself (auto; where `rank` is set, only rank "
+      "0 does) or always expects it elsewhere (never).",
       "DSGD_EMBED_HEAD"},
      Type::kChoice,
      0,
@@ -109,8 +105,8 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"heartbeat_interval", "duration", "0", "0 or 10ms..30m",
-      "A worker renews its lease twice in this time, and a network cut that is shorter than `lease` by this "
-      "much is survived; at most half of `lease`; 0: a fifth of `lease`.",
+      "Twice the time between two renewals of a worker's lease; the job survives a network cut shorter than "
+      "`lease` minus this time; at most half of `lease`; 0: a fifth of `lease`.",
       "DSGD_HEARTBEAT_INTERVAL"},
      Type::kDuration,
      10 * kMillisecond,
@@ -127,8 +123,7 @@ constexpr Rule kRules[] = {
      false},
     {{"interface", "string", "", "NAME | ADDRESS | ADDRESS/BITS",
       "Network interface for the traffic between workers, by name, own address or CIDR prefix; empty: the "
-      "one that "
-      "routes to the head.",
+      "one that routes to the head.",
       "DSGD_INTERFACE"},
      Type::kText,
      0,
@@ -137,8 +132,7 @@ constexpr Rule kRules[] = {
      true},
     {{"internode", "choice", "rpc", "rpc | nccl",
       "How gradients of GPUs go from node to node, once NCCL has added up those of a node: through host "
-      "memory and "
-      "dsgd's connections (rpc), or by NCCL too; equal on all workers.",
+      "memory and dsgd's connections (rpc), or by NCCL too; equal on all workers.",
       "DSGD_INTERNODE"},
      Type::kChoice,
      0,
@@ -153,9 +147,9 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"launcher", "choice", "auto", "auto | none",
-      "Whether num_workers, rank, head and job, where nothing else gives them, come from the environment of "
-      "torchrun, "
-      "PyTorch (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open MPI, MPICH or Slurm (auto) or not (none).",
+      "Whether num_workers, rank, head and job, where nothing else gives them, come from the environment "
+      "of torchrun, PyTorch (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open MPI, MPICH or Slurm (auto) "
+      "or not (none).",
       "DSGD_LAUNCHER"},
      Type::kChoice,
      0,
@@ -164,8 +158,7 @@ constexpr Rule kRules[] = {
      false},
     {{"launcher_port", "integer", "0", "0..65535",
       "Port of `head` where its host comes from a launcher's environment; 0: MASTER_PORT + 1 with torchrun "
-      "and PyTorch, else a "
-      "number from 20000 to 29999 that the launcher's name for the job decides.",
+      "and PyTorch, else a number from 20000 to 29999 that the launcher's name for the job decides.",
       "DSGD_LAUNCHER_PORT"},
      Type::kInteger,
      0,
@@ -182,8 +175,7 @@ constexpr Rule kRules[] = {
      false},
     {{"listen", "string", "", "HOST:PORT | [IPV6]:PORT | unix:PATH",
       "Address on which this worker accepts its peers, port 0 for any; empty: the address that reaches the "
-      "head, any "
-      "port.",
+      "head, any port.",
       "DSGD_LISTEN"},
      Type::kAddress,
      0,
@@ -205,11 +197,10 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"loss_scale", "integer", "off", "off | dynamic | 1..1000000000000",
-      "Factor that the host's loss is multiplied by, so that small gradients of half types do not become 0: "
-      "their mean is "
-      "divided by it, and a step whose mean gradient is not finite changes nothing; dynamic: half of it "
-      "after such a step, twice "
-      "after 2000 others, from 65536 on; costs the overlap of update and communication.",
+      "Factor that the host's loss is multiplied by, so that small gradients of half types do not become "
+      "0: their mean is divided by it, and a step whose mean gradient is not finite changes nothing; "
+      "dynamic: half of it after such a step, twice after 2000 others, from 65536 on; costs the overlap of "
+      "update and communication.",
       "DSGD_LOSS_SCALE"},
      Type::kIntegerOrWord,
      1,
@@ -218,8 +209,7 @@ constexpr Rule kRules[] = {
      false},
     {{"min_workers", "integer", "", "1..65536",
       "Number of workers with which the job goes on after a loss; empty: num_workers, so that a loss is an "
-      "error "
-      "(nothing less is supported yet).",
+      "error (nothing less is supported yet).",
       "DSGD_MIN_WORKERS"},
      Type::kInteger,
      1,
@@ -228,8 +218,7 @@ constexpr Rule kRules[] = {
      true},
     {{"nccl_library", "string", "", "PATH",
       "Path of NCCL's shared library, for where the dynamic loader does not find it; one that the process "
-      "has loaded "
-      "already comes before it.",
+      "has loaded already comes before it.",
       "DSGD_NCCL_LIBRARY"},
      Type::kText,
      0,
@@ -244,9 +233,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"ports", "string", "", "PORT | FIRST-LAST",
-      "Ports on which workers accept their peers, for sites with a firewall, of which each worker takes the "
-      "first free "
-      "one; empty: any; the head has the port of `head`.",
+      "Ports on which workers accept their peers, for sites with a firewall, of which each worker takes "
+      "the first free one; empty: any; the head has the port of `head`.",
       "DSGD_PORTS"},
      Type::kPorts,
      0,
@@ -254,9 +242,8 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"rank", "integer", "-1", "-1..65535",
-      "Rank that this worker asks for, less than num_workers; -1: the head gives the free ranks in the order "
-      "of the "
-      "worker ids.",
+      "Rank that this worker asks for, less than num_workers; -1: the head gives the free ranks in the "
+      "order of the worker ids.",
       "DSGD_RANK"},
      Type::kInteger,
      -1,
@@ -273,9 +260,8 @@ constexpr Rule kRules[] = {
      false},
     {{"reproducible", "switch", "0", "0 | 1",
       "Whether gradients are summed so that the bits do not depend on the strategy, the algorithm or the "
-      "split of replicas "
-      "over workers, for 5 bytes per float32 element instead of 4 (9 in jobs of more than 8 replicas; "
-      "float64: 12).",
+      "split of replicas over workers, for 5 bytes per float32 element instead of 4 (9 in jobs of more "
+      "than 8 replicas; float64: 12).",
       "DSGD_REPRODUCIBLE"},
      Type::kSwitch,
      0,
@@ -300,9 +286,8 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"stall_warning", "duration", "30s", "1s..24h",
-      "Time after which a step, a collective or a call about an object that has not ended logs which "
-      "workers, "
-      "gradients or objects are missing; it logs it again after twice as long each time.",
+      "Time after which a warning names the workers, gradients or objects that an unfinished step, "
+      "collective or object call waits for; repeated at 3, 7, 15 times this time, and so on.",
       "DSGD_STALL_WARNING"},
      Type::kDuration,
      kSecond,
@@ -326,9 +311,8 @@ constexpr Rule kRules[] = {
      false,
      false},
     {{"supervisor", "string", "", "@NAME",
-      "Abstract Unix datagram socket to which the worker reports the progress of its join and the rank that "
-      "a failure names; "
-      "`dsgd run` sets it.",
+      "Abstract Unix datagram socket to which the worker reports the progress of its join and the rank "
+      "that a failure names; `dsgd run` sets it.",
       "DSGD_SUPERVISOR"},
      Type::kText,
      0,
@@ -337,8 +321,7 @@ constexpr Rule kRules[] = {
      true},
     {{"token", "string", "", "up to 255 characters",
       "Random shared secret of the job, which both sides of every connection prove to know and never send; "
-      "empty: the "
-      "head listens on the loopback interface only, and so do workers, unless listen is set.",
+      "empty: the head listens on the loopback interface only, and so do workers, unless listen is set.",
       "DSGD_TOKEN"},
      Type::kText,
      0,
@@ -346,7 +329,7 @@ constexpr Rule kRules[] = {
      false,
      true},
     {{"trace_spans", "integer", "16384", "0..16777216",
-      "How many of the latest spans a session keeps for its trace, in 48 bytes each; 0: none.",
+      "Number of spans that a session keeps for its trace, the latest ones (48 bytes each); 0: no trace.",
       "DSGD_TRACE_SPANS"},
      Type::kInteger,
      0,
@@ -355,8 +338,7 @@ constexpr Rule kRules[] = {
      false},
     {{"worker_id", "string", "", "up to 255 characters",
       "Name of this worker, unique in the job, that gives it the same rank in every run; empty: made from "
-      "host and "
-      "process.",
+      "host and process.",
       "DSGD_WORKER_ID"},
      Type::kText,
      0,
