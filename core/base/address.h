@@ -1,4 +1,4 @@
-// What the text of an address says by itself.
+// Properties of an address that follow from its text.
 #pragma once
 
 #include <string>

@@ -10,8 +10,8 @@
 
 namespace dsgd {
 
-// What each of `count` operations (at least one) calls at its end; with the last call `done` hears of the
-// first failure. One thread.
+// Returns a callback for the ends of `count` operations (at least one). Its last call passes the first
+// failure to `done`. One thread.
 inline std::function<void(const Status&)> join(size_t count, std::function<void(const Status&)> done) {
   struct Left {
     size_t count;

@@ -30,16 +30,16 @@ struct CallCounters {
 
 struct PeerCounters {
   Counter sent, received;  // bytes of collectives, steps and objects
-  // Time from the beginning of operations here to the peer's first data for them, each moment once. High
-  // where the peer is late.
+  // Time that operations of this worker waited for the peer's first data. Time in which several operations
+  // wait counts once. High if the peer is late.
   Counter wait;
 };
 
 struct StepCounters {
   Counter ended, failed, applied;
   Counter gradients;  // time from the step's beginning until all gradients are marked
-  Counter reduction;  // time from there until all buckets are reduced
-  Counter update;     // time from there to the step's end
+  Counter reduction;  // from then until all buckets are reduced
+  Counter update;     // from then to the step's end
   Counter travel;     // time that buckets travelled; several travel at once
   Counter buckets;    // that have travelled
   Counter buffers;    // bytes of the step's buffers

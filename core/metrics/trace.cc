@@ -9,8 +9,8 @@ namespace dsgd::metrics {
 
 Trace::Trace(size_t capacity) : capacity_(capacity), slots_(capacity ? new Slot[capacity]() : nullptr) {}
 
-// A reader takes a slot's words while they may change. The order of stores and loads tells it: a reader that
-// has loaded a word of a later span in a slot also finds that span begun.
+// A sequence lock for the whole ring. The writer announces a span in begun_ before it writes the words. A
+// reader that has loaded a word of a newer span therefore also loads the newer begun_, and drops the span.
 void Trace::record(const Span& span) {
   if (capacity_ == 0) return;
   const uint64_t index = written_.load(std::memory_order_relaxed);
@@ -42,11 +42,12 @@ std::vector<Span> Trace::spans() const {
 
 namespace {
 
-// Of spans that do not overlap; the last counts the rows of a track.
+// A row of the timeline: track, index, and number of the row among those of the track and index. The spans of
+// a row do not overlap.
 using Row = std::tuple<Track, uint32_t, size_t>;
 
-// The first row of its track that is free when the span begins. Those of a step are within each other, on one
-// row.
+// Puts a span into the first row of its track that is free when the span begins. Spans of steps nest, so they
+// share one row.
 class Rows {
  public:
   Row row_of(const Span& span) {
@@ -77,7 +78,7 @@ int64_t microseconds(transport::Time time) { return time.count() / 1000; }
 
 }  // namespace
 
-// Both ends of a span are rounded alike, so that what is within another span, or after it, remains so.
+// Begin and end are both rounded down to microseconds, so the nesting and the order of spans are kept.
 std::string trace_events(const std::vector<Span>& spans, int32_t rank, transport::Duration unix_origin) {
   std::vector<const Span*> sorted;
   for (const Span& span : spans) sorted.push_back(&span);

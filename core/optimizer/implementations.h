@@ -1,4 +1,4 @@
-// What the optimizers share; for this folder only.
+// Shared by the optimizers in this folder only.
 #pragma once
 
 #include <memory>

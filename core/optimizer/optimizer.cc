@@ -47,9 +47,9 @@ Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::s
     return std::unique_ptr<Optimizer>(std::make_unique<None>());
   }
   if (given.find_first_of(" ,=") != std::string::npos) {
-    return Status(Code::kInvalidArgument, "'" + given +
-                                              "' is not the name of an optimizer; there are sgd, adam, adamw "
-                                              "and none, and their options are given beside the name");
+    return Status(Code::kInvalidArgument,
+                  "unknown optimizer '" + given +
+                      "'; give sgd, adam, adamw or none as the name, and the options separately");
   }
   const std::string nearest = nearest_name(name, names);
   return Status(Code::kInvalidArgument, "unknown optimizer '" + given + "'" +

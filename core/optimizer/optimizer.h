@@ -51,7 +51,7 @@ class Optimizer {
   // it is used, as torch.nn.utils.clip_grad_norm_ does. 0: any length.
   double clip_norm() const { return clip_norm_; }
 
-  // What one step does to a parameter that has had `updates` updates before (Adam's t - 1; SGD's momentum
+  // Returns the update of a parameter that has had `updates` updates before (Adam's t - 1; SGD's momentum
   // buffer starts as the first gradient).
   virtual UpdateRule rule(uint64_t updates, const ParameterSettings& settings) const = 0;
 

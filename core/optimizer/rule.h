@@ -1,5 +1,5 @@
-// What an optimizer does to the elements of one parameter in one step, as plain data: made once per step on
-// the host, taken by any device. Coefficients are there in both element types, each rounded once.
+// An optimizer's update of one parameter in one step, as plain data: made once per step on the host, used by
+// any device. It has the coefficients in both element types, each rounded once.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@
 
 namespace dsgd::update {
 
-// What is the same for all elements of a parameter in one step, rounded to the element's type.
+// Coefficients of one step, rounded to the element's type.
 template <typename T>
 struct SgdCoefficients {
   T minus_rate;     // -lr

@@ -12,7 +12,7 @@
 
 namespace dsgd {
 
-// Of a number; a sum has more, so that 2^31 numbers fit an int64, and 128 an int32.
+// Bits of a digit of one number. A sum of 2^31 such digits fits an int64, one of 128 an int32.
 inline constexpr int kDigitBits = 24;
 
 // Contribution weights: digit k counts units of 2^(24 k - 136).

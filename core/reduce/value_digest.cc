@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kBlock = 4096;  // values that stay in the cache between two looks
 
-// What a type's bits are: those of the exponent are all set, and some others are, in a NaN.
+// Bit masks of a type. A NaN has all exponent bits set, and some others.
 template <typename Bits>
 struct Layout {
   Bits exponent, quiet_nan;

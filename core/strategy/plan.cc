@@ -9,12 +9,12 @@ namespace dsgd {
 namespace {
 
 constexpr size_t kAlign = 16;  // elements; a cache line of float32
-// Elements. Buckets are filled in multiples of it, so that pieces are aligned.
+// Bucket sizes are multiples of this many elements, so that pieces are aligned.
 constexpr size_t kGrain = 4096;
 size_t aligned(size_t position) { return (position + kAlign - 1) / kAlign * kAlign; }
 
-// Gives the pieces their places: for each owner its trailers, then its elements, so that what describes a
-// slice is the first that arrives of it. With allreduce, slices cut anywhere.
+// Gives the pieces their places: for each owner its trailers, then its elements, so that the description of a
+// slice arrives first. With allreduce, slices cut anywhere.
 void lay_out(Bucket& bucket, StrategyKind kind, const PlanOptions& options) {
   const int32_t workers = options.workers;
   std::stable_sort(bucket.pieces.begin(), bucket.pieces.end(),

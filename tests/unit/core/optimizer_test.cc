@@ -367,7 +367,7 @@ TEST(Optimizer, bad_names_and_options_are_refused_with_a_remedy) {
       {"SGD", "", "did you mean 'sgd'?"},
       {"lbfgs", "", "there are sgd, adam, adamw and none"},
       {"", "", "unknown optimizer ''"},
-      {"sgd, lr=0.1", "", "'sgd, lr=0.1' is not the name of an optimizer; there are sgd, adam"},
+      {"sgd, lr=0.1", "", "unknown optimizer 'sgd, lr=0.1'; give sgd, adam"},
       {"sgd", "lr:0.1", "option 'lr:0.1' of optimizer 'sgd' is not key=value"},
       {"sgd", "momentun=0.9", "optimizer 'sgd' has no option 'momentun'; did you mean 'momentum'?"},
       {"sgd", "beta1=0.9", "optimizer 'sgd' has no option 'beta1'; it has lr, momentum, dampening, nesterov"},
