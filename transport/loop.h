@@ -81,8 +81,8 @@ void run_with_retry(Loop& loop, const Work& work, Time until = kNever) {
   for (;;) {
     Attempt attempt{work};
     try {
-      // One pointer, which a Task holds without memory of its own.
-      // The process exits: no thread drives the loop.
+      // The lambda holds one pointer, so its Task allocates nothing. False: the process exits, and no thread
+      // drives the loop.
       if (!loop.run([&attempt] { attempt.run(); }, attempt.over, kNever)) return;
     } catch (const std::bad_alloc&) {
     }

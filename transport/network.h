@@ -113,7 +113,7 @@ struct DialOptions {
   // unanswered chunk. Otherwise chunks of a later operation, which the peer keeps until it begins that
   // operation, could block the chunk that the peer waits for.
   size_t small_window = 1 << 20;
-  // Broken by the peer or the network; never from within a call.
+  // Called when the peer or the network has broken the connection; never from within a call of this class.
   std::function<void(const Status& why)> closed;
   // A small chunk was answered with an error.
   std::function<void(uint64_t operation, const Status& why)> refused;

@@ -40,7 +40,7 @@ enum class Code : int32_t {
 };
 
 const char* code_name(Code code);  // "DSGD_ERR_TIMEOUT"
-// Of what another process says; kInternal for what this version does not know.
+// Converts a number received from another process; kInternal if this version does not know it.
 Code code_of(int32_t number);
 
 class Status {

@@ -309,7 +309,7 @@ void ClientEnd::break_off(const Status& why, bool tell) {
     connection->to_server.cut(false);
   }
   network_->clients.erase(connection->id);
-  // Whether `closed` comes before or after the others is not said: users must bear both.
+  // network.h does not say whether `closed` comes before or after the others, so users must handle both.
   auto tell_closed = [&] {
     if (!abandoned_ && options_.closed) std::exchange(options_.closed, nullptr)(why);
   };

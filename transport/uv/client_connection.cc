@@ -340,7 +340,8 @@ void ClientConnection::broken(const Status& why) {
 
 // From the loop, as every `done`: by way of a task where the caller may be inside close().
 void ClientConnection::fail_all(const Status& why) {
-  // One by one, in the order in which they were sent, for want of memory may end it.
+  // In sending order. An allocation failure may interrupt this; the next call continues with the items that
+  // are left.
   const auto each = [](auto& items, auto&& fail) {
     for (; !items.empty(); items.erase(items.begin())) fail(*items.begin());
   };

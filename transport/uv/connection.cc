@@ -89,8 +89,7 @@ void Connection::check_starved() {
   if (holds_messages()) return link_starved();
   end(Status(Code::kIo,
              "the connection broke the RPC protocol: the receive memory is full, and the peer does not "
-             "release earlier "
-             "messages; do both sides run the same version of dsgd?"));
+             "release earlier messages; do both sides run the same version of dsgd?"));
 }
 
 void Connection::cancel_timers() {

@@ -20,15 +20,16 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
  public:
   using Done =
       std::function<void(const std::shared_ptr<Dialler>&, Result<std::shared_ptr<ClientConnection>>)>;
-  // `adopt` makes the connection the network's; `done` comes once, from the loop.
+  // `adopt` hands the connection to the network. `done` is called once, on the loop.
   Dialler(NetworkShared shared, std::string address, DialOptions options,
           std::function<void(std::shared_ptr<ClientConnection>)> adopt, Done done);
   void start();
-  void abandon();  // no callback any more
+  void abandon();  // ends the dial without calling `done`
 
  private:
   enum class Stage { kIdle, kConnecting, kSendingHello, kAwaitingChallenge, kSendingProof, kAwaitingReply };
-  void set_timer(size_t shares);  // fires after one of so many equal shares of the time that is left
+  // Fires after 1/shares of the remaining time, so that each remaining address gets an equal part.
+  void set_timer(size_t shares);
   void timed_out();
   void resolved(Result<std::vector<SocketAddress>> addresses);
   void try_next();

@@ -113,7 +113,7 @@ void UvEventPort::clear_alarm() {
 }
 
 bool UvEventPort::make_room() {
-  // Volatile: else the compiler may take it for granted.
+  // volatile, so that the compiler does not remove the allocation.
   std::byte* volatile there = new (std::nothrow) std::byte[kRoom];
   delete[] there;
   if (there || reserve_) {

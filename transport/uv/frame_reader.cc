@@ -22,15 +22,14 @@ constexpr size_t kWord = sizeof(capnp::word);
 constexpr size_t kTurnBytes = 8 << 20;        // then other connections, timers and tasks have their turn
 constexpr size_t kDirectBytes = 4096;         // less than this is read through the stage, for the read-ahead
 constexpr size_t kControlReserve = 32 << 20;  // beyond receive_memory, for frames that are not bulk
-// Of a payload, read and then summed while they are in the cache.
+// Bytes of a payload that are read and then summed while they are in the cache.
 constexpr size_t kSumBytes = 128 << 10;
 
 Status corrupted() {
   return Status(
       Code::kCorrupted,
-      "a received frame failed its CRC32C check: the network, a machine's memory, or a host that wrote to a "
-      "buffer while "
-      "dsgd was sending it, changed bytes on their way");
+      "a received frame failed its CRC32C check: the network, a machine's memory, or a host that wrote to "
+      "a buffer while dsgd was sending it, changed bytes on their way");
 }
 
 }  // namespace

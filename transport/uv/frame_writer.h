@@ -41,7 +41,7 @@ class FrameWriter {
     size_t summed = 0;
   };
 
-  // Before the first frame with a message.
+  // Call before the first frame with a message.
   void use_checksums() { checksums_ = true; }
   void push(Frame frame);
 
@@ -59,7 +59,7 @@ class FrameWriter {
   void drop_all();
 
  private:
-  // Of a span, summed and then written while they are in the cache.
+  // Bytes of a span that are summed and then written while they are in the cache.
   static constexpr size_t kSumBytes = 128 << 10;
 
   static void add_checksums(Frame& frame);

@@ -1,4 +1,4 @@
-// One connection as Cap'n Proto's RPC sees it: a network of two vats over a socket. What travels is standard
+// One connection as Cap'n Proto's RPC sees it: a network of two vats over a socket. The bytes are standard
 // two-party RPC. The library's own TwoPartyVatNetwork is not used because it keeps outgoing messages in a
 // queue of promises where a span cannot be reached any more once it must not be read.
 #pragma once

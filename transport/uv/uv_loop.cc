@@ -17,9 +17,9 @@ namespace {
 
 constexpr Duration kLinger = std::chrono::milliseconds(1);
 constexpr int kRoundsBeforeDeepSleep = 8;
-// Tasks for which there is a place from the beginning, which what ends a session relies on.
+// Task slots that are allocated at the start. Ending a session needs them when memory is short.
 constexpr size_t kPosted = 64;
-constexpr unsigned kTurns = 16;  // of KJ's loop, for which there is to be room
+constexpr unsigned kTurns = 16;  // of KJ's loop that must fit
 constexpr Duration kExhaustedPause = std::chrono::milliseconds(10);
 
 std::atomic<uint64_t> unclean{0};
