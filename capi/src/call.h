@@ -56,7 +56,7 @@ class Call {
   Status open(const dsgd_replica* replica) const;
   Status open(const dsgd_replica* replica, const dsgd_parameter* parameter) const;  // and of the same session
 
-  // Passes on what a session or a head says of its process.
+  // Adds the function's name to the status of alive() of a session or a head.
   Status alive(const Status& status, const char* kind) const;
   Status wait_time(int32_t timeout_ms) const;  // -1 or more
   Status dtype(int32_t dtype) const;

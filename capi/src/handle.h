@@ -37,9 +37,10 @@ class KeptHandle : public Handle {
  public:
   using Handle::Handle;
   void keep() { uses_.fetch_add(1, std::memory_order_relaxed); }
-  // True: nobody uses it any more.
+  // Returns true for the last user.
   bool let_go() { return uses_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
-  // The host frees it: it is no handle any more. False: it was freed before. let_go() follows.
+  // Invalidates the tag when the host frees the handle. Returns false if it was freed before. Call let_go()
+  // next.
   bool retire() { return tag_.exchange(0, std::memory_order_acq_rel) != 0; }
 
  private:

@@ -39,7 +39,7 @@ int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* dat
                           std::to_string(dsgd::Object::kMostDimensions) + " dimensions");
     if (nbytes > dsgd::Object::kLargest)
       return call.fail(Code::kLimit, "object '" + std::string(name) + "' has " + std::to_string(nbytes) +
-                                         " bytes; objects have at most 1 GiB, share a file instead");
+                                         " bytes; objects have at most 1 GiB; share a file instead");
     DSGD_RETURN_IF_ERROR(call.on_host(data, nbytes, "data"));
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->object_put(name, std::span(static_cast<const uint8_t*>(data), nbytes), dtype,

@@ -44,7 +44,7 @@ Number session_number(const char* function, const dsgd_session* session, Read&& 
   });
 }
 
-// A text that becomes the caller's.
+// Gives the caller a malloc'ed copy of a text.
 template <typename Make>
 int32_t session_text(const char* function, const dsgd_session* session, char** text, dsgd_error** error,
                      Make&& make) {

@@ -6,7 +6,8 @@
 
 namespace dsgd_tool {
 
-// Without loopback and link-local ones; IPv6 in brackets. What a router makes of them is not known here.
+// Returns this machine's addresses without loopback and link-local ones; IPv6 in brackets. A router may
+// translate them.
 std::vector<std::string> machine_addresses(bool with_ipv6);
 
 }  // namespace dsgd_tool

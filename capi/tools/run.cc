@@ -296,8 +296,8 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   if (status == 0 && head.get() && log.records == records)
     std::fprintf(stderr,
                  "dsgd run: warning: the commands have ended, but no worker has joined the job: a command "
-                 "joins it with "
-                 "dsgd_init (in Python dsgd.init) and the DSGD_* variables that it is given\n");
+                 "joins it with dsgd_init (in Python dsgd.init) and the DSGD_* variables that it is "
+                 "given\n");
   return status;
 }
 
@@ -339,9 +339,8 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
   app.add_flag("--verbose", options->verbose,
                "Write the logs of head and workers to standard error (log_to=stderr)");
   app.add_option("--hosts", options->hosts,
-                 "Run the commands on these hosts by ssh: HOST,HOST:WORKERS,... (default for each: -n); the "
-                 "first also has "
-                 "the head")
+                 "Run the commands on these hosts by ssh: HOST,HOST:WORKERS,... (default for each: -n); "
+                 "the first also has the head")
       ->check([](const std::string& text) {
         return text.empty()
                    ? std::string("the list is empty; name a host, or leave the option out to run here")

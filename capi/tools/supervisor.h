@@ -24,7 +24,7 @@ struct Child {
   std::string kind, name;  // "worker", "3"
   std::vector<std::string> command;
   std::vector<Setting> settings;  // added to the environment as DSGD_* variables
-  // Of each line of output; nothing: the child writes to our output itself.
+  // Prefix of each output line; nullopt: the child writes to our output itself.
   std::optional<std::string> prefix;
   // Written to its standard input. That stays open until the child has to end. Closing it takes the place of
   // SIGTERM.
