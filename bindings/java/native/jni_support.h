@@ -1,4 +1,4 @@
-/* What the generated wrappers of dsgd_java.i share: text, arrays, buffers and errors across JNI. A function
+/* Shared by the generated wrappers of dsgd_java.i: text, arrays, buffers and errors across JNI. A function
  * that returns int returns 0 after it has thrown; the wrapper then returns at once. */
 #ifndef DSGD_JAVA_JNI_SUPPORT_H_
 #define DSGD_JAVA_JNI_SUPPORT_H_
@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* Throws the DsgdException of `status`, with what `error` tells, and frees `error` (may be NULL). */
+/* Throws the DsgdException of `status` with the fields of `error`, and frees `error` (may be NULL). */
 void jni_throw(JNIEnv* env, int32_t status, dsgd_error* error);
 /* Throws the DsgdException of DSGD_ERR_INVALID_ARGUMENT or DSGD_ERR_NO_MEMORY. */
 void jni_throw_text(JNIEnv* env, int32_t status, const char* message);
@@ -23,12 +23,12 @@ int jni_longs(JNIEnv* env, jlongArray array, jlong** values, size_t* length);
 /* The same, zeroed instead of copied: for results. */
 int jni_longs_out(JNIEnv* env, jlongArray array, jlong** values, size_t* length);
 
-/* From {user data, timeout_ms, channel}; untouched for null. */
+/* Fills `options` from {user data, timeout_ms, channel}; leaves it alone for null. */
 int jni_op_options(JNIEnv* env, jlongArray numbers, dsgd_op_options* options);
 
 /* Address and bytes of a NativeArray; NULL and 0 for null. */
 int jni_array(JNIEnv* env, jobject array, void** address, size_t* nbytes);
-/* Of a whole direct buffer (position is not looked at). */
+/* Returns the address of a whole direct buffer; ignores its position. */
 void* jni_buffer_address(JNIEnv* env, jobject buffer);
 jobject jni_buffer_over(JNIEnv* env, void* address, size_t nbytes);
 

@@ -33,9 +33,11 @@ final class Buffers {
           name
               + " holds "
               + elements
-              + " but "
+              + ", but "
               + type
-              + " is asked for; pass the buffer of that type or a ByteBuffer");
+              + " is needed; pass a buffer of "
+              + type
+              + " or a ByteBuffer");
     }
     ByteOrder order = order(buffer);
     if (order != ByteOrder.nativeOrder() && type.size() > 1) {
@@ -67,9 +69,10 @@ final class Buffers {
           name
               + " holds "
               + array.type
-              + " but "
+              + ", but "
               + type
-              + " is asked for; pass an array of that type");
+              + " is needed; pass an array of "
+              + type);
     }
     return array;
   }

@@ -143,7 +143,7 @@ public abstract sealed class Collectives permits Session, Channel {
         (s, op) -> Raw.dsgd_allreduce(s, WORLD, data, data, type.code, code, options, op), data);
   }
 
-  // The root's data is only read, but who is root is C's to say.
+  // Writable is required on the root, too: only C checks `root`.
   private Call checkedBroadcast(NativeArray data, int root) {
     long[] options = options();
     DType type = Buffers.typeOf(data, "data");

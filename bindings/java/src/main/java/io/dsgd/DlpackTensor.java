@@ -4,7 +4,7 @@ import java.lang.ref.Cleaner;
 
 /**
  * A pointer to a DLPack 1.x {@code DLManagedTensorVersioned}, for exchange with native libraries of
- * the same process. Who holds it calls its deleter: {@link #close}, or the collector.
+ * the same process. Its holder calls the deleter: {@link #close}, or the collector.
  */
 public final class DlpackTensor implements AutoCloseable {
   private final Owned owned;

@@ -29,8 +29,8 @@ final class InFlight {
   private final Handle session;
   private final Map<Slot, Object[]> bound = new HashMap<>();
   private final Map<Long, Operation<?>> running = new HashMap<>();
-  private final Set<Long> endedEarly =
-      new HashSet<>(); // ended before begin() could put them into `running`
+  // Operations that ended before begin() could put them into `running`.
+  private final Set<Long> endedEarly = new HashSet<>();
   private Thread poller;
   private boolean over; // no operation runs any more; add() ends a new one at once
 
@@ -45,7 +45,8 @@ final class InFlight {
   }
 
   /** Begins an operation that the thread that polls the queue ends. */
-  <T> Operation<T> begin(Session owner, Start start, LongFunction<T> result, NativeArray... buffers) {
+  <T> Operation<T> begin(
+      Session owner, Start start, LongFunction<T> result, NativeArray... buffers) {
     startPoller();
     return add(owner, start, result, buffers);
   }
@@ -63,7 +64,8 @@ final class InFlight {
     return add(owner, start, result, buffers);
   }
 
-  private <T> Operation<T> add(Session owner, Start start, LongFunction<T> result, NativeArray... buffers) {
+  private <T> Operation<T> add(
+      Session owner, Start start, LongFunction<T> result, NativeArray... buffers) {
     long[] pointer = new long[1];
     session.use(s -> start.with(s, pointer));
     Operation<T> operation = new Operation<>(owner, this, pointer[0], result, buffers);
@@ -95,7 +97,10 @@ final class InFlight {
     return running.size();
   }
 
-  /** Throws on the poller thread, where the caller would wait for an operation that only it can end. */
+  /**
+   * Throws on the poller thread, where the caller would wait for an operation that only this thread can
+   * end.
+   */
   synchronized void checkMayWait() {
     if (Thread.currentThread() == poller) {
       throw DsgdException.of(

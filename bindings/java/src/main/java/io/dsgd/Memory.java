@@ -11,7 +11,7 @@ import java.nio.ByteOrder;
 public final class Memory {
   private final NativeArray value;
   private final NativeArray gradient;
-  // Made once, when asked for, since the cleaner keeps a record of each.
+  // Created on first use and kept: each buffer costs a record in the cleaner.
   private ByteBuffer valueBuffer;
   private ByteBuffer gradientBuffer;
 

@@ -90,7 +90,9 @@ public final class NativeArray {
         nbytes == 0 ? 0 : Raw.buffer_address(whole), nbytes, type, !whole.isReadOnly(), whole);
   }
 
-  /** Over memory of the C library. Calls {@code free} when the array and all its views are unreachable. */
+  /**
+   * Over memory of the C library. Calls {@code free} when the array and all its views are unreachable.
+   */
   static NativeArray ofC(long address, long nbytes, DType type, boolean writable, Runnable free) {
     NativeArray array = new NativeArray(address, nbytes, type, writable, null);
     Natives.CLEANER.register(array, free);
@@ -130,12 +132,13 @@ public final class NativeArray {
   public NativeArray slice(long begin, long length) {
     if (begin < 0 || length < 0 || begin > length() - length) {
       throw DsgdException.invalid(
-          length
-              + " elements from element "
+          "slice("
               + begin
-              + " on are not within the "
+              + ", "
+              + length
+              + ") exceeds the array's "
               + length()
-              + " of the array; pass a range within it");
+              + " elements; pass a range within it");
     }
     return new NativeArray(
         address + begin * type.size(), length * type.size(), type, writable, this);

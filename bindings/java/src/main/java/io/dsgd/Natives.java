@@ -13,7 +13,10 @@ final class Natives {
   /** Frees what the host forgot. Its actions never block. */
   static final Cleaner CLEANER = Cleaner.create();
 
-  /** The longest wait in C: so late an interrupt, or close() by another thread, ends a wait. */
+  /**
+   * Longest single wait in C, in milliseconds. It bounds how late a wait notices an interrupt, or close()
+   * by another thread.
+   */
   static final int SLICE_MS = 20;
 
   private Natives() {}

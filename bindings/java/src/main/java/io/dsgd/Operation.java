@@ -24,7 +24,11 @@ public final class Operation<T> {
   private NativeArray[] buffers;
 
   Operation(
-      Session session, InFlight inFlight, long pointer, LongFunction<T> result, NativeArray... buffers) {
+      Session session,
+      InFlight inFlight,
+      long pointer,
+      LongFunction<T> result,
+      NativeArray... buffers) {
     this.session = session;
     this.inFlight = inFlight;
     this.pointer = pointer;
@@ -136,19 +140,23 @@ public final class Operation<T> {
     long p;
     try {
       p = handle.acquire();
-    } catch (DsgdException e) { // another thread has taken the outcome
+    } catch (DsgdException e) { // another thread has already ended this operation
       return true;
     }
     try {
       return Raw.dsgd_op_wait(p, timeoutMs) == dsgd_status.DSGD_OK;
-    } catch (DsgdException e) { // how it failed; or the session is being closed, which will end it
-      return hasFailed(p) || await(Duration.ofMillis(Natives.SLICE_MS));
+    } catch (DsgdException e) {
+      if (hasEnded(p)) {
+        return true; // the operation has failed
+      }
+      // The session is being closed: the poller ends the operation.
+      return await(Duration.ofMillis(Natives.SLICE_MS));
     } finally {
       handle.release();
     }
   }
 
-  private static boolean hasFailed(long pointer) {
+  private static boolean hasEnded(long pointer) {
     try {
       int[] done = new int[1];
       Raw.dsgd_op_test(pointer, done);

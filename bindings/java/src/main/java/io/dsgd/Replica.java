@@ -179,10 +179,10 @@ public final class Replica {
   }
 
   /**
-   * As {@link #ready(Parameter)} for a gradient on a GPU, complete once what the stream holds now is
-   * done. Gradients travel in buckets, so the step may also wait for what the stream is given until
-   * the last gradient of the same bucket is marked. The stream lives until the step has ended: new
-   * values are ordered on it, too.
+   * As {@link #ready(Parameter)} for a gradient on a GPU, complete once the work that the stream holds
+   * now is done. Gradients travel in buckets. The step may therefore also wait for work that is
+   * enqueued in the stream before the last gradient of the same bucket is marked. Do not destroy the
+   * stream before the step has ended: new values are ordered on it, too.
    *
    * @param stream numbered as in DLPack; 0 for host memory, or a GPU's default stream
    */
@@ -207,11 +207,10 @@ public final class Replica {
 
   /**
    * Makes this stream wait for the new values of all steps that have ended. Work that the host
-   * enqueues afterwards sees them, as in the default stream. For streams on which no gradient was marked. Any
-   * thread; never blocks.
+   * enqueues afterwards sees them, as in the default stream. Call it for streams on which no gradient
+   * was marked. Any thread; never blocks.
    *
-   * @param stream the address of the stream, as in DLPack; 0 for host memory, where there is
-   *     nothing to wait for
+   * @param stream numbered as in DLPack; 0 for host memory, or a GPU's default stream
    */
   public void streamWait(long stream) {
     session.use(s -> Raw.dsgd_stream_wait(pointer, stream));

@@ -8,7 +8,7 @@ import java.util.function.Consumer;
 /** {@code java.lang.foreign.MemorySegment} of Java 22, by reflection: dsgd.jar is built for Java 17. */
 final class Segments {
   private static final int FIRST_VERSION = 22;
-  private static final boolean ARE_THERE = Runtime.version().feature() >= FIRST_VERSION;
+  private static final boolean AVAILABLE = Runtime.version().feature() >= FIRST_VERSION;
 
   private static final Class<?> SEGMENT = type("MemorySegment");
   private static final Class<?> SCOPE = type("MemorySegment$Scope");
@@ -29,7 +29,7 @@ final class Segments {
   private Segments() {}
 
   static void requireNative(Object segment) {
-    requireJava();
+    requireJava22();
     if (!isSegment(segment)) {
       throw DsgdException.invalid(
           (segment == null ? "null" : "an object of class " + segment.getClass().getName())
@@ -37,8 +37,7 @@ final class Segments {
     }
     if (!(boolean) call(IS_NATIVE, segment)) {
       throw DsgdException.invalid(
-          "the segment is on the heap; dsgd reads and writes memory in place: allocate it with an"
-              + " Arena");
+          "the segment is on the heap; dsgd needs native memory, so allocate it with an Arena");
     }
   }
 
@@ -64,7 +63,7 @@ final class Segments {
 
   /** A segment that keeps its owner reachable. */
   static Object over(Object owner, long address, long nbytes, boolean readOnly) {
-    requireJava();
+    requireJava22();
     Consumer<Object> keep = ended -> Reference.reachabilityFence(owner);
     Object unsized = call(OF_ADDRESS, null, address);
     Object whole = call(REINTERPRET, unsized, nbytes, call(OF_AUTO, null), keep);
@@ -72,11 +71,11 @@ final class Segments {
   }
 
   private static boolean isSegment(Object object) {
-    return ARE_THERE && SEGMENT.isInstance(object);
+    return AVAILABLE && SEGMENT.isInstance(object);
   }
 
-  private static void requireJava() {
-    if (!ARE_THERE) {
+  private static void requireJava22() {
+    if (!AVAILABLE) {
       throw DsgdException.of(
           Status.UNSUPPORTED,
           "this is Java "
@@ -86,10 +85,10 @@ final class Segments {
     }
   }
 
-  /** Null in a Java that has no segments. */
+  /** Null before Java 22. */
   private static Class<?> type(String name) {
     try {
-      return ARE_THERE ? Class.forName("java.lang.foreign." + name) : null;
+      return AVAILABLE ? Class.forName("java.lang.foreign." + name) : null;
     } catch (ClassNotFoundException e) {
       throw new IllegalStateException(e);
     }
@@ -97,7 +96,7 @@ final class Segments {
 
   private static Method method(Class<?> type, String name, Class<?>... parameters) {
     try {
-      return ARE_THERE ? type.getMethod(name, parameters) : null;
+      return AVAILABLE ? type.getMethod(name, parameters) : null;
     } catch (NoSuchMethodException e) {
       throw new IllegalStateException(e);
     }

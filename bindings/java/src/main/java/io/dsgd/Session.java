@@ -20,10 +20,12 @@ import java.util.function.LongFunction;
  * <p>All methods may be called from any thread. Methods that C allows only one at a time (setup,
  * steps) are serialized. Workers must still call collectives, and {@link #start} and steps, in the same
  * order. Blocking calls end by themselves, at {@code step_timeout} at the latest, and when another
- * thread closes the session. An interrupt ends them at once with an InterruptedException; what they
- * began goes on, and its buffers stay dsgd's until it ends or the session is closed. A setup method
- * that waits for another thread's step throws a DsgdException of {@link Status#STATE} instead and
- * keeps the thread's interrupt. Blocking calls pin the carrier of a virtual thread; operations do not.
+ * thread closes the session. An interrupt ends them within 20 ms with an InterruptedException;
+ * the operation that they began goes on, and its buffers stay dsgd's until it ends or the session is
+ * closed. {@link #close()} gives operations in flight a second and does not react to an interrupt. A
+ * setup method that waits for another thread's step throws a DsgdException of {@link Status#STATE}
+ * instead and keeps the thread's interrupt.
+ * Blocking calls pin the carrier of a virtual thread; operations do not.
  */
 public final class Session extends Collectives implements AutoCloseable {
   // The limit on the wait of close() for operations in flight.
@@ -64,7 +66,7 @@ public final class Session extends Collectives implements AutoCloseable {
     } catch (InterruptedException e) {
       abort("interrupted while joining");
       closeNow(0);
-      throw new InterruptedException("interrupted while joining, which has ended");
+      throw new InterruptedException("interrupted while joining; the join was aborted");
     } catch (DsgdException e) {
       closeNow(0);
       throw e;
@@ -445,7 +447,8 @@ public final class Session extends Collectives implements AutoCloseable {
   /** As {@link #putObject(String, Buffer, DType, long...)}, with memory of any size. */
   public void putObject(String name, NativeArray data, long... shape) throws InterruptedException {
     if (shape == null) {
-      throw DsgdException.invalid("shape of object '" + name + "' is null; give it");
+      throw DsgdException.invalid(
+          "shape of object '" + name + "' is null; give the dimensions, none for a scalar");
     }
     DType type = Buffers.typeOf(data, "data of object '" + name + "'");
     long[] dimensions = shape.clone();

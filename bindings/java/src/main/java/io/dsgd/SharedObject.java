@@ -5,8 +5,8 @@ import java.nio.ByteOrder;
 import java.util.Arrays;
 
 /**
- * Named bytes, or a named array, that one worker put. Its memory is freed when it and all views of its data
- * are unreachable.
+ * Named bytes, or a named array, that one worker put. Its memory is freed when it and all views of
+ * its data are unreachable.
  */
 public final class SharedObject {
   private final String name;

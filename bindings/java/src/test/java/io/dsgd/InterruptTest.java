@@ -218,7 +218,7 @@ final class InterruptTest {
       Caller joining = new Caller(() -> Dsgd.init(config));
       Throwable end = joining.interruptedWhen(() -> isJoining(joining.thread));
       assertInstanceOf(InterruptedException.class, end);
-      assertEquals("interrupted while joining, which has ended", end.getMessage());
+      assertEquals("interrupted while joining; the join was aborted", end.getMessage());
     }
   }
 

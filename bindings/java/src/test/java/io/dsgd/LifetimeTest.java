@@ -18,7 +18,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 
-/** What the collector may take and when, and calls on what is closed. */
+/** The collector takes only objects that dsgd does not use; calls on closed objects throw. */
 class LifetimeTest {
   @Test
   void memoryOutlivesItsSession() throws Exception {

@@ -35,7 +35,7 @@ class NativeArrayTest {
   }
 
   @Test
-  void numbersAreOfTheTypeGivenNotOfTheBuffersClass() throws Exception {
+  void givenTypeOverridesTheBuffersClass() throws Exception {
     Job.run(
         2,
         worker -> {
@@ -107,7 +107,7 @@ class NativeArrayTest {
   }
 
   @Test
-  void objectsGoAsArrays() throws Exception {
+  void arraysArePutAndGot() throws Exception {
     session.putObject("table", longs(DType.UINT64, 5, 6), 2, 1);
     SharedObject table = session.getObject("table");
     assertEquals(DType.UINT64, table.dtype());

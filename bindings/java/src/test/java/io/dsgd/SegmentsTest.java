@@ -34,7 +34,7 @@ class SegmentsTest {
   }
 
   @Test
-  void olderJavaSaysWhatToDo() throws Exception {
+  void segmentsNeedJava22() throws Exception {
     assumeFalse(areThere());
     DsgdException e = Fails.with(Status.UNSUPPORTED, () -> NativeArray.ofSegment("", DType.INT8));
     assertTrue(e.getMessage().contains("run Java 22 or later"), e.getMessage());
@@ -116,7 +116,7 @@ class SegmentsTest {
   }
 
   @Test
-  void otherThingsAreRefused() throws Exception {
+  void onlySegmentsAreAccepted() throws Exception {
     assumeTrue(areThere());
     Object heap = call("MemorySegment", "ofArray", null, new byte[8]);
     assertFalse((boolean) call("MemorySegment", "isNative", heap));

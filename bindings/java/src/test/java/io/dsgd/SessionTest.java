@@ -81,7 +81,7 @@ class SessionTest {
   }
 
   @Test
-  void objectsSayInTextWhatTheyAre() throws Exception {
+  void toStringDescribesTheObject() throws Exception {
     assertEquals("Session[rank 0 of 1, JOINED]", session.toString());
     Replica replica = session.addReplica();
     assertEquals("Replica[cpu]", replica.toString());
