@@ -80,7 +80,7 @@ class Buffer:
         if not view.c_contiguous:
             raise InvalidArgumentError(
                 f"{what} of shape {view.shape} is not contiguous in row-major order; "
-                "give numpy.ascontiguousarray of it; it is a copy, so take what dsgd writes from there"
+                "pass numpy.ascontiguousarray(...) and read dsgd's results from that copy"
             )
         self.source: Any = view
         self.dtype = dtype
@@ -91,8 +91,8 @@ class Buffer:
         device = owner.__dlpack_device__()
         if device[0] not in (_DEVICE_CPU, _DEVICE_CUDA_HOST):
             raise InvalidArgumentError(
-                f"{what} lies on {_device_text(device)}, and memory of the host is needed; give a copy on the CPU, or, where it is bound, "
-                "add the replica on that device"
+                f"{what} is on {_device_text(device)}, but host memory is needed; copy it to the CPU. To bind it, add the replica "
+                "on that device"
             )
         self._take_capsule(owner, what, {})
 
@@ -104,7 +104,7 @@ class Buffer:
         where = owner.__dlpack_device__()
         if where[0] != _DEVICE_CUDA_MANAGED and (int(where[0]), int(where[1])) != dlpack_device(device):
             raise InvalidArgumentError(
-                f"{what} lies on {_device_text(where)}, its replica on {device}; give a tensor on that device"
+                f"{what} is on {_device_text(where)}, but its replica is on {device}; give a tensor on that device"
             )
         # Stream 1 is the default stream: work that the producer has enqueued runs before the work of dsgd.
         self._take_capsule(owner, what, {"stream": 1})

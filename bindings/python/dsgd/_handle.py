@@ -97,8 +97,8 @@ class Handle:
             pending.buffers = ()
 
     def dropped(self, pending: Pending) -> None:
-        """The host has let go of the operation. From a destructor: must not block, nor take a lock that the thread it
-        interrupts may hold; set operations are atomic."""
+        """The host has let go of the operation. Called from __del__, which may interrupt a thread that holds self.lock. So it
+        takes no lock, and relies on set operations being atomic."""
         if pending.ended():
             self.pending.discard(pending)
             pending.free()
@@ -128,7 +128,8 @@ class Handle:
                 function()
 
     def _leave(self, timeout_ms: int) -> None:
-        """dsgd_close, in a thread if Ctrl-C may come: Python handles signals in the main thread, between calls into C."""
+        """Calls dsgd_close. In the main thread it runs in a helper thread, so that Ctrl-C can interrupt the wait: Python handles
+        signals in the main thread, between calls into C."""
         if timeout_ms == 0 or threading.current_thread() is not threading.main_thread():
             return _raw.dsgd_close(self.pointer, timeout_ms)
         failures: List[Error] = []
@@ -199,7 +200,7 @@ def milliseconds(timeout: Optional[float]) -> int:
     if timeout is None:
         return -1
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not timeout >= 0:
-        raise InvalidArgumentError(f"timeout is {timeout!r}; give seconds, 0 or more, or None to wait until the end")
+        raise InvalidArgumentError(f"timeout is {timeout!r}; give a number of seconds (0 or more), or None for no limit")
     return int(-(-min(timeout * 1000, 2**31 - 1) // 1))
 
 

@@ -47,8 +47,8 @@ class Operation(Generic[T]):
     def wait(self, timeout: Optional[float] = None) -> T:
         """Waits for the end and returns the result, or raises how it failed.
 
-        timeout: seconds; when they run out WaitTimeoutError is raised and the operation goes on. None: until it ends,
-        which its own deadline sees to.
+        timeout: seconds; when they run out WaitTimeoutError is raised and the operation goes on. None: until it ends;
+        its own deadline bounds that.
         """
         return self._wait(timeout)
 
@@ -106,7 +106,7 @@ class _Queue:
     """Hands the ends of operations, from a session's completion queue, to the event loops that await them."""
 
     def __init__(self, handle: Handle) -> None:
-        # Only the pointer: the Handle refers to this object. Whoever awaits holds an Operation, and that the Handle.
+        # Only the pointer: the Handle refers to this object. The awaiting code holds an Operation, and that the Handle.
         self._session = handle.pointer
         self._fd = _raw.dsgd_queue_fd(handle.pointer)
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ from ._tables import DType
 
 
 class Parameter:
-    """A named tensor that is trained, or travels untrained. Made by Session.add_parameter."""
+    """A named tensor, trained or not. Made by Session.add_parameter."""
 
     def __init__(
         self, handle: Handle, pointer: Any, name: str, shape: Tuple[int, ...], dtype: DType, trained: bool
@@ -88,7 +88,7 @@ class Replica:
             _raw.dsgd_bind_dlpack(self._pointer, pointer, *sources)
         else:
             _raw.dsgd_bind(self._pointer, pointer, *sources)
-        # The ones bound before are let go of only now, when dsgd has.
+        # Releases the previously bound buffers after dsgd has replaced them.
         self._handle.bound[self.index, parameter.name] = (held_value, held_gradient)
 
     @overload
@@ -127,16 +127,16 @@ class Replica:
         self._handle.bound.pop((self.index, parameter.name), None)
 
     def set_weight(self, weight: Optional[float]) -> None:
-        """Contribution weight of this replica from the next step on; None: an equal part of the step's again."""
+        """Contribution weight of this replica from the next step on. None restores the default, an equal part of the step's weight."""
         if weight is not None and weight < 0:
             raise InvalidArgumentError(f"weight {weight} is negative; give 0 or more, or None for an equal part")
         _raw.dsgd_replica_weight(self._pointer, -1.0 if weight is None else float(weight))
 
     def gradient_ready(self, parameter: Parameter, stream: Optional[int] = None) -> None:
-        """This gradient is complete and will not change until the step ends; on a GPU, once what `stream` holds now is done
-        (as a number, torch.cuda.Stream.cuda_stream; None: the default stream). Gradients travel in buckets, so the step may also
-        wait for what the stream is given until the last gradient of the same bucket is marked. Keep the stream until the step has
-        ended: new values are ordered on it, too. Any thread, any order; never blocks."""
+        """Marks a gradient as complete: it will not change until the step ends. On a GPU it is complete once the work that `stream`
+        holds now is done (as a number, torch.cuda.Stream.cuda_stream; None: the default stream). Gradients travel in buckets. The
+        step may therefore also wait for work that is enqueued in the stream before the last gradient of the same bucket is marked.
+        Keep the stream until the step has ended: new values are ordered on it, too. Any thread, any order; never blocks."""
         _raw.dsgd_gradient_ready(self._pointer, _pointer_of(parameter), stream)
 
     def gradients_ready(self, parameters: Iterable[Parameter], stream: Optional[int] = None) -> None:
@@ -144,8 +144,8 @@ class Replica:
         _raw.dsgd_gradients_ready(self._pointer, [_pointer_of(parameter) for parameter in parameters], stream)
 
     def stream_wait(self, stream: Optional[int]) -> None:
-        """On a GPU: what is entered into `stream` afterwards comes after the new values of all steps that have ended, as it does
-        in the default stream. For streams on which no gradient was marked; torch.from_dlpack and its like call it for theirs."""
+        """On a GPU: work enqueued in `stream` after this call sees the new values of all steps that have ended, as in the default
+        stream. Call it for streams on which no gradient was marked; torch.from_dlpack and its like call it for theirs."""
         _raw.dsgd_stream_wait(self._pointer, stream)
 
     def gradient_absent(self, parameter: Parameter) -> None:
@@ -198,7 +198,7 @@ class Tensor:
         if stream is not None and on_host:
             raise BufferError(f"stream {stream!r} was given for a tensor in host memory; give None")
         if stream == 0:  # as DLPack has it
-            raise BufferError("stream 0 may be one of two; give 1 for the legacy default stream, 2 for that of each thread")
+            raise BufferError("stream 0 is ambiguous; give 1 for the legacy default stream or 2 for the per-thread default stream")
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"a tensor on {self._replica.device} cannot be exported to DLPack device {dl_device}")
         if copy:

@@ -230,7 +230,7 @@ class Session(Collectives):
 
     def start(self) -> None:
         """Checks that all workers agree, then gives every replica of every worker the values of rank 0's first; on a GPU,
-        those that the default stream leaves there."""
+        after the work enqueued in the default stream."""
         if self._attached and not self._optimizer_chosen:
             raise StateError(
                 "a module is attached to this session, but no optimizer was chosen; call set_optimizer before start: "
@@ -257,7 +257,7 @@ class Session(Collectives):
 
     def step(self, weight: float = 1.0) -> StepResult:
         """One synchronous step: the mean of all replicas' gradients over all workers, weighted by `weight` (usually this
-        worker's number of samples), updates every replica. 0: nothing left here; go on calling until all_done.
+        worker's number of samples), updates every replica. 0: this worker has no data left; keep calling until all_done.
         On a GPU new values may still be on their way when it returns: see Replica.stream_wait."""
         operation = self.step_begin(weight)
         operation._flush()
@@ -269,8 +269,8 @@ class Session(Collectives):
         marks the rest."""
         if self._attached:
             raise StateError(
-                "a module is attached to this session, and its backward pass begins the steps; call step() of what "
-                "dsgd.torch.attach returned, or with the optimizer 'none' that of an optimizer of PyTorch"
+                "a module is attached to this session, and its backward pass begins the steps; call "
+                "Attachment.step(); with the optimizer 'none' call step() of the PyTorch optimizer"
             )
         return self._step_begin(weight)
 

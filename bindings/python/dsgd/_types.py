@@ -18,7 +18,7 @@ def dtype_of(dtype: Any) -> DType:
         return DType[str(name).rpartition(".")[2]]
     except KeyError:
         names = ", ".join(known.name for known in DType)
-        raise InvalidArgumentError(f"dtype {dtype!r} is not known to dsgd; it knows {names}") from None
+        raise InvalidArgumentError(f"unknown dtype {dtype!r}; use one of {names}") from None
 
 
 def reduction_of(reduction: Union[str, Reduction]) -> Reduction:
@@ -28,7 +28,7 @@ def reduction_of(reduction: Union[str, Reduction]) -> Reduction:
         return Reduction[reduction]
     except (KeyError, TypeError):
         names = ", ".join(known.name for known in Reduction)
-        raise InvalidArgumentError(f"reduction {reduction!r} is not known; choose one of {names}") from None
+        raise InvalidArgumentError(f"unknown reduction {reduction!r}; use one of {names}") from None
 
 
 @dataclass(frozen=True)

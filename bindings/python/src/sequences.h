@@ -13,8 +13,8 @@
 /* str, bytes or None; the characters belong to `object`. */
 int dsgd_py_string(PyObject* object, const char** text);
 
-/* What Python takes for an integer (__index__) or a real number (__float__). `argument`: its name, for the
- * one who gave a number that is out of range. */
+/* Convert an object that Python takes for an integer (__index__) or a real number (__float__). `argument`:
+ * its name, for the error of a number that is out of range. */
 int dsgd_py_signed(PyObject* object, const char* argument, long long least, long long most,
                    long long* number);
 int dsgd_py_unsigned(PyObject* object, const char* argument, unsigned long long most,

@@ -110,5 +110,5 @@ def test_data_without_a_type_of_dsgd_is_refused_with_the_remedy(session):
         session.allreduce(numpy.zeros(2, bool))
     with pytest.raises(TypeError, match=r"text.encode\(\) makes bytes"):
         session.put("x", "text")
-    with pytest.raises(dsgd.InvalidArgumentError, match="give seconds"):
+    with pytest.raises(dsgd.InvalidArgumentError, match="give a number of seconds"):
         session.get("x", timeout="5")

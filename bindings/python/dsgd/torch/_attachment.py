@@ -36,8 +36,8 @@ def attach(
     With the optimizer "none", each backward pass ends with the mean gradient of all workers in `.grad`, for an optimizer
     of PyTorch. With another one, call Attachment.step after backward. Until then dsgd sends this worker's gradient, which
     is in `.grad`: it may be read, not changed. Changes through exported memory (DLPack, data_ptr(), storage(), or a NumPy
-    array that was made before backward) and by C++ extensions are not found. No optimizer of PyTorch may step. The learning rate stays as set: a scheduler
-    of PyTorch does not change it, and warns that its own optimizer has not stepped. Use "none" with a scheduler.
+    array that was made before backward) and by C++ extensions are not found. No optimizer of PyTorch may step. A PyTorch
+    scheduler has no effect with an optimizer of dsgd: use the optimizer "none", or Session.set_learning_rate.
 
     device: where the module is; by default found from its parameters.
     broadcast_buffers: after each step all workers hold rank 0's buffers, such as the running means of batch norm.
