@@ -131,10 +131,11 @@ func (s *Session) Channel(number int) *Channel {
 	return &Channel{s, &raw.OpOptions{TimeoutMS: -1, Channel: uint32(number)}}
 }
 
-// WithTimeout is the same channel with a deadline of its own for each collective, in place of `step_timeout`.
+// WithTimeout returns the same channel with a deadline of its own for each collective, in place of `step_timeout`. Collectives
+// refuse a timeout of 0 or less.
 func (c *Channel) WithTimeout(timeout time.Duration) *Channel {
 	if timeout < 0 {
-		timeout = 0 // collectives refuse it
+		timeout = 0 // refused by every collective; a negative number would mean step_timeout
 	}
 	return &Channel{c.session, &raw.OpOptions{TimeoutMS: int32(milliseconds(timeout)), Channel: c.given.Channel}}
 }

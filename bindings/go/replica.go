@@ -90,7 +90,7 @@ type Buffers[T Element] struct {
 	Gradient []T // nil for an untrained parameter
 
 	memory  *memory
-	session *Session // its buffers are in use: it is not forgotten
+	session *Session // keeps the Session reachable while the buffers are
 }
 
 type memory struct{ handle uintptr }

@@ -49,7 +49,7 @@ func InitContext(ctx context.Context, config *Config) (*Session, error) {
 	return s, nil
 }
 
-// pointer is the C handle; NULL, which C refuses, for a Session that Init did not make. Whoever uses it keeps s alive.
+// pointer is the C handle; NULL, which C refuses, for a Session that Init did not make. Its user keeps s alive.
 func (s *Session) pointer() uintptr {
 	if s == nil || s.core == nil {
 		return 0
@@ -142,10 +142,10 @@ func (s *Session) Metrics() (map[string]float64, error) {
 	return metrics, nil
 }
 
-// MetricsText is the counters as OpenMetrics text, to be served to Prometheus as application/openmetrics-text.
+// MetricsText returns the counters as OpenMetrics text, to be served to Prometheus as application/openmetrics-text.
 func (s *Session) MetricsText() (string, error) { return s.text(raw.Dsgd_metrics) }
 
-// Trace is the latest spans of the session, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline: steps, their phases, buckets,
+// Trace returns the latest spans of the session, as JSON that Perfetto (ui.perfetto.dev) shows as a timeline: steps, their phases, buckets,
 // calls and waits.
 func (s *Session) Trace() (string, error) { return s.text(raw.Dsgd_trace) }
 
