@@ -1,5 +1,6 @@
-// libuv closes its descriptors by syscall(), which ThreadSanitizer does not see. When another thread gets the
-// same number, it takes the two uses for a race. Programs built for it call this syscall() instead of libc's.
+// libuv closes descriptors with syscall(SYS_close), which ThreadSanitizer does not intercept. It then reports
+// a race when another thread gets the same descriptor number. This syscall() replaces libc's in programs
+// built with ThreadSanitizer and forwards SYS_close to close().
 #include <dlfcn.h>
 #include <sys/syscall.h>
 #include <unistd.h>

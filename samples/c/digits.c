@@ -1,6 +1,6 @@
 /* Trains a small network on handwritten digits, together with any number of other workers in any language.
  *
- * Copy this file to begin a trainer of your own. What concerns dsgd is in main(); the network (64 inputs, 128
+ * Copy this file to begin a trainer of your own. The code for dsgd is in main(); the network (64 inputs, 128
  * hidden units with ReLU, 10 classes, softmax cross-entropy) is above it. Compile it against an installed
  * dsgd (it is C11, which compilers take by default):
  *

@@ -1,7 +1,7 @@
 // Trains a small network on handwritten digits with replicas on NVIDIA GPUs, together with any number of
 // other workers in any language, on GPUs or not.
 //
-// Copy this file to begin a trainer of your own. What concerns dsgd is in main() and in step(); the network
+// Copy this file to begin a trainer of your own. The code for dsgd is in main() and in step(); the network
 // (64 inputs, 128 hidden units with ReLU, 10 classes, softmax cross-entropy) is above them. Compile it with
 // CUDA 13 against an installed dsgd:
 //

@@ -17,7 +17,7 @@ import java.util.Random;
 /**
  * Trains a small network on handwritten digits, together with any number of other workers in any language.
  *
- * <p>Copy this file to begin a trainer of your own. What concerns dsgd is in {@link #main}; the network (64 inputs, 128 hidden
+ * <p>Copy this file to begin a trainer of your own. The code for dsgd is in {@link #main}; the network (64 inputs, 128 hidden
  * units with ReLU, 10 classes, softmax cross-entropy) is above it. Run it by itself or under {@code dsgd run}:
  *
  * <pre>

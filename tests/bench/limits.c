@@ -119,7 +119,8 @@ static void* run(void* argument) {
   return NULL;
 }
 
-/* What each thread must hold in the end: the other's last input, its own, or for sums those of all rounds. */
+/* Checks the data that each thread must hold in the end: the other's last input, its own, or for sums those
+ * of all rounds. */
 static void check_result(const Task* task) {
   const Side* side = &task->side;
   const size_t count = side->receive_bytes / sizeof(float), last = kWarmUp + task->rounds - 1;

@@ -1,4 +1,4 @@
-/* What the C programs here share: a clock, percentiles, lists of sizes, and the end of a program that failed.
+/* Shared by the C programs here: a clock, percentiles, lists of sizes, and the end of a program that failed.
  */
 #ifndef DSGD_BENCH_TIMING_H_
 #define DSGD_BENCH_TIMING_H_

@@ -1,8 +1,8 @@
-// What a device does with a step's buckets, against its own copy bandwidth: update, fuse, unfuse, local
-// reduce, a whole step; staging, against plain copies; what a step costs the host; a step with a worker on
-// the CPU, against what carries it. Writes one CSV line per measurement and round: name,seconds,bytes,limit
-// (the measurement that it is compared with, from the same round). After each one some of the results are
-// compared with the host's; a wrong one ends all.
+// Measures a device's work on the buckets of a step against its own copy bandwidth: update, fuse, unfuse,
+// local reduce, a whole step; staging, against plain copies; what a step costs the host; a step with a worker
+// on the CPU, against what carries it. Writes one CSV line per measurement and round:
+// name,seconds,bytes,limit (the measurement that it is compared with, from the same round). After each one
+// some of the results are compared with the host's; a wrong one ends all.
 //
 //   gpu_bench [--rounds N] [--scale PART] [--device cuda:0]      scale 1: 100 million parameters
 //   gpu_bench --gpus                                             how many there are
@@ -189,8 +189,8 @@ class Bench {
     for (size_t window : windows(count)) expect(name, there + window, part_of(content, from + window, size));
   }
 
-  // Seconds of one of many that are enqueued one after the other, for so long that a clock does not matter,
-  // after the device has had time to come to its speed.
+  // Returns the seconds per call. Warms the device up, then enqueues calls until their total is long against
+  // the clock's resolution.
   double time_with(const std::function<void()>& enqueue, const std::function<void()>& finish) const {
     const double begin = now(), warm = small() ? 0 : 0.3, least = small() ? 1e-4 : 0.05;
     for (int calls = 1;;) {
@@ -464,7 +464,7 @@ class Bench {
     uint64_t steps_ = 0;
   };
 
-  // What PyTorch's optimizer does in its step, with one tensor as there.
+  // The same work as a step of PyTorch's optimizer, on one tensor.
   void whole_step(const std::string& optimizer, const char* settings, double bytes_each) {
     const size_t count = scaled(100'000'000);
     const std::string name = "step " + optimizer;

@@ -25,7 +25,7 @@ namespace {
 
 enum class What : uint32_t { kAllReduce, kReduceScatter, kAllGather };
 
-// What a rank says of itself, and of a collective.
+// The descriptions that a rank sends of itself, and of a collective.
 struct Hello {
   int32_t rank, size;
 };

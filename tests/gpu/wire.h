@@ -1,6 +1,6 @@
-// What a TCP connection on loopback takes for so many bytes both ways at once, between two threads: what an
-// all-reduce of as many bytes between two workers on one machine has to move. As tests/bench/limits.c
-// measures it.
+// Measures the time in which a TCP connection on loopback moves so many bytes both ways at once, between two
+// threads. An all-reduce of as many bytes between two workers on one machine has to move them. Measured as in
+// tests/bench/limits.c.
 #pragma once
 
 #include <arpa/inet.h>

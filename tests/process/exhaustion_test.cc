@@ -76,7 +76,7 @@ constexpr int kWorkers = 2, kCalls = 3;
 // In chunks that are copied; and in chunks that are read from the host's buffers, and land there.
 constexpr int64_t kSmall = 30'000, kLarge = 2'000'000;
 
-// What the workers tell the test, in memory that the processes share.
+// Reports of the workers to the test, in memory that the processes share.
 struct Report {
   std::atomic<int> ready;           // how many have begun the calls
   std::atomic<int> failed[2];       // the first call's error, or DSGD_OK
@@ -93,7 +93,7 @@ struct Worker {
   dsgd_session* session = nullptr;
   bool fresh = true;
   int64_t count = 0;
-  // Of twice as many; goes when a call has failed: dsgd has said that it is done with it.
+  // 2 * count floats. Freed when a call has failed, since dsgd no longer uses it then.
   float* buffer = nullptr;
 
   size_t nbytes() const { return static_cast<size_t>(count) * sizeof(float); }

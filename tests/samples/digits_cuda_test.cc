@@ -39,7 +39,7 @@ class DigitsCuda : public testing::Test {
     initialise(value_[0], value_[2], 5);
     for (int j = 0; j < kHidden; ++j) value_[1][j] = 0.001f * static_cast<float>(j - 60);
     for (int c = 0; c < kClasses; ++c) value_[3][c] = 0.01f * static_cast<float>(c);
-    // What was in these buffers before must not matter.
+    // The earlier content of these buffers must not matter.
     for (auto& gradient : gradient_)
       std::fill(gradient.begin(), gradient.end(), std::numeric_limits<float>::quiet_NaN());
   }

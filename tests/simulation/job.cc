@@ -68,7 +68,7 @@ Config config_of(const JobSpec& spec, int worker) {
   return config;
 }
 
-// What a user of the library does in one worker process, and notes of what came of it.
+// The calls of a user of the library in one worker process, with notes of their outcomes.
 class Program {
  public:
   Program(SimWorld& world, ProcessId process, const JobSpec& spec, const Oracle& oracle, int worker,

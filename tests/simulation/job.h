@@ -60,7 +60,7 @@ struct Call {
 struct WorkerOutcome {
   std::vector<Call> calls;
   std::vector<std::string> wrong;  // results that differ from the oracle's
-  bool finished = false;           // its program returned (before it was buried)
+  bool finished = false;           // its program returned (the test did not stop it)
 };
 
 struct JobOutcome {

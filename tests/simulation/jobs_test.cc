@@ -179,7 +179,8 @@ TEST(Simulation, EveryWorkerEndsWithTheRightBitsOrTheRightError) {
   }
 }
 
-// What a worker of a job of two says about its own configuration, the other one being on another machine.
+// Returns the message of a worker of a job of two about its own configuration; the other worker is on another
+// machine.
 std::string refusal(const std::string& head, const std::string& token) {
   using namespace std::chrono_literals;
   transport::SimWorld world(1, {});

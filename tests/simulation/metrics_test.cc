@@ -39,7 +39,7 @@ using Body = std::function<void(Worker& worker, int32_t rank)>;
 using Prepare =
     std::function<void(transport::SimWorld& world, const std::vector<transport::ProcessId>& processes)>;
 
-// What each of three started workers counts from the beginning of `body` to its end.
+// Returns the counts of each of three started workers from the beginning of `body` to its end.
 std::array<Values, kWorkers> counted(const Body& body, const Prepare& prepare = {}) {
   std::array<Values, kWorkers> counted;
   transport::SimWorld world{7};
@@ -128,7 +128,7 @@ TEST(Metrics, AWorkerThatIsLateForACollectiveShowsInTheWaitsOfTheOthers) {
 }
 
 // A step's header and its buckets wait at once. The wait counts once.
-TEST(Metrics, OperationsThatWaitAtOnceCountOnce) {
+TEST(Metrics, CountConcurrentWaitsOnce) {
   const auto values = counted([](Worker& worker, int32_t rank) {
     if (rank == 2) worker.pause(5s + 10ms);  // it begins to pause a little before the others step
     StepResult result;
@@ -140,7 +140,7 @@ TEST(Metrics, OperationsThatWaitAtOnceCountOnce) {
   }
 }
 
-TEST(Metrics, WaitsAndPhasesOfWhatFailsAreThere) {
+TEST(Metrics, CountWaitsAndPhasesOfFailedOperations) {
   const auto values = counted([](Worker& worker, int32_t rank) {
     if (rank == 2) return worker.pause(60s);
     EXPECT_FALSE(worker.session.barrier(Session::Mode::kWait, {.timeout = 2s}).value()->status().ok());
@@ -162,7 +162,7 @@ TEST(Metrics, WaitsAndPhasesOfWhatFailsAreThere) {
 }
 
 // The head tells rank 2 late that the job has begun, so rank 1's first data comes before.
-TEST(Metrics, DataThatComesBeforeTheJobBeginsHereIsCounted) {
+TEST(Metrics, CountDataReceivedBeforeJoining) {
   std::array<Values, kWorkers> absolute;
   counted(
       [&](Worker& worker, int32_t rank) {

@@ -1,5 +1,4 @@
-// What a job should compute, written without a line of the code that computes it: plain loops over all
-// workers.
+// The expected results of a job, written without a line of the code under test: plain loops over all workers.
 //
 // Gradients are small integers, the weights of a step add up to a power of two, rates and momenta are powers
 // of two: every sum and quotient is exact in float, in any order, so that "right" means the same bits.

@@ -120,7 +120,7 @@ void expect_doubling(const std::vector<Record>& warnings) {
 }
 
 // The timer of a call that stalled for long is due late. The next call does not wait for it.
-TEST(Stall, ThatFollowsALongOneIsTold) {
+TEST(StallWarning, IsInTimeAfterALongStall) {
   Job job([](Job& job, Session& session, int32_t rank) {
     if (rank == 2) job.pause(session, 10s);
     ASSERT_TRUE(session.barrier(Mode::kWait).ok());
@@ -137,7 +137,7 @@ TEST(Stall, ThatFollowsALongOneIsTold) {
   }
 }
 
-TEST(Stall, OfACollectiveNamesTheWorkersThatHaveNotCalled) {
+TEST(StallWarning, OfACollectiveNamesTheWorkersThatHaveNotCalled) {
   Job job([](Job& job, Session& session, int32_t rank) {
     if (rank == 2) job.pause(session, 10s);
     auto barrier = session.barrier(Mode::kQueue);
@@ -164,7 +164,7 @@ TEST(Stall, OfACollectiveNamesTheWorkersThatHaveNotCalled) {
   EXPECT_TRUE(job.warnings[2].empty()) << job.warnings[2][0].text;
 }
 
-TEST(Stall, OfSeveralCollectivesIsReportedForEachThatHasBegun) {
+TEST(StallWarning, OfSeveralCollectivesIsReportedForEachThatHasBegun) {
   Job job([](Job& job, Session& session, int32_t rank) {
     if (rank == 2) job.pause(session, 2s);
     std::vector<std::shared_ptr<Operation>> barriers;
@@ -174,7 +174,7 @@ TEST(Stall, OfSeveralCollectivesIsReportedForEachThatHasBegun) {
   EXPECT_EQ(job.warnings[0].size(), 4u);  // that is how many are open at once
 }
 
-TEST(Stall, OfAStepNamesTheWorkerThatHasNotBegunIt) {
+TEST(StallWarning, OfAStepNamesTheWorkerThatHasNotBegunIt) {
   Job job([](Job& job, Session& session, int32_t rank) {
     if (rank == 1) job.pause(session, 10s);
     const Status status = session.step(1, nullptr);
@@ -191,7 +191,7 @@ TEST(Stall, OfAStepNamesTheWorkerThatHasNotBegunIt) {
   EXPECT_TRUE(job.warnings[1].empty());
 }
 
-TEST(Stall, OfAStepNamesTheGradientsThatAreMissing) {
+TEST(StallWarning, OfAStepNamesTheGradientsThatAreMissing) {
   Job job([](Job& job, Session& session, int32_t rank) {
     auto step = session.step_begin(1);
     ASSERT_TRUE(step.ok()) << step.status().message();
@@ -232,7 +232,7 @@ TEST(Stall, OfAStepNamesTheGradientsThatAreMissing) {
   }
 }
 
-TEST(Stall, OfAnObjectSaysThatNobodyHasPutIt) {
+TEST(StallWarning, OfAnObjectGetSaysThatNoWorkerHasPutIt) {
   Job job([](Job& job, Session& session, int32_t rank) {
     if (rank == 2) {
       job.pause(session, 10s);
@@ -256,7 +256,7 @@ TEST(Stall, OfAnObjectSaysThatNobodyHasPutIt) {
 }
 
 // A worker that is stopped holds up who puts and who deletes.
-TEST(Stall, OfAPutAndADeletionNameTheWorkerThatIsMissing) {
+TEST(StallWarning, OfAPutAndADeletionNamesTheMissingWorker) {
   for (const bool deletes : {false, true}) {
     SCOPED_TRACE(deletes ? "delete" : "put");
     Job job([deletes](Job& job, Session& session, int32_t rank) {
@@ -284,7 +284,7 @@ TEST(Stall, OfAPutAndADeletionNameTheWorkerThatIsMissing) {
   }
 }
 
-TEST(Stall, IsNoWarningWhereNothingWaits) {
+TEST(StallWarning, IsNotLoggedWithoutAnOpenCall) {
   Job job([](Job& job, Session& session, int32_t) {
     for (int i = 0; i < 5; ++i) {
       EXPECT_TRUE(session.step(1, nullptr).ok());

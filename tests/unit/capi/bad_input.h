@@ -11,8 +11,8 @@
 
 #include "tests/unit/capi/world.h"
 
-// What the error's message must have: the thing, its value and what to do, as far as each applies. null for
-// functions without an error argument.
+// Words that the error's message must have: the thing, its value and what to do, as far as each applies. null
+// for functions without an error argument.
 struct Words {
   Words(std::nullptr_t) {}                                 // NOLINT: the table is to be read
   Words(const char* word) : message(true), words{word} {}  // NOLINT

@@ -17,7 +17,7 @@
 
 namespace {
 
-// What takes such a handle and yet does not say DSGD_ERR_FORKED.
+// Functions that take such a handle and do not return DSGD_ERR_FORKED.
 const std::map<std::string, std::string> kExceptions = {
     {"dsgd_session_free", "frees what the child has"},
     {"dsgd_finalize", "frees what the child has"},
@@ -44,7 +44,7 @@ TEST(ForkTable, has_every_function_of_the_header_that_takes_such_a_handle) {
   EXPECT_EQ(wanted, covered);
 }
 
-// What is wrong in the child, a line each; nothing if all is well.
+// Returns the problems in the child, a line each; empty if there are none.
 std::string look_around(World* world) {
   std::string wrong;
   for (const Call& call : calls()) {
@@ -65,7 +65,7 @@ std::string look_around(World* world) {
   if (dsgd_parameter_name(world->running.weight) != std::string("weight")) wrong += "dsgd_parameter_name\n";
   if (dsgd_replica_device(world->running.replica) != std::string("cpu")) wrong += "dsgd_replica_device\n";
   if (*dsgd_head_address(world->head) == '\0') wrong += "dsgd_head_address\n";
-  // What holds nothing outside of the process goes on working.
+  // Handles without outside resources keep working.
   int64_t indices[16];
   size_t count = 0;
   if (dsgd_shard_next(world->shard, indices, 16, &count, nullptr) != DSGD_OK || count != 10)

@@ -339,7 +339,7 @@ struct Head {
   std::string address;
 };
 
-// What a session says when another worker aborts the job is what it would say had it not ended.
+// The abort of the job by another worker would be logged if the session had not ended.
 TEST(LogHook, is_not_called_once_its_session_is_freed) {
   for (const auto free : {dsgd_session_free, dsgd_finalize}) {
     Head head;

@@ -400,7 +400,7 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
   uint64_t call = 0;
   for (const char* algorithm : {"direct", "ring", "registered", "broadcast", "exchange"}) {
     for (const Chunk& chunk : chunks) {
-      // What the others refuse is right here: an exchange takes an empty part, and a worker that is no root
+      // Refused by the others but right here: an exchange takes an empty part, and a worker that is no root
       // an announcement.
       if (std::string(algorithm) == "exchange" && chunk.offset == 0 && chunk.nbytes == 0) continue;
       SCOPED_TRACE(std::string(algorithm) + ": a chunk " + chunk.name);

@@ -17,7 +17,7 @@ struct Format {
   int exponent_bits, fraction_bits;
 };
 
-// What the bits of a positive number mean.
+// Returns the value of the bits of a positive number.
 double value_of(Format f, uint32_t bits) {
   const int bias = (1 << (f.exponent_bits - 1)) - 1;
   const int exponent = static_cast<int>(bits >> f.fraction_bits);

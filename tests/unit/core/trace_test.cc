@@ -17,7 +17,7 @@ Span span(uint64_t number) {
           time};
 }
 
-TEST(Trace, keeps_the_latest_spans) {
+TEST(Trace, KeepsTheLatestSpans) {
   Trace trace(4);
   EXPECT_TRUE(trace.spans().empty());
   for (uint64_t i = 0; i < 3; ++i) trace.record(span(i));
@@ -28,13 +28,13 @@ TEST(Trace, keeps_the_latest_spans) {
   for (size_t i = 0; i < 4; ++i) EXPECT_EQ(spans[i].number, 6 + i);
 }
 
-TEST(Trace, of_no_spans_records_none) {
+TEST(Trace, ZeroCapacityRecordsNothing) {
   Trace trace(0);
   trace.record(span(1));
   EXPECT_TRUE(trace.spans().empty());
 }
 
-TEST(Trace, is_read_whole_while_it_is_written) {
+TEST(Trace, IsReadWholeWhileItIsWritten) {
   constexpr size_t kCapacity = 4;  // so that spans are replaced while they are read
   Trace trace(kCapacity);
   std::atomic<bool> over{false};
@@ -77,7 +77,7 @@ std::map<std::string, std::vector<std::string>> rows_of(const std::vector<Span>&
   return rows;
 }
 
-TEST(TraceEvents, have_a_row_for_each_span_that_overlaps_another) {
+TEST(TraceEvents, HaveARowForEachSpanThatOverlapsAnother) {
   const std::vector<Span> spans = {
       {Track::kSteps, false, 0, 0, "update", 1, 0, 5us, 9us},
       {Track::kSteps, false, 0, 0, "step", 1, 0, 1us, 9us},
@@ -98,7 +98,7 @@ TEST(TraceEvents, have_a_row_for_each_span_that_overlaps_another) {
                                                           {"waits for rank 2", {"wait 1-2"}}}));
 }
 
-TEST(TraceEvents, say_step_operation_bytes_and_failure) {
+TEST(TraceEvents, SayStepOperationBytesAndFailure) {
   const auto arguments = [](const Span& span) {
     return nlohmann::json::parse(trace_events({span}, 0, 0s)).at("traceEvents").back().at("args");
   };
@@ -110,7 +110,7 @@ TEST(TraceEvents, say_step_operation_bytes_and_failure) {
             nlohmann::json({{"failed", false}}));
 }
 
-TEST(TraceEvents, of_a_session_that_did_nothing_are_json) {
+TEST(TraceEvents, OfASessionThatDidNothingAreJson) {
   EXPECT_EQ(nlohmann::json::parse(trace_events({}, 0, 0s)).at("traceEvents").size(), 1u);
 }
 

@@ -28,7 +28,7 @@ size_t elements(const std::vector<int64_t>& shape) {
   return count;
 }
 
-// What replica `replica` (counted over the whole job) has in a step. Every number comes from one seed.
+// The data of replica `replica` (counted over the whole job) in a step. Every number comes from one seed.
 struct Case {
   std::vector<int> replicas;      // of each worker
   const char* absences = "skip";  // the configuration's `absent`

@@ -41,7 +41,7 @@ TEST(Info, ToldBeforeAnythingElseIsThatOfAWorkerThatIsAlone) {
 }
 
 // The head never comes, so the session is joining until it is freed.
-TEST(Info, OfAJoiningSessionKnowsNoMembership) {
+TEST(Info, OfAJoiningSessionHasRankZeroAndSizeOne) {
   dsgd_config* config = dsgd_config_new();
   for (const auto& [key, value] :
        Settings{{"head", "127.0.0.1:1"}, {"num_workers", "3"}, {"embed_head", "never"}}) {

@@ -134,7 +134,7 @@ void run_embedded(const Settings& settings, const std::vector<std::string>& said
 }
 
 TEST(EmbeddedHead, ANameOfTwoAddressesGivesOneHead) { run_embedded({}, {}); }
-TEST(EmbeddedHead, ListenCountsForItsWorkerToo) {
+TEST(EmbeddedHead, ListenAlsoAppliesToItsWorker) {
   run_embedded({{"listen", "127.0.0.3:0"}}, {"peers reach this worker at 127.0.0.3:"});
 }
 TEST(EmbeddedHead, InterfaceCountsForItsWorkerToo) {

@@ -208,7 +208,7 @@ TEST(Put, ReachesTheOthersWhenAWorkerHasClosed) {
 }
 
 // Large enough that the put is in flight when its worker closes.
-TEST(Put, EndsBeforeItsWorkerHasClosed) {
+TEST(Put, IsAwaitedByClose) {
   constexpr size_t kLarge = 40 << 20;
   for (const int putter : {0, 1}) {
     run_job(2, {}, [&](dsgd_session* session, int rank) {
@@ -227,7 +227,7 @@ TEST(Put, EndsBeforeItsWorkerHasClosed) {
   }
 }
 
-TEST(DeletedObject, IsGoneWhenItsDeleterHasClosed) {
+TEST(DeletedObject, IsGoneBeforeItsDeleterCloses) {
   for (const int deleter : {0, 1}) {
     run_job(3, {}, [&](dsgd_session* session, int rank) {
       if (rank == deleter) put(session, "x", "bytes");

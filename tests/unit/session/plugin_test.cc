@@ -435,7 +435,7 @@ TEST(Plugin, IsReleasedOnceWhenConfigurationAndSessionsAreFreed) {
   dsgd_finalize(second);
   EXPECT_EQ(released, 2);
 
-  // What was refused is the caller's still.
+  // A refused plug-in still belongs to the caller.
   config = dsgd_config_new();
   dsgd_algorithm algorithm;
   dsgd_algorithm_init(&algorithm, sizeof algorithm);

@@ -145,8 +145,8 @@ TEST(NotANumber, IsTheSameWhateverItsBits) {
   });
 }
 
-// What describes a bucket (exponents, norms) must fit its message however many parameters and buckets there
-// are.
+// The description of a bucket (exponents, norms) must fit its message however many parameters and buckets
+// there are.
 TEST(ManyParameters, OfOneElementEachTakeAReproducibleStepToTheBitsOfAnOrdinaryOne) {
   const std::vector<int64_t> sizes(17000, 1);
   std::map<std::string, PerRank> values;
@@ -664,7 +664,7 @@ TEST(Disagreement, OnSettingsNamesTheParameterAndTheValues) {
   });
 }
 
-// What was said before a step that all have refused alike holds for the next one.
+// Marks made before a step that all workers have refused alike apply to the next step.
 TEST(Disagreement, LeavesStopAndAbsentGradientsToTheNextStep) {
   run_job(2, {}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session, rank};
@@ -798,7 +798,7 @@ TEST(Close, ThatWaitsForAStepIsCutShortByAnAbortOrAnImpatientClose) {
   }
 }
 
-// What a worker sees of a job in which some gradients of some steps are not finite.
+// The view that a worker has of a job in which some gradients of some steps are not finite.
 struct Scaled {
   std::vector<float> values;
   std::vector<double> factors;  // before each step
@@ -1130,7 +1130,7 @@ TEST(Frozen, ParametersStandStillAndThawLater) {
   }
 }
 
-// What differs at start is told to all in the same words, before any value moves.
+// All workers report a difference at start with the same message, before any value moves.
 struct Difference {
   const char* name;
   std::function<void(dsgd_session*, dsgd_replica*, bool odd)> build;
@@ -1448,7 +1448,7 @@ TEST(FailedStep, AnswersMarksWithItsFailure) {
     EXPECT_EQ(dsgd_gradient_ready(trainer.replica, trainer.parameters[0], nullptr, ready), DSGD_ERR_MISMATCH)
         << ready.message();
     EXPECT_EQ(dsgd_step_flush(session, flush), DSGD_ERR_MISMATCH) << flush.message();
-    // Of the next step.
+    // These apply to the next step.
     DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replica, trainer.parameters[0], error_));
     DSGD_OK_OR_FAIL(dsgd_learning_rate_set(session, 1, error_));
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
@@ -1501,8 +1501,8 @@ TEST(Close, EndsOperationsInFlightAndTellsTheOthers) {
       closed = true;
     } else {
       while (!closed) std::this_thread::yield();
-      // What rank 0 had sent of the operation came before its goodbye, so that one may complete; the next
-      // cannot.
+      // Data that rank 0 had sent of the operation came before its goodbye, so that one may complete; the
+      // next cannot.
       Error error;
       dsgd_allreduce(session, nullptr, data.data(), data.data(), 4000, DSGD_FLOAT32, DSGD_SUM, nullptr,
                      nullptr, nullptr);

@@ -311,7 +311,7 @@ TEST_P(Conformance, SmallChunksWaitForTheirWindow) {
   });
 }
 
-// What is held there until its operation begins must not hold up what that waits for.
+// Chunks that are held until their operation begins must not hold up the data that it waits for.
 TEST_P(Conformance, AFullSmallWindowLetsOneChunkOfEachOtherOperationThrough) {
   std::vector<std::unique_ptr<BulkReceipt>> held;
   recorder_.receive = [&](ServerChannel&, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {

@@ -1,4 +1,4 @@
-// What network.h and loop.h promise, as tests that every implementation passes. An implementation adds a
+// The promises of network.h and loop.h, as tests that every implementation passes. An implementation adds a
 // program of the suite's sources and one file of its own that instantiates it (see sim_instance.cc):
 //
 //   INSTANTIATE_TEST_SUITE_P(Sim, Conformance, testing::Values(TransportUnderTest{"seed1", [] { return ...;
@@ -100,7 +100,7 @@ class Recorder : public ServerHandler {
                    std::unique_ptr<BulkReceipt> receipt) override;
   void on_close(ServerChannel& channel, const Status& why) override;
 
-  // What to do; the defaults answer Empty, receive into pooled memory and finish with OK.
+  // Reactions of the server; the defaults answer Empty, receive into pooled memory and finish with OK.
   std::function<void(ServerChannel&, Message, Responder)> answer;
   std::function<TestSink*(ServerChannel&, const BulkHeader&, size_t)> choose_sink;
   std::function<void(ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt>)> receive;

@@ -1,4 +1,4 @@
-// What is particular to the simulated world: its clock, its repeatability, its faults, its programs.
+// Tests of the simulated world alone: its clock, its repeatability, its faults, its programs.
 #include "transport/sim/world.h"
 
 #include <gtest/gtest.h>

@@ -202,7 +202,7 @@ TEST_P(DiscardTest, ADiscardInMidLandingEndsAllWritesToTheSink) {
   EXPECT_EQ(answer.code(), Code::kAborted);
   EXPECT_EQ(answer.message(), "given up");
   EXPECT_EQ(answer.rank(), 6);
-  // What still comes of it is thrown away too; other operations go on.
+  // Later data of it is thrown away, too; other operations go on.
   EXPECT_EQ(send(*client, *channel, header(1), data).code(), Code::kAborted);
   EXPECT_TRUE(send(*client, *channel, header(2), data).ok());
   on(*server, [&] { EXPECT_EQ(ends, 1); });
