@@ -106,7 +106,9 @@ constexpr Rule kRules[] = {
      true},
     {{"heartbeat_interval", "duration", "0", "0 or 10ms..30m",
       "Twice the time between two renewals of a worker's lease; the job survives a network cut shorter than "
-      "`lease` minus this time; at most half of `lease`; 0: a fifth of `lease`.",
+      "`lease` minus this time (or minus a twentieth of `lease`, if that is longer); at most half of "
+      "`lease`; 0: "
+      "a fifth of `lease`.",
       "DSGD_HEARTBEAT_INTERVAL"},
      Type::kDuration,
      10 * kMillisecond,
