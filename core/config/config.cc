@@ -116,7 +116,6 @@ Result<LauncherNote> Config::apply_launcher() {
     return LauncherNote{config::unknown_launcher_warning(other_variables_), true};
   }
   const config::Launch& launch = *found.value();
-  if (launch.size <= 1) return LauncherNote{};
   // num_workers differs from the launcher's size, so this is not the launcher's job.
   if (given("num_workers") && integer("num_workers") != launch.size) return LauncherNote{};
   const auto fill = [this](const std::string& key, std::string value) {

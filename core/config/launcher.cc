@@ -104,6 +104,13 @@ constexpr Known kKnown[] = {
      "OMPI_COMM_WORLD_LOCAL_SIZE",
      nullptr,
      read_open_mpi},
+    {"MPICH",
+     {"PMI_RANK", "PMI_SIZE", "PMI_FD"},
+     "PMI_RANK",
+     "PMI_SIZE",
+     "MPI_LOCALNRANKS",
+     nullptr,
+     read_mpich},
     // A batch script has SLURM_PROCID, too; only a step that srun starts has SLURM_STEP_ID.
     {"Slurm",
      {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_JOB_ID"},
@@ -112,19 +119,14 @@ constexpr Known kKnown[] = {
      nullptr,
      "SLURM_STEP_NUM_NODES",
      read_slurm},
-    {"MPICH",
-     {"PMI_RANK", "PMI_SIZE", "PMI_FD"},
-     "PMI_RANK",
-     "PMI_SIZE",
-     "MPI_LOCALNRANKS",
-     nullptr,
-     read_mpich},
 };
 
-// A variable that shows, from a least value on, that a launcher has started several processes.
+// A variable that shows, from a least value on, that a launcher has started several processes, unless another
+// variable is set.
 struct Unknown {
   const char *name, *variable;
   int64_t least;
+  const char* unless = nullptr;
 };
 
 constexpr Unknown kUnknown[] = {
@@ -136,7 +138,7 @@ constexpr Unknown kUnknown[] = {
     {"PALS", "PALS_RANKID", 1},
     {"PMI", "PMI_SIZE", 2},
     {"PMIx", "PMIX_RANK", 1},
-    {"Slurm", "SLURM_NTASKS", 2},
+    {"Slurm", "SLURM_NTASKS", 2, "SLURM_STEP_ID"},  // a step has a number of its own, which is known
     {"JAX", "JAX_NUM_PROCESSES", 2},
     {"DMLC", "DMLC_NUM_WORKER", 2},
     {"LeaderWorkerSet", "LWS_GROUP_SIZE", 2},
@@ -146,11 +148,13 @@ constexpr Unknown kUnknown[] = {
 };
 
 bool started_by(const Known& known, const Variables& variables) {
-  if (known.read == read_pytorch) {
-    // These names are common, and a WORLD_SIZE of 1 is often inherited by another launcher's processes.
-    const std::string size = text(variables, known.size);
-    if (size.empty() || size == "0" || size == "1") return false;
-  }
+  // These names are common.
+  if (known.read == read_pytorch && text(variables, known.size).empty()) return false;
+  // `srun --mpi=pmi2` sets MPICH's variables, too, and they agree with its own. They differ where MPICH's
+  // mpirun runs in an allocation: it starts one proxy for each host by srun, and its processes inherit that
+  // step.
+  if (known.read == read_mpich && text(variables, known.size) == text(variables, "SLURM_STEP_NUM_TASKS"))
+    return false;
   return std::all_of(std::begin(known.needed), std::end(known.needed),
                      [&](const char* name) { return !name || has(variables, name); });
 }
@@ -180,22 +184,24 @@ std::string first_slurm_host(std::string_view nodes) {
 Result<std::optional<Launch>> find_launch(const Variables& variables, const std::string& launcher_process) {
   for (const Known& known : kKnown) {
     if (!started_by(known, variables)) continue;
+    const auto count = [&](const char* variable) -> Result<int64_t> {
+      const auto value = number(variables, variable);
+      if (value && *value >= 0) return *value;
+      return Status(Code::kInvalidArgument,
+                    "environment variable " + std::string(variable) + " of " + known.name + ": '" +
+                        text(variables, variable) +
+                        "' is not a non-negative integer; set launcher=none to ignore it");
+    };
+    const auto size = count(known.size);
+    if (!size.ok()) return size.status();
+    if (size.value() <= 1) continue;  // a launcher may have started this process for another launcher
+    const auto rank = count(known.rank);
+    if (!rank.ok()) return rank.status();
     Launch launch;
     launch.launcher = known.name;
     launch.rank_variable = known.rank;
-    const struct {
-      const char* variable;
-      int64_t* value;
-    } numbers[] = {{known.rank, &launch.rank}, {known.size, &launch.size}};
-    for (const auto& wanted : numbers) {
-      const auto value = number(variables, wanted.variable);
-      if (!value || *value < 0)
-        return Status(Code::kInvalidArgument,
-                      "environment variable " + std::string(wanted.variable) + " of " + known.name + ": '" +
-                          text(variables, wanted.variable) +
-                          "' is not a non-negative integer; set launcher=none to ignore it");
-      *wanted.value = *value;
-    }
+    launch.rank = rank.value();
+    launch.size = size.value();
     known.read(variables, launcher_process, &launch);
     if (on_one_host(known, variables, launch.size)) launch.host = kLoopback;
     if (launch.host.find(':') != std::string::npos && launch.host[0] != '[')
@@ -208,7 +214,7 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
 std::string unknown_launcher_warning(const Variables& variables) {
   for (const Unknown& unknown : kUnknown) {
     const auto value = number(variables, unknown.variable);
-    if (!value || *value < unknown.least) continue;
+    if (!value || *value < unknown.least || (unknown.unless && has(variables, unknown.unless))) continue;
     return std::string(unknown.name) + " seems to have started several processes (" + unknown.variable + "=" +
            std::to_string(*value) +
            "), but its environment is not understood, so this worker trains alone; set DSGD_HEAD, "

@@ -26,8 +26,9 @@ struct Launch {
   std::string job;               // differs from one start to the next
 };
 
-// Nothing if no known launcher started this process. Where launchers are nested, the innermost counts.
-// `launcher_process` names the local process of the launcher, "" if it is not known.
+// Nothing if no known launcher started this process as one of several. Where launchers are nested, the
+// innermost that started several counts. `launcher_process` names the local process of the launcher, "" if it
+// is not known.
 Result<std::optional<Launch>> find_launch(const Variables& variables, const std::string& launcher_process);
 
 // A warning if a launcher that dsgd does not understand seems to have started several processes, else "".

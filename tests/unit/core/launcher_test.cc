@@ -103,6 +103,12 @@ void PrintTo(const Place& place, std::ostream* out) {
   *out << place.num_workers << " " << place.rank << " " << place.head << " " << place.job;
 }
 
+// The step in which MPICH's mpirun runs one proxy for each host.
+const Variables kSlurmProxy = with(kSlurm, {{"SLURM_PROCID", "0"},
+                                            {"SLURM_STEP_NODELIST", "n1"},
+                                            {"SLURM_STEP_NUM_NODES", "1"},
+                                            {"SLURM_STEP_NUM_TASKS", "1"}});
+
 TEST(Launcher, GivesSizeRankHeadAndJob) {
   const std::string torch_job = "ceef75a6-8d33-433c-a549-3762e6bbb34f.0";
   const struct {
@@ -138,6 +144,7 @@ TEST(Launcher, GivesSizeRankHeadAndJob) {
        {"2", "1", "job-master-0:65534", "pytorch.65535"}},
       {"Open MPI", kOpenMpi, {"2", "1", "127.0.0.1:22170", "openmpi.1760493569"}},
       {"MPICH", kMpich, {"2", "1", "127.0.0.1:24567", "mpich.4711"}},
+      {"MPICH in a Slurm allocation", with(kSlurmProxy, kMpich), {"2", "1", "127.0.0.1:24567", "mpich.4711"}},
       {"Slurm", kSlurm, {"4", "3", "n1:24567", "slurm.1.0."}},
       {"Slurm, one host",
        with(kSlurm, {{"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_STEP_NODELIST", "n2"}}),
@@ -193,11 +200,32 @@ TEST(Launcher, InnermostCounts) {
                {"PyTorch: ", kSlurm, kPyTorch},
                {"Slurm: ", with(kPyTorch, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kSlurm},
                {"Open MPI: ", kSlurm, kOpenMpi},
-               {"Slurm: ", kMpich, kSlurm}};
+               {"MPICH: ", kSlurmProxy, kMpich},
+               {"Slurm: ", kSlurm, {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"PMI_FD", "8"}}}};  // --mpi=pmi2
   for (const auto& test : cases) {
     const auto note = started(with(test.outer, test.inner)).apply_launcher();
     ASSERT_TRUE(note.ok());
     EXPECT_THAT(note.value().text, testing::StartsWith(test.name));
+  }
+}
+
+TEST(Launcher, OneThatStartedASingleProcessHidesNoOther) {
+  const Variables torchrun = with(kTorchrun, {{"WORLD_SIZE", "1"}, {"RANK", "0"}});
+  const Variables mpich = with(kMpich, {{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}});
+  for (const auto& [name, variables] :
+       {std::pair("Slurm: ", with(kSlurm, torchrun)), std::pair("Slurm: ", with(kSlurm, mpich)),
+        std::pair("MPICH: ", with(kMpich, torchrun))}) {
+    const auto note = started(variables).apply_launcher();
+    ASSERT_TRUE(note.ok());
+    EXPECT_THAT(note.value().text, testing::StartsWith(name));
+    EXPECT_FALSE(note.value().warning);
+  }
+  for (const auto& [name, variables] : {std::pair("horovodrun", with(kSlurmProxy, kHorovodrun)),
+                                        std::pair("PMI", with(kSlurmProxy, without(kMpich, "PMI_FD")))}) {
+    const auto note = started(variables).apply_launcher();
+    ASSERT_TRUE(note.ok());
+    EXPECT_THAT(note.value().text, testing::StartsWith(name));
+    EXPECT_TRUE(note.value().warning) << name;
   }
 }
 
@@ -255,7 +283,8 @@ TEST(Launcher, OneProcessNeedsNoNote) {
 TEST(Launcher, UnknownHeadIsAnError) {
   for (const auto& [name, variables] :
        {std::pair("Open MPI", with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}})),
-        std::pair("MPICH", with(kMpich, {{"MPI_LOCALNRANKS", "1"}}))}) {
+        std::pair("MPICH", with(kMpich, {{"MPI_LOCALNRANKS", "1"}})),
+        std::pair("MPICH", with(kSlurmProxy, with(kMpich, {{"MPI_LOCALNRANKS", "1"}})))}) {
     const auto note = started(variables).apply_launcher();
     ASSERT_EQ(note.status().code(), Code::kInvalidArgument);
     EXPECT_EQ(note.status().parameter(), "head");
