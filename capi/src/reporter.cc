@@ -12,7 +12,7 @@ namespace dsgd::capi {
 namespace {
 
 const char* name_of(WorkerReport::Kind kind) {
-  static constexpr const char* kNames[] = {"waiting", "joined", "failed"};
+  static constexpr const char* kNames[] = {"dialing", "waiting", "joined", "failed"};
   return kNames[static_cast<int>(kind)];
 }
 

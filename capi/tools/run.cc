@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "capi/tools/head_watch.h"
 #include "capi/tools/remote.h"
 #include "capi/tools/run.h"
 #include "capi/tools/supervisor.h"
@@ -273,9 +272,11 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   if (head_is_here) start_head(&settings, &log, &head);
   // Only the host of rank 0 reports, so that each message appears once.
   if (!options.supervised || options.first_rank == 0) {
-    if (!head_is_here)
-      supervisor.announce(watch_head(options.head.empty() ? std::getenv("DSGD_HEAD") : options.head));
-    supervisor.announce_joins(std::make_shared<WaitNote>("the other workers", !head_is_here));
+    const std::string address = head_is_here           ? dsgd_head_address(head.get())
+                                : options.head.empty() ? std::getenv("DSGD_HEAD")
+                                                       : options.head;
+    supervisor.announce_joins(std::make_shared<WaitNote>("the head at " + address, !head_is_here),
+                              std::make_shared<WaitNote>("the other workers", !head_is_here));
   }
   const int records = log.records;
   uint32_t rank = options.first_rank;

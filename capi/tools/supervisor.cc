@@ -74,6 +74,14 @@ int milliseconds_until(Clock::time_point time) {
   return static_cast<int>(std::max<int64_t>(left.count(), 0));
 }
 
+void update(WaitNote& note, bool waits, const std::string& why) {
+  if (waits) {
+    note.begin(why);
+  } else {
+    note.end();
+  }
+}
+
 int exit_status(int wait_status) {
   return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }
@@ -200,19 +208,18 @@ Clock::time_point Supervisor::next_event() const {
   return next;
 }
 
-void Supervisor::announce_joins(std::shared_ptr<WaitNote> note) {
-  joins_ = note;
-  announce(std::move(note));
+void Supervisor::announce_joins(std::shared_ptr<WaitNote> head, std::shared_ptr<WaitNote> others) {
+  announce(head_ = std::move(head));
+  announce(others_ = std::move(others));
 }
 
 void Supervisor::follow_joins() {
   reports_.take();
-  if (!joins_) return;
-  if (reports_.any_waits()) {
-    joins_->begin(reports_.progress());
-  } else {
-    joins_->end();
-  }
+  if (!head_) return;
+  const bool waits = reports_.any_waits();
+  update(*others_, waits, reports_.progress());
+  update(*head_, reports_.any_dials() && !waits,
+         reports_.head_error().empty() ? "no answer yet" : reports_.head_error());
 }
 
 void Supervisor::handle_events() {

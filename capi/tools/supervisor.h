@@ -49,8 +49,9 @@ class Supervisor {
   const std::string& address() const { return reports_.address(); }
   // Prints `note` when it is due, and at an interrupt.
   void announce(std::shared_ptr<WaitNote> note) { notes_.push_back(std::move(note)); }
-  // Activates `note` while any worker waits for the job to begin.
-  void announce_joins(std::shared_ptr<WaitNote> note);
+  // Activates `others` while any worker waits for the job to begin, and `head` while one dials the head and
+  // none has an answer.
+  void announce_joins(std::shared_ptr<WaitNote> head, std::shared_ptr<WaitNote> others);
   // Throws a Failure if the command cannot be started.
   void start(const Child& child);
   // Ends all children when the other side closes `fd`.
@@ -86,7 +87,7 @@ class Supervisor {
   int lifeline_ = -1;
   WorkerReports reports_;
   std::vector<std::shared_ptr<WaitNote>> notes_;
-  std::shared_ptr<WaitNote> joins_;
+  std::shared_ptr<WaitNote> head_, others_;
   std::vector<std::unique_ptr<Running>> children_;
   int status_ = 0;
   std::string first_failure_;

@@ -10,22 +10,13 @@ constexpr std::chrono::seconds kFirst{3};
 }  // namespace
 
 void WaitNote::begin(const std::string& why) {
-  std::lock_guard lock(mutex_);
   why_ = why;
   if (began_ != Clock::time_point::max()) return;
   began_ = Clock::now();
   if (periodic_) due_ = began_ + kFirst;
 }
 
-void WaitNote::end() {
-  std::lock_guard lock(mutex_);
-  began_ = due_ = Clock::time_point::max();
-}
-
-WaitNote::Clock::time_point WaitNote::due() const {
-  std::lock_guard lock(mutex_);
-  return due_;
-}
+void WaitNote::end() { began_ = due_ = Clock::time_point::max(); }
 
 std::string WaitNote::text(Clock::time_point now) const {
   const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - began_);
@@ -34,7 +25,6 @@ std::string WaitNote::text(Clock::time_point now) const {
 }
 
 void WaitNote::print_if_due() {
-  std::lock_guard lock(mutex_);
   const auto now = Clock::now();
   if (now < due_) return;
   std::fprintf(stderr, "dsgd run: %s\n", text(now).c_str());
@@ -42,7 +32,6 @@ void WaitNote::print_if_due() {
 }
 
 void WaitNote::print_interrupted() const {
-  std::lock_guard lock(mutex_);
   if (began_ == Clock::time_point::max()) return;
   std::fprintf(stderr, "dsgd run: interrupted while %s\n", text(Clock::now()).c_str());
 }

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <chrono>
-#include <mutex>
 #include <string>
 
 namespace dsgd_tool {
 
-// A condition that `dsgd run` may have to wait for. Any thread.
+// A condition that `dsgd run` may have to wait for.
 class WaitNote {
  public:
   using Clock = std::chrono::steady_clock;
@@ -18,7 +17,7 @@ class WaitNote {
   void end();
   // When print_if_due() prints next: 3, 6, 12 s after the beginning and so on. time_point::max(): not
   // waiting.
-  Clock::time_point due() const;
+  Clock::time_point due() const { return due_; }
   void print_if_due();
   void print_interrupted() const;
 
@@ -27,7 +26,6 @@ class WaitNote {
 
   const std::string what_;
   const bool periodic_;
-  mutable std::mutex mutex_;
   std::string why_;
   Clock::time_point began_ = Clock::time_point::max(), due_ = Clock::time_point::max();  // max: not waiting
 };

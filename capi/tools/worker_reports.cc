@@ -67,16 +67,23 @@ void WorkerReports::note(const std::string& report) {
   std::string kind, text;
   if (!(words >> rank >> kind >> cause)) return;
   std::getline(words >> std::ws, text);
-  if (kind == "waiting") {
+  if (kind == "dialing") {
+    dialing_.insert(rank);
+    head_error_ = text;
+  } else if (kind == "waiting") {
+    dialing_.erase(rank);
     waiting_.insert(rank);
     progress_ = text;
   } else if (kind == "joined" || kind == "failed") {
-    waiting_.erase(rank);
+    forget(rank);
     causes_[rank] = cause;
   }
 }
 
-void WorkerReports::forget(int rank) { waiting_.erase(rank); }
+void WorkerReports::forget(int rank) {
+  dialing_.erase(rank);
+  waiting_.erase(rank);
+}
 
 int WorkerReports::cause(int rank) const {
   const auto found = causes_.find(rank);

@@ -20,6 +20,8 @@ class WorkerReports {
   void forget(int rank);                                   // this worker has ended
   // The rank that the last failure of worker `rank` names; -1: none.
   int cause(int rank) const;
+  bool any_dials() const { return !dialing_.empty(); }  // the head, which has not answered
+  const std::string& head_error() const { return head_error_; }
   bool any_waits() const { return !waiting_.empty(); }       // for the job to begin
   const std::string& progress() const { return progress_; }  // "2 of 4 workers have come: ..."
 
@@ -27,9 +29,9 @@ class WorkerReports {
   void note(const std::string& report);
 
   int fd_ = -1;
-  std::string address_, progress_;
-  std::map<int, int> causes_;  // by rank
-  std::set<int> waiting_;      // ranks
+  std::string address_, head_error_, progress_;
+  std::map<int, int> causes_;        // by rank
+  std::set<int> dialing_, waiting_;  // ranks
 };
 
 }  // namespace dsgd_tool

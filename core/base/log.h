@@ -23,10 +23,12 @@ struct LogRecord {
 // A change of state that is reported to the supervisor, the program that started this worker (the key
 // `supervisor`).
 struct WorkerReport {
-  enum class Kind { kWaiting, kJoined, kFailed };
+  enum class Kind { kDialing, kWaiting, kJoined, kFailed };
   Kind kind;
-  int32_t cause = -1;     // of kFailed: the rank that the failure names, -1: none
-  std::string text = {};  // of kWaiting: "2 of 4 workers have come: ..."
+  int32_t cause = -1;  // of kFailed: the rank that the failure names, -1: none
+  // Of kDialing: why the head could not be reached; empty: no attempt has failed yet. Of kWaiting: "2 of 4
+  // workers have come: ...".
+  std::string text = {};
 };
 
 class Log {

@@ -49,6 +49,7 @@ void Joiner::start() {
       if (auto self = weak.lock(); self && !self->over_) self->warn_of_waiting();
     });
   }
+  log_.report({WorkerReport::Kind::kDialing});
   dial();
 }
 
@@ -92,7 +93,7 @@ void Joiner::ask_progress() {
                  guard([](Joiner& self, const Result<Message>& answer) {
                    if (answer.ok() || answer.status().code() != Code::kTimeout) return;
                    if (self.loop_.now() >= self.options_.deadline) return;  // the call's deadline
-                   self.report_waiting(answer.status().message());
+                   self.report(WorkerReport::Kind::kWaiting, answer.status().message());
                    if (self.progress_ == answer.status().message()) return;
                    self.progress_ = answer.status().message();
                    self.log_.info("waiting at the head at " + self.options_.head + ": " + self.progress_);
@@ -103,10 +104,10 @@ void Joiner::ask_progress() {
   progress_timer_ = loop_.schedule(loop_.now() + wait, guard([](Joiner& self) { self.ask_progress(); }));
 }
 
-void Joiner::report_waiting(const std::string& text) {
+void Joiner::report(WorkerReport::Kind kind, const std::string& text) {
   if (reported_ == text) return;
   reported_ = text;
-  log_.report({WorkerReport::Kind::kWaiting, -1, text});
+  log_.report({kind, -1, text});
 }
 
 // Appends to the refusal of a taken rank how to choose another one: only the worker knows where its rank came
@@ -128,9 +129,11 @@ void Joiner::attempt_failed(const Status& why) {
   if (is_final(why))
     return end(why.code() == Code::kExists && why.parameter() == "rank" ? with_rank_hint(why) : why);
   last_error_ = why;
-  if (!progress_.empty())
-    report_waiting("the head at " + options_.head + " has gone (" + why.message() +
-                   "); before that: " + progress_);
+  if (progress_.empty())
+    report(WorkerReport::Kind::kDialing, why.message());
+  else
+    report(WorkerReport::Kind::kWaiting,
+           "the head at " + options_.head + " has gone (" + why.message() + "); before that: " + progress_);
   if (loop_.now() >= options_.deadline) return out_of_time();
   if (why.code() == Code::kUnreachable && loop_.now() >= options_.look_again) return end(why);
   log_.debug("the head at " + options_.head + " cannot be joined yet: " + why.message());

@@ -29,7 +29,8 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   void dial();
   void ask();
   void ask_progress();
-  void report_waiting(const std::string& text);  // to the program that started this worker
+  // To the program that started this worker.
+  void report(WorkerReport::Kind kind, const std::string& text);
   void warn_of_waiting();
   Status with_rank_hint(const Status& why) const;
   void attempt_failed(const Status& why);
@@ -61,7 +62,7 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   std::shared_ptr<transport::ClientChannel> channel_;
   Status last_error_;     // of the last attempt that failed
   std::string progress_;  // "2 of 4 workers have come: ..."; empty: never was in the rendezvous
-  std::string reported_;  // by report_waiting()
+  std::string reported_;  // text of the last report()
   transport::TimerId deadline_timer_ = 0, retry_timer_ = 0, progress_timer_ = 0, warning_timer_ = 0;
 };
 

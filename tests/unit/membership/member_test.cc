@@ -123,6 +123,40 @@ TEST_F(MemberTest, AWorkerThatWaitsForTheJobSaysSoAtDoublingIntervals) {
   EXPECT_THAT(w.warnings[2], HasSubstr("(12.0 s)"));
 }
 
+TEST_F(MemberTest, ASupervisedWorkerReportsInsteadThatItDialsTheHeadAndThenThatItWaits) {
+  SimWorkerOptions options;
+  options.supervised = true;
+  SimWorker& w = start_worker(1, options);
+  world_.run_for(4s);
+  ASSERT_EQ(w.reports.size(), 2u);
+  EXPECT_EQ(w.reports[0].kind, WorkerReport::Kind::kDialing);
+  EXPECT_EQ(w.reports[0].text, "") << "no attempt has failed yet";
+  EXPECT_EQ(w.reports[1].kind, WorkerReport::Kind::kDialing);
+  EXPECT_THAT(w.reports[1].text, HasSubstr("node0"));
+  start_head(2, false);
+  world_.run_for(14s);
+  ASSERT_EQ(w.reports.size(), 3u);
+  EXPECT_EQ(w.reports[2].kind, WorkerReport::Kind::kWaiting);
+  EXPECT_THAT(w.reports[2].text, HasSubstr("1 of 2 workers have come"));
+  EXPECT_TRUE(w.warnings.empty());
+}
+
+// The head's process is stopped: its system accepts the connection, and nothing answers.
+TEST_F(MemberTest, ASupervisedWorkerReportsAHeadThatDoesNotAnswer) {
+  start_head(2, false);
+  world_.pause(head_->process);
+  SimWorkerOptions options;
+  options.supervised = true;
+  SimWorker& w = start_worker(1, options);
+  world_.run_for(1s);
+  ASSERT_EQ(w.reports.size(), 1u);
+  EXPECT_EQ(w.reports[0].kind, WorkerReport::Kind::kDialing);
+  world_.run_for(kLease);
+  ASSERT_EQ(w.reports.size(), 2u);
+  EXPECT_EQ(w.reports[1].kind, WorkerReport::Kind::kDialing);
+  EXPECT_THAT(w.reports[1].text, AllOf(HasSubstr("node0:7700"), HasSubstr("firewall")));
+}
+
 TEST_F(MemberTest, AnUnreachableHeadIsAnErrorAtTheDeadline) {
   SimWorkerOptions options;
   options.patience = 5s;

@@ -61,11 +61,12 @@ SimWorker::SimWorker(SimWorld& world, ProcessId p, SimWorkerOptions o)
   member.deadline = world.now() + options.patience;
   member.lease = options.lease;
   member.heartbeat_interval = options.interval;
-  member_ =
-      std::make_unique<Member>(*network_, *heartbeat_network_, std::move(member),
-                               std::make_shared<Log>(LogLevel::kWarning, [this](const LogRecord& record) {
-                                 if (record.level == LogLevel::kWarning) warnings.push_back(record.message);
-                               }));
+  auto log = std::make_shared<Log>(LogLevel::kWarning, [this](const LogRecord& record) {
+    if (record.level == LogLevel::kWarning) warnings.push_back(record.message);
+  });
+  if (options.supervised)
+    log->set_reporter([this](const WorkerReport& report) { reports.push_back(report); });
+  member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(member), std::move(log));
   network_->loop().post([this] {
     member_->on_broken([this](const Status& why) {
       broken.push_back(why);

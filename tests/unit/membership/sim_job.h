@@ -40,6 +40,7 @@ struct SimWorkerOptions {
   uint32_t num_workers = 2;
   int32_t rank = -1;
   bool hosts_head = false;
+  bool supervised = false;  // reports to the program that started it
   transport::Duration lease = 10s;
   transport::Duration interval = 1s;
   transport::Duration patience = 60s;  // from now to the deadline of the join
@@ -68,6 +69,7 @@ class SimWorker {
   std::vector<Status> broken;
   std::vector<int32_t> left;
   std::vector<std::string> warnings;
+  std::vector<WorkerReport> reports;
   int calls_of_joined = 0, calls_of_done = 0;
 
  private:
