@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -188,18 +187,15 @@ void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& co
   }
 }
 
-// The log of the head in this process. Nothing is logged after its start if no worker comes.
+// The log of the head in this process.
 struct HeadLog {
   explicit HeadLog(bool print) : print(print) {}
   static void take(const dsgd_log_record* record, void* user) {
-    auto* log = static_cast<HeadLog*>(user);
-    ++log->records;
-    if (!log->print) return;
+    if (!static_cast<const HeadLog*>(user)->print) return;
     std::fprintf(stderr, "dsgd run: %s: %s\n", level_name(dsgd_log_record_level(record)),
                  dsgd_log_record_message(record));
   }
   const bool print;
-  std::atomic<int> records{0};
 };
 
 // Starts a head in this process and tells the workers how to reach it.
@@ -271,14 +267,14 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   const bool head_is_here = !head_is_elsewhere(options);
   if (head_is_here) start_head(&settings, &log, &head);
   // Only the host of rank 0 reports, so that each message appears once.
-  if (!options.supervised || options.first_rank == 0) {
+  const bool reports = !options.supervised || options.first_rank == 0;
+  if (reports) {
     const std::string address = head_is_here           ? dsgd_head_address(head.get())
                                 : options.head.empty() ? std::getenv("DSGD_HEAD")
                                                        : options.head;
     supervisor.announce_joins(std::make_shared<WaitNote>("the head at " + address, !head_is_here),
                               std::make_shared<WaitNote>("the other workers", !head_is_here));
   }
-  const int records = log.records;
   uint32_t rank = options.first_rank;
   for (const auto& part : parts) {
     for (uint32_t i = 0; i < part.workers; ++i, ++rank) {
@@ -294,7 +290,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
     }
   }
   const int status = supervisor.wait();
-  if (status == 0 && head.get() && log.records == records)
+  if (status == 0 && reports && !supervisor.any_joined())
     std::fprintf(stderr,
                  "dsgd run: warning: the commands have ended, but no worker has joined the job: a command "
                  "joins it with dsgd_init (in Python dsgd.init) and the DSGD_* variables that it is "

@@ -62,6 +62,8 @@ class Supervisor {
   // that child's failure names a worker of another child, and the other child then fails too, returns the
   // other child's status.
   int wait();
+  // Whether any worker has joined its job.
+  bool any_joined() const { return reports_.any_joined(); }
 
  private:
   struct Running;
