@@ -2,12 +2,14 @@
 // of them end with the same bits. The workers are the trainers beside this folder; `dsgd run` starts them.
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "display.h"
+#include "messages.h"
 #include "plot.h"
 
 namespace {
@@ -112,13 +115,14 @@ void pass_on(int signal) {
   if (child > 0) kill(child, signal);
 }
 
-// The launcher, whose output comes back on a pipe. It dies with this process, and its workers with it.
-FILE* start(const std::vector<std::string>& words) {
+// Starts the launcher and returns the end of a pipe with its output, or -1. It dies with this process, and
+// its workers with it.
+int start(const std::vector<std::string>& words) {
   int output[2];
-  if (pipe2(output, O_CLOEXEC) != 0) return nullptr;
+  if (pipe2(output, O_CLOEXEC) != 0) return -1;
   const pid_t parent = getpid();
   child = fork();
-  if (child < 0) return nullptr;
+  if (child < 0) return -1;
   if (child == 0) {
     setpgid(0, 0);  // Ctrl-C comes from this process alone: a second signal would kill the workers
     prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -133,12 +137,8 @@ FILE* start(const std::vector<std::string>& words) {
     _exit(127);
   }
   close(output[1]);
-  return fdopen(output[0], "r");
+  return output[0];
 }
-
-// The launcher's own report of a failed worker: "dsgd run: [2] digits_c failed with status 3; ending the
-// others".
-bool is_report(const std::string& line) { return line.rfind("dsgd run: ", 0) == 0; }
 
 // Runs the launcher and reads its output to the end; returns its exit status. `failure` gets the launcher's
 // last report.
@@ -146,26 +146,40 @@ int run(const std::vector<std::string>& words, std::vector<Worker>& workers, std
         int epochs, std::string* failure) {
   for (const int number : {SIGINT, SIGTERM}) std::signal(number, pass_on);
   std::signal(SIGPIPE, SIG_IGN);
-  FILE* stream = start(words);
-  if (!stream) return 1;
+  pollfd output{start(words), POLLIN, 0};
+  if (output.fd < 0) return 1;
   if (interrupted) kill(child, interrupted);  // it came before there was a child
   job::Display display(workers, epochs);
-  char* line = nullptr;
-  size_t capacity = 0;
-  for (ssize_t length; (length = getline(&line, &capacity, stream)) >= 0;) {
-    std::string text(line, static_cast<size_t>(length));
-    while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-    if (take_line(text, workers, curves, display)) {
-      // shown by the display
-    } else if (is_report(text)) {
-      *failure = text.substr(std::string("dsgd run: ").size());
-    } else if (failure->empty() && !interrupted) {  // afterwards the others only tell that one is missing
-      display.message(text);
+  job::Messages messages([&](const std::string& text) {
+    if (!interrupted) display.message(text);
+  });
+  const std::string ours = "dsgd run: ";  // of the launcher's own lines
+  const auto take = [&](std::string line) {
+    while (!line.empty() && line.back() == '\r') line.pop_back();
+    if (take_line(line, workers, curves, display)) return;  // shown by the display
+    if (line.rfind(ours, 0) != 0) return messages.add(line);
+    *failure = line.substr(ours.size());
+    messages.report(*failure);
+  };
+  std::string text;  // read, but not yet taken
+  for (;;) {
+    output.revents = 0;
+    poll(&output, 1, messages.milliseconds_until_due());
+    if (output.revents) {
+      char bytes[65536];
+      const ssize_t length = read(output.fd, bytes, sizeof bytes);
+      if (length < 0 && errno == EINTR) continue;
+      if (length <= 0) break;
+      text.append(bytes, static_cast<size_t>(length));
+      for (size_t end; (end = text.find('\n')) != std::string::npos; text.erase(0, end + 1))
+        take(text.substr(0, end));
     }
+    messages.show_due();
     if (!std::cout) kill(child, SIGTERM);  // nobody reads any more
   }
-  free(line);
-  fclose(stream);
+  if (!text.empty()) take(text);
+  messages.show_rest();
+  close(output.fd);
   int status = 0;
   waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

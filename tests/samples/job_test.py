@@ -210,6 +210,43 @@ def fits(build, source, work):
     expect(plot.exists(), "Ctrl-C leaves a plot", output)
 
 
+def is_quoted_at_once(build, source, work):
+    """A worker waits until the job has shown what it said."""
+    shown = work / "shown"
+    os.mkfifo(shown)
+    write_trainer(build / "bin/digits_c", f"echo out of tea\nread line <{shown}\n" + EPOCH % 2 + DONE % "a")
+    program = subprocess.Popen([build / "bin/digits_job", "--build", build, "--source", source, "--languages", "c",
+                                "--workers", "1", "--epochs", "2"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = ""
+    for line in program.stdout:
+        output += line
+        if line == "[0] out of tea\n":
+            shown.write_text("\n")
+    expect(program.wait() == 0, "what a worker says is shown while it runs", output)
+
+
+def a_killed_trainer_is_told_once(options, work):
+    """Real trainers. Those that survive say that it was lost, often before the launcher reports it."""
+    build, trainer, pid = work / "killed", options.build.absolute() / "bin/digits_c", work / "pid"
+    link(build, {f"bin/{program}": options.build / "bin" / program for program in ("dsgd", "digits_job")})
+    os.mkfifo(pid)
+    write_trainer(build / "bin/digits_c", f'[ $DSGD_RANK != 2 ] || echo $$ >{pid}\nexec {trainer} "$@"\n')
+    for _ in range(3):
+        program = subprocess.Popen([build / "bin/digits_job", "--build", build, "--source", options.source, "--languages", "c",
+                                    "--epochs", "1000000"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        victim = int(pid.read_text())
+        output = ""
+        for line in program.stdout:
+            output += line
+            if line.startswith("rank 2 ") and victim:
+                os.kill(victim, signal.SIGKILL)
+                victim = 0
+        told = [line for line in output.splitlines() if not re.match(r"rank \d c .* epoch ", line)]
+        expect(program.wait() == 137 and told == ["samples/run: the job failed with status 137: worker 2 failed first: "
+                                                  f"{build}/bin/digits_c was killed by signal 9"],
+               "a killed trainer is told once", output)
+
+
 def workers_end_with_it(build, source, work):
     """Nothing is left when the program is killed, or when nobody reads its output any more."""
     command = [build / "bin/digits_job", "--build", build, "--source", source, "--languages", "c", "--workers", "2", "--epochs", "2"]
@@ -283,6 +320,14 @@ def failures_are_told(options, work):
                "a failed worker is reported once", output)
         expect("the job failed with status 3" in output and "same bits" not in output, "a failed worker fails the job", output)
 
+    # Rank 0 fails when rank 1 has said that it misses it.
+    heard = work / "heard"
+    os.mkfifo(heard)
+    output = job(f"[ $DSGD_RANK = 1 ] || {{ read line <{heard}; echo 'out of images' >&2; exit 3; }}\n"
+                 f"echo 'rank 0 was lost'; echo >{heard}\nexec sleep 100\n", 3, "worker 0 failed first")
+    expect([line for line in output.splitlines() if line.startswith("[")] == ["[0] out of images"],
+           "of a failure, only the worker that failed is quoted", output)
+
     for option in ("--report", "--plot"):
         for file in (work / "missing/file", "/dev/full"):  # one cannot be opened, the other not written
             job(good, 1, f"cannot write {file}", option, file)
@@ -291,6 +336,7 @@ def failures_are_told(options, work):
     lines = screen(output)
     expect(all(f"[{rank}] out of tea" in lines for rank in (0, 1)), "what a worker says stays on the terminal", "\n".join(lines))
     each_is_drawn_once(lines, 2, 2)
+    is_quoted_at_once(build, options.source, work)
     fits(build, options.source, work)
     workers_end_with_it(build, options.source, work)
     progress_is_shown(options.source, work)
@@ -311,6 +357,8 @@ def main():
         is_redrawn(jobs)
         seed_decides(jobs, options.languages)
         failures_are_told(options, work)
+        if "c" in options.languages:
+            a_killed_trainer_is_told_once(options, work)
     return len(failed) > 0
 
 
