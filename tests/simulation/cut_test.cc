@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
+#include <vector>
 
 #include "cluster.h"
 
@@ -39,6 +41,14 @@ void expect_named(const Cluster& cluster, int rank, const std::set<int>& named, 
   EXPECT_TRUE(status.message().rfind(begins, 0) == 0 || status.message().rfind("the head", 0) == 0) << text;
   if (status.rank() >= 0) EXPECT_NE(status.message().find(begins), std::string::npos) << text;
   EXPECT_LE((failure->ended - cut_at).count(), (kLease * 7 / 4 + 100ms).count()) << text;
+}
+
+void expect_says(const Cluster& cluster, int rank, const std::vector<std::string>& words) {
+  const NotedCall* failure = cluster.first_failure(rank);
+  ASSERT_TRUE(failure) << cluster.history(rank);
+  for (const std::string& word : words)
+    EXPECT_NE(failure->status.message().find(word), std::string::npos)
+        << "no '" << word << "' in: " << failure->status.message();
 }
 
 struct Cut {
@@ -79,7 +89,13 @@ TEST(Cuts, BetweenTwoWorkersNameTheSameOneEverywhere) {
             Time at{};
             run_cut(cluster, cuts_of(low, high, direction), &at);
             if (testing::Test::HasFatalFailure()) return;
-            for (int rank = 0; rank < workers; ++rank) expect_named(cluster, rank, {high}, at);
+            for (int rank = 0; rank < workers; ++rank) {
+              expect_named(cluster, rank, {high}, at);
+              expect_says(cluster, rank,
+                          {"rank " + std::to_string(low) + " (worker",
+                           "rank " + std::to_string(high) + " (worker", ") at 10.0.0.",
+                           "cut off, or a firewall is between them", "); a firewall may be between them"});
+            }
           }
         }
       }
@@ -103,6 +119,7 @@ TEST(Cuts, BetweenAWorkerAndTheHeadNameTheWorker) {
             // The worker itself sees no more than that the head does not answer.
             expect_named(cluster, rank, rank == worker ? std::set<int>{worker, head} : std::set<int>{worker},
                          at);
+            if (rank == worker) expect_says(cluster, rank, {"the head at node0:7700"});
           }
         }
       }

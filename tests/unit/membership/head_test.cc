@@ -340,8 +340,8 @@ TEST_F(HeadTest, AWorkerThatDoesNotHearTheHeadIsNamedItself) {
   begin(0);
   report(2, Status(Code::kWorkerLost, "the head at a:1 has not answered for 10.0 s").with_rank(0, "nodew0"));
   EXPECT_EQ(news(1).rank(), 2);
-  EXPECT_THAT(news(1).message(),
-              AllOf(HasSubstr("rank 2 (worker 'w2'"), HasSubstr("does not hear the head")));
+  EXPECT_THAT(news(1).message(), AllOf(HasSubstr("rank 2 (worker 'w2'"), HasSubstr("does not hear the head"),
+                                       HasSubstr("the head at a:1"), HasSubstr("firewall")));
 }
 
 TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {
@@ -356,9 +356,10 @@ TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {
     head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}}, nullptr);
     begin(c.head_rank);
     for (const auto& [from, to] : c.pairs) {
-      EXPECT_TRUE(call(at(from).control, transport::Report{static_cast<int32_t>(from), 1,
-                                                           Status(Code::kWorkerLost, "no answer"), to})
-                      .ok());
+      EXPECT_TRUE(
+          call(at(from).control, transport::Report{static_cast<int32_t>(from), 1,
+                                                   Status(Code::kWorkerLost, "no answer from b:2"), to})
+              .ok());
       EXPECT_FALSE(at(0).watch.given()) << "others may say so, too";
     }
     loop_.advance(kLease / 4);
@@ -368,6 +369,13 @@ TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {
     EXPECT_EQ(news(0).code(), Code::kWorkerLost);
     EXPECT_EQ(news(0).rank(), c.named) << news(0).message();
     EXPECT_EQ(news(0).message().rfind("rank " + std::to_string(c.named) + " ", 0), 0u) << news(0).message();
+    for (const auto& [from, to] : c.pairs) {
+      if (static_cast<int32_t>(from) != c.named && to != c.named) continue;
+      for (const auto rank : {static_cast<int32_t>(from), to})
+        EXPECT_THAT(news(0).message(), HasSubstr("(worker 'w" + std::to_string(rank) + "' on host nodew" +
+                                                 std::to_string(rank)));
+    }
+    EXPECT_THAT(news(0).message(), AllOf(HasSubstr("no answer from b:2"), HasSubstr("firewall")));
   }
 }
 

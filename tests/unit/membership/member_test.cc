@@ -166,7 +166,8 @@ TEST_F(MemberTest, AnUnreachableHeadIsAnErrorAtTheDeadline) {
   EXPECT_GE((w.joined_at - start).count(), Duration(5s).count());
   EXPECT_EQ(w.joined->status().code(), Code::kUnreachable);
   EXPECT_THAT(w.joined->status().message(),
-              AllOf(HasSubstr("node0:7700"), HasSubstr("within init_timeout"), HasSubstr("`head`")));
+              AllOf(HasSubstr("worker 'w1' (host node1"), HasSubstr("the head at node0:7700"),
+                    HasSubstr("within init_timeout"), HasSubstr("`head`"), HasSubstr("firewall")));
 }
 
 TEST_F(MemberTest, AnIncompleteJobIsAnErrorThatSaysWhoHasCome) {
@@ -270,7 +271,8 @@ TEST_F(MemberTest, AHeadThatIsGoneAtTheDeadlineIsUnreachableAndItsLastWordIsTold
   world_.kill(head_->process, Death::kReset);
   run_until([&] { return w.joined.has_value(); }, 2s + kSlack);
   EXPECT_EQ(w.joined->status().code(), Code::kUnreachable) << w.joined->status().message();
-  EXPECT_THAT(w.joined->status().message(), HasSubstr("1 of 2 workers have come"));
+  EXPECT_THAT(w.joined->status().message(),
+              AllOf(HasSubstr("the head at node0:7700 has gone"), HasSubstr("1 of 2 workers have come")));
   world_.bury(head_->process);
 }
 

@@ -36,6 +36,17 @@ inline dsgd_op_options with_timeout(int32_t timeout_ms) {
   return options;
 }
 
+// All that a session has logged since the last call.
+inline std::string logged(dsgd_session* session) {
+  std::string all;
+  dsgd_log_record* record = nullptr;
+  while (dsgd_log_poll(session, 0, &record, nullptr) == DSGD_OK) {
+    all += std::string(dsgd_log_record_message(record)) + '\n';
+    dsgd_log_record_free(record);
+  }
+  return all;
+}
+
 using Settings = std::map<std::string, std::string>;
 
 // A head on a port of its own, and `workers` threads that each join it and run `body`. Returns when all are

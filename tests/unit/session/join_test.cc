@@ -13,6 +13,7 @@ namespace {
 
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Long enough that no test ends by it, and a defect does not hang for ever.
 constexpr const char* kPatience = "120s";
@@ -208,6 +209,41 @@ TEST(Join, FreeingTheOpDoesNotEndIt) {
   DSGD_OK_OR_FAIL(dsgd_op_wait(second.op, -1, error_));
   while (dsgd_rank(first.session) == DSGD_ERR_STATE) std::this_thread::yield();
   EXPECT_GE(dsgd_rank(first.session), 0);
+}
+
+// Else workers for which the head's name leads to different machines would become two heads.
+TEST(Join, WhereRanksAreGivenOnlyRankZeroBecomesTheHead) {
+  std::string address;
+  {
+    const Head head(2);
+    address = dsgd_head_address(head.head);
+  }
+  const auto settings = [&](const char* rank, const char* init_timeout) {
+    return Settings{{"head", "localhost" + address.substr(address.rfind(':'))},
+                    {"num_workers", "2"},
+                    {"rank", rank},
+                    {"init_timeout", init_timeout},
+                    {"log_level", "info"}};
+  };
+  Joining second(settings("1", "300ms"));
+  Error error;
+  EXPECT_EQ(dsgd_op_wait(second.op, -1, error), DSGD_ERR_UNREACHABLE);
+  EXPECT_THAT(error.message(), HasSubstr("could not reach the head"));
+  EXPECT_THAT(logged(second.session), Not(HasSubstr("this process is the head")));
+  Joining first(settings("0", kPatience));
+  first.await_rendezvous("1 of 2");
+  EXPECT_THAT(logged(first.session), HasSubstr("this process is the head"));
+}
+
+TEST(Join, AWorkerThatMayNotHostTheHeadDoesNotTry) {
+  const Head head(2);
+  Settings settings = head.settings(2);
+  settings["log_level"] = "info";
+  Joining first(settings), second(settings);
+  for (Joining* joining : {&first, &second}) {
+    DSGD_OK_OR_FAIL(dsgd_op_wait(joining->op, -1, error_));
+    EXPECT_THAT(logged(joining->session), Not(HasSubstr("the head is not in this process")));
+  }
 }
 
 TEST(Join, AFreedSessionEndsIt) {

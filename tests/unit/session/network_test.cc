@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,13 +33,14 @@ int listening_sockets() {
   return count;
 }
 
-// A port of 127.0.0.1 on which `socket` listens.
-int bound_port(int socket) {
+// Makes `socket` listen on a port of 127.0.0.1, 0: any. Returns the port; 0: it is in use.
+int bound_port(int socket, int port = 0) {
   sockaddr_in at{};
   at.sin_family = AF_INET;
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  at.sin_port = htons(static_cast<uint16_t>(port));
   socklen_t length = sizeof at;
-  EXPECT_EQ(bind(socket, reinterpret_cast<sockaddr*>(&at), length), 0);
+  if (bind(socket, reinterpret_cast<sockaddr*>(&at), length) != 0) return 0;
   EXPECT_EQ(listen(socket, 1), 0);
   EXPECT_EQ(getsockname(socket, reinterpret_cast<sockaddr*>(&at), &length), 0);
   return ntohs(at.sin_port);
@@ -56,14 +59,28 @@ int free_port() {
   return port;
 }
 
-std::string logged(dsgd_session* session) {
-  std::string all;
-  dsgd_log_record* record = nullptr;
-  while (dsgd_log_poll(session, 0, &record, nullptr) == DSGD_OK) {
-    all += std::string(dsgd_log_record_message(record)) + '\n';
-    dsgd_log_record_free(record);
+// Three adjacent ports that were free, below those that the system gives away itself, and sockets that listen
+// on them.
+std::map<int, int> three_ports() {
+  for (int first = 20000 + getpid() % 10000;; ++first) {
+    std::map<int, int> sockets;
+    for (int port = first; port < first + 3; ++port) {
+      const int held = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      if (bound_port(held, port) == port)
+        sockets[port] = held;
+      else
+        close(held);
+    }
+    if (sockets.size() == 3) return sockets;
+    for (const auto& [port, held] : sockets) close(held);
   }
-  return all;
+}
+
+// The port at which the log of a worker says that its peers reach it; 0: it does not.
+int told_port(const std::string& log) {
+  const std::string before = "peers reach this worker at 127.0.0.1:";
+  const size_t at = log.find(before);
+  return at == std::string::npos ? 0 : std::atoi(log.c_str() + at + before.size());
 }
 
 struct Network {
@@ -104,11 +121,13 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 // As workers are started by hand: each may become the head, which then accepts its peers where it is told to.
-void run_embedded(const Settings& settings, const std::vector<std::string>& said) {
+// Returns their logs.
+std::vector<std::string> run_embedded(const Settings& settings, const std::vector<std::string>& said) {
   std::vector<std::thread> workers;
+  std::vector<std::string> logs(2);
   const std::string port = std::to_string(free_port());
   for (int worker = 0; worker < 2; ++worker) {
-    workers.emplace_back([&] {
+    workers.emplace_back([&, worker] {
       dsgd_config* config = dsgd_config_new();
       Settings all = {{"head", "localhost:" + port},
                       {"num_workers", "2"},
@@ -124,13 +143,14 @@ void run_embedded(const Settings& settings, const std::vector<std::string>& said
       dsgd_config_free(config);
       ASSERT_EQ(status, DSGD_OK) << error.message();
       DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
-      const std::string log = logged(session);
+      const std::string log = logs[static_cast<size_t>(worker)] = logged(session);
       for (const std::string& text : said)
         EXPECT_NE(log.find(text), std::string::npos) << text << " is not in\n" << log;
       dsgd_finalize(session);
     });
   }
   for (std::thread& worker : workers) worker.join();
+  return logs;
 }
 
 TEST(EmbeddedHead, ANameOfTwoAddressesGivesOneHead) { run_embedded({}, {}); }
@@ -142,10 +162,16 @@ TEST(EmbeddedHead, InterfaceCountsForItsWorkerToo) {
 }
 
 TEST(Ports, WorkersTakeTheFirstFreeOneOfTheRange) {
-  const int first = free_port();
-  const std::string range = std::to_string(first) + '-' + std::to_string(first + 9);
-  run_embedded({{"ports", range}},
-               {"peers reach this worker at 127.0.0.1:" + std::to_string(first).substr(0, 2)});
+  const std::map<int, int> held = three_ports();
+  const int first = held.begin()->first;
+  close(held.at(first + 1));
+  close(held.at(first + 2));
+  std::set<int> told;
+  for (const std::string& log :
+       run_embedded({{"ports", std::to_string(first) + '-' + std::to_string(first + 9)}}, {}))
+    told.insert(told_port(log));
+  EXPECT_EQ(told, (std::set<int>{first + 1, first + 2})) << first << " is in use";
+  close(held.at(first));
   // One port for two workers is too few.
   dsgd_session* session = nullptr;
   dsgd_config* config = dsgd_config_new();
