@@ -126,6 +126,32 @@ TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
   }
 }
 
+// Each step is clipped, by a norm that devices compute from the parts of the sums that they have.
+TEST_F(Nccl, ClipsAsTheHostDoesWhereverGpusAre) {
+  for (const Place& place : places()) {
+    for (const std::vector<std::string>& strategies :
+         std::vector<std::vector<std::string>>{{"allreduce"}, {"ps"}, {"simple", "ps", "allreduce"}}) {
+      for (const char* internode : {"rpc", "nccl"}) {
+        SCOPED_TRACE(std::string(place.name) + ", " + strategies[0] + ", internode=" + internode);
+        Job job{place.devices,
+                strategies,
+                4,
+                {{"bucket_size", "4K"}, {"internode", internode}, {"algorithm", "nccl"}},
+                place.nodes};
+        job.options = "lr=0.4 momentum=0.5 clip_norm=1";
+        std::vector<double> norms, expected_norms;
+        const auto values = train(job, nullptr, &norms);
+        job.devices = on_host(job.devices);
+        job.settings = {{"bucket_size", "4K"}};
+        const auto expected = train(job, nullptr, &expected_norms);
+        expect_near(norms, expected_norms, values, expected);
+        ASSERT_EQ(norms.size(), 4u);
+        for (const double norm : norms) EXPECT_GT(norm, 10);
+      }
+    }
+  }
+}
+
 // NCCL adds up in an order of its own: the sums of R replicas differ from the host's by (R - 1) eps sum(|c
 // g|) at most.
 TEST_F(Nccl, DiffersFromTheHostByNoMoreThanAnotherOrderOfSummationDoes) {

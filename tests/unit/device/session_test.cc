@@ -129,6 +129,56 @@ TEST_F(GpuSession, TheNormIsTheHostsWhoeverComputesIt) {
   }
 }
 
+// The norms of all steps lie between the two limits: one clips each step, and the other none.
+TEST_F(GpuSession, ClippingIsTheHostsWhoeverComputesTheNorm) {
+  using Devices = std::vector<std::vector<std::string>>;
+  for (const Devices& devices : std::vector<Devices>{
+           {{"cuda:0"}}, {{"cuda:0", second()}}, {{"cuda:0"}, {"cpu"}}, {{"cuda:0"}, {second(), "cpu"}}}) {
+    for (const char* strategy : {"allreduce", "ps", "simple"}) {
+      for (const char* reproducible : {"0", "1"}) {
+        SCOPED_TRACE(strategy + std::string(" reproducible=") + reproducible);
+        Job job{devices, {strategy}, 4, {{"reproducible", reproducible}, {"bucket_size", "4K"}}};
+        job.options = "lr=0.4 momentum=0.5 clip_norm=1";
+        std::vector<double> norms, expected_norms;
+        const auto clipped = train(job, nullptr, &norms);
+        job.options = "lr=0.4 momentum=0.5 clip_norm=1e6";
+        const auto below = train(job);
+        for (auto& worker : job.devices) worker.assign(worker.size(), "cpu");
+        job.options = "lr=0.4 momentum=0.5";
+        const auto unclipped = train(job);
+        EXPECT_EQ(below, unclipped);
+        job.options = "lr=0.4 momentum=0.5 clip_norm=1";
+        const auto expected = train(job, nullptr, &expected_norms);
+        expect_near(norms, expected_norms, clipped, expected);
+        ASSERT_EQ(norms.size(), 4u);
+        for (const double norm : norms) EXPECT_GT(norm, 10);
+        EXPECT_GT(std::abs(unclipped[0][4] - expected[0][4]), 0.1);
+        if (*reproducible == '1') {
+          EXPECT_EQ(clipped, expected);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuSession, ClippingComesAfterALossScaleIsTakenOut) {
+  using Devices = std::vector<std::vector<std::string>>;
+  for (const Devices& devices : std::vector<Devices>{{{"cuda:0"}}, {{"cuda:0"}, {"cpu"}}}) {
+    for (const char* strategy : {"allreduce", "ps", "simple"}) {
+      SCOPED_TRACE(strategy);
+      Job job{devices, {strategy}, 6, {{"bucket_size", "4K"}, {"loss_scale", "1024"}}};
+      job.options = "lr=0.4 momentum=0.5 clip_norm=1";
+      job.overflows = [](int step) { return step % 3 == 1; };
+      std::vector<double> norms, expected_norms;
+      const auto values = train(job, nullptr, &norms);
+      for (auto& worker : job.devices) worker.assign(worker.size(), "cpu");
+      job.settings = {{"bucket_size", "4K"}, {"gradient_norm", "1"}};
+      const auto expected = train(job, nullptr, &expected_norms);
+      expect_near(norms, expected_norms, values, expected);
+    }
+  }
+}
+
 // A step in which a gradient overflows is as if it had not been; a power of two leaves the bits of all
 // others.
 TEST_F(GpuSession, ALossScaleIsTakenOutAgainAndOverflowsLeaveTheModelAsItWas) {

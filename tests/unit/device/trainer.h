@@ -168,6 +168,24 @@ struct Trainer {
   std::vector<Tensor> tensors;
 };
 
+// The norms of gradients, and the values of float32 in a Trainer with halves, are as expected up to rounding.
+// Halves may round the other way; check_halves() compares those of one trainer.
+inline void expect_near(const std::vector<double>& norms, const std::vector<double>& expected_norms,
+                        const std::vector<std::vector<float>>& values,
+                        const std::vector<std::vector<float>>& expected) {
+  constexpr size_t kFloats = 3 + 5000 + 17 + 1 + 4103;
+  ASSERT_EQ(norms.size(), expected_norms.size());
+  for (size_t step = 0; step < norms.size(); ++step)
+    EXPECT_NEAR(norms[step], expected_norms[step], 1e-6 * expected_norms[step]) << "step " << step;
+  ASSERT_EQ(values.size(), expected.size());
+  for (size_t w = 0; w < values.size(); ++w) {
+    EXPECT_EQ(values[w], values[0]) << "rank " << w;
+    ASSERT_EQ(values[w].size(), expected[w].size());
+    for (size_t i = 0; i < kFloats; ++i)
+      ASSERT_NEAR(values[w][i], expected[w][i], 1e-5) << "rank " << w << ", element " << i;
+  }
+}
+
 struct Job {
   std::vector<std::vector<std::string>> devices;        // by rank
   std::vector<std::string> strategies = {"allreduce"};  // in turn, one each step
