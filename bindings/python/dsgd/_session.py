@@ -39,6 +39,7 @@ class Session(Collectives):
         self._optimizer_is_none = optimizer_is_none
         self._optimizer_chosen = False
         self._attached = False  # to a module, by dsgd.torch
+        self._rates_set = 0  # calls of set_learning_rate
 
     # ---- Membership ----
 
@@ -215,6 +216,7 @@ class Session(Collectives):
     def set_learning_rate(self, rate: float) -> None:
         """From the next step on, equal on all workers."""
         _raw.dsgd_learning_rate_set(self._handle.pointer, rate)
+        self._rates_set += 1
 
     @property
     def loss_scale(self) -> float:

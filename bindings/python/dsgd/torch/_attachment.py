@@ -15,6 +15,7 @@ from .._operation import StepOperation
 from .._session import Session
 from .._types import StepResult
 from ._buffers import Buffers, add_untrained
+from ._optimizers import OtherOptimizers
 from ._parameters import TrainedParameter
 
 
@@ -36,8 +37,10 @@ def attach(
     With the optimizer "none", each backward pass ends with the mean gradient of all workers in `.grad`, for an optimizer
     of PyTorch. With another one, call Attachment.step after backward. Until then dsgd sends this worker's gradient, which
     is in `.grad`: it may be read, not changed. Changes through exported memory (DLPack, data_ptr(), storage(), or a NumPy
-    array that was made before backward) and by C++ extensions are not found. No optimizer of PyTorch may step. A PyTorch
-    scheduler has no effect with an optimizer of dsgd: use the optimizer "none", or Session.set_learning_rate.
+    array that was made before backward) and by C++ extensions are not found. No optimizer of PyTorch may step. One that holds
+    parameters of the module must keep its settings, since dsgd does not take them: the step after a learning rate scheduler or
+    the host has changed one is an error. The host may give the rate to Session.set_learning_rate after each change; else use
+    "none" with a scheduler.
 
     device: where the module is; by default found from its parameters.
     broadcast_buffers: after each step all workers hold rank 0's buffers, such as the running means of batch norm.
@@ -100,6 +103,7 @@ class Attachment:
         self._buffers = Buffers(module) if broadcast_buffers else None
 
         self._known = {id(tensor) for _, tensor in named}
+        self._other_optimizers = OtherOptimizers(tensor for _, tensor in trained)
         self._hooks = [entry.on_gradient(self._on_gradient) for entry in self._trained]
         self._hooks.append(module.register_forward_pre_hook(_ForwardHook(self, "_before_forward")))
         if find_unused_parameters:
@@ -313,6 +317,8 @@ class Attachment:
                 )
         for entry in self._trained:
             entry.check_value()
+        if not self.session._optimizer_is_none:
+            self._other_optimizers.check(self.session._rates_set)
         self._checked = True
 
 

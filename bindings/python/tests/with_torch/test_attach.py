@@ -1,6 +1,7 @@
 """Everything that users of DistributedDataParallel do by habit works, or raises an error that says what to do."""
 
 import copy
+import functools
 import io
 
 import numpy
@@ -223,6 +224,105 @@ def test_a_step_of_an_optimizer_of_pytorch_is_an_error(attached, batches, make):
             assert attachment.step().applied
         else:
             assert not any(changed(module, before))
+
+
+def halve(optimizer):
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+# What changes a setting of the optimizer, and the setting; `lr` is 1 before.
+CHANGES = {
+    "exponential": (lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5).step, "'lr' of a SGD of PyTorch .* 1 to 0.5"),
+    "a later step": (lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [3], 0.1).step, "'lr' .* 1 to 0.1"),
+    "plateau": (
+        lambda optimizer: functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0).step, 1),
+        "'lr' .* 1 to 0.1",
+    ),
+    "momentum": (
+        lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 1, 1, 10, base_momentum=0.8).step,
+        "'momentum' .* 0.9 to 0.8",
+    ),
+    "the host": (lambda optimizer: functools.partial(halve, optimizer), "'lr' .* 1 to 0.5"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_setting_that_changes_in_an_optimizer_of_pytorch_is_an_error(attached, batches, change):
+    module, attachment = attached
+    make, text = CHANGES[change]
+    optimizer = torch.optim.SGD(module.parameters(), lr=1, momentum=0.9)
+    step = make(optimizer)
+
+    def train():
+        for _ in range(5):
+            loss_of(module, batches).backward()
+            attachment.step()
+            step()
+
+    with pytest.raises(dsgd.StateError, match=text):
+        train()
+    before = values(module)
+    with pytest.raises(dsgd.StateError, match=text):  # and stays one
+        loss_of(module, batches)
+    assert all(torch.equal(a, b) for a, b in zip(values(module), before))
+
+
+def test_a_warm_up_that_changes_the_rate_before_the_first_step_is_an_error(attached, batches):
+    module, _ = attached
+    optimizer = torch.optim.SGD(module.parameters(), lr=1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.25 * (epoch + 1))
+    with pytest.raises(dsgd.StateError, match="'lr' of a SGD of PyTorch was changed from 1 to 0.25"):
+        loss_of(module, batches)
+    assert scheduler.get_last_lr() == [0.25]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_scheduler_whose_rate_the_host_gives_to_the_session_is_followed(attached, session, batches):
+    module, attachment = attached
+    optimizer = torch.optim.SGD(module.parameters(), lr=1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for rate in (1, 0.5, 0.25):
+        before = values(module)
+        session.set_learning_rate(scheduler.get_last_lr()[0])
+        loss_of(module, batches).backward()
+        attachment.step()
+        for parameter, value in zip(module.parameters(), before):
+            assert torch.allclose(parameter, value - rate * parameter.grad, atol=1e-6)
+        module.zero_grad()
+        scheduler.step()
+    with pytest.raises(dsgd.StateError, match="call session.set_learning_rate"):
+        loss_of(module, batches)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_scheduler_of_another_modules_optimizer_is_no_error(attached, batches):
+    module, attachment = attached
+    other = mlp()
+    optimizer = torch.optim.SGD([{"params": module.parameters()}, {"params": other.parameters()}], lr=1)
+    own = torch.optim.Adam(other.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(own, 0.5)
+    for _ in range(4):
+        loss_of(module, batches).backward()
+        attachment.step()
+        scheduler.step()
+        optimizer.param_groups[1]["lr"] *= 0.5
+    del optimizer
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_an_optimizer_that_is_made_later_is_found(attached, batches):
+    module, attachment = attached
+    with pytest.raises(dsgd.StateError, match="'lr' of a Adam of PyTorch"):
+        for step in range(20):
+            if step == 5:
+                scheduler = torch.optim.lr_scheduler.ExponentialLR(torch.optim.Adam(module.parameters()), 0.5)
+            loss_of(module, batches).backward()
+            attachment.step()
+            if step >= 5:
+                scheduler.step()
+    assert step == 8
 
 
 def test_a_detached_module_trains_with_an_optimizer_of_pytorch(attached, batches):
