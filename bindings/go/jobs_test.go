@@ -382,3 +382,82 @@ func TestAContextEndsStarts(t *testing.T) {
 		w.ok(w.Barrier(background))
 	})
 }
+
+// The change goes on, and is made when the other worker comes.
+func TestAContextEndsSetStrategy(t *testing.T) {
+	job(t, 2, settings{"step_timeout": "10m"}, func(w *worker) {
+		_, _, value, gradient := w.model("weight", 0)
+		gradient[0] = 1
+		if w.Rank() == 0 {
+			ctx, cancel := context.WithTimeout(background, 30*time.Millisecond)
+			defer cancel()
+			err := w.SetStrategy(ctx, "ps", "")
+			w.expect(errors.Is(err, context.DeadlineExceeded), "SetStrategy returned %v", err)
+			w.ok(w.PutObject(background, "cancelled", nil))
+		} else {
+			_, err := w.GetObject(background, "cancelled")
+			w.ok(err)
+			w.ok(w.SetStrategy(background, "ps", ""))
+		}
+		w.ok(w.Barrier(background)) // after the change, in its channel
+		w.step(1)
+		w.expect(value[0] == -0.5, "value %v", value[0])
+	})
+}
+
+// The step goes on, and is made when the other worker comes.
+func TestAContextEndsSteps(t *testing.T) {
+	job(t, 2, settings{"step_timeout": "10m"}, func(w *worker) {
+		_, _, value, gradient := w.model("weight", 0)
+		gradient[0] = 1
+		if w.Rank() == 0 {
+			ctx, cancel := context.WithTimeout(background, 30*time.Millisecond)
+			defer cancel()
+			_, err := w.Step(ctx, 1)
+			w.expect(errors.Is(err, context.DeadlineExceeded), "Step returned %v", err)
+			w.ok(w.PutObject(background, "cancelled", nil))
+		} else {
+			_, err := w.GetObject(background, "cancelled")
+			w.ok(err)
+			w.step(1)
+		}
+		w.ok(w.Barrier(background)) // after the step, in its channel
+		w.expect(value[0] == -0.5, "value %v", value[0])
+	})
+}
+
+// A function that returns in mid-step, because of an error, closes its session by defer.
+func TestACloseInMidStepEndsTheOthersStepAndChangesNothing(t *testing.T) {
+	var told sync.WaitGroup
+	told.Add(1)
+	job(t, 2, settings{"step_timeout": "10m"}, func(w *worker) {
+		p, err := w.AddParameter("p", Float32, []int{2})
+		w.ok(err)
+		q, err := w.AddParameter("q", Float32, []int{1})
+		w.ok(err)
+		r, err := w.AddReplica("cpu")
+		w.ok(err)
+		value, gradient := []float32{1, 2, 3}, []float32{1, 1, 1}
+		w.ok(Bind(r, p, value[:2], gradient[:2]))
+		w.ok(Bind(r, q, value[2:], gradient[2:]))
+		w.ok(w.SetOptimizer("sgd", "lr=1"))
+		w.ok(w.Start(background))
+		w.step(1)
+		if w.Rank() == 1 {
+			defer told.Done()
+			_, err := w.Step(background, 1)
+			lost := w.failing(err, ErrWorkerLost)
+			w.expect(lost.Rank == 0, "lost rank %d: %v", lost.Rank, lost)
+			w.expect(equal(value, []float32{0, 1, 2}), "values are %v", value)
+			return
+		}
+		func() {
+			defer w.Close()
+			_, err := w.StepBegin(1)
+			w.ok(err)
+			w.ok(r.GradientReady(p)) // and an error keeps q from being marked
+		}()
+		w.expect(equal(value, []float32{0, 1, 2}), "values are %v", value)
+		told.Wait()
+	})
+}
