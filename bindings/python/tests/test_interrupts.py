@@ -117,6 +117,19 @@ def test_in_a_call(head, call):
         other.communicate()
 
 
+# A head that no worker comes to.
+HEAD = """
+with dsgd.Head(head="127.0.0.1:0", num_workers=2, init_timeout="10m") as head:
+    print("ready", flush=True)
+    head.wait({timeout})
+"""
+
+
+@pytest.mark.parametrize("timeout", ["", "600"])
+def test_while_a_head_waits(timeout):
+    interrupt(program(HEAD.format(timeout=timeout), ""))
+
+
 WHILE_BEGINNING = """
 import os, signal
 
