@@ -132,7 +132,7 @@ struct Goodbye {  // last message on a connection that is closed on purpose
   int32_t rank = -1;
   Status cause;
   uint64_t steps = 0;                // that the sender has made
-  std::vector<uint64_t> digests;     // of its values then; empty: not compared
+  std::vector<uint64_t> digests;     // of its values then, 0: not read; empty: not compared
   uint64_t first_call_not_made = 0;  // steps of this and later calls go on without the sender; 0: none does
 };
 

@@ -116,8 +116,8 @@ class Step {
   void device_failed(const Status& cause);
   // The loop may end afterwards: devices no longer post to it.
   void close();
-  // Digests of the values of replica 0, as divergence.h compares them; none if it is not on the host. Not
-  // during a step.
+  // Digests of the values of replica 0, as divergence.h compares them, kNotRead for memory of the host's;
+  // none if the replica is not on the host. Not during a step.
   std::vector<uint64_t> digests_on_host() const;
   // The last step failed on all workers alike, before anything changed, so the workers may try again.
   bool failed_in_agreement() const { return agreed_; }

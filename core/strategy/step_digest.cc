@@ -46,7 +46,10 @@ std::vector<uint64_t> Step::digests_on_host() const {
     // A host may have freed memory of its own before it closes the session. Only dsgd's memory and DLPack
     // tensors are sure to be there.
     const Binding& binding = model_.bindings[0][p];
-    if (!binding.memory && !binding.release) return {};
+    if (!binding.memory && !binding.release) {
+      digests.push_back(kNotRead);
+      continue;
+    }
     ValueDigest digest;
     for (uint64_t part = 0; part < kDigestParts; ++part) add_digest(digest, p, part);
     digests.push_back(digest.result());

@@ -350,11 +350,12 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST and this worker's rank. A
  *               worker that closes between steps takes no part in later steps; those of the others go on (see
  *               dsgd_step).
- *   Comparison  Unless timeout_ms is 0, values on the cpu in memory of dsgd_alloc or DLPack tensors are
- *               compared with those of the other workers that close after the same step. A step with all_done
- *               = 1 has compared them already. Memory of dsgd_bind is not read, since the host may have freed
- *               it. If values differ, the session is closed, and the worker that closes later gets
- *               DSGD_ERR_DIVERGED (see dsgd_step).
+ *   Comparison  Unless timeout_ms is 0, the values of this worker's first replica in memory of dsgd_alloc or
+ *               DLPack tensors are compared with those of the other workers that close after the same step. A
+ *               step with all_done = 1 has compared them already. A parameter in memory of dsgd_bind is left
+ *               out, since the host may have freed it; the others are compared. If the first replica is on a
+ *               GPU, nothing is compared. If values differ, the session is closed, and the worker that closes
+ *               later gets DSGD_ERR_DIVERGED (see dsgd_step).
  *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed.
  *               dsgd_abort ends the waiting.
  *   GPUs        The call waits at most 5 s for work enqueued on a GPU (0.1 s for each further GPU), then logs

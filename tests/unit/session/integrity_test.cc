@@ -12,14 +12,17 @@
 namespace dsgd_test {
 namespace {
 
-// One parameter of several replicas on the cpu, in buffers of dsgd; gradients are integers.
+// Two parameters of several replicas on the cpu, in buffers of dsgd or, where they are bound, of the host;
+// gradients are integers.
 struct Trainer {
   static constexpr int64_t kCounts[2] = {5000, 700};
 
   dsgd_session* session;
   std::vector<std::vector<float*>> values = {}, gradients = {};  // by replica, by parameter
+  std::vector<float> bound = {};                                 // value and gradient of the bound parameter
 
-  void build(const char* strategy, int replicas = 1) {
+  // `bind`: the parameter that is in the host's memory; -1: none is.
+  void build(const char* strategy, int replicas = 1, int bind = -1) {
     std::vector<dsgd_parameter*> parameters(2);
     for (size_t p = 0; p < parameters.size(); ++p) {
       DSGD_OK_OR_FAIL(dsgd_parameter_add(session, p == 0 ? "dense.weight" : "dense.bias", DSGD_FLOAT32,
@@ -31,8 +34,17 @@ struct Trainer {
       values.emplace_back(2);
       gradients.emplace_back(2);
       for (size_t p = 0; p < parameters.size(); ++p) {
-        DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameters[p], reinterpret_cast<void**>(&values.back()[p]),
-                                   reinterpret_cast<void**>(&gradients.back()[p]), error_));
+        float *&value = values.back()[p], *&gradient = gradients.back()[p];
+        if (static_cast<int>(p) == bind) {
+          const auto count = static_cast<size_t>(kCounts[p]);
+          bound.assign(2 * count, 0);
+          value = bound.data(), gradient = value + count;
+          const size_t nbytes = count * sizeof(float);
+          DSGD_OK_OR_FAIL(dsgd_bind(replica, parameters[p], value, nbytes, gradient, nbytes, error_));
+          continue;
+        }
+        DSGD_OK_OR_FAIL(dsgd_alloc(replica, parameters[p], reinterpret_cast<void**>(&value),
+                                   reinterpret_cast<void**>(&gradient), error_));
       }
     }
     DSGD_OK_OR_FAIL(dsgd_optimizer_set(session, "sgd", "lr=0.5 momentum=0.5", error_));
@@ -138,24 +150,28 @@ TEST(Integrity, ReplicasOfOneWorkerAreComparedWhenNobodyHasDataLeft) {
   }
 }
 
-// The results of the two ranks' calls of dsgd_close, rank 1's first.
+// The results of the ranks' calls of dsgd_close, the highest rank's first. `bind` gives the parameter that
+// each rank binds.
 struct Closing {
-  int32_t status[2];
-  std::string message[2];
+  std::vector<int32_t> status;
+  std::vector<std::string> message;
 };
-Closing close_in_turn(const std::function<void(Trainer&, int rank)>& before) {
-  Closing closing{};
-  std::promise<void> first;
-  run_job(2, {}, [&](dsgd_session* session, int rank) {
+Closing close_in_turn(const std::function<void(Trainer&, int rank)>& before,
+                      const std::vector<int>& bind = {-1, -1}) {
+  const size_t workers = bind.size();
+  Closing closing{std::vector<int32_t>(workers), std::vector<std::string>(workers)};
+  std::vector<std::promise<void>> closed(workers);
+  run_job(static_cast<int>(workers), {}, [&](dsgd_session* session, int rank) {
+    const auto place = static_cast<size_t>(rank);
     Trainer trainer{session};
-    trainer.build("allreduce");
+    trainer.build("allreduce", 1, bind[place]);
     for (int step = 0; step < 3; ++step) DSGD_OK_OR_FAIL(trainer.step(1, error_));
     before(trainer, rank);
-    if (rank == 0) first.get_future().wait();
+    if (place + 1 < workers) closed[place + 1].get_future().wait();
     Error error;
-    closing.status[rank] = dsgd_close(session, -1, error);
-    closing.message[rank] = error.error ? error.message() : "";
-    if (rank == 1) first.set_value();
+    closing.status[place] = dsgd_close(session, -1, error);
+    closing.message[place] = error.error ? error.message() : "";
+    closed[place].set_value();
   });
   return closing;
 }
@@ -171,6 +187,50 @@ TEST(Integrity, ClosingComparesAllValues) {
   EXPECT_EQ(differ.status[0], DSGD_ERR_DIVERGED) << differ.message[0];
   EXPECT_NE(differ.message[0].find("'dense.weight'"), std::string::npos) << differ.message[0];
   EXPECT_NE(differ.message[0].find("after step 2"), std::string::npos) << differ.message[0];
+}
+
+// Rank 1 binds dense.weight, and rank 0 binds it or not.
+TEST(Integrity, ClosingComparesTheAllocatedValuesBesideBoundOnes) {
+  for (const int elsewhere : {0, -1}) {
+    SCOPED_TRACE(elsewhere);
+    const Closing same = close_in_turn([](Trainer&, int) {}, {elsewhere, 0});
+    EXPECT_EQ(same.status[0], DSGD_OK) << same.message[0];
+    const Closing differ = close_in_turn(
+        [](Trainer& trainer, int rank) {
+          if (rank == 1) trainer.flip(0, 1, 350);
+        },
+        {elsewhere, 0});
+    EXPECT_EQ(differ.status[1], DSGD_OK) << differ.message[1];
+    EXPECT_EQ(differ.status[0], DSGD_ERR_DIVERGED) << differ.message[0];
+    EXPECT_NE(differ.message[0].find("parameter 'dense.bias' of rank 1 against rank 0;"), std::string::npos)
+        << differ.message[0];
+  }
+}
+
+TEST(Integrity, ClosingReadsNoBoundValues) {
+  for (const int elsewhere : {0, -1}) {
+    SCOPED_TRACE(elsewhere);
+    const Closing closing = close_in_turn(
+        [](Trainer& trainer, int rank) {
+          if (rank != 1) return;
+          trainer.flip(0, 0, 2500);
+        },
+        {elsewhere, 0});
+    EXPECT_EQ(closing.status[0], DSGD_OK) << closing.message[0];
+    EXPECT_EQ(closing.status[1], DSGD_OK) << closing.message[1];
+  }
+}
+
+TEST(Integrity, ABoundValueIsNeitherAccusedNorCountedWhereOthersDiffer) {
+  const Closing closing = close_in_turn(
+      [](Trainer& trainer, int rank) {
+        if (rank == 3) trainer.flip(0, 0, 2500);
+      },
+      {-1, -1, 0, -1});
+  EXPECT_EQ(closing.status[0], DSGD_ERR_DIVERGED) << closing.message[0];
+  EXPECT_NE(closing.message[0].find("parameter 'dense.weight' of rank 3 against ranks 0, 1;"),
+            std::string::npos)
+      << closing.message[0];
 }
 
 TEST(Integrity, AfterTheStepInWhichAllWereDoneValuesAreTheHosts) {
