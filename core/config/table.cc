@@ -45,7 +45,7 @@ constexpr Rule kRules[] = {
     {{"checksum", "choice", "auto", "auto | always | never",
       "Whether connections carry checksums (CRC32C), so that changed bytes are found before they are used: "
       "those that leave the machine (auto), all of them (always), or only those whose other side wants them "
-      "(never).",
+      "(never); gradients that NCCL moves carry none.",
       "DSGD_CHECKSUM"},
      Type::kChoice,
      0,
@@ -134,7 +134,7 @@ constexpr Rule kRules[] = {
      true},
     {{"internode", "choice", "rpc", "rpc | nccl",
       "How gradients of GPUs go from node to node, once NCCL has added up those of a node: through host "
-      "memory and dsgd's connections (rpc), or by NCCL too; equal on all workers.",
+      "memory and dsgd's connections (rpc), or by NCCL too, without checksums; equal on all workers.",
       "DSGD_INTERNODE"},
      Type::kChoice,
      0,

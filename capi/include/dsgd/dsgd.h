@@ -720,7 +720,8 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *                Values that differ end the steps of all workers, then and later, with DSGD_ERR_DIVERGED; the
  *                message names the first parameter that differs, and the ranks.
  *   Checksums    Where `checksum` is on, bytes that change between two workers are found before they are
- *                used, and end the session with DSGD_ERR_CORRUPTED. Three errors are not detected, because
+ *                used, and end the session with DSGD_ERR_CORRUPTED. Gradients that NCCL moves, within a node
+ *                or with `internode` = nccl, carry no checksums. Three errors are not detected, because
  *                all workers get the same wrong value: a bit that flips in a sum; one that flips, under "ps",
  *                in the memory of the value's owner; and, where `checksum` is off (by default within a
  *                machine), one that flips on the way to the worker that sums. Under "ps" the next step
