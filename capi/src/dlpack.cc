@@ -142,7 +142,7 @@ int32_t dsgd_bind_dlpack(dsgd_replica* replica, dsgd_parameter* parameter,
     const device::Device& device = *replica->core->device;
     if (core.trained) DSGD_RETURN_IF_ERROR(call.given(gradient, "gradient"));
     if (!core.trained && gradient)
-      return call.invalid("parameter '" + core.name + "' is untrained; its gradient must be NULL");
+      return call.invalid("parameter '" + core.name + "' is untrained and has no gradient; give none");
     if (value == gradient) return call.invalid("'value' and 'gradient' are the same tensor");
     DSGD_RETURN_IF_ERROR(check_tensor(call, *value, core, device, "value"));
     if (value->flags & kDlReadOnly)
@@ -176,7 +176,8 @@ int32_t dsgd_export_dlpack(dsgd_replica* replica, dsgd_parameter* parameter,
     DSGD_RETURN_IF_ERROR(call.given(value, "value"));
     const Parameter& core = *parameter->core;
     if (gradient && !core.trained)
-      return call.invalid("parameter '" + core.name + "' is untrained and has no gradient; pass NULL");
+      return call.invalid("parameter '" + core.name +
+                          "' is untrained and has no gradient; ask for its value only");
     auto memory = allocated_memory(call, replica, parameter);
     if (!memory.ok()) return memory.status();
     auto values = export_tensor(memory.value(), memory.value()->value, core, *replica->core->device);

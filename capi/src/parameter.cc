@@ -113,8 +113,8 @@ int32_t dsgd_bind(dsgd_replica* replica, dsgd_parameter* parameter, void* value,
       DSGD_RETURN_IF_ERROR(call.given(value, "value"));
       if (parameter->core->trained && !gradient) {
         return call.invalid("parameter '" + parameter->core->name +
-                            "' is trained, so 'gradient' must not be NULL; give its buffer, or add the "
-                            "parameter with DSGD_UNTRAINED");
+                            "' is trained and needs a buffer for its gradient; give one, or add the "
+                            "parameter as untrained");
       }
     }
     DSGD_RETURN_IF_ERROR(replica->session->core->bind(replica->core, parameter->core, value, value_nbytes,
@@ -130,8 +130,8 @@ int32_t dsgd_alloc(dsgd_replica* replica, dsgd_parameter* parameter, void** valu
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
     DSGD_RETURN_IF_ERROR(call.given(value, "value"));
     if (parameter->core->trained && !gradient)
-      return call.invalid("'gradient' is NULL, but parameter '" + parameter->core->name +
-                          "' is trained; pass where to store the address of its gradient");
+      return call.invalid("parameter '" + parameter->core->name +
+                          "' is trained and gets a buffer for its gradient; ask for 'gradient', too");
     auto memory = replica->session->core->alloc(replica->core, parameter->core);
     if (!memory.ok()) return memory.status();
     dsgd::capi::remember_binding(replica, parameter, false);

@@ -151,7 +151,7 @@ class Host final : public Device {
   static Status no_communicators() { return Status(Code::kUnsupported, "cpu has no communicators"); }
   static Status no_streams(void* stream) {
     if (!stream) return {};
-    return Status(Code::kInvalidArgument, "cpu has no streams; pass NULL for a gradient in host memory");
+    return Status(Code::kInvalidArgument, "cpu has no streams; a gradient in host memory needs none");
   }
 
   const std::string name_ = "cpu";

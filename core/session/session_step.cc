@@ -465,7 +465,7 @@ Result<std::shared_ptr<Operation>> Session::step_begin(double weight, const Call
 namespace {
 Status no_streams(const Replica& replica) {
   return Status(Code::kInvalidArgument, "replica " + std::to_string(replica.index) +
-                                            " is on the cpu, which has no streams; give NULL");
+                                            " is on the cpu, which has no streams; call without a stream");
 }
 
 Status check_trained(const Parameter& parameter) {

@@ -182,7 +182,7 @@ std::vector<BadCall> model_cases() {
       {"dsgd_bind",
        "NULL gradient",
        kInvalid,
-       {"'weight' is trained", "'gradient' must not be NULL", "DSGD_UNTRAINED"},
+       {"'weight' is trained", "needs a buffer for its gradient", "as untrained"},
        [](W w, E e) { return dsgd_bind(w.fresh.replica, w.fresh.weight, buffer, 24, nullptr, 0, e); }},
       {"dsgd_bind",
        "gradient is the value",
@@ -236,7 +236,7 @@ std::vector<BadCall> model_cases() {
       {"dsgd_alloc",
        "NULL gradient",
        kInvalid,
-       {"'gradient' is NULL", "'weight' is trained", "pass where"},
+       {"'weight' is trained", "ask for 'gradient', too"},
        [](W w, E e) { return dsgd_alloc(w.fresh.replica, w.fresh.weight, &out, nullptr, e); }},
       {"dsgd_alloc",
        "of two sessions",
@@ -275,6 +275,11 @@ std::vector<BadCall> model_cases() {
       {"dsgd_bind_dlpack", "NULL gradient", kInvalid, "'gradient' is NULL",
        [](W w, E e) { return dsgd_bind_dlpack(w.fresh.replica, w.fresh.weight, &tensor, nullptr, e); }},
       {"dsgd_bind_dlpack",
+       "gradient of an untrained parameter",
+       kInvalid,
+       {"'state'", "has no gradient", "give none"},
+       [](W w, E e) { return dsgd_bind_dlpack(w.fresh.replica, w.fresh.state, &tensor, &tensor, e); }},
+      {"dsgd_bind_dlpack",
        "another major version",
        DSGD_ERR_UNSUPPORTED,
        {"'state'", "DLPack 0.0", "version 1"},
@@ -292,7 +297,7 @@ std::vector<BadCall> model_cases() {
       {"dsgd_export_dlpack",
        "gradient of an untrained parameter",
        kInvalid,
-       {"'state'", "untrained", "pass NULL"},
+       {"'state'", "untrained", "ask for its value only"},
        [](W w, E e) {
          DLManagedTensorVersioned *value = nullptr, *gradient = nullptr;
          return dsgd_export_dlpack(w.running.replica, w.running.state, &value, &gradient, e);
