@@ -98,8 +98,9 @@ def run(*command):
 
 
 def swig():
-    """The path of a SWIG that can write for the limited API: beside this Python, as in a virtual environment, or on the PATH."""
-    for folder in (os.path.dirname(sys.executable), *os.get_exec_path()):
+    """The path of a SWIG that can write for the limited API: beside this Python, as in a virtual environment, in the clone's
+    build/venv, where .ci/prepare puts it, or on the PATH."""
+    for folder in (os.path.dirname(sys.executable), str(ROOT / "build" / "venv" / "bin"), *os.get_exec_path()):
         program = shutil.which("swig", path=folder)
         if program:
             said = subprocess.run([program, "-version"], capture_output=True, text=True).stdout

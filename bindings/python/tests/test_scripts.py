@@ -1,4 +1,4 @@
-"""The packaging scripts check their arguments and needs. That packages work is the test python_wheel."""
+"""The packaging scripts check their arguments and needs. That packages work are the tests python_wheel and python_sdist."""
 
 import pathlib
 import shutil
@@ -30,28 +30,41 @@ def test_a_wheel_that_is_not_there(tmp_path):
     assert run.returncode == 2 and "no.whl; build-wheel makes one" in run.stderr
 
 
+LACKS_DPKG = "missing: dpkg-source; install with: .ci/prepare build core python packages"
+LACKS_BOTH = "missing: swig 4.2 or newer (pip install swig), dpkg-source; install with: .ci/prepare build core python packages"
+
+
 @pytest.mark.parametrize(
-    "swig, said",
+    "on_path, in_clone, said",
     [
-        ("4.2.0", "missing: dpkg-source; install with: .ci/prepare build core python packages"),
-        ("10.0.0", "missing: dpkg-source; install with: .ci/prepare build core python packages"),
-        ("4.1.0", "missing: swig 4.2 or newer (pip install swig), dpkg-source; install with: .ci/prepare build core python packages"),
-        (None, "missing: swig 4.2 or newer (pip install swig), dpkg-source; install with: .ci/prepare build core python packages"),
+        ("4.2.0", None, LACKS_DPKG),
+        ("10.0.0", None, LACKS_DPKG),
+        ("4.1.0", None, LACKS_BOTH),
+        (None, None, LACKS_BOTH),
+        ("4.1.0", "4.2.0", LACKS_DPKG),
+        (None, "4.2.0", LACKS_DPKG),
     ],
 )
-def test_a_machine_that_lacks_something(tmp_path, swig, said):
-    """In one line, before anything is built."""
+def test_a_machine_that_lacks_something(tmp_path, on_path, in_clone, said):
+    """In one line, before anything is built. `.ci/prepare build` puts SWIG into the clone's build/venv, and any Python may build."""
     venv.create(tmp_path / "venv")  # a Python with no SWIG beside it
+    clone = tmp_path / "clone"
+    for name in ("bindings/python/build-wheel", "bindings/python/wheel_backend.py", "capi/bundle/build-deps"):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(CLONE / name, clone / name)
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ["apt-get", "bash", "c++", "cmake", "dpkg-query", "env", "ninja", "sed"]:
         if shutil.which(name):
             (programs / name).symlink_to(shutil.which(name))
-    if swig:
-        (programs / "swig").write_text(f"#!{programs / 'bash'}\necho\necho 'SWIG Version {swig}'\n")
-        (programs / "swig").chmod(0o755)
+    for folder, version in ((programs, on_path), (clone / "build" / "venv" / "bin", in_clone)):
+        if version:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "swig").write_text(f"#!{programs / 'bash'}\necho\necho 'SWIG Version {version}'\n")
+            (folder / "swig").chmod(0o755)
+    build_wheel = clone / "bindings" / "python" / "build-wheel"
     run = subprocess.run(
-        [tmp_path / "venv" / "bin" / "python", SCRIPTS / "build-wheel", "--build", tmp_path / "build", "--output", tmp_path],
+        [tmp_path / "venv" / "bin" / "python", build_wheel, "--build", tmp_path / "build", "--output", tmp_path],
         env={"PATH": str(programs)},
         capture_output=True,
         text=True,
@@ -61,7 +74,7 @@ def test_a_machine_that_lacks_something(tmp_path, swig, said):
 
 @pytest.mark.skipif(not (CLONE / ".git").exists(), reason="this is not a clone")
 def test_the_source_archive_has_tracked_files_only(tmp_path):
-    """That a wheel can be built from it is the test python_wheel."""
+    """That a wheel can be built from it is the test python_sdist."""
     build = [sys.executable, SCRIPTS / "build-wheel", "--sdist", "--output"]
     for output in (tmp_path / "first", tmp_path / "second"):
         printed = subprocess.run([*build, output], capture_output=True, text=True, check=True).stdout
