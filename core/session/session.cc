@@ -120,7 +120,9 @@ Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& o
   }
   // The timer is for a name that is not resolved in time.
   impl.post_async(operation, [&impl, deadline, limit] {
-    impl.loop().schedule(deadline + kSlack, [&impl, limit] { impl.end_join(impl.late_join(limit)); });
+    impl.loop().schedule(deadline + kSlack, [&impl, limit] {
+      if (impl.membership == Impl::Membership::kJoining) impl.end_join(impl.late_join(limit));
+    });
   });
   const Status started =
       impl.environment->start_thread("dsgd-join", [&impl, deadline, limit, call]() mutable {

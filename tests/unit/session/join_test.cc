@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "job.h"
@@ -243,6 +244,17 @@ TEST(Join, AWorkerThatMayNotHostTheHeadDoesNotTry) {
   for (Joining* joining : {&first, &second}) {
     DSGD_OK_OR_FAIL(dsgd_op_wait(joining->op, -1, error_));
     EXPECT_THAT(logged(joining->session), Not(HasSubstr("the head is not in this process")));
+  }
+}
+
+// Joining has a last timer 50 ms after its deadline. Each session is freed at about that moment.
+TEST(Join, ASessionMayBeFreedAtAnyMomentAfterItsDeadline) {
+  const dsgd_op_options options = with_timeout(1);
+  for (int i = 0; i < 60; ++i) {
+    const auto moment = steady_clock::now() + std::chrono::microseconds(49'500 + 20 * i);
+    Joining alone(Settings{{"head", "127.0.0.1:1"}, {"num_workers", "2"}, {"embed_head", "never"}}, &options);
+    EXPECT_NE(dsgd_op_wait(alone.op, -1, nullptr), DSGD_OK);
+    std::this_thread::sleep_until(moment);
   }
 }
 
