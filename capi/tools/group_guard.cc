@@ -18,7 +18,7 @@ namespace {
 // Reads commands from the pipe. A positive number: watch this group; a negative one: forget it. The end of
 // the pipe: the launcher has ended; kill the groups.
 [[noreturn]] void guard_groups(int pipe) {
-  setsid();  // what ends the terminal's or the launcher's groups does not end the guard
+  setpgid(0, 0);  // what ends the terminal's or the launcher's groups does not end the guard
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_BLOCK, &all, nullptr);
@@ -53,6 +53,7 @@ GroupGuard::GroupGuard() {
     close(ends[1]);
     guard_groups(ends[0]);
   }
+  setpgid(pid_, pid_);  // here too: whichever comes first
   close(ends[0]);
   pipe_ = ends[1];
 }

@@ -156,6 +156,7 @@ void Supervisor::start(const Child& child) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127);  // it died before the line above
+    guard_.watch(getpid());  // before the command has children of its own, whom only the guard can end
     dup2(child.input ? input.read : open("/dev/null", O_RDONLY), STDIN_FILENO);
     if (child.prefix) {
       dup2(output.write, STDOUT_FILENO);
@@ -170,7 +171,6 @@ void Supervisor::start(const Child& child) {
     _exit(127);
   }
   setpgid(pid, pid);  // here too: whichever comes first
-  guard_.watch(pid);
   auto running = std::make_unique<Running>(child, pid);
   failure.close_write();
   int number = 0;
