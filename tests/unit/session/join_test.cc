@@ -214,19 +214,15 @@ TEST(Join, FreeingTheOpDoesNotEndIt) {
 
 // Else workers for which the head's name leads to different machines would become two heads.
 TEST(Join, WhereRanksAreGivenOnlyRankZeroBecomesTheHead) {
-  std::string address;
-  {
-    const Head head(2);
-    address = dsgd_head_address(head.head);
-  }
+  const std::string address = "unix:" + ::testing::TempDir() + "dsgd_join_rank_" + std::to_string(getpid());
   const auto settings = [&](const char* rank, const char* init_timeout) {
-    return Settings{{"head", "localhost" + address.substr(address.rfind(':'))},
+    return Settings{{"head", address},
                     {"num_workers", "2"},
                     {"rank", rank},
                     {"init_timeout", init_timeout},
                     {"log_level", "info"}};
   };
-  Joining second(settings("1", "300ms"));
+  Joining second(settings("1", "1s"));
   Error error;
   EXPECT_EQ(dsgd_op_wait(second.op, -1, error), DSGD_ERR_UNREACHABLE);
   EXPECT_THAT(error.message(), HasSubstr("could not reach the head"));
