@@ -26,6 +26,7 @@ constexpr size_t kLarge = 70'000;  // elements: more bytes than travel in one ho
 struct Call {
   std::string text;  // as a message is to show it
   std::function<Status(Session&, std::vector<double>& memory)> make;
+  std::string strategy = {};  // that a dsgd_strategy_set asks for
 };
 
 Status ended(Session& session, const Result<std::shared_ptr<Operation>>& operation) {
@@ -94,6 +95,14 @@ Call step() {
   return {"dsgd_step", [](Session& session, auto&) { return session.step(1, nullptr); }};
 }
 
+Call start() {
+  return {"dsgd_start", [](Session& session, auto&) { return session.start(); }};
+}
+
+Call set_strategy(const std::string& name) {
+  return {"dsgd_strategy_set", [=](Session& session, auto&) { return session.set_strategy(name, ""); }, name};
+}
+
 std::vector<Call> calls(int32_t workers, bool started) {
   const auto counts = [workers](size_t first, size_t others, size_t last) {
     std::vector<size_t> all(static_cast<size_t>(workers), others);
@@ -141,7 +150,13 @@ std::vector<Call> calls(int32_t workers, bool started) {
       reduce_scatter(counts(kLarge, 0, 0)),
       reduce_scatter(counts(0, 0, kLarge)),
   };
-  if (started) table.push_back(step());
+  if (started) {
+    table.push_back(step());
+    table.push_back(set_strategy("simple"));
+    table.push_back(set_strategy("ps"));
+  } else {
+    table.push_back(start());
+  }
   return table;
 }
 
@@ -178,15 +193,14 @@ void run_job(int32_t workers, const std::map<int32_t, std::map<std::string, std:
   EXPECT_TRUE(world.run_until([&] { return over == workers; }, world.now() + 24h * 365));
 }
 
-Status start_model(Session& session, std::vector<float>& memory) {
+Status add_model(Session& session, std::vector<float>& memory) {
   const int64_t count = static_cast<int64_t>(memory.size() / 2);
   auto parameter = session.add_parameter("weight", DType::kFloat32, {&count, 1}, true);
   auto replica = session.add_replica("cpu");
   if (!parameter.ok() || !replica.ok()) return parameter.ok() ? replica.status() : parameter.status();
   const size_t nbytes = memory.size() / 2 * sizeof(float);
-  Status bound = session.bind(replica.value(), parameter.value(), memory.data(), nbytes,
-                              memory.data() + count, nbytes, nullptr);
-  return bound.ok() ? session.start() : bound;
+  return session.bind(replica.value(), parameter.value(), memory.data(), nbytes, memory.data() + count,
+                      nbytes, nullptr);
 }
 
 struct Outcome {
@@ -206,12 +220,17 @@ std::string wrong(const Outcome& outcome, const std::vector<const Call*>& called
     if (status.rank() < 0 || status.rank() != outcome.of[0].rank())
       return who + "names rank " + std::to_string(status.rank());
   }
-  // "rank A calls TEXT, rank B calls TEXT", of two that differ.
+  // "rank A calls TEXT, rank B calls TEXT" or "rank A asks for STRATEGY, rank B for STRATEGY", of two that
+  // differ.
   for (size_t a = 0; a < called.size(); ++a) {
     for (size_t b = a + 1; b < called.size(); ++b) {
-      const std::string both = "rank " + std::to_string(a) + " calls " + called[a]->text + ", rank " +
-                               std::to_string(b) + " calls " + called[b]->text;
-      if (called[a]->text != called[b]->text && first.find(both) != std::string::npos) return {};
+      if (called[a] == called[b]) continue;
+      const std::string one = "rank " + std::to_string(a), other = ", rank " + std::to_string(b);
+      const std::string both = called[a]->text != called[b]->text
+                                   ? one + " calls " + called[a]->text + other + " calls " + called[b]->text
+                                   : one + " asks for '" + called[a]->strategy + "'" + other + " for '" +
+                                         called[b]->strategy + "'";
+      if (first.find(both) != std::string::npos) return {};
     }
   }
   return "the values are not shown: " + first;
@@ -229,10 +248,9 @@ void check_rounds(int32_t workers, const std::map<std::string, std::string>& set
   run_job(workers, all, [&](Session& session, int32_t rank) {
     std::vector<double> memory(4 * (kLarge + 2));
     std::vector<float> model(200);
-    if (started) {
-      const Status status = start_model(session, model);
-      ASSERT_TRUE(status.ok()) << status.message();
-    }
+    Status status = add_model(session, model);
+    if (status.ok() && started) status = session.start();
+    ASSERT_TRUE(status.ok()) << status.message();
     for (size_t round = 0; round < rounds; ++round) {
       outcomes[round].of[static_cast<size_t>(rank)] = table[choose(round, rank)].make(session, memory);
       const Status goes_on = ended(session, session.barrier(Mode::kWait));
