@@ -22,7 +22,7 @@ constexpr size_t kSmallestChunk = 4096;
 constexpr size_t kChunksInWindow = 4;
 // Largest number of operations for which a peer may have unanswered chunks at once.
 constexpr size_t kOpenAtOnce = 2 * Mesh::kOpenTasks + (Mesh::kChannels - 1) * Mesh::kOpenTasksOfAChannel;
-constexpr size_t kClaimsOfARank = 4;  // connections that may wait for the view, of one rank
+constexpr size_t kClaimsOfARank = 4;  // connections of one rank that may wait for the view
 // Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline,
 // whatever the lease.
 constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
@@ -83,6 +83,7 @@ Status Mesh::open(const transport::JoinReply& view) {
   counters_ = std::make_unique<metrics::PeerCounters[]>(view_.members.size());
   waited_until_.assign(view_.members.size(), {});
   left_.assign(view_.members.size(), 0);
+  departed_.assign(view_.members.size(), 0);
   first_call_not_made_.assign(view_.members.size(), 0);
   std::vector<int32_t> all(view_.members.size());
   std::iota(all.begin(), all.end(), 0);
@@ -132,19 +133,21 @@ Status Mesh::not_in_job(const ServerChannel& channel) const {
 }
 
 // Only workers that have joined know the job's nonce. Until this worker has, too, claims cannot be told
-// apart, and a few of each rank are kept; open() looks at them again.
+// apart, and a few of each rank are kept; open() looks at them again. A worker's attempts to connect overlap;
+// the one that it uses is known by its first message.
 Status Mesh::check_claim(const ServerChannel& channel) const {
   const transport::Hello& hello = channel.hello();
   const bool possible =
       hello.rank >= 0 && hello.rank < options_.num_workers && hello.worker_id != options_.hello.worker_id;
   if (opened_ ? !is_in_view(hello) : !possible) return not_in_job(channel);
+  const size_t most = opened_ ? size_t{RepeatedDial::kAttempts} : kClaimsOfARank;
   size_t of_rank = 0;
   for (const auto& [other, incoming] : incoming_) {
     if (incoming.rank != hello.rank) continue;
     ++of_rank;
     const bool same =
         other->hello().worker_id == hello.worker_id && other->hello().job_nonce == hello.job_nonce;
-    if (!same && of_rank < kClaimsOfARank) continue;
+    if (!(same && incoming.used) && of_rank < most) continue;
     return Status(Code::kExists,
                   "a connection from " + channel.address() + " claims to be rank " +
                       std::to_string(hello.rank) +
@@ -217,8 +220,6 @@ Status Mesh::has_closed(int32_t rank) const {
 // ---- sending
 
 void Mesh::dial(int32_t rank) {
-  Outgoing& out = outgoing_[rank];
-  out.dialling = true;
   transport::DialOptions dial;
   dial.hello = options_.hello;
   dial.token = options_.token;
@@ -232,29 +233,26 @@ void Mesh::dial(int32_t rank) {
     if (alive.expired() || closed_ || is_break(why)) return;
     if (Task* task = find(operation)) fail(*task, why);
   };
-  dial_address(rank, dial, 0, Status(Code::kUnreachable, "it has no address"));
+  outgoing_[rank].dial =
+      RepeatedDial::start(network_, view_.members[rank].addresses, std::move(dial),
+                          [this, alive, rank](Result<std::unique_ptr<ClientChannel>> result) {
+                            if (alive.expired() || closed_) return;
+                            Outgoing& out = outgoing_[rank];
+                            out.dial = nullptr;
+                            if (!result.ok())
+                              return peer_gone(rank, unreachable(rank, result.status().message()));
+                            out.channel = std::move(result).value();
+                            for (Waiting& one : std::exchange(out.waiting, {})) one.use(*out.channel);
+                          });
 }
 
-// Dials the peer's addresses from `index` on and takes the first that works: a peer on this node may offer a
-// Unix socket besides its TCP address. `last` is the error of the address before.
-void Mesh::dial_address(int32_t rank, const transport::DialOptions& dial, size_t index, const Status& last) {
-  const auto& addresses = view_.members[rank].addresses;
-  if (index >= addresses.size()) {
-    outgoing_[rank].dialling = false;
-    return peer_gone(rank, unreachable(rank, last.message()));
+// Ends the dialling of a peer, if it is under way, and with it what waits for the connection.
+void Mesh::give_up_dial(int32_t rank, const Status& why) {
+  Outgoing& out = outgoing_[rank];
+  if (out.dial) std::exchange(out.dial, nullptr)->cancel();
+  for (Waiting& one : std::exchange(out.waiting, {})) {
+    if (one.answered) loop().post([answered = std::move(one.answered), why] { answered(why); });
   }
-  std::weak_ptr<int> alive = alive_;
-  network_.dial(addresses[index], dial,
-                [this, alive, rank, dial, index](Result<std::unique_ptr<ClientChannel>> r) {
-                  if (alive.expired() || closed_) return;
-                  if (!r.ok()) return dial_address(rank, dial, index + 1, r.status());
-                  Outgoing& out = outgoing_[rank];
-                  out.dialling = false;
-                  out.channel = std::move(r).value();
-                  auto waiting = std::move(out.waiting);
-                  out.waiting.clear();
-                  for (Waiting& one : waiting) one.use(*out.channel);
-                });
 }
 
 // A connection to or from a peer has ended. The peer may have closed in good order, or because the job has
@@ -263,9 +261,7 @@ void Mesh::dial_address(int32_t rank, const transport::DialOptions& dial, size_t
 void Mesh::peer_gone(int32_t rank, const Status& status) {
   if (closed_) return;
   outgoing_[rank].broken = status;
-  for (Waiting& one : std::exchange(outgoing_[rank].waiting, {})) {
-    if (one.answered) loop().post([answered = std::move(one.answered), status] { answered(status); });
-  }
+  give_up_dial(rank, status);
   if (left_[rank]) return fail_tasks_that_need(rank);  // all that it has answered is in
   // Corruption is reported at once: no other worker knows a better reason.
   if (status.code() == Code::kCorrupted) return events_.on_peer_failure(rank, status);
@@ -281,7 +277,7 @@ void Mesh::with_channel(int32_t rank, Waiting waiting) {
   if (!out.broken.ok() || closed_ || left_[rank]) return;
   if (out.channel) return waiting.use(*out.channel);
   out.waiting.push_back(std::move(waiting));
-  if (!out.dialling) dial(rank);
+  if (!out.dial) dial(rank);
 }
 
 void Mesh::send(int32_t rank, BulkHeader header, std::span<const std::byte> data,
@@ -682,6 +678,7 @@ bool Mesh::alone() const { return opened_ && std::count(left_.begin(), left_.end
 
 void Mesh::told_left(int32_t rank) {
   if (rank < 0 || rank >= size() || left_[rank]) return;
+  departed_[rank] = 1;
   if (is_connected(rank)) return await_goodbye(rank);
   events_.on_peer_left(rank);
 }
@@ -768,7 +765,8 @@ void Mesh::peer_left(int32_t rank) {
   leave_out(rank);
   answer_for(rank);
   const Outgoing& out = outgoing_[rank];
-  if (!out.broken.ok() || (!out.channel && !out.dialling)) return fail_tasks_that_need(rank);
+  if (!out.channel) give_up_dial(rank, has_closed(rank));
+  if (!out.broken.ok() || !out.channel) return fail_tasks_that_need(rank);
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + options_.lease, [this, alive, rank] {
     if (!alive.expired() && !closed_) fail_tasks_that_need(rank);
@@ -842,6 +840,9 @@ void Mesh::close(const Status& cause, uint64_t steps, const std::vector<uint64_t
                       transport::kNever, [](Result<Message>) {});
     out.channel->close(true);
   }
+  for (Outgoing& out : outgoing_) {
+    if (out.dial) std::exchange(out.dial, nullptr)->cancel();
+  }
   closed_ = true;
 }
 
@@ -864,19 +865,37 @@ Status Mesh::on_open(ServerChannel& channel) {
   if (refused.ok()) {
     incoming_[&channel] = {.rank = channel.hello().rank};
   } else {
-    const bool second = refused.code() == Code::kExists;
-    refusals_.note(second ? "their worker has a connection already" : "they are not from workers of this job",
-                   refused.message());
+    // Of the attempts of a worker that come at once, one is enough.
+    if (refused.code() == Code::kExists) {
+      log_->debug(refused.message());
+    } else {
+      refusals_.note("they are not from workers of this job", refused.message());
+    }
   }
   return refused;
 }
 
+// The first message shows which connection its worker uses. Others of that worker are attempts that came at
+// once with it.
+void Mesh::note_use(ServerChannel& channel) {
+  const auto used = incoming_.find(&channel);
+  if (used == incoming_.end() || std::exchange(used->second.used, true) || !opened_) return;
+  for (auto it = incoming_.begin(); it != incoming_.end();) {
+    if (it == used || it->second.rank != used->second.rank) {
+      ++it;
+      continue;
+    }
+    it->first->close();
+    it = incoming_.erase(it);
+  }
+}
+
 transport::BulkSink* Mesh::on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) {
   auto it = incoming_.find(&channel);
-  if (it == incoming_.end() || !opened_ || header.view != view_.view || header.source != it->second.rank ||
-      !is_peer(header.source)) {
-    return nullptr;  // refused once it is in
-  }
+  if (it == incoming_.end()) return nullptr;  // refused once it is in
+  note_use(channel);
+  if (!opened_ || header.view != view_.view || header.source != it->second.rank || !is_peer(header.source))
+    return nullptr;
   transport::BulkSink* sink = nullptr;
   if (is_object(header.operation)) {
     sink = events_.on_object_data(header.operation - object_operation(0), header, nbytes);
@@ -896,6 +915,7 @@ void Mesh::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
   auto it = incoming_.find(&channel);
   if (it == incoming_.end() || closed_)
     return receipt->finish(Status(Code::kClosed, "the session is closed"));
+  note_use(channel);
   const int32_t source = it->second.rank;
   if (header.source != source || (opened_ && (header.view != view_.view || !is_peer(source)))) {
     return receipt->finish(Status(Code::kMismatch, "a chunk from rank " + std::to_string(header.source) +
@@ -971,6 +991,7 @@ void Mesh::drop_early(const ServerChannel& channel, const Status& cause) {
 }
 
 void Mesh::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
+  note_use(channel);
   if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
     const bool begun =
         opened_ && (failed->session || find(failed->operation) || has_ended(failed->operation));
@@ -1014,6 +1035,11 @@ void Mesh::on_close(ServerChannel& channel, const Status& why) {
   }
   if (!is_peer(rank)) return;
   if (left_[rank]) return;
+  // An attempt to connect that its worker has given up. If the worker is lost, the head notices.
+  if (!node.mapped().used) {
+    if (departed_[rank] && !is_connected(rank)) events_.on_peer_left(rank);
+    return;
+  }
   // The peer's cause may arrive before the head's news.
   if (const Status& cause = node.mapped().cause; !cause.ok()) {
     return events_.on_peer_failure(cause.rank() >= 0 ? cause.rank() : rank, cause);

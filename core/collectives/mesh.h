@@ -25,6 +25,7 @@
 #include "core/collectives/signature.h"
 #include "core/collectives/task.h"
 #include "core/membership/refusal_log.h"
+#include "core/membership/repeated_dial.h"
 #include "core/metrics/counters.h"
 #include "core/metrics/trace.h"
 #include "transport/network.h"
@@ -226,12 +227,13 @@ class Mesh final : public transport::ServerHandler {
   };
   struct Outgoing {
     std::unique_ptr<transport::ClientChannel> channel;
-    bool dialling = false;
+    std::shared_ptr<RepeatedDial> dial;  // null: it is not being dialled
     Status broken;
     std::deque<Waiting> waiting;  // for the connection
   };
   struct Incoming {
     int32_t rank = -1;
+    bool used = false;  // a message has come over it
     bool goodbye = false;
     Status cause = {};  // why it said goodbye
     uint64_t first_call_not_made = 0;
@@ -272,7 +274,7 @@ class Mesh final : public transport::ServerHandler {
 
   void with_channel(int32_t rank, Waiting waiting);
   void dial(int32_t rank);
-  void dial_address(int32_t rank, const transport::DialOptions& dial, size_t index, const Status& last);
+  void give_up_dial(int32_t rank, const Status& why);
   void ended(Task& task, const Status& status);  // called by Task::end
   void give(Task& task, int32_t source, const transport::BulkHeader& header,
             std::unique_ptr<transport::BulkReceipt> receipt);
@@ -317,6 +319,7 @@ class Mesh final : public transport::ServerHandler {
   // Returns an error unless the connection belongs to this job and is the only one of its worker.
   Status check_claim(const transport::ServerChannel& channel) const;
   Status not_in_job(const transport::ServerChannel& channel) const;
+  void note_use(transport::ServerChannel& channel);
   // Closes a connection that does not belong to this job.
   void disconnect_stranger(transport::ServerChannel& channel);
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
@@ -345,6 +348,7 @@ class Mesh final : public transport::ServerHandler {
   // By rank: the end of the latest wait that is counted in counters_.
   std::vector<transport::Time> waited_until_;
   std::vector<char> left_;
+  std::vector<char> departed_;                 // by rank: the head says that it has left
   std::vector<uint64_t> first_call_not_made_;  // by rank, as its goodbye says; 0: unknown
   std::vector<char> probed_;                   // by rank: a probe is under way
   // Ranks that operations waited for when watch_peers() last ran, and the time at which the wait began or the

@@ -21,9 +21,9 @@ class ProbeHandler final : public transport::ServerHandler {
   void on_close(transport::ServerChannel&, const Status&) override {}
 };
 
-// Dials the addresses in turn, on the network's loop, again and again until one answers. `done` is called
-// once, on that loop: OK when one has answered, even with a refusal; else the error of the last one. `hello`
-// is a peer's; its role is set here.
+// Dials the addresses, on the network's loop, until one answers (RepeatedDial). `done` is called once, on
+// that loop: OK when one has answered, even with a refusal; else the error of the last attempt. `hello` is a
+// peer's; its role is set here.
 void probe(transport::Network& network, transport::Hello hello, std::string token,
            std::vector<std::string> addresses, transport::Time deadline,
            std::function<void(const Status&)> done);

@@ -8,6 +8,7 @@ The workers run in network namespaces of their own, joined by a bridge in a thir
 link off the bridge: packets are lost, and neither worker is told. Ends with 77 (skipped) where namespaces cannot be made.
 """
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -60,26 +61,60 @@ class Net:
 
 
 class Worker:
-    def __init__(self, net, name, rank, program, **settings):
+    def __init__(self, net, name, rank, program, work=("steps", "1000"), **settings):
         environment = {
             "DSGD_HEAD": "10.78.0.1:7700", "DSGD_NUM_WORKERS": "2", "DSGD_RANK": str(rank), "DSGD_TOKEN": "secret",
             "DSGD_LEASE": f"{int(LEASE * 1000)}ms", "DSGD_STEP_TIMEOUT": "60s", "DSGD_INIT_TIMEOUT": "30s",
             **settings,
         }
-        self.process = subprocess.Popen(["ip", "netns", "exec", f"{net.prefix}-{name}", program, "steps", "1000"],
+        self.process = subprocess.Popen(["ip", "netns", "exec", f"{net.prefix}-{name}", program, *work],
                                         env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
         self.lines = []
-        self.going = threading.Event()
+        self.news = threading.Condition()
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
         for line in self.process.stdout:
-            self.lines.append(line)
-            if line.startswith(("going", "failed")):
-                self.going.set()
+            with self.news:
+                self.lines.append(line)
+                self.news.notify()
+
+    def failed(self):
+        return any(line.startswith("failed") for line in self.lines)
+
+    # Waits until it has said the word.
+    def expect(self, word):
+        with self.news:
+            said = self.news.wait_for(lambda: self.failed() or any(line.startswith(word) for line in self.lines), 60)
+        assert said and not self.failed(), f"no {word!r}: {self.lines}"
 
     def healthy(self):
-        return self.process.poll() is None and not any(line.startswith("failed") for line in self.lines)
+        return self.process.poll() is None and not self.failed()
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+# Both workers call dsgd_start in the cut, so each dials the other for the first time.
+def check_start(net, program):
+    workers = [Worker(net, name, rank, program, ("wait", "1000")) for rank, name in enumerate("ab")]
+    try:
+        for worker in workers:
+            worker.expect("joined")
+        net.cut()
+        for worker in workers:
+            worker.process.send_signal(signal.SIGUSR1)
+        time.sleep(CUT)
+        net.heal()
+        for worker in workers:
+            worker.expect("going")
+        time.sleep(2 * LEASE)
+        for worker in workers:
+            assert worker.healthy(), worker.lines
+    finally:
+        for worker in workers:
+            worker.end()
 
 
 # The workers have one machine's identity, as containers have, but only their own loopback interface.
@@ -95,11 +130,11 @@ def main():
     program = sys.argv[1]
     with Net() as net:
         check_loopback(net, program)
+        check_start(net, program)
         workers = [Worker(net, name, rank, program) for rank, name in enumerate("ab")]
         try:
             for worker in workers:
-                assert worker.going.wait(60), f"no step after a minute: {worker.lines}"
-                assert worker.healthy(), worker.lines
+                worker.expect("going")
             for after in (0.0, 0.1, 0.2):  # renewals come every 0.3 s
                 time.sleep(after)
                 net.cut()
@@ -116,8 +151,7 @@ def main():
                 assert any("DSGD_ERR_WORKER_LOST" in line for line in worker.lines), worker.lines
         finally:
             for worker in workers:
-                worker.process.kill()
-                worker.process.wait()
+                worker.end()
 
 
 main()

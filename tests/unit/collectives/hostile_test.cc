@@ -71,7 +71,7 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
   transport::Network& network() { return *network_; }
   void on_peer_failure(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
   void on_peer_unreachable(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
-  void on_peer_left(int32_t) override {}
+  void on_peer_left(int32_t rank) override { left.push_back(rank); }
   void on_object(transport::ObjectPart part, transport::Responder respond) override {
     objects.push_back(part.name);
     respond(transport::Message(transport::Empty{}));
@@ -82,6 +82,7 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
   bool opened = false;
   std::vector<std::pair<int32_t, Status>> failures;
   std::vector<std::string> objects;
+  std::vector<int32_t> left;
 
  private:
   const std::string token_;
@@ -278,10 +279,54 @@ TEST_F(HostilePeer, AClaimWithoutTheJobsNonceIsRefusedAndDoesNotHarmTheRealWorke
   EXPECT_TRUE(ended->ok()) << ended->message();
 }
 
+// The worker's attempts to connect overlap. It uses one, and closes the others, of which the victim may hear
+// before or after the first message.
+TEST_F(HostilePeer, AttemptsThatAWorkerGivesUpDoNotHarmTheConnectionThatItUses) {
+  open();
+  std::vector<std::unique_ptr<ClientChannel>> attempts;
+  for (int i = 0; i < 4; ++i) {
+    attacker->claim("w1", kJobNonce, [&](Dialled result) {
+      ASSERT_TRUE(result.ok()) << result.status().message();
+      attempts.push_back(std::move(result).value());
+    });
+  }
+  run_until([&] { return attempts.size() == 4; });
+  std::vector<std::unique_ptr<ClientChannel>> before, after;
+  before.push_back(std::move(attempts[0]));
+  attacker->channel = std::move(attempts[1]);
+  after.push_back(std::move(attempts[2]));
+  after.push_back(std::move(attempts[3]));
+  attacker->drop(before);
+  begin("exchange", kFirst);
+  world.run_for(1s);
+  EXPECT_TRUE(victim->failures.empty()) << victim->failures[0].second.message();
+  attacker->send(header, std::vector<std::byte>(16), false);
+  run_until([&] { return ended.has_value(); });
+  EXPECT_TRUE(ended->ok()) << ended->message();
+  attacker->drop(after);
+  world.run_for(30s);
+  EXPECT_TRUE(victim->failures.empty()) << victim->failures[0].second.message();
+}
+
+// As when the attempt was accepted and given up in a cut, in which the worker left.
+TEST_F(HostilePeer, WhoHasLeftWithoutUsingItsConnectionIsNoLoss) {
+  open();
+  connect();
+  victim->loop().post([this] { victim->mesh->told_left(1); });
+  world.run_for(1s);
+  attacker->channel.reset();
+  world.run_for(60s);
+  EXPECT_TRUE(victim->failures.empty()) << victim->failures[0].second.message();
+  EXPECT_EQ(victim->left, std::vector<int32_t>{1});
+}
+
 TEST_F(HostilePeer, ASecondConnectionOfAWorkerIsRefusedAndDoesNotHarmTheFirst) {
   open();
   connect();
   begin("exchange", kFirst);
+  BulkHeader early = shape(Mesh::operation(5, 0), Kind::kExchange, Algorithm::kOneHop);
+  attacker->send(early, std::vector<std::byte>(16), false);
+  world.run_for(1s);
   std::optional<Status> refused;
   attacker->claim("w1", kJobNonce, [&](const Dialled& result) { refused = result.status(); });
   run_until([&] { return refused.has_value(); });
@@ -364,7 +409,7 @@ TEST_F(HostilePeer, ManyConnectionsThatClaimOneRankStayWithinTheReceiveMemory) {
     run_until([&] { return dialled == kClaims; });
     world.run_for(10s);
     EXPECT_GE(claims.size(), 1u);
-    EXPECT_LE(claims.size(), opened ? 1u : 4u);
+    EXPECT_LE(claims.size(), opened ? size_t{RepeatedDial::kAttempts} : 4u);
     EXPECT_LE(victim->network().counters().pooled_peak, kReceiveMemory);
     attacker->drop(claims);
     world.run_for(1s);
