@@ -267,7 +267,9 @@ void Mesh::peer_gone(int32_t rank, const Status& status) {
   if (status.code() == Code::kCorrupted) return events_.on_peer_failure(rank, status);
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, status] {
-    if (!alive.expired() && !closed_ && !left_[rank]) events_.on_peer_unreachable(rank, status);
+    if (alive.expired() || closed_ || left_[rank]) return;
+    if (departed_[rank] && is_connected(rank)) return;  // await_goodbye() limits the wait
+    events_.on_peer_unreachable(rank, status);
   });
 }
 
@@ -688,16 +690,17 @@ bool Mesh::is_connected(int32_t rank) const {
                      [rank](const auto& item) { return item.second.rank == rank; });
 }
 
-// The head knows that this peer left, but its goodbye to this worker has not arrived. Waits a lease for it:
-// the peer's machine may have died in between, and the head no longer watches a worker that has left.
+// The head knows that this peer left, but its goodbye to this worker has not arrived. Waits two leases for
+// it: after a cut that is shorter than a lease, TCP may wait almost as long again. The peer's machine may
+// have died in between, and the head no longer watches a worker that has left.
 void Mesh::await_goodbye(int32_t rank) {
-  const transport::Time due = loop().now() + options_.lease;
+  const transport::Time due = loop().now() + 2 * options_.lease;
   std::weak_ptr<int> alive = alive_;
   loop().schedule(due, [this, alive, rank, due] {
     if (alive.expired() || closed_ || left_[rank] || !is_connected(rank)) return;
     if (loop().now() - due > options_.lease / 2) return await_goodbye(rank);  // this process was stopped
     const Status late(Code::kWorkerLost,
-                      "it has left the job, but its goodbye has not arrived within the lease");
+                      "it has left the job, but its goodbye has not arrived within two leases");
     events_.on_peer_unreachable(rank, lost(rank, late));
   });
 }
@@ -720,7 +723,8 @@ void Mesh::watch_peers() {
   waited_for_ = std::move(needed);
   const transport::Duration look = options_.heartbeat_interval / 16;
   for (const auto& [rank, since] : waited_for_) {
-    if (now - since >= 3 * look && !left_[rank] && !probed_[rank]) probe(rank, options_.lease - 5 * look);
+    if (now - since >= 3 * look && !left_[rank] && !departed_[rank] && !probed_[rank])
+      probe(rank, options_.lease - 5 * look);
   }
   std::weak_ptr<int> alive = alive_;
   loop().schedule(now + look, [this, alive] {
@@ -737,7 +741,7 @@ void Mesh::probe(int32_t rank, transport::Duration limit) {
     probed_[rank] = 0;
     if (const auto waited = waited_for_.find(rank); waited != waited_for_.end())
       waited->second = loop().now();
-    if (answer.ok() || left_[rank]) return;
+    if (answer.ok() || left_[rank] || departed_[rank]) return;
     if (loop().now() - due > options_.lease / 2) return probe(rank, limit);  // this process was stopped
     events_.on_peer_unreachable(rank, unreachable(rank, answer.message()));
   });

@@ -197,7 +197,7 @@ class Mesh final : public transport::ServerHandler {
   }
   // A rank has left in good order: tasks that need it fail.
   void peer_left(int32_t rank);
-  // The head says that a rank has left. If the rank is connected to this worker, waits at most a lease for
+  // The head says that a rank has left. If the rank is connected to this worker, waits at most two leases for
   // its goodbye, which comes behind its data.
   void told_left(int32_t rank);
   // Says goodbye and closes all connections after flushing. `first_call_not_made`: steps of this and later
@@ -347,7 +347,7 @@ class Mesh final : public transport::ServerHandler {
   std::unique_ptr<metrics::PeerCounters[]> counters_;  // by rank
   // By rank: the end of the latest wait that is counted in counters_.
   std::vector<transport::Time> waited_until_;
-  std::vector<char> left_;
+  std::vector<char> left_;                     // by rank
   std::vector<char> departed_;                 // by rank: the head says that it has left
   std::vector<uint64_t> first_call_not_made_;  // by rank, as its goodbye says; 0: unknown
   std::vector<char> probed_;                   // by rank: a probe is under way

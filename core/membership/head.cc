@@ -102,6 +102,13 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     return nullptr;
   }
 
+  // Of a heartbeat.
+  Worker* by_heartbeat(const ServerChannel& channel, int32_t rank) {
+    if (rank < 0 || static_cast<size_t>(rank) >= workers.size()) return nullptr;
+    Worker& worker = workers[static_cast<size_t>(rank)];
+    return channel.hello().worker_id == worker.info.worker_id ? &worker : nullptr;
+  }
+
   // The worker that may speak for `rank` in `view`, or an error.
   Result<Worker*> speaker(Worker* worker, int32_t rank, uint64_t view) {
     if (phase == Phase::kGathering || worker == nullptr) {
@@ -379,13 +386,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   void on_renew(ServerChannel& channel, const transport::Renew& renew, const Responder& respond) {
-    Worker* worker = nullptr;
-    if (renew.rank >= 0 && static_cast<size_t>(renew.rank) < workers.size()) {
-      worker = &workers[static_cast<size_t>(renew.rank)];
-      if (channel.hello().worker_id != worker->info.worker_id) worker = nullptr;
-    }
-    Result<Worker*> known = speaker(worker, renew.rank, renew.view);
+    Result<Worker*> known = speaker(by_heartbeat(channel, renew.rank), renew.rank, renew.view);
     if (!known.ok()) return respond(known.status());
+    Worker* worker = known.value();
     if (worker->lost) return respond(cause);
     worker->heartbeats.insert(&channel);
     leases.renew(static_cast<size_t>(renew.rank), loop.now());
@@ -497,12 +500,13 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void on_leave(ServerChannel& channel, transport::Leave leave, const Responder& respond) {
     if (phase == Phase::kGathering && rendezvous.holds(channel) && !leave.cause.ok())
       return abandon(channel, leave.cause, respond);
-    // It has aborted before it learnt its rank.
-    if (Worker* worker = by_control(channel); worker && leave.rank < 0) {
-      leave.rank = worker->info.rank;
+    const bool heartbeat = channel.hello().role == transport::Role::kHeartbeat;
+    Worker* const sender = heartbeat ? by_heartbeat(channel, leave.rank) : by_control(channel);
+    if (sender && leave.rank < 0) {  // it has aborted before it learnt its rank
+      leave.rank = sender->info.rank;
       leave.view = kFirstView;
     }
-    Result<Worker*> known = speaker(by_control(channel), leave.rank, leave.view);
+    Result<Worker*> known = speaker(sender, leave.rank, leave.view);
     if (!known.ok()) return respond(known.status());
     Worker& worker = *known.value();
     if (worker.left) return respond(transport::Message(transport::Empty{}));

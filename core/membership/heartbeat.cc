@@ -1,6 +1,7 @@
 #include "core/membership/heartbeat.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/membership/probe.h"
 #include "core/membership/retry.h"
@@ -40,10 +41,29 @@ void Heartbeat::start() {
   });
 }
 
+void Heartbeat::leave(const transport::Leave& message, std::function<void()> left) {
+  loop().post([self = shared_from_this(), message, left = std::move(left)] {
+    if (self->over_) return;
+    self->leave_ = message;
+    self->left_ = left;
+    if (!self->channels_.empty()) self->say_leave();
+  });
+}
+
+void Heartbeat::say_leave() {
+  channels_.rbegin()->second->call(leave_, lease_start_ + options_.lease,
+                                   [weak = weak_from_this()](const Result<transport::Message>& answer) {
+                                     auto self = weak.lock();
+                                     if (!self || !answer.ok()) return;
+                                     if (auto left = std::exchange(self->left_, nullptr)) left();
+                                   });
+}
+
 void Heartbeat::stop(std::function<void()> stopped) {
   loop().post([self = shared_from_this(), stopped = std::move(stopped)] {
     self->over_ = true;
     self->failed_ = nullptr;
+    self->left_ = nullptr;
     self->loop().cancel(self->timer_);
     for (const auto& [number, channel] : self->channels_) channel->close(true);
     self->channels_.clear();
@@ -82,6 +102,7 @@ void Heartbeat::on_dialled(uint64_t number, Result<std::unique_ptr<transport::Cl
     if (channels_.empty() || number > channels_.rbegin()->first) {
       channels_.emplace(number, std::move(channel));
       renew();
+      if (left_) say_leave();
       next_dial_ = std::max(next_dial_, sent_ + answer_limit());
     } else {
       channel->close(true);

@@ -43,6 +43,9 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   Heartbeat(transport::Network& network, HeartbeatOptions options, std::function<void(const Status&)> failed);
 
   void start();  // any thread
+  // Sends it on the newest connection and on each later one, until `left` is called, once, on the network's
+  // loop: the head has taken it. Any thread; the network must be alive.
+  void leave(const transport::Leave& message, std::function<void()> left);
   // Any thread; the network must be alive. `stopped` (may be empty) is called on the network's loop; nothing
   // is called after it. The heartbeat closes its connection there.
   void stop(std::function<void()> stopped);
@@ -51,6 +54,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void dial();
   void on_dialled(uint64_t number, Result<std::unique_ptr<transport::ClientChannel>> result);
   void renew();
+  void say_leave();
   void on_renewed(uint64_t number, transport::Time sent, const Result<transport::Message>& answer);
   void on_closed(uint64_t number, const Status& why);
   void destroy_later(std::shared_ptr<transport::ClientChannel> channel);
@@ -72,8 +76,10 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   const HeartbeatOptions options_;
   std::function<void(const Status&)> failed_;
 
-  bool over_ = false;     // failed or stopped
-  bool drained_ = false;  // the lease is over; answers that have arrived are read before it fails
+  bool over_ = false;  // failed or stopped
+  transport::Leave leave_;
+  std::function<void()> left_;  // null: it does not leave, or the head knows
+  bool drained_ = false;        // the lease is over; answers that have arrived are read before it fails
   uint64_t dials_ = 0;
   // By number of the dial. Renewals are sent on the newest; the others are kept until it has been answered.
   // They are shared so that a posted task can keep a channel until its callbacks have returned.

@@ -283,6 +283,14 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     channel->call(request, latest, [weak = weak_from_this()](const Result<Message>&) {
       if (auto self = weak.lock()) self->left_job();
     });
+    // After a cut, a new heartbeat connection may reach the head long before TCP sends again on this one. No
+    // cut is between a head and its host.
+    if (!heartbeat || host) return;
+    heartbeat->leave(request, [poster = poster, weak = weak_from_this()] {
+      poster->post([weak] {
+        if (auto self = weak.lock(); self && self->phase == Phase::kLeaving) self->left_job();
+      });
+    });
   }
 
   // The head knows (or is gone): the heartbeat ends, then the connection.

@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 
-LEASE = 3.0
+LEASE = 5.0  # TCP's back-off passes the end of the lease after such a cut: 1, 3, 7 s or 0.2, 0.6, ..., 3, 6.2 s
 CUT = 0.75 * LEASE  # the lease less a heartbeat interval is 0.8 of it
+RENEWAL = LEASE / 10  # the time between two, half a heartbeat interval
 SKIPPED = 77
 
 
@@ -109,7 +110,7 @@ def check_start(net, program):
         net.heal()
         for worker in workers:
             worker.expect("going")
-        time.sleep(2 * LEASE)
+        time.sleep(LEASE)
         for worker in workers:
             assert worker.healthy(), worker.lines
     finally:
@@ -126,16 +127,39 @@ def check_loopback(net, program):
     assert any("cannot reach rank" in line and "set its `interface`" in line for line in told), told
 
 
+# The worker that is cut off closes its session in the cut. The other one trains on, alone.
+def check_close(net, program):
+    stays, closes = [Worker(net, name, rank, program, ("leave", "1")) for rank, name in enumerate("ab")]
+    try:
+        for worker in (stays, closes):
+            worker.expect("going")
+        net.cut()
+        time.sleep(RENEWAL)  # so that TCP sends the renewal again first, and the end of its connection with it
+        closes.process.send_signal(signal.SIGUSR1)
+        called = time.monotonic()
+        time.sleep(CUT - RENEWAL)
+        net.heal()
+        closes.expect("closed")
+        assert time.monotonic() - called < LEASE, "the head has not answered the goodbye"
+        stays.expect("alone")
+        time.sleep(2 * LEASE)
+        assert stays.healthy(), stays.lines
+    finally:
+        for worker in (stays, closes):
+            worker.end()
+
+
 def main():
     program = sys.argv[1]
     with Net() as net:
         check_loopback(net, program)
         check_start(net, program)
+        check_close(net, program)
         workers = [Worker(net, name, rank, program) for rank, name in enumerate("ab")]
         try:
             for worker in workers:
                 worker.expect("going")
-            for after in (0.0, 0.1, 0.2):  # renewals come every 0.3 s
+            for after in (0.0, RENEWAL / 3, RENEWAL * 2 / 3):
                 time.sleep(after)
                 net.cut()
                 time.sleep(CUT)

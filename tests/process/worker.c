@@ -12,8 +12,11 @@
  *   process_worker abort R             rank R aborts after three steps
  *   process_worker wait                joins, and starts once SIGUSR1 comes
  *   process_worker depart R            rank R closes after three steps; the others make six more and check
- * values, then give weight 0 process_worker close               three steps, then closes without waiting once
- * SIGUSR1 comes, and says "closed"
+ * values, then give weight 0
+ *   process_worker close               three steps, then closes without waiting once SIGUSR1 comes, and says
+ * "closed"
+ *   process_worker leave R             steps for ever, but rank R closes once SIGUSR1 comes after three
+ * steps, and says "closed"; the others say "alone" after the first step without it
  */
 #include <signal.h>
 #include <stdio.h>
@@ -134,6 +137,17 @@ int main(int argc, char** argv) {
       int signal;
       sigwait(&told, &signal);
       if (!report(dsgd_close(session, 0, &error), &error)) say("closed");
+      break;
+    }
+    if (strcmp(mode, "leave") == 0 && round == 3) {
+      if (rank != number) {
+        failed = report(dsgd_step(session, 1, NULL, &error), &error);
+        if (!failed) say("alone");
+        continue;
+      }
+      int signal;
+      sigwait(&told, &signal);
+      if (!report(dsgd_close(session, -1, &error), &error)) say("closed");
       break;
     }
     if (strcmp(mode, "allreduce") == 0) {

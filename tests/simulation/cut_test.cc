@@ -172,26 +172,32 @@ TEST(Cuts, AHeadThatHearsNobodyIsNamedItself) {
   }
 }
 
-// When worker 1 is cut off from all others: up to 200 ms after the call of this name has returned on all
+// When a worker is cut off from all others: up to 200 ms after the call of this name has returned on all
 // workers.
 struct Moment {
   std::string after;
+  int cut_off = 1;
+  int steps = kForever;  // of worker 1, which then closes its session
 };
 
 // With TCP's retransmission, which after a cut waits up to as long as the cut was.
 void expect_no_harm(const Moment& moment, bool separate_head, int phase) {
   ClusterOptions options = options_of(3, separate_head);
   options.network.retransmission = 200ms;
-  Cluster cluster(options, train_forever);
+  const auto program = [&](Cluster& cluster, Session& session, int rank) {
+    Cluster::train(cluster, session, rank, rank == 1 ? moment.steps : kForever);
+  };
+  Cluster cluster(options, program);
   for (int rank = 0; rank < 3; ++rank)
     ASSERT_TRUE(cluster.run_until_noted(rank, moment.after, 10s)) << cluster.history(rank);
   cluster.world.run_for(phase * 5ms);
-  cluster.world.isolate(cluster.process(1));
+  cluster.world.isolate(cluster.process(moment.cut_off));
   cluster.world.run_for(kLease - kLease / 5);  // a fifth of the lease: the heartbeat interval
-  cluster.world.rejoin(cluster.process(1));
+  cluster.world.rejoin(cluster.process(moment.cut_off));
   cluster.world.run_for(5s);
   for (int rank = 0; rank < 3; ++rank)
     EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank).substr(0, 10'000);
+  EXPECT_EQ(cluster.finished(1), moment.steps != kForever);
   const size_t steps = cluster.calls(0).size();
   cluster.world.run_for(1s);
   EXPECT_GT(cluster.calls(0).size(), steps) << "training goes on";
@@ -210,6 +216,8 @@ void expect_no_harm_whenever_it_begins(const Moment& moment) {
 TEST(Cuts, ShorterThanTheLeaseDoNoHarmToAStart) { expect_no_harm_whenever_it_begins({"open"}); }
 
 TEST(Cuts, ShorterThanTheLeaseDoNoHarmToSteps) { expect_no_harm_whenever_it_begins({"step 2"}); }
+
+TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAWorkerCloses) { expect_no_harm_whenever_it_begins({"step 2", 5}); }
 
 }  // namespace
 }  // namespace dsgd::simulation

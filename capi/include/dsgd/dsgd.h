@@ -341,7 +341,9 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               A peer that does not answer delays the call until timeout_ms has passed, but at least one
  *               second and never more than `lease` + 100 ms. After a failure of the session the limit is half
  *               a second, except on the worker that hosts the head. Queued bytes may take another second to
- *               write.
+ *               write. If the limit passes while the network is cut, the head may not hear that this worker
+ *               leaves: the other workers may then get DSGD_ERR_WORKER_LOST. With timeout_ms = -1, a cut
+ *               shorter than `lease` less `heartbeat_interval` does no harm.
  *   Afterwards  Every call on the session returns DSGD_ERR_CLOSED, except dsgd_close, dsgd_session_info_read,
  *               dsgd_log_fd, dsgd_op_*, and dsgd_queue_poll and dsgd_log_poll until their queues are empty.
  *               The host owns its buffers again.

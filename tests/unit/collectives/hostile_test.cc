@@ -580,12 +580,12 @@ TEST_F(HostilePeer, ObjectsAreHandledOnceTheViewIsKnownAndForeignOnesRefused) {
 }
 
 // The head has heard that it leaves; then its machine died, with what it had sent to us.
-TEST_F(HostilePeer, WhoHasLeftIsWaitedForALeaseAndThenLost) {
+TEST_F(HostilePeer, WhoHasLeftIsWaitedForTwoLeasesAndThenLost) {
   open();
   connect();
   begin("exchange", kFirst);
   victim->loop().post([this] { victim->mesh->told_left(1); });
-  world.run_for(9s);
+  world.run_for(19s);
   EXPECT_TRUE(victim->failures.empty());
   world.run_for(2s);
   ASSERT_EQ(victim->failures.size(), 1u);

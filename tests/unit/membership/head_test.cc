@@ -538,6 +538,19 @@ TEST_F(HeadTest, LeavingInGoodOrderIsNewsAndNoLoss) {
   EXPECT_TRUE(ends_.empty());
 }
 
+// After a cut it may arrive there first.
+TEST_F(HeadTest, AWorkerMayLeaveOnItsHeartbeatConnection) {
+  begin();
+  EXPECT_EQ(call(at(1).heartbeat, transport::Leave{2, 1, {}}).status().code(), Code::kState)
+      << "not its rank";
+  EXPECT_FALSE(at(0).watch.given());
+  EXPECT_TRUE(call(at(1).heartbeat, transport::Leave{1, 1, {}}).ok());
+  EXPECT_EQ(at(0).watch.message<WatchReply>().left, 1);
+  watch(0, 1);
+  close(1, Status(Code::kWorkerLost, "reset"));
+  EXPECT_FALSE(at(0).watch.given()) << "no loss";
+}
+
 TEST_F(HeadTest, TheHostOfTheHeadGoesAfterTheOthersKnow) {
   begin(0);
   leave(0);

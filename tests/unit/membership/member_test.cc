@@ -22,6 +22,8 @@ constexpr Duration kSlack = 100ms;  // what an error may come later than its pro
 
 class MemberTest : public testing::Test {
  protected:
+  explicit MemberTest(const transport::SimOptions& network = {}) : world_(7, network) {}
+
   // The head in a process of its own on "node0", which also hosts worker w0 when it is embedded.
   void start_head(uint32_t num_workers, bool embedded) {
     num_workers_ = num_workers;
@@ -83,7 +85,7 @@ class MemberTest : public testing::Test {
            at(i).host + ", pid " + std::to_string(at(i).pid) + ")";
   }
 
-  SimWorld world_{7};
+  SimWorld world_;
   uint32_t num_workers_ = 2;
   std::unique_ptr<SimHead> head_;
   std::vector<std::unique_ptr<SimWorker>> workers_;  // end before the head they talk to
@@ -451,6 +453,41 @@ TEST_F(MemberTest, WhoLeavesInGoodOrderIsNoLoss) {
   at(2).leave();
   run_until([this] { return head_->ends.size() == 1; }, 1s);
   EXPECT_TRUE(head_->ends[0].ok());
+}
+
+// After a cut, TCP waits up to as long as the cut was before it sends again.
+class CutTest : public MemberTest {
+ protected:
+  CutTest() : MemberTest({.retransmission = 200ms}) {}
+};
+
+TEST_F(CutTest, AWorkerThatLeavesInACutShorterThanTheLeaseIsNoLoss) {
+  for (const Duration since_renewal : {0ms, 100ms, 200ms, 300ms, 400ms}) {
+    for (const Duration into_cut : {0ms, 300ms, 1000ms, 3000ms, 6000ms, 8900ms}) {
+      SCOPED_TRACE(std::to_string(since_renewal.count()) + " ns, left " + std::to_string(into_cut.count()) +
+                   " ns after the cut began");
+      start_job(3, false);
+      world_.run_for(5s + since_renewal);
+      const Time cut = world_.now();
+      world_.isolate(at(1).process);
+      world_.run_for(into_cut);
+      const Time leaves = world_.now();
+      at(1).leave();
+      world_.run_for(cut + kLease - at(1).options.interval - world_.now());
+      world_.rejoin(at(1).process);
+      run_until([&] { return at(1).calls_of_done == 1; }, 2 * kLease);
+      EXPECT_LT((at(1).left_at - leaves).count(), kLease.count()) << "the head has answered";
+      at(1).destroy();
+      world_.run_for(3 * kLease);
+      for (const size_t i : {0u, 2u}) {
+        EXPECT_TRUE(at(i).broken.empty()) << at(i).broken[0].message();
+        EXPECT_THAT(at(i).left, ElementsAre(1));
+      }
+      workers_.clear();
+      head_.reset();
+      if (HasFailure()) return;
+    }
+  }
 }
 
 TEST_F(MemberTest, WhoeverHostsTheHeadMayLeaveFirst) {
