@@ -71,6 +71,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   Phase phase = Phase::kGathering;
   Rendezvous rendezvous;
+  // Control connections of the workers in the rendezvous, by their places in `leases`; null: the place is
+  // free.
+  std::vector<ServerChannel*> places;
   Leases leases;
   std::vector<Worker> workers;  // by rank
   std::string job_nonce;        // of the running job
@@ -88,6 +91,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   std::string cut_detail;  // what the first of them said
   Time cut_reported{};
   Time next_check{};
+  transport::TimerId check_timer = 0;
   transport::Duration last_stop{};  // length of the last stop of the head itself that check_leases noticed
   Time resumed{};                   // when it noticed it
   transport::TimerId gone_timer = 0;
@@ -178,6 +182,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       return respond(std::move(refused));
     }
     idle.remove(&channel);
+    take_place(replaced.channel, channel);
     if (replaced.channel) {
       idle.push_back(replaced.channel);
       replaced.respond(
@@ -226,8 +231,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       log->error("head: " + apart.message());
       rendezvous.note_refused(apart.message());
       std::vector<Rendezvous::Candidate> all = rendezvous.take_by_rank();
+      places.clear();
+      leases.begin(0, loop.now());
       for (Rendezvous::Candidate& c : all) c.respond(apart);
-      if (options.init_timeout > transport::Duration{}) await_another(all.front().request.member);
+      await_another(all.front().request.member, "disconnected");
       return;
     }
     for (Rendezvous::Candidate& c : rendezvous.take_by_rank()) {
@@ -241,6 +248,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     }
     reply.head_rank = head_rank;
     reply.job_nonce = job_nonce = random_bytes(loop);
+    places.clear();
     leases.begin(workers.size(), loop.now());
     phase = Phase::kRunning;
     log->info("head: all " + std::to_string(workers.size()) + " workers have come, the job begins");
@@ -251,12 +259,55 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     schedule_check();
   }
 
+  // A worker that waits in the rendezvous has a lease there, which its Watch calls renew.
+  // `replaced`: the connection that had its place before; null: none.
+  void take_place(const ServerChannel* replaced, ServerChannel& channel) {
+    auto place = std::find(places.begin(), places.end(), replaced);
+    if (place == places.end()) place = places.insert(place, nullptr);
+    *place = &channel;
+    leases.hold(static_cast<size_t>(place - places.begin()), loop.now());
+    if (check_timer == 0) schedule_check();
+  }
+
+  size_t place_of(const ServerChannel& channel) const {
+    return static_cast<size_t>(std::find(places.begin(), places.end(), &channel) - places.begin());
+  }
+
+  // Returns false if the worker of this channel has no place.
+  bool free_place(const ServerChannel& channel, MemberInfo* gone) {
+    if (!rendezvous.remove(channel, gone)) return false;
+    const size_t place = place_of(channel);
+    places[place] = nullptr;
+    leases.end(place);
+    return true;
+  }
+
+  void check_places() {
+    for (const size_t place : leases.check(loop.now(), next_check).lost) {
+      ServerChannel* const channel = places[place];
+      const std::string silence = describe_duration(leases.silence(place, loop.now())) + " (lease)";
+      MemberInfo gone;
+      free_place(*channel, &gone);
+      log->warning("head: worker " + describe_candidate(gone) + " has been silent for " + silence +
+                   " before the job began; its place is free again");
+      channel->close();  // if it goes on, it joins again
+      await_another(gone, "was silent for " + silence);
+    }
+    const bool waits = std::any_of(places.begin(), places.end(), [](const auto* channel) { return channel; });
+    if (waits) schedule_check();
+  }
+
   // ---- leases
 
   void schedule_check() {
+    loop.cancel(check_timer);
     next_check = leases.next_check(loop.now());
-    loop.schedule(next_check, [weak = weak_from_this()] {
-      if (auto self = weak.lock()) self->check_leases();
+    check_timer = loop.schedule(next_check, [weak = weak_from_this()] {
+      auto self = weak.lock();
+      if (!self) return;
+      self->check_timer = 0;
+      if (self->phase == Phase::kGathering) return self->check_places();
+      self->check_leases();
     });
   }
 
@@ -416,6 +467,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     // Before the job begins there is no news: a Watch asks for the progress. By protocol the answer is an
     // error with kTimeout whose text is the progress (Joiner::ask_progress).
     if (phase == Phase::kGathering && rendezvous.holds(channel)) {
+      leases.renew(place_of(channel), loop.now());
       return respond(Status(Code::kTimeout, rendezvous.progress()));
     }
     Worker* worker = by_control(channel);
@@ -579,16 +631,17 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     });
   }
 
-  void await_another(const MemberInfo& gone) {
+  // `how` it has gone: "disconnected".
+  void await_another(const MemberInfo& gone, const std::string& how) {
+    if (options.init_timeout == transport::Duration{}) return;
     loop.cancel(gone_timer);
-    gone_timer = loop.schedule(loop.now() + options.init_timeout, [weak = weak_from_this(), gone] {
+    gone_timer = loop.schedule(loop.now() + options.init_timeout, [weak = weak_from_this(), gone, how] {
       auto self = weak.lock();
       if (!self || self->phase != Phase::kGathering) return;
-      self->cause =
-          Status(Code::kTimeout, "worker " + describe_candidate(gone) +
-                                     " disconnected before the job began, and no worker has joined for " +
-                                     describe_duration(self->options.init_timeout) +
-                                     " (init_timeout): " + self->rendezvous.progress());
+      self->cause = Status(Code::kTimeout, "worker " + describe_candidate(gone) + " " + how +
+                                               " before the job began, and no worker has joined for " +
+                                               describe_duration(self->options.init_timeout) +
+                                               " (init_timeout): " + self->rendezvous.progress());
       self->end();
     });
   }
@@ -597,11 +650,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     idle.remove(&channel);
     if (told.erase(&channel) > 0) return settle();
     MemberInfo gone;
-    if (rendezvous.remove(channel, &gone)) {
+    if (free_place(channel, &gone)) {
       log->warning("head: worker " + describe_candidate(gone) +
                    " disconnected before the job began; its place is free again");
-      if (options.init_timeout > transport::Duration{}) await_another(gone);
-      return;
+      return await_another(gone, "disconnected");
     }
     for (Worker& worker : workers) {
       if (worker.control == &channel) {

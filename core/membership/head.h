@@ -13,13 +13,14 @@ namespace dsgd {
 struct HeadOptions {
   uint32_t num_workers = 1;
   transport::Duration lease{};
-  // A head that runs outside the workers ends when a worker disconnects before the job begins and no worker
-  // joins within this time. 0: never.
+  // A head that runs outside the workers ends when a worker disconnects or is silent for a lease before the
+  // job begins, and no worker joins within this time. 0: never.
   transport::Duration init_timeout{};
 };
 
 // Complete when num_workers have joined. Ranks: a worker that asks for a rank gets it; the others get the
-// free ranks in the order of their worker ids, so that the same ids give the same ranks in every run. After
+// free ranks in the order of their worker ids, so that the same ids give the same ranks in every run. A
+// worker that waits loses its place when its connection ends, or when it has sent nothing for a lease. After
 // completion, a worker that does not renew its lease, whose heartbeat or control connection ends without
 // Leave, or that reports a broken job ends the job: all Watch calls are answered with the cause. A report of
 // an unreachable peer makes the head decide which of the two is cut off. A head that itself was late (its

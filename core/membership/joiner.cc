@@ -98,7 +98,8 @@ void Joiner::ask_progress() {
                    self.progress_ = answer.status().message();
                    self.log_.info("waiting at the head at " + self.options_.head + ": " + self.progress_);
                  }));
-  // Often enough that the last answer before the deadline is fresh.
+  // Often enough that the last answer before the deadline is fresh. To the head, a worker that is silent for
+  // a lease has gone.
   const Duration wait = std::min(options_.lease / 2, (options_.deadline - loop_.now()) / 4);
   if (wait < std::chrono::milliseconds(1)) return;
   progress_timer_ = loop_.schedule(loop_.now() + wait, guard([](Joiner& self) { self.ask_progress(); }));

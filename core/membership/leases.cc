@@ -18,6 +18,11 @@ Leases::Leases(Duration lease) : lease_(std::max(lease, kShortestLease)) {}
 
 void Leases::begin(size_t workers, Time now) { entries_.assign(workers, Entry{now}); }
 
+void Leases::hold(size_t rank, Time now) {
+  if (rank >= entries_.size()) entries_.resize(rank + 1, Entry{.held = false});
+  entries_[rank] = Entry{now};
+}
+
 void Leases::renew(size_t rank, Time now) {
   entries_[rank].renewed = now;
   entries_[rank].suspected = false;

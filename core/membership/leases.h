@@ -1,4 +1,5 @@
 // The leases of all workers, as the head counts them: from the receipt of each one's last renewal. Pure data.
+// A worker is known by its rank or, while it waits for the job to begin, by its place in the rendezvous.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,8 @@ class Leases {
  public:
   explicit Leases(transport::Duration lease);
 
-  void begin(size_t workers, transport::Time now);  // all of them
+  void begin(size_t workers, transport::Time now);  // all of them; earlier leases are forgotten
+  void hold(size_t rank, transport::Time now);      // of one more
   void renew(size_t rank, transport::Time now);
   void end(size_t rank) { entries_[rank].held = false; }  // left or lost: no longer checked
   transport::Duration silence(size_t rank, transport::Time now) const { return now - entries_[rank].renewed; }

@@ -28,6 +28,7 @@ struct Remote {
   FakeChannel control, heartbeat;
   Answer join, watch, leave;
   int32_t rank = -1;
+  bool gone = false;
 };
 
 class HeadTest : public testing::Test {
@@ -80,6 +81,16 @@ class HeadTest : public testing::Test {
     return call(at(i).heartbeat, transport::Renew{at(i).rank, view});
   }
   void watch(size_t i, uint64_t sequence) { at(i).watch = call(at(i).control, transport::Watch{sequence}); }
+  // Time passes in the rendezvous. The workers from `first` on that have not been closed ask for the
+  // progress.
+  void wait_in_rendezvous(transport::Duration duration, size_t first = 0) {
+    for (; duration > transport::Duration{}; duration -= kLease / 2) {
+      for (size_t i = first; i < remotes_.size(); ++i) {
+        if (!at(i).gone) watch(i, 0);
+      }
+      loop_.advance(std::min(duration, kLease / 2));
+    }
+  }
   void leave(size_t i, Status cause = {}) {
     at(i).leave = call(at(i).control, transport::Leave{at(i).rank, 1, std::move(cause)});
   }
@@ -150,7 +161,7 @@ TEST_F(HeadTest, TheOldestControlConnectionsThatDoNotJoinAreClosed) {
 TEST_F(HeadTest, NobodyIsAnsweredBeforeAllHaveComeAndThenEverybodyAgrees) {
   come("w2");
   come("w0", true);
-  loop_.advance(1h);  // no lease is counted yet
+  wait_in_rendezvous(1h);
   EXPECT_FALSE(at(0).join.given());
   EXPECT_FALSE(at(1).join.given());
   come("w1");
@@ -180,27 +191,69 @@ TEST_F(HeadTest, AWorkerThatVanishesBeforeTheJobBeginsIsNoLoss) {
   EXPECT_FALSE(at(1).join.given());
 }
 
-TEST_F(HeadTest, AHeadOfItsOwnEndsWhenNoneComesAfterAWorkerHasGone) {
-  head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, 60s}, nullptr);
-  head_->on_end([this](const Status& status) { ends_.push_back(status); });
-  loop_.advance(1h);  // the first worker may come when it likes
-  EXPECT_TRUE(ends_.empty());
+TEST_F(HeadTest, AWorkerThatIsSilentForALeaseLosesItsPlace) {
   come("w0");
-  loop_.advance(1h);  // so may the others
-  EXPECT_TRUE(ends_.empty());
-  head_->on_close(at(0).control, Status(Code::kWorkerLost, "reset"));
-  loop_.advance(59s);
-  come("w1");  // another one has come
-  loop_.advance(1h);
-  EXPECT_TRUE(ends_.empty());
-  head_->on_close(at(1).control, Status(Code::kWorkerLost, "reset"));
-  loop_.advance(59s);
-  EXPECT_TRUE(ends_.empty());
-  loop_.advance(2s);
-  ASSERT_EQ(ends_.size(), 1u);
-  EXPECT_EQ(ends_[0].code(), Code::kTimeout);
-  EXPECT_THAT(ends_[0].message(),
-              AllOf(HasSubstr("'w1'"), HasSubstr("60.0 s (init_timeout)"), HasSubstr("0 of 3 workers")));
+  come("w1");
+  wait_in_rendezvous(kLease - 1ms, 1);
+  EXPECT_THAT(head_->progress(), HasSubstr("2 of 3 workers"));
+  loop_.advance(50ms);
+  EXPECT_EQ(head_->progress(), "1 of 3 workers have come: 'w1' (host nodew1, pid 149)");
+  EXPECT_TRUE(at(0).control.closed) << "so that it joins again if it goes on";
+  head_->on_close(at(0).control, {});
+  EXPECT_FALSE(at(1).control.closed);
+  come("w0");
+  come("w2");
+  EXPECT_TRUE(at(1).join.ok());
+  EXPECT_TRUE(at(2).join.ok());
+  for (size_t i : {1u, 2u}) EXPECT_EQ(at(i).join.message<JoinReply>().members.size(), 3u);
+  loop_.advance(kLease - 1ms);
+  EXPECT_FALSE(news(1).code() == Code::kWorkerLost) << "the lease in the job is a new one";
+}
+
+TEST_F(HeadTest, AHeadThatWasStoppedReadsWhatWaitingWorkersSent) {
+  come("w0");
+  loop_.advance(1s);
+  loop_.stop_for(2 * kLease);
+  loop_.advance(1ms);
+  EXPECT_THAT(head_->progress(), HasSubstr("1 of 3 workers"));
+  wait_in_rendezvous(2 * kLease);
+  EXPECT_THAT(head_->progress(), HasSubstr("1 of 3 workers"));
+}
+
+TEST_F(HeadTest, AHeadOfItsOwnEndsWhenNoneComesAfterAWorkerHasGone) {
+  for (const bool silent : {false, true}) {
+    SCOPED_TRACE(silent ? "silent" : "disconnected");
+    remotes_.clear();
+    ends_.clear();
+    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, 60s}, nullptr);
+    head_->on_end([this](const Status& status) { ends_.push_back(status); });
+    const auto go = [&](size_t i) {
+      at(i).gone = true;
+      if (!silent) return head_->on_close(at(i).control, Status(Code::kWorkerLost, "reset"));
+      watch(i, 0);
+      loop_.advance(kLease + 10ms);
+      head_->on_close(at(i).control, {});
+    };
+    loop_.advance(1h);  // the first worker may come when it likes
+    EXPECT_TRUE(ends_.empty());
+    come("w0");
+    wait_in_rendezvous(1h);  // so may the others
+    EXPECT_TRUE(ends_.empty());
+    go(0);
+    loop_.advance(59s);
+    come("w1");  // another one has come
+    wait_in_rendezvous(1h);
+    EXPECT_TRUE(ends_.empty());
+    go(1);
+    loop_.advance(59s);
+    EXPECT_TRUE(ends_.empty());
+    loop_.advance(2s);
+    ASSERT_EQ(ends_.size(), 1u);
+    EXPECT_EQ(ends_[0].code(), Code::kTimeout);
+    EXPECT_THAT(ends_[0].message(),
+                AllOf(HasSubstr("'w1'"), HasSubstr(silent ? "was silent for 10.0 s (lease)" : "disconnected"),
+                      HasSubstr("60.0 s (init_timeout)"), HasSubstr("0 of 3 workers")));
+  }
 }
 
 TEST_F(HeadTest, AWorkerThatOthersCannotReachEndsTheRendezvousForAll) {

@@ -108,6 +108,22 @@ TEST_F(MemberTest, WorkersThatComeBeforeTheHeadFindIt) {
   EXPECT_EQ(at(1).rank(), 1);
 }
 
+TEST_F(MemberTest, AWorkerThatStopsWhileItWaitsLosesItsPlaceAndOneThatRunsKeepsIt) {
+  start_head(3, false);
+  start_worker(0);
+  start_worker(1);
+  world_.run_for(1s);
+  world_.pause(at(0).process);
+  world_.run_for(3 * kLease);
+  start_worker(2);
+  start_worker(3);
+  run_until([this] { return at(1).ok() && at(2).ok() && at(3).ok(); }, 1s);
+  world_.resume(at(0).process);
+  run_until([this] { return at(0).joined.has_value(); }, 1s);
+  EXPECT_EQ(at(0).joined->status().code(), Code::kState);
+  EXPECT_THAT(at(0).joined->status().message(), HasSubstr("comes too late"));
+}
+
 TEST_F(MemberTest, AWorkerThatWaitsForTheJobSaysSoAtDoublingIntervals) {
   SimWorker& w = start_worker(1);
   world_.run_for(4s);
