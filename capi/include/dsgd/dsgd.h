@@ -1013,8 +1013,8 @@ DSGD_API int32_t dsgd_digest(dsgd_session *session, uint64_t *digest, dsgd_error
 typedef struct dsgd_head dsgd_head;
 
 /* Binds the configuration's `head` address (port 0: any) and serves one job until it is stopped. `config`
- * NULL: environment and defaults. The head ends with DSGD_ERR_TIMEOUT if a worker disconnects before the job
- * begins and no worker joins within `init_timeout`.
+ * NULL: environment and defaults. The head ends with DSGD_ERR_TIMEOUT if a worker disconnects, or is silent
+ * for a `lease`, before the job begins and no worker joins within `init_timeout`.
  * Errors: DSGD_ERR_ADDRESS_IN_USE. */
 DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
 
