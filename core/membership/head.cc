@@ -74,6 +74,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // Control connections of the workers in the rendezvous, by their places in `leases`; null: the place is
   // free.
   std::vector<ServerChannel*> places;
+  size_t most_come = 0;  // workers that were in the rendezvous at once
   Leases leases;
   std::vector<Worker> workers;  // by rank
   std::string job_nonce;        // of the running job
@@ -192,8 +193,20 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                                     "); give each session its own `worker_id`"));
     }
     loop.cancel(std::exchange(gone_timer, 0));
-    log->info("head: " + rendezvous.progress());
+    log_progress();
     if (rendezvous.complete()) complete();
+  }
+
+  // Workers that come again and again do not fill the log: each number of workers is logged once.
+  void log_progress() {
+    const size_t come = rendezvous.size();
+    if (come > most_come) {
+      most_come = come;
+      log->info("head: " + rendezvous.progress());
+    } else {
+      refusals.note_event("a worker joined again, or after another one had gone",
+                          "head: " + rendezvous.progress());
+    }
   }
 
   Status refusal(const MemberInfo& late) const {
@@ -288,8 +301,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       const std::string silence = describe_duration(leases.silence(place, loop.now())) + " (lease)";
       MemberInfo gone;
       free_place(*channel, &gone);
-      log->warning("head: worker " + describe_candidate(gone) + " has been silent for " + silence +
-                   " before the job began; its place is free again");
+      refusals.note_event("a worker was silent before the job began",
+                          "head: worker " + describe_candidate(gone) + " has been silent for " + silence +
+                              " before the job began; its place is free again");
       channel->close();  // if it goes on, it joins again
       await_another(gone, "was silent for " + silence);
     }
@@ -651,8 +665,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (told.erase(&channel) > 0) return settle();
     MemberInfo gone;
     if (free_place(channel, &gone)) {
-      log->warning("head: worker " + describe_candidate(gone) +
-                   " disconnected before the job began; its place is free again");
+      refusals.note_event("a worker disconnected before the job began",
+                          "head: worker " + describe_candidate(gone) +
+                              " disconnected before the job began; its place is free again");
       return await_another(gone, "disconnected");
     }
     for (Worker& worker : workers) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <map>
+#include <utility>
 
 namespace dsgd {
 namespace {
@@ -15,26 +16,36 @@ struct RefusalLog::State : std::enable_shared_from_this<State> {
 
   transport::Loop& loop;
   const std::shared_ptr<Log> log;
-  std::map<std::string, uint64_t> further;  // by cause, while its window is open
+  std::map<std::string, uint64_t> further;  // by cause or event, while its window is open
 
-  void open_window(const std::string& cause) {
-    loop.schedule(loop.now() + kWindow, [weak = weak_from_this(), cause] {
-      if (auto self = weak.lock()) self->end_window(cause);
+  // `summary`: the line about so many further ones.
+  using Summary = std::string (*)(const std::string& key, uint64_t count);
+
+  void note(const std::string& key, const std::string& message, Summary summary) {
+    const auto [entry, first] = further.try_emplace(key, 0);
+    if (!first) {
+      ++entry->second;
+      return;
+    }
+    log->warning(message);
+    open_window(key, summary);
+  }
+
+  void open_window(const std::string& key, Summary summary) {
+    loop.schedule(loop.now() + kWindow, [weak = weak_from_this(), key, summary] {
+      if (auto self = weak.lock()) self->end_window(key, summary);
     });
   }
 
-  void end_window(const std::string& cause) {
-    const auto entry = further.find(cause);
-    const uint64_t count = entry->second;
+  void end_window(const std::string& key, Summary summary) {
+    const auto entry = further.find(key);
+    const uint64_t count = std::exchange(entry->second, 0);
     if (count == 0) {
       further.erase(entry);
       return;
     }
-    entry->second = 0;
-    log->warning(std::to_string(count) +
-                 (count == 1 ? " further connection was" : " further connections were") +
-                 " refused in the last " + std::to_string(kWindow.count()) + " s because " + cause);
-    open_window(cause);
+    log->warning(summary(key, count));
+    open_window(key, summary);
   }
 };
 
@@ -42,13 +53,16 @@ RefusalLog::RefusalLog(transport::Loop& loop, std::shared_ptr<Log> log)
     : state_(std::make_shared<State>(loop, std::move(log))) {}
 
 void RefusalLog::note(const std::string& cause, const std::string& message) {
-  const auto [entry, first] = state_->further.try_emplace(cause, 0);
-  if (!first) {
-    ++entry->second;
-    return;
-  }
-  state_->log->warning(message);
-  state_->open_window(cause);
+  state_->note(cause, message, [](const std::string& key, uint64_t count) {
+    return std::to_string(count) + (count == 1 ? " further connection was" : " further connections were") +
+           " refused in the last " + std::to_string(kWindow.count()) + " s because " + key;
+  });
+}
+
+void RefusalLog::note_event(const std::string& event, const std::string& message) {
+  state_->note(event, message, [](const std::string& key, uint64_t count) {
+    return std::to_string(count) + " more in the last " + std::to_string(kWindow.count()) + " s: " + key;
+  });
 }
 
 }  // namespace dsgd

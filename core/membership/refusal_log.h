@@ -1,5 +1,5 @@
-// Logs refused connections, however many come: the first of a cause in full, then one line with the number of
-// further ones every 10 s.
+// Logs refused connections, and other events that a peer may repeat at will, at a limited rate: the first of
+// a cause in full, then one line with the number of further ones every 10 s.
 #pragma once
 
 #include <memory>
@@ -16,6 +16,8 @@ class RefusalLog {
   // Loop only. `cause`: one of a few fixed clauses, such as "their token is wrong"; `message`: the details of
   // this refusal.
   void note(const std::string& cause, const std::string& message);
+  // `event`: a fixed sentence, such as "a worker disconnected".
+  void note_event(const std::string& event, const std::string& message);
 
  private:
   struct State;

@@ -31,6 +31,7 @@ class Rendezvous {
   // Returns an error if a worker listens where only its own machine reaches it, and another is on a different
   // machine.
   Status check_reachable() const;
+  size_t size() const { return candidates_.size(); }
   bool complete() const { return candidates_.size() == num_workers_; }
   // Once complete: removes and returns all workers by rank, with request.member.rank set. A worker that asked
   // for a rank has it; the others have the free ranks in the order of their ids.

@@ -256,6 +256,32 @@ TEST_F(HeadTest, AHeadOfItsOwnEndsWhenNoneComesAfterAWorkerHasGone) {
   }
 }
 
+TEST_F(HeadTest, WorkersThatComeAndGoDoNotFillTheLog) {
+  std::vector<std::string> logged;
+  auto log = std::make_shared<Log>(LogLevel::kInfo, [&](const LogRecord& r) { logged.push_back(r.message); });
+  head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, 60s}, log);
+  come("w0");
+  come("w1");
+  for (size_t i = 1; i <= 1000; ++i) {
+    head_->on_close(at(i).control, Status(Code::kWorkerLost, "reset"));
+    come("w1");
+  }
+  ASSERT_EQ(logged.size(), 4u);
+  EXPECT_THAT(logged[0], HasSubstr("1 of 3 workers have come"));
+  EXPECT_THAT(logged[1], HasSubstr("2 of 3 workers have come"));
+  EXPECT_THAT(logged[2], HasSubstr("worker 'w1' (host nodew1, pid 149) disconnected"));
+  EXPECT_THAT(logged[3], HasSubstr("2 of 3 workers have come"));
+  logged.clear();
+  loop_.advance(10s);
+  EXPECT_THAT(logged, testing::IsSupersetOf(
+                          {HasSubstr("999 more in the last 10 s: a worker disconnected before the job began"),
+                           HasSubstr("999 more in the last 10 s: a worker joined again")}));
+  logged.clear();
+  come("w2");
+  ASSERT_EQ(logged.size(), 2u) << "the first time that three are there";
+  EXPECT_THAT(logged[0], HasSubstr("3 of 3 workers have come"));
+}
+
 TEST_F(HeadTest, AWorkerThatOthersCannotReachEndsTheRendezvousForAll) {
   std::vector<std::unique_ptr<Remote>> remotes;
   for (const auto& [id, address] :
