@@ -147,11 +147,14 @@ Status Mesh::check_claim(const ServerChannel& channel) const {
     ++of_rank;
     const bool same =
         other->hello().worker_id == hello.worker_id && other->hello().job_nonce == hello.job_nonce;
-    if (!(same && incoming.used) && of_rank < most) continue;
-    return Status(Code::kExists,
+    const bool second = same && incoming.used;
+    if (!second && of_rank < most) continue;
+    // kUnreachable: another attempt may succeed.
+    return Status(second ? Code::kExists : Code::kUnreachable,
                   "a connection from " + channel.address() + " claims to be rank " +
                       std::to_string(hello.rank) +
-                      ", which is connected already; each worker has one connection to each other");
+                      (second ? ", which is connected already; each worker has one connection to each other"
+                              : ", as too many others do"));
   }
   return {};
 }
@@ -873,7 +876,9 @@ Status Mesh::on_open(ServerChannel& channel) {
     if (refused.code() == Code::kExists) {
       log_->debug(refused.message());
     } else {
-      refusals_.note("they are not from workers of this job", refused.message());
+      refusals_.note(refused.code() == Code::kMismatch ? "they are not from workers of this job"
+                                                       : "too many claim to be of one worker",
+                     refused.message());
     }
   }
   return refused;

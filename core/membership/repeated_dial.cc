@@ -12,7 +12,7 @@ using transport::Duration;
 using transport::Time;
 
 namespace {
-constexpr int kLiveAttempts = 4;
+constexpr int kLiveAttempts = 4;  // besides the first
 }
 
 RepeatedDial::RepeatedDial(transport::Network& network, std::vector<std::string> addresses,
@@ -41,7 +41,9 @@ void RepeatedDial::attempt() {
   if (!done_) return;
   const Time now = network_.loop().now();
   if (now >= options_.deadline) return end(last_);
-  try_address(0, std::min(options_.deadline, now + kLiveAttempts * period_));
+  // The first attempt has all the time, for a network that is only slow.
+  try_address(0, first_ ? options_.deadline : std::min(options_.deadline, now + kLiveAttempts * period_));
+  first_ = false;
   network_.loop().schedule(std::min(options_.deadline, now + period_),
                            [self = shared_from_this()] { self->attempt(); });
 }

@@ -39,6 +39,7 @@ class RepeatedDial : public std::enable_shared_from_this<RepeatedDial> {
   const transport::DialOptions options_;
   const transport::Duration period_;
   Done done_;  // null: it has ended
+  bool first_ = true;
   Status last_{Code::kUnreachable, "it has given no address"};
 };
 
