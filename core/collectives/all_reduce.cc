@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "core/collectives/direct.h"
-#include "core/collectives/mesh.h"
 #include "core/collectives/ring.h"
 #include "core/collectives/scheduled.h"
+#include "core/mesh/mesh.h"
 #include "core/reduce/kernels.h"
 
 namespace dsgd {

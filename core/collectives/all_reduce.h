@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/collectives/schedule.h"
-#include "core/collectives/task.h"
+#include "core/mesh/task.h"
 
 namespace dsgd {
 

@@ -2,7 +2,7 @@
 // 1, ... in pipelined chunks, so that each worker sends and receives it once, whatever their number.
 #pragma once
 
-#include "core/collectives/task.h"
+#include "core/mesh/task.h"
 
 namespace dsgd {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/collectives/mesh.h"
+#include "core/mesh/mesh.h"
 
 namespace dsgd {
 

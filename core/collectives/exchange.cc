@@ -1,6 +1,6 @@
 #include "core/collectives/exchange.h"
 
-#include "core/collectives/mesh.h"
+#include "core/mesh/mesh.h"
 
 namespace dsgd {
 

@@ -3,7 +3,7 @@
 // barriers, signatures and small all-reduces.
 #pragma once
 
-#include "core/collectives/task.h"
+#include "core/mesh/task.h"
 
 namespace dsgd {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/collectives/direct.h"
-#include "core/collectives/mesh.h"
+#include "core/mesh/mesh.h"
 
 namespace dsgd {
 

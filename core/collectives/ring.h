@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/collectives/sink.h"
-#include "core/collectives/task.h"
+#include "core/mesh/task.h"
 
 namespace dsgd {
 

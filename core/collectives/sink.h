@@ -6,7 +6,7 @@
 #include <functional>
 #include <span>
 
-#include "core/collectives/task.h"
+#include "core/mesh/task.h"
 
 namespace dsgd {
 

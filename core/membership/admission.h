@@ -6,8 +6,8 @@
 #include <string>
 
 #include "core/base/log.h"
+#include "core/base/refusal_log.h"
 #include "core/membership/probe.h"
-#include "core/membership/refusal_log.h"
 #include "transport/network.h"
 
 namespace dsgd {

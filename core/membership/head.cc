@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "core/base/address.h"
+#include "core/base/refusal_log.h"
 #include "core/base/text.h"
 #include "core/membership/leases.h"
-#include "core/membership/refusal_log.h"
 #include "core/membership/rendezvous.h"
 #include "core/membership/text.h"
 

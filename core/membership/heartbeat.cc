@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/retry.h"
 #include "core/membership/probe.h"
-#include "core/membership/retry.h"
 #include "core/membership/text.h"
 
 namespace dsgd {

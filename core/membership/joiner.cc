@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/membership/retry.h"
+#include "core/base/retry.h"
 #include "core/membership/text.h"
 
 namespace dsgd {

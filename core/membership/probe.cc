@@ -3,8 +3,8 @@
 #include <memory>
 #include <utility>
 
-#include "core/membership/repeated_dial.h"
-#include "core/membership/retry.h"
+#include "core/base/repeated_dial.h"
+#include "core/base/retry.h"
 
 namespace dsgd {
 

@@ -12,7 +12,7 @@
 #include "core/collectives/exchange.h"
 #include "core/membership/text.h"
 #include "core/reduce/kernels.h"
-#include "core/strategy/divergence.h"
+#include "core/step/divergence.h"
 
 namespace dsgd {
 

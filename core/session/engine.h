@@ -13,11 +13,12 @@
 #include <vector>
 
 #include "core/base/log.h"
-#include "core/collectives/mesh.h"
-#include "core/session/objects.h"
+#include "core/mesh/mesh.h"
+#include "core/model/model.h"
+#include "core/objects/objects.h"
+#include "core/session/operation.h"
 #include "core/session/stall_watch.h"
-#include "core/strategy/model.h"
-#include "core/strategy/step.h"
+#include "core/step/step.h"
 
 namespace dsgd {
 

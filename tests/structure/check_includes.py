@@ -16,6 +16,26 @@ MAY = {
     "bindings": [],
     "samples": [],
 }
+# Which folders of core a folder of core may include, besides itself and base: folders above it in this table, so that
+# there is no cycle.
+CORE_FOLDERS = {
+    "base": [],
+    "group": [],
+    "metrics": [],
+    "config": [],
+    "data": [],
+    "reduce": [],
+    "membership": [],
+    "optimizer": ["config", "reduce"],
+    "device": ["optimizer", "reduce"],
+    "model": ["device", "optimizer"],
+    "mesh": ["group", "metrics"],
+    "collectives": ["group", "mesh", "reduce"],
+    "objects": ["mesh", "metrics"],
+    "strategy": ["collectives", "config", "device", "reduce"],
+    "step": ["collectives", "config", "device", "group", "mesh", "metrics", "model", "optimizer", "reduce", "strategy"],
+    "session": ["collectives", "config", "device", "group", "membership", "mesh", "metrics", "model", "objects", "reduce", "step", "strategy"],
+}
 # core and transport's interfaces know nothing of the libraries behind them.
 LIBRARIES = re.compile(r"uv\.h|capnp/|kj/|pthread\.h|sys/|netinet/|arpa/|unistd\.h|fcntl\.h|poll\.h|time\.h|thread|chrono_io|"
                        r"condition_variable|future|random|fstream|filesystem|sodium|openssl")
@@ -29,11 +49,23 @@ CORE_MAY_SEE = re.compile(r"transport/(loop|poster|bounded_calls|network|message
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
+def core_folder(path):
+    parts = path.parts
+    return parts[len(parts) - 1 - parts[::-1].index("core") + 1]
+
+
+def may_see(path, target):
+    folder, other = core_folder(path), target.split("/")[1]
+    return other in ("base", folder) or other in CORE_FOLDERS.get(folder, [])
+
+
 def problems_of(path, folder, text):
     for target in INCLUDE.findall(text):
         first = target.split("/")[0]
         if first in MAY and first not in MAY[folder] and "/" in target:
             yield f"{path}: {folder} may not include {target}"
+        if folder == "core" and first == "core" and not may_see(path, target):
+            yield f"{path}: core/{core_folder(path)} may not include {target}"
         if folder == "core" and first == "transport" and not CORE_MAY_SEE.fullmatch(target):
             yield f"{path}: core sees transport's interfaces only, not {target}"
         interface = folder == "transport" and path.parent.name == "transport"
@@ -48,9 +80,14 @@ def problems_of(path, folder, text):
 
 
 def main():
+    order = list(CORE_FOLDERS)
+    for folder, others in CORE_FOLDERS.items():
+        for other in others:
+            if order.index(other) >= order.index(folder):
+                sys.exit(f"check_includes: core/{folder} may include core/{other}, which does not stand above it in CORE_FOLDERS")
     if "--self-test" in sys.argv:
         bad = [("core/a.cc", "core", "#include <uv.h>\n"), ("core/a.cc", "core", '#include "capi/src/error.h"\n'), ("core/device/a.cc", "core", "#include <cuda_runtime_api.h>\n"),
-               ("core/device/a.cc", "core", "#include <thread>\n"), ("core/a.cc", "core", "#include <sodium.h>\n"), ("core/device/cuda/a.cc", "core", "#include <uv.h>\n"),
+               ("core/mesh/a.cc", "core", '#include "core/session/engine.h"\n'), ("core/device/a.cc", "core", "#include <thread>\n"), ("core/a.cc", "core", "#include <sodium.h>\n"), ("core/device/cuda/a.cc", "core", "#include <uv.h>\n"),
                ("core/a.cc", "core", '#include "transport/uv/uv_loop.h"\n'), ("transport/loop.h", "transport", "#include <kj/async.h>\n"),
                ("transport/uv/a.cc", "transport", '#include "core/base/log.h"\n'),
                ("capi/include/dsgd/dsgd.h", "capi", "#include <stdio.h>\n"), ("samples/c/a.c", "samples", '#include "core/a.h"\n'),
@@ -61,6 +98,9 @@ def main():
         print(f"self-test: {len(bad)} violations found")
         return
     source = pathlib.Path(sys.argv[1])
+    for folder in (source / "core").glob("*/CMakeLists.txt"):
+        if folder.parent.name not in CORE_FOLDERS:
+            sys.exit(f"check_includes: core/{folder.parent.name} is not in CORE_FOLDERS")
     problems, files = [], 0
     for folder in MAY:
         for path in sorted((source / folder).rglob("*")):

@@ -12,10 +12,10 @@
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
 #include "core/collectives/exchange.h"
-#include "core/collectives/mesh.h"
 #include "core/collectives/ring.h"
 #include "core/collectives/scheduled.h"
 #include "core/membership/probe.h"
+#include "core/mesh/mesh.h"
 #include "core/reduce/kernels.h"
 #include "transport/sim/world.h"
 

@@ -1,6 +1,6 @@
 // Which ranks and parameters are said to differ.
 
-#include "core/strategy/divergence.h"
+#include "core/step/divergence.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

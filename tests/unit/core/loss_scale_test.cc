@@ -1,4 +1,4 @@
-#include "core/strategy/loss_scale.h"
+#include "core/model/loss_scale.h"
 
 #include <gtest/gtest.h>
 

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/base/retry.h"
 #include "core/membership/head.h"
-#include "core/membership/retry.h"
 #include "tests/unit/membership/fakes.h"
 
 namespace dsgd {

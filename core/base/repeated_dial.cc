@@ -1,0 +1,71 @@
+#include "core/base/repeated_dial.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/retry.h"
+
+namespace dsgd {
+
+using transport::ClientChannel;
+using transport::Duration;
+using transport::Time;
+
+namespace {
+constexpr int kLiveAttempts = 4;  // besides the first
+}
+
+RepeatedDial::RepeatedDial(transport::Network& network, std::vector<std::string> addresses,
+                           transport::DialOptions options, Done done)
+    : network_(network),
+      addresses_(std::move(addresses)),
+      options_(std::move(options)),
+      period_(std::max<Duration>((options_.deadline - network.loop().now()) / kAttempts,
+                                 std::chrono::milliseconds(1))),
+      done_(std::move(done)) {}
+
+std::shared_ptr<RepeatedDial> RepeatedDial::start(transport::Network& network,
+                                                  std::vector<std::string> addresses,
+                                                  transport::DialOptions options, Done done) {
+  std::shared_ptr<RepeatedDial> dial(
+      new RepeatedDial(network, std::move(addresses), std::move(options), std::move(done)));
+  if (dial->addresses_.empty() || network.loop().now() >= dial->options_.deadline) {
+    network.loop().post([dial] { dial->end(dial->last_); });
+  } else {
+    dial->attempt();
+  }
+  return dial;
+}
+
+void RepeatedDial::attempt() {
+  if (!done_) return;
+  const Time now = network_.loop().now();
+  if (now >= options_.deadline) return end(last_);
+  // The first attempt has all the time, for a network that is only slow.
+  try_address(0, first_ ? options_.deadline : std::min(options_.deadline, now + kLiveAttempts * period_));
+  first_ = false;
+  network_.loop().schedule(std::min(options_.deadline, now + period_),
+                           [self = shared_from_this()] { self->attempt(); });
+}
+
+void RepeatedDial::try_address(size_t index, Time until) {
+  if (index == addresses_.size() || !done_) return;
+  transport::DialOptions options = options_;
+  options.deadline = until;
+  network_.dial(addresses_[index], std::move(options),
+                [self = shared_from_this(), index, until](Result<std::unique_ptr<ClientChannel>> result) {
+                  if (result.ok() || is_final(result.status())) return self->end(std::move(result));
+                  self->last_ = result.status();
+                  self->try_address(index + 1, until);
+                });
+}
+
+void RepeatedDial::end(Result<std::unique_ptr<ClientChannel>> result) {
+  if (Done done = std::exchange(done_, nullptr)) return done(std::move(result));
+  if (!result.ok()) return;
+  const std::shared_ptr<ClientChannel> surplus = std::move(result).value();
+  surplus->close(true);
+  network_.loop().post([surplus] {});  // it is calling
+}
+
+}  // namespace dsgd

@@ -1,0 +1,124 @@
+// A task is one collective operation on this worker: a small state machine on the session's loop that sends
+// chunks through the mesh, takes what arrives, and ends once. Tasks with the same operation number on all
+// workers belong together; each message carries what its sender believes the operation to be, and the mesh
+// compares.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/group/group.h"
+#include "transport/network.h"
+
+namespace dsgd {
+
+class Mesh;
+
+enum class Kind : uint8_t {
+  kExchange = 1,  // small all-gather in one hop: step headers, barriers, small all-reduces
+  kAllReduce = 2,
+  kReduceScatter = 3,
+  kAllGather = 4,
+  kBroadcast = 5,
+  kBarrier = 6,
+  kBucket = 7,    // a bucket of a step
+  kStart = 8,     // signature and initial values
+  kStrategy = 9,  // a change of strategy
+  kHeader = 10,   // a step's header
+};
+enum class Algorithm : uint8_t { kAuto = 0, kDirect = 1, kRing = 2, kOneHop = 3, kChain = 4, kScheduled = 5 };
+
+const char* kind_name(Kind kind);
+const char* algorithm_name(Algorithm algorithm);
+
+// Returns the header with the fields that all workers must agree on; other fields are set by the caller or by
+// the mesh.
+transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count);
+// "all-reduce (float32, sum, 1024 elements)"; `parts`, unless empty, replaces the number of elements.
+std::string describe(const transport::BulkHeader& shape, const std::string& parts = {});
+
+// Remembers the chunk for which a sink was given, to match it with the chunk that arrives without pooled
+// data.
+class Landing {
+ public:
+  void begin(const transport::BulkHeader& header) {
+    active_ = true, phase_ = header.phase, offset_ = header.offset;
+  }
+  bool end(const transport::BulkHeader& header) {
+    return std::exchange(active_, false) && phase_ == header.phase && offset_ == header.offset;
+  }
+
+ private:
+  bool active_ = false;
+  uint16_t phase_ = 0;
+  uint64_t offset_ = 0;
+};
+
+class Task {
+ public:
+  using Done = std::function<void(const Status&)>;
+  // `shape`: view, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the
+  // mesh. `group`: the workers that take part; null: all. Tasks know their peers by their indices in it.
+  Task(Mesh& mesh, const transport::BulkHeader& shape, Done done,
+       std::shared_ptr<const Group> group = nullptr);
+  virtual ~Task() = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+
+  const transport::BulkHeader& shape() const { return shape_; }
+  uint64_t operation() const { return shape_.operation; }
+  std::string name() const;  // "all-reduce 7"
+  void rename(std::string name) { name_ = std::move(name); }
+  // The setting that its deadline comes from ("step_timeout = 300.0 s"), for the message when the deadline
+  // has passed.
+  const std::string& limit() const { return limit_; }
+  void set_limit(std::string limit) { limit_ = std::move(limit); }
+  // Elements of each rank, for the message when workers disagree; the tag of the shape covers them.
+  void set_counts(std::vector<uint64_t> counts) { counts_ = std::move(counts); }
+  const std::vector<uint64_t>& counts() const { return counts_; }
+  const Group& group() const { return *group_; }
+
+  virtual void start() = 0;
+  // A chunk whose shape agrees. Offsets and sizes are still unchecked.
+  virtual transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header,
+                                       size_t nbytes) = 0;
+  virtual void on_chunk(int32_t source, const transport::BulkHeader& header,
+                        std::unique_ptr<transport::BulkReceipt> receipt) = 0;
+  // Places that this task still waits for; empty once it has ended.
+  virtual std::vector<int32_t> missing() const = 0;
+  std::vector<int32_t> missing_ranks() const;
+  // The worker at this place closed its session before it made this call. Returns whether the task goes on
+  // without it.
+  virtual bool leave_out(int32_t /*place*/) { return false; }
+  // The task has failed. Answers the chunks that it holds with the cause.
+  virtual void drop_chunks(const Status& /*cause*/) {}
+
+ protected:
+  friend class Mesh;
+  // Once; the mesh removes and destroys the task afterwards. Success waits until all peers have agreed on the
+  // operation.
+  void end(const Status& status);
+  bool ended() const { return ended_; }
+  void send(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data,
+            std::function<void(const Status&)> done);
+  void send_small(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data);
+  // The peer broke the rules: its chunk lies outside what was agreed.
+  void protocol_error(int32_t place, const transport::BulkHeader& header, size_t nbytes);
+
+  Mesh& mesh_;
+  const transport::BulkHeader shape_;
+  const std::shared_ptr<const Group> group_;
+
+ private:
+  Done done_;
+  std::string name_, limit_ = "step_timeout";
+  std::vector<uint64_t> counts_;
+  bool ended_ = false;
+};
+
+}  // namespace dsgd

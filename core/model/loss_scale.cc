@@ -1,0 +1,31 @@
+#include "core/model/loss_scale.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <utility>
+
+namespace dsgd {
+namespace {
+const std::string kDynamic = "dynamic";
+}
+
+void LossScale::configure(std::string text) {
+  text_ = std::move(text);
+  int64_t number = 1;
+  std::from_chars(text_.data(), text_.data() + text_.size(), number);
+  factor_ = text_ == kDynamic ? kFirst : static_cast<double>(number);
+}
+
+void LossScale::stepped(bool finite) {
+  if (text_ != kDynamic) return;
+  if (!finite) {
+    factor_ = std::max(factor() * kBackoff, kLeast);
+    since_ = 0;
+  } else if (++since_ == kInterval) {
+    factor_ = std::min(factor() * kGrowth, kLargest);
+    since_ = 0;
+  }
+}
+
+}  // namespace dsgd

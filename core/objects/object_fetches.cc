@@ -1,0 +1,155 @@
+#include "core/objects/object_fetches.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace dsgd {
+
+namespace {
+Status gone(const std::string& name) {
+  return Status(
+      Code::kNotFound,
+      "object '" + name + "' has been deleted, or the workers that held it have left; put it again");
+}
+}  // namespace
+
+void ObjectFetches::begin(Mesh* mesh, uint64_t put, const std::string& name, Object object, uint64_t total,
+                          std::vector<int32_t> sources, Done done) {
+  auto memory = std::make_shared<Object>(std::move(object));
+  memory->bytes.reserve(total);  // pages that no data have reached take no memory
+  Fetch& fetch = fetches_[put];
+  fetch.mesh = mesh;
+  fetch.name = name;
+  fetch.object = std::move(memory);
+  fetch.total = total;
+  fetch.sources = std::move(sources);
+  std::reverse(fetch.sources.begin(), fetch.sources.end());
+  fetch.done = std::move(done);
+  ask_next(put);
+}
+
+void ObjectFetches::ask_next(uint64_t put) {
+  Fetch& fetch = fetches_.at(put);
+  fetch.cut_off = false;
+  if (std::exchange(fetch.landing, 0) > 0) fetch.mesh->discard_object(put);
+  while (!fetch.sources.empty() && fetch.mesh->has_left(fetch.sources.back())) fetch.sources.pop_back();
+  if (fetch.sources.empty()) {
+    const Done done = std::move(fetch.done);
+    const Status why = gone(fetch.name);
+    drop(*fetch.mesh, put);
+    return done(why);
+  }
+  fetch.source = fetch.sources.back();
+  fetch.sources.pop_back();
+  transport::ObjectPart request;
+  request.view = fetch.mesh->view().view;
+  request.rank = fetch.mesh->rank();
+  request.name = fetch.name;
+  request.offset = fetch.received;
+  request.put = put;
+  request.fetch = true;
+  fetch.mesh->call(fetch.source, std::move(request), transport::kNever,
+                   [this, put, source = fetch.source](const Result<transport::Message>& r) {
+                     answered(put, source, r.status());
+                   });
+}
+
+// The source has sent all, or sends no more.
+void ObjectFetches::answered(uint64_t put, int32_t source, const Status& status) {
+  const auto at = fetches_.find(put);
+  if (at == fetches_.end() || at->second.source != source) return;
+  if (at->second.mesh->undecided(source, status)) {
+    at->second.cut_off = true;
+  } else {
+    ask_next(put);
+  }
+}
+
+void ObjectFetches::peer_left(int32_t rank) {
+  std::vector<uint64_t> cut_off;
+  for (const auto& [put, fetch] : fetches_) {
+    if (fetch.source == rank && fetch.cut_off) cut_off.push_back(put);
+  }
+  for (const uint64_t put : cut_off) {
+    if (fetches_.count(put)) ask_next(put);
+  }
+}
+
+transport::BulkSink* ObjectFetches::on_data(uint64_t put, const transport::BulkHeader& header,
+                                            size_t nbytes) {
+  const auto at = fetches_.find(put);
+  if (at == fetches_.end()) return nullptr;
+  Fetch& fetch = at->second;
+  if (header.source != fetch.source || header.offset != fetch.received ||
+      nbytes > fetch.total - fetch.received)
+    return nullptr;
+  fetch.object->bytes.resize(fetch.received + nbytes);
+  fetch.landing = nbytes;
+  return &fetch;
+}
+
+void ObjectFetches::on_data_end(uint64_t put, const transport::BulkHeader& header,
+                                std::unique_ptr<transport::BulkReceipt> receipt) {
+  const auto at = fetches_.find(put);
+  if (at == fetches_.end() || at->second.source != header.source) {
+    return receipt->finish(Status(Code::kNotFound, "this worker does not fetch this object from rank " +
+                                                       std::to_string(header.source)));
+  }
+  Fetch& fetch = at->second;
+  const std::span<const std::byte> pooled = receipt->data();
+  const size_t landed = std::exchange(fetch.landing, 0), nbytes = pooled.empty() ? landed : pooled.size();
+  if (nbytes == 0 || header.offset != fetch.received || nbytes > fetch.total - fetch.received) {
+    return receipt->finish(Status(Code::kInternal, "a part of object '" + fetch.name + "' is missing"));
+  }
+  if (!pooled.empty()) {
+    fetch.object->bytes.resize(fetch.received + nbytes);
+    std::memcpy(fetch.object->bytes.data() + fetch.received, pooled.data(), nbytes);
+  }
+  fetch.received += nbytes;
+  receipt->finish({});
+  for (Reader& reader : fetch.readers)
+    feed(*fetch.mesh, put, fetch.object, fetch.received, fetch.total, &reader);
+  if (fetch.received < fetch.total) return;
+  const auto whole = fetches_.extract(at);
+  whole.mapped().done(SharedObject(whole.mapped().object));
+}
+
+void ObjectFetches::add_reader(uint64_t put, Reader reader) {
+  Fetch& fetch = fetches_.at(put);
+  feed(*fetch.mesh, put, fetch.object, fetch.received, fetch.total, &reader);
+  fetch.readers.push_back(std::move(reader));
+}
+
+void ObjectFetches::send(Mesh& mesh, uint64_t put, const SharedObject& object, Reader reader) {
+  feed(mesh, put, object, object->bytes.size(), object->bytes.size(), &reader);
+}
+
+// Sends the reader all bytes that this worker has received and the reader lacks. The answer to the last chunk
+// also answers the reader's request.
+void ObjectFetches::feed(Mesh& mesh, uint64_t put, const SharedObject& object, uint64_t received,
+                         uint64_t total, Reader* reader) {
+  while (reader->next < received) {
+    const uint64_t count = std::min<uint64_t>(mesh.chunk_bytes(), received - reader->next);
+    const std::span<const std::byte> data(
+        reinterpret_cast<const std::byte*>(object->bytes.data()) + reader->next, count);
+    const transport::Responder respond = reader->next + count == total ? reader->respond : nullptr;
+    mesh.send_object(reader->rank, put, reader->next, data, [object, respond](const Status& status) {
+      if (respond)
+        respond(status.ok() ? Result<transport::Message>(transport::Message(transport::Empty{}))
+                            : Result<transport::Message>(status));
+    });
+    reader->next += count;
+  }
+}
+
+void ObjectFetches::drop(Mesh& mesh, uint64_t put) {
+  mesh.revoke_object(put);
+  if (const auto at = fetches_.find(put); at != fetches_.end() && at->second.landing > 0)
+    mesh.discard_object(put);
+  const auto dropped = fetches_.extract(put);
+  if (!dropped) return;
+  for (const Reader& reader : dropped.mapped().readers) reader.respond(gone(dropped.mapped().name));
+}
+
+}  // namespace dsgd

@@ -1,0 +1,450 @@
+#include "core/objects/objects.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace dsgd {
+
+namespace {
+constexpr size_t kSmall = transport::kSmallBytes;  // up to here an object travels in its announcement
+// The rank that decides which put of a name wins, and that carries out deletions.
+constexpr int32_t kNameOwner = 0;
+
+// The number of a worker's put, unique in the job. It is not 0.
+uint64_t put_number(int32_t rank, uint64_t index) { return static_cast<uint64_t>(rank) << 40 | index; }
+int32_t putter(uint64_t number) { return static_cast<int32_t>(number >> 40); }
+
+// The ranks of a job in the order in which an object travels.
+std::vector<int32_t> chain(int32_t putter, int32_t size) {
+  std::vector<int32_t> ranks = {putter};
+  if (putter != kNameOwner) ranks.push_back(kNameOwner);
+  for (int32_t hop = 1; hop < size; ++hop) {
+    if (const int32_t rank = (putter + hop) % size; rank != kNameOwner) ranks.push_back(rank);
+  }
+  return ranks;
+}
+// Those before `rank` in the chain, the nearest first.
+std::vector<int32_t> sources_of(int32_t rank, int32_t putter, int32_t size) {
+  const std::vector<int32_t> ranks = chain(putter, size);
+  return {std::make_reverse_iterator(std::find(ranks.begin(), ranks.end(), rank)), ranks.rend()};
+}
+
+Status exists(const std::string& name) {
+  return Status(Code::kExists,
+                "there is an object '" + name + "' already; choose another name or delete the object first");
+}
+Status not_found(const std::string& name) {
+  return Status(Code::kNotFound,
+                "there is no object '" + name +
+                    "'; it has not been put, or another worker has deleted it; put it first");
+}
+std::string not_put(const std::string& name) {
+  return "no worker has put object '" + name + "'; some worker must call dsgd_object_put with this name";
+}
+transport::Message empty() { return transport::Empty{}; }
+std::vector<int32_t> ranks(const std::set<int32_t>& set) { return {set.begin(), set.end()}; }
+}  // namespace
+
+struct Objects::Sending {
+  Mesh* mesh;
+  std::string name;
+  uint64_t put;
+  SharedObject object;
+  Deadline deadline;
+  Done done;
+  transport::TimerId timer = 0;
+  bool spreading = false;          // rank 0 has accepted the put
+  bool removed = false;            // another worker has deleted the object
+  std::set<int32_t> waiting = {};  // peers that it is announced to and that do not have it yet
+  // The part of `waiting` whose connection has ended: the worker has left, or the session will fail.
+  std::set<int32_t> cut_off = {};
+  Status failure = {};
+
+  std::vector<int32_t> missing() const {
+    std::vector<int32_t> missing = chain(mesh->rank(), mesh->size());  // the first holds up the others
+    std::erase_if(missing, [this](int32_t rank) { return waiting.count(rank) == 0; });
+    return missing;
+  }
+  Status too_late() const {
+    return mesh->too_late("object '" + name + "' has not reached all workers", deadline.limit, missing())
+        .with_operation(kPut);
+  }
+};
+
+struct Objects::Removal {
+  Mesh* mesh;
+  std::string name;
+  uint64_t put;  // 0: rank 0 knows it
+  Done done;
+  transport::TimerId timer = 0;
+  std::set<int32_t> waiting = {};  // workers that have not answered yet
+  // The part of `waiting` whose connection has ended: the worker has left, or the session will fail.
+  std::set<int32_t> cut_off = {};
+};
+
+// ---- putting
+
+uint64_t Objects::put_of(const std::string& name) const {
+  if (const auto object = objects_.find(name); object != objects_.end()) return object->second.put;
+  const auto incoming = std::find_if(incoming_.begin(), incoming_.end(),
+                                     [&](const auto& item) { return item.second.name == name; });
+  return incoming == incoming_.end() ? 0 : incoming->first;
+}
+
+bool Objects::is_arriving(const std::string& name) const {
+  return std::any_of(incoming_.begin(), incoming_.end(),
+                     [&](const auto& item) { return item.second.name == name && item.second.respond; });
+}
+
+bool Objects::is_deleting(const Mesh& mesh, const std::string& name) const {
+  return mesh.rank() == kNameOwner &&
+         std::any_of(removals_.begin(), removals_.end(), [&](const auto& r) { return r->name == name; });
+}
+
+void Objects::put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done) {
+  const bool under_way = std::any_of(sending_.begin(), sending_.end(),
+                                     [&](const auto& s) { return s->name == name && !s->removed; });
+  if (put_of(name) != 0 || under_way || (mesh && is_deleting(*mesh, name))) return done(exists(name));
+  const uint64_t number = put_number(mesh ? mesh->rank() : 0, ++puts_);
+  if (!mesh || mesh->size() == 1) {
+    store(name, std::move(object), number);
+    return done({});
+  }
+  auto sending = std::make_shared<Sending>(
+      Sending{mesh, name, number, std::move(object), std::move(deadline), std::move(done)});
+  sending_.push_back(sending);
+  sending->timer = mesh->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
+    if (const auto late = weak.lock()) give_up(late);
+  });
+  if (mesh->rank() == kNameOwner) return spread(sending);
+  sending->waiting = {kNameOwner};
+  announce(sending, kNameOwner);
+}
+
+// Rank 0 has accepted the put. Stores the object here and announces it to the other workers.
+void Objects::spread(const std::shared_ptr<Sending>& sending) {
+  Mesh& mesh = *sending->mesh;
+  if (!sending->removed) store(sending->name, sending->object, sending->put);
+  sending->spreading = true;
+  std::vector<int32_t> others = chain(mesh.rank(), mesh.size());
+  std::erase_if(others, [&](int32_t rank) { return rank == mesh.rank() || rank == kNameOwner; });
+  sending->waiting.insert(others.begin(), others.end());
+  if (sending->waiting.empty()) return finish(sending, {});
+  for (int32_t rank : others) announce(sending, rank);
+}
+
+void Objects::announce(const std::shared_ptr<Sending>& sending, int32_t rank) {
+  const Object& object = *sending->object;
+  transport::ObjectPart part;
+  part.view = sending->mesh->view().view;
+  part.rank = sending->mesh->rank();
+  part.name = sending->name;
+  part.total = object.bytes.size();
+  if (object.bytes.size() <= kSmall) part.data = object.bytes;
+  sending->mesh->count_sent(rank, part.data.size());
+  part.dtype = object.dtype;
+  part.shape = object.shape;
+  part.put = sending->put;
+  sending->mesh->call(
+      rank, std::move(part), transport::kNever,
+      [this, sending, rank](const Result<transport::Message>& r) { answered(sending, rank, r.status()); });
+}
+
+// `rank` has the object, or will not get it.
+void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status) {
+  if (!sending->done) return;  // the put has ended
+  Mesh& mesh = *sending->mesh;
+  if (mesh.undecided(rank, status)) {
+    sending->cut_off.insert(rank);
+    return;
+  }
+  if (!status.ok() && !sending->removed && sending->failure.ok()) {  // the others still get the object
+    sending->failure = mesh.blame(rank, status).with_operation(kPut);
+  }
+  sending->waiting.erase(rank);
+  if (!sending->waiting.empty()) return;
+  if (!sending->spreading && sending->failure.ok()) return spread(sending);
+  finish(sending, sending->failure);
+}
+
+void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& status) {
+  sending_.remove(sending);
+  sending->mesh->loop().cancel(sending->timer);
+  if (auto done = std::exchange(sending->done, nullptr)) done(status);
+}
+
+// The deadline has passed. Workers that do not have the whole object get no more of it from here, and drop it
+// unless another worker has it.
+void Objects::give_up(const std::shared_ptr<Sending>& sending) {
+  const Status why = sending->too_late();
+  const auto object = objects_.find(sending->name);
+  if (object != objects_.end() && object->second.put == sending->put) {
+    forget(object);
+    if (sending->mesh->rank() == kNameOwner) incoming_[sending->put] = {sending->name, nullptr};
+  }
+  sending->mesh->revoke_object(sending->put);
+  finish(sending, why);
+}
+
+void Objects::peer_left(int32_t rank) {
+  std::erase_if(removed_early_, [rank](uint64_t put) { return putter(put) == rank; });
+  fetches_.peer_left(rank);
+  const auto all = sending_;
+  for (const auto& sending : all) {
+    if (sending->cut_off.count(rank)) answered(sending, rank, sending->mesh->has_closed(rank));
+  }
+  const auto removals = removals_;
+  for (const auto& removal : removals) {
+    if (removal->cut_off.count(rank)) removed(removal, rank, removal->mesh->has_closed(rank));
+  }
+}
+
+Status Objects::waiting(const std::string& operation, const std::string& name) const {
+  const std::string object = "object '" + name + "'";
+  if (operation == kGet) {
+    if (std::none_of(waiters_.begin(), waiters_.end(), [&](const Waiter& get) { return get.name == name; }))
+      return {};
+    return Status(Code::kWaitTimeout,
+                  is_arriving(name) ? "the data of " + object + " is still to come" : not_put(name))
+        .with_operation(operation);
+  }
+  const auto status = [&](const Mesh& mesh, const std::string& text, const std::vector<int32_t>& missing) {
+    return Status(Code::kWaitTimeout, object + text + mesh.member_names(missing))
+        .with_rank(missing.front(), mesh.host_of(missing.front()))
+        .with_operation(operation);
+  };
+  for (const auto& sending : sending_) {
+    if (operation == kPut && sending->name == name && !sending->waiting.empty())
+      return status(*sending->mesh, " has not reached ", sending->missing());
+  }
+  for (const auto& removal : removals_) {
+    if (operation == kDelete && removal->name == name && !removal->waiting.empty())
+      return status(*removal->mesh, " is not deleted on ", ranks(removal->waiting));
+  }
+  return {};
+}
+
+// ---- deleting
+
+void Objects::delete_everywhere(Mesh* mesh, const std::string& name, Deadline deadline, Done done) {
+  const bool alone = !mesh || mesh->size() == 1;
+  uint64_t put = 0;
+  std::set<int32_t> asked = {kNameOwner};
+  if (alone || mesh->rank() == kNameOwner) {
+    put = put_of(name);
+    if (put == 0 || (!alone && is_deleting(*mesh, name))) return done(not_found(name));
+    if (alone) {
+      forget(objects_.find(name));
+      return done({});
+    }
+    cancel_fetch(*mesh, put, empty());
+    asked.clear();
+    for (int32_t rank = 0; rank < mesh->size(); ++rank) {
+      if (rank != kNameOwner) asked.insert(rank);
+    }
+  }
+  auto removal = std::make_shared<Removal>(Removal{mesh, name, put, std::move(done)});
+  removal->waiting = asked;
+  removals_.push_back(removal);
+  removal->timer =
+      mesh->loop().schedule(deadline.time, [this, limit = deadline.limit, weak = std::weak_ptr(removal)] {
+        const auto late = weak.lock();
+        if (!late) return;
+        const std::string what = "object '" + late->name + "' was not deleted on all workers";
+        finish(late, late->mesh->too_late(what, limit, ranks(late->waiting)).with_operation(kDelete));
+      });
+  for (int32_t rank : asked) {
+    transport::ObjectPart request;
+    request.view = mesh->view().view;
+    request.rank = mesh->rank();
+    request.name = name;
+    request.remove = true;
+    request.put = put;
+    mesh->call(rank, std::move(request), transport::kNever,
+               [this, removal, rank](Result<transport::Message> r) { removed(removal, rank, r.status()); });
+  }
+}
+
+// `rank` has answered.
+void Objects::removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status) {
+  if (!removal->done) return;  // it has ended
+  Mesh& mesh = *removal->mesh;
+  if (mesh.undecided(rank, status)) {
+    removal->cut_off.insert(rank);
+    return;
+  }
+  const bool gone = rank != kNameOwner && mesh.has_left(rank);  // a worker that has left holds no copy
+  if (!status.ok() && !gone) return finish(removal, mesh.blame(rank, status).with_operation(kDelete));
+  removal->waiting.erase(rank);
+  if (removal->waiting.empty()) finish(removal, {});
+}
+
+void Objects::finish(const std::shared_ptr<Removal>& removal, const Status& status) {
+  removals_.remove(removal);
+  removal->mesh->loop().cancel(removal->timer);
+  if (status.ok() && removal->mesh->rank() == kNameOwner)
+    delete_here(*removal->mesh, removal->name, removal->put);
+  if (auto done = std::exchange(removal->done, nullptr)) done(status);
+}
+
+void Objects::receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request,
+                              const transport::Responder& respond) {
+  if (mesh->rank() == kNameOwner) {
+    return delete_everywhere(mesh, request.name, std::move(deadline), [respond](const Status& status) {
+      status.ok() ? respond(empty()) : respond(status);
+    });
+  }
+  if (request.rank != kNameOwner)
+    return respond(Status(Code::kInternal, "only rank 0 deletes object '" + request.name + "'"));
+  delete_here(*mesh, request.name, request.put);
+  respond(empty());
+}
+
+// Drops an object that is being fetched, and answers its announcement.
+void Objects::cancel_fetch(Mesh& mesh, uint64_t put, const Result<transport::Message>& answer) {
+  const auto dropped = incoming_.extract(put);
+  if (!dropped) return;
+  fetches_.drop(mesh, put);
+  if (dropped.mapped().respond) dropped.mapped().respond(answer);
+}
+
+void Objects::delete_here(Mesh& mesh, const std::string& name, uint64_t put) {
+  const auto sending =
+      std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
+  if (sending != sending_.end()) (*sending)->removed = true;
+  if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
+    forget(object);
+    mesh.revoke_object(put);
+  } else if (incoming_.count(put) > 0) {
+    cancel_fetch(mesh, put, empty());
+  } else if (mesh.rank() != kNameOwner && putter(put) != mesh.rank() && !mesh.has_left(putter(put))) {
+    removed_early_.insert(put);
+  }
+}
+
+// ---- receiving
+
+void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
+                      const transport::Responder& respond) {
+  if (part.remove) return receive_removal(mesh, std::move(deadline), part, respond);
+  if (part.fetch) return receive_fetch(mesh, part, respond);
+  receive_announcement(mesh, std::move(part), respond);
+}
+
+void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part,
+                                   const transport::Responder& respond) {
+  mesh->count_received(part.rank, part.data.size());
+  const bool small = part.total <= kSmall;
+  if (part.total > Object::kLargest || part.data.size() != (small ? part.total : 0) ||
+      putter(part.put) != part.rank || part.put >= Mesh::kObjects || incoming_.count(part.put) > 0) {
+    return respond(Status(Code::kInternal, "the announcement of object '" + part.name + "' is wrong"));
+  }
+  if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
+    return respond(Status(Code::kInternal, "object '" + part.name + "': " + why));
+  }
+  if (removed_early_.erase(part.put) > 0) return respond(empty());
+  // A worker has at most one put of a name in flight. So an earlier put of the same worker has failed, and is
+  // forgotten. Exception: if rank 0 holds the object, that put has succeeded, and the name is taken.
+  const uint64_t earlier = put_of(part.name);
+  const bool same_putter = earlier != 0 && putter(earlier) == part.rank && earlier < part.put;
+  const bool succeeded = mesh->rank() == kNameOwner && has(part.name);
+  if (same_putter && !succeeded) delete_here(*mesh, part.name, earlier);
+  if (put_of(part.name) != 0 || is_deleting(*mesh, part.name)) return respond(exists(part.name));
+  Object object{.bytes = std::move(part.data), .dtype = part.dtype, .shape = std::move(part.shape)};
+  if (small) {
+    store(part.name, std::make_shared<const Object>(std::move(object)), part.put);
+    return respond(empty());
+  }
+  incoming_[part.put] = {part.name, respond};
+  fetches_.begin(
+      mesh, part.put, part.name, std::move(object), part.total,
+      sources_of(mesh->rank(), part.rank, mesh->size()),
+      [this, put = part.put, is_rank_0 = mesh->rank() == kNameOwner](const Result<SharedObject>& fetched) {
+        const auto at = incoming_.find(put);
+        const std::string name = at->second.name;
+        const auto respond = std::exchange(at->second.respond, nullptr);
+        const bool name_stays_taken = !fetched.ok() && is_rank_0;
+        if (!name_stays_taken) incoming_.erase(at);
+        if (fetched.ok()) store(name, fetched.value(), put);
+        respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
+      });
+}
+
+void Objects::receive_fetch(Mesh* mesh, const transport::ObjectPart& request,
+                            const transport::Responder& respond) {
+  const auto sending =
+      std::find_if(sending_.begin(), sending_.end(), [&](const auto& s) { return s->put == request.put; });
+  if (sending != sending_.end() && !(*sending)->spreading && request.rank == kNameOwner) {
+    spread(std::shared_ptr<Sending>(*sending));  // rank 0 has accepted the put
+  }
+  ObjectFetches::Reader reader{request.rank, request.offset, respond};
+  if (fetches_.is_fetching(request.put)) return fetches_.add_reader(request.put, std::move(reader));
+  const auto stored = objects_.find(request.name);
+  if (stored == objects_.end() || stored->second.put != request.put ||
+      request.offset >= stored->second.object->bytes.size()) {
+    return respond(not_found(request.name));
+  }
+  ObjectFetches::send(*mesh, request.put, stored->second.object, std::move(reader));
+}
+
+void Objects::forget(std::map<std::string, Stored>::iterator object) {
+  nbytes_.set(nbytes_.value() - object->second.object->bytes.size());
+  objects_.erase(object);
+}
+
+void Objects::store(const std::string& name, SharedObject object, uint64_t put) {
+  if (const auto earlier = objects_.find(name); earlier != objects_.end()) forget(earlier);
+  objects_[name] = {object, put};
+  nbytes_.add(object->bytes.size());
+  std::vector<std::function<void(Result<SharedObject>)>> ready;
+  for (auto it = waiters_.begin(); it != waiters_.end();) {
+    if (it->name == name) {
+      ready.push_back(std::move(it->done));
+      it = waiters_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  for (auto& done : ready) done(object);
+}
+
+uint64_t Objects::get(const std::string& name, std::function<void(Result<SharedObject>)> done) {
+  if (auto it = objects_.find(name); it != objects_.end()) {
+    done(it->second.object);
+    return 0;
+  }
+  waiters_.push_back({next_ticket_, name, std::move(done)});
+  return next_ticket_++;
+}
+
+void Objects::cancel(uint64_t ticket, const Status& why) {
+  const auto at = std::find_if(waiters_.begin(), waiters_.end(),
+                               [ticket](const Waiter& waiter) { return waiter.ticket == ticket; });
+  if (at == waiters_.end()) return;
+  const auto done = std::move(at->done);
+  waiters_.erase(at);
+  done(why);
+}
+
+// ---- failure
+
+void Objects::fail(Mesh* mesh, const Status& cause) {
+  while (!incoming_.empty()) cancel_fetch(*mesh, incoming_.begin()->first, cause);
+  for (const auto& [name, stored] : objects_) {
+    if (mesh) mesh->revoke_object(stored.put);
+  }
+  while (!sending_.empty()) finish(std::shared_ptr<Sending>(sending_.front()), cause);
+  while (!removals_.empty()) finish(std::shared_ptr<Removal>(removals_.front()), cause);
+  fail_waiters(cause);
+}
+
+void Objects::fail_waiters(const Status& cause) {
+  while (!waiters_.empty()) {
+    const Waiter waiter = std::move(waiters_.front());
+    waiters_.pop_front();
+    waiter.done(cause);
+  }
+}
+
+}  // namespace dsgd

@@ -1,0 +1,127 @@
+// Named objects that every worker holds. Everything is on the session's loop.
+//
+// Put: the putter announces the object to rank 0, which accepts only the first put of a name. When rank 0 has
+// accepted it, the putter announces it to the other workers. So two puts of one name at the same time cannot
+// leave different objects. An announcement is answered when the receiver has the whole object. A small object
+// travels in the announcement. Workers fetch a larger object along a chain (object_fetches.h): the putter,
+// rank 0, then the ranks after the putter, and those before it. Rank 0 fetches the data only when it has
+// accepted the put.
+//
+// Delete: rank 0 asks the other workers to delete the object and deletes its own copy last. Puts of the name
+// fail until then. Each put has a number, and a request to delete names it. A worker that is still fetching
+// the object drops it. Data come only to workers that fetch them, so late data do not bring it back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/mesh/mesh.h"
+#include "core/metrics/counters.h"
+#include "core/objects/object.h"
+#include "core/objects/object_fetches.h"
+
+namespace dsgd {
+
+class Objects {
+ public:
+  using Done = std::function<void(const Status&)>;
+  // Names of operations.
+  static constexpr const char* kPut = "dsgd_object_put";
+  static constexpr const char* kDelete = "dsgd_object_delete";
+  static constexpr const char* kGet = "dsgd_object_get";
+
+  struct Deadline {
+    transport::Time time;
+    std::string limit;  // the setting that it comes from
+  };
+  // mesh null: one worker.
+  void put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done);
+  // Deletes the object on all workers. kNotFound: there is none, or another worker is deleting it.
+  void delete_everywhere(Mesh* mesh, const std::string& name, Deadline deadline, Done done);
+  // Calls `done` with the object as soon as this worker holds it. Returns a ticket for cancel(); 0 when
+  // `done` was called at once.
+  uint64_t get(const std::string& name, std::function<void(Result<SharedObject>)> done);
+  bool has(const std::string& name) const { return objects_.count(name) > 0; }
+  void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
+  // `deadline`: for a removal that rank 0 carries out for another worker.
+  void receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
+               const transport::Responder& respond);
+  // The data of one chunk begin and end.
+  transport::BulkSink* on_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) {
+    return fetches_.on_data(put, header, nbytes);
+  }
+  void on_data_end(uint64_t put, const transport::BulkHeader& header,
+                   std::unique_ptr<transport::BulkReceipt> receipt) {
+    fetches_.on_data_end(put, header, std::move(receipt));
+  }
+  void fail(Mesh* mesh, const Status& cause);  // all operations in flight
+  void peer_left(int32_t rank);
+  void fail_waiters(const Status& cause);  // gets
+  // Returns what this worker's call about the object waits for, as a sentence with the first missing rank; OK
+  // if there is no such call.
+  Status waiting(const std::string& operation, const std::string& name) const;
+  // No put or deletion is in flight. A get only waits for another worker.
+  bool idle() const { return sending_.empty() && removals_.empty(); }
+  // Returns the bytes of all objects that this worker holds. Any thread.
+  uint64_t nbytes() const { return nbytes_.value(); }
+
+ private:
+  struct Stored {
+    SharedObject object;
+    uint64_t put;  // number of the put that made it
+  };
+  // An object that is being fetched. At rank 0 also one whose put has failed: other workers may hold it, so
+  // the name is taken until the object is deleted or its putter puts it again.
+  struct Incoming {
+    std::string name;
+    transport::Responder respond;  // to the announcement; null once the put has failed
+  };
+  struct Waiter {
+    uint64_t ticket;
+    std::string name;
+    std::function<void(Result<SharedObject>)> done;
+  };
+  struct Sending;
+  struct Removal;
+  uint64_t put_of(const std::string& name) const;  // number of the put that has the name here; 0: none
+  bool is_arriving(const std::string& name) const;
+  void spread(const std::shared_ptr<Sending>& sending);
+  void announce(const std::shared_ptr<Sending>& sending, int32_t rank);
+  void answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status);
+  void finish(const std::shared_ptr<Sending>& sending, const Status& status);
+  void give_up(const std::shared_ptr<Sending>& sending);
+  void removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status);
+  void finish(const std::shared_ptr<Removal>& removal, const Status& status);
+  void receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request,
+                       const transport::Responder& respond);
+  void receive_announcement(Mesh* mesh, transport::ObjectPart part, const transport::Responder& respond);
+  void receive_fetch(Mesh* mesh, const transport::ObjectPart& request, const transport::Responder& respond);
+  bool is_deleting(const Mesh& mesh, const std::string& name) const;  // at rank 0
+  // Deletion, from the outside in: delete_everywhere() asks all workers, delete_here() ends all that this
+  // worker has of a put, cancel_fetch() and forget() end one part of it.
+  void cancel_fetch(Mesh& mesh, uint64_t put, const Result<transport::Message>& answer);
+  void delete_here(Mesh& mesh, const std::string& name, uint64_t put);
+  void store(const std::string& name, SharedObject object, uint64_t put);
+  void forget(std::map<std::string, Stored>::iterator object);
+
+  std::map<std::string, Stored> objects_;
+  metrics::Counter nbytes_;
+  std::map<uint64_t, Incoming> incoming_;  // by number of the put
+  // Puts that were removed before they were announced; kept until then, or until the putter leaves.
+  std::set<uint64_t> removed_early_;
+  ObjectFetches fetches_;
+  std::list<Waiter> waiters_;
+  std::list<std::shared_ptr<Sending>> sending_;  // puts in flight
+  // Removals in flight: those asked for here and, at rank 0, all.
+  std::list<std::shared_ptr<Removal>> removals_;
+  uint64_t next_ticket_ = 1;
+  uint64_t puts_ = 0;  // of this worker
+};
+
+}  // namespace dsgd

@@ -1,0 +1,65 @@
+#include "core/step/device_context.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace dsgd {
+
+Result<DeviceContext> open_context(std::shared_ptr<device::Device> device) {
+  auto queue = device->new_queue();
+  if (!queue.ok()) return queue.status();
+  auto enqueued = device->new_event(), reached = device->new_event();
+  if (!enqueued.ok()) return enqueued.status();
+  if (!reached.ok()) return reached.status();
+  return DeviceContext{
+      std::move(device),          {}, std::move(queue).value(), {}, {}, std::move(enqueued).value(),
+      std::move(reached).value(), {}};
+}
+
+Result<std::vector<DeviceContext>> make_contexts(const Model& model) {
+  std::vector<DeviceContext> contexts;
+  for (const auto& replica : model.replicas) {
+    auto context = std::find_if(contexts.begin(), contexts.end(),
+                                [&](const DeviceContext& p) { return p.device == replica->device; });
+    if (context == contexts.end()) {
+      auto opened = open_context(replica->device);
+      if (!opened.ok()) return opened.status();
+      for (auto* queue : {&opened.value().to_host, &opened.value().from_host}) {
+        if (opened.value().is_host()) break;
+        auto made = replica->device->new_queue();
+        if (!made.ok()) return made.status();
+        *queue = std::move(made).value();
+      }
+      context = contexts.insert(replica->device->is_host() ? contexts.begin() : contexts.end(),
+                                std::move(opened).value());
+    }
+    context->replicas.push_back(replica->index);
+  }
+  return contexts;
+}
+
+Status DeviceContext::follow_default_stream() {
+  Status status = device->record_stream(*enqueued, nullptr);
+  return status.ok() ? queue->wait(*enqueued) : status;
+}
+
+Status DeviceContext::align() {
+  Status status;
+  const auto follow = [&](device::WorkQueue& behind, device::WorkQueue& before) {
+    if (status.ok()) status = before.record(*reached);
+    if (status.ok()) status = behind.wait(*reached);
+  };
+  for (const auto& copies : {to_host.get(), from_host.get()}) {
+    if (copies) follow(*queue, *copies);
+  }
+  for (const auto& copies : {to_host.get(), from_host.get()}) {
+    if (copies) follow(*copies, *queue);
+  }
+  return status;
+}
+
+std::shared_ptr<void> untouched_memory(size_t nbytes) {
+  return {std::calloc(nbytes ? nbytes : 1, 1), std::free};
+}
+
+}  // namespace dsgd

@@ -1,0 +1,42 @@
+// A device that this worker has replicas on, with the queues and events that steps use.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/device/device.h"
+#include "core/model/model.h"
+#include "transport/base/status.h"
+
+namespace dsgd {
+
+struct DeviceContext {
+  std::shared_ptr<device::Device> device;
+  std::vector<uint32_t> replicas;            // in order
+  std::unique_ptr<device::WorkQueue> queue;  // enqueued on the session's loop, as the next two
+  // Of a device that is not the host: what goes to the host and comes from it, beside each other and beside
+  // the queue's work.
+  std::unique_ptr<device::WorkQueue> to_host, from_host;
+  std::unique_ptr<device::DeviceEvent> enqueued;  // in the host's default stream
+  std::unique_ptr<device::DeviceEvent> reached;   // in the queue
+  // Where all workers update alike and the device is not the host.
+  OptimizerState state;
+  bool is_host() const { return device->is_host(); }
+  // Work enqueued in the queue from now on happens after the work that the host has put into its default
+  // stream.
+  Status follow_default_stream();
+  // Work enqueued in any of its queues from now on happens after all that is in them.
+  Status align();
+};
+
+// No replicas yet, and the first queue alone.
+Result<DeviceContext> open_context(std::shared_ptr<device::Device> device);
+// In the order of their first replicas, but the host first.
+Result<std::vector<DeviceContext>> make_contexts(const Model& model);
+
+// Zeroed memory of the host whose pages cost nothing until they are touched: an owner of some ranges touches
+// only those.
+std::shared_ptr<void> untouched_memory(size_t nbytes);
+
+}  // namespace dsgd

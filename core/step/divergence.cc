@@ -1,0 +1,154 @@
+#include "core/step/divergence.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/mix.h"
+#include "transport/network.h"
+
+namespace dsgd {
+namespace {
+
+constexpr size_t kMaxDigests = transport::kSmallBytes / sizeof(uint64_t);
+
+std::vector<const Parameter*> trained(const Model& model) {
+  std::vector<const Parameter*> parameters;
+  for (const auto& parameter : model.parameters) {
+    if (parameter->trained) parameters.push_back(parameter.get());
+  }
+  return parameters;
+}
+
+// Returns the index of the digest that covers parameter `index` of `count`.
+size_t place_of(size_t index, size_t count) {
+  return count <= kMaxDigests ? index : index * kMaxDigests / count;
+}
+
+std::string ranks_text(const std::vector<int32_t>& ranks) {
+  constexpr size_t kNamed = 8;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < std::min(ranks.size(), kNamed); ++i)
+    text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return ranks.size() > kNamed ? text + " and " + std::to_string(ranks.size() - kNamed) + " more" : text;
+}
+
+// Replaces kNotRead by the most common digest of the other ranks, or by the lowest rank's where there is
+// none.
+void fill_in(std::map<int32_t, std::vector<uint64_t>>& digests) {
+  for (size_t i = 0;; ++i) {
+    bool any = false, missing = false;
+    for (const auto& [rank, own] : digests) {
+      any = any || i < own.size();
+      missing = missing || (i < own.size() && own[i] == kNotRead);
+    }
+    if (!any) return;
+    if (!missing) continue;
+    std::map<uint64_t, size_t> ranks_with;
+    for (const auto& [rank, own] : digests) {
+      if (i < own.size() && own[i] != kNotRead) ++ranks_with[own[i]];
+    }
+    uint64_t common = kNotRead;
+    for (const auto& [rank, own] : digests) {
+      if (i < own.size() && own[i] != kNotRead &&
+          (common == kNotRead || ranks_with[own[i]] > ranks_with[common]))
+        common = own[i];
+    }
+    for (auto& [rank, own] : digests) {
+      if (i < own.size() && own[i] == kNotRead) own[i] = common;
+    }
+  }
+}
+
+}  // namespace
+
+Status diverged(const std::string& when, const std::string& what) {
+  return Status(
+             Code::kDiverged,
+             when + ": models differ: " + what +
+                 "; a host has written into values of one of them only, or memory or transport have changed "
+                 "bits; load a checkpoint or start a new session")
+      .with_operation(when);
+}
+
+std::vector<uint64_t> fold_digests(const std::vector<uint64_t>& by_parameter) {
+  if (by_parameter.size() <= kMaxDigests) return by_parameter;
+  const size_t count = by_parameter.size();
+  std::vector<uint64_t> folded(kMaxDigests, 0);
+  for (size_t i = 0; i < count; ++i) {
+    uint64_t& digest = folded[place_of(i, count)];
+    digest = finalize64(digest ^ by_parameter[i]) + i;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (by_parameter[i] == kNotRead) folded[place_of(i, count)] = kNotRead;
+  }
+  return folded;
+}
+
+Status find_divergence(const Model& model, std::map<int32_t, std::vector<uint64_t>> digests,
+                       const std::string& when) {
+  const std::map<int32_t, std::vector<uint64_t>> read = digests;
+  fill_in(digests);
+  std::map<std::vector<uint64_t>, std::vector<int32_t>> ranks_with;
+  for (const auto& [rank, own] : digests) ranks_with[own].push_back(rank);
+  if (ranks_with.size() <= 1) return {};
+  const auto most = std::max_element(ranks_with.begin(), ranks_with.end(), [](const auto& a, const auto& b) {
+    return a.second.size() != b.second.size() ? a.second.size() < b.second.size()
+                                              : a.second.front() > b.second.front();
+  });
+  std::vector<int32_t> others;
+  for (const auto& [own, ranks] : ranks_with) {
+    if (&own != &most->first) others.insert(others.end(), ranks.begin(), ranks.end());
+  }
+  std::sort(others.begin(), others.end());
+  const std::vector<uint64_t>& good = most->first;
+  const std::vector<uint64_t>& bad = digests.at(others.front());
+  const auto [here, there] = std::mismatch(good.begin(), good.end(), bad.begin(), bad.end());
+  const std::vector<const Parameter*> parameters = trained(model);
+  size_t first = 0;
+  while (first < parameters.size() &&
+         place_of(first, parameters.size()) < static_cast<size_t>(here - good.begin()))
+    ++first;
+  if (good.size() != bad.size() || first == parameters.size()) {
+    return diverged(when, "values of " + ranks_text(others) + " against " + ranks_text(most->second))
+        .with_rank(others.front());
+  }
+  std::vector<int32_t> equal;
+  for (const int32_t rank : most->second) {
+    if (read.at(rank)[static_cast<size_t>(here - good.begin())] != kNotRead) equal.push_back(rank);
+  }
+  if (equal.empty()) equal = most->second;
+  size_t differing = 0;
+  for (size_t i = 0; i < good.size(); ++i) differing += good[i] != bad[i];
+  const std::string& name = parameters[first]->name;
+  const bool folded = parameters.size() > kMaxDigests;
+  std::string what = "parameter '" + name + "'" + (folded ? ", or one that follows it," : "") +
+                     (differing > 1 ? " and " + std::string(folded ? "at least " : "") +
+                                          std::to_string(differing - 1) + " more"
+                                    : "") +
+                     " of " + ranks_text(others) + " against " + ranks_text(equal);
+  return diverged(when, what).with_rank(others.front()).with_parameter(name);
+}
+
+Status compare_replicas(const Model& model, int32_t rank, const std::string& when) {
+  for (const Parameter* parameter : trained(model)) {
+    const std::byte* first = nullptr;
+    size_t first_replica = 0;
+    for (size_t r = 0; r < model.replicas.size(); ++r) {
+      if (!model.replicas[r]->device->is_host()) continue;
+      const std::byte* values = model.bindings[r][parameter->index].value;
+      if (!first) {
+        first = values;
+        first_replica = r;
+      } else if (std::memcmp(first, values, parameter->nbytes()) != 0) {
+        return diverged(when, "parameter '" + parameter->name + "' of replica " + std::to_string(r) +
+                                  " against replica " + std::to_string(first_replica) + " of rank " +
+                                  std::to_string(rank))
+            .with_rank(rank)
+            .with_parameter(parameter->name);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace dsgd

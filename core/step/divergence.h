@@ -1,0 +1,33 @@
+// Finds out whether workers hold the same values, and says in which parameters and on which ranks they do
+// not.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/model/model.h"
+
+namespace dsgd {
+
+// Digest of values that a rank has not read. It differs from no other.
+inline constexpr uint64_t kNotRead = 0;
+
+// Folds the digests of all trained parameters, in order, so that they fit a small message: in a model with
+// very many parameters one digest covers several neighbours, and is kNotRead if that of any of them is.
+std::vector<uint64_t> fold_digests(const std::vector<uint64_t>& by_parameter);
+
+// OK if all ranks that have read a parameter have equal digests of it. Else kDiverged: names the ranks that
+// differ from the majority, or from the lowest rank where there is none, and the first parameter in which
+// they do. `when`: "step 7", "dsgd_close".
+Status find_divergence(const Model& model, std::map<int32_t, std::vector<uint64_t>> digests,
+                       const std::string& when);
+
+// Compares the replicas of this worker that are on the host.
+Status compare_replicas(const Model& model, int32_t rank, const std::string& when);
+
+// Error of a session whose models differ; `what` says where.
+Status diverged(const std::string& when, const std::string& what);
+
+}  // namespace dsgd
