@@ -104,11 +104,10 @@ Status Mesh::open(const transport::JoinReply& view) {
   options_.hello.job_nonce = view_.job_nonce;
   opened_ = true;
   // Checks the peers that connected before the view was known.
-  std::vector<ServerChannel*> strangers;
-  for (const auto& [channel, incoming] : incoming_) {
-    if (!is_in_view(channel->hello())) strangers.push_back(channel);
-  }
-  for (ServerChannel* channel : strangers) disconnect_stranger(*channel);
+  const auto is_stranger = [this](ServerChannel& channel, const Incoming&) {
+    return !is_in_view(channel.hello());
+  };
+  for (ServerChannel* channel : connections(is_stranger)) disconnect_stranger(*channel);
   for (const auto& [operation, chunks] : parked_) {
     for (const Parked& chunk : chunks) counters_[chunk.source].received.add(chunk.receipt->data().size());
   }
@@ -118,6 +117,18 @@ Status Mesh::open(const transport::JoinReply& view) {
     on_call(*early.channel, std::move(early.part), std::move(early.respond));
   }
   return {};
+}
+
+template <typename Chosen>
+std::vector<ServerChannel*> Mesh::connections(Chosen chosen) const {
+  std::vector<ServerChannel*> found;
+  for (const auto& [channel, incoming] : incoming_) {
+    if (chosen(*channel, incoming)) found.push_back(channel);
+  }
+  std::sort(found.begin(), found.end(), [this](ServerChannel* a, ServerChannel* b) {
+    return incoming_.at(a).number < incoming_.at(b).number;
+  });
+  return found;
 }
 
 bool Mesh::is_in_view(const transport::Hello& hello) const {
@@ -870,7 +881,7 @@ void Mesh::drop_channels() {
 Status Mesh::on_open(ServerChannel& channel) {
   Status refused = check_claim(channel);
   if (refused.ok()) {
-    incoming_[&channel] = {.rank = channel.hello().rank};
+    incoming_[&channel] = {.number = next_incoming_++, .rank = channel.hello().rank};
   } else {
     // Of the attempts of a worker that come at once, one is enough.
     if (refused.code() == Code::kExists) {
@@ -889,13 +900,12 @@ Status Mesh::on_open(ServerChannel& channel) {
 void Mesh::note_use(ServerChannel& channel) {
   const auto used = incoming_.find(&channel);
   if (used == incoming_.end() || std::exchange(used->second.used, true) || !opened_) return;
-  for (auto it = incoming_.begin(); it != incoming_.end();) {
-    if (it == used || it->second.rank != used->second.rank) {
-      ++it;
-      continue;
-    }
-    it->first->close();
-    it = incoming_.erase(it);
+  const auto is_other = [&](ServerChannel& other, const Incoming& incoming) {
+    return &other != &channel && incoming.rank == used->second.rank;
+  };
+  for (ServerChannel* other : connections(is_other)) {
+    incoming_.erase(other);
+    other->close();
   }
 }
 

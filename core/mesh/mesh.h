@@ -232,6 +232,7 @@ class Mesh final : public transport::ServerHandler {
     std::deque<Waiting> waiting;  // for the connection
   };
   struct Incoming {
+    uint64_t number;  // in order of arrival
     int32_t rank = -1;
     bool used = false;  // a message has come over it
     bool goodbye = false;
@@ -328,6 +329,10 @@ class Mesh final : public transport::ServerHandler {
   bool has_made(int32_t rank, const Task& task) const;
   void answer_for(int32_t rank);
   bool is_connected(int32_t rank) const;  // has a connection to this worker
+  // Incoming connections that `chosen` returns true for, in order of arrival: a simulated job is the same
+  // each time.
+  template <typename Chosen>
+  std::vector<transport::ServerChannel*> connections(Chosen chosen) const;
   void await_goodbye(int32_t rank);
   void watch_peers();
   void probe(int32_t rank, transport::Duration limit);
@@ -355,6 +360,7 @@ class Mesh final : public transport::ServerHandler {
   // last probe was answered.
   std::map<int32_t, transport::Time> waited_for_;
   std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
+  uint64_t next_incoming_ = 0;
   std::map<uint64_t, Entry> tasks_;
   std::multimap<uint64_t, Entry> ended_tasks_;  // ended tasks that may be on the call stack
   uint64_t next_send_ = 0;
