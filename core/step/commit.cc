@@ -1,6 +1,4 @@
-// From sums to new values. What an owner computes before the commit (the mean in `simple`, new values and
-// state in `ps`) stays in buffers of the step; commit() alone changes the model. Owners work on the host;
-// what all workers do alike is done by each device for its replicas.
+#include "core/step/commit.h"
 
 #include <algorithm>
 #include <array>
@@ -13,7 +11,6 @@
 #include "core/reduce/exact_sum.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
-#include "core/step/step.h"
 
 namespace dsgd {
 namespace {
@@ -42,11 +39,81 @@ void write_element(DType dtype, std::byte* data, size_t position, double value) 
 
 }  // namespace
 
+size_t Commit::states_of(const Parameter& parameter) const {
+  const Optimizer& optimizer = *state_.model.optimizer;
+  const bool master = is_half(parameter.dtype) && !optimizer.is_none();
+  return static_cast<size_t>(optimizer.state_count()) + (master ? 1 : 0);
+}
+
+Status Commit::make_state() {
+  Status status;
+  size_t total = 0;
+  const auto fill = [&](OptimizerState& state, const auto& allocate) {
+    state.resize(state_.model.parameters.size());
+    for (size_t p = 0; p < state.size(); ++p) {
+      const Parameter& parameter = *state_.model.parameters[p];
+      while (status.ok() && parameter.trained && state[p].size() < states_of(parameter)) {
+        Result<Memory> made = allocate(parameter.state_nbytes());
+        if (!made.ok()) {
+          status = made.status();
+        } else {
+          state[p].push_back(std::move(made).value());
+        }
+      }
+      total += state[p].size() * parameter.state_nbytes();
+    }
+  };
+  const auto untouched = [](size_t nbytes) -> Result<Memory> {
+    Memory memory = untouched_memory(nbytes);
+    if (memory) return memory;
+    return Status(Code::kNoMemory,
+                  "cpu: no memory for " + std::to_string(nbytes) + " bytes of optimizer state");
+  };
+  const bool at_owner = state_.path.updates_at_owner;
+  if (at_owner || state_.path.host_has_replicas) fill(host_state_, untouched);
+  if (at_owner) {
+    fill(next_state_, untouched);
+    total = owned_state_bytes();  // of the rest no page is touched
+  } else {
+    next_state_.clear();
+  }
+  for (DeviceContext& context : state_.contexts) {
+    if (context.is_host()) continue;
+    if (at_owner) {
+      context.state.clear();
+    } else {
+      fill(context.state, [&](size_t nbytes) { return context.device->allocate(nbytes); });
+    }
+  }
+  state_.model.updates.resize(state_.model.parameters.size(), 0);
+  state_bytes_ = total;
+  return status;
+}
+
+// Twice: the state, and that of the next step.
+size_t Commit::owned_state_bytes() const {
+  size_t total = 0;
+  for (const Bucket& bucket : state_.plan) {
+    for (const Piece& piece : bucket.pieces) {
+      const Parameter& parameter = *state_.model.parameters[piece.parameter];
+      if (piece.owner == state_.rank())
+        total += 2 * piece.count * states_of(parameter) * dtype_size(wide(parameter.dtype));
+    }
+  }
+  return total;
+}
+
+void Commit::begin_step() {
+  clip_divisor_ = 1;
+  squares_ = 0;
+  exact_squares_ = {};
+}
+
 // The exact sum of the weights of the replicas that contribute to a piece, rounded once; 0: none does.
-double Step::exact_weight(const Bucket& bucket, const Buffers& buffers, const Piece& piece) const {
+double Commit::exact_weight(size_t index, const Piece& piece) const {
   WeightDigits digits;
-  const std::byte* from = data_at(bucket, buffers, piece.trailer);
-  if (data_type(bucket) == DType::kInt64) {
+  const std::byte* from = state_.data_at(index, piece.trailer);
+  if (state_.data_type(state_.plan[index]) == DType::kInt64) {
     std::memcpy(digits.data(), from, sizeof digits);
   } else {
     std::array<int32_t, kWeightDigits> narrow;
@@ -58,86 +125,86 @@ double Step::exact_weight(const Bucket& bucket, const Buffers& buffers, const Pi
 
 // How many replicas contribute to a piece and their weight. When all that have a weight do, or the others
 // count as zero, the weight is the header's exact one; else the sum that travelled beside the data.
-Step::PieceMean Step::piece_mean(const Bucket& bucket, const Buffers& buffers, const Piece& piece,
-                                 bool from_result) const {
+PieceMean Commit::piece_mean(size_t index, const Piece& piece, bool from_result) const {
   double count, weight;
-  if (options_.reproducible && !from_result) {
-    weight = exact_weight(bucket, buffers, piece);
+  if (state_.options.reproducible && !from_result) {
+    weight = exact_weight(index, piece);
     count = weight > 0 ? 1 : 0;
-    if (options_.absent_is_zero && count > 0) weight = total_weight_;
+    if (state_.options.absent_is_zero && count > 0) weight = state_.total_weight;
   } else {
-    const std::byte* data = result_of(buffers);
-    count = read_element(bucket.dtype, data, piece.trailer);
-    weight = read_element(bucket.dtype, data, piece.trailer + 1);
-    if (takes_all_weights(count)) weight = total_weight_;
+    const DType dtype = state_.plan[index].dtype;
+    const std::byte* data = state_.buffers[index].result_data();
+    count = read_element(dtype, data, piece.trailer);
+    weight = read_element(dtype, data, piece.trailer + 1);
+    if (state_.takes_all_weights(count)) weight = state_.total_weight;
   }
-  return {count > 0, weight * model_.loss_scale.factor()};
+  return {count > 0, weight * state_.model.loss_scale.factor()};
 }
 
 // mean[0 .. count) = the mean of elements [begin, begin + count) of the piece.
-void Step::mean_of(const Bucket& bucket, const Buffers& buffers, const Piece& piece, size_t begin,
-                   size_t count, double weight, void* mean) const {
-  const std::byte* sums = data_at(bucket, buffers, piece.position + begin);
-  if (!options_.reproducible) {
-    if (mean != sums) std::memcpy(mean, sums, count * dtype_size(bucket.dtype));
-    return divide(bucket.dtype, mean, count, weight);
+void Commit::mean_of(size_t index, const Piece& piece, size_t begin, size_t count, double weight,
+                     void* mean) const {
+  const DType dtype = state_.plan[index].dtype;
+  const std::byte* sums = state_.data_at(index, piece.position + begin);
+  if (!state_.options.reproducible) {
+    if (mean != sums) std::memcpy(mean, sums, count * dtype_size(dtype));
+    return divide(dtype, mean, count, weight);
   }
-  reproducible::to_mean(bucket.dtype, sums, count, exponents_at(bucket, buffers, piece.position + begin),
-                        total_replicas_, weight, mean);
+  reproducible::to_mean(dtype, sums, count, state_.exponents_at(index, piece.position + begin),
+                        state_.total_replicas, weight, mean);
 }
 
 // Elements [begin, begin + count) of a piece's values, in the bucket's type; `scratch` has room for them.
-const void* Step::owned_values(size_t index, const Piece& piece, size_t begin, size_t count,
-                               float* scratch) const {
-  if (buffers_[index].values)
-    return bytes(buffers_[index].values) + (piece.position + begin) * dtype_size(plan_[index].dtype);
-  const DType dtype = model_.parameters[piece.parameter]->dtype;
-  const std::byte* value = model_.bindings[contexts_.front().replicas[0]][piece.parameter].value +
-                           (piece.begin + begin) * dtype_size(dtype);
+const void* Commit::owned_values(size_t index, const Piece& piece, size_t begin, size_t count,
+                                 float* scratch) const {
+  if (state_.buffers[index].values)
+    return bytes(state_.buffers[index].values) +
+           (piece.position + begin) * dtype_size(state_.plan[index].dtype);
+  const DType dtype = state_.model.parameters[piece.parameter]->dtype;
+  const std::byte* value =
+      state_.value_at(state_.contexts.front().replicas[0], piece) + begin * dtype_size(dtype);
   if (!is_half(dtype)) return value;
   widen(dtype, scratch, value, count);
   return scratch;
 }
 
-// At the owner of [begin, end) of a bucket, in order: the sums are complete.
-void Step::transform(size_t index, size_t begin, size_t end) {
-  const Bucket& bucket = plan_[index];
-  Buffers& buffers = buffers_[index];
+void Commit::transform(size_t index, size_t begin, size_t end) {
+  const Bucket& bucket = state_.plan[index];
   const size_t element = dtype_size(bucket.dtype);
-  std::byte* result = result_of(buffers);
-  const bool update = updates_at_owner();
+  std::byte* result = state_.buffers[index].result_data();
+  const bool update = state_.path.updates_at_owner;
   alignas(64) std::array<std::byte, kScratch * sizeof(double)> scratch;
   alignas(64) std::array<float, kScratch> widened;
   double norm = 0;
   for (const Piece& piece : bucket.pieces) {
     // Trailers come first in a slice; they travel with the result, so that every worker knows which gradients
     // were absent.
-    if (options_.reproducible && piece.trailer >= begin && piece.trailer < end) {
-      const double weight = exact_weight(bucket, buffers, piece);
+    if (state_.options.reproducible && piece.trailer >= begin && piece.trailer < end) {
+      const double weight = exact_weight(index, piece);
       write_element(bucket.dtype, result, piece.trailer, weight > 0 ? 1 : 0);
       write_element(bucket.dtype, result, piece.trailer + 1, weight);
     }
     const size_t first = std::max(begin, piece.position), last = std::min(end, piece.position + piece.count);
     if (first >= last) continue;
-    const PieceMean mean = piece_mean(bucket, buffers, piece, false);
-    const UpdateRule rule =
-        model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]);
-    const DType dtype = model_.parameters[piece.parameter]->dtype;
+    const PieceMean mean = piece_mean(index, piece, false);
+    const UpdateRule rule = state_.model.optimizer->rule(state_.model.updates[piece.parameter],
+                                                         state_.model.settings[piece.parameter]);
+    const DType dtype = state_.model.parameters[piece.parameter]->dtype;
     for (size_t at = first; at < last;) {
       const size_t count = std::min(kScratch, last - at), offset = at - piece.position;
       std::byte* out = result + at * element;
       if (!update) {
-        if (mean.present) mean_of(bucket, buffers, piece, offset, count, mean.weight, out);
+        if (mean.present) mean_of(index, piece, offset, count, mean.weight, out);
       } else {
         const size_t place = (piece.begin + offset) * element;
         const void* value = owned_values(index, piece, offset, count, widened.data());
         if (!mean.present) {
           std::memcpy(out, value, count * element);
         } else {
-          mean_of(bucket, buffers, piece, offset, count, mean.weight, scratch.data());
-          if (measures_norm() && options_.reproducible)
+          mean_of(index, piece, offset, count, mean.weight, scratch.data());
+          if (state_.path.measures_norm && state_.options.reproducible)
             add_squares(exact_squares_, bucket.dtype, scratch.data(), count);
-          if (measures_norm() && !options_.reproducible)
+          if (state_.path.measures_norm && !state_.options.reproducible)
             norm += sum_of_squares(bucket.dtype, scratch.data(), count);
           std::vector<const void*> state_in;
           std::vector<void*> state_out;
@@ -162,199 +229,138 @@ void Step::transform(size_t index, size_t begin, size_t end) {
       at += count;
     }
   }
-  if (measures_norm() && update) buffers.norms.push_back(norm);
+  if (state_.path.measures_norm && update) state_.buffers[index].norms.push_back(norm);
 }
 
-// With a loss scale, or with clipping, nothing changes before the norm of the whole gradient is known; else
-// each bucket is updated in turn.
-void Step::commit() {
-  if (positive_ == 0) return all_done();
-  squares_ = 0;
-  const bool check = norm_comes_first();
-  for (size_t b = 0; b < plan_.size(); ++b) {
-    Status status = measure(b);
-    if (status.ok() && !check) status = update(b);
-    if (!status.ok()) return device_failed(status);
-  }
-  if (measures_norm() && !updates_at_owner() && !norms_on_device()) {
-    result_.gradient_norm = std::sqrt(options_.reproducible ? squares_of(exact_squares_) : squares_);
-  }
-  if (!check) return updated();
-  if (!norms_on_device()) return update_by_norm();
-  when_reached(request_.deadline, [this](const Status& status) {
-    if (!done_) return;
-    if (!status.ok()) return device_failed(status);
-    result_.gradient_norm = norm_of_devices();
-    update_by_norm();
-  });
-}
-
-// Finds which parameters of a bucket have a mean, and adds the bucket's part of the norm.
-Status Step::measure(size_t index) {
-  const Bucket& bucket = plan_[index];
-  Buffers& buffers = buffers_[index];
+Status Commit::measure(size_t index) {
+  const Bucket& bucket = state_.plan[index];
+  BucketBuffers& buffers = state_.buffers[index];
   const size_t element = dtype_size(bucket.dtype);
-  if (!alone_on_device()) {
+  if (!state_.path.alone_on_device) {
     buffers.means.clear();
     for (const Piece& piece : bucket.pieces)
-      buffers.means.push_back(piece_mean(bucket, buffers, piece, transforms()));
+      buffers.means.push_back(piece_mean(index, piece, state_.path.transforms));
   }
-  if (norms_on_device()) return enqueue_squares(index);
-  if (updates_at_owner() || (!options_.reproducible && !measures_norm())) return {};
+  if (state_.path.norms_on_device) return devices_.add_squares(index);
+  if (state_.path.updates_at_owner || (!state_.options.reproducible && !state_.path.measures_norm)) return {};
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Piece& piece = bucket.pieces[i];
     const PieceMean& mean = buffers.means[i];
     if (!mean.present) continue;
-    std::byte* result = result_of(buffers) + piece.position * element;
-    if (options_.reproducible && !transforms())
-      mean_of(bucket, buffers, piece, 0, piece.count, mean.weight, result);
-    if (!measures_norm()) continue;
-    if (options_.reproducible) {  // of means, in any order
+    std::byte* result = buffers.result_data() + piece.position * element;
+    if (state_.options.reproducible && !state_.path.transforms)
+      mean_of(index, piece, 0, piece.count, mean.weight, result);
+    if (!state_.path.measures_norm) continue;
+    if (state_.options.reproducible) {  // of means, in any order
       add_squares(exact_squares_, bucket.dtype, result, piece.count);
       continue;
     }
-    const double divisor = have_mean() ? 1 : mean.weight;
+    const double divisor = state_.path.have_mean ? 1 : mean.weight;
     squares_ += sum_of_squares(bucket.dtype, result, piece.count) / (divisor * divisor);
   }
   return {};
 }
 
-// All devices have the same sums; the first one computes with them.
-Status Step::enqueue_squares(size_t index) {
-  const Bucket& bucket = plan_[index];
-  Buffers& buffers = buffers_[index];
-  square_pieces_.clear();
-  for (const Piece& piece : bucket.pieces) square_pieces_.push_back({piece.position, piece.count});
-  double* const sums = static_cast<double*>(buffers.squares_there.get());
-  device::WorkQueue& queue = *contexts_.front().queue;
-  Status status = queue.squares(bucket.dtype, square_pieces_, buffers.at.front().sums.get(), sums);
-  return status.ok() ? queue.copy(buffers.squares_here.get(), sums, buffers.square_ranges * sizeof(double))
-                     : status;
+double Commit::norm_on_host() const {
+  return std::sqrt(state_.options.reproducible ? squares_of(exact_squares_) : squares_);
 }
 
-double Step::norm_of_devices() const {
-  double total = 0;
-  for (size_t b = 0; b < plan_.size(); ++b) {
-    const double* sums = static_cast<const double*>(buffers_[b].squares_here.get());
-    for (size_t i = 0; i < plan_[b].pieces.size(); ++i) {
-      const PieceMean& mean = buffers_[b].means[i];
-      const double divisor = have_mean() ? 1 : mean.weight;
-      double of_piece = 0;
-      for (uint32_t range = device::square_ranges(plan_[b].pieces[i].count); range > 0; --range)
-        of_piece += *sums++;
-      if (mean.present) total += of_piece / (divisor * divisor);
+// One number, the sum of squares; or its exact digits.
+std::vector<std::byte> Commit::norm_part() const {
+  if (state_.options.reproducible) {
+    std::vector<std::byte> part(sizeof exact_squares_);
+    std::memcpy(part.data(), exact_squares_.data(), part.size());
+    return part;
+  }
+  double sum = 0;
+  for (const BucketBuffers& buffers : state_.buffers) {
+    for (double norm : buffers.norms) sum += norm;
+  }
+  std::vector<std::byte> part(sizeof sum);
+  std::memcpy(part.data(), &sum, sizeof sum);
+  return part;
+}
+
+Status Commit::add_norm_parts(const std::vector<std::vector<std::byte>>& parts) {
+  const bool exact = state_.options.reproducible;
+  squares_ = 0;
+  exact_squares_ = {};
+  for (const auto& part : parts) {
+    if (part.size() != (exact ? sizeof exact_squares_ : sizeof squares_))
+      return Status(Code::kInternal, "a worker sent a norm of " + std::to_string(part.size()) + " bytes");
+    if (exact) {
+      SquareDigits theirs;
+      std::memcpy(theirs.data(), part.data(), sizeof theirs);
+      for (size_t k = 0; k < kSquareDigits; ++k) exact_squares_[k] += theirs[k];
+    } else {
+      double theirs;
+      std::memcpy(&theirs, part.data(), sizeof theirs);
+      squares_ += theirs;
     }
   }
-  return std::sqrt(total);
-}
-
-// The same on all workers, since all have the same sums, or the same sum of what owners have measured.
-void Step::update_by_norm() {
-  double& norm = result_.gradient_norm;
-  if (model_.loss_scale.on()) {
-    // float32 sums divided by a weight below 1 may overflow, so a norm beyond float32's range counts as
-    // infinite.
-    const bool narrow = std::any_of(plan_.begin(), plan_.end(),
-                                    [](const Bucket& bucket) { return bucket.dtype == DType::kFloat32; });
-    if (narrow && norm > std::numeric_limits<float>::max()) norm = std::numeric_limits<double>::infinity();
-    const bool finite = std::isfinite(norm);
-    model_.loss_scale.stepped(finite);
-    if (!finite) return end();
-  }
-  if (clips()) {
-    // As torch.nn.utils.clip_grad_norm_ does.
-    const double divisor = (norm + 1e-6) / model_.optimizer->clip_norm();
-    // NaN, too: all becomes NaN, as there.
-    if (!(divisor <= 1)) clip_divisor_ = divisor;
-  }
-  for (size_t b = 0; b < plan_.size(); ++b) {
-    if (Status status = update(b); !status.ok()) return device_failed(status);
-  }
-  updated();
-}
-
-// A bucket's results, to the devices: as soon as they are final, while other buckets still travel.
-Status Step::return_results(size_t index) {
-  const Bucket& bucket = plan_[index];
-  Buffers& buffers = buffers_[index];
-  if (std::exchange(buffers.returned, true)) return {};
-  Status status;
-  for (size_t p = 0; p < contexts_.size() && status.ok(); ++p) {
-    if (contexts_[p].is_host()) continue;
-    device::WorkQueue& queue = *contexts_[p].from_host;
-    status =
-        queue.copy(buffers.at[p].sums.get(), result_of(buffers), bucket.elements * dtype_size(bucket.dtype));
-    if (status.ok()) status = queue.record(*buffers.at[p].returned);
-  }
-  return status;
-}
-
-// What the sums of a bucket make of the model, on all devices alike.
-Status Step::update(size_t index) {
-  const Bucket& bucket = plan_[index];
-  Buffers& buffers = buffers_[index];
-  const transport::Time begun = loop_.now();
-  if (returns_results()) {
-    if (Status status = return_results(index); !status.ok()) return status;
-  }
-  for (size_t p = 0; p < contexts_.size(); ++p) {
-    DeviceContext& context = contexts_[p];
-    const void* sums = context.is_host() ? result_of(buffers) : buffers.at[p].sums.get();
-    if (!context.is_host() && returns_results()) {
-      if (Status status = context.queue->wait(*buffers.at[p].returned); !status.ok()) return status;
-    }
-    make_updates(index, context);
-    if (Status status = context.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok())
-      return status;
-  }
-  trace_bucket(index, "update", begun, loop_.now());
   return {};
 }
 
-// All updates are done, or enqueued in the devices' queues.
-void Step::updated() {
-  result_.applied = true;
-  std::vector<char> has_mean(model_.parameters.size(), 0);
-  for (size_t b = 0; b < plan_.size(); ++b) {
-    for (size_t i = 0; i < plan_[b].pieces.size(); ++i) {
-      if (buffers_[b].means[i].present) has_mean[plan_[b].pieces[i].parameter] = 1;
+// The same on all workers, since all have the same sums, or the same sum of what owners have measured.
+bool Commit::take_norm() {
+  double& norm = state_.result.gradient_norm;
+  if (state_.model.loss_scale.on()) {
+    // float32 sums divided by a weight below 1 may overflow, so a norm beyond float32's range counts as
+    // infinite.
+    const bool narrow = std::any_of(state_.plan.begin(), state_.plan.end(),
+                                    [](const Bucket& bucket) { return bucket.dtype == DType::kFloat32; });
+    if (narrow && norm > std::numeric_limits<float>::max()) norm = std::numeric_limits<double>::infinity();
+    const bool finite = std::isfinite(norm);
+    state_.model.loss_scale.stepped(finite);
+    if (!finite) return false;
+  }
+  if (state_.path.clips) {
+    // As torch.nn.utils.clip_grad_norm_ does.
+    const double divisor = (norm + 1e-6) / state_.model.optimizer->clip_norm();
+    // NaN, too: all becomes NaN, as there.
+    if (!(divisor <= 1)) clip_divisor_ = divisor;
+  }
+  return true;
+}
+
+Status Commit::update(size_t index) {
+  const Bucket& bucket = state_.plan[index];
+  BucketBuffers& buffers = state_.buffers[index];
+  if (state_.path.returns_results) {
+    if (Status status = devices_.return_results(index); !status.ok()) return status;
+  }
+  for (size_t p = 0; p < state_.contexts.size(); ++p) {
+    DeviceContext& context = state_.contexts[p];
+    const void* sums = context.is_host() ? buffers.result_data() : buffers.devices[p].sums.get();
+    if (!context.is_host() && state_.path.returns_results) {
+      if (Status status = context.queue->wait(*buffers.devices[p].returned); !status.ok()) return status;
     }
+    list_updates(index, context);
+    if (Status status = context.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok())
+      return status;
   }
-  for (size_t p = 0; p < has_mean.size(); ++p) {
-    if (!has_mean[p]) continue;
-    ++model_.updates[p];
-    if (updates_at_owner()) std::swap(host_state_[p], next_state_[p]);
-  }
-  sync_untrained();
+  return {};
 }
 
-void Step::deliver_values() {
-  if (Status status = order_streams_after_update(); !status.ok()) return device_failed(status);
-  // Part of the step's result, so it is waited for.
-  const bool norm = norms_on_device() && !norm_comes_first();
-  if (!request_.wait_for_devices && !norm) return end();
-  end_when_reached(norm);
-}
-
-void Step::make_updates(size_t index, DeviceContext& context) {
+void Commit::list_updates(size_t index, DeviceContext& context) {
   using device::Action;
-  const Bucket& bucket = plan_[index];
+  const Bucket& bucket = state_.plan[index];
   const size_t element = dtype_size(bucket.dtype);
-  const std::vector<PieceMean>& means = buffers_[index].means;
-  const bool none = model_.optimizer->is_none();
-  const Action action = updates_at_owner() || (none && have_mean()) ? Action::kCopy
-                        : none                                      ? Action::kMean
-                                                                    : Action::kUpdate;
+  const std::vector<PieceMean>& means = state_.buffers[index].means;
+  const bool none = state_.model.optimizer->is_none();
+  const Action action = state_.path.updates_at_owner || (none && state_.path.have_mean) ? Action::kCopy
+                        : none                                                          ? Action::kMean
+                                                                                        : Action::kUpdate;
   update_pieces_.clear();
   targets_.clear();
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Piece& piece = bucket.pieces[i];
     if (!means[i].present) continue;
-    const DType dtype = model_.parameters[piece.parameter]->dtype;
+    const DType dtype = state_.model.parameters[piece.parameter]->dtype;
     const size_t begin = piece.begin * dtype_size(dtype);
     device::UpdatePiece update{piece.position,
                                piece.count,
-                               (have_mean() ? 1 : means[i].weight) * clip_divisor_,
+                               (state_.path.have_mean ? 1 : means[i].weight) * clip_divisor_,
                                static_cast<uint32_t>(targets_.size()),
                                static_cast<uint32_t>(context.replicas.size()),
                                action,
@@ -363,12 +369,13 @@ void Step::make_updates(size_t index, DeviceContext& context) {
                                dtype,
                                nullptr};
     for (uint32_t r : context.replicas) {
-      const Binding& binding = model_.bindings[r][piece.parameter];
+      const Binding& binding = state_.model.bindings[r][piece.parameter];
       targets_.push_back((none ? binding.gradient : binding.value) + begin);
     }
     if (action == Action::kUpdate) {
-      update.rule = model_.optimizer->rule(model_.updates[piece.parameter], model_.settings[piece.parameter]);
-      const auto& state = state_at(context)[piece.parameter];
+      update.rule = state_.model.optimizer->rule(state_.model.updates[piece.parameter],
+                                                 state_.model.settings[piece.parameter]);
+      const auto& state = state_of(context)[piece.parameter];
       for (size_t s = 0; s < state.size(); ++s) {
         void* elements = bytes(state[s]) + piece.begin * element;
         if (s < update.rule.state_count) {
@@ -382,23 +389,56 @@ void Step::make_updates(size_t index, DeviceContext& context) {
   }
 }
 
-// Orders the new values before all work that the host enqueues from now on into its default stream and into
-// the streams on which it marked gradients.
-Status Step::order_streams_after_update() {
-  for (DeviceContext& context : contexts_) {
-    if (context.is_host()) continue;
-    Status status = context.queue->record(*context.reached);
-    if (status.ok()) status = context.device->stream_wait(nullptr, *context.reached);
-    if (!status.ok()) return status;
-    std::lock_guard lock(model_.streams_mutex);
-    for (uint32_t r : context.replicas) {
-      for (void* stream : model_.stream_marks[r].streams) {
-        status = context.device->stream_wait(stream, *context.reached);
-        if (!status.ok()) return status;
+void Commit::finish() {
+  std::vector<char> has_mean(state_.model.parameters.size(), 0);
+  for (size_t b = 0; b < state_.plan.size(); ++b) {
+    for (size_t i = 0; i < state_.plan[b].pieces.size(); ++i) {
+      if (state_.buffers[b].means[i].present) has_mean[state_.plan[b].pieces[i].parameter] = 1;
+    }
+  }
+  for (size_t p = 0; p < has_mean.size(); ++p) {
+    if (!has_mean[p]) continue;
+    ++state_.model.updates[p];
+    if (state_.path.updates_at_owner) std::swap(host_state_[p], next_state_[p]);
+  }
+}
+
+// ---- optimizer state, around a change of strategy
+
+void Commit::copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done) {
+  const bool only_host = state_.contexts.back().is_host();
+  if (only_host || state_.path.updates_at_owner || (!to_devices && state_.path.host_has_replicas))
+    return done({});
+  if (host_state_.empty()) host_state_.resize(state_.model.parameters.size());
+  // Through memory that devices can copy from and to, which is what stays on the host until the change is
+  // over.
+  for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
+    const Parameter& parameter = *state_.model.parameters[p];
+    const size_t nbytes = parameter.state_nbytes(), tensors = state_.contexts.back().state[p].size();
+    for (size_t s = 0; s < tensors; ++s) {
+      auto staging = state_.contexts.back().device->allocate_staging(nbytes);
+      if (!staging.ok()) return done(staging.status());
+      if (to_devices) {
+        if (nbytes > 0) std::memcpy(staging.value().get(), host_state_[p][s].get(), nbytes);
+      } else {
+        host_state_[p].resize(tensors);
+      }
+      host_state_[p][s] = std::move(staging).value();
+      for (DeviceContext& context : state_.contexts) {
+        if (context.is_host()) continue;
+        void* there = context.state[p][s].get();
+        void* here = host_state_[p][s].get();
+        Status status =
+            to_devices ? context.queue->copy(there, here, nbytes) : context.queue->copy(here, there, nbytes);
+        if (!status.ok()) return done(status);
+        if (!to_devices) break;  // all devices have the same
       }
     }
   }
-  return {};
+  devices_.when_reached(deadline, [this, to_devices, done](const Status& status) {
+    if (to_devices && !state_.path.host_has_replicas) host_state_.clear();
+    done(status);
+  });
 }
 
 }  // namespace dsgd

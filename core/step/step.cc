@@ -1,123 +1,112 @@
 #include "core/step/step.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
+#include <map>
 #include <utility>
 
+#include "core/base/join.h"
+#include "core/base/text.h"
 #include "core/collectives/all_reduce.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
+#include "core/step/divergence.h"
 
 namespace dsgd {
-namespace {
-// After the deadline of a step, for an error that says more: the mesh asks its peers for 50 ms. Constant: a
-// call returns within 100 ms after its deadline.
-constexpr transport::Duration kGrace = std::chrono::milliseconds(80);
-}  // namespace
 
 Step::Step(transport::Loop& loop, Model& model, StepOptions options)
-    : loop_(loop), model_(model), options_(options), waiter_(loop) {}
+    : loop_(loop),
+      state_(model, options),
+      waiter_(loop),
+      host_(state_),
+      devices_(state_, waiter_),
+      commit_(state_, devices_),
+      untrained_(state_),
+      values_(state_, waiter_),
+      group_(state_),
+      team_(state_, host_, devices_) {}
 Step::~Step() = default;
 
-void Step::cancel_timers() {
-  for (transport::TimerId* timer : {&patience_, &limit_}) {
-    if (*timer) loop_.cancel(std::exchange(*timer, 0));
+// ---- the plan
+
+void Step::set_contexts(std::vector<DeviceContext> contexts) {
+  state_.contexts = std::move(contexts);
+  state_.where.resize(state_.model.replicas.size());
+  for (size_t p = 0; p < state_.contexts.size(); ++p) {
+    const std::vector<uint32_t>& replicas = state_.contexts[p].replicas;
+    for (size_t k = 0; k < replicas.size(); ++k) state_.where[replicas[k]] = {p, k};
   }
 }
 
-void Step::close() {
-  cancel_timers();
-  waiter_.close();
-  if (collective_queue_) collective_queue_->close();
+void Step::set_teams(Teams teams, std::unique_ptr<device::CollectiveQueue> queue) {
+  state_.teams = std::move(teams);
+  team_.use(std::move(queue));
 }
 
 Status Step::set_plan(Plan plan, uint64_t version) {
+  Model& model = state_.model;
   plan_digest_ = plan.digest();
-  plan_ = std::move(plan.buckets);
-  strategy_ = std::move(plan.strategy);
   version_ = version;
-  buffers_.clear();
-  buffers_.resize(plan_.size());
-  buffer_bytes_ = 0;
-  for (StreamMarks& of_replica : model_.stream_marks) {
-    of_replica.marked.assign(model_.parameters.size(), 0);
+  state_.plan = std::move(plan.buckets);
+  state_.strategy = std::move(plan.strategy);
+  state_.path = state_.choose_path();
+  state_.buffers.clear();
+  state_.buffers.resize(state_.plan.size());
+  state_.buffer_bytes = 0;
+  for (StreamMarks& of_replica : model.stream_marks) {
+    of_replica.marked.assign(model.parameters.size(), 0);
     of_replica.buckets.clear();
-    of_replica.buckets.resize(plan_.size());
+    of_replica.buckets.resize(state_.plan.size());
   }
-  buckets_of_.assign(model_.parameters.size(), {});
-  for (size_t b = 0; b < plan_.size(); ++b) {
-    if (Status status = make_buffers(b); !status.ok()) return status;
-    for (uint32_t parameter : plan_[b].parameters) buckets_of_[parameter].push_back(static_cast<uint32_t>(b));
+  buckets_of_.assign(model.parameters.size(), {});
+  for (size_t b = 0; b < state_.plan.size(); ++b) {
+    if (Status status = state_.make_buffers(b); !status.ok()) return status;
+    for (uint32_t parameter : state_.plan[b].parameters)
+      buckets_of_[parameter].push_back(static_cast<uint32_t>(b));
   }
-  if (Status status = make_sync_staging(); !status.ok()) return status;
-  return ensure_state();
+  if (Status status = untrained_.make_buffers(); !status.ok()) return status;
+  if (Status status = commit_.make_state(); !status.ok()) return status;
+  counters_.state.set(commit_.state_bytes());
+  return values_.make_buffers();
 }
 
-// Operation numbers within the call: 0 the header; 1 one more exchange (norms, settings or digests, at most
-// one of them in a step); then two per bucket: exponents (when reproducible) and data; then one for "all
-// enqueued". A second attempt has the numbers after these, again two per bucket and one for "all enqueued".
-// After those of a second attempt come two for untrained parameters: means, then first values.
-uint64_t Step::header_operation() const { return Mesh::operation(request_.call, 0); }
-uint64_t Step::norms_operation() const { return Mesh::operation(request_.call, 1); }
-uint64_t Step::operation_of(size_t bucket, bool exponents, bool second_attempt) const {
-  const size_t place = bucket + (second_attempt ? plan_.size() + 1 : 0);
-  return Mesh::operation(request_.call, 2 + 2 * place + (exponents ? 0 : 1));
-}
-
-uint64_t Step::sync_operation(UntrainedSync sync) const {
-  return Mesh::operation(request_.call, 2 + 4 * (plan_.size() + 1) + (sync == UntrainedSync::kMean ? 0 : 1));
-}
+// ---- the header
 
 void Step::begin(StepRequest request, Done done) {
-  request_ = std::move(request);
+  state_.request = std::move(request);
   done_ = std::move(done);
-  result_ = {};
-  result_.step = static_cast<int64_t>(request_.step);
-  result_.view = mesh_ ? static_cast<int64_t>(mesh_->view().view) : 1;
-  result_.size = mesh_ ? mesh_->size() : 1;
-  header_done_ = norms_done_ = agreed_ = committed_ = second_attempt_ = false;
-  if (mesh_ && !group_) group_ = mesh_->world();
+  state_.result = {};
+  state_.result.step = static_cast<int64_t>(state_.request.step);
+  state_.result.view = state_.mesh ? static_cast<int64_t>(state_.mesh->view().view) : 1;
+  state_.result.size = state_.mesh ? state_.mesh->size() : 1;
+  operations_ = {state_.request.call, state_.plan.size()};
+  header_done_ = norms_done_ = agreed_ = committed_ = second_attempt_ = all_enqueued_ = false;
+  group_.begin_step();
+  commit_.begin_step();
   bucket_failure_ = {};
-  clip_divisor_ = 1;
   next_ = open_ = reduced_ = next_gather_ = 0;
-  all_enqueued_ = false;
-  for (size_t b = 0; b < plan_.size(); ++b) {
-    buffers_[b].pending = static_cast<int>(plan_[b].parameters.size());
-    buffers_[b].reduced = buffers_[b].travelled = buffers_[b].returned = buffers_[b].travels = false;
-    buffers_[b].held = nullptr;
-    buffers_[b].norms.clear();
+  for (size_t b = 0; b < state_.plan.size(); ++b) {
+    BucketBuffers& buffers = state_.buffers[b];
+    buffers.pending = static_cast<int>(state_.plan[b].parameters.size());
+    buffers.reduced = buffers.travelled = buffers.returned = buffers.travels = false;
+    buffers.held = nullptr;
+    buffers.norms.clear();
   }
-  exact_squares_ = {};
   begun_ = marked_ = loop_.now();
-  counters_.buffers.set(buffer_bytes_);
-  incomplete_ = plan_.size();
+  counters_.buffers.set(state_.buffer_bytes);
+  incomplete_ = state_.plan.size();
   watch();
-  if (Status status = order_device_queues(); !status.ok()) return device_failed(status);
-  if (!mesh_) return on_header({}, {make_header()});
-  if (contexts_[where_[0].first].is_host()) return send_header();
-  if (Status status = fetch_digest_values(digest_part()); !status.ok()) return device_failed(status);
-  DeviceContext& context = contexts_[where_[0].first];
-  waiter_.after(context.device->name(), *context.queue, *context.reached, request_.deadline,
-                [this](const Status& status) { status.ok() ? send_header() : device_failed(status); });
-}
-
-Task* Step::add(std::unique_ptr<Task> task) {
-  task->rename(name());
-  task->set_limit(request_.limit);
-  return mesh_->add(std::move(task), request_.deadline);
-}
-
-void Step::exchange(const transport::BulkHeader& shape, std::vector<std::byte> mine,
-                    Exchange::Gathered done) {
-  add(std::make_unique<Exchange>(*mesh_, shape, std::move(mine), std::move(done), group_));
+  if (Status status = devices_.begin_step(); !status.ok()) return device_failed(status);
+  if (!state_.mesh) return on_header({}, {make_header(state_, {version_, plan_digest_, 0})});
+  values_.fetch(ValueComparison::part_of(state_.request.step), or_device_failure([this] { send_header(); }));
 }
 
 void Step::send_header() {
-  const auto shape = shape_of(header_operation(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0);
+  const uint64_t digest = values_.digest(ValueComparison::part_of(state_.request.step));
   add(std::make_unique<Exchange>(
-      *mesh_, shape, make_header(), [this](const Status& status, const auto& all) { on_header(status, all); },
-      mesh_->world(), true));
+      *state_.mesh, shape_of(operations_.header(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0),
+      make_header(state_, {version_, plan_digest_, digest}),
+      [this](const Status& status, const auto& all) { on_header(status, all); }, state_.mesh->world(), true));
 }
 
 void Step::on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers) {
@@ -126,125 +115,190 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
   // step.
   agreed_ = status.code() == Code::kMismatch;
   if (!status.ok()) {
-    if (!agreed_ && members_have_left()) refuse(status);
+    if (!agreed_ && group_.members_have_left()) refuse(status);
     return fail(status);
   }
-  if (Status gone = regroup(); !gone.ok()) {  // the same on all workers
+  const Result<bool> changed = group_.regroup(operations_.header());
+  if (!changed.ok()) {  // the same on all workers
     agreed_ = true;
-    return fail(gone);
+    return fail(changed.status());
   }
-  Status agreed = read_headers(headers);
-  if (!agreed.ok()) {
+  second_attempt_ = changed.value();
+  const HeaderVerdict verdict = read_headers(&state_, group_.workers().get(), headers);
+  if (!verdict.status.ok()) {
     agreed_ = true;
-    if (settings_differ_) return compare_settings();
-    if (values_differ_) return compare_values([this, agreed] { fail(agreed); });
-    return fail(agreed);
+    if (verdict.difference == HeaderVerdict::Difference::kSettings) return compare_settings();
+    if (verdict.difference == HeaderVerdict::Difference::kValues)
+      return compare_values([this, why = verdict.status] { fail(why); });
+    return fail(verdict.status);
   }
   if (!bucket_failure_.ok() && !second_attempt_) return fail(bucket_failure_);
   header_done_ = true;
   if (second_attempt_) restart_buckets();
-  for (Buffers& buffers : buffers_) {
+  for (BucketBuffers& buffers : state_.buffers) {
     if (Direct* held = std::exchange(buffers.held, nullptr)) held->release();
     if (!done_) return;
   }
   launch();
 }
 
+void Step::restart_buckets() {
+  bucket_failure_ = {};
+  for (BucketBuffers& buffers : state_.buffers) buffers.held = nullptr;
+  state_.mesh->drop(operations_.exponents(0, false), operations_.exponents(0, true));
+  const size_t begun = next_;  // fetch() may start further buckets
+  for (size_t b = 0; b < begun && done_; ++b) {
+    // A bucket that is still being fetched goes on.
+    if (std::exchange(state_.buffers[b].travels, false)) fetch(b);
+  }
+}
+
+void Step::compare_settings() {
+  exchange(operations_.further_exchange(), Kind::kHeader, DType::kUint8, 0,
+           bytes_of(settings_text(state_.model)),
+           [this](const auto& all) { fail(settings_difference(name(), *group_.workers(), all)); });
+}
+
+void Step::compare_values(std::function<void()> agreed) {
+  values_.digest_all([this, agreed = std::move(agreed)](const Status& status, std::vector<uint64_t> mine) {
+    if (!done_) return;
+    if (!status.ok()) return device_failed(status);
+    const auto* begin = reinterpret_cast<const std::byte*>(mine.data());
+    exchange(operations_.further_exchange(), Kind::kHeader, DType::kUint8, 0,
+             {begin, begin + mine.size() * sizeof mine[0]}, [this, agreed](const auto& all) {
+               std::map<int32_t, std::vector<uint64_t>> digests;
+               for (size_t place = 0; place < all.size(); ++place) {
+                 std::vector<uint64_t>& theirs = digests[group_.workers()->ranks[place]];
+                 theirs.resize(all[place].size() / sizeof theirs[0]);
+                 if (!theirs.empty())
+                   std::memcpy(theirs.data(), all[place].data(), theirs.size() * sizeof theirs[0]);
+               }
+               const Status same = find_divergence(state_.model, digests, name());
+               same.ok() ? agreed() : fail(same);
+             });
+  });
+}
+
+// ---- buckets
+
 void Step::parameter_ready(uint32_t parameter) {
   if (!done_) return;
   for (uint32_t bucket : buckets_of_[parameter]) {
-    if (--buffers_[bucket].pending > 0) continue;
-    buffers_[bucket].marked = loop_.now();
-    if (--incomplete_ == 0) marked_ = buffers_[bucket].marked;
+    BucketBuffers& buffers = state_.buffers[bucket];
+    if (--buffers.pending > 0) continue;
+    buffers.marked = loop_.now();
+    if (--incomplete_ == 0) marked_ = buffers.marked;
   }
   launch();
 }
 
 // Starts buckets in index order, in whatever order they become ready, so that all workers open the same ones.
 void Step::launch() {
-  if (options_.reproducible && !header_done_) return;  // weights set the units of the sums
+  if (state_.options.reproducible && !header_done_) return;  // weights set the units of the sums
   // A team cannot take back a collective, so all workers must have agreed before.
-  if (by_teams() && !header_done_) return;
-  if (!header_done_ && members_have_left()) return;  // the header decides which workers remain
+  if (state_.path.by_teams && !header_done_) return;
+  if (!header_done_ && group_.members_have_left()) return;  // the header decides which workers remain
   // From a bucket that was done at once: the loop below goes on.
   if (std::exchange(launching_, true)) return;
-  while (done_ && next_ < plan_.size() && open_ < Mesh::kOpenTasks && buffers_[next_].pending == 0) {
+  while (done_ && next_ < state_.plan.size() && open_ < Mesh::kOpenTasks &&
+         state_.buffers[next_].pending == 0) {
     ++open_;
     const size_t index = next_++;
-    if (in_team()) {
-      fetch_together(index);
-    } else {
-      fetch(index);
-    }
+    state_.path.in_team ? reduce_in_team(index) : fetch(index);
   }
   launching_ = false;
   if (!done_) return;
-  if (by_teams() && next_ == plan_.size()) tell_all_enqueued();
+  if (state_.path.by_teams && next_ == state_.plan.size()) tell_all_enqueued();
   launch_gathers();
   finish();
 }
 
+void Step::fetch(size_t index) {
+  for (size_t p = 0; p < state_.contexts.size(); ++p) {
+    if (state_.contexts[p].is_host()) continue;
+    if (Status status = devices_.fetch(index, p); !status.ok()) return device_failed(status);
+  }
+  if (state_.path.stays_on_device) return contribute(index);
+  devices_.when_fetched(
+      index,
+      [this, index] {
+        if (done_) fetched(index);
+      },
+      [this](const Status& status) { device_failed(status); });
+}
+
+void Step::fetched(size_t index) {
+  if (!state_.options.reproducible) return contribute(index);
+  host_.raise_exponents(index);
+  exchange_exponents(index);
+}
+
 // The largest of all workers', element by element.
 void Step::exchange_exponents(size_t index) {
-  const Bucket& bucket = plan_[index];
-  if (!mesh_) return contribute(index);
+  const Bucket& bucket = state_.plan[index];
+  if (!state_.mesh) return contribute(index);
   const DType dtype = reproducible::exponent_type(bucket.dtype);
-  auto shape = shape_of(operation_of(index, true), Kind::kBucket, dtype, Algorithm::kDirect, bucket.elements);
+  auto shape =
+      shape_of(exponents_operation(index), Kind::kBucket, dtype, Algorithm::kDirect, bucket.elements);
   shape.reduction = static_cast<uint8_t>(Reduction::kMax);
-  AllReducePlan all{bucket.elements, dtype, Reduction::kMax, bytes(buffers_[index].exponents), nullptr};
-  auto made = make_all_reduce(
-      *mesh_, shape, strategy_.algorithm, std::move(all),
-      [this, index](const Status& status) {
-        if (!done_) return;
-        if (!status.ok()) return fail(status);
-        contribute(index);
-      },
-      group_);
+  AllReducePlan all{bucket.elements, dtype, Reduction::kMax, state_.exponents_at(index, 0), nullptr};
+  auto made = make_all_reduce(*state_.mesh, shape, state_.strategy.algorithm, std::move(all),
+                              or_fail([this, index] { contribute(index); }), group_.workers());
   if (!made.ok()) return fail(made.status());
   add(std::move(made).value());
 }
 
-void Step::reduce(size_t index) {
-  const Bucket& bucket = plan_[index];
-  Buffers& buffers = buffers_[index];
-  if (!mesh_) return bucket_done(index, {});
+void Step::contribute(size_t index) {
+  if (!state_.path.stays_on_device) host_.add_up(index);
+  host_.write_trailers(index);
+  reduce(index);
+}
 
+void Step::reduce(size_t index) {
+  if (!state_.mesh) return bucket_done(index, {});
+  BucketBuffers& buffers = state_.buffers[index];
   buffers.travels = true;
   buffers.sent = loop_.now();
-  const DType sum_type = data_type(bucket);
-  auto shape =
-      shape_of(operation_of(index, false), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
-  auto done = [this, index, attempt = second_attempt_](const Status& status) {
+  Direct* held = nullptr;
+  auto made = make_reduction(index, &held);
+  if (!made.ok()) return fail(made.status());
+  Task* added = add(std::move(made).value());
+  if (added && held && !header_done_) buffers.held = held;
+}
+
+// `held`: the task that waits for the header before it turns sums into results, if there is one.
+Result<std::unique_ptr<Task>> Step::make_reduction(size_t index, Direct** held) {
+  const Bucket& bucket = state_.plan[index];
+  const BucketBuffers& buffers = state_.buffers[index];
+  const StepPath& path = state_.path;
+  const DType sum_type = state_.data_type(bucket);
+  auto shape = shape_of(data_operation(index), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
+  const auto done = [this, index, attempt = second_attempt_](const Status& status) {
     if (attempt == second_attempt_) bucket_done(index, status);
   };
-  std::unique_ptr<Task> task;
-  Direct* held = nullptr;
-  if (!transforms() && !by_teams()) {
+  if (!path.transforms && !path.by_teams) {
     AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, bytes(buffers.data), nullptr};
-    auto made = make_all_reduce(*mesh_, shape, strategy_.algorithm, std::move(all), done, group_);
-    if (!made.ok()) return fail(made.status());
-    task = std::move(made).value();
-  } else {
-    DirectPlan direct;
-    direct.slices = transforms() ? slices_of(bucket) : teams_.owners(bucket.elements);
-    if (by_teams()) direct.parts = teams_.parts(bucket.elements);
-    direct.element = dtype_size(sum_type);
-    direct.data = bytes(buffers.data);
-    direct.ordered = !options_.reproducible;
-    direct.add = [sum_type](void* destination, const void* source, size_t count) {
-      reduce_into(sum_type, Reduction::kSum, destination, source, count);
-    };
-    direct.result_element = dtype_size(bucket.dtype);
-    direct.result = result_of(buffers);
-    if (transforms())
-      direct.transform = [this, index](size_t begin, size_t end) { transform(index, begin, end); };
-    shape.tag = Direct::tag(*mesh_, direct);
-    auto owned = std::make_unique<Direct>(*mesh_, shape, std::move(direct), !header_done_, done, group_);
-    if (!header_done_) held = owned.get();
-    task = std::move(owned);
+    return make_all_reduce(*state_.mesh, shape, state_.strategy.algorithm, std::move(all), done,
+                           group_.workers());
   }
-  Task* added = add(std::move(task));
-  if (added && held && !header_done_) buffers_[index].held = held;
+  DirectPlan direct;
+  direct.slices = path.transforms ? group_.slices_of(bucket) : state_.teams.owners(bucket.elements);
+  if (path.by_teams) direct.parts = state_.teams.parts(bucket.elements);
+  direct.element = dtype_size(sum_type);
+  direct.data = bytes(buffers.data);
+  direct.ordered = !state_.options.reproducible;
+  direct.add = [sum_type](void* destination, const void* source, size_t count) {
+    reduce_into(sum_type, Reduction::kSum, destination, source, count);
+  };
+  direct.result_element = dtype_size(bucket.dtype);
+  direct.result = buffers.result_data();
+  if (path.transforms)
+    direct.transform = [this, index](size_t begin, size_t end) { commit_.transform(index, begin, end); };
+  shape.tag = Direct::tag(*state_.mesh, direct);
+  auto task =
+      std::make_unique<Direct>(*state_.mesh, shape, std::move(direct), !header_done_, done, group_.workers());
+  if (!header_done_) *held = task.get();
+  return std::unique_ptr<Task>(std::move(task));
 }
 
 void Step::bucket_done(size_t index, const Status& status) {
@@ -255,110 +309,207 @@ void Step::bucket_done(size_t index, const Status& status) {
     return;
   }
   if (!status.ok()) return fail(status);
-  buffers_[index].held = nullptr;
-  buffers_[index].reduced = true;
-  const transport::Time now = loop_.now(), marked = buffers_[index].marked;
-  const transport::Time sent = buffers_[index].travels ? buffers_[index].sent : now;
-  trace_bucket(index, "gradients", begun_, marked);
-  trace_bucket(index, "contribution", marked, sent);
-  if (buffers_[index].travels) {
+  BucketBuffers& buffers = state_.buffers[index];
+  buffers.held = nullptr;
+  buffers.reduced = true;
+  const transport::Time now = loop_.now();
+  const transport::Time sent = buffers.travels ? buffers.sent : now;
+  trace_bucket(index, "gradients", begun_, buffers.marked);
+  trace_bucket(index, "contribution", buffers.marked, sent);
+  if (buffers.travels) {
     trace_bucket(index, "travel", sent, now);
     counters_.buckets.add(1);
     counters_.travel.add(now - sent);
   }
   --open_;
-  if (returns_early()) {
-    if (Status enqueued = return_results(index); !enqueued.ok()) return device_failed(enqueued);
+  if (state_.path.returns_early) {
+    if (Status enqueued = devices_.return_results(index); !enqueued.ok()) return device_failed(enqueued);
   }
-  if (in_team() && !stays_on_device()) {
-    buffers_[index].travelled = true;
+  if (state_.path.in_team && !state_.path.stays_on_device) {
+    buffers.travelled = true;
   } else {
     ++reduced_;
   }
   launch();
 }
 
-// Each rank sends the digits of the sum of squares of the slices that it transformed.
-void Step::exchange_exact_squares() {
-  open_ = 1;
-  std::vector<std::byte> mine(sizeof exact_squares_);
-  std::memcpy(mine.data(), exact_squares_.data(), mine.size());
-  const auto shape =
-      shape_of(norms_operation(), Kind::kBucket, DType::kInt64, Algorithm::kOneHop, kSquareDigits);
-  exchange(shape, std::move(mine), [this](const Status& status, const auto& all) {
+// ---- teams
+
+void Step::reduce_in_team(size_t index) {
+  Status status = team_.reduce(index, [this, index](const Status& status) {
     if (!done_) return;
-    if (!status.ok()) return fail(status);
-    exact_squares_ = {};
-    for (const auto& part : all) {
-      SquareDigits theirs;
-      if (part.size() != sizeof theirs) {
-        return fail(
-            Status(Code::kInternal, "a worker sent a norm of " + std::to_string(part.size()) + " bytes"));
-      }
-      std::memcpy(theirs.data(), part.data(), sizeof theirs);
-      for (size_t k = 0; k < kSquareDigits; ++k) exact_squares_[k] += theirs[k];
-    }
-    result_.gradient_norm = std::sqrt(squares_of(exact_squares_));
-    open_ = 0;
-    finish();
+    if (!status.ok()) return team_failed(status);
+    state_.path.stays_on_device ? bucket_done(index, {}) : reduce(index);
+  });
+  if (!status.ok()) device_failed(status);
+}
+
+// Results return once the sums of all buckets have begun, so their order is the same on all workers.
+void Step::launch_gathers() {
+  if (!state_.path.in_team || state_.path.stays_on_device || next_ < state_.plan.size()) return;
+  while (done_ && next_gather_ < state_.plan.size() && state_.buffers[next_gather_].travelled) {
+    team_.gather(next_gather_++, [this](const Status& status) {
+      if (!done_) return;
+      if (!status.ok()) return team_failed(status);
+      ++reduced_;
+      finish();
+    });
+  }
+}
+
+// A device does not show which peer it waits for. So each worker announces that it has enqueued all its work;
+// the error of this exchange names the workers that have not.
+void Step::tell_all_enqueued() {
+  if (!state_.mesh || std::exchange(all_enqueued_, true)) return;
+  ++open_;
+  exchange(operations_.all_enqueued(second_attempt_), Kind::kBucket, DType::kUint8, 0, {},
+           [this](const auto&) {
+             --open_;
+             finish();
+           });
+}
+
+// NCCL does not report which peer is missing. Waits for the head or the exchange above to name it, then
+// fails.
+void Step::team_failed(const Status& cause) {
+  const bool late = cause.code() == Code::kTimeout, lost = cause.code() == Code::kWorkerLost;
+  if (!state_.mesh || !(late || lost)) return device_failed(cause);
+  if (patience_) return;
+  const transport::Duration patience = late ? std::chrono::milliseconds(50) : state_.options.lease;
+  patience_ = loop_.schedule(loop_.now() + patience, [this, cause] {
+    patience_ = 0;
+    device_failed(cause);
   });
 }
 
-void Step::exchange_norms() {
-  // Each rank sends one number: the sum of squares of the slices that it transformed.
-  norms_done_ = true;
-  if (options_.reproducible) return exchange_exact_squares();
-  double sum = 0;
-  for (const Buffers& buffers : buffers_) {
-    for (double part : buffers.norms) sum += part;
-  }
-  std::vector<std::byte> mine(sizeof sum);
-  std::memcpy(mine.data(), &sum, sizeof sum);
-  open_ = 1;
-  const auto shape = shape_of(norms_operation(), Kind::kBucket, DType::kFloat64, Algorithm::kOneHop, 1);
-  exchange(shape, std::move(mine), [this](const Status& status, const auto& all) {
-    if (!done_) return;
-    if (!status.ok()) return fail(status);
-    double total = 0;
-    for (const auto& part : all) {
-      double theirs;
-      if (part.size() != sizeof theirs) {
-        return fail(
-            Status(Code::kInternal, "a worker sent a norm of " + std::to_string(part.size()) + " bytes"));
-      }
-      std::memcpy(&theirs, part.data(), sizeof theirs);
-      total += theirs;
-    }
-    result_.gradient_norm = std::sqrt(total);
-    open_ = 0;
-    finish();
-  });
-}
+// ---- the commit
 
 void Step::finish() {
-  if (!done_ || !header_done_ || reduced_ < plan_.size() || open_ > 0 || committed_) return;
+  if (!done_ || !header_done_ || reduced_ < state_.plan.size() || open_ > 0 || committed_) return;
   // Without owners every worker has the whole mean, and no message is needed.
-  if (measures_norm() && positive_ > 0 && !norms_done_ && updates_at_owner()) return exchange_norms();
+  if (state_.path.measures_norm && state_.positive > 0 && !norms_done_ && state_.path.updates_at_owner)
+    return exchange_norms();
   committed_ = true;
   reduced_at_ = loop_.now();
   commit();
 }
 
-void Step::end_when_reached(bool norm) {
-  when_reached(request_.deadline, [this, norm](const Status& status) {
-    if (!done_) return;
+// Each rank sends the sum of squares of the slices that it transformed.
+void Step::exchange_norms() {
+  norms_done_ = true;
+  open_ = 1;
+  const bool exact = state_.options.reproducible;
+  exchange(operations_.further_exchange(), Kind::kBucket, exact ? DType::kInt64 : DType::kFloat64,
+           exact ? kSquareDigits : 1, commit_.norm_part(), [this](const auto& parts) {
+             if (Status status = commit_.add_norm_parts(parts); !status.ok()) return fail(status);
+             state_.result.gradient_norm = commit_.norm_on_host();
+             open_ = 0;
+             finish();
+           });
+}
+
+// With a loss scale, or with clipping, nothing changes before the norm of the whole gradient is known; else
+// each bucket is updated in turn.
+void Step::commit() {
+  if (state_.positive == 0) return all_done();
+  const StepPath& path = state_.path;
+  for (size_t b = 0; b < state_.plan.size(); ++b) {
+    Status status = commit_.measure(b);
+    if (status.ok() && !path.norm_comes_first) status = update(b);
     if (!status.ok()) return device_failed(status);
-    if (norm) result_.gradient_norm = norm_of_devices();
-    end();
-  });
+  }
+  if (path.measures_norm && !path.updates_at_owner && !path.norms_on_device)
+    state_.result.gradient_norm = commit_.norm_on_host();
+  if (!path.norm_comes_first) return updated();
+  if (!path.norms_on_device) return update_by_norm();
+  devices_.when_reached(state_.request.deadline, or_device_failure([this] {
+                          state_.result.gradient_norm = devices_.norm();
+                          update_by_norm();
+                        }));
+}
+
+// The norm is the same on all workers, since all have the same sums, or the same sum of what owners have
+// measured.
+void Step::update_by_norm() {
+  if (!commit_.take_norm()) return end();
+  for (size_t b = 0; b < state_.plan.size(); ++b) {
+    if (Status status = update(b); !status.ok()) return device_failed(status);
+  }
+  updated();
+}
+
+Status Step::update(size_t index) {
+  const transport::Time begun = loop_.now();
+  Status status = commit_.update(index);
+  if (status.ok()) trace_bucket(index, "update", begun, loop_.now());
+  return status;
+}
+
+void Step::updated() {
+  state_.result.applied = true;
+  commit_.finish();
+  if (!untrained_.begin_sync()) return deliver_values();
+  if (Status status = untrained_.copy_to_host(); !status.ok()) return device_failed(status);
+  devices_.when_reached(state_.request.deadline, or_device_failure([this] { exchange_untrained(); }));
+}
+
+void Step::exchange_untrained() {
+  const Group* workers = group_.workers().get();
+  untrained_.add_up(!workers || workers->ranks.front() == state_.rank());
+  constexpr size_t kParts = 3;  // the two all-reduces, and this function itself
+  const auto exchanged = join(kParts, or_fail([this] {
+                                if (Status given = untrained_.write(); !given.ok())
+                                  return device_failed(given);
+                                deliver_values();
+                              }));
+  const auto sum = [&](UntrainedSync sync, DType dtype, void* data, size_t count) {
+    if (!state_.mesh || count == 0) return exchanged({});
+    auto shape = shape_of(operations_.untrained(sync), Kind::kBucket, dtype, Algorithm::kDirect, count);
+    shape.reduction = static_cast<uint8_t>(Reduction::kSum);
+    auto task = make_all_reduce(*state_.mesh, shape, state_.strategy.algorithm,
+                                {count, dtype, Reduction::kSum, static_cast<std::byte*>(data), nullptr},
+                                exchanged, group_.workers());
+    task.ok() ? static_cast<void>(add(std::move(task).value())) : exchanged(task.status());
+  };
+  sum(UntrainedSync::kMean, DType::kFloat64, untrained_.means().data(), untrained_.means().size());
+  sum(UntrainedSync::kFirst, DType::kUint8, untrained_.first_values().data(),
+      untrained_.first_values().size());
+  exchanged({});
+}
+
+void Step::deliver_values() {
+  if (Status status = devices_.order_streams_after_update(); !status.ok()) return device_failed(status);
+  // Part of the step's result, so it is waited for.
+  const bool norm = state_.path.norms_on_device && !state_.path.norm_comes_first;
+  if (!state_.request.wait_for_devices && !norm) return end();
+  end_when_reached(norm);
+}
+
+// No worker has data left, and perhaps all workers meet for the last time. With the optimizer `none` the host
+// updates its replicas.
+void Step::all_done() {
+  const Status same =
+      state_.model.optimizer->is_none() ? Status() : compare_replicas(state_.model, state_.rank(), name());
+  // Fails the session, as a failed device does.
+  if (!same.ok() && on_device_failure_) return on_device_failure_(same);
+  if (!same.ok()) return fail(same);
+  const auto end_step = [this] { state_.request.wait_for_devices ? end_when_reached(false) : end(); };
+  state_.mesh ? compare_values(end_step) : end_step();
+}
+
+void Step::end_when_reached(bool norm) {
+  devices_.when_reached(state_.request.deadline, or_device_failure([this, norm] {
+                          if (norm) state_.result.gradient_norm = devices_.norm();
+                          end();
+                        }));
 }
 
 void Step::end() {
   cancel_timers();
-  if (!result_.applied) previous_step_skipped_ = true;
-  if (mesh_) mesh_->end_call(request_.call, {});
+  if (!state_.result.applied) devices_.skipped();
+  if (state_.mesh) state_.mesh->end_call(state_.request.call, {});
   counters_.ended.add(1);
-  if (result_.applied) counters_.applied.add(1);
+  if (state_.result.applied) counters_.applied.add(1);
   const transport::Time now = loop_.now();
   counters_.gradients.add(marked_ - begun_);
   counters_.reduction.add(reduced_at_ - marked_);
@@ -366,142 +517,39 @@ void Step::end() {
   trace_step(now, false);
   Done done = std::move(done_);
   done_ = nullptr;
-  done({}, result_);
+  done({}, state_.result);
 }
 
-void Step::trace(const char* name, transport::Time begin, transport::Time end, bool failed) {
-  if (options_.trace)
-    options_.trace->record({metrics::Track::kSteps, failed, 0, 0, name, request_.step, 0, begin, end});
-}
+// ---- operations
 
-// The phases that the step has reached; one that has failed ends now.
-void Step::trace_step(transport::Time now, bool failed) {
-  const bool marked = incomplete_ == 0;
-  trace("gradients", begun_, marked ? marked_ : now, !marked);
-  if (marked) trace("reduction", marked_, committed_ ? reduced_at_ : now, !committed_);
-  if (committed_) trace("update", reduced_at_, now, failed);
-  trace("step", begun_, now, failed);
-}
-
-void Step::trace_bucket(size_t index, const char* name, transport::Time begin, transport::Time end) {
-  if (!options_.trace) return;
-  const size_t nbytes = plan_[index].elements * dtype_size(plan_[index].dtype);
-  options_.trace->record({metrics::Track::kBucket, false, 0, static_cast<uint32_t>(index), name,
-                          request_.step, nbytes, begin, end});
-}
-
-// The other workers do not know of the failure, and this worker's values may be wrong: the session fails.
-void Step::device_failed(const Status& cause) {
-  if (!done_) return;
-  const Status why = Status(cause.code(), name() + ": " + cause.message())
-                         .with_operation(name())
-                         .with_parameter(cause.parameter());
-  on_device_failure_ ? on_device_failure_(why) : fail(why);
-}
-
-// Exchanges have deadlines of their own, but none begins for a bucket whose gradients are not all marked.
-// Devices report their own deadline within the grace.
-void Step::watch() {
-  limit_ = loop_.schedule(request_.deadline + (mesh_ ? transport::Duration() : kGrace), [this] {
-    limit_ = 0;
-    deadline_passed();
-  });
-}
-
-void Step::deadline_passed() {
-  const bool waits_for_host = std::any_of(buffers_.begin(), buffers_.end(),
-                                          [](const Buffers& buffers) { return buffers.pending > 0; });
-  if (mesh_ && !(waits_for_host && header_done_)) return;  // an exchange is late; its error names the workers
-  const UnmarkedGradients unmarked =
-      waits_for_host && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
-  const std::string who = mesh_ ? mesh_->member_name(mesh_->rank()) + ": " : "";
-  const Status why =
-      Status(Code::kTimeout,
-             name() + " has not ended within " + request_.limit +
-                 (unmarked.empty() ? "" : ": " + who + unmarked.text + UnmarkedGradients::kRemedy))
-          .with_rank(rank())
-          .with_operation(name())
-          .with_parameter(unmarked.parameter);
-  refuse(why);
-  fail(why);
-}
-
-void Step::leave(const UnmarkedGradients& unmarked) {
-  if (!done_) return;
-  const std::string who = mesh_ ? mesh_->member_name(rank()) : "rank " + std::to_string(rank());
-  const std::string text =
-      who + " closed its session during " + name() + "; " + unmarked.text + UnmarkedGradients::kRemedy;
-  const auto why = [&](Code code) {
-    const std::string host = mesh_ ? mesh_->view().members[static_cast<size_t>(rank())].host : "";
-    return Status(code, text)
-        .with_rank(rank(), host)
-        .with_operation(name())
-        .with_parameter(unmarked.parameter);
+std::function<void(const Status&)> Step::or_fail(std::function<void()> then) {
+  return [this, then = std::move(then)](const Status& status) {
+    if (!done_) return;
+    status.ok() ? then() : fail(status);
   };
-  refuse(why(Code::kWorkerLost));
-  fail(why(Code::kClosed), why(Code::kWorkerLost));
 }
 
-// This worker will not end what it has begun of the step, nor begin the next bucket. Peers that stand before
-// these fail when they reach them.
-void Step::refuse(const Status& why) {
-  if (!mesh_) return;
-  if (!header_done_) mesh_->refuse(header_operation(), why);
-  for (size_t b = 0; b < plan_.size() && b <= next_; ++b) {
-    if (buffers_[b].reduced) continue;
-    for (const bool second : {false, true}) {
-      // Nobody will make it.
-      if (second != second_attempt_ && (header_done_ || !members_have_left())) continue;
-      if (options_.reproducible) mesh_->refuse(operation_of(b, true, second), why);
-      mesh_->refuse(operation_of(b, false, second), why);
-    }
-  }
-  if (by_teams()) mesh_->refuse(operation_of(plan_.size(), true), why);
+std::function<void(const Status&)> Step::or_device_failure(std::function<void()> then) {
+  return [this, then = std::move(then)](const Status& status) {
+    if (!done_) return;
+    status.ok() ? then() : device_failed(status);
+  };
 }
 
-std::string Step::parameters_text(const std::vector<uint64_t>& operations) const {
-  constexpr size_t kNamed = 3;
-  std::vector<uint32_t> parameters;
-  for (size_t bucket = 0; bucket < plan_.size(); ++bucket) {
-    const bool concerned = std::any_of(operations.begin(), operations.end(), [&](uint64_t operation) {
-      return operation == operation_of(bucket, true) || operation == operation_of(bucket, false);
-    });
-    if (concerned)
-      parameters.insert(parameters.end(), plan_[bucket].parameters.begin(), plan_[bucket].parameters.end());
-  }
-  std::sort(parameters.begin(), parameters.end());
-  parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());
-  if (parameters.empty()) return {};
-  std::string text = parameters.size() == 1 ? "parameter " : "parameters ";
-  for (size_t i = 0; i < std::min(parameters.size(), kNamed); ++i) {
-    text += (i ? ", '" : "'") + model_.parameters[parameters[i]]->name + "'";
-  }
-  return text +
-         (parameters.size() > kNamed ? " and " + std::to_string(parameters.size() - kNamed) + " more" : "");
+Task* Step::add(std::unique_ptr<Task> task) {
+  task->rename(name());
+  task->set_limit(state_.request.limit);
+  return state_.mesh->add(std::move(task), state_.request.deadline);
 }
 
-void Step::abort(const Status& cause) {
-  fail(cause);
-  if (collective_queue_) collective_queue_->fail(cause);
-}
-
-// `told`: what peers hear that still send something for this step.
-void Step::fail(const Status& cause, const Status& told) {
-  cancel_timers();
-  if (done_) {
-    previous_step_skipped_ = true;
-    counters_.ended.add(1);
-    counters_.failed.add(1);
-    trace_step(loop_.now(), true);
-    // A failure that all have agreed on came before any of the team's work.
-    if (collective_queue_ && !agreed_) collective_queue_->fail(cause);
-    Done done = std::move(done_);
-    done_ = nullptr;
-    for (Buffers& buffers : buffers_) buffers.held = nullptr;
-    if (mesh_) mesh_->end_call(request_.call, told);
-    done(cause, result_);
-  }
-  waiter_.fail(cause);
+void Step::exchange(uint64_t operation, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine,
+                    std::function<void(const std::vector<std::vector<std::byte>>&)> then) {
+  const auto gathered = [this, then = std::move(then)](const Status& status, const auto& all) {
+    if (!done_) return;
+    status.ok() ? then(all) : fail(status);
+  };
+  add(std::make_unique<Exchange>(*state_.mesh, shape_of(operation, kind, dtype, Algorithm::kOneHop, count),
+                                 std::move(mine), gathered, group_.workers()));
 }
 
 }  // namespace dsgd

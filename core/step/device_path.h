@@ -1,0 +1,46 @@
+// The work of a step on devices that are not the host: they add up the gradients of their own replicas, which
+// then go to the host, and results come back. All of it is enqueued; the step waits where it must.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include "core/device/waiter.h"
+#include "core/step/sum_list.h"
+
+namespace dsgd {
+
+class DevicePath {
+ public:
+  DevicePath(StepState& state, device::Waiter& waiter) : state_(state), waiter_(waiter) {}
+  // Orders this step's work behind the last step's.
+  Status begin_step();
+  // The step changed nothing, so its copies may still be in progress when the next one begins.
+  void skipped() { previous_step_skipped_ = true; }
+  // The sums of a bucket, or its gradients when reproducible, and their way to the host.
+  Status fetch(size_t bucket, size_t context);
+  // Calls `fetched` when those of all devices are on the host; `failed` for each device that fails.
+  void when_fetched(size_t bucket, std::function<void()> fetched, std::function<void(const Status&)> failed);
+  // A bucket's results, to the devices: as soon as they are final, while other buckets still travel.
+  Status return_results(size_t bucket);
+  // The sums of squares of a bucket's sums. All devices have the same sums; the first one computes with them.
+  Status add_squares(size_t bucket);
+  double norm() const;  // of all buckets, once add_squares() is done
+  // Orders the new values before all work that the host enqueues from now on into its default stream and into
+  // the streams on which it marked gradients.
+  Status order_streams_after_update();
+  // Calls `then` when what was enqueued in the queues of all contexts is done, or is not by the deadline.
+  void when_reached(transport::Time deadline, std::function<void(const Status&)> then);
+
+ private:
+  Status follow_streams(size_t bucket, DeviceContext& context);
+  Status fetch_values(size_t bucket, size_t context);
+
+  StepState& state_;
+  device::Waiter& waiter_;
+  SumList sums_;
+  std::vector<device::SquarePiece> square_pieces_;
+  bool previous_step_skipped_ = false;
+};
+
+}  // namespace dsgd

@@ -1,0 +1,170 @@
+// How a step ends when it does not succeed: its limit, refused operations, failures. And what the trace shows
+// of it.
+
+#include <algorithm>
+#include <utility>
+
+#include "core/step/step.h"
+
+namespace dsgd {
+namespace {
+// After the deadline of a step, for an error that says more: the mesh asks its peers for 50 ms. Constant: a
+// call returns within 100 ms after its deadline.
+constexpr transport::Duration kGrace = std::chrono::milliseconds(80);
+}  // namespace
+
+void Step::cancel_timers() {
+  for (transport::TimerId* timer : {&patience_, &limit_}) {
+    if (*timer) loop_.cancel(std::exchange(*timer, 0));
+  }
+}
+
+// The other workers do not know of the failure, and this worker's values may be wrong: the session fails.
+void Step::device_failed(const Status& cause) {
+  if (!done_) return;
+  const Status why = Status(cause.code(), name() + ": " + cause.message())
+                         .with_operation(name())
+                         .with_parameter(cause.parameter());
+  on_device_failure_ ? on_device_failure_(why) : fail(why);
+}
+
+// Exchanges have deadlines of their own, but none begins for a bucket whose gradients are not all marked.
+// Devices report their own deadline within the grace.
+void Step::watch() {
+  limit_ = loop_.schedule(state_.request.deadline + (state_.mesh ? transport::Duration() : kGrace), [this] {
+    limit_ = 0;
+    deadline_passed();
+  });
+}
+
+void Step::deadline_passed() {
+  const bool waits_for_host = std::any_of(state_.buffers.begin(), state_.buffers.end(),
+                                          [](const BucketBuffers& buffers) { return buffers.pending > 0; });
+  if (state_.mesh && !(waits_for_host && header_done_))
+    return;  // an exchange is late; its error names the workers
+  const UnmarkedGradients unmarked =
+      waits_for_host && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
+  const std::string who = state_.mesh ? state_.mesh->member_name(state_.mesh->rank()) + ": " : "";
+  const Status why =
+      Status(Code::kTimeout,
+             name() + " has not ended within " + state_.request.limit +
+                 (unmarked.empty() ? "" : ": " + who + unmarked.text + UnmarkedGradients::kRemedy))
+          .with_rank(state_.rank())
+          .with_operation(name())
+          .with_parameter(unmarked.parameter);
+  refuse(why);
+  fail(why);
+}
+
+void Step::leave(const UnmarkedGradients& unmarked) {
+  if (!done_) return;
+  const std::string who =
+      state_.mesh ? state_.mesh->member_name(state_.rank()) : "rank " + std::to_string(state_.rank());
+  const std::string text =
+      who + " closed its session during " + name() + "; " + unmarked.text + UnmarkedGradients::kRemedy;
+  const auto why = [&](Code code) {
+    const std::string host =
+        state_.mesh ? state_.mesh->view().members[static_cast<size_t>(state_.rank())].host : "";
+    return Status(code, text)
+        .with_rank(state_.rank(), host)
+        .with_operation(name())
+        .with_parameter(unmarked.parameter);
+  };
+  refuse(why(Code::kWorkerLost));
+  fail(why(Code::kClosed), why(Code::kWorkerLost));
+}
+
+// This worker will not end what it has begun of the step, nor begin the next bucket. Peers that stand before
+// these fail when they reach them.
+void Step::refuse(const Status& why) {
+  if (!state_.mesh) return;
+  if (!header_done_) state_.mesh->refuse(operations_.header(), why);
+  for (size_t b = 0; b < state_.plan.size() && b <= next_; ++b) {
+    if (state_.buffers[b].reduced) continue;
+    for (const bool second : {false, true}) {
+      // Nobody will make it.
+      if (second != second_attempt_ && (header_done_ || !group_.members_have_left())) continue;
+      if (state_.options.reproducible) state_.mesh->refuse(operations_.exponents(b, second), why);
+      state_.mesh->refuse(operations_.data(b, second), why);
+    }
+  }
+  if (state_.path.by_teams) state_.mesh->refuse(operations_.all_enqueued(second_attempt_), why);
+}
+
+std::string Step::parameters_text(const std::vector<uint64_t>& operations) const {
+  constexpr size_t kNamed = 3;
+  std::vector<uint32_t> parameters;
+  for (size_t bucket = 0; bucket < state_.plan.size(); ++bucket) {
+    const bool concerned = std::any_of(operations.begin(), operations.end(), [&](uint64_t operation) {
+      return operation == exponents_operation(bucket) || operation == data_operation(bucket);
+    });
+    if (concerned)
+      parameters.insert(parameters.end(), state_.plan[bucket].parameters.begin(),
+                        state_.plan[bucket].parameters.end());
+  }
+  std::sort(parameters.begin(), parameters.end());
+  parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());
+  if (parameters.empty()) return {};
+  std::string text = parameters.size() == 1 ? "parameter " : "parameters ";
+  for (size_t i = 0; i < std::min(parameters.size(), kNamed); ++i) {
+    text += (i ? ", '" : "'") + state_.model.parameters[parameters[i]]->name + "'";
+  }
+  return text +
+         (parameters.size() > kNamed ? " and " + std::to_string(parameters.size() - kNamed) + " more" : "");
+}
+
+void Step::abort(const Status& cause) {
+  fail(cause);
+  team_.fail(cause);
+}
+
+// `told`: what peers hear that still send something for this step.
+void Step::fail(const Status& cause, const Status& told) {
+  cancel_timers();
+  if (done_) {
+    devices_.skipped();
+    counters_.ended.add(1);
+    counters_.failed.add(1);
+    trace_step(loop_.now(), true);
+    // A failure that all have agreed on came before any of the team's work.
+    if (!agreed_) team_.fail(cause);
+    Done done = std::move(done_);
+    done_ = nullptr;
+    for (BucketBuffers& buffers : state_.buffers) buffers.held = nullptr;
+    if (state_.mesh) state_.mesh->end_call(state_.request.call, told);
+    done(cause, state_.result);
+  }
+  waiter_.fail(cause);
+}
+
+void Step::close() {
+  cancel_timers();
+  waiter_.close();
+  team_.close();
+}
+
+// ---- trace
+
+void Step::trace(const char* name, transport::Time begin, transport::Time end, bool failed) {
+  if (state_.options.trace)
+    state_.options.trace->record(
+        {metrics::Track::kSteps, failed, 0, 0, name, state_.request.step, 0, begin, end});
+}
+
+// The phases that the step has reached; one that has failed ends now.
+void Step::trace_step(transport::Time now, bool failed) {
+  const bool marked = incomplete_ == 0;
+  trace("gradients", begun_, marked ? marked_ : now, !marked);
+  if (marked) trace("reduction", marked_, committed_ ? reduced_at_ : now, !committed_);
+  if (committed_) trace("update", reduced_at_, now, failed);
+  trace("step", begun_, now, failed);
+}
+
+void Step::trace_bucket(size_t index, const char* name, transport::Time begin, transport::Time end) {
+  if (!state_.options.trace) return;
+  const size_t nbytes = state_.plan[index].elements * dtype_size(state_.plan[index].dtype);
+  state_.options.trace->record({metrics::Track::kBucket, false, 0, static_cast<uint32_t>(index), name,
+                                state_.request.step, nbytes, begin, end});
+}
+
+}  // namespace dsgd

@@ -1,0 +1,40 @@
+// The workers of a step. Workers that have closed their sessions in good order before a step take no part in
+// it. Such a worker's goodbye names the first call that it does not make, so each step either has its header
+// on all other workers, or has it on none. A worker that completes the exchange of headers therefore knows
+// the same group of workers as all others that do, and nothing changes before it is complete.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/collectives/direct.h"
+#include "core/group/group.h"
+#include "core/step/step_state.h"
+
+namespace dsgd {
+
+class StepGroup {
+ public:
+  explicit StepGroup(const StepState& state) : state_(state) {}
+  void begin_step() {
+    if (state_.mesh && !workers_) workers_ = state_.mesh->world();
+  }
+  // The workers of the last header; null without a mesh, and before the first step.
+  const std::shared_ptr<const Group>& workers() const { return workers_; }
+  bool members_have_left() const;
+  // The headers are in: makes the workers that sent one the new group. Fails, on all workers alike, if the
+  // step needs a departed worker. Returns whether the group has changed.
+  Result<bool> regroup(uint64_t header_operation);
+  // The slices of the group's workers, by place. Workers outside the group own nothing.
+  std::vector<Slice> slices_of(const Bucket& bucket) const;
+
+ private:
+  Status check_needless(int32_t rank) const;  // fails if the step needs the departed rank
+
+  const StepState& state_;
+  std::shared_ptr<const Group> workers_;
+};
+
+}  // namespace dsgd

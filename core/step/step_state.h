@@ -1,0 +1,170 @@
+// The state that the parts of a step share: the model, the plan with its buffers, and the step in flight. The
+// step (step.h) owns it and fills it in; a part changes only the buffers that its own functions are about.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/collectives/direct.h"
+#include "core/mesh/mesh.h"
+#include "core/metrics/trace.h"
+#include "core/model/model.h"
+#include "core/model/step_result.h"
+#include "core/reduce/reproducible.h"
+#include "core/step/device_context.h"
+#include "core/step/teams.h"
+#include "core/strategy/plan.h"
+
+namespace dsgd {
+
+struct StepOptions {
+  bool reproducible = false;
+  bool gradient_norm = false;  // always with a loss scale
+  // A gradient that is absent on some replicas counts as zero there, with its weight.
+  bool absent_is_zero = false;
+  transport::Duration lease{};  // time for the head or a peer to name a lost worker
+  metrics::Trace* trace = nullptr;
+};
+
+struct StepRequest {
+  uint64_t step = 0;
+  uint64_t call = 0;                      // whose operations are this step's
+  std::vector<double> weights;            // by local replica
+  std::vector<std::vector<char>> absent;  // by replica, by parameter; filled in as gradients are marked
+  bool stop = false;
+  // true: the step ends when the new values are in memory; false: when they are enqueued ahead of later work
+  // on the host's streams
+  bool wait_for_devices = true;
+  transport::Time deadline{};
+  std::string limit = "step_timeout";  // the setting that the deadline comes from, with its value
+};
+
+using Memory = std::shared_ptr<void>;
+inline std::byte* bytes(const Memory& memory) { return static_cast<std::byte*>(memory.get()); }
+
+struct DeviceBuffers {          // one bucket on a device that is not the host
+  Memory sums;                  // there; laid out as the bucket
+  Memory fetched_sums;          // on the host, of its replicas; null: they are BucketBuffers::data
+  std::vector<Memory> fetched;  // on the host, by replica of the device: gradients, when reproducible
+  // After the local sums; after the copies behind them.
+  std::unique_ptr<device::DeviceEvent> summed, reached;
+  std::unique_ptr<device::DeviceEvent> returned;  // after the copy of the results, for the update
+};
+
+struct PieceMean {
+  bool present;
+  double weight;  // divisor of the sum: the sum of the weights, times the loss scale
+};
+
+struct BucketBuffers {
+  Memory data;                         // contributions and sums: elements of StepState::data_type()
+  Memory result;                       // of the dtype, when reproducible
+  Memory values;                       // of this owner's pieces, where no replica is on the host
+  Memory exponents;                    // of the elements, when reproducible
+  std::vector<DeviceBuffers> devices;  // by context
+  std::vector<PieceMean> means;        // by piece
+  // Where the first device computes the norm: sums of squares by range; the last are on the host.
+  size_t square_ranges = 0;
+  Memory squares_there, squares_here;
+
+  // Of the step in flight.
+  int pending = 0;            // parameters not yet marked
+  int fetching = 0;           // devices whose sums are not on the host yet
+  bool reduced = false;       // its sums are complete on this worker
+  bool travelled = false;     // and waits for its turn to be gathered by a team's devices
+  bool returned = false;      // results are on their way to the devices
+  bool travels = false;       // its contribution is ready, and may have been used
+  transport::Time marked{};   // when its gradients were
+  transport::Time sent{};     // when it began to travel
+  Direct* held = nullptr;     // waits for the header
+  std::vector<double> norms;  // sums of squares of the slices that this rank transformed, in order
+
+  std::byte* result_data() const { return bytes(result ? result : data); }
+};
+
+// Where the work of a step is done. Chosen once for a plan.
+struct StepPath {
+  bool host_has_replicas = true;
+  bool transforms = false;        // owners turn sums into means or new values, and give those out
+  bool updates_at_owner = false;  // owners keep the optimizer's state and give out new values
+  bool have_mean = false;         // results are means; else sums, which are divided as they are used
+  bool measures_norm = false;
+  bool clips = false;
+  bool norm_comes_first = false;  // the norm must be known before anything changes
+  bool by_teams = false;          // teams, of this worker or of others, reduce a part of the gradients
+  bool in_team = false;           // this worker's devices are in one
+  bool stays_on_device = false;   // sums stay on the devices: the host has nothing to compute or to send
+  bool alone_on_device = false;   // and there are no other workers
+  bool returns_results = false;   // results come from the host to the devices
+  bool returns_early = false;     // and are final as soon as a bucket is in
+  bool norms_on_device =
+      false;  // the host does not have the sums of all elements, so devices compute the norm
+};
+
+struct StepState {
+  StepState(Model& of_worker, StepOptions step_options) : model(of_worker), options(step_options) {}
+
+  Model& model;
+  const StepOptions options;
+  Mesh* mesh = nullptr;  // null: one worker
+
+  // Known from start.
+  std::vector<DeviceContext> contexts;
+  // By replica: its context, and its index among the replicas there.
+  std::vector<std::pair<size_t, size_t>> where;
+  uint32_t total_replicas = 1;  // of all workers
+  Teams teams;
+  bool has_communicators = false;  // this worker's devices are in a team
+
+  // The plan.
+  StrategySpec strategy;
+  std::vector<Bucket> plan;
+  std::vector<BucketBuffers> buffers;  // by bucket
+  StepPath path;
+  size_t buffer_bytes = 0;  // memory that the step holds beside the model
+
+  // The step in flight.
+  StepRequest request;
+  StepResult result;
+  double total_weight = 0;
+  uint32_t positive = 0;  // replicas with weight > 0
+
+  std::string name() const { return "step " + std::to_string(request.step); }  // of the step in flight
+  StepPath choose_path() const;
+  // Fails for want of memory.
+  Status make_buffers(size_t bucket);
+  int32_t rank() const { return mesh ? mesh->rank() : 0; }
+  DeviceContext& context_of(uint32_t replica) { return contexts[where[replica].first]; }
+  const DeviceContext& context_of(uint32_t replica) const { return contexts[where[replica].first]; }
+  // Of contributions and their sums.
+  DType data_type(const Bucket& bucket) const {
+    return options.reproducible ? reproducible::sum_type(bucket.dtype, total_replicas) : bucket.dtype;
+  }
+  std::byte* data_at(size_t bucket, size_t position) const {
+    return bytes(buffers[bucket].data) + position * dtype_size(data_type(plan[bucket]));
+  }
+  std::byte* exponents_at(size_t bucket, size_t position) const {
+    return bytes(buffers[bucket].exponents) +
+           position * dtype_size(reproducible::exponent_type(plan[bucket].dtype));
+  }
+  const std::byte* gradient_at(uint32_t replica, const Piece& piece) const {
+    return model.bindings[replica][piece.parameter].gradient +
+           piece.begin * dtype_size(model.parameters[piece.parameter]->dtype);
+  }
+  const std::byte* value_at(uint32_t replica, const Piece& piece) const {
+    return model.bindings[replica][piece.parameter].value +
+           piece.begin * dtype_size(model.parameters[piece.parameter]->dtype);
+  }
+  double weight_of(uint32_t replica, uint32_t parameter) const {
+    return request.absent[replica][parameter] ? 0 : request.weights[replica];
+  }
+  // Whether these contributing replicas stand for all: then the divisor is the header's exact sum of weights.
+  bool takes_all_weights(double contributing) const {
+    return contributing == positive || (options.absent_is_zero && contributing > 0);
+  }
+};
+
+}  // namespace dsgd

@@ -1,0 +1,137 @@
+#include "core/step/value_comparison.h"
+
+#include "core/reduce/kernels.h"
+#include "core/step/divergence.h"
+
+namespace dsgd {
+
+std::pair<size_t, size_t> ValueComparison::range(const Parameter& parameter, uint64_t part) {
+  return {parameter.count * part / kParts, parameter.count * (part + 1) / kParts};
+}
+
+Status ValueComparison::make_buffers() {
+  if (!state_.mesh || on_host() || here_) return {};
+  device::Device& device = *state_.context_of(0).device;
+  size_t nbytes = 0;
+  for (const auto& parameter : state_.model.parameters) {
+    offsets_.push_back(nbytes);
+    if (parameter->trained)
+      nbytes += ((parameter->count / kParts + 1) * dtype_size(wide(parameter->dtype)) + 15) / 16 * 16;
+  }
+  offsets_.push_back(nbytes);
+  auto there = device.allocate(nbytes);
+  if (!there.ok()) return there.status();
+  auto here = device.allocate_staging(nbytes);
+  if (!here.ok()) return here.status();
+  there_ = std::move(there).value();
+  here_ = std::move(here).value();
+  return {};
+}
+
+void ValueComparison::fetch(uint64_t part, std::function<void(const Status&)> then) {
+  if (on_host()) return then({});
+  if (Status status = enqueue_fetch(part); !status.ok()) return then(status);
+  DeviceContext& context = state_.context_of(0);
+  waiter_.after(context.device->name(), *context.queue, *context.reached, state_.request.deadline,
+                std::move(then));
+}
+
+// Gathered by the device in one pass.
+Status ValueComparison::enqueue_fetch(uint64_t part) {
+  DeviceContext& context = state_.context_of(0);
+  if (Status status = context.follow_default_stream(); !status.ok()) return status;
+  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    values_.clear();
+    const size_t element = dtype_size(dtype);
+    for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
+      const Parameter& parameter = *state_.model.parameters[p];
+      if (!parameter.trained || wide(parameter.dtype) != dtype) continue;
+      const auto [begin, end] = range(parameter, part);
+      if (begin == end) continue;
+      values_.add_copy(offsets_[p] / element, end - begin, parameter.dtype,
+                       state_.model.bindings[0][p].value + begin * dtype_size(parameter.dtype));
+    }
+    if (values_.pieces.empty()) continue;
+    Status status = context.queue->sum(dtype, values_.pieces, values_.terms, there_.get());
+    if (!status.ok()) return status;
+  }
+  return context.queue->copy(here_.get(), there_.get(), offsets_.back());
+}
+
+// Half types count as float32, which is how a device gives their values.
+void ValueComparison::add(ValueDigest& digest, size_t p, uint64_t part) const {
+  const Parameter& parameter = *state_.model.parameters[p];
+  const auto [begin, end] = range(parameter, part);
+  const DType dtype = wide(parameter.dtype);
+  const std::byte* values = state_.model.bindings[0][p].value + begin * dtype_size(parameter.dtype);
+  std::vector<float> widened;
+  if (here_) {
+    values = bytes(here_) + offsets_[p];
+  } else if (dtype != parameter.dtype) {
+    widened.resize(end - begin);
+    weighted_set(parameter.dtype, widened.data(), values, end - begin, 1);  // as a device does
+    values = reinterpret_cast<const std::byte*>(widened.data());
+  }
+  digest.add(dtype, values, end - begin);
+}
+
+uint64_t ValueComparison::digest(uint64_t part) const {
+  ValueDigest digest;
+  for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
+    if (state_.model.parameters[p]->trained) add(digest, p, part);
+  }
+  return digest.result();
+}
+
+std::vector<uint64_t> ValueComparison::digests_on_host() const {
+  std::vector<uint64_t> digests;
+  if (!on_host()) return digests;
+  for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
+    if (!state_.model.parameters[p]->trained) continue;
+    // A host may have freed memory of its own before it closes the session. Only dsgd's memory and DLPack
+    // tensors are sure to be there.
+    const Binding& binding = state_.model.bindings[0][p];
+    if (!binding.memory && !binding.release) {
+      digests.push_back(kNotRead);
+      continue;
+    }
+    ValueDigest digest;
+    for (uint64_t part = 0; part < kParts; ++part) add(digest, p, part);
+    digests.push_back(digest.result());
+  }
+  return fold_digests(digests);
+}
+
+void ValueComparison::digest_all(std::function<void(const Status&, std::vector<uint64_t>)> then) {
+  digests_.clear();
+  digests_.resize(state_.model.parameters.size());
+  digest_from(0, std::move(then));
+}
+
+// A device gives one part at a time, through the memory that a header's part goes through.
+void ValueComparison::digest_from(uint64_t part,
+                                  std::function<void(const Status&, std::vector<uint64_t>)> then) {
+  const auto add_part = [this](uint64_t part) {
+    for (size_t p = 0; p < digests_.size(); ++p) {
+      if (!state_.model.parameters[p]->trained) continue;
+      if (!digests_[p]) digests_[p] = std::make_unique<ValueDigest>();
+      add(*digests_[p], p, part);
+    }
+  };
+  for (; on_host() && part < kParts; ++part) add_part(part);
+  if (part < kParts) {
+    return fetch(part, [this, add_part, part, then = std::move(then)](const Status& status) {
+      if (!status.ok()) return then(status, {});
+      add_part(part);
+      digest_from(part + 1, then);
+    });
+  }
+  std::vector<uint64_t> digests;
+  for (const auto& digest : digests_) {
+    if (digest) digests.push_back(digest->result());
+  }
+  digests_.clear();
+  then({}, fold_digests(digests));
+}
+
+}  // namespace dsgd

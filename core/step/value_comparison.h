@@ -1,0 +1,54 @@
+// Digests of this worker's values, by which workers find out whether their models are equal: a part of the
+// values in each step's header, all of them when nobody has data left and when a header's part differs
+// (divergence.h names the parameter).
+//
+// A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found
+// within K steps for 1/K of a pass over the values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/device/waiter.h"
+#include "core/reduce/value_digest.h"
+#include "core/step/sum_list.h"
+
+namespace dsgd {
+
+class ValueComparison {
+ public:
+  static constexpr uint64_t kParts = 64;
+  static uint64_t part_of(uint64_t step) { return step % kParts; }
+
+  ValueComparison(StepState& state, device::Waiter& waiter) : state_(state), waiter_(waiter) {}
+  Status make_buffers();
+  // Calls `then` when digest(part) can be computed: at once if replica 0 is on the host. A failure is the
+  // device's.
+  void fetch(uint64_t part, std::function<void(const Status&)> then);
+  uint64_t digest(uint64_t part) const;
+  // Digests all values and gives `then` the digests, folded. A failure is the device's.
+  void digest_all(std::function<void(const Status&, std::vector<uint64_t>)> then);
+  // As digest_all, without waiting, between steps; empty if replica 0 is not on the host.
+  std::vector<uint64_t> digests_on_host() const;
+
+ private:
+  static std::pair<size_t, size_t> range(const Parameter& parameter, uint64_t part);
+  void add(ValueDigest& digest, size_t parameter, uint64_t part) const;
+  void digest_from(uint64_t part, std::function<void(const Status&, std::vector<uint64_t>)> then);
+  Status enqueue_fetch(uint64_t part);
+  bool on_host() const { return state_.context_of(0).is_host(); }
+
+  StepState& state_;
+  device::Waiter& waiter_;
+  SumList values_;
+  // Values of a part, gathered, where replica 0 is not on the host.
+  Memory there_, here_;
+  std::vector<size_t> offsets_;                        // in these, by parameter, bytes; the last is the size
+  std::vector<std::unique_ptr<ValueDigest>> digests_;  // by parameter, during digest_all()
+};
+
+}  // namespace dsgd
