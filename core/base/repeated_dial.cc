@@ -1,6 +1,7 @@
 #include "core/base/repeated_dial.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/base/retry.h"
@@ -12,8 +13,22 @@ using transport::Duration;
 using transport::Time;
 
 namespace {
+
 constexpr int kLiveAttempts = 4;  // besides the first
-}
+
+// Reports the end of a connection if it is the one that is used. The peer may close the others, too.
+struct End {
+  std::function<void(const Status&)> report;
+  bool used = false;
+  std::optional<Status> early = {};  // it ended before it was used
+
+  void ended(const Status& why) {
+    if (used && report) report(why);
+    if (!used) early = why;
+  }
+};
+
+}  // namespace
 
 RepeatedDial::RepeatedDial(transport::Network& network, std::vector<std::string> addresses,
                            transport::DialOptions options, Done done)
@@ -52,12 +67,19 @@ void RepeatedDial::try_address(size_t index, Time until) {
   if (index == addresses_.size() || !done_) return;
   transport::DialOptions options = options_;
   options.deadline = until;
-  network_.dial(addresses_[index], std::move(options),
-                [self = shared_from_this(), index, until](Result<std::unique_ptr<ClientChannel>> result) {
-                  if (result.ok() || is_final(result.status())) return self->end(std::move(result));
-                  self->last_ = result.status();
-                  self->try_address(index + 1, until);
-                });
+  const auto end = std::make_shared<End>(End{options_.closed});
+  options.closed = [end](const Status& why) { end->ended(why); };
+  network_.dial(
+      addresses_[index], std::move(options),
+      [self = shared_from_this(), index, until, end](Result<std::unique_ptr<ClientChannel>> result) {
+        if (!result.ok() && !is_final(result.status())) {
+          self->last_ = result.status();
+          return self->try_address(index + 1, until);
+        }
+        end->used = result.ok() && self->done_;
+        self->end(std::move(result));
+        if (end->used && end->early) end->ended(*end->early);
+      });
 }
 
 void RepeatedDial::end(Result<std::unique_ptr<ClientChannel>> result) {
