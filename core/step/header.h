@@ -21,7 +21,7 @@ struct HeaderDigests {
 std::vector<std::byte> make_header(const StepState& state, const HeaderDigests& digests);
 
 struct HeaderVerdict {
-  // What differs, if a further exchange can name it better than `status` does.
+  // The difference, if a further exchange can name it better than `status` does.
   enum class Difference { kOther, kSettings, kValues };
 
   HeaderVerdict() = default;

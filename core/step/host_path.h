@@ -1,4 +1,4 @@
-// What this worker contributes to a bucket, made on the host: sum(c * g) over its replicas, and beside it,
+// This worker's contribution to a bucket, made on the host: sum(c * g) over its replicas, and beside it,
 // for each piece, a trailer: how many replicas contribute and the sum of their weights. Each device has added
 // up its own replicas; the host adds up the devices' sums, in the order of the contexts. With reproducible=1
 // the host adds up all gradients exactly, whatever device they come from.

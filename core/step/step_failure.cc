@@ -82,7 +82,7 @@ void Step::refuse(const Status& why) {
   for (size_t b = 0; b < state_.plan.size() && b <= next_; ++b) {
     if (state_.buffers[b].reduced) continue;
     for (const bool second : {false, true}) {
-      // Nobody will make it.
+      // No worker will make it.
       if (second != second_attempt_ && (header_done_ || !group_.members_have_left())) continue;
       if (state_.options.reproducible) state_.mesh->refuse(operations_.exponents(b, second), why);
       state_.mesh->refuse(operations_.data(b, second), why);

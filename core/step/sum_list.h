@@ -1,4 +1,4 @@
-// What a device's work queue adds up in one call: ranges of a bucket, and the terms of each.
+// The sums that a device's work queue computes in one call: ranges of a bucket, and the terms of each.
 #pragma once
 
 #include <cstddef>

@@ -231,7 +231,7 @@ def halve(optimizer):
         group["lr"] *= 0.5
 
 
-# What changes a setting of the optimizer, and the setting; `lr` is 1 before.
+# Changes of a setting of the optimizer, and the setting; `lr` is 1 before.
 CHANGES = {
     "exponential": (lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5).step, "'lr' of a SGD of PyTorch .* 1 to 0.5"),
     "a later step": (lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [3], 0.1).step, "'lr' .* 1 to 0.1"),
