@@ -30,6 +30,11 @@ struct End {
 
 }  // namespace
 
+void close_in_callback(transport::Loop& loop, std::shared_ptr<ClientChannel> channel) {
+  channel->close(true);
+  loop.post([channel = std::move(channel)] {});
+}
+
 RepeatedDial::RepeatedDial(transport::Network& network, std::vector<std::string> addresses,
                            transport::DialOptions options, Done done)
     : network_(network),
@@ -84,10 +89,7 @@ void RepeatedDial::try_address(size_t index, Time until) {
 
 void RepeatedDial::end(Result<std::unique_ptr<ClientChannel>> result) {
   if (Done done = std::exchange(done_, nullptr)) return done(std::move(result));
-  if (!result.ok()) return;
-  const std::shared_ptr<ClientChannel> surplus = std::move(result).value();
-  surplus->close(true);
-  network_.loop().post([surplus] {});  // it is calling
+  if (result.ok()) close_in_callback(network_.loop(), std::move(result).value());
 }
 
 }  // namespace dsgd

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/repeated_dial.h"
 #include "core/base/retry.h"
 #include "core/membership/probe.h"
 #include "core/membership/text.h"
@@ -105,8 +106,7 @@ void Heartbeat::on_dialled(uint64_t number, Result<std::unique_ptr<transport::Cl
       if (left_) say_leave();
       next_dial_ = std::max(next_dial_, sent_ + answer_limit());
     } else {
-      channel->close(true);
-      destroy_later(std::move(channel));
+      close_in_callback(loop(), std::move(channel));
     }
   } else if (is_final(result.status())) {
     return fail_as_lost_head("refuses heartbeats: " + result.status().message());

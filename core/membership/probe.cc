@@ -36,12 +36,10 @@ void probe(transport::Network& network, transport::Hello hello, std::string toke
   dial.deadline = deadline;
   RepeatedDial::start(network, std::move(addresses), std::move(dial),
                       [&network, done = std::move(done)](auto result) {
-                        if (result.ok()) {
-                          const std::shared_ptr<transport::ClientChannel> channel = std::move(result).value();
-                          channel->close(true);
-                          network.loop().post([channel] {});  // the channel is calling
-                        }
-                        done(result.ok() || is_final(result.status()) ? Status() : result.status());
+                        const bool reachable = result.ok() || is_final(result.status());
+                        const Status status = reachable ? Status() : result.status();
+                        if (result.ok()) close_in_callback(network.loop(), std::move(result).value());
+                        done(status);
                       });
 }
 
