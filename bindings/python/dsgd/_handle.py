@@ -62,7 +62,6 @@ class Handle:
     def __init__(self) -> None:
         self.pointer: Any = None
         self.lock = threading.Lock()
-        self.closed = False
         self.pending: Set[Pending] = set()
         self.orphans: Set[Pending] = set()  # those whose Operation is gone; freed here once they have ended
         self.bound: Dict[Any, Any] = {}
@@ -72,6 +71,10 @@ class Handle:
         finalizer = weakref.finalize(self, _free, self._opened, self._left, self.pending, self.orphans, self.bound)
         # At exit another thread may be within a call: sessions are closed then, by close_all, but not freed.
         finalizer.atexit = False
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._left)
 
     def open(self, config: Any) -> Any:
         """Begins to join a job. Returns the C operation."""
@@ -116,7 +119,6 @@ class Handle:
         try:
             self._leave(timeout_ms)
         finally:
-            self.closed = True
             self._left.append(True)
             with self.lock:
                 self._sweep()
