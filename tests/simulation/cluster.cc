@@ -129,7 +129,7 @@ std::string Cluster::history(int rank) const {
 }
 
 ProcessId Cluster::process(int rank) const {
-  return rank < 0 ? processes_.back() : processes_[static_cast<size_t>(rank)];
+  return rank < 0 ? processes_.back() : processes_.at(static_cast<size_t>(rank));
 }
 
 bool Cluster::run_until_ended(transport::Duration limit) {

@@ -213,11 +213,13 @@ void expect_no_harm_whenever_it_begins(const Moment& moment) {
   }
 }
 
-TEST(Cuts, ShorterThanTheLeaseDoNoHarmToAStart) { expect_no_harm_whenever_it_begins({"open"}); }
+TEST(Cuts, ShorterThanTheLeaseDoNoHarmToAStart) { expect_no_harm_whenever_it_begins({.after = "open"}); }
 
-TEST(Cuts, ShorterThanTheLeaseDoNoHarmToSteps) { expect_no_harm_whenever_it_begins({"step 2"}); }
+TEST(Cuts, ShorterThanTheLeaseDoNoHarmToSteps) { expect_no_harm_whenever_it_begins({.after = "step 2"}); }
 
-TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAWorkerCloses) { expect_no_harm_whenever_it_begins({"step 2", 5}); }
+TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAWorkerCloses) {
+  expect_no_harm_whenever_it_begins({.after = "step 2", .steps = 5});
+}
 
 }  // namespace
 }  // namespace dsgd::simulation
