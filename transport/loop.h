@@ -53,7 +53,7 @@ class Loop {
   virtual void set_busy(bool /*busy*/) {}
   virtual void set_spin(Duration /*spin*/) {}
 
-  // Sets the task that the loop runs when an allocation has failed in its own work, so that an event may be
+  // Sets the task that the loop runs when an allocation has failed in a turn of it, so that an event may be
   // lost. The task runs on the loop, and again after a while if it throws std::bad_alloc. Loop only.
   virtual void on_exhausted(Task /*then*/) {}
 
@@ -61,34 +61,18 @@ class Loop {
   virtual uint64_t random() = 0;
 };
 
-// Runs `work` on the loop and returns when it is done. If memory is short, tries again every millisecond
-// until `until`. Not from the loop.
+// Runs `work` on the loop and returns when it has ended, also by an exception. Not from the loop.
 template <typename Work>
-void run_with_retry(Loop& loop, const Work& work, Time until = kNever) {
-  struct Attempt {
-    const Work& work;
-    std::atomic<bool> over{false};
-    bool done = false;
-    void run() {
-      struct End {
-        std::atomic<bool>& over;
-        ~End() { over.store(true, std::memory_order_release); }
-      } end{over};
-      work();
-      done = true;
-    }
+void run_and_wait(Loop& loop, const Work& work) {
+  std::atomic<bool> over{false};
+  const auto task = [&work, &over] {
+    struct End {
+      std::atomic<bool>& over;
+      ~End() { over.store(true, std::memory_order_release); }
+    } end{over};
+    work();
   };
-  for (;;) {
-    Attempt attempt{work};
-    try {
-      // The lambda holds one pointer, so its Task allocates nothing. False: the process exits, and no thread
-      // drives the loop.
-      if (!loop.run([&attempt] { attempt.run(); }, attempt.over, kNever)) return;
-    } catch (const std::bad_alloc&) {
-    }
-    if (attempt.done || loop.now() >= until) return;
-    loop.wait(std::atomic<bool>{false}, loop.now() + std::chrono::milliseconds(1));
-  }
+  (void)loop.run(task, over, kNever);  // false: the process exits, and no thread drives the loop
 }
 
 }  // namespace dsgd::transport

@@ -48,8 +48,8 @@ class ServerChannel {
   virtual ~ServerChannel() = default;
   virtual const Hello& hello() const = 0;
   virtual std::string address() const = 0;  // the peer's, for messages
-  // No sink of this operation is used after this returns, or throws std::bad_alloc: what is still to come of
-  // its chunks is read and thrown away, and their calls are answered with `why`.
+  // No sink of this operation is used after this returns. What is still to come of its chunks is read and
+  // thrown away, and their calls are answered with `why`.
   virtual void discard(uint64_t operation, const Status& why) = 0;
   virtual void close() = 0;  // on_close follows from the loop, once
 };

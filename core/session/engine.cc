@@ -5,7 +5,6 @@
 #include <new>
 #include <numeric>
 
-#include "core/base/catch_bad_alloc.h"
 #include "core/collectives/all_reduce.h"
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
@@ -79,6 +78,7 @@ transport::Time Engine::deadline(const CallOptions& options) const {
 }
 
 bool Engine::idle() const {
+  if (at_rest_) return true;
   return !step_.running() && objects_.idle() &&
          std::all_of(channels_.begin(), channels_.end(),
                      [](const Channel& channel) { return channel.running == 0 && channel.pending.empty(); });
@@ -121,35 +121,25 @@ Status Engine::open(const transport::JoinReply& view) {
   return status;
 }
 
-void Engine::out_of_memory(const std::string& what) { fail(no_memory(what), true); }
-
-Result<std::unique_ptr<Task>> Engine::made(const Pending& pending, const Done& ended) {
-  try {
-    return pending.make(pending.operation, ended);
-  } catch (const std::bad_alloc&) {
-  }
-  out_of_memory("a call's buffers");
-  return broken_;
-}
-
 void Engine::pump(uint32_t channel) {
   const size_t limit = channel == 0 ? Mesh::kOpenTasks : Mesh::kOpenTasksOfAChannel;
   auto& [next_call, pending, running] = channels_[channel];
   while (broken_.ok() && running < limit && !pending.empty()) {  // fail() ends the rest of a broken session
-    Pending next = std::move(pending.front());
-    pending.pop_front();
-    ++running;
-    auto ended = [this, channel, done = std::move(next.done)](const Status& status) {
+    Pending& next = pending.front();
+    const Done ended = [this, channel, done = next.done](const Status& status) {
       --channels_[channel].running;
       done(status);
       pump(channel);
     };
-    auto task = made(next, ended);
+    auto task = next.make(next.operation, ended);
+    if (task.ok()) task.value()->set_limit(std::move(next.limit));
+    const transport::Time deadline = next.deadline;
+    pending.pop_front();
+    ++running;
     if (!task.ok()) {
       ended(task.status());
     } else {
-      task.value()->set_limit(std::move(next.limit));
-      mesh_->add(std::move(task).value(), next.deadline);
+      mesh_->add(std::move(task).value(), deadline);
     }
   }
 }
@@ -469,8 +459,7 @@ void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<cha
                   .with_rank(status.rank(), status.host())
                   .with_operation(status.operation());
     }
-    if (!torn_.ok())
-      (void)catch_bad_alloc([&] { log_->report({WorkerReport::Kind::kFailed, torn_.rank()}); });
+    if (!torn_.ok()) log_->report({WorkerReport::Kind::kFailed, torn_.rank()});
     done(status, result);
   });
 }
@@ -529,40 +518,31 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
 
 // ---- failure and end
 
-// Runs every part even if another runs out of memory. The next call runs the parts that failed.
 void Engine::fail(const Status& cause, bool tell_peers) {
-  // The only host knows that it has called dsgd_abort.
-  const bool own = size() == 1 && cause.code() == Code::kAborted;
-  const std::function<void()> parts[] = {
-      [this, own] { log_->write(own ? LogLevel::kInfo : LogLevel::kError, broken_.message()); },
-      [this] {
-        if (mesh_ && tell_peers_) mesh_->tell_failure(broken_);
-      },
-      [this] {
-        if (mesh_) mesh_->fail_session(broken_);
-      },
-      [this] { step_.abort(broken_); },
-      [this] { waiter_.fail(broken_); },
-      [this] { fail_pending(broken_); },
-      [this] { objects_.fail(mesh_, broken_); },
-      [this] {
-        if (on_broken_) on_broken_(broken_);
-      },
-  };
   if (broken_.ok()) {
     broken_ = cause;
-    (void)catch_bad_alloc([&] { log_->report({WorkerReport::Kind::kFailed, cause.rank()}); });
-    if (on_failed_) on_failed_(cause);
     tell_peers_ = tell_peers;
-    undone_ = (1u << std::size(parts)) - 1;
+    log_->report({WorkerReport::Kind::kFailed, cause.rank()});
+    if (on_failed_) on_failed_(cause);
+    // The only host knows that it has called dsgd_abort.
+    const bool own = size() == 1 && cause.code() == Code::kAborted;
+    log_->write(own ? LogLevel::kInfo : LogLevel::kError, broken_.message());
   }
-  if (undone_ == 0 || std::exchange(failing_, true)) return;
-  for (size_t i = 0; i < std::size(parts); ++i) {
-    const unsigned part = 1u << i;
-    if ((undone_ & part) && catch_bad_alloc(parts[i])) undone_ &= ~part;
-  }
-  failing_ = false;
-  if (undone_ != 0) throw std::bad_alloc();
+  // Each part may be repeated: the loop calls fail() again if an allocation failure interrupts this.
+  if (at_rest_ || failing_) return;
+  struct Failing {
+    bool& flag;
+    ~Failing() { flag = false; }
+  } failing{failing_};
+  failing_ = true;
+  if (mesh_ && tell_peers_) mesh_->tell_failure(broken_);
+  if (mesh_) mesh_->fail_session(broken_);
+  step_.abort(broken_);
+  waiter_.fail(broken_);
+  fail_pending(broken_);
+  objects_.fail(mesh_, broken_);
+  if (on_broken_) on_broken_(broken_);
+  at_rest_ = true;
 }
 
 void Engine::fail_pending(const Status& cause) {
@@ -600,21 +580,18 @@ void Engine::on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> dige
 }
 
 void Engine::close(const Status& cause, bool compare) {
-  if (cause.ok() && compare) (void)catch_bad_alloc([&] { compare_at_close(); });
+  if (cause.ok() && compare) compare_at_close();
   const Status closed =
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
   if (broken_.ok()) broken_ = closed;
-  bool all = catch_bad_alloc([&] { cause.ok() ? step_.fail(closed) : step_.abort(cause); });
+  cause.ok() ? step_.fail(closed) : step_.abort(cause);
   // The others can go on without this worker only if its start and all its steps succeeded, and it is not in
   // mid-step.
   const bool may_go_on = started_ && torn_.ok() && !last_step_failed_;
-  all &= catch_bad_alloc([&] { waiter_.fail(closed); });
-  all &= catch_bad_alloc([&] { fail_pending(closed); });
-  all &= catch_bad_alloc([&] { objects_.fail(mesh_, closed); });
-  all &= catch_bad_alloc([&] {
-    if (mesh_) mesh_->close(cause, next_step_, last_digests_, may_go_on ? next_call() : 0);
-  });
-  if (!all) throw std::bad_alloc();
+  waiter_.fail(closed);
+  fail_pending(closed);
+  objects_.fail(mesh_, closed);
+  if (mesh_) mesh_->close(cause, next_step_, last_digests_, may_go_on ? next_call() : 0);
 }
 
 void Engine::on_peer_failure(int32_t, const Status& why) {

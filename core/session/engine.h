@@ -65,8 +65,6 @@ class Engine final : public MeshEvents {
   int32_t size() const { return mesh_ ? mesh_->size() : 1; }
   const Status& broken() const { return broken_; }
   bool torn() const { return !torn_.ok(); }
-  // The session has failed and all operations have ended, even if a part of fail() ran out of memory.
-  bool at_rest() const { return !broken_.ok() && (undone_ & kOperations) == 0; }
 
   // Collectives on the world. Buffers are untouched after `done`.
   void allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done,
@@ -121,9 +119,7 @@ class Engine final : public MeshEvents {
 
   // Fails the session with `cause`. `tell_peers`: the other workers do not know the cause yet.
   void fail(const Status& cause, bool tell_peers);
-  // Fails the session on all workers: this worker cannot allocate what a collective needs. exhausted() is
-  // that status, preallocated.
-  void out_of_memory(const std::string& what);
+  // The failure of a session that has run out of memory, preallocated.
   const Status& exhausted() const { return exhausted_; }
   void peer_left(int32_t rank) {
     if (mesh_) mesh_->told_left(rank);
@@ -237,9 +233,8 @@ class Engine final : public MeshEvents {
   device::Waiter waiter_;
   Step step_;
   Status broken_, exhausted_;
-  static constexpr unsigned kOperations = 0b0111'1100;  // the parts 2 to 6 of fail(), which end operations
-  unsigned undone_ = 0;  // parts of fail() that have not run, since memory ran out; bit i is part i
-  bool failing_ = false;
+  bool failing_ = false;  // fail() is running
+  bool at_rest_ = false;  // the session has failed, and all operations have ended
   bool tell_peers_ = false;
   Status torn_;  // why no step can succeed any more: one failed half-way, or values differ
   void await_verdict(const Status& why, int32_t peer);
@@ -258,7 +253,6 @@ class Engine final : public MeshEvents {
   void compare_at_close();
   void compare_goodbyes();
   Status no_memory(const std::string& what) const;
-  Result<std::unique_ptr<Task>> made(const Pending& pending, const Done& ended);
   struct Channel {
     uint64_t next_call = 1;
     std::deque<Pending> pending;

@@ -50,14 +50,10 @@ class Operation {
 
   // Engine only, on its loop.
   void end(Status status) {
-    if (done()) return;  // fail() may run again after an allocation failure
+    if (done()) return;  // ended before, when the session ran out of memory
     status_ = std::move(status);
-    if (!status_.ok() && status_.operation().empty() && !name_.empty()) {
-      try {
-        Status named = status_;  // the session's failure names no operation
-        status_ = std::move(named).with_operation(name_);
-      } catch (const std::bad_alloc&) {
-      }
+    if (!status_.ok() && status_.operation().empty() && !name_.empty()) {  // the session's failure names none
+      status_ = std::move(status_).with_operation(name_);
     }
     done_.store(true, std::memory_order_release);
   }

@@ -129,7 +129,7 @@ Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& o
         impl.join(deadline, limit);
         call.reset();  // the session may be gone after it
       });
-  if (!started.ok()) transport::run_with_retry(impl.loop(), [&] { impl.end_join(started); });
+  if (!started.ok()) transport::run_and_wait(impl.loop(), [&] { impl.end_join(started); });
   return operation;
 }
 
@@ -140,7 +140,7 @@ void Session::Impl::join(transport::Time deadline, const std::string& limit) {
   } catch (const std::bad_alloc&) {
     status = engine().exhausted();
   }
-  if (membership == Membership::kJoining) transport::run_with_retry(loop(), [&] { end_join(status); });
+  if (membership == Membership::kJoining) transport::run_and_wait(loop(), [&] { end_join(status); });
 }
 
 void Session::Impl::end_join(const Status& status) {
@@ -250,11 +250,7 @@ Session::Impl::Call::~Call() {
   if (!counted_) return;
   std::lock_guard lock(impl_.call_mutex);
   if (--impl_.calls > 0 || !impl_.ended) return;
-  try {
-    impl_.loop().post([&impl = impl_] { impl.drained = true; });
-  } catch (const std::bad_alloc&) {
-    impl_.drained = true;  // close() also checks it from time to time
-  }
+  impl_.loop().post([&impl = impl_] { impl.drained = true; });
 }
 
 Status Session::alive() const { return impl_->environment->alive(); }
@@ -273,15 +269,10 @@ Status Session::close(std::chrono::milliseconds timeout) {
   std::lock_guard closing(impl.close_mutex);
   if (impl.closed) return {};
   const transport::Time deadline = impl.close_until;
-  try {
-    impl.leave_unmarked_step();
-    impl.leave(deadline, timeout.count() != 0);
-  } catch (const std::bad_alloc&) {
-    impl.leave_with_retry(false, [] {}, impl.loop().now() + kLeaving);
-  }
+  impl.leave_unmarked_step();
+  impl.leave(deadline, timeout.count() != 0);
   Status diverged;
-  const auto look = [&] { diverged = impl.engine().divergence(); };
-  transport::run_with_retry(impl.loop(), look, impl.loop().now() + kLeaving);
+  transport::run_and_wait(impl.loop(), [&] { diverged = impl.engine().divergence(); });
   // The operations of waiting callers have ended. When the last caller has returned, the loop is no longer
   // used.
   {
@@ -300,11 +291,11 @@ Status Session::close(std::chrono::milliseconds timeout) {
 }
 
 void Session::Impl::leave(transport::Time deadline, bool compare) {
-  transport::run_with_retry(loop(), [this] { end_join(closed_status()); });
+  transport::run_and_wait(loop(), [this] { end_join(closed_status()); });
   if (membership == Membership::kFailed) {  // nothing but an abort that the head may still have to pass on
     auto left = std::make_shared<std::atomic<bool>>(false);
     const transport::Time until = loop().now() + kLeaving;
-    leave_with_retry(false, [left] { *left = true; }, until);
+    leave_loop(false, left);
     loop().wait(*left, until);
     return;
   }
@@ -344,7 +335,7 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
-  leave_with_retry(compare, [left] { *left = true; }, leave_until);
+  leave_loop(compare, left);
   loop().wait(*left, leave_until);
 }
 
@@ -353,13 +344,11 @@ bool Session::Impl::has_failed() {
   return !failure.ok();
 }
 
-void Session::Impl::leave_with_retry(bool compare, std::function<void()> left, transport::Time until) {
-  std::optional<Status> cause;  // as it was before the engine was closed
-  const auto work = [&] {
-    if (!cause) cause = engine().broken();
-    worker->leave(*cause, compare, left);
-  };
-  transport::run_with_retry(loop(), work, until);
+void Session::Impl::leave_loop(bool compare, const std::shared_ptr<std::atomic<bool>>& left) {
+  transport::run_and_wait(loop(), [&] {
+    const Status cause = engine().broken();  // before leave() closes the engine
+    worker->leave(cause, compare, [left] { *left = true; });
+  });
 }
 
 Status Session::abort(const std::string& reason) {
@@ -463,7 +452,7 @@ void Session::Impl::end_lost(const Status& why) {
 }
 
 void Session::Impl::wake_queue() {
-  transport::run_with_retry(loop(), [this] {
+  transport::run_and_wait(loop(), [this] {
     std::lock_guard lock(queue_mutex);
     for (std::atomic<bool>* waiter : queue_waiters) *waiter = true;
   });

@@ -61,16 +61,10 @@ struct Session::Impl {
   template <typename Start, typename End>
   void begin(const Start& start, const std::shared_ptr<Operation>& operation, End end) {
     if (operation->done()) return;  // ended by end_lost(); its caller has returned
-    const auto ended = [this, operation, end, begun = loop().now()](const Status& status) {
+    start([this, operation, end, begun = loop().now()](const Status& status) {
       count(*operation, status, begun);
       end(status);
-    };
-    try {
-      return start(ended);
-    } catch (const std::bad_alloc&) {
-    }
-    engine().out_of_memory(operation->name().empty() ? "a call's buffers" : operation->name());
-    ended(engine().broken());
+    });
   }
   void count(const Operation& operation, const Status& status, transport::Time begun);
   class Waited {  // while a caller is blocked
@@ -162,7 +156,8 @@ struct Session::Impl {
   Status joined();                             // kState while the session is joining; why it has not joined
   void leave(transport::Time deadline, bool compare);
   bool has_failed();
-  void leave_with_retry(bool compare, std::function<void()> left, transport::Time until);
+  // Leaves the job, on the loop. `left` is set when the head has answered.
+  void leave_loop(bool compare, const std::shared_ptr<std::atomic<bool>>& left);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
   // The caller holds queue_mutex.

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/base/address.h"
-#include "core/base/catch_bad_alloc.h"
 #include "core/membership/probe.h"
 #include "core/membership/text.h"
 
@@ -93,7 +92,7 @@ Worker::~Worker() {
   listener_.reset();
   if (poster_) poster_->close();
   if (network_) {  // channels of ours are the loop's, and end there
-    transport::run_with_retry(network_->loop(), [this] {
+    transport::run_and_wait(network_->loop(), [this] {
       network_->loop().on_exhausted({});  // what has not ended by now will not
       member_.reset();
       if (engine_) engine_->leave_loop();
@@ -309,7 +308,7 @@ Result<std::unique_ptr<transport::Listener>> Worker::listen_in_range(const std::
       .with_parameter("ports");
 }
 
-// A lack of memory that has ended something on a loop: nobody knows what, so it ends the session.
+// An allocation failure in a turn of a loop may have lost any event, so it ends the session.
 void Worker::watch_memory() {
   network_->loop().on_exhausted([this] { ran_out(); });
   for (Network* network : {heartbeat_network_.get(), head_network_.get()}) {
@@ -322,9 +321,8 @@ void Worker::watch_memory() {
 
 void Worker::ran_out() {
   if (auto joined = std::exchange(joined_, nullptr)) joined(engine_->exhausted());
-  const bool whole = catch_bad_alloc([this] { engine_->fail(engine_->exhausted(), true); });
-  if (engine_->at_rest() && on_exhausted_) on_exhausted_(engine_->exhausted());
-  if (!whole) throw std::bad_alloc();
+  engine_->fail(engine_->exhausted(), true);
+  if (on_exhausted_) on_exhausted_(engine_->exhausted());
 }
 
 void Worker::join(transport::Time deadline, const std::string& limit,

@@ -2,20 +2,26 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <new>
 #include <utility>
-
-#include "transport/network.h"
 
 namespace dsgd::transport::uv {
 
 namespace {
 constexpr std::align_val_t kAlign{64};
+
+// Takes the first buffer off a list of free ones.
+std::byte* take(std::byte*& first) {
+  std::byte* const taken = first;
+  std::memcpy(&first, taken, sizeof first);
+  return taken;
 }
+}  // namespace
 
 BufferPool::~BufferPool() {
-  for (auto& list : free_) {
-    for (std::byte* data : list) ::operator delete(data, kAlign);
+  for (std::byte*& first : free_) {
+    while (first) ::operator delete(take(first), kAlign);
   }
 }
 
@@ -31,15 +37,12 @@ BufferPool::Buffer BufferPool::get(const std::shared_ptr<BufferPool>& pool, size
   const size_t rounded = size_t{1} << (index + kFirstClass);
   {
     std::lock_guard lock(pool->mutex_);
-    if (pool->saving_ && size > kSmallBytes) return buffer;
     if (size > pool->limit_ + beyond || pool->in_use_ > pool->limit_ + beyond - size) {
       pool->wanted_ = true;
       return buffer;
     }
-    auto& list = pool->free_[index];
-    if (!list.empty()) {
-      buffer.data_ = list.back();
-      list.pop_back();
+    if (std::byte*& first = pool->free_[index]) {
+      buffer.data_ = take(first);
       pool->kept_ -= rounded;
     }
     pool->in_use_ += size;
@@ -66,28 +69,15 @@ void BufferPool::put(std::byte* data, size_t size) {
   {
     std::lock_guard lock(mutex_);
     in_use_ -= size;
-    try {
-      if (wanted_ && freed_) freed_();
-      wanted_ = false;
-      if (!saving_ && kept_ + rounded <= limit_ / 4) {
-        free_[index].push_back(data);
-        kept_ += rounded;
-        return;
-      }
-    } catch (const std::bad_alloc&) {  // the next buffer that comes back calls freed_
+    if (std::exchange(wanted_, false) && freed_) freed_();
+    if (kept_ + rounded <= limit_ / 4) {
+      std::memcpy(data, &free_[index], sizeof free_[index]);
+      free_[index] = data;
+      kept_ += rounded;
+      return;
     }
   }
   ::operator delete(data, kAlign);
-}
-
-void BufferPool::save() {
-  std::lock_guard lock(mutex_);
-  saving_ = true;
-  for (auto& list : free_) {
-    for (std::byte* data : list) ::operator delete(data, kAlign);
-    list.clear();
-  }
-  kept_ = 0;
 }
 
 void BufferPool::set_freed(std::function<void()> freed) {

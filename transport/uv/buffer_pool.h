@@ -7,7 +7,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 namespace dsgd::transport::uv {
 
@@ -40,10 +39,6 @@ class BufferPool {
   // a buffer has come back. Contents undefined; aligned to 64 bytes.
   static Buffer get(const std::shared_ptr<BufferPool>& pool, size_t size, size_t beyond = 0);
 
-  // For when memory is short: frees the buffers kept for reuse. From now on keeps none, and allocates only
-  // for small messages.
-  void save();
-
   // Called from whatever thread gives a buffer back, once after each failure of get().
   void set_freed(std::function<void()> freed);
 
@@ -58,9 +53,10 @@ class BufferPool {
 
   const size_t limit_;
   mutable std::mutex mutex_;
-  std::array<std::vector<std::byte*>, kClasses> free_;
+  // The first free buffer of each class. A free buffer begins with a pointer to the next one.
+  std::array<std::byte*, kClasses> free_{};
   size_t in_use_ = 0, peak_ = 0, kept_ = 0;
-  bool wanted_ = false, saving_ = false;
+  bool wanted_ = false;
   std::function<void()> freed_;
 };
 

@@ -36,7 +36,6 @@ ClientConnection::~ClientConnection() noexcept { drop_rpc(); }
 
 void ClientConnection::start(std::function<void(Status)> ready) {
   ready_ = std::move(ready);
-  need_room();
   tasks_.reset(new kj::TaskSet(*this));
   rpc_.emplace(*link_, kj::Maybe<capnp::Capability::Client>(nullptr));
   capnp::MallocMessageBuilder message(8);
@@ -76,7 +75,6 @@ void ClientConnection::call(Message request, Time deadline, std::function<void(R
   if (!open() || closed_) {
     return post_done([done = std::move(done)](const Status& status) { done(status); }, closed_status());
   }
-  need_room();
   const uint64_t id = ++next_id_;
   Call& call = calls_[id];
   call.done = std::move(done);
@@ -150,7 +148,6 @@ void ClientConnection::pump() {
 }
 
 void ClientConnection::issue(Chunk chunk) {
-  need_room();
   const uint64_t id = ++next_id_;
   KJ_DEFER(link_->set_span(0, {}));
   in_flight_.emplace(id, InFlight{chunk.header.operation, chunk.data.size(), std::move(chunk.done)});
@@ -264,7 +261,6 @@ void ClientConnection::issue_small(SmallChunk chunk) {
     });
   };
   Status failed;
-  need_room();
   try {
     auto rpc = wire_->pushRequest(capnp::MessageSize{kPushWords + (chunk.data.size() + 7) / 8, 0});
     write(chunk.header, rpc.initHeader());
@@ -359,7 +355,6 @@ void ClientConnection::fail_all(const Status& why) {
 
 void ClientConnection::tear_down() {
   guarded([this] { fail_all(closed_status()); });
-  loop().port().make_room();
   drop_rpc();
 }
 

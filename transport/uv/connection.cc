@@ -1,6 +1,5 @@
 #include "transport/uv/connection.h"
 
-#include <new>
 #include <utility>
 
 namespace dsgd::transport::uv {
@@ -15,10 +14,6 @@ constexpr Duration kFlushLimit = std::chrono::seconds(1);
 constexpr Duration kStarving = std::chrono::seconds(1);
 
 }  // namespace
-
-void Connection::need_room() {
-  if (!loop().port().make_room()) throw std::bad_alloc();
-}
 
 void Connection::release(bool flush) {
   mute();

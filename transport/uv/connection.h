@@ -58,8 +58,6 @@ class Connection : public std::enable_shared_from_this<Connection>, protected Li
     loop().port().guarded(work);
   }
 
-  void need_room();  // before anything is asked of RPC; throws std::bad_alloc
-
   virtual bool nothing_to_send() const = 0;
   virtual bool holds_messages() const = 0;     // received ones that it will still release
   virtual void mute() = 0;                     // no callback to the user from now on

@@ -16,7 +16,6 @@ namespace {
 // A loop takes up to seven: epoll, two eventfds, and two pipes for signals, one of which belongs to the
 // process.
 constexpr int kLoopDescriptors = 8;
-constexpr size_t kReserve = 1 << 20, kRoom = 64 << 10;
 
 // libuv aborts the process when the first loop ever made finds no descriptor for its signal pipe.
 int look_for_descriptors() {
@@ -33,7 +32,7 @@ void delete_timer(uv_handle_t* handle) { delete reinterpret_cast<uv_timer_t*>(ha
 
 }  // namespace
 
-UvEventPort::UvEventPort() : reserve_(new std::byte[kReserve]) {
+UvEventPort::UvEventPort() {
   const StandardStreams held;
   error_ = look_for_descriptors();
   if (error_ == 0) error_ = uv_loop_init(&loop_);
@@ -110,17 +109,6 @@ void UvEventPort::clear_alarm() {
   if (!alarm_set_) return;
   uv_timer_stop(alarm_);
   alarm_set_ = false;
-}
-
-bool UvEventPort::make_room() {
-  // volatile, so that the compiler does not remove the allocation.
-  std::byte* volatile there = new (std::nothrow) std::byte[kRoom];
-  delete[] there;
-  if (there || reserve_) {
-    if (!there) note_exhausted();
-    return true;
-  }
-  return false;
 }
 
 void UvEventPort::forget(Flushable* item) {

@@ -56,19 +56,9 @@ class UvEventPort final : public kj::EventPort {
 
   void alert() { alerted_ = true; }  // something happened: stop spinning
 
-  // ---- Out of memory. Work for a task, a socket or KJ runs in guarded() or noted(), which catch
-  // std::bad_alloc and record it (note_exhausted). The driver asks take_exhausted() for it. The first time,
-  // the port frees its reserve and calls `save`.
-
-  // Records that an allocation failed in work for a task, a socket or KJ.
-  void note_exhausted() {
-    exhausted_ = true;
-    if (reserve_ && save_) save_();
-    reserve_.reset();
-  }
-  // Sets the function that frees memory kept for later. It is called when memory has run out for the first
-  // time.
-  void on_exhausted(std::function<void()> save) { save_ = std::move(save); }
+  // ---- Out of memory. Work for a task, a socket or KJ runs in guarded() or noted(), which record an
+  // allocation failure. The driver asks take_exhausted() for it once per turn.
+  void note_exhausted() { exhausted_ = true; }
   // Runs `work` and catches its exceptions: none may pass through libuv, and some of KJ's come from
   // destructors. False: there was one.
   template <typename Work>
@@ -84,23 +74,17 @@ class UvEventPort final : public kj::EventPort {
     }
     return false;
   }
-  // Returns whether there is memory for the small objects of Cap'n Proto, which ends the process if it cannot
-  // allocate them. If there is none, frees the reserve. To be called before Cap'n Proto.
-  bool make_room();
   // Runs `work` of a function that KJ calls. Records std::bad_alloc and rethrows it to KJ, which continues.
   template <typename Work>
   auto noted(Work&& work) -> decltype(work()) {
-    KJ_DEFER(make_room());
     try {
-      if (!make_room()) throw std::bad_alloc();
       return work();
     } catch (const std::bad_alloc&) {
       note_exhausted();
       throw;
     }
   }
-  bool was_exhausted() const { return !reserve_; }  // ever
-  bool exhausted() const { return exhausted_; }     // since the last take_exhausted()
+  bool exhausted() const { return exhausted_; }  // since the last take_exhausted()
   bool take_exhausted() { return std::exchange(exhausted_, false); }
 
   void flush_later(Flushable* item) { dirty_.push_back(item); }
@@ -124,9 +108,6 @@ class UvEventPort final : public kj::EventPort {
   bool down_ = false;
   bool alerted_ = false;
   bool exhausted_ = false;
-  std::function<void()> save_;
-  // Freed when memory is short, so that the error can be reported and connections closed.
-  std::unique_ptr<std::byte[]> reserve_;
   std::atomic<int64_t> spin_{0};
   mutable std::atomic<bool> woken_{false};    // for KJ's executor
   mutable std::atomic<bool> pending_{false};  // an uv_async_send has not been seen by the loop yet

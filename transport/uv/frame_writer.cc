@@ -118,19 +118,12 @@ bool FrameWriter::revoke(const std::function<bool(uint64_t span)>& chosen) {
     if (!reads(frame, chosen)) continue;
     iovec& part = frame.parts[frame.span_part];
     const auto* data = static_cast<const std::byte*>(part.iov_base);
-    try {
-      frame.copy.assign(data, data + part.iov_len);
-    } catch (const std::bad_alloc&) {
-      return false;
-    }
-    part.iov_base = frame.copy.data();
+    frame.copy.reset(new (std::nothrow) std::byte[part.iov_len]);
+    if (!frame.copy) return false;
+    std::copy(data, data + part.iov_len, frame.copy.get());
+    part.iov_base = frame.copy.get();
   }
   return true;
-}
-
-bool FrameWriter::has(const std::function<bool(uint64_t span)>& chosen) const {
-  return std::any_of(frames_.begin(), frames_.end(),
-                     [&](const Frame& frame) { return reads(frame, chosen); });
 }
 
 void FrameWriter::drop_all() {

@@ -34,7 +34,7 @@ class FrameWriter {
     size_t bytes = 0;
     uint64_t span = 0;     // id of the span in it, 0: none
     size_t span_part = 0;  // where in parts
-    std::vector<std::byte> copy;
+    std::unique_ptr<std::byte[]> copy;
     std::vector<uint8_t> raw;             // bytes without a message: the handshake's
     std::array<uint32_t, 2> checksums{};  // of the segments before the payload, of the payload
     // Bytes of the span, from where its part begins now, that are in the payload's checksum.
@@ -55,7 +55,6 @@ class FrameWriter {
   // No byte of the chosen spans is read after this: what is left of them goes out from a copy. False: there
   // is no memory for one.
   bool revoke(const std::function<bool(uint64_t span)>& chosen);
-  bool has(const std::function<bool(uint64_t span)>& chosen) const;  // still reads such a span
   void drop_all();
 
  private:
@@ -65,7 +64,7 @@ class FrameWriter {
   static void add_checksums(Frame& frame);
   bool sum_span(Frame& frame);
   static bool reads(const Frame& frame, const std::function<bool(uint64_t span)>& chosen) {
-    return frame.span && frame.next <= frame.span_part && frame.copy.empty() && chosen(frame.span);
+    return frame.span && frame.next <= frame.span_part && !frame.copy && chosen(frame.span);
   }
 
   std::deque<Frame> frames_;

@@ -285,8 +285,7 @@ void Link::flush_soon() {
 // The rest of a half-written message must be sent, so revoke() copies the spans in it. When memory is short
 // there is no copy: the socket is shut down, and the next read or write ends the connection.
 void Link::revoke(const std::function<bool(uint64_t)>& chosen) {
-  if (!port_.was_exhausted() && writer_.revoke(chosen)) return;
-  if (!writer_.has(chosen)) return;
+  if (writer_.revoke(chosen)) return;
   port_.note_exhausted();
   writer_.drop_all();
   if (!stopped_) ::shutdown(poll_->fd(), SHUT_RDWR);

@@ -66,7 +66,7 @@ class UvNetwork::UvListener final : public Listener {
       stop();
       return;
     }
-    run_with_retry(state->loop(), stop);
+    run_and_wait(state->loop(), stop);
   }
   std::string address() const override { return address_; }
 
@@ -81,7 +81,6 @@ class UvNetwork::UvListener final : public Listener {
 
 UvNetwork::State::State(std::unique_ptr<UvLoop> loop, size_t receive_memory)
     : loop_(std::move(loop)), read_(receive_memory) {
-  loop_->port().on_exhausted([pool = read_.pool] { pool->save(); });
   read_.pool->set_freed([this] { loop_->post([this] { read_.feed(); }); });
 }
 
@@ -126,9 +125,9 @@ UvNetwork::~UvNetwork() {
   }
   UvLoop& loop = state_->loop();
   std::atomic<bool> ended{false};
-  run_with_retry(loop, [&] { state_->begin_end(&ended); });
+  run_and_wait(loop, [&] { state_->begin_end(&ended); });
   loop.wait(ended, loop.now() + kEnding);
-  run_with_retry(loop, [this] { state_->force_end(); });
+  run_and_wait(loop, [this] { state_->force_end(); });
   state_->read_.pool->set_freed(nullptr);  // receipts may come back later still
   state_->loop_.reset();
 }

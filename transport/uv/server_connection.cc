@@ -1,6 +1,8 @@
 #include "transport/uv/server_connection.h"
 
+#include <algorithm>
 #include <exception>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -17,8 +19,8 @@ constexpr size_t kRememberedDiscards = 256;
 
 // Why something gets no other answer.
 Status ServerConnection::dropped(const char* what) {
-  const bool exhausted = std::uncaught_exceptions() > 0 || loop().port().was_exhausted();
-  if (exhausted) return Status(Code::kNoMemory, std::string("there was no memory to take the ") + what);
+  if (std::uncaught_exceptions() > 0)
+    return Status(Code::kNoMemory, std::string("there was no memory to take the ") + what);
   return Status(Code::kInternal, std::string("the ") + what + " was dropped without an answer");
 }
 
@@ -61,7 +63,7 @@ class ServerConnection::Receipt final : public BulkReceipt {
     if (finished_) return;
     finished_ = true;
     data_ = {};
-    kept_.clear();
+    kept_.reset();
     if (!anchor_->connection) return;
     anchor_->connection->receipts_.erase(this);
     anchor_->connection->answer_push(id_, status);
@@ -69,17 +71,22 @@ class ServerConnection::Receipt final : public BulkReceipt {
   // The connection goes, and its buffers with it; the data stays valid. Without the memory for that the
   // session fails, and what is read until then is zeros.
   void keep() {
-    if (data_.empty() || !kept_.empty()) return;
-    anchor_->connection->guarded([this] { kept_.assign(data_.begin(), data_.end()); });
-    data_ = {kept_.empty() ? reinterpret_cast<const std::byte*>(ZeroRegion::begin()) : kept_.data(),
-             data_.size()};
+    if (data_.empty() || kept_) return;
+    kept_.reset(new (std::nothrow) std::byte[data_.size()]);
+    if (kept_) {
+      std::copy(data_.begin(), data_.end(), kept_.get());
+      data_ = {kept_.get(), data_.size()};
+    } else {
+      anchor_->connection->loop().port().note_exhausted();
+      data_ = {reinterpret_cast<const std::byte*>(ZeroRegion::begin()), data_.size()};
+    }
   }
 
  private:
   const std::shared_ptr<Anchor> anchor_;
   const uint64_t id_;
   std::span<const std::byte> data_;
-  std::vector<std::byte> kept_;
+  std::unique_ptr<std::byte[]> kept_;
   bool finished_ = false;
 };
 
@@ -128,7 +135,6 @@ ServerConnection::~ServerConnection() noexcept { drop_rpc(); }
 constexpr size_t kLargestControlFrame = size_t{256} << 10;
 
 void ServerConnection::start() {
-  need_room();
   const Status refused = handler_->on_open(*this);
   link_->send_raw(encode(HelloReply{refused, proof_, hello_.checksum}));
   if (!refused.ok()) {
@@ -149,6 +155,7 @@ kj::Promise<void> ServerConnection::on_rpc_call(CallContext context) {
   const uint64_t id = ++next_id_;
   auto paf = kj::newPromiseAndFulfiller<void>();
   calls_.emplace(id, OpenCall{kj::mv(context), kj::mv(paf.fulfiller)});
+  KJ_ON_SCOPE_FAILURE(calls_.erase(id));  // RPC answers the call with the exception
   if (!request.ok()) {
     answer_call(id, request.status());
   } else if (!serving()) {
@@ -208,6 +215,7 @@ kj::Promise<void> ServerConnection::on_rpc_push(PushContext context) {
   const uint64_t id = ++next_id_;
   auto paf = kj::newPromiseAndFulfiller<void>();
   pushes_.emplace(id, OpenPush{kj::mv(context), kj::mv(paf.fulfiller)});
+  KJ_ON_SCOPE_FAILURE(pushes_.erase(id));  // RPC answers the push with the exception
   if (refused.ok()) {
     handler_->on_bulk_end(*this, header.value(), std::make_unique<Receipt>(anchor_, id, data));
   } else {
@@ -264,10 +272,7 @@ void ServerConnection::broken(const Status& why) {
       why.ok() ? why : Status(why.code(), "the connection from " + peer_ + " is broken: " + why.message()));
 }
 
-void ServerConnection::tear_down() {
-  loop().port().make_room();
-  drop_rpc();
-}
+void ServerConnection::tear_down() { drop_rpc(); }
 
 void ServerConnection::drop_rpc() {
   for (Receipt* receipt : receipts_) receipt->keep();

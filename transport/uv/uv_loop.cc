@@ -17,9 +17,6 @@ namespace {
 
 constexpr Duration kLinger = std::chrono::milliseconds(1);
 constexpr int kRoundsBeforeDeepSleep = 8;
-// Task slots that are allocated at the start. Ending a session needs them when memory is short.
-constexpr size_t kPosted = 64;
-constexpr unsigned kTurns = 16;  // of KJ's loop that must fit
 constexpr Duration kExhaustedPause = std::chrono::milliseconds(10);
 
 std::atomic<uint64_t> unclean{0};
@@ -36,7 +33,6 @@ Result<std::unique_ptr<UvLoop>> UvLoop::start(const std::string& thread_name) {
                                     "; raise the limit of open files (ulimit -n)");
   }
   loop->kj_ = std::make_unique<kj::EventLoop>(*loop->port_);
-  for (auto* tasks : {&loop->posted_, &loop->running_}) tasks->reserve(kPosted);
   // Born with all signals blocked: none may be delivered before the thread could block them itself.
   sigset_t all, before;
   sigfillset(&all);
@@ -125,13 +121,8 @@ bool UvLoop::run(Task task, const std::atomic<bool>& done, Time deadline) {
 
 TimerId UvLoop::schedule(Time when, Task task) {
   const TimerId id = ++next_timer_;
-  const auto timer = timers_.emplace(std::make_pair(when, id), std::move(task)).first;
-  try {
-    timer_times_.emplace(id, when);
-  } catch (const std::bad_alloc&) {
-    timers_.erase(timer);  // nobody could cancel it
-    throw;
-  }
+  timer_times_.emplace(id, when);
+  timers_.emplace(std::make_pair(when, id), std::move(task));
   return id;
 }
 
@@ -383,12 +374,7 @@ void UvLoop::run_timers() {
 
 void UvLoop::run_kj() {
   // An exception here comes from a destructor, or from KJ's own work; the loop itself is intact.
-  if (!kj_->isRunnable()) return;
-  do {
-    port_->make_room();
-    port_->guarded([this] { kj_->run(kTurns); });
-  } while (kj_->isRunnable());
-  port_->make_room();  // it tells nobody what it had no memory for
+  while (kj_->isRunnable()) port_->guarded([this] { kj_->run(); });
 }
 
 void UvLoop::tell_waiters() {

@@ -116,8 +116,9 @@
  *              the process. Handles without outside resources (configurations, errors, objects, data shards,
  *              log records, dsgd_memory) keep working in the child, which may open sessions of its own.
  *   Host       dsgd installs no signal handler, never exits or aborts, prints nothing unless the key `log_to`
- *              says so, and lets no exception out. A worker without memory for communication fails the
- *              session on all workers with DSGD_ERR_NO_MEMORY.
+ *              says so, and lets no exception out. A worker without memory for a buffer (of a bucket, a
+ *              message or an object) fails the session on all workers with DSGD_ERR_NO_MEMORY. If a process
+ *              has no memory for small objects either, the C++ runtime may end it.
  *   Since      1.0 unless stated.
  */
 #ifndef DSGD_DSGD_H_
