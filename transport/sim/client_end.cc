@@ -6,13 +6,6 @@
 #include "transport/schema/codec.h"
 
 namespace dsgd::transport {
-namespace {
-
-bool has_room(size_t unanswered, size_t chunks, size_t window, size_t nbytes) {
-  return chunks == 0 || unanswered + nbytes <= window;
-}
-
-}  // namespace
 
 ClientEnd::ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Connection> connection,
                      std::string address, DialOptions options, Dialled dialled)
@@ -20,7 +13,9 @@ ClientEnd::ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Conn
       connection_(std::move(connection)),
       address_(std::move(address)),
       options_(std::move(options)),
-      dialled_(std::move(dialled)) {}
+      dialled_(std::move(dialled)),
+      bulk_(SendWindow<Chunk>::Limits::kEachOperation, options_.bulk_window),
+      small_(SendWindow<Chunk>::Limits::kAllTogether, options_.small_window) {}
 
 void ClientEnd::start() {
   options_.hello.checksum = network_->wants_checksums(*connection_);
@@ -151,8 +146,8 @@ void ClientEnd::send(const BulkHeader& header, std::span<const std::byte> data,
   if (!connection_ || closing_) {
     return later("send", [this, done = std::move(done)] { done(gone()); });
   }
-  windows_[header.operation].waiting.push_back({next_id_++, header, data, {}, std::move(done)});
-  pump(header.operation);
+  bulk_.push(header.operation, {next_id_++, header, data, {}, std::move(done)});
+  pump();
 }
 
 void ClientEnd::send_small(const BulkHeader& header, std::span<const std::byte> data,
@@ -170,39 +165,25 @@ void ClientEnd::send_small(const BulkHeader& header, std::span<const std::byte> 
       if (done) done(why);
     });
   }
-  small_[header.operation].waiting.push_back(
-      {next_id_++, header, {}, {data.begin(), data.end()}, std::move(done)});
+  small_.push(header.operation, {next_id_++, header, {}, {data.begin(), data.end()}, std::move(done)});
   pump_small();
 }
 
-void ClientEnd::pump(uint64_t operation) {
-  auto found = windows_.find(operation);
-  if (found == windows_.end() || !connection_) return;
-  Window& window = found->second;
-  while (!window.waiting.empty() && has_room(window.unanswered, window.chunks, options_.bulk_window,
-                                             window.waiting.front().data.size())) {
-    Chunk chunk = std::move(window.waiting.front());
-    window.waiting.pop_front();
-    window.unanswered += chunk.data.size();
-    ++window.chunks;
-    write_chunk(std::move(chunk), false);
+void ClientEnd::pump() {
+  while (connection_) {
+    std::optional<Chunk> chunk = bulk_.take();
+    if (!chunk) return;
+    write_chunk(std::move(*chunk), false);
   }
-  if (window.waiting.empty() && window.chunks == 0) windows_.erase(found);
 }
 
 void ClientEnd::pump_small() {
-  for (auto& [operation, window] : small_) {
-    while (connection_ && !window.waiting.empty() &&
-           has_room(small_unanswered_, window.chunks, options_.small_window,
-                    window.waiting.front().owned.size())) {
-      Chunk chunk = std::move(window.waiting.front());
-      window.waiting.pop_front();
-      small_unanswered_ += chunk.owned.size();
-      ++window.chunks;
-      if (chunk.done) later("small chunk sent", [done = std::move(chunk.done)] { done(Status()); });
-      chunk.done = nullptr;
-      write_chunk(std::move(chunk), true);
-    }
+  while (connection_) {
+    std::optional<Chunk> chunk = small_.take();
+    if (!chunk) return;
+    if (chunk->done) later("small chunk sent", [done = std::move(chunk->done)] { done(Status()); });
+    chunk->done = nullptr;
+    write_chunk(std::move(*chunk), true);
   }
 }
 
@@ -230,17 +211,12 @@ void ClientEnd::answered(uint64_t id, const Status& status) {
   chunks_.erase(found);
   auto self = shared_from_this();
   if (chunk.small) {
-    small_unanswered_ -= chunk.nbytes;
-    const auto window = small_.find(chunk.operation);
-    if (window != small_.end() && --window->second.chunks == 0 && window->second.waiting.empty())
-      small_.erase(window);
+    small_.answered(chunk.operation, chunk.nbytes);
     if (!status.ok() && options_.refused) options_.refused(chunk.operation, status);
     if (!abandoned_) pump_small();
   } else {
-    Window& window = windows_[chunk.operation];
-    window.unanswered -= chunk.nbytes;
-    --window.chunks;
-    pump(chunk.operation);
+    bulk_.answered(chunk.operation, chunk.nbytes);
+    pump();
     if (chunk.done) chunk.done(status);
   }
   if (!abandoned_) finish_if_flushed();
@@ -251,18 +227,13 @@ void ClientEnd::revoke(uint64_t operation) {
   if (!connection_) return;
   for (uint64_t id : connection_->to_server.revoke(operation)) {
     auto found = chunks_.find(id);
-    Window& window = windows_[operation];
-    window.unanswered -= found->second.nbytes;
-    --window.chunks;
+    bulk_.answered(operation, found->second.nbytes);
     chunks_.erase(found);
   }
   for (auto& [id, chunk] : chunks_) {
     if (!chunk.small && chunk.operation == operation) chunk.done = nullptr;
   }
-  if (auto found = windows_.find(operation); found != windows_.end()) {
-    found->second.waiting.clear();
-    if (found->second.chunks == 0) windows_.erase(found);
-  }
+  bulk_.drop(operation);
   finish_if_flushed();
 }
 
@@ -282,12 +253,7 @@ void ClientEnd::close(bool flush) {
 
 void ClientEnd::finish_if_flushed() {
   if (!closing_ || !connection_) return;
-  for (const auto& [operation, window] : small_) {
-    if (!window.waiting.empty()) return;
-  }
-  for (const auto& [operation, window] : windows_) {
-    if (!window.waiting.empty()) return;
-  }
+  if (!small_.empty() || !bulk_.empty()) return;
   connection_->to_server.finish(true);
 }
 
@@ -333,12 +299,8 @@ void ClientEnd::fail_all(const Status& why) {
   for (auto& [id, chunk] : std::exchange(chunks_, {})) {
     if (!chunk.small) add(id, chunk.done);
   }
-  for (auto& [operation, window] : std::exchange(windows_, {})) {
-    for (auto& chunk : window.waiting) add(chunk.id, chunk.done);
-  }
-  auto small = std::exchange(small_, {});
-  for (auto& [operation, window] : small) {
-    for (auto& chunk : window.waiting) add(chunk.id, chunk.done);
+  for (auto* window : {&bulk_, &small_}) {
+    for (Chunk& chunk : window->take_all()) add(chunk.id, chunk.done);
   }
   std::sort(waiting.begin(), waiting.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [id, tell] : waiting) {
@@ -368,8 +330,8 @@ void ClientEnd::abandon() {
   }
   calls_.clear();
   chunks_.clear();
-  windows_.clear();
-  small_ = {};
+  bulk_.take_all();
+  small_.take_all();
 }
 
 void ClientEnd::later(const char*, Task task) {

@@ -1,11 +1,11 @@
 // The dialling end of a simulated connection, and the ClientChannel that core holds.
 #pragma once
 
-#include <deque>
 #include <map>
 #include <memory>
 
 #include "transport/authentication.h"
+#include "transport/send_window.h"
 #include "transport/sim/sim_network.h"
 
 namespace dsgd::transport {
@@ -43,6 +43,7 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
     std::span<const std::byte> data;
     std::vector<std::byte> owned;  // of a small chunk
     std::function<void(const Status&)> done;
+    size_t nbytes() const { return data.size() + owned.size(); }
   };
   struct Unanswered {
     uint64_t operation = 0;
@@ -50,16 +51,12 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
     bool small = false;
     std::function<void(const Status&)> done;
   };
-  struct Window {
-    size_t unanswered = 0, chunks = 0;
-    std::deque<Chunk> waiting;
-  };
 
   void challenged(std::span<const uint8_t> bytes);
   Proof prove_as(Side side) const;
   void verdict(const HelloReply& reply);
   void answered(uint64_t id, const Status& status);
-  void pump(uint64_t operation);
+  void pump();
   void pump_small();
   void write_chunk(Chunk chunk, bool small);
   void break_off(const Status& why, bool tell);
@@ -79,9 +76,7 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
   uint64_t next_id_ = 1;
   std::map<uint64_t, Call> calls_;
   std::map<uint64_t, Unanswered> chunks_;
-  std::map<uint64_t, Window> windows_;  // by operation
-  std::map<uint64_t, Window> small_;    // by operation
-  size_t small_unanswered_ = 0;         // bytes, of all of them
+  SendWindow<Chunk> bulk_, small_;
   bool abandoned_ = false, closing_ = false;
   Status why_gone_;
 };

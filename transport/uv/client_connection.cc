@@ -30,7 +30,10 @@ Result<std::shared_ptr<ClientConnection>> ClientConnection::make(NetworkShared s
 }
 
 ClientConnection::ClientConnection(NetworkShared shared, std::string peer, DialOptions options)
-    : Connection(shared, std::move(peer)), options_(std::move(options)) {}
+    : Connection(shared, std::move(peer)),
+      options_(std::move(options)),
+      bulk_(SendWindow<Chunk>::Limits::kEachOperation, options_.bulk_window),
+      small_(SendWindow<SmallChunk>::Limits::kAllTogether, options_.small_window) {}
 
 ClientConnection::~ClientConnection() noexcept { drop_rpc(); }
 
@@ -121,7 +124,7 @@ void ClientConnection::send(const BulkHeader& header, std::span<const std::byte>
                                                         " bytes is too large; send at most " +
                                                         std::to_string(ZeroRegion::kMaxPayload - 4096)));
   }
-  operations_[header.operation].waiting.push_back({header, data, std::move(done)});
+  bulk_.push(header.operation, {header, data, std::move(done)});
   pump();
 }
 
@@ -130,18 +133,10 @@ void ClientConnection::pump() {
   {
     pumping_ = true;
     KJ_DEFER(pumping_ = false);
-    // Lowest operation first: it is the one that others wait for.
-    for (auto it = operations_.begin(); it != operations_.end(); ++it) {
-      Operation& operation = it->second;
-      while (!operation.waiting.empty() && link_->writer().unwritten_spans() < kSpansInQueue) {
-        const size_t n = operation.waiting.front().data.size();
-        if (operation.unanswered > 0 && operation.unanswered + n > options_.bulk_window) break;
-        Chunk chunk = std::move(operation.waiting.front());
-        operation.waiting.pop_front();
-        operation.unanswered += n;
-        issue(std::move(chunk));
-      }
-      if (link_->writer().unwritten_spans() >= kSpansInQueue) break;
+    while (link_->writer().unwritten_spans() < kSpansInQueue) {
+      std::optional<Chunk> chunk = bulk_.take();
+      if (!chunk) break;
+      issue(std::move(*chunk));
     }
   }
   advance();
@@ -191,16 +186,13 @@ void ClientConnection::answered(uint64_t id, const Status& status) {
   auto node = in_flight_.extract(id);
   if (node.empty()) return;
   InFlight& chunk = node.mapped();
-  if (auto it = operations_.find(chunk.operation); it != operations_.end()) {
-    it->second.unanswered -= std::min(it->second.unanswered, chunk.nbytes);
-    if (it->second.unanswered == 0 && it->second.waiting.empty() && !pumping_) operations_.erase(it);
-  }
+  bulk_.answered(chunk.operation, chunk.nbytes);
   if (chunk.done && !muted_) chunk.done(status);
   pump();
 }
 
 void ClientConnection::revoke(uint64_t operation) {
-  operations_.erase(operation);
+  bulk_.drop(operation);
   for (auto& [id, chunk] : in_flight_) {
     if (chunk.operation == operation) chunk.done = nullptr;
   }
@@ -221,7 +213,7 @@ void ClientConnection::send_small(const BulkHeader& header, std::span<const std:
                                                         " bytes is too large; send at most " +
                                                         std::to_string(kSmallBytes)));
   }
-  small_[header.operation].waiting.push_back({header, {data.begin(), data.end()}, std::move(done)});
+  small_.push(header.operation, {header, {data.begin(), data.end()}, std::move(done)});
   pump_small();
 }
 
@@ -229,33 +221,19 @@ void ClientConnection::pump_small() {
   if (std::exchange(pumping_small_, true)) return;  // the one at work will see what has changed
   {
     KJ_DEFER(pumping_small_ = false);
-    for (auto& [operation, queue] : small_) {
-      while (!queue.waiting.empty() && !ended()) {
-        const size_t n = queue.waiting.front().data.size();
-        if (queue.unanswered > 0 && small_unanswered_ + n > options_.small_window) break;
-        SmallChunk chunk = std::move(queue.waiting.front());
-        queue.waiting.pop_front();
-        ++queue.unanswered;
-        small_unanswered_ += n;
-        issue_small(std::move(chunk));
-      }
+    while (!ended()) {
+      std::optional<SmallChunk> chunk = small_.take();
+      if (!chunk) break;
+      issue_small(std::move(*chunk));
     }
-    std::erase_if(
-        small_, [](const auto& item) { return item.second.waiting.empty() && item.second.unanswered == 0; });
   }
   advance();
-}
-
-void ClientConnection::small_answered(uint64_t operation, size_t nbytes) {
-  small_unanswered_ -= nbytes;
-  const auto queue = small_.find(operation);
-  if (queue != small_.end()) --queue->second.unanswered;  // else all have been failed meanwhile
 }
 
 void ClientConnection::issue_small(SmallChunk chunk) {
   auto finished = [this, n = chunk.data.size(), operation = chunk.header.operation](const Status& status) {
     guarded([&] {
-      small_answered(operation, n);
+      small_.answered(operation, n);
       if (!status.ok() && options_.refused && !muted_) options_.refused(operation, status);
       pump_small();
     });
@@ -274,7 +252,7 @@ void ClientConnection::issue_small(SmallChunk chunk) {
         [finished](kj::Exception&& exception) { finished(to_status(exception)); }));
   } catch (const kj::Exception& exception) {
     failed = to_status(exception);
-    small_answered(chunk.header.operation, chunk.data.size());
+    small_.answered(chunk.header.operation, chunk.data.size());
   }
   post_done(std::move(chunk.done), failed);
 }
@@ -291,22 +269,14 @@ void ClientConnection::close(bool flush) {
 
 void ClientConnection::abandon() {
   mute();
-  operations_.clear();
+  bulk_.take_all();
   for (auto& [id, chunk] : in_flight_) chunk.done = nullptr;
   if (link_) link_->revoke([](uint64_t) { return true; });
   closed_ = true;
   if (!ended()) guarded([this] { close_link(true); });  // else the network closes it
 }
 
-bool ClientConnection::nothing_to_send() const {
-  for (auto& [operation, queue] : small_) {
-    if (!queue.waiting.empty()) return false;
-  }
-  for (auto& [operation, queue] : operations_) {
-    if (!queue.waiting.empty()) return false;
-  }
-  return true;
-}
+bool ClientConnection::nothing_to_send() const { return small_.empty() && bulk_.empty(); }
 
 void ClientConnection::link_written() {
   pump();
@@ -336,21 +306,13 @@ void ClientConnection::broken(const Status& why) {
 
 // From the loop, as every `done`: by way of a task where the caller may be inside close().
 void ClientConnection::fail_all(const Status& why) {
-  // In sending order. An allocation failure may interrupt this; the next call continues with the items that
-  // are left.
-  const auto each = [](auto& items, auto&& fail) {
-    for (; !items.empty(); items.erase(items.begin())) fail(*items.begin());
-  };
-  each(calls_, [&](auto& item) {
-    post_done([done = item.second.done](const Status& status) { done(status); }, why);
-    if (item.second.timer) loop().cancel(item.second.timer);
-  });
-  each(in_flight_, [&](auto& item) { post_done(item.second.done, why); });
-  const auto waiting = [&](auto& operation) {
-    each(operation.second.waiting, [&](auto& chunk) { post_done(chunk.done, why); });
-  };
-  each(operations_, waiting);
-  each(small_, waiting);
+  for (auto& [id, call] : std::exchange(calls_, {})) {  // in sending order
+    post_done([done = std::move(call.done)](const Status& status) { done(status); }, why);
+    if (call.timer) loop().cancel(call.timer);
+  }
+  for (auto& [id, chunk] : std::exchange(in_flight_, {})) post_done(std::move(chunk.done), why);
+  for (Chunk& chunk : bulk_.take_all()) post_done(std::move(chunk.done), why);
+  for (SmallChunk& chunk : small_.take_all()) post_done(std::move(chunk.done), why);
 }
 
 void ClientConnection::tear_down() {

@@ -3,11 +3,11 @@
 
 #include <capnp/rpc-twoparty.h>
 
-#include <deque>
 #include <map>
 #include <optional>
 
 #include "transport/schema/codec_capnp.h"
+#include "transport/send_window.h"
 #include "transport/uv/connection.h"
 
 namespace dsgd::transport::uv {
@@ -41,30 +41,23 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
     BulkHeader header;
     std::span<const std::byte> data;
     Done done;
+    size_t nbytes() const { return data.size(); }
   };
   struct SmallChunk {
     BulkHeader header;
     std::vector<std::byte> data;
     Done done;
-  };
-  struct SmallQueue {
-    std::deque<SmallChunk> waiting;
-    size_t unanswered = 0;  // chunks
+    size_t nbytes() const { return data.size(); }
   };
   struct InFlight {
     uint64_t operation;
     size_t nbytes;
     Done done;  // empty: revoked
   };
-  struct Operation {
-    std::deque<Chunk> waiting;
-    size_t unanswered = 0;  // bytes
-  };
 
   ClientConnection(NetworkShared shared, std::string peer, DialOptions options);
   void pump();
   void pump_small();
-  void small_answered(uint64_t operation, size_t nbytes);
   void issue(Chunk chunk);
   void issue_small(SmallChunk chunk);
   void answered(uint64_t id, const Status& status);
@@ -92,10 +85,9 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
 
   uint64_t next_id_ = 0;
   std::map<uint64_t, Call> calls_;
-  std::map<uint64_t, Operation> operations_;
-  std::map<uint64_t, InFlight> in_flight_;
-  std::map<uint64_t, SmallQueue> small_;  // by operation
-  size_t small_unanswered_ = 0;           // bytes, of all of them
+  SendWindow<Chunk> bulk_;
+  std::map<uint64_t, InFlight> in_flight_;  // of bulk_
+  SendWindow<SmallChunk> small_;
   bool pumping_small_ = false;
 };
 
