@@ -3,9 +3,10 @@
 // seed's.
 #pragma once
 
+#include <semaphore.h>
+
 #include <atomic>
 #include <functional>
-#include <semaphore>
 #include <thread>
 
 #include "transport/loop.h"
@@ -13,6 +14,24 @@
 namespace dsgd::transport {
 
 struct Process;
+
+// A counting semaphore that sleeps at once: std::binary_semaphore calls sched_yield first, which on a busy
+// machine gives the processor to another process for milliseconds.
+class Semaphore {
+ public:
+  Semaphore() { sem_init(&semaphore_, 0, 0); }
+  ~Semaphore() { sem_destroy(&semaphore_); }
+  Semaphore(const Semaphore&) = delete;
+  Semaphore& operator=(const Semaphore&) = delete;
+  void release() { sem_post(&semaphore_); }
+  void acquire() {
+    while (sem_wait(&semaphore_) != 0) {  // a signal came
+    }
+  }
+
+ private:
+  sem_t semaphore_;
+};
 
 class Fiber {
  public:
@@ -48,7 +67,7 @@ class Fiber {
  private:
   Process* const process_;
   bool finished_ = false;
-  std::binary_semaphore to_program_{0}, to_world_{0};
+  Semaphore to_program_, to_world_;
   std::thread thread_;  // last: it uses the others
 };
 
