@@ -72,7 +72,6 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
   Dialled dialled_;
   std::vector<uint8_t> hello_bytes_;
   Nonce challenge_{};
-  TimerId dial_timer_ = 0;
   uint64_t next_id_ = 1;
   std::map<uint64_t, Call> calls_;
   std::map<uint64_t, Unanswered> chunks_;

@@ -127,7 +127,9 @@ TEST(Shard, a_job_of_another_size_reads_the_rest) {
           const size_t n = shard.next(batch.data(), batch.size());
           read.insert(batch.begin(), batch.begin() + static_cast<ptrdiff_t>(n));
         }
-        if (rank > 0) EXPECT_EQ(shard.position(), position) << samples << " samples";
+        if (rank > 0) {
+          EXPECT_EQ(shard.position(), position) << samples << " samples";
+        }
         position = shard.position();
       }
       EXPECT_EQ(position, std::min<uint64_t>(samples, 60));

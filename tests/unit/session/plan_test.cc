@@ -91,7 +91,9 @@ TEST(Plan, EveryElementHasOnePlaceAndOneOwner) {
               ASSERT_LE(last, bucket.elements);
               ASSERT_TRUE(trailers.insert(piece.trailer).second);
               ASSERT_LT(piece.trailer, piece.position) << "a trailer comes first";
-              if (spec.kind == StrategyKind::kPs) ASSERT_LT(piece.owner, servers);
+              if (spec.kind == StrategyKind::kPs) {
+                ASSERT_LT(piece.owner, servers);
+              }
               if (spec.kind != StrategyKind::kAllReduce) {
                 for (size_t at : {piece.trailer, piece.position, last - 1}) {
                   ASSERT_GE(at, bucket.bounds[static_cast<size_t>(piece.owner)]);
