@@ -22,7 +22,7 @@ func TestHeadEndsWithItsJob(t *testing.T) {
 	if err := head.Wait(ctx); err != context.DeadlineExceeded {
 		t.Errorf("waiting for a job that has not begun gave %v", err)
 	}
-	session, err := Init(configure(t, bounded, settings{"head": head.Address()}))
+	session, err := Init(configure(t, bounded, settings{"head": head.Address(), "num_workers": "1"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func TestHeadsDoNotShareAnAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer head.Close()
-	second, err := StartHead(configure(t, settings{"head": head.Address()}))
+	second, err := StartHead(configure(t, settings{"head": head.Address(), "num_workers": "1"}))
 	if !errors.Is(err, ErrAddressInUse) || !strings.Contains(err.Error(), head.Address()) {
 		t.Errorf("a second head on %s: %v, %v", head.Address(), second, err)
 	}

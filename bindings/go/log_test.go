@@ -13,7 +13,7 @@ func TestLogRecordsReachTheFunction(t *testing.T) {
 	var mu sync.Mutex
 	var records []LogRecord
 	begin := time.Now()
-	config := configure(t, bounded, settings{"log_level": "debug", "head": "127.0.0.1:0"})
+	config := configure(t, bounded, settings{"log_level": "debug", "head": "127.0.0.1:0", "num_workers": "1"})
 	config.SetLog(func(record LogRecord) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -46,7 +46,7 @@ func TestLogRecordsReachTheFunction(t *testing.T) {
 
 func TestLogRecordsReachTheLogger(t *testing.T) {
 	var text bytes.Buffer
-	config := configure(t, bounded, settings{"log_level": "debug", "head": "127.0.0.1:0"})
+	config := configure(t, bounded, settings{"log_level": "debug", "head": "127.0.0.1:0", "num_workers": "1"})
 	config.SetLogger(slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	session, err := Init(config)
 	if err != nil {

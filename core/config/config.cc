@@ -171,6 +171,11 @@ Status Config::validate(bool for_head) const {
       return invalid(key,
                      "environment variable " + std::string(rule->key.environment) + ": " + status.message());
   }
+  if (!for_head && !text("head").empty() && !given("num_workers") && !launcher_.contains("num_workers"))
+    return invalid(
+        "num_workers",
+        "key 'head' is set, but 'num_workers' is not: set num_workers (or DSGD_NUM_WORKERS) to the "
+        "number of workers of the whole job, 1 for one that trains alone");
   return check_together();
 }
 

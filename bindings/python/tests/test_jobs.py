@@ -325,7 +325,7 @@ def test_a_head_ends_with_its_job():
         assert head.address.startswith("127.0.0.1:") and not head.address.endswith(":0")
         with pytest.raises(dsgd.WaitTimeoutError):
             head.wait(0.01)
-        with dsgd.init(head=head.address, embed_head="never") as session:
+        with dsgd.init(head=head.address, num_workers=1, embed_head="never") as session:
             assert session.size == 1
         head.wait(30)
     head.close()

@@ -76,6 +76,7 @@ int init_without(const std::vector<int>& streams) {
   };
   dsgd_config* config = dsgd_config_new();
   dsgd_config_set(config, "head", "127.0.0.1:0", nullptr);
+  dsgd_config_set(config, "num_workers", "1", nullptr);
   dsgd_session* session = nullptr;
   dsgd_error* error = nullptr;
   if (dsgd_init(config, &session, &error) != DSGD_OK) {

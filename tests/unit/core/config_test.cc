@@ -449,6 +449,10 @@ TEST(Config, validate_refuses_what_does_not_go_together) {
     const char *parameter, *message;
   } cases[] = {
       {{{"num_workers", "2"}}, Code::kInvalidArgument, "head", "key 'head' is not set, but num_workers is 2"},
+      {{{"head", "h:1"}},
+       Code::kInvalidArgument,
+       "num_workers",
+       "'num_workers' is not: set num_workers (or DSGD_NUM_WORKERS)"},
       {{{"num_workers", "2"}, {"head", "h:1"}, {"rank", "2"}},
        Code::kInvalidArgument,
        "rank",

@@ -495,6 +495,7 @@ TEST(OneWorker, WithAHeadDoesWhatOneWithoutDoesUnderEveryStrategy) {
 TEST(Objects, AWorkerThatIsTheWholeJobWaitsForItsOwnThreads) {
   dsgd_config* config = dsgd_config_new();
   DSGD_OK_OR_FAIL(dsgd_config_set(config, "head", "127.0.0.1:0", error_));
+  DSGD_OK_OR_FAIL(dsgd_config_set(config, "num_workers", "1", error_));
   dsgd_session* session = nullptr;
   DSGD_OK_OR_FAIL(dsgd_init(config, &session, error_));
   dsgd_config_free(config);

@@ -213,7 +213,7 @@ final class InterruptTest {
   @Test
   void interruptsEndJoining() throws Exception {
     try (Head lonely = Job.head(2);
-        Config config = config().set("head", lonely.address())) {
+        Config config = config().set("head", lonely.address()).set("num_workers", "2")) {
       assertInterrupts(() -> Dsgd.init(config));
       Caller joining = new Caller(() -> Dsgd.init(config));
       Throwable end = joining.interruptedWhen(() -> isJoining(joining.thread));
