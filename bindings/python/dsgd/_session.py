@@ -272,7 +272,8 @@ class Session(Collectives):
         if self._attached:
             raise StateError(
                 "a module is attached to this session, and its backward pass begins the steps; call "
-                "Attachment.step(); with the optimizer 'none' call step() of the PyTorch optimizer"
+                "Attachment.step(), or Attachment.join() on a worker that has no data left; with the optimizer "
+                "'none' call step() of the PyTorch optimizer"
             )
         return self._step_begin(weight)
 

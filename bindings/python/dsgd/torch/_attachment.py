@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterator, List, Optional
 
 import torch
 
-from .._errors import ClosedError, InvalidArgumentError, StateError
+from .._errors import ClosedError, InvalidArgumentError, StateError, WorkerLostError
 from .._operation import StepOperation
 from .._session import Session
 from .._types import StepResult
@@ -285,7 +285,14 @@ class Attachment:
         elif result.applied:
             _bump_versions([entry.tensor for entry in self._trained])
         if self._buffers is not None:
-            self._buffers.broadcast(self.session)
+            try:
+                self._buffers.broadcast(self.session)
+            except WorkerLostError as error:
+                error.message += (
+                    ". This broadcast gives rank 0's buffers to all workers after each step. Where workers have "
+                    "different numbers of batches, each calls join() after its last one"
+                )
+                raise
 
     def _require_no_step(self, what: str) -> None:
         if self._operation is not None:
