@@ -63,6 +63,46 @@ std::string without_subcommand(const CLI::App& app) {
   return text;
 }
 
+// Returns the number of insertions, deletions and replacements that make one text of the other.
+size_t edit_distance(const std::string& one, const std::string& other) {
+  std::vector<size_t> row(other.size() + 1);
+  for (size_t j = 0; j <= other.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= one.size(); ++i) {
+    size_t corner = std::exchange(row[0], i);
+    for (size_t j = 1; j <= other.size(); ++j) {
+      const size_t replaced = corner + (one[i - 1] != other[j - 1]);
+      corner = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[other.size()];
+}
+
+// The error of words that the subcommand does not know.
+std::string unknown_words(const CLI::App& sub) {
+  const auto words = sub.remaining();
+  const auto option =
+      std::find_if(words.begin(), words.end(), [](const auto& word) { return word[0] == '-'; });
+  if (option == words.end()) {
+    if (sub.get_name() == "run")
+      return "'" + words.front() +
+             "' comes before --, where the workers' command begins: dsgd run [OPTIONS] -- COMMAND";
+    return "unexpected argument '" + words.front() + "'; see `dsgd " + sub.get_name() + " --help`";
+  }
+  const std::string name = option->substr(0, option->find('='));
+  std::string nearest;
+  size_t least = 3;
+  for (const CLI::Option* known :
+       sub.get_options([](const CLI::Option* o) { return !o->get_group().empty(); })) {
+    for (const std::string& candidate : known->get_lnames()) {
+      const size_t distance = edit_distance(name, "--" + candidate);
+      if (distance < least) nearest = "--" + candidate, least = distance;
+    }
+  }
+  return "unknown option '" + name + "'" + (nearest.empty() ? "" : ", did you mean '" + nearest + "'?") +
+         "; see `dsgd " + sub.get_name() + " --help`";
+}
+
 int run_tool(int argc, char** argv) {
   // All words after the first "--" belong to the command to run, its options too.
   std::vector<std::string> own(argv + 1, argv + argc);
@@ -90,11 +130,14 @@ int run_tool(int argc, char** argv) {
       if (sub->parsed()) return command();
   } catch (const CLI::ParseError& wrong) {
     if (wrong.get_exit_code() == 0) return app.exit(wrong);  // help
+    if (const auto subs = app.get_subcommands();
+        !subs.empty() && !subs[0]->remaining().empty() && dynamic_cast<const CLI::ExtrasError*>(&wrong)) {
+      std::fprintf(stderr, "dsgd: %s\n", unknown_words(*subs[0]).c_str());
+      return kExitUsage;
+    }
     const bool subcommand = dynamic_cast<const CLI::RequiredError*>(&wrong) && app.get_subcommands().empty();
-    const bool extra = dynamic_cast<const CLI::ExtrasError*>(&wrong) != nullptr;
-    std::fprintf(stderr, "dsgd: %s; %s\n", subcommand ? without_subcommand(app).c_str() : wrong.what(),
-                 run.parsed() && extra ? "the workers' command comes after --: dsgd run [OPTIONS] -- COMMAND"
-                                       : "see `dsgd --help` and `dsgd SUBCOMMAND --help`");
+    std::fprintf(stderr, "dsgd: %s; see `dsgd --help` and `dsgd SUBCOMMAND --help`\n",
+                 subcommand ? without_subcommand(app).c_str() : wrong.what());
     return kExitUsage;
   }
   return kExitUsage;

@@ -189,13 +189,13 @@ void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& co
 
 // The log of the head in this process.
 struct HeadLog {
-  explicit HeadLog(bool print) : print(print) {}
+  explicit HeadLog(int32_t level) : level(level) {}
   static void take(const dsgd_log_record* record, void* user) {
-    if (!static_cast<const HeadLog*>(user)->print) return;
+    if (dsgd_log_record_level(record) > static_cast<const HeadLog*>(user)->level) return;
     std::fprintf(stderr, "dsgd run: %s: %s\n", level_name(dsgd_log_record_level(record)),
                  dsgd_log_record_message(record));
   }
-  const bool print;
+  const int32_t level;  // of the least important records that are printed; -1: none is
 };
 
 // Starts a head in this process and tells the workers how to reach it.
@@ -213,9 +213,9 @@ void start_head(std::vector<Setting>* settings, HeadLog* log, OwnedHead* head) {
   settings->push_back({"head", dsgd_head_address(head->get())});
 }
 
-// Checks rules between keys: starts a head, which does the checks, and stops it at once.
+// Checks rules between keys: starts a head, which does the checks and warns, and stops it at once.
 void check_together(std::vector<Setting> settings) {
-  HeadLog log(false);
+  HeadLog log(DSGD_LOG_WARNING);
   OwnedHead head;
   start_head(&settings, &log, &head);
 }
@@ -262,7 +262,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
     if (const int status = supervisor.wait()) return status;
   }
 
-  HeadLog log(options.verbose);
+  HeadLog log(options.verbose ? DSGD_LOG_INFO : -1);
   OwnedHead head;
   const bool head_is_here = !head_is_elsewhere(options);
   if (head_is_here) start_head(&settings, &log, &head);
@@ -273,7 +273,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
                                 : options.head.empty() ? std::getenv("DSGD_HEAD")
                                                        : options.head;
     supervisor.announce_joins(std::make_shared<WaitNote>("the head at " + address, !head_is_here),
-                              std::make_shared<WaitNote>("the other workers", !head_is_here));
+                              std::make_shared<WaitNote>("the other workers"));
   }
   uint32_t rank = options.first_rank;
   for (const auto& part : parts) {
@@ -331,7 +331,14 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
                  "Configuration file for head and workers, with lines \"key = value\"");
   app.add_option("--grace", options->grace_seconds,
                  "Seconds between SIGTERM and SIGKILL (default 10, at most a day)")
-      ->check(CLI::Range(0.0, kLongestGrace));
+      ->check([](const std::string& text) {
+        char* end = nullptr;
+        const double seconds = std::strtod(text.c_str(), &end);
+        if (end != text.c_str() && *end == 0 && seconds >= 0 && seconds <= kLongestGrace)
+          return std::string();
+        return "'" + text + "' is not a number of seconds from 0 to " +
+               std::to_string(static_cast<int>(kLongestGrace));
+      });
   app.add_flag("--no-prefix", options->no_prefix, "Do not put [rank] before the workers' output lines");
   app.add_flag("--verbose", options->verbose,
                "Write the logs of head and workers to standard error (log_to=stderr)");

@@ -217,7 +217,7 @@ void Supervisor::follow_joins() {
   reports_.take();
   if (!head_) return;
   const bool waits = reports_.any_waits();
-  update(*others_, waits, reports_.progress());
+  update(*others_, waits, reports_.progress() + ended_unjoined_);
   update(*head_, reports_.any_dials() && !waits,
          reports_.head_error().empty() ? "no answer yet" : reports_.head_error());
 }
@@ -310,6 +310,8 @@ void Supervisor::ended(Running& child) {
   const bool awaited = awaited_ == &child;
   if (awaited) awaited_ = nullptr;
   const int status = exit_status(wait_status);
+  if (status == 0 && child.workers == 1 && !reports_.has_joined(child.first_rank))
+    ended_unjoined_ += "; " + child.kind + " " + child.name + " has ended without joining";
   if (status == 0 || child.service || (ending_ && !awaited)) return;
   const std::string how = WIFSIGNALED(wait_status)
                               ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))

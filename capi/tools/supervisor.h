@@ -90,6 +90,7 @@ class Supervisor {
   WorkerReports reports_;
   std::vector<std::shared_ptr<WaitNote>> notes_;
   std::shared_ptr<WaitNote> head_, others_;
+  std::string ended_unjoined_;  // "; worker 0 has ended without joining", of each such worker
   std::vector<std::unique_ptr<Running>> children_;
   int status_ = 0;
   std::string first_failure_;

@@ -77,7 +77,7 @@ void WorkerReports::note(const std::string& report) {
   } else if (kind == "joined" || kind == "failed") {
     forget(rank);
     causes_[rank] = cause;
-    any_joined_ = any_joined_ || kind == "joined";
+    if (kind == "joined") joined_.insert(rank);
   }
 }
 

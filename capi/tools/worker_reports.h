@@ -22,7 +22,8 @@ class WorkerReports {
   int cause(int rank) const;
   bool any_dials() const { return !dialing_.empty(); }  // the head, which has not answered
   const std::string& head_error() const { return head_error_; }
-  bool any_joined() const { return any_joined_; }            // the job, at any time
+  bool any_joined() const { return !joined_.empty(); }  // the job, at any time
+  bool has_joined(int rank) const { return joined_.contains(rank); }
   bool any_waits() const { return !waiting_.empty(); }       // for the job to begin
   const std::string& progress() const { return progress_; }  // "2 of 4 workers have come: ..."
 
@@ -30,10 +31,9 @@ class WorkerReports {
   void note(const std::string& report);
 
   int fd_ = -1;
-  bool any_joined_ = false;
   std::string address_, head_error_, progress_;
-  std::map<int, int> causes_;        // by rank
-  std::set<int> dialing_, waiting_;  // ranks
+  std::map<int, int> causes_;                 // by rank
+  std::set<int> dialing_, waiting_, joined_;  // ranks
 };
 
 }  // namespace dsgd_tool
