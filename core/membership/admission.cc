@@ -72,10 +72,11 @@ Result<Admission::Decision> Admission::decide(const transport::Hello& hello, con
   const bool to_peer = hello.role == transport::Role::kPeer || hello.role == transport::Role::kProbe;
   const Route& route = hello.role == transport::Role::kProbe ? probe_ : to_peer ? peer_ : head_;
   if (route.network == nullptr || route.handler == nullptr) {
-    return Status(Code::kState, to_peer
-                                    ? "this process is a head and computes nothing; it has no worker to reach"
-                                    : "this process is a worker of job '" + job_ +
-                                          "', not its head; set `head` to the head's address");
+    return Status(
+        Code::kState,
+        to_peer ? "the process at this address is a head and computes nothing; it has no worker to reach"
+                : "the process at this address is a worker of job '" + job_ +
+                      "', not its head; set `head` to the head's address");
   }
   return Decision{route.network, route.handler};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <list>
+#include <map>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -87,9 +88,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   std::vector<transport::WatchReply> news;  // news[i] has sequence i + 1
   Status cause;                             // what broke the job
   Responder host_leave;  // the answer to the Leave of the head's host, held back until the others know
-  // Workers that cannot reach each other, the lower rank first.
-  std::set<std::pair<int32_t, int32_t>> cut_pairs;
-  std::string cut_detail;  // what the first of them said
+  // Workers that cannot reach each other, the lower rank first, and what the first of them said.
+  std::map<std::pair<int32_t, int32_t>, std::string> cut_pairs;
   Time cut_reported{};
   Time next_check{};
   transport::TimerId check_timer = 0;
@@ -400,13 +400,12 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // the worker that is in most of the pairs. Of two alike: not its own host, and the higher rank.
   void note_cut(const Worker& from, int32_t peer, const Status& why) {
     if (cut_pairs.empty()) {
-      cut_detail = why.message();
       cut_reported = loop.now();
       log->warning("head: " + describe_member(from.info) + " cannot reach " +
                    describe_member(workers[static_cast<size_t>(peer)].info) + ": " + why.message());
       decide_cut_after(options.lease / 4);
     }
-    cut_pairs.insert(std::minmax(from.info.rank, peer));
+    cut_pairs.try_emplace(std::minmax(from.info.rank, peer), why.message());
   }
 
   void decide_cut_after(transport::Duration wait) {
@@ -423,14 +422,15 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   void decide_cut() {
     if (phase != Phase::kRunning) return;
-    for (const auto& [low, high] : cut_pairs) {
+    for (const auto& [pair, detail] : cut_pairs) {
+      const auto [low, high] = pair;
       if (has_renewed_since(cut_reported, low) && has_renewed_since(cut_reported, high)) continue;
       return decide_cut_after(options.lease / 20);  // or its lease ends before
     }
     std::vector<size_t> degree(workers.size(), 0);
-    for (const auto& [low, high] : cut_pairs) {
-      ++degree[static_cast<size_t>(low)];
-      ++degree[static_cast<size_t>(high)];
+    for (const auto& [pair, detail] : cut_pairs) {
+      ++degree[static_cast<size_t>(pair.first)];
+      ++degree[static_cast<size_t>(pair.second)];
     }
     const auto weight = [&](size_t rank) {
       return std::tuple(degree[rank], static_cast<int32_t>(rank) != head_rank, rank);
@@ -439,15 +439,18 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     for (size_t rank = 1; rank < workers.size(); ++rank) {
       if (weight(rank) > weight(named)) named = rank;
     }
-    std::string others;
-    for (const auto& [low, high] : cut_pairs) {
+    std::string others, first_detail;
+    for (const auto& [pair, detail] : cut_pairs) {
+      const auto [low, high] = pair;
       if (static_cast<size_t>(low) != named && static_cast<size_t>(high) != named) continue;
       const int32_t other = static_cast<size_t>(low) == named ? high : low;
+      if (others.empty()) first_detail = detail;
       others += (others.empty() ? "" : ", ") + describe_member(workers[static_cast<size_t>(other)].info);
     }
-    break_job(lost_worker(workers[named].info,
-                          "it and " + others + " cannot reach each other, though the head reaches them (" +
-                              cut_detail + "); a firewall may be between them"));
+    break_job(lost_worker(
+        workers[named].info,
+        "it and " + others + " cannot reach each other, though the head reaches them (" + first_detail + ")" +
+            (first_detail.find("firewall") == std::string::npos ? "; a firewall may be between them" : "")));
   }
 
   void on_renew(ServerChannel& channel, const transport::Renew& renew, const Responder& respond) {

@@ -93,10 +93,10 @@ TEST(Cuts, BetweenTwoWorkersNameTheSameOneEverywhere) {
             if (testing::Test::HasFatalFailure()) return;
             for (int rank = 0; rank < workers; ++rank) {
               expect_named(cluster, rank, {high}, at);
-              expect_says(cluster, rank,
-                          {"rank " + std::to_string(low) + " (worker",
-                           "rank " + std::to_string(high) + " (worker", ") at 10.0.0.",
-                           "cut off, or a firewall is between them", "); a firewall may be between them"});
+              expect_says(
+                  cluster, rank,
+                  {"rank " + std::to_string(low) + " (worker", "rank " + std::to_string(high) + " (worker",
+                   ") at 10.0.0.", "cut off, or a firewall is between them)"});
             }
           }
         }
